@@ -41,6 +41,7 @@ a line that names its records, hardware, versions and commits):
     performance-index           building the index of 20 million facts, lookups among them (a sentence)
     older-pytorch               a row an older version of PyTorch: what of funcppo works there
     compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
+    performance-processes       an update of PPO in one and several processes, and what its collectives cost
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
@@ -1410,6 +1411,64 @@ LARGE_GRAPHS = {
 MAX_FACTS = 2**31  # ids of facts are int32
 
 
+PROCESS_RECORDS = ("scaling-h100", "scaling-h100-rest")
+
+
+def performance_processes() -> str:
+    """The block of this name."""
+    found = [
+        row for name in PROCESS_RECORDS for row in load_record(name)["rows"]
+    ]
+    measured = [row for row in found if "update_ms" in row]
+    # A row that is in both is that of the second, where fewer shared the GPUs.
+    latest = {
+        (row["work"], row["scaling"], row["processes"]): row for row in measured
+    }
+    rows = []
+    for (work, scaling, n), row in sorted(latest.items()):
+        collective = ""
+        if n > 1:
+            share = row["n_gathers"] * row["gather_ms"] / row["update_ms"]
+            collective = (
+                f"{row['n_gathers']} x {1e3 * row['gather_ms']:.0f} µs, "
+                f"{share:.1%}"
+            )
+        one_shard = latest.get((work, "weak", 1))
+        speed_up = ""
+        if one_shard is not None:
+            ratio = row["steps_per_second"] / one_shard["steps_per_second"]
+            speed_up = f"{ratio:.2f}"
+        rows.append(
+            [
+                work,
+                scaling,
+                str(n),
+                f"{row['n_envs']:,}",
+                str(row["n_shards"]),
+                f"{row['strategy']}, {row['n_graphs']}",
+                f"{row['update_ms']:.2f}",
+                f"{row['steps_per_second']:,.0f}",
+                f"{row['efficiency']:.2f}",
+                speed_up,
+                collective,
+            ]
+        )
+    head = [
+        "work",
+        "scaling",
+        "GPUs",
+        "environments",
+        "shards",
+        "strategy, CUDA graphs",
+        "ms an update",
+        "steps/s",
+        "efficiency",
+        "steps/s over one GPU, one shard",
+        "gathers, share of the update",
+    ]
+    return table(head, rows) + origin(*PROCESS_RECORDS)
+
+
 def large_graph() -> str:
     """The block of this name."""
     record = load_record("large_graph")
@@ -1561,6 +1620,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-evaluator": performance_evaluator,
     "performance-index": performance_index,
     "performance-lookup": performance_lookup,
+    "performance-processes": performance_processes,
     "large-graph": large_graph,
     "large-graph-sizes": large_graph_sizes,
 }

@@ -123,7 +123,7 @@ class Learner(Generic[Params, State]):
         if self.group is None:
             return state
         update = int(state.update)
-        with self.group.processes.deadline(f"gathering update {update}"):
+        with self.group.processes.collective(f"gathering update {update}"):
             return train_step.gather_shards(state, self.group.all_gather)
 
     def step(

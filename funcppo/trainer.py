@@ -358,8 +358,7 @@ def make_updates(
     with _closing_logs(callbacks):
         while update < n_updates and not is_stopped:
             with _saved_at_interrupt(stepper, schedule, state, update):
-                with _deadline(stepper.learner, update + 1):
-                    state, metrics = stepper.step(state)
+                state, metrics = _make_update(stepper, state, update + 1)
                 evaluation = None
                 if _is_due(update + 1, schedule.evaluate_every, n_updates):
                     evaluation = schedule.evaluate(state)
@@ -384,16 +383,17 @@ def make_updates(
     return TrainResult(state, tuple(evaluations), update, is_stopped)
 
 
-@contextmanager
-def _deadline(
-    learner: Learner[Any, Any], update: int
-) -> Generator[None, None, None]:
-    """End this process where an update that it makes with others hangs."""
-    if learner.group is None:
-        yield
-        return
-    with learner.group.processes.deadline(f"in update {update}"):
-        yield
+def _make_update(
+    stepper: Stepper, state: State, update: int
+) -> tuple[State, Metrics]:
+    """The state after an update, and its metrics; with others within the deadline of all."""
+    group = stepper.learner.group
+    if group is None:
+        return stepper.step(state)
+    with group.processes.collective(f"in update {update}"):
+        state, metrics = stepper.step(state)
+        _update_of(state)  # waits for the device
+    return state, metrics
 
 
 @contextmanager

@@ -116,6 +116,7 @@ HOST = (
     "evaluation.recount",
     "logic.chains",
     "logic.firings",
+    "logic.duckdb_fixpoint",
     "logic.fixpoint",
     "logic.joins",
     "logic.relations",

@@ -4,12 +4,13 @@
     python experiments/benchmarks/scaling.py --device cpu --work cartpole-32 --mode eager --processes 1 2
 
 Each row is one work in some processes of torchrun: the median, lowest and highest time of an update, and of gathering a
-gradient of its size, as it stands alone between two updates. Strong scaling: the same environments and shards in any
-number of processes. Weak scaling: as many more environments as processes, one shard each. The efficiency is the time of
-one process over that of the row, for strong scaling divided by the number of processes.
+gradient of its size, as one of many in a CUDA graph (on a CPU by itself). Strong scaling: the same environments and
+shards in any number of processes. Weak scaling: as many more environments as processes, one shard each. The efficiency
+is the time of one process over that of the row, for strong scaling divided by the number of processes.
 
-The work: CartPole, 128 steps (16 of cartpole-32), 4 epochs x 4 minibatches, a 64-64 network; and an iteration of the
-prover on the embedded Countries S3.
+The work: CartPole, 128 steps (16 of cartpole-32), 4 epochs x 4 minibatches, a 64-64 network; an iteration of the prover
+on the embedded Countries S3; and those on Family of `prover.py`. All rows compile side by side, each in processes of
+its own; then they are timed one at a time.
 """
 
 from __future__ import annotations
@@ -19,33 +20,58 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 import funcppo as fp
+from experiments.benchmarks import prover
 from experiments.benchmarks.side_by_side import Row, write_record
-from experiments.paths import ROOT
+from experiments.paths import DATA, ROOT
 from experiments.provenance import describe_machine
-from funcppo import data, tree
+from funcppo import data, train_step, tree
 from funcppo.config import PPOConfig
+from funcppo.experiment.capacity import with_capacity
 from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
+from funcppo.runtime import collectives
+from funcppo.runtime.capture import capture
 
 # environments and steps
-WORK = {
+CARTPOLE = {
     "cartpole-32": (32, 16),
     "cartpole-2048": (2048, 128),
     "cartpole-65536": (65536, 128),
-    "prover": (128, 64),
 }
+COUNTRIES = (
+    "countries_s3",
+    prover.SMALL_TASK,
+    PPOConfig(n_envs=128, n_steps=64),
+)
+PROVER = {
+    "prover": COUNTRIES,
+    "family": prover.WORK["family"],
+    "family-large": prover.WORK["family-large"],
+}
+WORK = (*CARTPOLE, *PROVER)
 SCALING = ("strong", "weak")
-PREFIX = "row: "  # begins the line that is meant for the parent
+PREFIX = "row: "  # begins a line that is meant for the parent
+GRAPH_GATHERS = 64  # in the graph by which they are timed
+POLL_SECONDS = 0.05
+
+
+class Cell(NamedTuple):
+    """What one row measures."""
+
+    work: str
+    scaling: str
+    processes: int
 
 
 def main() -> None:
@@ -55,7 +81,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--work", nargs="*", default=list(WORK), choices=WORK)
+    parser.add_argument("--work", nargs="*", default=WORK, choices=WORK)
     parser.add_argument(
         "--scaling", nargs="*", default=SCALING, choices=SCALING
     )
@@ -64,39 +90,91 @@ def main() -> None:
         "--mode", default="compiled", choices=["compiled", "eager"]
     )
     parser.add_argument("--repeats", type=int, default=7, help="timed updates")
+    parser.add_argument(
+        "--data", default=str(DATA), help="folder of the standard data sets"
+    )
+    parser.add_argument(
+        "--after", type=Path, help="time nothing before this file is there"
+    )
     parser.add_argument("--out", type=Path, help="record to write")
     parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell is not None:
         work, scaling, n, n_shards = args.cell
-        measure(args, work, scaling, int(n), int(n_shards))
+        measure(args, Cell(work, scaling, int(n)), int(n_shards))
         return
 
     rows: list[Row] = []
-    for work in args.work:
-        for scaling in args.scaling:
-            for n in args.processes:
-                row = run_cell(args, work, scaling, n)
-                rows.append(row | {"efficiency": efficiency(rows, row)})
-                print(json.dumps(rows[-1]), flush=True)
-                if args.out:
-                    machine = describe_machine(args.device)
-                    write_record(args.out, {"machine": machine, "rows": rows})
+    for row in run_cells(args):
+        rows.append(row | {"efficiency": efficiency(rows, row)})
+        print(json.dumps(rows[-1]), flush=True)
+        if args.out:
+            machine = describe_machine(args.device)
+            write_record(args.out, {"machine": machine, "rows": rows})
 
 
-def run_cell(args: argparse.Namespace, work: str, scaling: str, n: int) -> Row:
-    """The row that some processes of torchrun measure."""
-    n_shards = max(args.processes) if scaling == "strong" else n
+def run_cells(args: argparse.Namespace) -> Iterator[Row]:
+    """Yield the row of each cell; all prepare side by side, and are timed one at a time."""
+    cells = [
+        Cell(work, scaling, n)
+        for work in args.work
+        for scaling in args.scaling
+        for n in args.processes
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        started = [
+            start_cell(args, cell, folder / str(i))
+            for i, cell in enumerate(cells)
+        ]
+        messages = [read_message(process) for process in started]
+        if args.after is not None:
+            wait_for(args.after)
+        for i, (cell, process) in enumerate(zip(cells, started)):
+            row = messages[i]
+            if row is not None:
+                (folder / str(i)).touch()
+                row = read_message(process)
+            process.wait()
+            error = (folder / f"{i}.err").read_text()[-2000:]
+            yield cell._asdict() | (row or {"error": error})
+
+
+def start_cell(
+    args: argparse.Namespace, cell: Cell, gate: Path
+) -> subprocess.Popen[str]:
+    """The processes of torchrun that measure a cell as soon as a file is there."""
+    is_strong = cell.scaling == "strong"
+    n_shards = max(args.processes) if is_strong else cell.processes
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(n), __file__]
+    command += ["--nproc-per-node", str(cell.processes), __file__]
     command += ["--device", args.device, "--mode", args.mode]
-    command += ["--repeats", str(args.repeats)]
-    command += ["--cell", work, scaling, str(n), str(n_shards)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    for line in done.stdout.splitlines():
+    command += ["--repeats", str(args.repeats), "--data", args.data]
+    command += ["--gate", str(gate), "--cell", *map(str, cell), str(n_shards)]
+    with gate.with_suffix(".err").open("w") as errors:
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT,
+        )
+
+
+def read_message(process: subprocess.Popen[str]) -> Row | None:
+    """The next message of a cell; None if it has ended."""
+    assert process.stdout is not None
+    for line in process.stdout:
         if line.startswith(PREFIX):
             return json.loads(line.removeprefix(PREFIX))
-    raise SystemExit(f"{work}, {n} processes: {done.stderr[-2000:]}")
+    return None
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file is there."""
+    while not path.exists():
+        time.sleep(POLL_SECONDS)
 
 
 def efficiency(rows: list[Row], row: Row) -> float | None:
@@ -106,23 +184,22 @@ def efficiency(rows: list[Row], row: Row) -> float | None:
         for x in [*rows, row]
         if (x["work"], x["scaling"], x["processes"])
         == (row["work"], row["scaling"], 1)
+        and "update_ms" in x
     ]
-    if not alone:
+    if not alone or "update_ms" not in row:
         return None
     ratio = alone[0] / row["update_ms"]
     return ratio / row["processes"] if row["scaling"] == "strong" else ratio
 
 
-def measure(
-    args: argparse.Namespace, work: str, scaling: str, n: int, n_shards: int
-) -> None:
+def measure(args: argparse.Namespace, cell: Cell, n_shards: int) -> None:
     """Time the updates of this process among others; rank 0 prints the row."""
     torch.set_num_threads(1)
-    n_envs, n_steps = WORK[work]
-    if scaling == "weak":
-        n_envs *= n
-    ppo = PPOConfig(n_envs=n_envs, n_steps=n_steps, n_shards=n_shards)
-    learner = fp.distribute(make_learner(work, ppo))
+    if args.device == "cuda":
+        collectives.choose_gpu()  # before the world of the prover is there
+    factor = cell.processes if cell.scaling == "weak" else 1
+    learner = fp.distribute(make_learner(args, cell.work, factor, n_shards))
+    is_main = learner.group is None or learner.group.is_main
     state = learner.init(fp.random.key(0, args.device))
     is_compiled = args.mode == "compiled"
     stepper: Any = fp.compile(learner, state) if is_compiled else learner
@@ -131,45 +208,80 @@ def measure(
         nonlocal state
         state, _ = stepper.step(state)
 
+    update()
+    synchronize(args.device)
+    if is_main:
+        print(PREFIX + "{}", flush=True)  # ready
+    wait_for(args.gate)
+
     times = time_calls(update, args)
+    ppo = learner.cfg.ppo
     row: Row = {
-        "work": work,
-        "scaling": scaling,
-        "processes": n,
-        "n_envs": n_envs,
-        "n_steps": n_steps,
+        "n_envs": ppo.n_envs,
+        "n_steps": ppo.n_steps,
         "n_shards": n_shards,
         "strategy": stepper.record.strategy if is_compiled else "eager",
         "replay_mode": stepper.record.replay_mode if is_compiled else "none",
+        "n_graphs": stepper.captured.n_graphs if is_compiled else 0,
         "update_ms": statistics.median(times),
         "lowest_ms": min(times),
         "highest_ms": max(times),
-        "steps_per_second": 1e3 * n_envs * n_steps / statistics.median(times),
+        "steps_per_second": 1e3
+        * (ppo.n_envs * ppo.n_steps)
+        / statistics.median(times),
         "n_params": tree.ravel(state.params).numel(),
     }
     if learner.group is not None:
-        gradients = tree.ravel(state.params).expand(n_shards // n, -1)
-        gather = learner.group.all_gather
-        gather_times = time_calls(lambda: gather(gradients), args)
-        row["gather_ms"] = statistics.median(gather_times)
+        row["gather_ms"] = time_gather(learner, state, args)
         row["n_gathers"] = 1 + ppo.n_epochs * ppo.n_minibatches
-    if learner.group is None or learner.group.is_main:
+    if is_main:
         print(PREFIX + json.dumps(row), flush=True)
 
 
-def make_learner(work: str, ppo: PPOConfig) -> fp.Learner[Any, Any]:
-    """The learner of a work."""
-    if work == "prover":
-        task = prover_task.build_task(
-            data.load("countries_s3"), ProverTaskConfig(max_height=2)
+def time_gather(
+    learner: fp.Learner[Any, Any], state: Any, args: argparse.Namespace
+) -> float:
+    """Milliseconds of gathering the gradients of all shards; on a GPU as one of many in a CUDA graph."""
+    group = learner.group
+    assert group is not None
+    n_own = learner.cfg.ppo.n_shards // group.world_size
+    gradients = tree.ravel(state.params).expand(n_own, -1).contiguous()
+    if args.device == "cpu":
+        return statistics.median(
+            time_calls(lambda: group.all_gather(gradients), args)
         )
-        return fp.Learner(
-            cfg=prover_task.build_config(task, ppo),
-            world=prover_task.training_world(task),
+
+    def gather_often(rows: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
+        for _ in range(GRAPH_GATHERS):
+            rows = group.all_gather(rows)[:n_own]
+        return rows, ()
+
+    captured = capture(gather_often, gradients, strict=True)
+    times = time_calls(captured.step, args)
+    return statistics.median(times) / GRAPH_GATHERS
+
+
+def make_learner(
+    args: argparse.Namespace, work: str, factor: int, n_shards: int
+) -> fp.Learner[Any, Any]:
+    """The learner of a work, with so many times its environments."""
+    if work in CARTPOLE:
+        n_envs, n_steps = CARTPOLE[work]
+        ppo = PPOConfig(
+            n_envs=n_envs * factor, n_steps=n_steps, n_shards=n_shards
         )
-    cartpole = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(64, 64))
-    cfg = fp.Config(ppo=ppo, env=cartpole.cfg.env, agent=cartpole.cfg.agent)
-    return fp.Learner(cfg=cfg, world=cartpole.world)
+        cartpole = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(64, 64))
+        return replace(cartpole, cfg=replace(cartpole.cfg, ppo=ppo))
+
+    dataset, settings, ppo = PROVER[work]
+    ppo = replace(ppo, n_envs=ppo.n_envs * factor, n_shards=n_shards)
+    task = prover_task.build_task(
+        data.load(dataset.format(data=args.data)), settings, args.device
+    )
+    cfg = prover_task.build_config(task, ppo)
+    world = prover_task.training_world(task)
+    state = train_step.init(cfg, world, fp.random.key(0, args.device))
+    return fp.Learner(cfg=with_capacity(cfg, world, state), world=world)
 
 
 def time_calls(

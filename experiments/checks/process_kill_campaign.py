@@ -1,6 +1,7 @@
 """Claim: work of several processes that are killed at any point ends with the files of undisturbed work, bit for bit.
 
     python experiments/checks/process_kill_campaign.py [--kills 50] [--stops 4] [--seed 0] [--out FILE]
+    python experiments/checks/process_kill_campaign.py --device cuda --kills 1 --stops 1 --out FILE
 
 torchrun starts each kind of work in 2 or 4 processes, by turns: `fp.train` of a learner, `train` of questions and of
 proofs, `evaluate --details`, and `mine`. A random process is killed (SIGKILL) at a random point, or stopped (SIGSTOP),
@@ -8,6 +9,9 @@ so that the others wait for it until their deadline. Then torchrun starts all ag
 processes goes on, is disturbed likewise, and a third number brings the work to its end. Mining, which cannot go on,
 begins anew. What is compared with the work of one undisturbed process: all tensors of the last checkpoint, and other
 files whole.
+
+With `--device cuda` the learner alone is disturbed, whose updates are compiled and replayed as CUDA graphs, in two
+processes and restarted by torchrun; it is compared with two undisturbed processes.
 
 Writes a row for each work that ended to experiments/results/process_kill_campaign.json. Exits 1 when something differs
 or a work fails.
@@ -42,11 +46,14 @@ from funcppo.runtime.distributed import STALL_VARIABLE
 from funcppo.trainer import PREVIOUS_NAME
 
 STALL_SECONDS = 20.0
+UNDISTURBED_STALL_SECONDS = 600.0  # it compiles, on a GPU
+STALL_TEXT = "expected progress within"
 POLL_SECONDS = 0.02
 MAX_WAIT = 0.5  # seconds from the chosen point to the signal
 N_PROCESSES = (1, 2, 4)
 FUNCPPO = ("-m", "funcppo")
 N_UPDATES, N_STEPS = 40, 8 * 16  # of the learner: updates, steps of an update
+N_GPU_UPDATES = 300
 TRAIN = ("--resume", "--ppo.n-shards", "4", "--steps", "1024", "--ppo.n-envs")
 TRAIN += ("8", "--ppo.n-steps", "8", "--checkpoint-every", "0.01")
 TRAIN += ("--n-validations", "2", "--n-validation-queries", "6", "--out")
@@ -70,6 +77,8 @@ class Work:
     progress: Callable[[Path], int] = lambda out: 0
     total: int = 0
     compare: Callable[[Path, Path], str]  # of two outputs, empty if equal
+    # the only number of processes; None: any of them, in turns
+    processes: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -77,6 +86,8 @@ class Chain:
     """A work from its start to its end, with the signals in between."""
 
     processes: list[int] = field(default_factory=list)
+    # what processes said that waited too long for another one
+    stalls: list[str] = field(default_factory=list)
     signals: list[Row] = field(default_factory=list)
     error: str = ""
 
@@ -93,10 +104,15 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=RESULTS / "process_kill_campaign.json"
     )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--learn", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--learn-on-gpu", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.learn is not None:
         learn(args.learn)
+        return 0
+    if args.learn_on_gpu is not None:
+        learn(args.learn_on_gpu, "cuda")
         return 0
 
     generator = random.Random(args.seed)
@@ -104,11 +120,12 @@ def main() -> int:
     generator.shuffle(names)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
-        for row in disturb_all(names, Path(name), generator):
+        works = [gpu_work()] if args.device == "cuda" else make_works()
+        for row in disturb_all(works, names, Path(name), generator):
             rows.append(row)
             record = {
                 "seed": args.seed,
-                "machine": describe_machine(),
+                "machine": describe_machine(args.device),
                 "stall_seconds": STALL_SECONDS,
                 **summarise(rows),
                 "rows": rows,
@@ -173,9 +190,27 @@ def make_works() -> list[Work]:
     return works
 
 
-def learn(path: Path) -> None:
+def gpu_work() -> Work:
+    """The learner on two GPUs."""
+    return Work(
+        name="learner",
+        words=(__file__, "--learn-on-gpu"),
+        progress=partial(count_updates, name="update"),
+        total=N_GPU_UPDATES,
+        compare=compare_checkpoints,
+        processes=2,
+    )
+
+
+def learn(path: Path, device: str = "cpu") -> None:
     """Train a small learner, shared by the processes of torchrun, with a checkpoint after each update."""
     import funcppo as fp
+    from funcppo.trainer import Progress
+
+    def check_replay(progress: Progress[Any]) -> None:
+        record = progress.record
+        if record is None or record.replay_mode != "cuda-graph":
+            raise RuntimeError(f"expected a CUDA graph, got {record}")
 
     learner = fp.ppo(
         env=fp.envs.cartpole(),
@@ -184,24 +219,34 @@ def learn(path: Path) -> None:
         n_steps=16,
         n_shards=4,
     )
+    on_gpu = device == "cuda"
     fp.train(
         fp.distribute(learner),
-        N_UPDATES * N_STEPS,
+        (N_GPU_UPDATES if on_gpu else N_UPDATES) * N_STEPS,
+        device=device,
+        compile_step=on_gpu,
+        callbacks=[check_replay] if on_gpu else [],
         checkpoint=path,
         checkpoint_every=1,
     )
 
 
 def disturb_all(
-    names: list[str], folder: Path, generator: random.Random
+    works: list[Work],
+    names: list[str],
+    folder: Path,
+    generator: random.Random,
 ) -> Iterator[Row]:
     """Yield a row for each work of which processes got signals, until all of them are sent."""
-    works = make_works()
     seconds: dict[str, float] = {}
     for work in works:
         start = time.perf_counter()
         (folder / work.name).mkdir()
-        error = finish(launch(work, 1, folder / work.name / "out", restarts=0))
+        out = folder / work.name / "out"
+        process = launch(
+            work, work.processes or 1, out, 0, UNDISTURBED_STALL_SECONDS
+        )
+        error, _ = finish(process)
         if error:
             raise RuntimeError(f"undisturbed {work.name}: {error}")
         seconds[work.name] = time.perf_counter() - start
@@ -222,6 +267,7 @@ def disturb_all(
             "work": work.name,
             "processes": chain.processes,
             "signals": chain.signals,
+            "stalls": chain.stalls,
             "difference": chain.error or work.compare(expected, out),
         }
 
@@ -245,6 +291,8 @@ def disturb(
     # torchrun starts all again, or ends and two other numbers go on.
     restarts = generator.random() < 0.5
     numbers = generator.sample(N_PROCESSES[1:], 2)
+    if work.processes is not None:
+        restarts, numbers = True, [work.processes]
     for n in numbers[:1] if restarts else numbers:
         chain.processes.append(n)
         process = launch(work, n, out, restarts=2 * restarts)
@@ -260,17 +308,22 @@ def disturb(
             os.kill(target, signal.Signals[name])
             sent = {"signal": name, "rank": rank, "progress": progress}
             chain.signals.append(sent)
-        chain.error = finish(process)
+        chain.error, stalls = finish(process)
+        chain.stalls += stalls
         if not chain.error:
             return
     if not restarts:
         n = generator.choice(N_PROCESSES)
         chain.processes.append(n)
-        chain.error = finish(launch(work, n, out, restarts=0))
+        chain.error, _ = finish(launch(work, n, out, restarts=0))
 
 
 def launch(
-    work: Work, n: int, out: Path, restarts: int
+    work: Work,
+    n: int,
+    out: Path,
+    restarts: int,
+    stall_seconds: float = STALL_SECONDS,
 ) -> subprocess.Popen[str]:
     """A work in some processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -284,18 +337,20 @@ def launch(
         cwd=ROOT,
         env={
             **os.environ,
-            STALL_VARIABLE: str(STALL_SECONDS),
+            STALL_VARIABLE: str(stall_seconds),
             "OMP_NUM_THREADS": "1",
         },
     )
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for the end of a work; the error, empty if there is none."""
+def finish(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
+    """Wait for the end of a work; the error, empty if there is none, and what processes said that waited too long."""
     with process:
         _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     status = process.returncode
-    return f"exit status {status}: {errors[-2000:]}" if status else ""
+    stalls = [x for x in errors.splitlines() if STALL_TEXT in x]
+    error = f"exit status {status}: {errors[-2000:]}" if status else ""
+    return error, stalls
 
 
 def find_rank(launcher: int, rank: int) -> int | None:

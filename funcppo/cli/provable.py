@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from funcppo.logic.relations import Columns
 
 DEFAULT_HEIGHT = 3
+# in the reason why T_P stops where atoms do not fit in memory
+EXCEEDS_MEMORY = "exceeds max_atoms"
 # of the rules, so that no process waits long for the last one
 PARTS_PER_PROCESS = 8
 
@@ -73,6 +75,9 @@ class Provable:
     max_atoms: PositiveInt = 50_000_000
     """Maximum number of atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for the split
     only."""
+    out_of_core: bool = False
+    """Where more atoms are derived than --max-atoms, count them all by DuckDB (extra `big`), which holds what does not
+    fit in memory on the disk, in a folder below TMPDIR; --seconds does not bound it. Default: off."""
     seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 300.0
     """Time limit of T_P in one process, in seconds. The step that would exceed it is left out and reported. Several
     processes have no limit."""
@@ -96,6 +101,9 @@ class Provable:
         start = time.perf_counter()
         dataset = self._open_dataset(processes)
         result = _count(self, dataset, max_height, processes)
+        is_too_large = EXCEEDS_MEMORY in result["stop_reason"]
+        if is_too_large and self.out_of_core and self.split != "train":
+            result = _count_out_of_core(self, dataset, max_height)
         result["total_seconds"] = round(time.perf_counter() - start, 3)
         write_json(self.json, result)
         if self.json != "-":
@@ -206,6 +214,51 @@ def _count(
         "fixpoint_seconds": round(model.seconds, 3),
         "object_identity": options.object_identity,
         "leave_one_out": is_train,
+        "out_of_core": False,
+    }
+
+
+def _count_out_of_core(
+    options: Provable,
+    dataset: Dataset,
+    max_height: int | None,
+) -> JsonObject:
+    """As `_count` in one process, of atoms that do not fit in memory."""
+    from funcppo.logic import duckdb_fixpoint, kb
+
+    knowledge_base, sizes = kb.from_dataset(dataset)
+    start = time.perf_counter()
+    split: np.ndarray = getattr(dataset, options.split)
+    counts = duckdb_fixpoint.count_steps(
+        knowledge_base,
+        sizes,
+        _as_tensor(split),
+        max_height=max_height,
+        object_identity=options.object_identity,
+    )
+    height = counts.height
+    n_derivable = {
+        str(limit): int(((height >= 0) & (height <= limit)).sum())
+        for limit in range(1, len(counts.n_atoms_after_step))
+    }
+    is_program = not len(dataset.valid) and not len(dataset.test)
+    return {
+        "dataset": dataset.name,
+        "split": None if is_program else options.split,
+        "n_queries": len(split),
+        "n_known_facts": int((height == 0).sum()),
+        "n_facts": sizes.n_facts,
+        "n_rules": sizes.n_rules,
+        "height": "fixpoint" if max_height is None else max_height,
+        "n_derivable_by_height": {} if is_program else n_derivable,
+        "n_atoms_after_step": list(counts.n_atoms_after_step),
+        "complete": True,
+        "fixpoint": counts.reached_fixpoint,
+        "stop_reason": "",
+        "fixpoint_seconds": round(time.perf_counter() - start, 3),
+        "object_identity": options.object_identity,
+        "leave_one_out": False,
+        "out_of_core": True,
     }
 
 
@@ -377,6 +430,8 @@ def _print_extent(console: Console, result: JsonObject) -> None:
     if result["fixpoint"]:
         height = len(result["n_atoms_after_step"]) - 1
         parts = [f"the fixpoint is reached at height {height}"]
+    if result["out_of_core"]:
+        parts.append("counted by DuckDB, out of core")
     if result["object_identity"]:
         parts.append(
             "object identity: the variables of a rule bind different constants, none of which it names"

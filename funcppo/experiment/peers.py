@@ -54,7 +54,7 @@ class Peers:
     def gather(self, state: TrainState) -> TrainState:
         """The whole state, from the part that this process works on. All processes call it."""
         update = int(state.update)
-        with self.group.processes.deadline(f"gathering update {update}"):
+        with self.group.processes.collective(f"gathering update {update}"):
             return train_step.gather_shards(state, self.group.all_gather)
 
     def step(self, captured: CapturedStep[TrainState, Metrics]) -> Metrics:
@@ -63,7 +63,7 @@ class Peers:
         A process that hangs ends the others: see `Processes.deadline`.
         """
         update = int(captured.state.update) + 1
-        with self.group.processes.deadline(f"in update {update}"):
+        with self.group.processes.collective(f"in update {update}"):
             metrics = captured.step()
             int(captured.state.update)  # waits for the device
         return metrics

@@ -89,7 +89,7 @@ class Group:
             distributed.broadcast(x, 0)
             return x
 
-        with self.processes.deadline(f"broadcast {next(_agreements)}"):
+        with self.processes.collective(f"broadcast {next(_agreements)}"):
             return tree.map(receive, values)
 
     def agree(self, decision: bool) -> bool:
@@ -116,7 +116,8 @@ class Group:
           StalledError: some process did not come to an end.
         """
         number = next(_agreements)
-        self.processes.report(f"agreement {number}, {what}")
+        result = f" failed: {failure}" if failure else ""
+        self.processes.report(f"agreement {number}, {what}{result}")
         failures = self.processes.exchange(f"agreement/{number}", failure)
         found = [f"rank {i}: {text}" for i, text in enumerate(failures) if text]
         return found[0] if found else ""

@@ -34,12 +34,15 @@ DEFAULT_STALL_SECONDS = 600.0
 POLL_SECONDS = 0.02
 MIN_POLL_SECONDS = 1e-4
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: another process did not answer
+EXIT_PEER_FAILED = 2  # another process ended with an error
+# between two looks at the others, within a deadline
+WATCH_SECONDS = 1.0
 # for rank 0 to print the error of another process
 TELL_SECONDS = 10.0
 # The store takes values of less than 8 MiB.
 MAX_VALUE_BYTES = 4 << 20
 
-_FAILURE, _ACKNOWLEDGED = "failure", "told"
+_FAILURE, _ACKNOWLEDGED = "failure", "acknowledged"
 
 
 class PeerError(ValueError):
@@ -72,6 +75,7 @@ class Processes:
     """Time without progress of any process after which one that waits gives up."""
     _seen_progress: list[str] = field(default_factory=list)
     _progress_time: float = 0.0
+    _n_deadlines: int = 0
 
     @property
     def is_main(self) -> bool:
@@ -229,11 +233,10 @@ class Processes:
           text: what it does, for the message; another one each time, which counts as progress.
         """
         self.report(text)
+        self._n_deadlines += 1
         ended = threading.Event()
         watch = threading.Thread(
-            target=self._exit_if_stalled,
-            args=(ended, self._progress()),
-            daemon=True,
+            target=self._watch, args=(self._failure_key, ended), daemon=True
         )
         watch.start()
         try:
@@ -241,18 +244,60 @@ class Processes:
         finally:
             ended.set()
 
-    def _exit_if_stalled(
-        self, ended: threading.Event, progress: list[str]
-    ) -> None:
-        """Exit when no process has made progress for too long, unless an event comes before."""
-        while not ended.wait(self.stall_seconds):
+    @contextmanager
+    def collective(self, text: str) -> Iterator[None]:
+        """As `deadline`, of what no process can end alone: an error of one ends all.
+
+        Rank 0 prints the error of another process and exits with `EXIT_PEER_FAILED`, and so do those that wait for it.
+        All processes come to the same deadlines in the same order.
+
+        Raises:
+          PeerError: another process has failed before, in what this one raised an error for.
+        """
+        with self.deadline(text):
+            key = self._failure_key
+            try:
+                yield
+            except Exception as error:
+                if self.store.check([key]):
+                    raise PeerError(self.store.get(key).decode()) from error
+                lines = str(error).strip().splitlines() or [""]
+                name = type(error).__name__
+                line = f"rank {self.rank}: {text}: {name}: {lines[0]}"
+                self.store.set(key, line)
+                raise
+
+    @property
+    def _failure_key(self) -> str:
+        """Holds the error of a process that failed within the deadline that was begun last."""
+        return f"deadline/{self._n_deadlines}/failure"
+
+    def _watch(self, key: str, ended: threading.Event) -> None:
+        """Exit when no process has made progress for too long, or one has failed, unless an event comes before.
+
+        Args:
+          key: holds the error of a process that failed.
+        """
+        progress: list[str] = []
+        progress_time = time.monotonic()
+        while not ended.wait(min(WATCH_SECONDS, self.stall_seconds)):
+            if self.store.check([key]):
+                self._exit_for_peer(self.store.get(key).decode())
             seen, progress = progress, self._progress()
-            if progress == seen:
-                line = (
-                    f"funcppo: rank {self.rank}: {self._stall_text(progress)}"
-                )
-                print(line, file=sys.__stderr__, flush=True)
+            if progress != seen:
+                progress_time = time.monotonic()
+            elif time.monotonic() - progress_time > self.stall_seconds:
+                text = self._stall_text(progress)
+                _print_error(f"rank {self.rank}: {text}")
                 os._exit(EXIT_STALLED)
+
+    def _exit_for_peer(self, error: str) -> None:
+        """Exit because another process has failed, when rank 0 has printed its error."""
+        if self.is_main:
+            _print_error(error)
+            self.store.set(_ACKNOWLEDGED, "")
+        self._wait_for_acknowledgement()
+        os._exit(EXIT_PEER_FAILED)
 
     def _stall_text(self, progress: list[str]) -> str:
         """What has not come, and how far each process is."""
@@ -273,13 +318,17 @@ class Processes:
                 self.store.set(_FAILURE, json.dumps(failure))
             if self.is_main:
                 self.store.set(_ACKNOWLEDGED, "")
-            stop = time.monotonic() + TELL_SECONDS
-            while not self.store.check([_ACKNOWLEDGED]):
-                if time.monotonic() > stop:
-                    return False
-                time.sleep(POLL_SECONDS)
+            return self._wait_for_acknowledgement()
         except RuntimeError:  # the store has gone
             return self.is_main
+
+    def _wait_for_acknowledgement(self) -> bool:
+        """Wait until rank 0 has printed an error; whether it has."""
+        stop = time.monotonic() + TELL_SECONDS
+        while not self.store.check([_ACKNOWLEDGED]):
+            if time.monotonic() > stop:
+                return False
+            time.sleep(POLL_SECONDS)
         return True
 
     def _take(
@@ -341,6 +390,11 @@ class Processes:
         if self.store.check([_FAILURE]):
             failure = json.loads(self.store.get(_FAILURE))
             raise PeerError(f"rank {failure['rank']}: {failure['message']}")
+
+
+def _print_error(line: str) -> None:
+    """Print a line on standard error, which processes other than rank 0 have replaced."""
+    print(f"funcppo: {line}", file=sys.__stderr__, flush=True)
 
 
 def launched_size() -> int:

@@ -155,6 +155,21 @@ def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
     )
 
 
+@pytest.mark.parametrize("height", ["3", "fixpoint"])
+def test_out_of_core_the_counts_are_those_in_memory(folder, capsys, height):
+    pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    options = ["--height", height]
+    expected = counted(capsys, folder, *options)
+    options += ["--max-atoms", "6"]
+    assert not counted(capsys, folder, *options)["complete"]
+    got = counted(capsys, folder, *options, "--out-of-core")
+    assert got.pop("out_of_core") and not expected.pop("out_of_core")
+    for result in (expected, got):
+        for name in ("fixpoint_seconds", "total_seconds"):
+            del result[name]
+    assert got == expected
+
+
 def test_seconds_end_the_count_after_a_step(folder, capsys):
     result = counted(capsys, folder, "--seconds", "1e-9")
     assert not result["complete"] and "more time" in result["stop_reason"]

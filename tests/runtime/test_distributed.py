@@ -15,6 +15,7 @@ from funcppo.runtime.distributed import (
     Processes,
     StalledError,
 )
+from tests.cli.processes import run_processes
 
 
 def run_ranks(n, function, **settings):
@@ -255,3 +256,45 @@ def test_what_ends_before_its_deadline_or_makes_progress_goes_on():
         return "done"
 
     assert run_ranks(2, work, stall_seconds=0.3) == ["done", "done"]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_one_ends_those_that_wait_for_it(failing, tmp_path):
+    """Long before their deadline; and rank 0 prints it, once."""
+
+    def program():
+        processes = distributed.join({}, hide_gpus=False)
+        with processes.collective("in update 3"):
+            if processes.rank == failing:
+                raise RuntimeError("no memory\nmore lines")
+            time.sleep(100)
+
+    ended = run_processes(2, tmp_path, main=program)
+    other = ended[1 - failing]
+    assert other.status == distributed.EXIT_PEER_FAILED
+    line = "funcppo: rank 1: in update 3: RuntimeError: no memory\n"
+    assert other.err == (line if failing == 1 else "")
+
+
+def test_an_error_that_follows_from_that_of_another_names_the_other():
+    """As of Gloo, which loses the connection to a process that has ended."""
+    is_told = threading.Event()
+
+    def work(processes):
+        with processes.collective("in update 3"):
+            if processes.rank == 1:
+                raise ValueError("planted")
+            is_told.wait()
+            raise RuntimeError("connection closed")
+
+    store = HashStore()
+    main, peer = (
+        Processes(store=store, rank=i, world_size=2) for i in range(2)
+    )
+    with pytest.raises(ValueError, match=r"^planted$"):
+        work(peer)
+    is_told.set()
+    with pytest.raises(
+        PeerError, match=r"^rank 1: in update 3: ValueError: planted$"
+    ):
+        work(main)

@@ -108,3 +108,11 @@ def test_a_tensor_is_sent_without_what_its_storage_holds_beside_it():
     got = decode(block, "cpu")
     assert got.name == "part" and torch.equal(got.value, part)
     got.value.add_(1)  # it can be written
+
+
+def test_tensors_arrive_on_the_device_that_is_asked_for():
+    sent = {"rows": torch.arange(3), "nested": [(torch.ones(2), "text")]}
+    got = decode(encode(sent), "meta")
+    ((tensor, text),) = got["nested"]
+    assert [x.device.type for x in (got["rows"], tensor)] == ["meta"] * 2
+    assert text == "text"

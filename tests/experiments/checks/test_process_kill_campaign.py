@@ -39,7 +39,7 @@ def test_a_work_that_does_not_go_on_is_found(
     paths = [tmp_path / name / "out" for name in ("alone", "disturbed")]
     for path in paths:
         path.parent.mkdir()
-    assert not campaign.finish(launch(work, 1, paths[0], 0))
+    assert campaign.finish(launch(work, 1, paths[0], 0)) == ("", [])
 
     left, chain = ["SIGKILL", "SIGKILL"], Chain()
     campaign.disturb(
