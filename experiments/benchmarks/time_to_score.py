@@ -7,7 +7,7 @@ Both learn with PureJaxRL's published settings (`rl.settings.published`), one se
 updates the host reads the mean return of the episodes that ended in them, and the time. funcppo calls `step` of
 `fp.compile` for each update; JAX (jax_peer.py) makes the ten updates in one jitted call, as PureJaxRL scans over them.
 Compiling is not in these times; `cold_s` has it, from the start of the process to the end of the first ten updates,
-while the other processes compile too. The first seed is run twice, and the first of the two is dropped.
+while the other processes compile too. A hundred updates are made before the clock starts.
 
 A row holds the curve of each seed, and for each target the steps and seconds at which the mean return of ten updates
 first reached it. Targets: 475, at which Gymnasium calls CartPole solved, and returns of Breakout that were set before
@@ -114,8 +114,9 @@ class Case:
 
     def measure(self) -> Row:
         """The curve of each seed, and when it reaches the targets."""
-        self.train(0)
-        curves = [self.train(seed) for seed in range(self.seeds)]
+        self.train(0, n_reads=10)
+        n_reads = self.ppo.n_updates // UPDATES_A_READ
+        curves = [self.train(seed, n_reads) for seed in range(self.seeds)]
         return {
             "curves": curves,
             "targets": {
@@ -124,12 +125,14 @@ class Case:
             },
         }
 
-    def train(self, seed: int) -> list[tuple[int, float, float | None]]:
+    def train(
+        self, seed: int, n_reads: int
+    ) -> list[tuple[int, float, float | None]]:
         """Steps, seconds and mean return, after every ten updates; None where no episode ended."""
         advance = self.start(seed)
         curve: list[tuple[int, float, float | None]] = []
         begin = time.perf_counter()
-        for n in range(self.ppo.n_updates // UPDATES_A_READ):
+        for n in range(n_reads):
             n_episodes, total = advance()
             seconds = time.perf_counter() - begin
             steps = (n + 1) * UPDATES_A_READ * batch_size(self.ppo)

@@ -55,7 +55,6 @@ from funcppo.runtime.capture import capture
 from funcppo.runtime.compile_cache import (
     CachedFunction,
     InductorOptions,
-    compile_events,
 )
 from funcppo.runtime.equivalence import (
     DEFAULT_TOLERANCE,
@@ -290,16 +289,21 @@ def select_strategy(
         agree=agree,
     )
 
-    parts, rollout_reason = selector.unroll_by_kernel(parts, calls)
-    if parts.unroll is not eager_unroll:
-        calls.pop("rollout_step")
+    # This process compiles the first part, others the rest. Only one-graph compiles the minibatch step as a whole.
+    first, *rest = (name for name in ROLLOUT_PARTS if name in calls)
+    in_background = [*rest]
+    if candidates[0] == "one-graph":
+        in_background.append("minibatch_step")
+    with _compile_parts_in_background(
+        parts, _subset(calls, tuple(in_background)), backend
+    ) as wait:
+        parts, rollout_reason = selector.unroll_by_kernel(parts, calls)
+        if parts.unroll is eager_unroll:
+            parts = selector.compile_rollout_part(parts, first, calls[first])
+        wait()
+        for name in rest:
+            parts = selector.compile_rollout_part(parts, name, calls[name])
 
-    # Only one-graph compiles the minibatch step as a whole.
-    background_calls = (
-        calls if candidates[0] == "one-graph" else _subset(calls, ROLLOUT_PARTS)
-    )
-    with _compile_parts_in_background(parts, background_calls, backend) as wait:
-        parts = selector.compile_rollout_parts(parts, calls, wait)
         collected = collect(cfg, world, state, parts)
         update_args = (
             cfg,
@@ -501,32 +505,22 @@ def _subset(
 def _compile_parts_in_background(
     parts: TrainingParts, calls: _Calls, backend: str
 ) -> Iterator[Callable[[], None]]:
-    """Compile the uncached parts, except the slowest, in other processes; yields a function that waits for these."""
+    """Compile the parts that are not cached in other processes; yields a function that waits for these."""
     is_cacheable = backend == "inductor" and not cudagraph_trees.are_demanded()
     if not is_cacheable or not parallel_compile.MAX_WORKERS:
         yield lambda: None
         return
 
     uncached: list[parallel_compile.Call] = []
-    first = next(name for name in ROLLOUT_PARTS if name in calls)
     for name, (args, *_) in calls.items():
         part = getattr(parts, name)
         function = _compile_with_inductor(part)
-        if (
-            name != first
-            and isinstance(function, CachedFunction)
-            and not function.is_cached(*args)
+        if isinstance(function, CachedFunction) and not function.is_cached(
+            *args
         ):
             uncached.append((part, args))
     with parallel_compile.compile_in_background(uncached) as wait:
         yield wait
-
-
-def _count_cache_misses() -> int:
-    """Number of graphs that this process compiled because they were not on disk."""
-    n_functions = sum(not event.cache_hit for event in compile_events)
-    n_graphs = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
-    return n_functions + n_graphs
 
 
 class CompileAttempt(Protocol[Compiled]):
@@ -601,30 +595,20 @@ class _StrategySelector:
             check_output(actual, expected, self.tolerance)
         return kernel
 
-    def compile_rollout_parts(
-        self, parts: Parts, calls: _Calls, wait: Callable[[], None]
+    def compile_rollout_part(
+        self, parts: Parts, name: str, calls: list[tuple[object, ...]]
     ) -> Parts:
-        """Compile the rollout parts; one that fails stays eager.
+        """The parts with one rollout part compiled, or as they are if it fails.
 
         Args:
-          wait: waits for the other processes to end.
+          calls: of the part.
         """
-        n_misses_before = _count_cache_misses()
-        names = [name for name in ROLLOUT_PARTS if name in calls]
-        for name in names:
-            try:
-                attempt = partial(
-                    self._compile_rollout_part, name, parts, calls[name]
-                )
-                parts = self.compile_with_fallback(attempt, name)
-            except Exception as error:
-                self._handle_failure(name, error)
-
-            # The next parts come from disk once the other processes have stored them. If this part was on disk too,
-            # those have only just begun, and compiling here takes no longer than waiting.
-            if name == names[0] and _count_cache_misses() > n_misses_before:
-                wait()
-        return parts
+        try:
+            attempt = partial(self._compile_rollout_part, name, parts, calls)
+            return self.compile_with_fallback(attempt, name)
+        except Exception as error:
+            self._handle_failure(name, error)
+            return parts
 
     def compile_update_part(
         self,
