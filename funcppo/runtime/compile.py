@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ from funcppo.runtime.capture import capture
 from funcppo.runtime.compile_cache import (
     CachedFunction,
     InductorOptions,
+    may_hold_code,
 )
 from funcppo.runtime.equivalence import (
     DEFAULT_TOLERANCE,
@@ -76,8 +78,7 @@ from funcppo.runtime.reasons import FailureCode, FallbackCode
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
-# Fields of `Parts`, compiled in this order: this process compiles the first, which is the slowest, while others compile
-# the rest.
+# Fields of `Parts`, compiled in this order: this process compiles the first while others compile the rest.
 ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
@@ -155,6 +156,8 @@ def reason_against_compiling() -> str:
     for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(name, "0") == "1":
             return f"{name}=1"
+    if "torch._dynamo" not in sys.modules:  # an import takes seconds
+        return ""
     if torch._dynamo.config.disable:
         return "torch._dynamo.config.disable"
     # PyTorch has no public function that returns the stance.
@@ -276,10 +279,6 @@ def select_strategy(
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
     eager_unroll = parts.unroll
-    calls = _subset(
-        _record_calls(collect, parts, cfg, world, state),
-        (*rollout_parts, "minibatch_step"),
-    )
     candidates = _candidates(strategy, cfg)
     selector = _StrategySelector(
         backend=backend,
@@ -288,33 +287,36 @@ def select_strategy(
         take_fastest=strategy == "fastest" and agree is alone,
         agree=agree,
     )
-
     # This process compiles the first part, others the rest. Only one-graph compiles the minibatch step as a whole.
-    first, *rest = (name for name in ROLLOUT_PARTS if name in calls)
-    in_background = [*rest]
-    if candidates[0] == "one-graph":
-        in_background.append("minibatch_step")
-    with _compile_parts_in_background(
-        parts, _subset(calls, tuple(in_background)), backend
-    ) as wait:
-        parts, rollout_reason = selector.unroll_by_kernel(parts, calls)
-        if parts.unroll is eager_unroll:
-            parts = selector.compile_rollout_part(parts, first, calls[first])
-        wait()
-        for name in rest:
-            parts = selector.compile_rollout_part(parts, name, calls[name])
+    first, *rest = (name for name in ROLLOUT_PARTS if name in rollout_parts)
+    is_whole = candidates[0] == "one-graph"
+    in_background = (*rest, "minibatch_step") if is_whole else tuple(rest)
 
-        collected = collect(cfg, world, state, parts)
-        update_args = (
-            cfg,
-            world,
-            state.params,
-            collected.batch,
-            collected.scalars,
-        )
-        parts, selected = selector.compile_update_part(
-            parts, candidates, update_args, collected
-        )
+    with _workers_ahead(len(in_background), backend, state.key.device):
+        calls = _record_calls(collect, parts, cfg, world, state)
+        with _compile_parts_in_background(
+            parts, _subset(calls, in_background), backend
+        ) as wait:
+            parts, rollout_reason = selector.unroll_by_kernel(
+                parts, _subset(calls, rollout_parts)
+            )
+            if parts.unroll is eager_unroll:
+                parts = selector.compile_rollout_part(parts, first, calls)
+            wait()
+            for name in rest:
+                parts = selector.compile_rollout_part(parts, name, calls)
+
+            collected = collect(cfg, world, state, parts)
+            update_args = (
+                cfg,
+                world,
+                state.params,
+                collected.batch,
+                collected.scalars,
+            )
+            parts, selected = selector.compile_update_part(
+                parts, candidates, update_args, collected
+            )
 
     record = dataclasses.replace(
         record,
@@ -501,13 +503,33 @@ def _subset(
     return {name: calls[name] for name in names if name in calls}
 
 
+def _may_compile_in_background(backend: str) -> bool:
+    """Return whether other processes can compile ahead: what they leave is Inductor's cache."""
+    return backend == "inductor" and not cudagraph_trees.are_demanded()
+
+
+@contextmanager
+def _workers_ahead(
+    n_workers: int, backend: str, device: torch.device
+) -> Iterator[None]:
+    """Start the processes that `_compile_parts_in_background` will need, where it is sure to need them."""
+    # The import of the compiler takes seconds here and there, and tells here what is cached.
+    is_needed = not may_hold_code() and _may_compile_in_background(backend)
+    with parallel_compile.workers_ahead(
+        n_workers if is_needed else 0, str(device)
+    ):
+        yield
+
+
 @contextmanager
 def _compile_parts_in_background(
     parts: TrainingParts, calls: _Calls, backend: str
 ) -> Iterator[Callable[[], None]]:
     """Compile the parts that are not cached in other processes; yields a function that waits for these."""
-    is_cacheable = backend == "inductor" and not cudagraph_trees.are_demanded()
-    if not is_cacheable or not parallel_compile.MAX_WORKERS:
+    if (
+        not _may_compile_in_background(backend)
+        or not parallel_compile.MAX_WORKERS
+    ):
         yield lambda: None
         return
 
@@ -596,15 +618,13 @@ class _StrategySelector:
         return kernel
 
     def compile_rollout_part(
-        self, parts: Parts, name: str, calls: list[tuple[object, ...]]
+        self, parts: Parts, name: str, calls: _Calls
     ) -> Parts:
-        """The parts with one rollout part compiled, or as they are if it fails.
-
-        Args:
-          calls: of the part.
-        """
+        """The parts with one rollout part compiled, or as they are if it fails."""
         try:
-            attempt = partial(self._compile_rollout_part, name, parts, calls)
+            attempt = partial(
+                self._compile_rollout_part, name, parts, calls[name]
+            )
             return self.compile_with_fallback(attempt, name)
         except Exception as error:
             self._handle_failure(name, error)

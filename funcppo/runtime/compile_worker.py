@@ -1,7 +1,7 @@
 """Entry point of a background compiler: compile one function for one set of arguments, and exit.
 
-`parallel_compile.py` starts it as `python -m funcppo.runtime.compile_worker` and writes a `Job` to its standard input.
-The result is the entry in Inductor's cache on disk.
+`parallel_compile.py` starts it as `python -m funcppo.runtime.compile_worker DEVICE` and writes a `Job` to its standard
+input, possibly some time later. The result is the entry in Inductor's cache on disk.
 """
 
 from __future__ import annotations
@@ -70,6 +70,19 @@ def forget_fastest_configurations() -> None:
     AutotuneCache.save = save  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def prepare(device: str) -> None:
+    """Import the compiler and start the device: most of the time of a small job."""
+    from torch._inductor import compile_fx  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    from funcppo.runtime.inductor import (
+        matmul_pass,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        threefry_lowering,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    )
+
+    torch.zeros((), device=device)
+
+
 if __name__ == "__main__":
+    prepare(sys.argv[1])
     forget_fastest_configurations()
     run_job(sys.stdin.buffer)
