@@ -287,10 +287,9 @@ def select_strategy(
         take_fastest=strategy == "fastest" and agree is alone,
         agree=agree,
     )
-    # This process compiles the first part, others the rest. Only one-graph compiles the minibatch step as a whole.
+    # This process compiles the first part, others the rest.
     first, *rest = (name for name in ROLLOUT_PARTS if name in rollout_parts)
-    is_whole = candidates[0] == "one-graph"
-    in_background = (*rest, "minibatch_step") if is_whole else tuple(rest)
+    in_background = _parts_in_background(rest, candidates[0])
 
     with _workers_ahead(len(in_background), backend, state.key.device):
         calls = _record_calls(collect, parts, cfg, world, state)
@@ -307,15 +306,11 @@ def select_strategy(
                 parts = selector.compile_rollout_part(parts, name, calls)
 
             collected = collect(cfg, world, state, parts)
-            update_args = (
-                cfg,
-                world,
-                state.params,
-                collected.batch,
-                collected.scalars,
-            )
             parts, selected = selector.compile_update_part(
-                parts, candidates, update_args, collected
+                parts,
+                candidates,
+                (cfg, world, state.params, collected.batch, collected.scalars),
+                collected,
             )
 
     record = dataclasses.replace(
@@ -501,6 +496,15 @@ def _subset(
     calls: _Calls, names: tuple[str, ...]
 ) -> dict[str, list[tuple[object, ...]]]:
     return {name: calls[name] for name in names if name in calls}
+
+
+def _parts_in_background(
+    rollout_parts: list[str], strategy: str
+) -> tuple[str, ...]:
+    """What other processes compile: only one-graph compiles the minibatch step as a whole."""
+    if strategy == "one-graph":
+        return (*rollout_parts, "minibatch_step")
+    return tuple(rollout_parts)
 
 
 def _may_compile_in_background(backend: str) -> bool:
