@@ -35,6 +35,7 @@ a line that names its records, hardware, versions and commits):
     performance-prover          an iteration of learning to prove, and its rollout
     performance-prover-cpu      the same on one CPU thread: compiled and eager, packed and padded successors
     performance-redesign        the same work before and after the redesign of the package
+    performance-time-to-score   wall time to a return, JAX beside
     performance-startup         seconds to the end of the first iteration (a sentence)
     performance-scoring         candidates scored, the former design beside; full rankings
     performance-evaluator       an evaluation under limits of memory
@@ -1212,6 +1213,33 @@ def saved_milliseconds_per_call(compiled: Row, eager: Row) -> float:
     return (eager["processor_ms"] - compiled["processor_ms"]) / S3_CALLS
 
 
+def performance_time_to_score() -> str:
+    """The block of this name."""
+    cells = cells_of("time_to_score-h100")
+    head = ["mean return of ten updates", "seeds"]
+    head += ["steps", "seconds", "JAX: steps", "JAX: seconds", "times as fast"]
+    rows = []
+    for cell, ours in cells.items():
+        library, _, env = cell.partition(" ")
+        if library != "funcppo":
+            continue
+        for target, reached in ours["targets"].items():
+            theirs = cells[f"jax {env}"]["targets"][target]
+            seconds = reached["median_seconds"], theirs["median_seconds"]
+            rows.append(
+                [
+                    f"{env}, {float(target):.0f}",
+                    f"{reached['n_reached']} and {theirs['n_reached']} of {len(ours['curves'])}",
+                    f"{reached['median_steps']:,.0f}",
+                    digits(seconds[0]),
+                    f"{theirs['median_steps']:,.0f}",
+                    digits(seconds[1]),
+                    digits(seconds[1] / seconds[0], 2),
+                ]
+            )
+    return table(head, rows) + origin("time_to_score-h100")
+
+
 def performance_startup() -> str:
     """The block of this name."""
     names = (
@@ -1615,6 +1643,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-prover": performance_prover,
     "performance-prover-cpu": performance_prover_cpu,
     "performance-redesign": performance_redesign,
+    "performance-time-to-score": performance_time_to_score,
     "performance-startup": performance_startup,
     "performance-scoring": performance_scoring,
     "performance-evaluator": performance_evaluator,

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -34,8 +34,10 @@ from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import Learner, compile, settings_text
 from funcppo.recurrence import apply_agent, initial_memory
 from funcppo.runtime import stacked
+from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.distributed import launched_size
+from funcppo.runtime.reasons import FallbackCode
 from funcppo.train_step import Metrics, TrainState
 from funcppo.types import F32, I64, Bool
 
@@ -46,6 +48,8 @@ CONFIDENCE = 0.95
 N_RESAMPLES = 2000  # of a bootstrap
 PREVIOUS_NAME = "previous-{name}"  # of the checkpoint before the latest
 RESTART_KEY = 2**31  # the child of a key that resets environments anew
+# why a step of an evaluation is no CUDA graph: nobody expects one
+UNREMARKABLE = (None, FallbackCode.NO_GPU, FallbackCode.DISABLED)
 RESTART_NOTE = (
     "{path}: the environments step on the host and are not in the checkpoint: new episodes begin, "
     "so that the run does not continue bit for bit"
@@ -123,7 +127,7 @@ class TrainResult(NamedTuple, Generic[EvaluationT]):
     evaluations: tuple[EvaluationT, ...]  # of this call
     update: int  # updates made, those before the checkpoint included
     is_stopped: bool  # a callback stopped it
-    # what was made do with: the checkpoint before a damaged one
+    # what was made do with: the checkpoint before a damaged one, an evaluation that cannot be captured
     notes: tuple[str, ...] = ()
 
 
@@ -293,11 +297,10 @@ def train(
     is_compiled = compile_step and not is_finished
     compiled = compile(learner, state) if is_compiled else None
 
+    evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
     schedule = UpdateIntervals(
         evaluate_every=evaluate_every,
-        evaluate=lambda state: evaluate_policy(
-            learner, learner.gather(state), n_episodes=n_episodes, seed=seed
-        ),
+        evaluate=lambda state: evaluator.evaluate(learner.gather(state), seed),
         checkpoint_every=checkpoint_every,
         save=partial(save_checkpoint, path, learner),
     )
@@ -308,7 +311,7 @@ def train(
         record=compiled.record if compiled else None,
     )
     result = make_updates(stepper, state, schedule, callbacks)
-    return result._replace(notes=notes)
+    return result._replace(notes=(*notes, *evaluator.notes()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -626,16 +629,10 @@ def evaluate_policy(
       ValueError: a number is out of range.
     """
     check_positive(n_episodes=n_episodes, max_steps=max_steps)
-    key = random.key(seed, state.key.device)
-    greedy, sampled = (
-        _play(learner, state, key, n_episodes, max_steps, is_greedy)
-        for is_greedy in (True, False)
+    evaluator = Evaluator(
+        learner=learner, n_episodes=n_episodes, max_steps=max_steps
     )
-    return PolicyEvaluation(
-        update=int(state.update),
-        greedy=_estimate_return(key, greedy),
-        sampled=_estimate_return(key, sampled),
-    )
+    return evaluator.evaluate(state, seed)
 
 
 def evaluate_many(
@@ -651,19 +648,119 @@ def evaluate_many(
     Args:
       state: states of them, stacked.
     """
-    key = torch.stack([random.key(seed, state.key.device) for seed in seeds])
-    greedy, sampled = (
-        _play(learner, state, key, n_episodes, max_steps, is_greedy, torch.vmap)
-        for is_greedy in (True, False)
+    evaluator = Evaluator(
+        learner=learner, n_episodes=n_episodes, max_steps=max_steps
     )
-    return tuple(
-        PolicyEvaluation(
-            update=_update_of(state),
-            greedy=_estimate_return(key[i], stacked.item(greedy, i)),
-            sampled=_estimate_return(key[i], stacked.item(sampled, i)),
+    return evaluator.evaluate_many(state, seeds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluator:
+    """Evaluates states of one learner again and again; on a GPU a step of the episodes is one CUDA graph."""
+
+    learner: Learner[Any, Any]
+    n_episodes: int
+    max_steps: int = MAX_EVALUATION_STEPS
+    # by (greedy, stacked), recorded at the first evaluation
+    _steps: dict[tuple[bool, bool], CapturedStep[_Play, tuple[()]]] = field(
+        default_factory=dict
+    )
+
+    def evaluate(self, state: State, seed: int) -> PolicyEvaluation:
+        """As `evaluate_policy`."""
+        key = random.key(seed, state.key.device)
+        greedy, sampled = (
+            self._play(state, key, is_greedy) for is_greedy in (True, False)
         )
-        for i in range(len(seeds))
-    )
+        return PolicyEvaluation(
+            update=int(state.update),
+            greedy=_estimate_return(key, greedy),
+            sampled=_estimate_return(key, sampled),
+        )
+
+    def evaluate_many(
+        self, state: State, seeds: Sequence[int]
+    ) -> tuple[PolicyEvaluation, ...]:
+        """As the function `evaluate_many`."""
+        device = state.key.device
+        key = torch.stack([random.key(seed, device) for seed in seeds])
+        greedy, sampled = (
+            self._play(state, key, is_greedy) for is_greedy in (True, False)
+        )
+        return tuple(
+            PolicyEvaluation(
+                update=_update_of(state),
+                greedy=_estimate_return(key[i], stacked.item(greedy, i)),
+                sampled=_estimate_return(key[i], stacked.item(sampled, i)),
+            )
+            for i in range(len(seeds))
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Why a step on a GPU is no CUDA graph; empty if it is one, and on a CPU."""
+        reasons = {
+            step.fallback_reason
+            for step in self._steps.values()
+            if step.fallback_code not in UNREMARKABLE
+        }
+        return tuple(
+            f"evaluation is not replayed as a CUDA graph: {reason}"
+            for reason in sorted(reasons)
+        )
+
+    def _play(
+        self, state: State, key: I64[Tensor, "... 2"], is_greedy: bool
+    ) -> _Episodes:
+        """Play whole episodes; of stacked states and keys those of each."""
+        env = evaluation_env(self.learner.cfg.env)
+        is_stacked = key.ndim > 1
+        batched = torch.vmap if is_stacked else lambda fn: fn
+        reset_key, play_key, _ = random.split(key, 3).unbind(-2)
+        begin = batched(
+            partial(_begin_episodes, self.learner, env, self.n_episodes)
+        )
+        keys = _step_keys(play_key, 0, self.n_episodes)
+        place = torch.zeros(1, dtype=torch.int64, device=key.device)
+        episodes = begin(state.env_state, reset_key)
+        play = _Play(state.params, episodes, keys, place)
+
+        captured = self._steps.get((is_greedy, is_stacked))
+        if captured is None:
+            step = batched(
+                partial(_step_episodes, self.learner, env, is_greedy)
+            )
+            captured = capture(
+                partial(_step_play, step, key.ndim - 1),
+                play,
+                use_cuda_graph=self.learner.cfg.env.host is None,
+            )
+            self._steps[is_greedy, is_stacked] = captured
+        else:
+            captured.load(play)
+        self._step_to_the_end(captured, play_key)
+        return captured.state.episodes
+
+    def _step_to_the_end(
+        self,
+        captured: CapturedStep[_Play, tuple[()]],
+        play_key: I64[Tensor, "... 2"],
+    ) -> None:
+        """Step episodes until all have finished. Steps of finished ones change nothing.
+
+        A graph is replayed faster than the host reads a flag, so that the flag is read once for all steps whose keys
+        are made together.
+        """
+        is_graph = captured.replay_mode == "cuda-graph"
+        for t in range(self.max_steps):
+            place = t % KEYS_AT_ONCE
+            if t and not place:
+                keys = _step_keys(play_key, t, self.n_episodes)
+                start = torch.zeros_like(captured.state.place)
+                captured.load(captured.state._replace(keys=keys, place=start))
+            captured.step()
+            is_read = not is_graph or place == KEYS_AT_ONCE - 1
+            if is_read and bool(captured.state.episodes.finished.all()):
+                break
 
 
 class _Episodes(NamedTuple):
@@ -676,36 +773,32 @@ class _Episodes(NamedTuple):
     memory: Any  # of the network, of the episode so far
 
 
-def _play(
-    learner: Learner[Any, Any],
-    state: State,
-    key: I64[Tensor, "... 2"],
-    n_episodes: int,
-    max_steps: int,
-    greedy: bool,
-    batched: Callable[..., Any] = lambda fn: fn,
-) -> _Episodes:
-    """Play whole episodes.
+class _Play(NamedTuple):
+    """What a step of episodes reads and writes."""
+
+    params: Any
+    episodes: _Episodes
+    # of the actions, and of the environments, for some steps
+    keys: tuple[I64[Tensor, "... N 2"], I64[Tensor, "... N B 2"]]
+    place: I64[Tensor, "1"]  # of the next step among them
+
+
+def _step_play(
+    step: Callable[..., _Episodes], key_axis: int, play: _Play
+) -> tuple[_Play, tuple[()]]:
+    """One step of each episode.
 
     Args:
-      batched: `torch.vmap` where states and keys are stacked.
+      step: `_step_episodes`, or the same of stacked states.
+      key_axis: of keys, along which the steps lie.
     """
-    env = evaluation_env(learner.cfg.env)
-    reset_key, play_key, _ = random.split(key, 3).unbind(-2)
-    begin = batched(partial(_begin_episodes, learner, env, n_episodes))
-    step = batched(partial(_step_episodes, learner, env, greedy))
-    episodes = begin(state.env_state, reset_key)
-    keys = _step_keys(play_key, 0, n_episodes)
+    action_key, env_keys = (
+        keys.index_select(key_axis, play.place).squeeze(key_axis)
+        for keys in play.keys
+    )
     with torch.no_grad():
-        for t in range(max_steps):
-            place = t % KEYS_AT_ONCE
-            if t and not place:
-                keys = _step_keys(play_key, t, n_episodes)
-            action_key, env_keys = (x.select(key.ndim - 1, place) for x in keys)
-            episodes = step(state.params, episodes, action_key, env_keys)
-            if bool(episodes.finished.all()):
-                break
-    return episodes
+        episodes = step(play.params, play.episodes, action_key, env_keys)
+    return play._replace(episodes=episodes, place=play.place + 1), ()
 
 
 def _step_keys(

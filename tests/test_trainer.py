@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import tree
+from funcppo import trainer, tree
 from funcppo.envs import wrappers
 from funcppo.experiment import metrics_log
+from funcppo.runtime.capture import capture, without_cuda_graphs
 from funcppo.trainer import bootstrap_interval, print_progress, saved_update
 from tests.learning import assert_trees_equal, one_thread
 
@@ -159,6 +160,62 @@ def test_an_evaluation_counts_rewards_before_normalisation():
         assert (estimate.n_episodes, estimate.n_unfinished) == (16, 0)
 
 
+def test_steps_after_the_last_episode_has_ended_change_nothing(
+    whole_run, monkeypatch
+):
+    """A graph is replayed for some steps before the host looks; here a function stands for it."""
+    n_steps = []
+
+    def capture_as_graph(fn, state, **options):
+        captured = capture(fn, state, **options)
+
+        def step():
+            n_steps.append(1)
+            return captured.step()
+
+        return replace(captured, replay_mode="cuda-graph", step=step)
+
+    expected = fp.evaluate_policy(LEARNER, whole_run.state, n_episodes=5)
+    monkeypatch.setattr(trainer, "capture", capture_as_graph)
+    actual = fp.evaluate_policy(LEARNER, whole_run.state, n_episodes=5)
+    assert actual == expected
+    assert len(n_steps) == 2 * trainer.KEYS_AT_ONCE > 2 * 20
+
+
+def test_a_step_of_an_evaluation_is_recorded_once_and_why_not_is_noted(
+    whole_run, monkeypatch
+):
+    calls = []
+
+    def capture_and_count(fn, state, **options):
+        calls.append(1)
+        captured = capture(fn, state, **options)
+        return replace(
+            captured, fallback_reason="a wait", fallback_code="host_sync"
+        )
+
+    monkeypatch.setattr(trainer, "capture", capture_and_count)
+    result = fp.train(
+        LEARNER, TOTAL_STEPS, evaluate_every=2, n_episodes=2, seed=3
+    )
+    assert len(result.evaluations) == 3 and len(calls) == 2
+    assert result.notes == (
+        "evaluation is not replayed as a CUDA graph: a wait",
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_evaluation_on_a_gpu_is_a_graph_and_equals_one_without():
+    state = LEARNER.init(fp.random.key(3, "cuda"))
+    evaluator = trainer.Evaluator(learner=LEARNER, n_episodes=5)
+    first, again = (evaluator.evaluate(state, seed=1) for _ in range(2))
+    with without_cuda_graphs("for the test"):
+        expected = fp.evaluate_policy(LEARNER, state, n_episodes=5, seed=1)
+    modes = {step.replay_mode for step in evaluator._steps.values()}
+    assert modes == {"cuda-graph"} and evaluator.notes() == ()
+    assert first == again == expected
+
+
 def test_episodes_that_do_not_end_are_counted():
     state = LEARNER.init(fp.random.key(0))
     evaluation = fp.evaluate_policy(LEARNER, state, n_episodes=3, max_steps=2)
@@ -271,7 +328,7 @@ def test_an_interrupt_saves_the_last_state_that_callbacks_have_seen(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         if moment == "evaluation":
             options["evaluate_every"] = 3
-            patch.setattr("funcppo.trainer._play", interrupt)
+            patch.setattr("funcppo.trainer._estimate_return", interrupt)
         if moment == "step":
             patch.setattr("funcppo.learner.Learner.step", step_interrupted)
         callbacks = [log, interrupt_late] if moment == "callback" else [log]

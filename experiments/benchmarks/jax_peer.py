@@ -1,4 +1,4 @@
-"""The work of cartpole.py in plain JAX: a whole PPO iteration on CartPole in one jitted call.
+"""The work of cartpole.py and time_to_score.py in plain JAX: a whole PPO iteration in one jitted call.
 
 The same steps, settings and constants as funcppo's, read from its config: rollout with resets, a value for the last
 state of every truncated episode, GAE, epochs x minibatches of the clipped loss, Adam. Written as JAX is written: loops
@@ -22,10 +22,21 @@ from funcppo.envs.classic_control import cartpole
 Array = Any
 Network = list[tuple[Array, Array]]  # weight and bias of each layer
 
-MAX_STEPS = cartpole.CartPoleConfig().max_steps
-LAYER_SIZES = (4, 64, 64)  # of an observation and the hidden layers
-N_ACTIONS = 2
+HIDDEN_SIZES = (64, 64)
 GAE_UNROLL = 16
+
+
+class Task(NamedTuple):
+    """An environment of B rows, and the network for it."""
+
+    reset: Callable[[Array, int], Any]  # (key, B) -> state
+    # (state, action, key) -> state, reward, terminated
+    step: Callable[[Any, Array, Array], tuple[Any, Array, Array]]
+    observe: Callable[[Any], Array]  # state -> [B, n_obs]
+    n_obs: int
+    n_actions: int
+    max_steps: int | None = None  # after which an episode is truncated
+    activation: Callable[[Array], Array] = jnp.tanh
 
 
 class Learner(NamedTuple):
@@ -41,8 +52,9 @@ class State(NamedTuple):
     """What an iteration threads."""
 
     learner: Learner
-    motion: Array  # [B 4]
+    env_state: Any
     steps: Array  # [B], taken in the episode that each row is in
+    episode_return: Array  # [B], of it so far
     key: Array
     update: Array
 
@@ -59,11 +71,20 @@ class Batch(NamedTuple):
 
 
 def make_learner(
-    ppo: PPOConfig, n_learners: int
+    ppo: PPOConfig,
+    n_learners: int,
+    task: Task | None = None,
+    seed: int = 0,
 ) -> tuple[State, Callable[[State], tuple[State, Any]]]:
-    """A fresh state and the jitted iteration from it; of `n_learners` at once under vmap, or of one where that is 0."""
-    keys = jax.random.split(jax.random.key(0), max(n_learners, 1))
-    init_state, step = partial(init, ppo), partial(iteration, ppo)
+    """A fresh state and the jitted iteration from it; of `n_learners` at once under vmap, or of one where that is 0.
+
+    Args:
+      task: CartPole by default.
+    """
+    task = task or CARTPOLE
+    keys = jax.random.split(jax.random.key(seed), max(n_learners, 1))
+    init_state = partial(init, ppo, task=task)
+    step = partial(iteration, ppo, task=task)
     if n_learners:
         return jax.vmap(init_state)(keys), jax.jit(
             jax.vmap(step), donate_argnums=0
@@ -71,12 +92,13 @@ def make_learner(
     return init_state(keys[0]), jax.jit(step, donate_argnums=0)
 
 
-def init(ppo: PPOConfig, key: Array) -> State:
+def init(ppo: PPOConfig, key: Array, task: Task | None = None) -> State:
     """The state before the first iteration."""
+    task = task or CARTPOLE
     actor_key, critic_key, env_key, key = jax.random.split(key, 4)
     params = (
-        init_network(actor_key, N_ACTIONS, 0.01),
-        init_network(critic_key, 1, 1.0),
+        init_network(actor_key, task.n_obs, task.n_actions, 0.01),
+        init_network(critic_key, task.n_obs, 1, 1.0),
     )
     learner = Learner(
         params,
@@ -84,21 +106,24 @@ def init(ppo: PPOConfig, key: Array) -> State:
         tree.map(jnp.zeros_like, params),
         jnp.zeros(()),
     )
-    steps = jnp.zeros(ppo.n_envs, jnp.int32)
     return State(
         learner,
-        reset(env_key, ppo.n_envs),
-        steps,
-        key,
+        # copied, since a buffer that stands in two places cannot be donated
+        tree.map(jnp.copy, task.reset(env_key, ppo.n_envs)),
+        steps=jnp.zeros(ppo.n_envs, jnp.int32),
+        episode_return=jnp.zeros(ppo.n_envs),
+        key=key,
         update=jnp.zeros((), jnp.int32),
     )
 
 
-def init_network(key: Array, n_out: int, output_gain: float) -> Network:
+def init_network(
+    key: Array, n_obs: int, n_out: int, output_gain: float
+) -> Network:
     """Orthogonal weights with gain sqrt(2), the last layer's with `output_gain`; zero biases."""
-    sizes = [*LAYER_SIZES, n_out]
-    gains = [math.sqrt(2.0)] * (len(LAYER_SIZES) - 1) + [output_gain]
-    keys = jax.random.split(key, len(LAYER_SIZES))
+    sizes = [n_obs, *HIDDEN_SIZES, n_out]
+    gains = [math.sqrt(2.0)] * len(HIDDEN_SIZES) + [output_gain]
+    keys = jax.random.split(key, len(gains))
     network = []
     for layer_key, gain, n_in, n in zip(keys, gains, sizes[:-1], sizes[1:]):
         weight = jax.nn.initializers.orthogonal(gain)(layer_key, (n_in, n))
@@ -106,10 +131,14 @@ def init_network(key: Array, n_out: int, output_gain: float) -> Network:
     return network
 
 
-def apply(network: Network, x: Array) -> Array:
+def apply(
+    network: Network,
+    x: Array,
+    activation: Callable[[Array], Array] = jnp.tanh,
+) -> Array:
     """The output of the actor or the critic."""
     for weight, bias in network[:-1]:
-        x = jnp.tanh(x @ weight + bias)
+        x = activation(x @ weight + bias)
     return x @ network[-1][0] + network[-1][1]
 
 
@@ -148,38 +177,86 @@ def env_step(motion: Array, action: Array) -> tuple[Array, Array]:
     return after, fallen
 
 
+def step_cartpole(
+    motion: Array, action: Array, key: Array
+) -> tuple[Array, Array, Array]:
+    """The motion one step later, a reward of 1 for each row, and which poles have fallen."""
+    after, fallen = env_step(motion, action)
+    return after, jnp.ones_like(after[:, 0]), fallen
+
+
+CARTPOLE = Task(
+    reset=reset,
+    step=step_cartpole,
+    observe=lambda motion: motion,
+    n_obs=4,
+    n_actions=2,
+    max_steps=cartpole.CartPoleConfig().max_steps,
+)
+
+
+class Reached(NamedTuple):
+    """What a step reaches, before any reset."""
+
+    obs: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    episode_return: Array
+
+
 def rollout_step(
-    params: tuple[Network, Network], carry: tuple[Array, Array], key: Array
-) -> tuple[Any, Any]:
+    task: Task,
+    params: tuple[Network, Network],
+    carry: tuple[Any, Array, Array],
+    key: Array,
+) -> tuple[Any, tuple[Batch, Reached]]:
     """Act, step, and reset the rows that finished."""
-    obs, steps = carry
+    env_state, steps, episode_return = carry
+    obs = task.observe(env_state)
     actor, critic = params
-    action_key, reset_key = jax.random.split(key)
-    log_probs = jax.nn.log_softmax(apply(actor, obs))
+    action_key, step_key, reset_key = jax.random.split(key, 3)
+    log_probs = jax.nn.log_softmax(apply(actor, obs, task.activation))
     action = jax.random.categorical(action_key, log_probs)
     transition = Batch(
         obs=obs,
         action=action,
         log_prob=log_prob_of(log_probs, action),
-        value=apply(critic, obs)[:, 0],
+        value=apply(critic, obs, task.activation)[:, 0],
         advantage=(),
         value_target=(),
     )
 
-    reached, terminated = env_step(obs, action)
+    env_state, reward, terminated = task.step(env_state, action, step_key)
     length = steps + 1
-    truncated = length >= MAX_STEPS
+    truncated = jnp.zeros_like(terminated)
+    if task.max_steps is not None:
+        truncated = length >= task.max_steps
     done = terminated | truncated
-    carry = (
-        jnp.where(done[:, None], reset(reset_key, len(steps)), reached),
-        jnp.where(done, 0, length),
+    reached = Reached(
+        task.observe(env_state),
+        reward,
+        terminated,
+        truncated,
+        episode_return + reward,
     )
-    return carry, (transition, reached, terminated, truncated, length)
+    fresh = task.reset(reset_key, len(steps))
+
+    def reset_finished(old: Array, new: Array) -> Array:
+        return jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    carry = (
+        tree.map(reset_finished, env_state, fresh),
+        jnp.where(done, 0, length),
+        jnp.where(done, 0.0, reached.episode_return),
+    )
+    return carry, (transition, reached)
 
 
 def log_prob_of(log_probs: Array, action: Array) -> Array:
     """The log-probability of each row's action."""
-    return jnp.sum(log_probs * jax.nn.one_hot(action, N_ACTIONS), -1)
+    chosen = jax.nn.one_hot(action, log_probs.shape[-1])
+    return jnp.sum(log_probs * chosen, -1)
 
 
 def gae(
@@ -188,9 +265,10 @@ def gae(
     next_value: Array,
     terminated: Array,
     truncated: Array,
+    reward: Array | float = 1.0,
 ) -> Array:
-    """Generalised advantage estimates [T B] for rewards that are all 1."""
-    delta = 1.0 + ppo.gamma * ~terminated * next_value - value
+    """Generalised advantage estimates [T B]."""
+    delta = reward + ppo.gamma * ~terminated * next_value - value
     decay = ppo.gamma * ppo.gae_lambda * ~(terminated | truncated)
 
     def accumulate(
@@ -206,15 +284,18 @@ def gae(
 
 
 def loss_fn(
-    ppo: PPOConfig, params: tuple[Network, Network], batch: Batch
+    ppo: PPOConfig,
+    params: tuple[Network, Network],
+    batch: Batch,
+    activation: Callable[[Array], Array] = jnp.tanh,
 ) -> Array:
     """The clipped surrogate, the larger of two value errors, and entropy."""
-    log_probs = jax.nn.log_softmax(apply(params[0], batch.obs))
-    value = apply(params[1], batch.obs)[:, 0]
+    log_probs = jax.nn.log_softmax(apply(params[0], batch.obs, activation))
+    value = apply(params[1], batch.obs, activation)[:, 0]
 
     ratio = jnp.exp(log_prob_of(log_probs, batch.action) - batch.log_prob)
     advantage = (batch.advantage - batch.advantage.mean()) / (
-        batch.advantage.std(ddof=1) + 1e-8
+        batch.advantage.std(ddof=ppo.advantage_ddof) + 1e-8
     )
     clipped_ratio = jnp.clip(ratio, 1 - ppo.clip_eps, 1 + ppo.clip_eps)
     policy_loss = -jnp.minimum(
@@ -238,6 +319,7 @@ def loss_fn(
 
 def minibatch_step(
     ppo: PPOConfig,
+    activation: Callable[[Array], Array],
     batch: Batch,
     learning_rate: Array,
     learner: Learner,
@@ -245,7 +327,8 @@ def minibatch_step(
 ) -> tuple[Learner, None]:
     """One step of Adam along the clipped gradient."""
     minibatch = tree.map(lambda x: x[rows], batch)
-    grads = jax.grad(partial(loss_fn, ppo))(learner.params, minibatch)
+    loss = partial(loss_fn, ppo, activation=activation)
+    grads = jax.grad(loss)(learner.params, minibatch)
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in tree.leaves(grads)))
     grads = tree.map(
         lambda g: g * jnp.minimum(1.0, ppo.max_grad_norm / (norm + 1e-6)), grads
@@ -268,28 +351,34 @@ def minibatch_step(
 
 
 def iteration(
-    ppo: PPOConfig, state: State
+    ppo: PPOConfig, state: State, task: Task | None = None
 ) -> tuple[State, tuple[Array, Array]]:
     """One PPO update; beside the state, how many episodes ended in it and the sum of their returns."""
+    task = task or CARTPOLE
     key, rollout_key, order_key = jax.random.split(state.key, 3)
     params = state.learner.params
+    critic = partial(apply, params[1], activation=task.activation)
 
     # Rollout.
     keys = jax.random.split(rollout_key, ppo.n_steps)
-    act = partial(rollout_step, params)
-    (motion, steps), trajectory = lax.scan(
-        act, (state.motion, state.steps), keys
-    )
-    transitions, reached, terminated, truncated, length = trajectory
+    act = partial(rollout_step, task, params)
+    first = (state.env_state, state.steps, state.episode_return)
+    (env_state, steps, episode_return), trajectory = lax.scan(act, first, keys)
+    transitions, reached = trajectory
 
     # Advantages: the value of the state reached before any reset, where the time limit cut the episode.
-    following = jnp.concatenate(
-        [transitions.value[1:], apply(params[1], motion)[None, :, 0]]
+    last_value = critic(task.observe(env_state))[None, :, 0]
+    next_value = jnp.concatenate([transitions.value[1:], last_value])
+    done = reached.terminated | reached.truncated
+    is_end = done
+    if ppo.bootstrap_truncated:
+        is_end = reached.terminated
+        next_value = jnp.where(
+            reached.truncated, critic(reached.obs)[..., 0], next_value
+        )
+    advantage = gae(
+        ppo, transitions.value, next_value, is_end, done, reached.reward
     )
-    next_value = jnp.where(
-        truncated, apply(params[1], reached)[..., 0], following
-    )
-    advantage = gae(ppo, transitions.value, next_value, terminated, truncated)
     n_rows = ppo.n_envs * ppo.n_steps
     batch = transitions._replace(
         advantage=advantage, value_target=advantage + transitions.value
@@ -303,13 +392,15 @@ def iteration(
     learning_rate = ppo.learning_rate * jnp.maximum(
         0.0, 1 - state.update / ppo.n_updates
     )
-    update = partial(minibatch_step, ppo, batch, learning_rate)
+    update = partial(minibatch_step, ppo, task.activation, batch, learning_rate)
     learner, _ = lax.scan(
         update,
         state.learner,
         order.reshape(ppo.n_epochs * ppo.n_minibatches, -1),
     )
 
-    done = terminated | truncated
-    after = State(learner, motion, steps, key, state.update + 1)
-    return after, (done.sum(), jnp.where(done, length, 0).sum())
+    after = State(
+        learner, env_state, steps, episode_return, key, state.update + 1
+    )
+    ended_return = jnp.where(done, reached.episode_return, 0.0)
+    return after, (done.sum(), ended_return.sum())

@@ -22,6 +22,7 @@ from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
 from funcppo.trainer import (
     N_EPISODES,
     Callback,
+    Evaluator,
     PolicyEvaluation,
     Stepper,
     TrainResult,
@@ -80,17 +81,16 @@ def train_many(
     first = init_many(learner, seeds, device, scalars)
     state, notes = trainer.restore_latest(learner, first, path)
 
+    evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
     schedule = UpdateIntervals(
         evaluate_every=evaluate_every,
-        evaluate=partial(
-            trainer.evaluate_many, learner, seeds=seeds, n_episodes=n_episodes
-        ),
+        evaluate=partial(evaluator.evaluate_many, seeds=seeds),
         checkpoint_seconds=CHECKPOINT_SECONDS,
         save=partial(trainer.save_checkpoint, path, learner),
     )
     stepper = prepare_many(learner, seeds, state, strategy)
     result = trainer.make_updates(stepper, state, schedule, callbacks)
-    return result._replace(notes=notes)
+    return result._replace(notes=(*notes, *evaluator.notes()))
 
 
 def init_many(

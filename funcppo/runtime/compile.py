@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,7 +56,7 @@ from funcppo.runtime.capture import capture
 from funcppo.runtime.compile_cache import (
     CachedFunction,
     InductorOptions,
-    compile_events,
+    may_hold_code,
 )
 from funcppo.runtime.equivalence import (
     DEFAULT_TOLERANCE,
@@ -77,8 +78,7 @@ from funcppo.runtime.reasons import FailureCode, FallbackCode
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
-# Fields of `Parts`, compiled in this order: this process compiles the first, which is the slowest, while others compile
-# the rest.
+# Fields of `Parts`, compiled in this order: this process compiles the first while others compile the rest.
 ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
@@ -156,6 +156,8 @@ def reason_against_compiling() -> str:
     for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(name, "0") == "1":
             return f"{name}=1"
+    if "torch._dynamo" not in sys.modules:  # an import takes seconds
+        return ""
     if torch._dynamo.config.disable:
         return "torch._dynamo.config.disable"
     # PyTorch has no public function that returns the stance.
@@ -277,10 +279,6 @@ def select_strategy(
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
     eager_unroll = parts.unroll
-    calls = _subset(
-        _record_calls(collect, parts, cfg, world, state),
-        (*rollout_parts, "minibatch_step"),
-    )
     candidates = _candidates(strategy, cfg)
     selector = _StrategySelector(
         backend=backend,
@@ -289,28 +287,31 @@ def select_strategy(
         take_fastest=strategy == "fastest" and agree is alone,
         agree=agree,
     )
+    # This process compiles the first part, others the rest.
+    first, *rest = (name for name in ROLLOUT_PARTS if name in rollout_parts)
+    in_background = _parts_in_background(rest, candidates[0])
 
-    parts, rollout_reason = selector.unroll_by_kernel(parts, calls)
-    if parts.unroll is not eager_unroll:
-        calls.pop("rollout_step")
+    with _workers_ahead(len(in_background), backend, state.key.device):
+        calls = _record_calls(collect, parts, cfg, world, state)
+        with _compile_parts_in_background(
+            parts, _subset(calls, in_background), backend
+        ) as wait:
+            parts, rollout_reason = selector.unroll_by_kernel(
+                parts, _subset(calls, rollout_parts)
+            )
+            if parts.unroll is eager_unroll:
+                parts = selector.compile_rollout_part(parts, first, calls)
+            wait()
+            for name in rest:
+                parts = selector.compile_rollout_part(parts, name, calls)
 
-    # Only one-graph compiles the minibatch step as a whole.
-    background_calls = (
-        calls if candidates[0] == "one-graph" else _subset(calls, ROLLOUT_PARTS)
-    )
-    with _compile_parts_in_background(parts, background_calls, backend) as wait:
-        parts = selector.compile_rollout_parts(parts, calls, wait)
-        collected = collect(cfg, world, state, parts)
-        update_args = (
-            cfg,
-            world,
-            state.params,
-            collected.batch,
-            collected.scalars,
-        )
-        parts, selected = selector.compile_update_part(
-            parts, candidates, update_args, collected
-        )
+            collected = collect(cfg, world, state, parts)
+            parts, selected = selector.compile_update_part(
+                parts,
+                candidates,
+                (cfg, world, state.params, collected.batch, collected.scalars),
+                collected,
+            )
 
     record = dataclasses.replace(
         record,
@@ -497,36 +498,55 @@ def _subset(
     return {name: calls[name] for name in names if name in calls}
 
 
+def _parts_in_background(
+    rollout_parts: list[str], strategy: str
+) -> tuple[str, ...]:
+    """What other processes compile: only one-graph compiles the minibatch step as a whole."""
+    if strategy == "one-graph":
+        return (*rollout_parts, "minibatch_step")
+    return tuple(rollout_parts)
+
+
+def _may_compile_in_background(backend: str) -> bool:
+    """Return whether other processes can compile ahead: what they leave is Inductor's cache."""
+    return backend == "inductor" and not cudagraph_trees.are_demanded()
+
+
+@contextmanager
+def _workers_ahead(
+    n_workers: int, backend: str, device: torch.device
+) -> Iterator[None]:
+    """Start the processes that `_compile_parts_in_background` will need, where it is sure to need them."""
+    # The import of the compiler takes seconds here and there, and tells here what is cached.
+    is_needed = not may_hold_code() and _may_compile_in_background(backend)
+    with parallel_compile.workers_ahead(
+        n_workers if is_needed else 0, str(device)
+    ):
+        yield
+
+
 @contextmanager
 def _compile_parts_in_background(
     parts: TrainingParts, calls: _Calls, backend: str
 ) -> Iterator[Callable[[], None]]:
-    """Compile the uncached parts, except the slowest, in other processes; yields a function that waits for these."""
-    is_cacheable = backend == "inductor" and not cudagraph_trees.are_demanded()
-    if not is_cacheable or not parallel_compile.MAX_WORKERS:
+    """Compile the parts that are not cached in other processes; yields a function that waits for these."""
+    if (
+        not _may_compile_in_background(backend)
+        or not parallel_compile.MAX_WORKERS
+    ):
         yield lambda: None
         return
 
     uncached: list[parallel_compile.Call] = []
-    first = next(name for name in ROLLOUT_PARTS if name in calls)
     for name, (args, *_) in calls.items():
         part = getattr(parts, name)
         function = _compile_with_inductor(part)
-        if (
-            name != first
-            and isinstance(function, CachedFunction)
-            and not function.is_cached(*args)
+        if isinstance(function, CachedFunction) and not function.is_cached(
+            *args
         ):
             uncached.append((part, args))
     with parallel_compile.compile_in_background(uncached) as wait:
         yield wait
-
-
-def _count_cache_misses() -> int:
-    """Number of graphs that this process compiled because they were not on disk."""
-    n_functions = sum(not event.cache_hit for event in compile_events)
-    n_graphs = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
-    return n_functions + n_graphs
 
 
 class CompileAttempt(Protocol[Compiled]):
@@ -601,30 +621,18 @@ class _StrategySelector:
             check_output(actual, expected, self.tolerance)
         return kernel
 
-    def compile_rollout_parts(
-        self, parts: Parts, calls: _Calls, wait: Callable[[], None]
+    def compile_rollout_part(
+        self, parts: Parts, name: str, calls: _Calls
     ) -> Parts:
-        """Compile the rollout parts; one that fails stays eager.
-
-        Args:
-          wait: waits for the other processes to end.
-        """
-        n_misses_before = _count_cache_misses()
-        names = [name for name in ROLLOUT_PARTS if name in calls]
-        for name in names:
-            try:
-                attempt = partial(
-                    self._compile_rollout_part, name, parts, calls[name]
-                )
-                parts = self.compile_with_fallback(attempt, name)
-            except Exception as error:
-                self._handle_failure(name, error)
-
-            # The next parts come from disk once the other processes have stored them. If this part was on disk too,
-            # those have only just begun, and compiling here takes no longer than waiting.
-            if name == names[0] and _count_cache_misses() > n_misses_before:
-                wait()
-        return parts
+        """The parts with one rollout part compiled, or as they are if it fails."""
+        try:
+            attempt = partial(
+                self._compile_rollout_part, name, parts, calls[name]
+            )
+            return self.compile_with_fallback(attempt, name)
+        except Exception as error:
+            self._handle_failure(name, error)
+            return parts
 
     def compile_update_part(
         self,

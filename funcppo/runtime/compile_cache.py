@@ -11,12 +11,14 @@ says why others are not. Files lie in Inductor's cache directory.
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import io
 import os
 import pickle
 import platform
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -297,7 +299,7 @@ class CachedFunction(Generic[Result]):
             _environment_key(args),
         )
         digest = hashlib.sha256(repr(key).encode()).hexdigest()
-        return Path(cache_dir()) / PACKAGE_DIR.name / digest[:32]
+        return Path(cache_dir()) / CODE_DIR / digest[:32]
 
     def _record_uncached(self, reason: str) -> None:
         uncached_reasons.setdefault(self._name, reason)
@@ -515,6 +517,18 @@ def _sources_unchanged() -> bool:
 
 _IMPORT_TIME = time.time()
 _SOURCE_DIGEST = _hash_sources()
+# of what these sources and this PyTorch compiled, in Inductor's cache directory
+CODE_DIR = f"{PACKAGE_DIR.name}/{torch.__version__}-{_SOURCE_DIGEST[:16]}"
+
+
+def may_hold_code() -> bool:
+    """Return whether these sources have compiled anything into the cache yet; imports no compiler."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder is None:
+        with suppress(KeyError, OSError):  # this user has no name
+            user = getpass.getuser()
+            folder = f"{tempfile.gettempdir()}/torchinductor_{user}"
+    return folder is not None and (Path(folder) / CODE_DIR).exists()
 
 
 def _load_code(path: Path) -> Callable[..., Any] | None:

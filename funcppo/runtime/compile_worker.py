@@ -1,11 +1,12 @@
 """Entry point of a background compiler: compile one function for one set of arguments, and exit.
 
-`parallel_compile.py` starts it as `python -m funcppo.runtime.compile_worker` and writes a `Job` to its standard input.
-The result is the entry in Inductor's cache on disk.
+`parallel_compile.py` starts it as `python -m funcppo.runtime.compile_worker DEVICE` and writes a `Job` to its standard
+input, possibly some time later. The result is the entry in Inductor's cache on disk.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -70,6 +71,30 @@ def forget_fastest_configurations() -> None:
     AutotuneCache.save = save  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def prepare(device: str) -> None:
+    """Import the compiler and start the device, before there is a job; and the processes that compile its kernels."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    is_gpu = device != "cpu"
+    if is_gpu:
+        AsyncCompile.warm_pool()
+    from torch._inductor import compile_fx  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    from funcppo.runtime.inductor import (
+        matmul_pass,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        threefry_lowering,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    )
+
+    torch.zeros((), device=device)
+    if is_gpu:
+        # Until those processes are there, Inductor compiles kernels one by one.
+        AsyncCompile.wait_pool_ready()
+
+
 if __name__ == "__main__":
+    prepare(sys.argv[1])
     forget_fastest_configurations()
     run_job(sys.stdin.buffer)
+    os._exit(
+        0
+    )  # the processes that compile kernels end by themselves, and take seconds

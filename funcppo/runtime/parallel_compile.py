@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from funcppo import tree
 from funcppo.runtime.compile_cache import TensorSpecPickler
 
 AVAILABLE_CORES = (
@@ -28,8 +29,30 @@ MAX_WORKERS = AVAILABLE_CORES // 4
 WORKER_TIMEOUT_SECONDS = 300.0  # after which a worker is stopped
 WORKER_MODULE = "funcppo.runtime.compile_worker"
 
+# started and without a job yet: see `workers_ahead`
+_idle_workers: list[subprocess.Popen[bytes]] = []
+
 # a function and its arguments
 Call = tuple[Callable[..., object], tuple[object, ...]]
+
+
+@contextmanager
+def workers_ahead(n_workers: int, device: str) -> Iterator[None]:
+    """Start processes for the jobs that the block will have, so that they import PyTorch's compiler meanwhile.
+
+    Those that get no job are stopped at the end of the block.
+
+    Args:
+      device: on which they will compile.
+    """
+    n_workers = min(n_workers, MAX_WORKERS)
+    _idle_workers.extend(_start_worker(device) for _ in range(n_workers))
+    try:
+        yield
+    finally:
+        for worker in _idle_workers:
+            worker.kill()
+        _idle_workers.clear()
 
 
 @contextmanager
@@ -57,7 +80,7 @@ def compile_in_background(calls: list[Call]) -> Iterator[Callable[[], None]]:
                 break
             message = _serialize_call(call)
             if message is not None:
-                workers.append(_start_worker(message))
+                workers.append(_send(message, _device_of(call)))
         yield wait
     finally:
         for worker in workers:
@@ -82,17 +105,30 @@ def _serialize_call(call: Call) -> bytes | None:
     return file.getvalue()
 
 
-def _start_worker(message: bytes) -> subprocess.Popen[bytes]:
-    import_paths = [path or os.getcwd() for path in sys.path]
-    worker = subprocess.Popen(
-        [sys.executable, "-m", WORKER_MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(import_paths)},
-    )
+def _device_of(call: Call) -> str:
+    """The device of the first tensor among the arguments."""
+    _, args = call
+    tensors = [x for x in tree.leaves(args) if isinstance(x, torch.Tensor)]
+    return str(tensors[0].device) if tensors else "cpu"
+
+
+def _send(message: bytes, device: str) -> subprocess.Popen[bytes]:
+    """A process that compiles a job for a device."""
+    worker = _idle_workers.pop() if _idle_workers else _start_worker(device)
     assert worker.stdin is not None
     with suppress(BrokenPipeError):  # the process may have ended already
         worker.stdin.write(message)
         worker.stdin.close()
     return worker
+
+
+def _start_worker(device: str) -> subprocess.Popen[bytes]:
+    """A process that waits for a job."""
+    import_paths = [path or os.getcwd() for path in sys.path]
+    return subprocess.Popen(
+        [sys.executable, "-m", WORKER_MODULE, device],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(import_paths)},
+    )

@@ -65,8 +65,8 @@ def test_a_function_that_cannot_be_sent_is_left_to_this_process(monkeypatch):
     monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 1)
     monkeypatch.setattr(
         parallel_compile,
-        "_start_worker",
-        lambda message: pytest.fail("a process was started"),
+        "_send",
+        lambda *_: pytest.fail("a process was started"),
     )
     with parallel_compile.compile_in_background(
         [(lambda x: x, (torch.rand(2),))]
@@ -78,10 +78,25 @@ def test_few_cores_start_no_process(monkeypatch):
     monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 0)
     monkeypatch.setattr(
         parallel_compile,
-        "_start_worker",
-        lambda message: pytest.fail("a process was started"),
+        "_send",
+        lambda *_: pytest.fail("a process was started"),
     )
     with parallel_compile.compile_in_background(
         [(doubled, (torch.rand(2), torch.rand(2)))]
     ) as wait:
         wait()
+
+
+def test_a_process_that_was_started_ahead_gets_the_job_and_others_end(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 2)
+    args = torch.rand(5, 3), torch.rand(3)
+    with parallel_compile.workers_ahead(3, "cpu"):
+        ahead = [*parallel_compile._idle_workers]
+        monkeypatch.setattr(parallel_compile, "_start_worker", pytest.fail)
+        with parallel_compile.compile_in_background([(doubled, args)]) as wait:
+            wait()
+    assert len(ahead) == 2 and parallel_compile._idle_workers == []
+    assert [worker.wait(60) for worker in ahead] == [-9, 0]

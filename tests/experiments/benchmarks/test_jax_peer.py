@@ -111,7 +111,7 @@ def test_the_gradient_of_the_loss_is_ours():
     )
     loss = lambda params: losses.loss_fn(cfg, NoWorld(), params, batch, scalars)
     want, _ = torch.func.grad(loss, has_aux=True)(ours(params))
-    theirs = jax_peer.Batch(*arrays(tuple(batch)))
+    theirs = jax_peer.Batch(*arrays(tuple(batch)[:6]))
     got = ours(
         jax.grad(lambda params: jax_peer.loss_fn(PPO, params, theirs))(params)
     )
