@@ -6,7 +6,6 @@ input, possibly some time later. The result is the entry in Inductor's cache on 
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -72,12 +71,7 @@ def forget_fastest_configurations() -> None:
 
 
 def prepare(device: str) -> None:
-    """Import the compiler and start the device, before there is a job; and the processes that compile its kernels."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    is_gpu = device != "cpu"
-    if is_gpu:
-        AsyncCompile.warm_pool()
+    """Import the compiler and start the device: most of the time of a small job."""
     from torch._inductor import compile_fx  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     from funcppo.runtime.inductor import (
@@ -86,15 +80,9 @@ def prepare(device: str) -> None:
     )
 
     torch.zeros((), device=device)
-    if is_gpu:
-        # Until those processes are there, Inductor compiles kernels one by one.
-        AsyncCompile.wait_pool_ready()
 
 
 if __name__ == "__main__":
     prepare(sys.argv[1])
     forget_fastest_configurations()
     run_job(sys.stdin.buffer)
-    os._exit(
-        0
-    )  # the processes that compile kernels end by themselves, and take seconds

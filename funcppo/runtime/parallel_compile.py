@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from funcppo import tree
 from funcppo.runtime.compile_cache import TensorSpecPickler
 
 AVAILABLE_CORES = (
@@ -80,7 +79,7 @@ def compile_in_background(calls: list[Call]) -> Iterator[Callable[[], None]]:
                 break
             message = _serialize_call(call)
             if message is not None:
-                workers.append(_send(message, _device_of(call)))
+                workers.append(_send(message))
         yield wait
     finally:
         for worker in workers:
@@ -105,16 +104,9 @@ def _serialize_call(call: Call) -> bytes | None:
     return file.getvalue()
 
 
-def _device_of(call: Call) -> str:
-    """The device of the first tensor among the arguments."""
-    _, args = call
-    tensors = [x for x in tree.leaves(args) if isinstance(x, torch.Tensor)]
-    return str(tensors[0].device) if tensors else "cpu"
-
-
-def _send(message: bytes, device: str) -> subprocess.Popen[bytes]:
-    """A process that compiles a job for a device."""
-    worker = _idle_workers.pop() if _idle_workers else _start_worker(device)
+def _send(message: bytes) -> subprocess.Popen[bytes]:
+    """A process that compiles a job."""
+    worker = _idle_workers.pop() if _idle_workers else _start_worker("cpu")
     assert worker.stdin is not None
     with suppress(BrokenPipeError):  # the process may have ended already
         worker.stdin.write(message)

@@ -224,9 +224,7 @@ def _kernel_source(
         *(INDENT + line for line in after),
     ]
     signature = ", ".join([*pointers, "n_rows", "n_steps", "R: tl.constexpr"])
-    # The few steps of the check and the many of a rollout share their code.
-    decorator = '@triton.jit(do_not_specialize=["n_steps"])'
-    head = f"{decorator}\ndef rollout_kernel({signature}):\n"
+    head = f"@triton.jit\ndef rollout_kernel({signature}):\n"
     return "".join([HEADER, threefry_source(), head, "\n".join(lines), "\n"])
 
 
