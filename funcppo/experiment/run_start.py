@@ -529,14 +529,8 @@ def _start_from_fit(
     except ValueError as error:
         if not may_learn_from_proofs:
             raise ValueError(f"{dataset.name}: learner: {error}") from None
-        config = dataclasses.replace(config, learner="proofs")
-        scored = _choose_score(
-            build_run(config, dataset, on_phase),
-            on_phase,
-            run_time.until(run_time.FIT),
-        )
         note = f"learner proofs: no question to learn from: {error}"
-        return scored._replace(notes=[note, *scored.notes])
+        return _start_from_proofs(config, dataset, note, on_phase, run_time)
 
     run_time.end_phase("questions", is_set=options.max_questions is not None)
     run = dataclasses.replace(
@@ -569,6 +563,20 @@ def _start_from_fit(
     return _ScoredRun(
         at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
     )
+
+
+def _start_from_proofs(
+    config: RunConfig,
+    dataset: Dataset,
+    note: str,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
+) -> _ScoredRun:
+    """The run that learns from proofs instead, with a note that says why."""
+    config = dataclasses.replace(config, learner="proofs")
+    run = build_run(config, dataset, on_phase)
+    scored = _choose_score(run, on_phase, run_time.until(run_time.FIT))
+    return scored._replace(notes=[note, *scored.notes])
 
 
 def _fit_with_embedding(
