@@ -34,7 +34,7 @@ import funcppo as fp
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
 from funcppo.rl.run import make_learner
-from funcppo.rl.settings import published
+from funcppo.rl.settings import published_settings
 from funcppo.trainer import batch_size, with_length
 
 TARGETS = {
@@ -75,7 +75,7 @@ def main() -> None:
 
     cells: dict[str, list[str]] = {}
     for env in args.only:
-        steps = args.steps or published(env).steps
+        steps = args.steps or published_settings(env).steps
         for library in args.library:
             arguments = [library, env, args.device, str(args.seeds), str(steps)]
             cells[f"{library} {env}"] = arguments
@@ -95,7 +95,7 @@ class Case:
             seeds,
         )
         torch.set_num_threads(1)
-        self.settings = published(env)
+        self.settings = published_settings(env)
         learner = with_length(make_learner(env, self.settings), steps)
         self.learner = learner
         self.ppo = learner.cfg.ppo

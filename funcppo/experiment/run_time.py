@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 
 from funcppo.deadline import Clock, Deadline
-from funcppo.runtime import memory
 
 
 class RunTime:
@@ -74,6 +73,9 @@ class RunTime:
         Args:
           is_set: the user has set the work of the phase, which therefore does not count.
         """
+        # Imported here, because help texts read this module and PyTorch takes seconds.
+        from funcppo.runtime import memory
+
         now = self._clock()
         seconds = now - self._last
         self.phases[name] = self.phases.get(name, 0.0) + seconds

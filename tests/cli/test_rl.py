@@ -105,7 +105,7 @@ def test_an_interrupted_run_is_resumed_bit_for_bit(
             def interrupt(*args, **options):
                 raise KeyboardInterrupt
 
-            patch.setattr("funcppo.trainer.evaluate_many", interrupt)
+            patch.setattr("funcppo.trainer.Evaluator.evaluate_many", interrupt)
         status = funcppo(patch, *WORDS, "--out", tmp_path)
     assert status == (143 if moment == "after an update" else 128)
     line = f"interrupted after update 1; `funcppo rl --out {tmp_path} --resume`"

@@ -1,6 +1,9 @@
 """What scores candidates: which scores a run and a data set have, and what is chosen for a data set."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from funcppo import data
 from funcppo.evaluation.settings_choice import choose_settings
@@ -28,6 +31,8 @@ def test_a_data_set_has_what_its_valid_split_chooses():
 
 
 def test_a_run_has_its_own_score_by_default(run):
+    state = run.state._replace(best_valid_metric=torch.tensor(1.0))
+    run = replace(run, state=state)
     subject = run_subject(run)
     assert (subject.score, subject.policy_run) == ("best-proof", run)
     assert subject.notes == ["the run stands at update 0 of 4"]
