@@ -37,7 +37,8 @@ def scaled(cfg, x):
 
 
 def files(folder):
-    return sorted(folder.iterdir()) if folder.exists() else []
+    """All files below a folder."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def test_another_process_finds_what_this_one_compiled_and_traces_nothing(
