@@ -290,7 +290,7 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
             f"n_shards: expected a multiple of the {world_size} processes, got {n_shards}"
         )
 
-    if distributed.joined() is None:
+    if distributed.current_processes() is None:
         collectives.choose_gpu()
     processes = distributed.join({}, hide_gpus=False)
     assert processes is not None

@@ -138,7 +138,7 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         exit_with_error(_error_line(error))
     except (MemoryError, OverflowError, RuntimeError) as error:
-        if distributed.joined() and _is_of_collective(error):
+        if distributed.current_processes() and _is_of_collective(error):
             exit_with_error(
                 f"another process has ended: {_error_line(error)}",
                 status=distributed.EXIT_STALLED,

@@ -44,7 +44,7 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
     if distributed.launched_rank() == 0:
         print(f"funcppo: {message}", file=sys.stderr)
 
-    processes = distributed.joined()
+    processes = distributed.current_processes()
     is_signal = status in (EXIT_INTERRUPTED, EXIT_TERMINATED)
     if processes is not None and not is_signal:
         is_reported = processes.fail(message)
@@ -227,7 +227,7 @@ DEBUG_VARIABLES = {
 
 
 @contextmanager
-def debugging(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
+def debug_mode(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
     """With --debug compile and record nothing meanwhile, wait for each kernel, and use deterministic algorithms.
 
     Args:
@@ -284,7 +284,7 @@ def metrics_exported(
     from funcppo.experiment import telemetry
 
     path = Path(file) if file else None
-    processes = distributed.joined()
+    processes = distributed.current_processes()
     versions = {name: package_version(name) for name in ("funcppo", "torch")}
     with telemetry.export(port, path, program, versions) as exporter:
         n_processes = processes.world_size if processes else 1

@@ -16,7 +16,7 @@ from funcppo.cli.common import (
     Interrupt,
     JsonObject,
     check_overwrites,
-    debugging,
+    debug_mode,
     defer_interrupt,
     graphs_allowed,
     metrics_exported,
@@ -155,14 +155,14 @@ class Evaluate:
           The exit status.
         """
         set_caches(self.cache_dir)
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             with graphs_allowed(self.graphs, self.device):
                 return self._rank_for_main(processes)
         self._check_outputs()
         with (
             lock_output(self.details),
-            debugging(self.debug, [Path(x) for x in [self.details] if x]),
+            debug_mode(self.debug, [Path(x) for x in [self.details] if x]),
             graphs_allowed(self.graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "evaluate"
@@ -230,7 +230,7 @@ class Evaluate:
                 with_proofs=self.details is not None and self.proofs,
                 on_phase=status.update,
             )
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None:
             from funcppo.cli import shared_evaluation
 
@@ -341,7 +341,7 @@ class Evaluate:
         from funcppo.evaluation import evaluator as evaluation
 
         split = getattr(setup.evaluator.task.dataset, self.split)
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is None:
             return evaluation.evaluate_queries(
                 setup.evaluator, split, _rows_left(rows, done)
@@ -391,7 +391,7 @@ class Evaluate:
 
 def _n_processes() -> int:
     """The number of processes that share the evaluation."""
-    processes = distributed.joined()
+    processes = distributed.current_processes()
     return 1 if processes is None else processes.world_size
 
 

@@ -584,7 +584,7 @@ def _choose_batch_size(
     """The settings that score fastest, which rank 0 measures for all processes, and a note on them."""
     from funcppo.experiment import validation
 
-    processes = distributed.joined()
+    processes = distributed.current_processes()
     if processes is not None and not processes.is_main:
         cfg = validation.run_search_config(run, score)
         return replace(cfg, **processes.share("batch sizes")), []

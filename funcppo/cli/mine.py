@@ -106,7 +106,7 @@ class Mine:
           The exit status.
         """
         select_device(self.device)
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             return self._help(processes)
         self._check_outputs()

@@ -163,7 +163,7 @@ class Predict:
         Returns:
           The exit status.
         """
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             return self._run()
         self._check_options()
@@ -202,7 +202,7 @@ class Predict:
         """Check that all processes answer from the same data with the same scores."""
         from funcppo.cli.shared_evaluation import gpu_facts
 
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None:
             facts = self._answer_settings(answerer) | gpu_facts(self.device)
             processes.check_equal("setup", facts)
@@ -250,7 +250,7 @@ class Predict:
         """Answer the queries, some at a time, until all are answered or an interrupt."""
         queries = self._read_queries(answerer)
         is_quiet = "-" in (self.csv, self.json)
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             for _ in self._iter_shared(processes, answerer, queries):
                 pass  # rank 0 has the answers

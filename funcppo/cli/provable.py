@@ -91,7 +91,7 @@ class Provable:
           The exit status.
         """
         max_height = self._max_height()
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             _count(self, self._open_dataset(processes), max_height, processes)
             return 0

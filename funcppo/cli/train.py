@@ -22,7 +22,7 @@ from funcppo.cli.common import (
     Interrupt,
     JsonObject,
     check_overwrites,
-    debugging,
+    debug_mode,
     defer_interrupt,
     graphs_allowed,
     metrics_exported,
@@ -252,7 +252,7 @@ class Train:
                 "DATASET: expected a data set, got none (see --help)"
             )
         set_caches(self.cache_dir)
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             with graphs_allowed(self.graphs, self.device):
                 return self._assist(processes)
@@ -260,7 +260,7 @@ class Train:
         self._check_outputs()
         with (
             lock_folder(self.out),
-            debugging(self.debug, [self.out / name for name in DEBUG_FILES]),
+            debug_mode(self.debug, [self.out / name for name in DEBUG_FILES]),
             graphs_allowed(self.graphs, self.device),
             self._memory_limited(),
             metrics_exported(
@@ -289,7 +289,7 @@ class Train:
         if self.memory is not None:
             limit = self._memory_limit
             memory_plan.memory_share(limit, 0, self.device)
-        with memory.limited(limit, self.device):
+        with memory.limit_memory(limit, self.device):
             yield
 
     def _run(self, exporter: Exporter | None) -> int:
@@ -341,7 +341,7 @@ class Train:
                 if self._has_run_to_resume()
                 else self._start_run(console, on_phase, run_time)
             )
-        processes = distributed.joined()
+        processes = distributed.current_processes()
         if processes is not None:
             processes.share("run", True)
         return run
@@ -705,7 +705,7 @@ def _set_precision(config: RunConfig) -> None:
 
 def _tell_others(on_phase: PhaseCallback) -> PhaseCallback:
     """The callback, which also tells the processes that wait, if there are some, how far this one is."""
-    processes = distributed.joined()
+    processes = distributed.current_processes()
     if processes is None:
         return on_phase
 
@@ -856,7 +856,7 @@ def _prepare_train_step(
     from funcppo.experiment import peers as sharing
     from funcppo.experiment import training
 
-    processes = distributed.joined()
+    processes = distributed.current_processes()
     peers = sharing.connect(processes, run) if processes else None
     with show_status(console, "preparing the training step"):
         captured, record = training.prepare_train_step(run, earlier, peers)

@@ -1,6 +1,6 @@
 """What several processes try works in all of them, or in none: they agree before any runs what it has compiled.
 
-    with agreeing(agree, "one-graph") as attempt:
+    with attempt_together(agree, "one-graph") as attempt:
         step = compile_function(fn)       # each compilation ends with `settle`
         step(x)                           # no process is in a collective of `step` that another one cannot compile
 
@@ -66,7 +66,7 @@ def alone(_: str, failure: str = "", /) -> str:
 
 
 @contextmanager
-def agreeing(agree: Agree, what: str) -> Iterator[Attempt]:
+def attempt_together(agree: Agree, what: str) -> Iterator[Attempt]:
     """An attempt of all processes, which ends with their agreement on it.
 
     Raises:
@@ -88,7 +88,7 @@ def agreeing(agree: Agree, what: str) -> Iterator[Attempt]:
 
 
 def settle() -> None:
-    """Agree that all have compiled what comes next, if processes are `agreeing`.
+    """Agree that all have compiled what comes next, if they `attempt_together`.
 
     Raises:
       PeerFailedError: another process has not.
@@ -100,7 +100,7 @@ def settle() -> None:
 def backend_options(
     backend: str, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Arguments of `torch.compile`: a backend and its options; it ends with `settle` where processes are agreeing."""
+    """Arguments of `torch.compile`: a backend and its options; it ends with `settle` in an `attempt_together`."""
     if not _attempts or _attempts[-1].agree is alone:
         return {
             "backend": backend,

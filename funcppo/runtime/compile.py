@@ -48,8 +48,8 @@ from funcppo.runtime import (
 )
 from funcppo.runtime.agreement import (
     Agree,
-    agreeing,
     alone,
+    attempt_together,
     backend_options,
 )
 from funcppo.runtime.capture import capture
@@ -693,7 +693,7 @@ class _StrategySelector:
         use_custom_passes: bool,
     ) -> Result:
         """The result of an attempt that succeeds in all processes."""
-        with agreeing(self.agree, name):
+        with attempt_together(self.agree, name):
             return attempt(use_custom_passes=use_custom_passes)
 
     def _handle_failure(self, name: str, error: Exception) -> None:

@@ -426,7 +426,7 @@ def _number(variable: str) -> int:
 _joined: list[Processes] = []
 
 
-def joined() -> Processes | None:
+def current_processes() -> Processes | None:
     """The processes that this one has joined; None where it works alone."""
     return _joined[0] if _joined else None
 
@@ -447,7 +447,7 @@ def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
       StalledError: some process does not come.
     """
     if not launched_size() or _joined:
-        return joined()
+        return current_processes()
     stall_seconds = _stall_seconds()
     if hide_gpus:
         _choose_gpu()

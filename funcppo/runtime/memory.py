@@ -110,7 +110,9 @@ def free_bytes(device: torch.device | str) -> int:
 
 
 @contextmanager
-def limited(limit: int | None, device: torch.device | str) -> Iterator[None]:
+def limit_memory(
+    limit: int | None, device: torch.device | str
+) -> Iterator[None]:
     """Let this process allocate no more than a limit meanwhile; what would exceed it is an error of PyTorch or Python.
 
     Args:

@@ -152,7 +152,7 @@ def _examples(args: StepArguments) -> tuple[StepArguments, list[RowTensor]]:
     """Arguments with `TRACED_ROWS` rows, and where a kernel finds each of their tensors."""
     inputs: list[RowTensor] = []
 
-    def shared(x: Tensor) -> Tensor:
+    def share(x: Tensor) -> Tensor:
         inputs.append(memory_tensor(f"p{len(inputs)}", x))
         return torch.zeros(x.shape, dtype=x.dtype)
 
@@ -167,7 +167,7 @@ def _examples(args: StepArguments) -> tuple[StepArguments, list[RowTensor]]:
         inputs.append(expressions_tensor(numbers, x))
         return torch.zeros(x.shape, dtype=x.dtype)
 
-    world, params = tree.map(shared, (args.world, args.params))
+    world, params = tree.map(share, (args.world, args.params))
     state = tree.map(partial(of_rows, "s"), args.rollout_state)
     # The first of the random inputs is a key for all rows.
     key, *of_each = tree.leaves(args.random_inputs)
@@ -207,7 +207,7 @@ def _kernel_source(
         *_lines(_load_rows, state_names, states),
     ]
     loop = [
-        *_lines(_load_drawn, drawn_names, drawn),
+        *_lines(_load_random_input, drawn_names, drawn),
         *program.body,
         *_lines(
             _store_step,
@@ -253,7 +253,7 @@ def _load_rows(name: str, x: Tensor, rows: str = "rows") -> list[str]:
     ]
 
 
-def _load_drawn(name: str, x: Tensor) -> list[str]:
+def _load_random_input(name: str, x: Tensor) -> list[str]:
     """Lines that load the random inputs of step t: of each row, or of all."""
     if x.shape[:1] == (TRACED_ROWS,):
         return _load_rows(name, x, ROWS_OF_STEP)
@@ -313,7 +313,7 @@ class _Word(NamedTuple):
     def __and__(self, other: Any) -> _Word:
         return self  # a word of 32 bits has no more
 
-    def rotated(self, n_bits: int) -> _Word:
+    def rotate_left(self, n_bits: int) -> _Word:
         """The word, rotated to the left."""
         return self._line(
             f"({self.code} << {n_bits}) | ({self.code} >> {32 - n_bits})"
@@ -338,7 +338,7 @@ def threefry_source() -> str:
     words = random.threefry_rounds(
         *(_Word(name, lines) for name in ("k0", "k1", "x0", "x1")),
         constant=lambda value: _Word(f"tl.full([], {value}, tl.uint32)", lines),
-        rotate_left=lambda word, n_bits: word.rotated(n_bits),
+        rotate_left=lambda word, n_bits: word.rotate_left(n_bits),
     )
     body = "\n".join(lines)
     return "".join(

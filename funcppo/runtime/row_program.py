@@ -302,13 +302,17 @@ class _Writer:
             )
         elements = _map(
             lambda i: self.line(
-                self._loaded(f"{x.pointer} + {i}", x.dtype), "scalar", once=True
+                self._load_expression(f"{x.pointer} + {i}", x.dtype),
+                "scalar",
+                once=True,
             ),
             x.elements,
         )
         return x._replace(elements=elements, pointer="")
 
-    def _loaded(self, place: str, dtype: torch.dtype, mask: str = "") -> str:
+    def _load_expression(
+        self, place: str, dtype: torch.dtype, mask: str = ""
+    ) -> str:
         options = f", mask={mask}, other=0" if mask else ""
         code = f"tl.load({place}{options})"
         return f"({code} != 0)" if dtype == torch.bool else code
@@ -321,7 +325,7 @@ class _Writer:
 
         def load(offset: int) -> Expression:
             place = f"{x.pointer} + {offset} + {step} * {axis}"
-            code = self._loaded(place, x.dtype, mask)
+            code = self._load_expression(place, x.dtype, mask)
             return self.line(f"{code}[None, :]", "wide", once=True)
 
         elements = _map(load, offsets[..., :1])
@@ -357,7 +361,7 @@ class _Writer:
         """
         if isinstance(operand_dtype, torch.dtype):
             operand_dtype = [operand_dtype] * len(args)
-        operands, row_dim, width = self._aligned(args, operand_dtype)
+        operands, row_dim, width = self._align_operands(args, operand_dtype)
 
         def compute(*numbers: Expression) -> Expression:
             kinds = [number.kind for number in numbers]
@@ -372,7 +376,7 @@ class _Writer:
 
         return RowTensor(_map(compute, *operands), dtype, row_dim, width)
 
-    def _aligned(
+    def _align_operands(
         self, args: Sequence[Any], dtypes: Sequence[torch.dtype]
     ) -> tuple[list[NDArray[Any]], int | None, int]:
         """The numbers of operands, broadcast and cast; where their rows are, and how wide they are."""
@@ -922,7 +926,7 @@ def _load_tile(writer: _Writer, matrix: RowTensor) -> str:
         f"{matrix.pointer} + {first} + {step[0]} * {k}[:, None] "
         f"+ {step[1]} * {n}[None, :]"
     )
-    code = writer._loaded(place, matrix.dtype, " & ".join(masks))
+    code = writer._load_expression(place, matrix.dtype, " & ".join(masks))
     return writer.line(code, "wide", once=True).code
 
 

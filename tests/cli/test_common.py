@@ -51,7 +51,7 @@ def test_debugging_turns_compiler_and_graphs_off_and_shows_where_it_failed(
 ):
     with (
         pytest.raises(ValueError),
-        common.debugging(True, [tmp_path / "config.json"]),
+        common.debug_mode(True, [tmp_path / "config.json"]),
     ):
         assert reason_against_compiling() == "TORCH_COMPILE_DISABLE=1"
         assert torch.are_deterministic_algorithms_enabled()
@@ -67,7 +67,7 @@ def test_debugging_turns_compiler_and_graphs_off_and_shows_where_it_failed(
 
 
 def test_without_debugging_nothing_changes(capsys):
-    with common.debugging(False, []):
+    with common.debug_mode(False, []):
         assert reason_against_compiling() == ""
     assert capsys.readouterr().err == ""
 

@@ -10,8 +10,8 @@ import torch
 from funcppo.runtime import agreement, capture
 from funcppo.runtime.agreement import (
     PeerFailedError,
-    agreeing,
     alone,
+    attempt_together,
     backend_options,
 )
 from funcppo.runtime.compile import compile_function
@@ -29,7 +29,7 @@ def test_the_first_failure_ends_an_attempt():
 
     with (
         pytest.raises(PeerFailedError, match=r"^rank 1: no$"),
-        agreeing(agree, "it"),
+        attempt_together(agree, "it"),
     ):
         agreement.settle()
         try:
@@ -46,13 +46,13 @@ def test_a_failure_is_told_once_and_raised():
         told.append(failure)
         return failure
 
-    with pytest.raises(KeyError), agreeing(agree, "it"):
+    with pytest.raises(KeyError), attempt_together(agree, "it"):
         raise KeyError("x")
     assert told == ["KeyError: 'x'"]
 
 
 def test_a_process_alone_compiles_by_the_backend_itself():
-    with agreeing(alone, "it"):
+    with attempt_together(alone, "it"):
         options = backend_options("inductor", {"a": 1})
     assert options == {"backend": "inductor", "options": {"a": 1}}
 
@@ -66,14 +66,14 @@ def test_code_of_inductor_is_agreed_on_before_it_runs():
         return "rank 1: no" if what == "second" else failure
 
     x = torch.arange(3.0)
-    with agreeing(agree, "first"):
+    with attempt_together(agree, "first"):
         double = compile_function(lambda x: 2 * x, use_custom_passes=False)
         assert double(x).tolist() == [0, 2, 4]
     assert told == ["first", "first"]
 
     with (
         pytest.raises(PeerFailedError, match=r"^rank 1: no$"),
-        agreeing(agree, "second"),
+        attempt_together(agree, "second"),
     ):
         compile_function(lambda x: 3 * x, use_custom_passes=False)(x)
     assert told[2:] == ["second"]
@@ -104,7 +104,7 @@ def test_a_compilation_that_fails_in_one_process_leaves_none_waiting(
         x = torch.ones(2, 2)
         reason = ""
         try:
-            with agreeing(group.first_failure, "it"):
+            with attempt_together(group.first_failure, "it"):
                 function("first")(x)
                 function("second")(x)
         except PeerFailedError as error:
@@ -164,7 +164,7 @@ def test_a_compilation_that_hangs_ends_all_with_how_far_each_is(tmp_path):
         group = collectives.connect(processes, {})
         with (
             processes.deadline("preparing"),
-            agreeing(group.first_failure, "one-graph"),
+            attempt_together(group.first_failure, "one-graph"),
         ):
             if group.rank == 1:
                 time.sleep(30)

@@ -204,7 +204,7 @@ def test_a_process_that_no_launcher_started_joins_nobody(monkeypatch):
     for name in distributed.LAUNCH_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert distributed.join({}) is None
-    assert distributed.joined() is None
+    assert distributed.current_processes() is None
     assert distributed.launched_size() == distributed.launched_rank() == 0
     assert distributed.local_size() == 1
 

@@ -27,13 +27,13 @@ on_linux = pytest.mark.skipif(
 def test_an_allocation_beyond_the_limit_is_an_error():
     limit = memory.used_bytes("cpu") + (1 << 30)
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with memory.limited(limit, "cpu"):
+    with memory.limit_memory(limit, "cpu"):
         assert memory.free_bytes("cpu") < limit
         with pytest.raises(RuntimeError) as error:
             torch.zeros(1 << 30)
         assert memory.is_out_of_memory(error.value)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    with memory.limited(None, "cpu"):
+    with memory.limit_memory(None, "cpu"):
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
