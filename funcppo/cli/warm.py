@@ -212,6 +212,7 @@ def _print_report(report: JsonObject, console: Console) -> None:
     if strategy and strategy["skip_reason"]:
         print_notes(console, [f"nothing to compile: {strategy['skip_reason']}"])
         return
+
     for name, seconds in report["compiled"].items():
         console.print(f"compiled {name} in {seconds:.1f} s")
     for name in report["found"]:
@@ -221,6 +222,7 @@ def _print_report(report: JsonObject, console: Console) -> None:
         for name, reason in report["uncached_reasons"].items()
     ]
     print_notes(console, [*report.get("notes", []), *notes])
+
     what = (
         f"strategy {strategy['strategy']} on {strategy['device']}"
         if strategy
