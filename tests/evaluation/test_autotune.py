@@ -21,6 +21,7 @@ def machine(monkeypatch, speed, held, growth):
     """A machine that is so fast at each size, and takes so many bytes more for each row."""
     monkeypatch.setattr(memory, "used_bytes", lambda device: held)
     monkeypatch.setattr(memory, "reset_peak", lambda device: None)
+    monkeypatch.setattr(memory, "collect_unused", lambda: None)
     now = []
     monkeypatch.setattr(
         memory, "peak_bytes", lambda device: held + growth * now[-1]
