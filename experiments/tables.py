@@ -43,6 +43,7 @@ a line that names its records, hardware, versions and commits):
     older-pytorch               a row an older version of PyTorch: what of funcppo works there
     compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
+    process-equality            how far two processes are from one, of what learning moved
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
@@ -1497,6 +1498,26 @@ def performance_processes() -> str:
     return table(head, rows) + origin(*PROCESS_RECORDS)
 
 
+def process_equality() -> str:
+    """The block of this name."""
+    name = "process_equality-h100"
+    rows = [
+        [
+            row["work"],
+            f"{row['mode']}, {row['strategy']}",
+            f"{row['difference_after_1']:.0e}",
+            f"{row['difference_after_all']:.0e}",
+            f"{row['limit']:.0e}" if row["limit"] else "0",
+            "yes" if row["is_equal"] else "no",
+        ]
+        for row in load_record(name)["rows"]
+        if row["processes"] > 1
+    ]
+    head = ["work, 2 GPUs", "step", "after 1 update", "after 5"]
+    head += ["limit after 1", "within it"]
+    return table(head, rows) + origin(name)
+
+
 def large_graph() -> str:
     """The block of this name."""
     record = load_record("large_graph")
@@ -1650,6 +1671,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-index": performance_index,
     "performance-lookup": performance_lookup,
     "performance-processes": performance_processes,
+    "process-equality": process_equality,
     "large-graph": large_graph,
     "large-graph-sizes": large_graph_sizes,
 }

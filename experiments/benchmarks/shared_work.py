@@ -96,9 +96,7 @@ def run(args: argparse.Namespace, work: str, n: int) -> Row:
     return row | {
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
-        "work_seconds": told[
-            "ranking_seconds" if work == "rank" else "seconds"
-        ],
+        "work_seconds": told[SECONDS[work]],
     }
 
 

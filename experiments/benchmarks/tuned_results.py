@@ -38,7 +38,7 @@ SETTINGS = {
         ["--constants", "--seconds", "300"],
         [
             *("--questions.seconds", "60", "--listwise.max-steps", "1000"),
-            *("--questions.max-firings", "80000000"),
+            *("--questions.max-firings", "80000000", "--seconds", "3600"),
         ],
     ),
     "wn18rr": Options(
@@ -56,7 +56,7 @@ SETTINGS = {
             *("--listwise.penalty.degree-weight", "1e-3"),
             *("--n-validation-queries", "3034", "--steps", "20480"),
             *("--prover.max-height", "1", "--prover.smoothing", "5"),
-            *("--prover.object-identity", "False"),
+            *("--prover.object-identity", "False", "--seconds", "3600"),
         ],
     ),
 }

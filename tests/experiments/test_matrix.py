@@ -39,7 +39,6 @@ NAMES = [tables.label(r) for r in RECORDS]
 # Records whose cells ran other code than there is, to be made again. A record that is up to date must not be listed.
 STALE_RECORDS = {
     "2.9.1 cpu": "older than the masking of rows that are not finite",
-    "2.11.0 cpu": "older than the library's losses, networks and trees",
 }
 EAGER = "0/eager, fused Adam/none/default"
 NO_COMPILER = registry.Compiler("none", "default")
