@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from funcppo.cli import common
 from funcppo.experiment import peers, training  # noqa: F401
+from funcppo.nets import feedforward
 from funcppo.runtime import monitor  # noqa: F401
 from tests.cli.processes import run_processes
 from tests.cli.runner import SMALL
@@ -74,6 +76,19 @@ def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
     assert [x.status for x in ended] == [0, 0], ended
     assert (ended[1].out, ended[1].err) == ("", "")
     assert contents(run) == expected
+
+
+def test_agents_are_compared_by_their_settings_alone():
+    """Processes that torchrun starts have the functions of an agent at other addresses."""
+    told = []
+    group = SimpleNamespace(check_equal=told.append)
+    agent = feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2))
+    wider = feedforward.agent(feedforward.MLPConfig(n_obs=5, n_actions=2))
+    for update_agent in (agent, wider, None):
+        cfg = SimpleNamespace(update_agent=update_agent)
+        peers.Peers.check_agent(SimpleNamespace(group=group), cfg)
+    assert told[0] != told[1] != told[2]
+    assert " at 0x" not in json.dumps(told)
 
 
 def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):
