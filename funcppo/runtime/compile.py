@@ -83,6 +83,9 @@ ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
 PEER_IS_EAGER = "another process stays eager"
+MICROBATCHES_REASON = (
+    "one-graph: it may hold the activations of all microbatches at once"
+)
 MAX_CHECKED_STEPS = 4  # of a rollout, over which rollout parts are compared
 MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
 N_TIMED_STEPS = 5  # minibatch steps of each strategy, where they are compared
@@ -313,9 +316,14 @@ def select_strategy(
                 collected,
             )
 
+    skips_one_graph = isinstance(strategy, str) and (
+        strategy not in STRATEGIES and candidates[0] != STRATEGIES[0]
+    )
     record = dataclasses.replace(
         record,
         strategy=selected,
+        skip_reason=MICROBATCHES_REASON if skips_one_graph else "",
+        skip_code=FailureCode.MICROBATCHES if skips_one_graph else None,
         failures=tuple(selector.failures),
         times_ms=selector.times_ms,
         untimed_reason=selector.untimed_reason(selected, candidates),

@@ -159,6 +159,11 @@ def test_microbatches_update_as_their_minibatch_does(strategy):
     assert record.failures == () and record.strategy == (
         "two-graphs" if strategy == "auto" else strategy
     )
+    if strategy == "auto":
+        assert record.skip_code is FailureCode.MICROBATCHES
+        assert record.skip_reason.startswith("one-graph: ")
+    elif strategy != "eager":
+        assert (record.skip_reason, record.skip_code) == ("", None)
     got, want = (
         train_step(cfg, WORLD, state(), parts),
         train_step(CFG, WORLD, state()),
