@@ -70,6 +70,7 @@ def ppo_configs(draw):
         value_loss=draw(
             st.sampled_from(["plain", "clipped_max", "clipped_only"])
         ),
+        value_clip_eps=draw(st.sampled_from([None, 0.0, 0.1])),
         half_value_loss=draw(st.booleans()),
         target_kl=draw(st.sampled_from([None, 1e-6, 1.0])),
         kl_stop=draw(st.sampled_from(["epoch", "minibatch"])),
