@@ -209,9 +209,9 @@ def _seconds(
 def _print_report(report: JsonObject, console: Console) -> None:
     """Print what was compiled, where to, and how long it took."""
     strategy = report.get("strategy")
-    is_eager = strategy and strategy["strategy"] == "eager"
-    if is_eager and strategy["skip_reason"]:
-        print_notes(console, [f"nothing to compile: {strategy['skip_reason']}"])
+    reason = strategy["skip_reason"] if strategy else ""
+    if strategy and strategy["strategy"] == "eager" and reason:
+        print_notes(console, [f"nothing to compile: {reason}"])
         return
 
     for name, seconds in report["compiled"].items():
