@@ -316,8 +316,10 @@ def select_strategy(
                 collected,
             )
 
-    skips_one_graph = isinstance(strategy, str) and (
-        strategy not in STRATEGIES and candidates[0] != STRATEGIES[0]
+    skips_one_graph = (
+        cfg.ppo.n_microbatches > 1
+        and strategy not in STRATEGIES
+        and "one-graph" not in candidates
     )
     record = dataclasses.replace(
         record,
