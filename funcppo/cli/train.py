@@ -297,7 +297,10 @@ class Train:
         from funcppo.experiment import (
             run_build,
         )
+        from funcppo.runtime import compile as compilation
 
+        if not self.debug:
+            compilation.check_available(self.strategy)
         start = time.perf_counter()
         run_time = RunTime(self.seconds, device=self.device)
         console = make_console(self.json == "-")
@@ -651,7 +654,10 @@ class Train:
         with Monitor() as monitor:
             log = metrics_log.read_header(self.out / METRICS_FILE)
             captured, record, peers = _prepare_train_step(
-                run, monitor, console, log.get("strategy")
+                _with_eager_strategy(run) if self.debug else run,
+                monitor,
+                console,
+                log.get("strategy"),
             )
             _write_header(run, self.out, record, self.graphs)
             if exporter:
@@ -692,6 +698,12 @@ class Train:
                         )
         run_time.end_phase("training", is_set=not is_bounded)
         return _end_training(run, console, interrupt, deadline.is_over, record)
+
+
+def _with_eager_strategy(run: Run) -> Run:
+    """The run with nothing to compile, whatever strategy it is trained by."""
+    config = dataclasses.replace(run.run_config, strategy="eager")
+    return dataclasses.replace(run, run_config=config)
 
 
 def _set_precision(config: RunConfig) -> None:

@@ -170,6 +170,16 @@ def reason_against_compiling() -> str:
     return ""
 
 
+def check_available(strategy: str) -> None:
+    """Check that a strategy is not refused, before any work for it.
+
+    Raises:
+      ValueError: it compiles, is asked for by name, and PyTorch's compiler is turned off; or it compiles nothing, and
+        `cudagraph_trees_only` asks for graphs of compiled functions.
+    """
+    _reason_to_stay_eager(strategy)
+
+
 def compile_function(
     fn: Callable[Args, Result],
     backend: str = "inductor",
