@@ -267,10 +267,18 @@ class Train:
                 self.metrics_port, self.metrics_file, "train"
             ) as exporter,
         ):
+            self._check_strategy()
             status = self._run(exporter)
             if exporter and status == 0:
                 exporter.telemetry.finish()
             return status
+
+    def _check_strategy(self) -> None:
+        """Check that the strategy is not refused, before any work; --debug uses none."""
+        from funcppo.runtime.compile import check_available
+
+        if not self.debug:
+            check_available(self.strategy)
 
     @property
     def _memory_limit(self) -> int:
@@ -297,10 +305,7 @@ class Train:
         from funcppo.experiment import (
             run_build,
         )
-        from funcppo.runtime import compile as compilation
 
-        if not self.debug:
-            compilation.check_available(self.strategy)
         start = time.perf_counter()
         run_time = RunTime(self.seconds, device=self.device)
         console = make_console(self.json == "-")

@@ -172,10 +172,9 @@ def least_model(
     start = time.perf_counter()
     covered, rules = _relevant_rules(rules_from_kb(kb), predicates, sizes)
     state = _initial_state(kb, covered)
-    stop_reason = ""
-    stop_code: StopCode | None = None
+    stop: _Stop | None = None
     reached_fixpoint = False
-    while not (stop_code or reached_fixpoint or state.step == max_height):
+    while not (stop or reached_fixpoint or state.step == max_height):
         if progress is not None:
             progress(state.step, state.counts[-1], time.perf_counter() - start)
         queries = _semi_naive_queries(
@@ -193,15 +192,12 @@ def least_model(
                 )
             new = _collect_heads(heads, sizes, max_new)
         except RowBudgetExceeded as error:
-            stop_reason = _describe_stop(state, f"takes {error}")
-            is_late = isinstance(error, TimeBudgetExceeded)
-            stop_code = StopCode.TIME_LIMIT if is_late else StopCode.MAX_ROWS
+            stop = _stop_before(state, _budget_code(error), f"takes {error}")
             break
         if new is None:
-            stop_reason = _describe_stop(
-                state, f"exceeds max_atoms {max_atoms}"
+            stop = _stop_before(
+                state, StopCode.MAX_ATOMS, f"exceeds max_atoms {max_atoms}"
             )
-            stop_code = StopCode.MAX_ATOMS
         elif not new:
             reached_fixpoint = True
         else:
@@ -215,10 +211,10 @@ def least_model(
             atoms, sizes.n_predicates, sizes.n_constants
         ),
         n_atoms_after_step=state.counts,
-        complete=stop_code is None,
+        complete=stop is None,
         reached_fixpoint=reached_fixpoint,
-        stop_reason=stop_reason,
-        stop_code=stop_code,
+        stop_reason=stop.reason if stop else "",
+        stop_code=stop.code if stop else None,
         seconds=time.perf_counter() - start,
         predicates=covered,
         object_identity=object_identity,
@@ -441,11 +437,27 @@ def _advance(state: _State, new: Relations, sizes: KBSizes) -> _State:
     )
 
 
-def _describe_stop(state: _State, obstacle: str) -> str:
+class _Stop(NamedTuple):
+    """Why an evaluation stops before its end."""
+
+    code: StopCode
+    reason: str
+
+
+def _stop_before(state: _State, code: StopCode, obstacle: str) -> _Stop:
     """Why the evaluation stops before the next step, which an obstacle prevents."""
     n_atoms = state.counts[-1]
     next_step = state.step + 1
-    return f"stopped at {n_atoms} atoms: step {next_step} {obstacle}, unknown beyond"
+    return _Stop(
+        code,
+        f"stopped at {n_atoms} atoms: step {next_step} {obstacle}, unknown beyond",
+    )
+
+
+def _budget_code(error: RowBudgetExceeded) -> StopCode:
+    """Which bound of the budget was exceeded."""
+    is_late = isinstance(error, TimeBudgetExceeded)
+    return StopCode.TIME_LIMIT if is_late else StopCode.MAX_ROWS
 
 
 def _semi_naive_queries(

@@ -326,16 +326,9 @@ def select_strategy(
                 collected,
             )
 
-    skips_one_graph = (
-        cfg.ppo.n_microbatches > 1
-        and strategy not in STRATEGIES
-        and "one-graph" not in candidates
-    )
     record = dataclasses.replace(
-        record,
+        _with_left_out(record, strategy, cfg, candidates),
         strategy=selected,
-        skip_reason=MICROBATCHES_REASON if skips_one_graph else "",
-        skip_code=FailureCode.MICROBATCHES if skips_one_graph else None,
         failures=tuple(selector.failures),
         times_ms=selector.times_ms,
         untimed_reason=selector.untimed_reason(selected, candidates),
@@ -457,6 +450,23 @@ def _candidates(
     # graphs of what is compiled
     last = -1 if cudagraph_trees.are_demanded() else None
     return STRATEGIES[first:last]
+
+
+def _with_left_out(
+    record: StrategyRecord,
+    strategy: str | tuple[str, ...],
+    cfg: TrainingConfig,
+    candidates: tuple[str, ...],
+) -> StrategyRecord:
+    """The record, extended by why one-graph is not tried where microbatches leave it out."""
+    is_chosen = strategy in STRATEGIES
+    if is_chosen or cfg.ppo.n_microbatches == 1 or "one-graph" in candidates:
+        return record
+    return dataclasses.replace(
+        record,
+        skip_reason=MICROBATCHES_REASON,
+        skip_code=FailureCode.MICROBATCHES,
+    )
 
 
 def _record_calls(
