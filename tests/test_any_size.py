@@ -40,11 +40,12 @@ SCHEDULES = st.builds(
 
 
 @st.composite
-def ppo_configs(draw):
-    """Settings of small sizes with every flag; each minibatch has 1 to 12 rows."""
+def ppo_configs(draw, max_shards):
+    """Settings of small sizes with every flag; each minibatch has 1 to 12 rows a shard."""
     n_microbatches = draw(st.integers(1, 2))
     n_minibatches = draw(st.integers(1, 3))
-    n_envs = n_microbatches * draw(st.integers(1, 2))
+    n_shards = draw(st.integers(1, max_shards))
+    n_envs = n_shards * n_microbatches * draw(st.integers(1, 2))
     n_steps = n_minibatches * draw(st.integers(1, 3))
     is_single = n_envs * n_steps == n_minibatches
     return PPOConfig(
@@ -54,6 +55,7 @@ def ppo_configs(draw):
         n_epochs=draw(st.integers(1, 2)),
         n_minibatches=n_minibatches,
         n_microbatches=n_microbatches,
+        n_shards=n_shards,
         learning_rate=draw(st.sampled_from([0.0, 1e-2])),
         gamma=draw(st.sampled_from([0.0, 0.9, 1.0])),
         gae_lambda=draw(st.sampled_from([0.0, 0.9, 1.0])),
@@ -70,6 +72,7 @@ def ppo_configs(draw):
         value_loss=draw(
             st.sampled_from(["plain", "clipped_max", "clipped_only"])
         ),
+        value_clip_eps=draw(st.sampled_from([None, 0.0, 0.1])),
         half_value_loss=draw(st.booleans()),
         target_kl=draw(st.sampled_from([None, 1e-6, 1.0])),
         kl_stop=draw(st.sampled_from(["epoch", "minibatch"])),
@@ -78,10 +81,12 @@ def ppo_configs(draw):
 
 
 @st.composite
-def problems(draw):
+def problems(draw, max_shards=2):
     """A config and its first state; episodes end within a rollout or beyond it."""
     make = draw(st.sampled_from([cartpole_config, pendulum_config]))
-    cfg = replace(make(draw(st.integers(1, 9))), ppo=draw(ppo_configs()))
+    cfg = replace(
+        make(draw(st.integers(1, 9))), ppo=draw(ppo_configs(max_shards))
+    )
     state = init(cfg, WORLD, random.key(draw(SEEDS)))
     return cfg, state
 
@@ -113,7 +118,7 @@ def test_an_update_of_any_size_and_flags_is_finite_and_counts_its_minibatches(
 
 
 @few
-@given(problem=problems(), bad=BAD, index=st.integers(0, 99))
+@given(problem=problems(max_shards=1), bad=BAD, index=st.integers(0, 99))
 def test_one_number_of_a_batch_that_is_not_finite_leaves_one_row_out(
     problem, bad, index
 ):
@@ -165,7 +170,7 @@ def test_a_moment_that_is_not_finite_never_reaches_the_parameters(
 
 
 @few
-@given(problem=problems())
+@given(problem=problems(max_shards=1))
 def test_a_rollout_step_of_any_size_keeps_its_state(problem):
     cfg, state = problem
     keys = random.split(random.key(0), 3)

@@ -160,6 +160,7 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
                 ("Recurrent", "class Recurrent"),
                 ("train", "fp.train("),
                 ("save", "np.savez"),
+                ("export", "torch.export.save"),
                 ("gymnasium", "fp.envs.gymnasium"),
                 ("ppo", "fp.compile"),
             )
@@ -168,9 +169,9 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
         for block in code
     ] == [
         *("ppo", "gymnasium", "wrap", "networks", "memory"),
-        *("Net", "Recurrent", "train", "save"),
+        *("Net", "Recurrent", "train", "save", "export"),
     ]
-    *first, saving = code
+    *first, saving, exporting = code
     names = {}
     for block in first:
         block = re.sub(
@@ -186,6 +187,27 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
     exec(saving, names)
     assert names["state"] is not saved
     assert_trees_equal(names["state"], saved, rtol=0, atol=0)
+    exec(exporting, names)
+    check_exported(names["Policy"](), tmp_path / "policy.pt2")
+
+
+def check_exported(policy: torch.nn.Module, path: Path):
+    """A process that never imports funcppo takes the actions of the policy, on one row and on many."""
+    generator = torch.Generator().manual_seed(0)
+    obs = [torch.randn(n, 4, generator=generator) for n in (1, 50)]
+    torch.save(obs, path.with_name("obs.pt"))
+    program = f"""
+import sys, torch
+policy = torch.export.load({str(path)!r}).module()
+print([policy(x).tolist() for x in torch.load("obs.pt")], "funcppo" in sys.modules)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=path.parent
+    )
+    expected = [policy(x).tolist() for x in obs]
+    assert {*expected[1]} == {0, 1}
+    assert result.stdout == f"{expected} False\n"
 
 
 def test_a_grandparent_that_nobody_stated_is_proved(capsys):

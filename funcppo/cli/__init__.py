@@ -70,6 +70,8 @@ NUMBER_NAMES = {"INT": "a whole number", "FLOAT": "a number"}
 def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
     atexit.register(_skip_collection)
+    if sys.platform == "win32":
+        _write_utf8()
     try:
         try:
             with raise_terminated():
@@ -88,6 +90,13 @@ def main() -> NoReturn:
         print(f"funcppo: standard output: {error.strerror}", file=sys.stderr)
         _discard_output()
         sys.exit(EXIT_BAD_INPUT)
+
+
+def _write_utf8() -> None:
+    """Write UTF-8 to files and pipes, as elsewhere: the encoding of Windows lacks most letters of names."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
 
 
 def _skip_collection() -> None:

@@ -103,6 +103,7 @@ class Data:
             "height": self.height,
             "n_rules": len(dataset.rules),
             "stop_reason": model.stop_reason,
+            "stop_code": model.stop_code,
         }
         for split in ("valid", "test"):
             table = getattr(dataset, split)

@@ -359,6 +359,7 @@ class Evaluate:
         from funcppo.runtime import memory
 
         task = setup.evaluator.task
+        uncompiled = setup.uncompiled
         return {
             **result_log.summarise_records(
                 records, task.dataset.predicates, with_auc=task.is_countries
@@ -375,8 +376,9 @@ class Evaluate:
             ),
             "processes": _n_processes(),
             "graphs": self.graphs,
-            "compiled": setup.is_compiled,
-            "uncompiled_reason": setup.uncompiled_reason,
+            "compiled": uncompiled is None,
+            "uncompiled_reason": uncompiled.reason if uncompiled else "",
+            "uncompiled_code": uncompiled and uncompiled.code,
             "notes": _notes(setup),
         }
 

@@ -33,6 +33,7 @@ from funcppo.data.lexer import shorten
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import is_cuda
 from funcppo.runtime import distributed
+from funcppo.runtime.reasons import FailureCode, failure_code
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ TUNED_SIZES = ("slots", "rows_per_step", "chunk_size")
 # Candidates from which the search is compiled on a GPU: it takes half a minute, and saves 3 microseconds on each
 # (`experiments/results/scoring-h200.json`). On a CPU it was not measured.
 COMPILE_MIN_CANDIDATES = 10_000_000
-NO_SEARCH = "the score needs no search"
-NOT_COMPILED = "the search is not compiled"
 # bytes of each unit
 MEMORY_UNITS = {
     "": 1,
@@ -116,6 +115,16 @@ class EvaluationOptions(Protocol):
     def queries(self) -> int | None: ...
 
 
+class Uncompiled(NamedTuple):
+    """Why a search is not compiled."""
+
+    reason: str
+    code: FailureCode
+
+
+NO_SEARCH = Uncompiled("the score needs no search", FailureCode.NO_SEARCH)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSetup:
     """An evaluator that is ready to rank, and what to report with its results."""
@@ -138,10 +147,8 @@ class EvaluationSetup:
     """Device to score on."""
     peer_peak_bytes: list[int] = field(default_factory=list)
     """Memory peaks that other processes of the evaluation reported."""
-    is_compiled: bool = False
-    """Whether the search is compiled."""
-    uncompiled_reason: str = ""
-    """Why not; empty if it is."""
+    uncompiled: Uncompiled | None
+    """Why the search is not compiled; None if it is."""
     fallback_reasons: Callable[[], list[str]]
     """Returns why CUDA-graph replay has fallen back to eager execution; empty if it has not."""
 
@@ -202,7 +209,7 @@ class _PolicyScorer(NamedTuple):
 
     scorer: Scorer
     fallback_reasons: Callable[[], list[str]]  # of graphs of its search
-    is_compiled: bool
+    uncompiled: Uncompiled | None  # None: the search is compiled
     notes: list[str]  # on its batch size, and on compiling
 
 
@@ -247,7 +254,7 @@ def prepare_evaluation(
         score_unprovable=score == "greedy",
         seed=options.seed,
     )
-    is_compiled, uncompiled_reason = False, NO_SEARCH
+    uncompiled: Uncompiled | None = NO_SEARCH
     fallback_reasons: Callable[[], list[str]] = list
     if policy_run is None or policy_run.questions is not None:
         scorer = make_subject_scorer(subject, task)
@@ -258,18 +265,14 @@ def prepare_evaluation(
         n_candidates = estimate_candidates(
             task, split[: options.queries], protocol
         )
-        scorer, fallback_reasons, is_compiled, more = _make_policy_scorer(
+        scorer, fallback_reasons, uncompiled, more = _make_policy_scorer(
             policy_run,
             score,
             split,
             memory_limit,
             search_stats,
-            choose_compiling(options, n_candidates),
-        )
-        uncompiled_reason = (
-            ""
-            if is_compiled
-            else _uncompiled_reason(options, n_candidates, more)
+            options.compile,
+            why_not_compile(options, n_candidates),
         )
         notes = [*notes, *more]
 
@@ -284,41 +287,34 @@ def prepare_evaluation(
         memory_limit=memory_limit,
         policy_run=policy_run,
         device=options.device,
-        is_compiled=is_compiled,
-        uncompiled_reason=uncompiled_reason,
+        uncompiled=uncompiled,
         fallback_reasons=fallback_reasons,
     )
 
 
-def choose_compiling(
+def why_not_compile(
     options: EvaluationOptions, n_candidates: int
-) -> CompileChoice:
-    """Whether to compile the search; "auto" says that it is worth trying.
+) -> Uncompiled | None:
+    """Why the options do not compile a search; None if they do.
 
     Args:
       n_candidates: that are ranked.
     """
-    if options.compile != "auto":
-        return options.compile
-    is_long = n_candidates >= COMPILE_MIN_CANDIDATES
-    return "auto" if is_cuda(options.device) and is_long else "off"
-
-
-def _uncompiled_reason(
-    options: EvaluationOptions, n_candidates: int, notes: list[str]
-) -> str:
-    """Why the search of a policy is not compiled; `notes` say so where that was tried."""
-    if choose_compiling(options, n_candidates) != "off":
-        failures = [note for note in notes if note.startswith(NOT_COMPILED)]
-        return failures[0] if failures else NO_SEARCH
+    if options.compile == "on":
+        return None
     if options.compile == "off":
-        return "--compile off"
+        return Uncompiled("--compile off", FailureCode.NOT_REQUESTED)
     if not is_cuda(options.device):
-        return "--compile auto compiles on a GPU only"
-    return (
-        f"--compile auto: expected at least {COMPILE_MIN_CANDIDATES:,} candidates, which repay it, "
-        f"got {n_candidates:,}"
-    )
+        return Uncompiled(
+            "--compile auto compiles on a GPU only", FailureCode.NO_GPU
+        )
+    if n_candidates < COMPILE_MIN_CANDIDATES:
+        return Uncompiled(
+            f"--compile auto: expected at least {COMPILE_MIN_CANDIDATES:,} candidates, which repay it, "
+            f"got {n_candidates:,}",
+            FailureCode.SHORT_RUN,
+        )
+    return None
 
 
 def search_notes(result: JsonObject) -> list[str]:
@@ -520,17 +516,26 @@ def _make_policy_scorer(
     split: np.ndarray,
     memory_limit: int,
     search_stats: SearchStats,
-    compiling: CompileChoice,
+    choice: CompileChoice,
+    uncompiled: Uncompiled | None,
 ) -> _PolicyScorer:
-    """Build the scorer of a run's policy with the batch size that is fastest here within the memory limit."""
+    """Build the scorer of a run's policy with the batch size that is fastest here within the memory limit.
+
+    Args:
+      choice: "on": where it cannot be compiled, that is an error.
+      uncompiled: why its search is not to be compiled; None to try.
+    """
     from funcppo.evaluation import scorers
 
     cfg, notes = _choose_batch_size(
         run, cast("ScoreName", score), split, memory_limit
     )
-    step, compile_notes = run.search_step, []
-    if compiling != "off" and scorers.needs_search(run.task, cfg):
-        step, compile_notes = _compile_step(run, cfg, split, compiling)
+    step = run.search_step
+    if not scorers.needs_search(run.task, cfg):
+        uncompiled = NO_SEARCH
+    if uncompiled is None:
+        step, uncompiled, note = _compile_step(run, cfg, split, choice)
+        notes = [*notes, note]
     scorer = scorers.make_policy_scorer(
         cfg,
         run.task,
@@ -539,16 +544,14 @@ def _make_policy_scorer(
         on_scored=search_stats.add,
         on_halved=search_stats.add_halving,
     )
-    is_compiled = step is not run.search_step
     fallback_reasons = partial(scorers.graph_fallback_notes, step)
-    notes = [*notes, *compile_notes]
-    return _PolicyScorer(scorer, fallback_reasons, is_compiled, notes)
+    return _PolicyScorer(scorer, fallback_reasons, uncompiled, notes)
 
 
 def _compile_step(
-    run: Run, cfg: SearchConfig, split: np.ndarray, compiling: CompileChoice
-) -> tuple[SearchStep, list[str]]:
-    """The step of the search compiled, or as it was if it is not worth an error; and a note on it.
+    run: Run, cfg: SearchConfig, split: np.ndarray, choice: CompileChoice
+) -> tuple[SearchStep, Uncompiled | None, str]:
+    """The step of the search compiled, or as it was if it is not worth an error; why it is not, and a note on it.
 
     Raises:
       ValueError: compiling was asked for, and it fails.
@@ -562,20 +565,23 @@ def _compile_step(
     step = scorers.make_search_step(device, compiled=True)
     sample = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
     start = time.perf_counter()
+    turned_off_by = reason_against_compiling()
     try:
-        if reason := reason_against_compiling():
-            raise RuntimeError(f"{reason} turns the compiler off")
+        if turned_off_by:
+            raise RuntimeError(f"{turned_off_by} turns the compiler off")
         params = run.state.best_params
         scorers.compile_search_step(cfg, run.task, params, sample, step)
     except Exception as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
-        if compiling == "on":
+        if choice == "on":
             raise ValueError(
                 f"--compile on: expected a search that can be compiled, got: {line}"
             ) from error
-        return run.search_step, [f"{NOT_COMPILED}: {line}"]
+        code = FailureCode.DISABLED if turned_off_by else failure_code(error)
+        note = f"the search is not compiled: {line}"
+        return run.search_step, Uncompiled(line, code), note
     seconds = time.perf_counter() - start
-    return step, [f"the search is compiled, ready in {seconds:.0f} s"]
+    return step, None, f"the search is compiled, ready in {seconds:.0f} s"
 
 
 def _choose_batch_size(

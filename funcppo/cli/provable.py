@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from funcppo.logic.relations import Columns
 
 DEFAULT_HEIGHT = 3
-# in the reason why T_P stops where atoms do not fit in memory
-EXCEEDS_MEMORY = "exceeds max_atoms"
 # of the rules, so that no process waits long for the last one
 PARTS_PER_PROCESS = 8
 
@@ -95,13 +93,15 @@ class Provable:
         if processes is not None and not processes.is_main:
             _count(self, self._open_dataset(processes), max_height, processes)
             return 0
+        from funcppo.logic.fixpoint import StopCode
+
         check_overwrites(
             [("--json", self.json)], data_files(self.dataset, self.rules)
         )
         start = time.perf_counter()
         dataset = self._open_dataset(processes)
         result = _count(self, dataset, max_height, processes)
-        is_too_large = EXCEEDS_MEMORY in result["stop_reason"]
+        is_too_large = result["stop_code"] == StopCode.MAX_ATOMS
         if is_too_large and self.out_of_core and self.split != "train":
             result = _count_out_of_core(self, dataset, max_height)
         result["total_seconds"] = round(time.perf_counter() - start, 3)
@@ -211,6 +211,7 @@ def _count(
         "complete": model.complete,
         "fixpoint": model.reached_fixpoint,
         "stop_reason": model.stop_reason,
+        "stop_code": model.stop_code,
         "fixpoint_seconds": round(model.seconds, 3),
         "object_identity": options.object_identity,
         "leave_one_out": is_train,
@@ -255,6 +256,7 @@ def _count_out_of_core(
         "complete": True,
         "fixpoint": counts.reached_fixpoint,
         "stop_reason": "",
+        "stop_code": None,
         "fixpoint_seconds": round(time.perf_counter() - start, 3),
         "object_identity": options.object_identity,
         "leave_one_out": False,

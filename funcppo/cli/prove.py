@@ -169,6 +169,7 @@ def _fixpoint_fields(options: Prove, model: LeastModel) -> JsonObject:
         "complete": model.complete,
         "fixpoint": model.reached_fixpoint,
         "stop_reason": model.stop_reason,
+        "stop_code": model.stop_code,
         "fixpoint_seconds": round(model.seconds, 3),
     }
 

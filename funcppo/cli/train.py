@@ -267,10 +267,18 @@ class Train:
                 self.metrics_port, self.metrics_file, "train"
             ) as exporter,
         ):
+            self._check_strategy()
             status = self._run(exporter)
             if exporter and status == 0:
                 exporter.telemetry.finish()
             return status
+
+    def _check_strategy(self) -> None:
+        """Check that the strategy is not refused, before any work; --debug uses none."""
+        from funcppo.runtime.compile import check_available
+
+        if not self.debug:
+            check_available(self.strategy)
 
     @property
     def _memory_limit(self) -> int:
@@ -651,7 +659,10 @@ class Train:
         with Monitor() as monitor:
             log = metrics_log.read_header(self.out / METRICS_FILE)
             captured, record, peers = _prepare_train_step(
-                run, monitor, console, log.get("strategy")
+                _with_eager_strategy(run) if self.debug else run,
+                monitor,
+                console,
+                log.get("strategy"),
             )
             _write_header(run, self.out, record, self.graphs)
             if exporter:
@@ -692,6 +703,12 @@ class Train:
                         )
         run_time.end_phase("training", is_set=not is_bounded)
         return _end_training(run, console, interrupt, deadline.is_over, record)
+
+
+def _with_eager_strategy(run: Run) -> Run:
+    """The run with nothing to compile, whatever strategy it is trained by."""
+    config = dataclasses.replace(run.run_config, strategy="eager")
+    return dataclasses.replace(run, run_config=config)
 
 
 def _set_precision(config: RunConfig) -> None:

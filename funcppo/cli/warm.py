@@ -127,7 +127,7 @@ class Warm(Train):
             show_status(console, "compiling the search") as status,
         ):
             setup = prepare_evaluation(options, status.update)
-        if not setup.is_compiled:
+        if setup.uncompiled:
             raise ValueError(
                 f"--search: expected a score that searches, got {setup.score}"
             )
@@ -209,8 +209,9 @@ def _seconds(
 def _print_report(report: JsonObject, console: Console) -> None:
     """Print what was compiled, where to, and how long it took."""
     strategy = report.get("strategy")
-    if strategy and strategy["skip_reason"]:
-        print_notes(console, [f"nothing to compile: {strategy['skip_reason']}"])
+    reason = strategy["skip_reason"] if strategy else ""
+    if strategy and strategy["strategy"] == "eager" and reason:
+        print_notes(console, [f"nothing to compile: {reason}"])
         return
 
     for name, seconds in report["compiled"].items():

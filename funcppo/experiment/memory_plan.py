@@ -15,6 +15,7 @@ from funcppo.experiment.config import RunConfig
 from funcppo.logic.firing_chunks import GPU_CHUNK_FACTOR
 from funcppo.prover.aggregation import Capacity
 from funcppo.ranges import is_cuda
+from funcppo.runtime import memory
 
 # PyTorch and the program
 BASE_BYTES = 600_000_000
@@ -27,13 +28,14 @@ LARGEST_PARTS_BYTES = 3_000_000_000
 MIN_SHARE = 0.05
 # links that take the memory of a firing in a batch
 LINKS_PER_FIRING = 2
+UNENFORCED_NOTE = "--memory: kept by the sizes of parts alone; only Linux ends a process that is about to exceed it"
 
 
 class PlannedSettings(NamedTuple):
     """Settings whose parts fit the memory."""
 
     run_config: RunConfig
-    notes: tuple[str, ...]  # which sizes are smaller than usual
+    notes: tuple[str, ...]  # which sizes are smaller than usual, and more
 
 
 def memory_share(limit: int, n_triples: int, device: str) -> float:
@@ -74,8 +76,11 @@ def plan_settings(
     if limit is None:
         return PlannedSettings(run_config, ())
     share = memory_share(limit, n_triples, run_config.device)
+    notes: tuple[str, ...] = ()
+    if not memory.enforces_limits(run_config.device):
+        notes = (UNENFORCED_NOTE,)
     if share == 1.0:
-        return PlannedSettings(run_config, ())
+        return PlannedSettings(run_config, notes)
 
     prover, questions = run_config.prover, run_config.questions
     listwise = run_config.listwise
@@ -99,7 +104,7 @@ def plan_settings(
         f"atoms, training questions of {questions.max_firings:,} firings, batches of "
         f"{listwise.max_batch_firings:,} firings"
     )
-    return PlannedSettings(run_config, (note,))
+    return PlannedSettings(run_config, (*notes, note))
 
 
 def batch_firings(n_questions: int, size: Capacity) -> int:

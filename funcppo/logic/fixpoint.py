@@ -29,6 +29,7 @@ from funcppo.logic.joins import (
     ConjunctiveQuery,
     RowBudget,
     RowBudgetExceeded,
+    TimeBudgetExceeded,
 )
 from funcppo.logic.kb import (
     AtomIndex,
@@ -56,6 +57,17 @@ from funcppo.logic.rules import (
 from funcppo.logic.typed_torch import int_list, unique_rows
 from funcppo.types import I32, I64, Bool
 
+
+@enum.unique
+class StopCode(enum.StrEnum):
+    """Why a model is not complete; codes are never renamed."""
+
+    MAX_ATOMS = "max_atoms"  # the next step exceeds the atoms to hold
+    MAX_ROWS = "max_rows"  # the joins of the next step make too many rows
+    TIME_LIMIT = "time_limit"
+    QUERIES_ONLY = "queries_only"  # it holds only what some queries ask for
+
+
 # by predicate; a predicate without atoms has no relation
 Relations = dict[int, Relation]
 
@@ -75,6 +87,7 @@ class LeastModel:
     reached_fixpoint: bool  # whether one more step would derive nothing
     # one line that says why the model is not complete; empty if it is
     stop_reason: str
+    stop_code: StopCode | None  # the same as a code; None if it is complete
     seconds: float  # wall-clock time of the evaluation
     # those evaluated; nothing is known of atoms of others
     predicates: frozenset[int]
@@ -159,9 +172,9 @@ def least_model(
     start = time.perf_counter()
     covered, rules = _relevant_rules(rules_from_kb(kb), predicates, sizes)
     state = _initial_state(kb, covered)
-    stop_reason = ""
+    stop: _Stop | None = None
     reached_fixpoint = False
-    while not (stop_reason or reached_fixpoint or state.step == max_height):
+    while not (stop or reached_fixpoint or state.step == max_height):
         if progress is not None:
             progress(state.step, state.counts[-1], time.perf_counter() - start)
         queries = _semi_naive_queries(
@@ -179,11 +192,11 @@ def least_model(
                 )
             new = _collect_heads(heads, sizes, max_new)
         except RowBudgetExceeded as error:
-            stop_reason = _describe_stop(state, f"takes {error}")
+            stop = _stop_before(state, _budget_code(error), f"takes {error}")
             break
         if new is None:
-            stop_reason = _describe_stop(
-                state, f"exceeds max_atoms {max_atoms}"
+            stop = _stop_before(
+                state, StopCode.MAX_ATOMS, f"exceeds max_atoms {max_atoms}"
             )
         elif not new:
             reached_fixpoint = True
@@ -198,9 +211,10 @@ def least_model(
             atoms, sizes.n_predicates, sizes.n_constants
         ),
         n_atoms_after_step=state.counts,
-        complete=not stop_reason,
+        complete=stop is None,
         reached_fixpoint=reached_fixpoint,
-        stop_reason=stop_reason,
+        stop_reason=stop.reason if stop else "",
+        stop_code=stop.code if stop else None,
         seconds=time.perf_counter() - start,
         predicates=covered,
         object_identity=object_identity,
@@ -423,11 +437,27 @@ def _advance(state: _State, new: Relations, sizes: KBSizes) -> _State:
     )
 
 
-def _describe_stop(state: _State, obstacle: str) -> str:
+class _Stop(NamedTuple):
+    """Why an evaluation stops before its end."""
+
+    code: StopCode
+    reason: str
+
+
+def _stop_before(state: _State, code: StopCode, obstacle: str) -> _Stop:
     """Why the evaluation stops before the next step, which an obstacle prevents."""
     n_atoms = state.counts[-1]
     next_step = state.step + 1
-    return f"stopped at {n_atoms} atoms: step {next_step} {obstacle}, unknown beyond"
+    return _Stop(
+        code,
+        f"stopped at {n_atoms} atoms: step {next_step} {obstacle}, unknown beyond",
+    )
+
+
+def _budget_code(error: RowBudgetExceeded) -> StopCode:
+    """Which bound of the budget was exceeded."""
+    is_late = isinstance(error, TimeBudgetExceeded)
+    return StopCode.TIME_LIMIT if is_late else StopCode.MAX_ROWS
 
 
 def _semi_naive_queries(

@@ -47,6 +47,10 @@ class RowBudgetExceeded(Exception):
     """Joins have made more rows than their budget allows, or taken more time."""
 
 
+class TimeBudgetExceeded(RowBudgetExceeded):
+    """Joins have taken more time than their budget allows."""
+
+
 @dataclass(slots=True)
 class RowBudget:
     """A bound on the rows that joins make, which does not depend on the speed of the machine, and one on their time.
@@ -86,7 +90,7 @@ class RowBudget:
                 f"more than {self.max_rows:,} rows of joins"
             )
         if self.deadline.is_over:
-            raise RowBudgetExceeded("more time than was left")
+            raise TimeBudgetExceeded("more time than was left")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from funcppo.logic.firing_chunks import (
     open_questions,
 )
 from funcppo.logic.firings import plan_firings
-from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.fixpoint import LeastModel, StopCode
 from funcppo.logic.joins import RowBudget, expand_ranges
 from funcppo.logic.kb import (
     KBSizes,
@@ -250,6 +250,7 @@ def partial_model(
         complete=False,  # an atom that is absent may still be derivable
         reached_fixpoint=False,
         stop_reason="derived only as far as the queries ask",
+        stop_code=StopCode.QUERIES_ONLY,
         seconds=time.perf_counter() - start,
         predicates=frozenset(range(1, sizes.n_predicates + 1)),
         object_identity=object_identity,

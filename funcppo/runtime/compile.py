@@ -83,6 +83,9 @@ ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
 PEER_IS_EAGER = "another process stays eager"
+MICROBATCHES_REASON = (
+    "one-graph: it may hold the activations of all microbatches at once"
+)
 MAX_CHECKED_STEPS = 4  # of a rollout, over which rollout parts are compared
 MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
 N_TIMED_STEPS = 5  # minibatch steps of each strategy, where they are compared
@@ -165,6 +168,16 @@ def reason_against_compiling() -> str:
     if getattr(stance, "stance", "default") == "force_eager":
         return 'torch.compiler.set_stance("force_eager")'
     return ""
+
+
+def check_available(strategy: str) -> None:
+    """Check that a strategy is not refused, before any work for it.
+
+    Raises:
+      ValueError: it compiles, is asked for by name, and PyTorch's compiler is turned off; or it compiles nothing, and
+        `cudagraph_trees_only` asks for graphs of compiled functions.
+    """
+    _reason_to_stay_eager(strategy)
 
 
 def compile_function(
@@ -314,7 +327,7 @@ def select_strategy(
             )
 
     record = dataclasses.replace(
-        record,
+        _with_left_out(record, strategy, cfg, candidates),
         strategy=selected,
         failures=tuple(selector.failures),
         times_ms=selector.times_ms,
@@ -437,6 +450,23 @@ def _candidates(
     # graphs of what is compiled
     last = -1 if cudagraph_trees.are_demanded() else None
     return STRATEGIES[first:last]
+
+
+def _with_left_out(
+    record: StrategyRecord,
+    strategy: str | tuple[str, ...],
+    cfg: TrainingConfig,
+    candidates: tuple[str, ...],
+) -> StrategyRecord:
+    """The record, extended by why one-graph is not tried where microbatches leave it out."""
+    is_chosen = strategy in STRATEGIES
+    if is_chosen or cfg.ppo.n_microbatches == 1 or "one-graph" in candidates:
+        return record
+    return dataclasses.replace(
+        record,
+        skip_reason=MICROBATCHES_REASON,
+        skip_code=FailureCode.MICROBATCHES,
+    )
 
 
 def _record_calls(

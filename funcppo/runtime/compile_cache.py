@@ -525,7 +525,8 @@ def may_hold_code() -> bool:
     """Return whether these sources have compiled anything into the cache yet; imports no compiler."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is None:
-        with suppress(KeyError, OSError):  # this user has no name
+        # this user has no name; Windows asks for a module that it lacks then
+        with suppress(KeyError, OSError, ImportError):
             user = getpass.getuser()
             folder = f"{tempfile.gettempdir()}/torchinductor_{user}"
     return folder is not None and (Path(folder) / CODE_DIR).exists()

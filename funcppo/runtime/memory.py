@@ -109,6 +109,11 @@ def free_bytes(device: torch.device | str) -> int:
     return min([_machine_bytes("MemAvailable"), *groups, *_process_limits()])
 
 
+def enforces_limits(device: torch.device | str) -> bool:
+    """Whether `limit_memory` bounds what this process allocates: on a GPU, and on a CPU where the system is Linux."""
+    return torch.device(device).type == "cuda" or _PROCESS_STATUS.exists()
+
+
 @contextmanager
 def limit_memory(
     limit: int | None, device: torch.device | str
@@ -117,9 +122,9 @@ def limit_memory(
 
     Args:
       limit: bytes, those in use included; None for no limit.
-      device: whose memory is limited. That of a CPU only where the system counts it: Linux.
+      device: whose memory is limited, if it can be (`enforces_limits`).
     """
-    if limit is None:
+    if limit is None or not enforces_limits(device):
         yield
         return
     if torch.device(device).type == "cuda":
@@ -131,10 +136,6 @@ def limit_memory(
         finally:
             torch.cuda.set_per_process_memory_fraction(before, device)
         return
-    if not _PROCESS_STATUS.exists():
-        yield
-        return
-
     import resource
 
     before, most = resource.getrlimit(resource.RLIMIT_DATA)

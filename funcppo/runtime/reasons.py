@@ -29,7 +29,7 @@ class FallbackCode(StrEnum):
 
 @unique
 class FailureCode(StrEnum):
-    """Why a strategy, or a part of the training step, is not in use."""
+    """Why a strategy, a part of the training step, or a compiled search is not in use."""
 
     DISABLED = "disabled"
     NOT_REQUESTED = "not_requested"
@@ -40,6 +40,9 @@ class FailureCode(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     SHORT_RUN = "short_run"
     HOST_ENVIRONMENT = "host_environment"
+    MICROBATCHES = "microbatches"
+    NO_GPU = "no_gpu"
+    NO_SEARCH = "no_search"
     OTHER = "other"
 
 

@@ -44,6 +44,7 @@ def test_the_metrics_are_those_of_the_lines_in_details(
     )
     assert all(key in result for key in keys)
     assert not result["compiled"] and result["uncompiled_reason"]
+    assert result["uncompiled_code"] == "no_search"
     assert result["graphs"] == "auto" and isinstance(result["notes"], list)
     lines = [json.loads(line) for line in details.read_text().splitlines()]
     expected = [

@@ -16,8 +16,11 @@ from funcppo.cli.evaluation_setup import (
     search_notes,
 )
 from funcppo.evaluation import scorers
+from funcppo.experiment import validation
 from funcppo.prover.task import ignore_phase
 from funcppo.runtime import distributed, memory
+from funcppo.runtime.equivalence import EquivalenceError
+from funcppo.runtime.reasons import FailureCode
 
 RESULT = {"peak_bytes": 10, "memory_limit_bytes": 10, "n_missed": 0}
 SEARCHED = RESULT | {
@@ -191,32 +194,46 @@ def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
     """By hand: 28 s to compile are repaid by 3 microseconds a candidate after some 10 million."""
     enough = evaluation_setup.COMPILE_MIN_CANDIDATES
     for asked, device, n, expected in (
-        ("auto", "cuda", enough, "auto"),
-        ("auto", "cuda:1", enough, "auto"),
-        ("auto", "cuda", enough - 1, "off"),
-        ("auto", "cpu", 100 * enough, "off"),
-        ("on", "cpu", 1, "on"),
-        ("off", "cuda", enough, "off"),
+        ("auto", "cuda", enough, None),
+        ("auto", "cuda:1", enough, None),
+        ("auto", "cuda", enough - 1, FailureCode.SHORT_RUN),
+        ("auto", "cpu", 100 * enough, FailureCode.NO_GPU),
+        ("on", "cpu", 1, None),
+        ("off", "cuda", enough, FailureCode.NOT_REQUESTED),
     ):
         options = Evaluate(target="x", compile=asked, device=device)
-        got = evaluation_setup.choose_compiling(options, n)
-        assert got == expected, (asked, device, n)
+        got = evaluation_setup.why_not_compile(options, n)
+        assert (got and got.code) == expected, (asked, device, n)
+        assert got is None or got.reason
     assert pytest.approx(enough, rel=0.1) == 28 / 3e-6
 
 
-def test_a_search_that_is_not_compiled_has_its_reason():
-    enough = evaluation_setup.COMPILE_MIN_CANDIDATES
-    failed = "the search is not compiled: no compiler"
-    for asked, device, n, notes, expected in (
-        ("auto", "cuda", enough - 1, [], "at least 10,000,000 candidates"),
-        ("auto", "cpu", enough, [], "compiles on a GPU only"),
-        ("off", "cuda", enough, [], "--compile off"),
-        ("auto", "cuda", enough, ["slots", failed], failed),
-        ("auto", "cuda", enough, ["slots"], "the score needs no search"),
-    ):
-        options = Evaluate(target="x", compile=asked, device=device)
-        got = evaluation_setup._uncompiled_reason(options, n, notes)
-        assert expected in got
+def test_a_search_that_is_not_compiled_has_its_reason(trained, monkeypatch):
+    """The compiler is turned off, it is wrong, it was not to be tried, or there is no search."""
+    wrong = Mock(side_effect=EquivalenceError("off by one"))
+    monkeypatch.setattr(scorers, "compile_search_step", wrong)
+
+    def uncompiled(score, **options):
+        evaluate = Evaluate(target=str(trained), score=score, **options)
+        return prepare_evaluation(evaluate, ignore_phase).uncompiled
+
+    assert uncompiled("best-proof") == evaluation_setup.NO_SEARCH
+    assert uncompiled("noisy-or") == evaluation_setup.NO_SEARCH
+    monkeypatch.setattr(scorers, "needs_search", lambda task, cfg: True)
+    monkeypatch.setattr(
+        evaluation_setup, "_tune_batch_size", untuned_batch_size
+    )
+    assert uncompiled("success").code is FailureCode.NO_GPU
+    # as on a GPU, where it is tried
+    monkeypatch.setattr(evaluation_setup, "why_not_compile", lambda *_: None)
+    reason = uncompiled("success")
+    assert (*reason,) == ("off by one", FailureCode.WRONG_RESULT)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert uncompiled("success").code is FailureCode.DISABLED
+
+
+def untuned_batch_size(run, score, split, memory_limit):
+    return validation.run_search_config(run, score), []
 
 
 def test_halvings_are_counted_and_said():

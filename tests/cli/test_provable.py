@@ -142,6 +142,7 @@ def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
         False,
     )
     assert result["stop_reason"].startswith("stopped at 12 atoms: step 3 ")
+    assert result["stop_code"] == "max_atoms"
     assert provable(folder, "--max-atoms", "13") == 0
     out = capsys.readouterr().out
     rows = [
@@ -171,8 +172,10 @@ def test_out_of_core_the_counts_are_those_in_memory(folder, capsys, height):
 
 
 def test_seconds_end_the_count_after_a_step(folder, capsys):
-    result = counted(capsys, folder, "--seconds", "1e-9")
+    # DuckDB counts what does not fit in memory, not what there is no time for.
+    result = counted(capsys, folder, "--seconds", "1e-9", "--out-of-core")
     assert not result["complete"] and "more time" in result["stop_reason"]
+    assert result["stop_code"] == "time_limit" and not result["out_of_core"]
     assert result["n_atoms_after_step"] == [5]
     assert result["n_derivable_by_height"] == {}
 

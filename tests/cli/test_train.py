@@ -155,6 +155,33 @@ def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
     assert_equal_runs(tmp_path, trained)
 
 
+def test_a_strategy_is_refused_before_any_work_where_the_compiler_is_off(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    words = ("countries_s1", "--out", tmp_path / "run", *TRAINED)
+    words += ("--strategy", "one-graph")
+    assert funcppo(monkeypatch, "train", *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "TORCH_COMPILE_DISABLE=1 turns the compiler off" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_any_strategy_goes_on_under_debugging(
+    trained, monkeypatch, tmp_path
+):
+    run = shutil.copytree(trained, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    stored = json.dumps(config | {"strategy": "one-graph"})
+    (run / "config.json").write_text(stored)
+    words = ("train", "countries_s1", "--out", run, "--resume", "--debug")
+    assert funcppo(monkeypatch, *words, "--steps", "160") == 0
+    results = json.loads((run / "results.json").read_text())
+    assert results["strategy"]["strategy"] == "eager"
+    config = json.loads((run / "config.json").read_text())
+    assert config["strategy"] == "one-graph"
+
+
 def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
     trained, tmp_path, monkeypatch, capsys
 ):

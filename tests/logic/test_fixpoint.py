@@ -221,6 +221,7 @@ def test_max_atoms_stops_after_a_whole_step_and_says_so(program):
             model.stop_reason
             == f"stopped at {counts[step]} atoms: step {step + 1} exceeds max_atoms {max_atoms}, unknown beyond"
         )
+        assert model.stop_code is fixpoint.StopCode.MAX_ATOMS
 
 
 def test_a_budget_of_rows_stops_after_a_whole_step_and_says_so():
@@ -236,6 +237,7 @@ def test_a_budget_of_rows_stops_after_a_whole_step_and_says_so():
         model.stop_reason
         == f"stopped at {n_atoms} atoms: step 3 takes more than {spent.n_rows:,} rows of joins, unknown beyond"
     )
+    assert model.stop_code is fixpoint.StopCode.MAX_ROWS
 
 
 def test_verdicts_worked_by_hand():

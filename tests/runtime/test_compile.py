@@ -150,15 +150,22 @@ def test_inductor_selects_one_graph(monkeypatch):
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "auto"])
+@pytest.mark.parametrize(
+    "strategy", [*STRATEGIES, "auto", ("two-graphs", "forward")]
+)
 def test_microbatches_update_as_their_minibatch_does(strategy):
     cfg = replace(CFG, ppo=replace(CFG.ppo, n_microbatches=4))
     parts, record = select_strategy(
         collect, EAGER_PARTS, cfg, WORLD, state(), strategy, "aot_eager"
     )
     assert record.failures == () and record.strategy == (
-        "two-graphs" if strategy == "auto" else strategy
+        strategy if strategy in STRATEGIES else "two-graphs"
     )
+    if strategy not in STRATEGIES:
+        assert record.skip_code is FailureCode.MICROBATCHES
+        assert record.skip_reason.startswith("one-graph: ")
+    elif strategy != "eager":
+        assert (record.skip_reason, record.skip_code) == ("", None)
     got, want = (
         train_step(cfg, WORLD, state(), parts),
         train_step(CFG, WORLD, state()),

@@ -5,6 +5,7 @@ funcppo replays whole iterations by `capture`; these are for who meets the alter
 
 from __future__ import annotations
 
+import gc
 import warnings
 
 import pytest
@@ -384,3 +385,27 @@ def test_a_graph_over_two_gpus_is_skipped_with_the_reason_until_it_is_split():
         tree_compiled(lambda x: x * 2), [torch.zeros(8, device="cuda:0")] * 4
     )
     assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
+
+
+def test_separate_graphs_keep_memory_apart_that_trees_share():
+    """Four sizes, the largest first: a graph of its own for each holds all of them, one pool hardly more than one."""
+
+    def held_bytes(trees: bool) -> int:
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        step = torch.compile(
+            lambda x: (x.sin(), x.cos()), mode="reduce-overhead", dynamic=False
+        )
+        with torch._inductor.config.patch({"triton.cudagraph_trees": trees}):
+            for size in (16, 14, 12, 10):
+                for _ in range(3):
+                    torch.compiler.cudagraph_mark_step_begin()
+                    step(torch.zeros(size << 20, device="cuda"))
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved() - before
+
+    shared = held_bytes(trees=True)
+    assert held_bytes(trees=False) > 2 * shared > 0
