@@ -15,7 +15,13 @@ from torch import Tensor
 from funcppo import random, tree
 from funcppo.config import Config
 from funcppo.envs.base import sample_reset, step_with_autoreset
-from funcppo.interfaces import Environment, MaskedObservation, Memory
+from funcppo.interfaces import (
+    AnyAgent,
+    Environment,
+    EnvironmentSpec,
+    MaskedObservation,
+    Memory,
+)
 from funcppo.recurrence import apply_agent, initial_memory, reset_memory
 from funcppo.types import (
     F32,
@@ -99,7 +105,7 @@ def init_rollout_state(
       TypeError: the environment's state, or the network's memory, is no tree of tensors.
     """
     env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n_envs))
-    tree.check_tree(env_state, "state of the environment")
+    tree.check_tree(env_state, "reset: state")
     # Match the memory layout of later states to avoid a recompilation.
     env_state = tree.map(
         lambda x: x.clone(memory_format=torch.contiguous_format), env_state
@@ -110,47 +116,73 @@ def init_rollout_state(
         length=torch.zeros(n_envs, dtype=torch.int64, device=key.device),
     )
     memory = initial_memory(cfg.agent, n_envs, key.device)
-    tree.check_tree(memory, "memory of the network")
+    tree.check_tree(memory, "initial_memory: memory")
     return RolloutState(env_state, episode_stats, memory)
 
 
 def check_spaces(
     cfg: Config, world: object, params: object, rollout_state: RolloutState[Any]
 ) -> None:
-    """Check that observations, and the actions of the network, are those of the environment's `spec`.
+    """Check that observations are tensors, and that they and the network's actions are those of `env.spec`.
 
-    Nothing is checked if there is no spec. The network is applied once, to the rows of the state.
+    Without a spec the network is not looked at; with one it is applied once, to the rows of the state.
 
     Raises:
+      TypeError: names the part of an observation that is no tensor, or what the network returns in place of an output.
       ValueError: names the observation or the action, what was expected and what came.
     """
     env, agent = cfg.env, cfg.agent
     spec = env.spec
+    obs = env.observe(env.cfg, world, rollout_state.env_state)
+    tree.check_tree(obs, "observe: observation")
     if spec is None:
         return
 
-    obs = env.observe(env.cfg, world, rollout_state.env_state)
     features = obs.features if isinstance(obs, MaskedObservation) else obs
     if isinstance(features, Tensor):
-        _check_rows(features, spec.shape, "observation")
+        _check_rows(features, spec.shape, "observe: observation")
     with torch.no_grad():
         try:
             output, _ = apply_agent(
                 agent, world, params, obs, rollout_state.memory
             )
-        except RuntimeError as error:  # of shapes that do not fit
+        except RuntimeError as error:  # of shapes or dtypes that do not fit
             line = str(error).partition("\n")[0]
             raise ValueError(
-                f"network: expected one that can be applied to the observations of the environment, got: {line}"
+                f"network: expected one that can be applied to the observations of the environment, {_describe(obs)}, "
+                f"got: {line}"
             ) from error
-        if spec.continuous_actions:
-            action = agent.distribution.mode(output)
-            _check_rows(action, (spec.action_size,), "action of the network")
+        _check_output(agent, spec, output)
+
+
+def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
+    """Check that the distribution of an agent makes actions of the environment out of a network's output."""
     logits = getattr(output, "logits", None)
     if not spec.continuous_actions and isinstance(logits, Tensor):
         sizes = spec.action_sizes
         shape = (len(sizes), max(sizes)) if sizes else (spec.action_size,)
         _check_rows(logits, shape, "logits of the network")
+
+    try:
+        output.value  # noqa: B018
+        action = agent.distribution.mode(output)
+    except AttributeError as error:
+        raise TypeError(
+            "output of the network: expected what its distribution reads, such as fp.PolicyValue(logits, value), "
+            f"got {type(output).__name__}: {error}"
+        ) from error
+    if action.is_floating_point() != spec.continuous_actions:
+        kind = "continuous" if spec.continuous_actions else "discrete"
+        raise ValueError(
+            f"action of the network: expected {kind} actions by env.spec, got {action.dtype} by its distribution"
+        )
+    if spec.continuous_actions:
+        _check_rows(action, (spec.action_size,), "action of the network")
+
+
+def _describe(obs: Any) -> str:
+    """Dtypes and shapes of an observation."""
+    return ", ".join(f"{x.dtype} {list(x.shape)}" for x in tree.leaves(obs))
 
 
 def _check_rows(x: Tensor, shape: tuple[int, ...], name: str) -> None:
@@ -221,7 +253,9 @@ def rollout_step(
     value = output.value
     total_reward = rollout_state.episode_stats.total_reward
     rows, dtype = total_reward.shape, total_reward.dtype
-    check_tensor(timestep.reward, rows, dtype, "Timestep.reward")
+    check_tensor(
+        timestep.reward, rows, dtype, "step_functional: Timestep.reward"
+    )
     check_tensor(value, rows, value.dtype, "value of the network")
     if agent.initial_memory is not None:
         _check_memory(rollout_state.memory, memory)

@@ -184,8 +184,11 @@ def _init_rollout_state(
     for name, leaf in zip(tree.paths(own[0]), tree.leaves(own[0])):
         if leaf.shape[:1] != (ppo.n_envs_per_shard,):
             owner = "" if ppo.n_shards == 1 else " of a shard"
+            place = name.replace("env_state", "reset: state", 1).replace(
+                "memory", "initial_memory: memory", 1
+            )
             raise ValueError(
-                f"{name}: expected {ppo.n_envs_per_shard} rows, one for each environment{owner}, "
+                f"{place}: expected {ppo.n_envs_per_shard} rows, one for each environment{owner}, "
                 f"got {list(leaf.shape)}"
             )
     return (

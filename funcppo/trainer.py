@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,6 +57,10 @@ RESTART_NOTE = (
 
 State = TrainState[Any, Any]
 EvaluationT = TypeVar("EvaluationT")
+
+
+class TrainingNote(UserWarning):
+    """What a run made do with, or did not learn from; `TrainResult.notes` holds it, too."""
 
 
 class ReturnEstimate(NamedTuple):
@@ -127,7 +131,8 @@ class TrainResult(NamedTuple, Generic[EvaluationT]):
     evaluations: tuple[EvaluationT, ...]  # of this call
     update: int  # updates made, those before the checkpoint included
     is_stopped: bool  # a callback stopped it
-    # what was made do with: the checkpoint before a damaged one, an evaluation that cannot be captured
+    # what was made do with, or not learnt from: the checkpoint before a damaged one, an evaluation that cannot be
+    # captured, minibatches of NaN
     notes: tuple[str, ...] = ()
 
 
@@ -283,8 +288,9 @@ def train(
         n_episodes=n_episodes,
         checkpoint_every=checkpoint_every,
     )
+    check_callbacks(callbacks)
     learner = with_length(learner, total_steps)
-    path = None if checkpoint is None else Path(checkpoint)
+    path = checkpoint_path(checkpoint)
     # Of several processes rank 0 reads the checkpoint.
     whole = train_step.init(
         learner.cfg, learner.world, random.key(seed, device)
@@ -311,7 +317,7 @@ def train(
         record=compiled.record if compiled else None,
     )
     result = make_updates(stepper, state, schedule, callbacks)
-    return result._replace(notes=(*notes, *evaluator.notes()))
+    return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,22 +352,28 @@ def make_updates(
     state: State,
     schedule: UpdateIntervals[EvaluationT],
     callbacks: Sequence[Callback],
+    last_update: int | None = None,
 ) -> TrainResult[EvaluationT]:
     """Update a state until the last update, or until a callback stops it; close the logs among the callbacks.
 
     A state is saved after the callbacks have seen it, so that what they write is never behind a checkpoint. On a CPU a
     KeyboardInterrupt saves the last such state; on a GPU the update may have overwritten a part of it.
+
+    Args:
+      last_update: None: that of the whole run.
     """
-    n_updates = stepper.learner.cfg.ppo.n_updates
+    n_updates = last_update or stepper.learner.cfg.ppo.n_updates
     first_update = update = _update_of(state)
     saved_at = start = time.perf_counter()
     evaluations: list[EvaluationT] = []
     is_stopped = False
+    lost: Tensor | None = None
 
     with _closing_logs(callbacks):
         while update < n_updates and not is_stopped:
             with _saved_at_interrupt(stepper, schedule, state, update):
                 state, metrics = _make_update(stepper, state, update + 1)
+                lost = _count_lost(metrics, lost)
                 evaluation = None
                 if _is_due(update + 1, schedule.evaluate_every, n_updates):
                     evaluation = schedule.evaluate(state)
@@ -374,8 +386,11 @@ def make_updates(
                 progress = _progress(
                     stepper, state, metrics, made, start, evaluation
                 )
-                save = partial(schedule.save, state) if is_save_due else None
-                is_stopped = _call(callbacks, progress, save)
+                is_stopped = _call(
+                    callbacks,
+                    progress,
+                    partial(schedule.save, state) if is_save_due else None,
+                )
             update += 1
 
             if is_save_due or is_stopped:
@@ -383,7 +398,44 @@ def make_updates(
                 saved_at = time.perf_counter()
 
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
-    return TrainResult(state, tuple(evaluations), update, is_stopped)
+    return TrainResult(
+        state, tuple(evaluations), update, is_stopped, _describe_lost(lost)
+    )
+
+
+def _count_lost(metrics: Metrics, before: Tensor | None) -> Tensor:
+    """Minibatches that were applied, minibatches that were skipped, and applied ones' worth of rows left out, so far.
+
+    They stay on the device, so that counting waits for nothing.
+    """
+    n_applied = metrics.n_applied_minibatches
+    n_left_out = torch.where(
+        n_applied > 0, metrics.loss.nonfinite_fraction * n_applied, 0.0
+    )
+    counts = (n_applied, metrics.n_nonfinite_minibatches, n_left_out)
+    lost = torch.stack([count.sum() for count in counts])
+    return lost if before is None else before + lost
+
+
+def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
+    """What was not learnt from, a line each, which are warnings too; nothing if all was."""
+    if lost is None:  # no update was made
+        return ()
+    n_applied, n_skipped, n_left_out = lost.tolist()
+    notes: list[str] = []
+    if n_skipped:
+        notes.append(
+            f"{n_skipped:.0f} minibatches were skipped and {n_applied:.0f} applied: "
+            "a loss or a gradient was not finite"
+        )
+    if n_left_out:
+        notes.append(
+            f"{n_left_out / n_applied:.2%} of the rows were left out: "
+            "a reward, an observation or a value was not finite"
+        )
+    for note in notes:
+        warnings.warn(note, TrainingNote, stacklevel=4)
+    return tuple(notes)
 
 
 def _make_update(
@@ -495,7 +547,7 @@ def restore_latest(
         state = _restart_environments(learner, state)
         notes = [*notes, RESTART_NOTE.format(path=path)]
     for note in notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, TrainingNote, stacklevel=3)
     return state, tuple(notes)
 
 
@@ -554,6 +606,30 @@ def check_positive(**counts: object) -> None:
             )
 
 
+def check_callbacks(callbacks: object) -> None:
+    """Check that callbacks are a list or tuple of functions.
+
+    Raises:
+      TypeError: they are not.
+    """
+    is_sequence = isinstance(callbacks, Sequence)
+    callbacks = callbacks if is_sequence else [callbacks]
+    for callback in cast(Sequence[object], callbacks):
+        if not is_sequence or not callable(callback):
+            raise TypeError(
+                f"callbacks: expected a list of functions, got {callback!r}{'' if is_sequence else ' alone'}"
+            )
+
+
+def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
+    """The path of a checkpoint, in a folder that is created if it is missing: not when the run is over."""
+    if checkpoint is None:
+        return None
+    path = Path(checkpoint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def batch_size(ppo: PPOConfig) -> int:
     """Environment steps of an update."""
     return ppo.n_envs * ppo.n_steps
@@ -562,7 +638,15 @@ def batch_size(ppo: PPOConfig) -> int:
 def with_length(
     learner: Learner[Any, Any], total_steps: int
 ) -> Learner[Any, Any]:
-    """The learner whose schedules end after `total_steps`."""
+    """The learner whose schedules end after `total_steps`.
+
+    Raises:
+      TypeError: it is none of `fp.ppo`.
+    """
+    if not isinstance(learner, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"learner: expected one of fp.ppo, got {type(learner).__name__}"
+        )
     cfg = learner.cfg
     n_updates = math.ceil(total_steps / batch_size(cfg.ppo))
     ppo = replace(cfg.ppo, n_updates=n_updates)
@@ -579,18 +663,38 @@ def _is_due(update: int, every: int | None, n_updates: int) -> bool:
 # Checkpoints
 
 
+def read_meta(path: Path) -> Any:
+    """The meta data of a checkpoint, or of the one before where it is damaged; None if there is neither.
+
+    Raises:
+      DamagedCheckpointError: neither can be read.
+    """
+    previous = PREVIOUS_NAME.format(name=path.name)
+    if not path.exists() and not path.with_name(previous).exists():
+        return None
+    readable, _ = checkpoints.find_readable(path, previous)
+    return checkpoints.read(readable).meta
+
+
 def save_checkpoint(
-    path: Path | None, learner: Learner[Any, Any], state: State
+    path: Path | None,
+    learner: Learner[Any, Any],
+    state: State,
+    meta: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint, if there is to be one. Of several processes, which all call it, rank 0 writes it."""
+    """Write a checkpoint, if there is to be one. Of several processes, which all call it, rank 0 writes it.
+
+    Args:
+      meta: values of JSON that it holds beside the settings.
+    """
     if path is None:
         return
     state = learner.gather(state)
     if not _is_main(learner):
         return
-    meta: Any = {"settings": settings_text(learner.cfg)}
+    settings = {"settings": settings_text(learner.cfg)}
     previous = PREVIOUS_NAME.format(name=path.name)
-    checkpoints.save(path, state, meta, previous)
+    checkpoints.save(path, state, settings | dict(meta or {}), previous)
 
 
 def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:

@@ -156,6 +156,10 @@ def check_tensor(
     Raises:
       TypeError: one line that names the tensor, and says what was expected and what came.
     """
+    if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"{name}: expected {dtype} {list(shape)}, got {type(tensor).__name__}"
+        )
     if tensor.shape != shape or tensor.dtype != dtype:
         raise TypeError(
             f"{name}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}"

@@ -125,6 +125,27 @@ def run_code(blocks) -> None:
     exec("\n".join(blocks), {"__name__": "docs"})
 
 
+def test_the_code_beside_that_of_other_libraries_runs(tmp_path, monkeypatch):
+    """With fewer steps, and uncompiled."""
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "coming_from.md").read_text()
+    settings = re.findall(r"^    (.*)$", text.partition("## CleanRL")[0], re.M)
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ours = [block for block in blocks if "ppo.step" in block or "fp." in block]
+    assert len(ours) == 3
+    code = "\n".join([*settings, "n_updates = 1", *ours])
+    short = {"100_000": "256", "(ppo, state)": "(ppo, state, strategy='eager')"}
+    for old, new in short.items():
+        assert old in code
+        code = code.replace(old, new)
+    names = {}
+    exec(code, names)
+    assert int(names["state"].update) == 1
+    assert int(names["result"].state.update) == 1
+    for name in ("cleanrl", "sb3", "purejaxrl"):
+        fp.PPOConfig(**names[name])
+
+
 def test_the_code_for_many_learners_runs(capsys):
     text = (DOCS / "many_learners.md").read_text()
     run_code(re.findall(r"^    (.*)$", text, re.MULTILINE))

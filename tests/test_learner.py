@@ -153,7 +153,7 @@ def test_a_state_without_a_row_for_each_environment_is_refused_by_name():
         return env.reset(cfg, world, key[:1])
 
     learner = small(replace(env, reset=one_row))
-    line = r"motion: expected \d+ rows, one for each environment, got \[1, 4\]"
+    line = r"reset: state.motion: expected \d+ rows, one for each environment, got \[1, 4\]"
     with pytest.raises(ValueError, match=line):
         learner.init(KEY)
 
@@ -227,7 +227,7 @@ def test_a_state_that_is_no_tree_of_tensors_is_refused_in_one_line(make, got):
     with pytest.raises(TypeError) as raised:
         small(as_state(make)).init(KEY)
     assert str(raised.value).startswith(
-        "state of the environment: expected a tensor, or a NamedTuple, tuple or list of such"
+        "reset: state: expected a tensor, or a NamedTuple, tuple or list of such"
     )
     assert got in str(raised.value) and "\n" not in str(raised.value)
 

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+import funcppo as fp
 from funcppo import random, rollout, tree
 from funcppo.envs.classic_control import cartpole, pendulum
 from funcppo.loops import scan
@@ -163,22 +164,22 @@ def changed(field, change):
         (
             "reward",
             torch.Tensor.double,
-            r"Timestep.reward: expected torch.float32 \[6\], got torch.float64 \[6\]",
+            r"step_functional: Timestep.reward: expected torch.float32 \[6\], got torch.float64 \[6\]",
         ),
         (
             "reward",
             lambda x: x[:, None],
-            r"Timestep.reward: expected torch.float32 \[6\], got torch.float32 \[6, 1\]",
+            r"step_functional: Timestep.reward: expected torch.float32 \[6\], got torch.float32 \[6, 1\]",
         ),
         (
             "terminated",
             torch.Tensor.float,
-            r"Timestep.terminated: expected torch.bool \[6\], got torch.float32 \[6\]",
+            r"step_functional: Timestep.terminated: expected torch.bool \[6\], got torch.float32 \[6\]",
         ),
         (
             "truncated",
             lambda x: x[:1],
-            r"Timestep.truncated: expected torch.bool \[6\], got torch.bool \[1\]",
+            r"step_functional: Timestep.truncated: expected torch.bool \[6\], got torch.bool \[1\]",
         ),
         (
             "value",
@@ -188,7 +189,7 @@ def changed(field, change):
         (
             "steps",
             torch.Tensor.float,
-            r"state.steps after a step: expected torch.int64 \[6\], got torch.float32 \[6\]",
+            r"step_functional: state.steps: expected torch.int64 \[6\], got torch.float32 \[6\]",
         ),
     ],
 )
@@ -220,11 +221,80 @@ def test_a_network_of_other_spaces_is_refused_before_anything_is_compiled(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        (lambda logits, value: (logits, value), "output .* got tuple: "),
+        (lambda logits, value: logits, "output .* got Tensor: "),
+        (
+            lambda logits, value: fp.GaussianPolicyValue(logits, logits, value),
+            "output .* got GaussianPolicyValue: .* no attribute 'logits'",
+        ),
+    ],
+)
+def test_an_output_that_the_distribution_cannot_read_is_named(output, problem):
+    def apply(cfg, world, params, obs):
+        return output(obs[:, :2] * params, obs[:, 0])
+
+    agent = fp.Agent(cfg=None, init=lambda cfg, key: torch.ones(2), apply=apply)
+    cfg = replace(CONFIGS["cartpole"], agent=agent)
+    with pytest.raises(TypeError, match=f"^{problem}") as error:
+        init(cfg, WORLD, random.key(0))
+    assert "\n" not in str(error.value)
+
+
+def test_actions_of_another_kind_than_the_environment_takes_are_refused():
+    def apply(cfg, world, params, obs):
+        mean = obs[:, :2] * params
+        return fp.GaussianPolicyValue(mean, mean, obs[:, 0])
+
+    agent = fp.Agent(
+        cfg=None,
+        init=lambda cfg, key: torch.ones(2),
+        apply=apply,
+        distribution=fp.DIAGONAL_GAUSSIAN,
+    )
+    cfg = replace(CONFIGS["cartpole"], agent=agent)
+    with pytest.raises(ValueError, match=r"^action .*: expected discrete"):
+        init(cfg, WORLD, random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda state, timestep: None, "expected a state and a Timestep"),
+        (lambda state, timestep: (state, timestep, {}), "expected a state and"),
+        (
+            lambda state, timestep: (tuple(state), timestep),
+            "state: expected a EnvState of 2 tensors, got a tuple of 2",
+        ),
+        (
+            lambda state, timestep: (state._replace(steps=1.0), timestep),
+            "state.steps: expected torch.int64 .*, got float",
+        ),
+        (
+            lambda state, timestep: (state, timestep._replace(truncated=False)),
+            "Timestep.truncated: expected torch.bool .*, got bool",
+        ),
+    ],
+)
+def test_what_a_step_returns_in_place_of_tensors_is_named(change, problem):
+    env = CONFIGS["cartpole"].env
+
+    def step(*arguments):
+        return change(*env.step_functional(*arguments))
+
+    cfg = replace(CONFIGS["cartpole"], env=replace(env, step_functional=step))
+    with pytest.raises(TypeError, match=f"^step_functional: {problem}"):
+        trajectory(cfg, n_steps=1)
+
+
 def test_observations_other_than_the_environment_states_are_refused():
     cfg = CONFIGS["cartpole"]
     spec = replace(cfg.env.spec, observation_size=5)
     cfg = replace(cfg, env=replace(cfg.env, spec=spec))
     with pytest.raises(
-        ValueError, match=r"^observation: expected rows of \[5\] .*, got \[4\]$"
+        ValueError,
+        match=r"^observe: observation: expected rows of \[5\] .*, got \[4\]$",
     ):
         init(cfg, WORLD, random.key(0))

@@ -14,7 +14,12 @@ from funcppo import trainer, tree
 from funcppo.envs import wrappers
 from funcppo.experiment import metrics_log
 from funcppo.runtime.capture import capture, without_cuda_graphs
-from funcppo.trainer import bootstrap_interval, print_progress, saved_update
+from funcppo.trainer import (
+    TrainingNote,
+    bootstrap_interval,
+    print_progress,
+    saved_update,
+)
 from tests.learning import assert_trees_equal, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -370,3 +375,44 @@ def test_two_damaged_checkpoints_are_an_error_and_stay(tmp_path):
     with pytest.raises(ValueError, match="expected a checkpoint, got none or"):
         fp.train(LEARNER, 32, checkpoint=path)
     assert path.read_bytes() == b"torn"
+
+
+def test_what_is_not_learnt_from_is_noted():
+    env = fp.envs.recall(n_steps=4)
+
+    def step(cfg, world, state, action, key):
+        state, timestep = env.step_functional(cfg, world, state, action, key)
+        reward = torch.full_like(timestep.reward, torch.nan)
+        return state, timestep._replace(reward=reward)
+
+    learner = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=8)
+    assert fp.train(learner, 16).notes == ()
+    cfg = replace(learner.cfg, env=replace(env, step_functional=step))
+    with pytest.warns(TrainingNote, match="minibatches were skipped"):
+        result = fp.train(replace(learner, cfg=cfg), 16)
+    assert result.notes == (
+        "16 minibatches were skipped and 0 applied: a loss or a gradient was not finite",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("CartPole-v1", 32), "learner: expected one of fp.ppo, got str"),
+        ((print,), "callbacks: expected a list of functions, got .* alone"),
+        (([3],), "callbacks: expected a list of functions, got 3"),
+    ],
+)
+def test_what_is_no_learner_and_no_callback_is_named(arguments, problem):
+    with pytest.raises(TypeError, match=f"^{problem}$"):
+        if len(arguments) == 2:
+            fp.train(*arguments)
+        else:
+            fp.train(LEARNER, 32, callbacks=arguments[0])
+
+
+def test_the_folder_of_a_checkpoint_is_made_before_training(tmp_path):
+    path = tmp_path / "a" / "b.npz"
+    seen = [lambda progress: path.parent.is_dir()]
+    assert fp.train(LEARNER, 64, callbacks=seen, checkpoint=path).is_stopped
+    assert path.exists()

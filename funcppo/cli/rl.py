@@ -92,7 +92,7 @@ class Rl:
     Settings that are not given are those published for the environment; their source is printed. RUN receives
     config.json, metrics.jsonl (a line for each update and seed), checkpoint.npz and results.json. Ctrl-C or SIGTERM
     saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit. A search
-    writes trials.csv and results.json, and is not resumed.
+    writes trials.csv in place of metrics.jsonl.
 
     Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
@@ -171,10 +171,7 @@ class Rl:
             raise ValueError("--resume, --overwrite: expected one of them")
         if self.out is None:
             raise ValueError("--resume: expected --out RUN too, got none")
-        stored = read_config(self.out)
-        if stored.search != "none":
-            raise ValueError(f"{self.out}: a search is not resumed")
-        return dataclasses.replace(self, **_as_options(stored))
+        return dataclasses.replace(self, **_as_options(read_config(self.out)))
 
     def run(self) -> int:
         """Train, and print the returns.
@@ -248,13 +245,13 @@ class Rl:
         console: Console,
     ) -> int:
         """Search in a folder that no other process writes to; the exit status."""
-        rungs, interrupt = _train_trials(config, learner, folder, console)
+        rungs, trained = _train_trials(config, learner, folder, console)
+        if not rungs or rungs[-1][0].steps < config.steps:
+            self._print_interrupted(trained.update, console)
+            return trained.exit_status
         results = _search_results(config, rungs)
         self._write(results, folder)
         _print_trials(results, console)
-        if interrupt.requested:
-            console.print(f"interrupted after {len(rungs)} comparisons")
-            return interrupt.exit_status
         return 0
 
     def _write(self, results: JsonObject, folder: Path) -> None:
@@ -423,19 +420,24 @@ def _train_trials(
     learner: Learner[Any, Any],
     folder: Path,
     console: Console,
-) -> tuple[list[list[Trial]], Interrupt]:
-    """Train the trials of a search, and write the table of them after each rung."""
+) -> tuple[list[list[Trial]], _Trained]:
+    """Train the trials of a search until its end or an interrupt; write the table of them after each rung."""
+    from funcppo import trainer
     from funcppo.rl import run
     from funcppo.rl import search as searching
 
+    checkpoint = folder / CHECKPOINT_FILE
     drawn = searching.draw_trials(learner, config.trials, config.seed)
     rungs: list[list[Trial]] = []
     with (
         show_status(console, "preparing the training step") as status,
         defer_interrupt() as interrupt,
-        suppress(KeyboardInterrupt),
+        warnings.catch_warnings(record=True) as notes,
     ):
-        for rung in searching.search(
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("always", trainer.TrainingNote)
+        display = _Display(console, status, interrupt)
+        found = searching.search(
             learner,
             config.steps,
             drawn,
@@ -443,16 +445,27 @@ def _train_trials(
             seeds=run.seeds_of(config),
             device=config.device,
             strategy=config.strategy,
-            callbacks=[_Display(console, status, interrupt)],
+            callbacks=[display],
             n_episodes=config.episodes,
-        ):
-            rungs.append(rung)
-            searching.write_trials(folder / TRIALS_FILE, rungs)
-            best = rung[0]
-            console.print(
-                f"{len(rung)} trials after {best.steps:,} steps: best return {best.mean_return:.1f}"
-            )
-    return rungs, interrupt
+            checkpoint=checkpoint,
+        )
+        with suppress(KeyboardInterrupt):
+            for rung in found:
+                rungs.append(rung)
+                searching.write_trials(folder / TRIALS_FILE, rungs)
+                console.print(_describe_rung(rung))
+    print_notes(console, [str(note.message) for note in notes])
+    return rungs, _Trained(
+        update=trainer.saved_update(checkpoint),
+        exit_status=interrupt.exit_status,
+        record=display.record,
+    )
+
+
+def _describe_rung(rung: Sequence[Trial]) -> str:
+    """A line on the trials that were compared."""
+    best = rung[0]
+    return f"{len(rung)} trials after {best.steps:,} steps: best return {best.mean_return:.1f}"
 
 
 def _search_results(config: RLConfig, rungs: list[list[Trial]]) -> JsonObject:

@@ -76,10 +76,9 @@ def step_with_autoreset(
             )
         )
 
-    reached_state, timestep = env.step_functional(
-        env.cfg, world, state, action, key
-    )
-    _check_step(state, reached_state, timestep, key.shape[:1])
+    result = env.step_functional(env.cfg, world, state, action, key)
+    _check_step(state, result, key.shape[:1])
+    reached_state, timestep = result
     if env.reset_from_sample is not None:
         reset_state = env.reset_from_sample(env.cfg, world, reset_sample)
     else:
@@ -97,29 +96,47 @@ def step_with_autoreset(
     )
 
 
-def _check_step(
-    state: State, reached_state: State, timestep: object, rows: torch.Size
-) -> None:
-    """Check the flags that a step returns, and that it keeps the shapes and dtypes of the state.
+def _check_step(state: object, result: object, rows: torch.Size) -> None:
+    """Check the flags that a step returns, and that it keeps structure, shapes and dtypes of the state.
+
+    Only what is static is looked at, so that a compiled step checks nothing.
 
     Raises:
       TypeError: names the tensor, or says that there is no `Timestep`.
     """
+    name = "step_functional"
+    if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
+        raise TypeError(
+            f"{name}: expected a state and a Timestep, got {type(cast(Any, result)).__name__}"
+        )
+    reached_state, timestep = cast(tuple[Any, Any], result)
     if not isinstance(timestep, Timestep):
         raise TypeError(
-            f"step_functional: expected a state and a Timestep, got {type(timestep).__name__} in place of the second"
+            f"{name}: expected a state and a Timestep, got {type(timestep).__name__} in place of the second"
         )
-    for name in ("terminated", "truncated"):
-        flag = getattr(timestep, name)
-        check_tensor(flag, rows, torch.bool, f"Timestep.{name}")
+    for flag in ("terminated", "truncated"):
+        value = getattr(timestep, flag)
+        check_tensor(value, rows, torch.bool, f"{name}: Timestep.{flag}")
 
-    leaves = zip(tree.leaves(state), tree.leaves(reached_state))
-    for i, (before, after) in enumerate(leaves):
-        if after.shape != before.shape or after.dtype != before.dtype:
-            path = tree.paths(state)[i]
-            check_tensor(
-                after, before.shape, before.dtype, f"state.{path} after a step"
-            )
+    before, after = tree.leaves(state), tree.leaves(reached_state)
+    if type(reached_state) is not type(state) or len(after) != len(before):
+        raise TypeError(
+            f"{name}: state: expected a {type(state).__name__} of {len(before)} tensors, "
+            f"got a {type(reached_state).__name__} of {len(after)}"
+        )
+    for i, (x, y) in enumerate(zip(before, after)):
+        if not _is_like(y, x):
+            path = f"state.{tree.paths(state)[i]}".rstrip(".")
+            check_tensor(y, x.shape, x.dtype, f"{name}: {path}")
+
+
+def _is_like(value: object, like: Tensor) -> bool:
+    """Whether a value is a tensor of the same shape and dtype."""
+    return (
+        isinstance(value, Tensor)
+        and value.shape == like.shape
+        and value.dtype == like.dtype
+    )
 
 
 def restart(

@@ -82,6 +82,11 @@ def check(
             )
         sample_action = partial(_sample_action, env)
     world = NoWorld() if world is None else world
+    for name in ("reset", "step_functional", "observe"):
+        if not callable(getattr(env, name)):
+            raise TypeError(
+                f"env.{name}: expected a function, got {type(getattr(env, name)).__name__}"
+            )
 
     keys = random.split(random.key(seed), n_steps + 1)
     row_keys = random.split(keys[0], N_ROWS)
@@ -157,9 +162,12 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
         )
 
     for path, leaf in zip(tree.paths(obs), tree.leaves(obs)):
-        if leaf.isnan().any():
+        if not leaf.isfinite().all():
             place = f"observation.{path}".rstrip(".")
-            raise ValueError(f"observe: {place}: expected numbers, got NaN")
+            value = leaf[~leaf.isfinite()][0].item()
+            raise ValueError(
+                f"observe: {place}: expected finite numbers, got {value}"
+            )
 
     if isinstance(obs, MaskedObservation) and not obs.action_mask.any(-1).all():
         raise ValueError(

@@ -68,8 +68,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> Picture:
                     markersize=5,
                 )
 
-            is_positive = bool((trials.values[:, i] > 0).all())
-            axes.set_xscale("log" if is_positive else "symlog")
+            _set_scale(axes, trials.values[:, i])
             axes.set_xlabel(name)
 
         np.atleast_1d(panels)[0].set_ylabel("mean sampled return")
@@ -78,3 +77,13 @@ def draw(rows: Sequence[dict[str, Any]]) -> Picture:
             *handles, loc="outside upper center", ncols=3, frameon=False
         )
     return Picture(figure, trials)
+
+
+def _set_scale(axes: Any, values: F64[np.ndarray, "K"]) -> None:
+    """A logarithmic axis with three plain numbers: a range may have no power of ten, and powers no room."""
+    is_positive = bool((values > 0).all())
+    spaced = np.geomspace if is_positive else np.linspace
+    axes.set_xscale("log" if is_positive else "symlog")
+    axes.set_xticks(np.unique(spaced(values.min(), values.max(), 3)))
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:.2g}")

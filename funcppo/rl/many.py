@@ -76,8 +76,9 @@ def train_many(
         evaluate_every=evaluate_every,
         n_episodes=n_episodes,
     )
+    trainer.check_callbacks(callbacks)
     learner = trainer.with_length(learner, total_steps)
-    path = None if checkpoint is None else Path(checkpoint)
+    path = trainer.checkpoint_path(checkpoint)
     first = init_many(learner, seeds, device, scalars)
     state, notes = trainer.restore_latest(learner, first, path)
 
@@ -90,7 +91,7 @@ def train_many(
     )
     stepper = prepare_many(learner, seeds, state, strategy)
     result = trainer.make_updates(stepper, state, schedule, callbacks)
-    return result._replace(notes=(*notes, *evaluator.notes()))
+    return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
 
 
 def init_many(

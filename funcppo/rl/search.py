@@ -10,7 +10,7 @@ arXiv:1502.07943.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,15 @@ import torch
 
 from funcppo import trainer, tree
 from funcppo.atomic_io import write_atomically
+from funcppo.experiment.training import CHECKPOINT_SECONDS
 from funcppo.learner import Learner
-from funcppo.rl.many import State, init_many, prepare_many
-from funcppo.trainer import N_EPISODES, Callback, UpdateIntervals
+from funcppo.rl.many import Evaluations, State, init_many, prepare_many
+from funcppo.trainer import (
+    N_EPISODES,
+    Callback,
+    TrainResult,
+    UpdateIntervals,
+)
 
 Method = Literal["random", "halving"]
 # of the numbers that trials draw, log-uniformly
@@ -99,8 +105,11 @@ def search(
     strategy: str = "eager",
     callbacks: Sequence[Callback] = (),
     n_episodes: int = N_EPISODES,
+    checkpoint: str | Path | None = None,
 ) -> Iterator[list[Trial]]:
     """Train trials, each with every seed, and yield those of each rung with their returns so far, the best first.
+
+    Checkpoints are written every minute, at the end of each rung, and when a callback ends the search.
 
     Args:
       learner: of `fp.ppo`.
@@ -109,45 +118,88 @@ def search(
       seeds: of each trial; the mean over them is what trials are compared by.
       strategy: as of `train_many`.
       callbacks: as of `train_many`, with a first axis of trials and seeds; one that returns true ends the search.
+      checkpoint: file that holds the states, and the rungs before; if it exists, the search yields these rungs again
+        and goes on, to the bits of one that was not stopped.
 
     Raises:
-      ValueError: a number is out of range.
+      ValueError: a number is out of range, or the checkpoint is damaged or of another search.
     """
     trainer.check_positive(
         total_steps=total_steps, trials=len(trials), seeds=len(seeds)
     )
+    trainer.check_callbacks(callbacks)
     learner = trainer.with_length(learner, total_steps)
-    n_updates = learner.cfg.ppo.n_updates
-    alive = list(trials)
-    members = tuple(seeds) * len(alive)
-    scalars = {
-        name: [trial.scalars[name] for trial in alive for _ in seeds]
-        for name in alive[0].scalars
-    }
-    state = init_many(learner, members, device, scalars)
+    path = trainer.checkpoint_path(checkpoint)
+    plan = _plan(method, trials, seeds)
+    found = _read_rungs(path, plan, trials)
+    yield from found
 
-    for update in rungs(method, len(trials), n_updates):
+    alive = _better_half(found[-1]) if found else list(trials)
+    state = _init_trials(learner, alive, seeds, device, path)
+    updates = rungs(method, len(trials), learner.cfg.ppo.n_updates)
+    for update in updates[len(found) :]:
         members = tuple(seeds) * len(alive)
-        stepper = prepare_many(learner, members, state, strategy)
-        state = _train_to(update, stepper, state, callbacks)
         if int(state.update[0]) < update:
-            return
+            stepper = prepare_many(learner, members, state, strategy)
+            trained = _train_to(
+                update,
+                stepper,
+                state,
+                callbacks,
+                partial(_save, path, learner, plan, tuple(found)),
+            )
+            if trained.is_stopped:
+                return
+            state = trained.state
+
         evaluations = trainer.evaluate_many(
             learner, state, seeds=members, n_episodes=n_episodes
         )
-        returns = np.array([each.sampled.mean for each in evaluations])
-        by_trial = returns.reshape(len(alive), len(seeds))
-        steps = update * trainer.batch_size(learner.cfg.ppo)
-        alive = [
-            replace(trial, steps=steps, returns=tuple(row.tolist()))
-            for trial, row in zip(alive, by_trial)
-        ]
-        order = np.argsort(-by_trial.mean(1), kind="stable")
-        yield [alive[i] for i in order]
+        alive = _with_returns(alive, learner, update, evaluations)
+        order = np.argsort([-t.mean_return for t in alive], kind="stable")
+        found.append([alive[i] for i in order])
+        yield found[-1]
 
-        kept = order[: math.ceil(len(alive) / 2)]
-        alive = [alive[i] for i in kept.tolist()]
-        state = _select(state, kept, len(seeds))
+        alive = _better_half(found[-1])
+        state = _select(state, order[: len(alive)], len(seeds))
+
+
+def _with_returns(
+    trials: Sequence[Trial],
+    learner: Learner[Any, Any],
+    update: int,
+    evaluations: Evaluations,
+) -> list[Trial]:
+    """Trials after an update, with the mean sampled return of each of their seeds."""
+    steps = update * trainer.batch_size(learner.cfg.ppo)
+    means = np.array([each.sampled.mean for each in evaluations])
+    by_trial = means.reshape(len(trials), -1).tolist()
+    return [
+        replace(trial, steps=steps, returns=tuple(returns))
+        for trial, returns in zip(trials, by_trial)
+    ]
+
+
+def _better_half(rung: Sequence[Trial]) -> list[Trial]:
+    """The trials of a rung that the next one goes on with."""
+    return list(rung[: math.ceil(len(rung) / 2)])
+
+
+def _init_trials(
+    learner: Learner[Any, Any],
+    trials: Sequence[Trial],
+    seeds: Sequence[int],
+    device: torch.device | str,
+    path: Path | None,
+) -> State:
+    """The states of trials, each with every seed: those of the checkpoint if there is one, or the first ones."""
+    scalars = {
+        name: [trial.scalars[name] for trial in trials for _ in seeds]
+        for name in trials[0].scalars
+    }
+    members = tuple(seeds) * len(trials)
+    first = init_many(learner, members, device, scalars)
+    return trainer.restore_latest(learner, first, path)[0]
 
 
 def _train_to(
@@ -155,18 +207,16 @@ def _train_to(
     stepper: trainer.Stepper,
     state: State,
     callbacks: Sequence[Callback],
-) -> State:
+    save: Callable[[State], None],
+) -> TrainResult[Any]:
     """States after an update of the run, or those at which a callback ends it."""
     schedule = UpdateIntervals(
-        evaluate_every=None, evaluate=lambda state: (), save=lambda state: None
+        evaluate_every=None,
+        evaluate=lambda state: (),
+        save=save,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
     )
-    stop = partial(_is_at, update)
-    callbacks = [*callbacks, stop]
-    return trainer.make_updates(stepper, state, schedule, callbacks).state
-
-
-def _is_at(update: int, progress: trainer.Progress[Any]) -> bool:
-    return progress.update >= update
+    return trainer.make_updates(stepper, state, schedule, callbacks, update)
 
 
 def _select(state: State, kept: np.ndarray, n_seeds: int) -> State:
@@ -174,6 +224,66 @@ def _select(state: State, kept: np.ndarray, n_seeds: int) -> State:
     rows = (kept[:, None] * n_seeds + np.arange(n_seeds)).flatten()
     index = torch.from_numpy(rows).to(state.key.device)
     return tree.map(lambda x: x[index], state)
+
+
+# Checkpoints
+
+
+def _plan(
+    method: Method, trials: Sequence[Trial], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """What a checkpoint and the search that continues it share, as JSON."""
+    return {
+        "method": method,
+        "seeds": list(seeds),
+        "trials": [dict(trial.scalars) for trial in trials],
+    }
+
+
+def _save(
+    path: Path | None,
+    learner: Learner[Any, Any],
+    plan: dict[str, Any],
+    found: Sequence[Sequence[Trial]],
+    state: State,
+) -> None:
+    """Write the states of the trials of a rung, and the rungs before it."""
+    rungs = [
+        [(trial.number, trial.steps, trial.returns) for trial in rung]
+        for rung in found
+    ]
+    trainer.save_checkpoint(
+        path, learner, state, {"search": plan | {"rungs": rungs}}
+    )
+
+
+def _read_rungs(
+    path: Path | None, plan: dict[str, Any], trials: Sequence[Trial]
+) -> list[list[Trial]]:
+    """The rungs before that of a checkpoint; none without one.
+
+    Raises:
+      ValueError: the checkpoint is damaged or of another search.
+    """
+    meta = trainer.read_meta(path) if path is not None else None
+    if meta is None:
+        return []
+    stored = meta.get("search", {})
+    for name, value in plan.items():
+        if stored.get(name) != value:
+            raise ValueError(
+                f"{path}: made by another search: {name}: expected {value}, got {stored.get(name)}"
+            )
+    return [
+        [
+            replace(trials[number], steps=steps, returns=tuple(returns))
+            for number, steps, returns in rung
+        ]
+        for rung in stored["rungs"]
+    ]
+
+
+# The table
 
 
 def trial_rows(rungs: Sequence[Sequence[Trial]]) -> list[dict[str, float]]:

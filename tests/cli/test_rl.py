@@ -213,9 +213,31 @@ def test_a_search_writes_its_table_and_is_drawn(
     assert funcppo(monkeypatch, *words) == 0
     assert ElementTree.fromstring(picture.read_bytes()).tag.endswith("svg")
 
-    words = ("rl", "--out", run, "--resume")
-    assert funcppo(monkeypatch, *words) == 2
-    assert "a search is not resumed" in capsys.readouterr().err
+
+@pytest.mark.parametrize("update", [1, 2, 3])
+def test_an_interrupted_search_is_resumed_bit_for_bit(
+    update, monkeypatch, capsys, tmp_path
+):
+    """The first of two rungs ends after update 2: it stops in that rung, at or after its end, and in the second."""
+    words = (*WORDS, "--search", "halving", "--trials", 4, "--steps", 128)
+    assert funcppo(monkeypatch, *words, "--out", tmp_path / "whole") == 0
+
+    def stop(display, progress):
+        if progress.update == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return display._interrupt.requested
+
+    part = tmp_path / "part"
+    with monkeypatch.context() as patch:
+        patch.setattr(rl._Display, "__call__", stop)
+        assert funcppo(patch, *words, "--out", part) == 143
+    assert "interrupted after update " in capsys.readouterr().out
+    assert not (part / "results.json").exists()
+
+    assert funcppo(monkeypatch, "rl", "--out", part, "--resume") == 0
+    for name in ("trials.csv", "checkpoint.npz", "results.json"):
+        whole = (tmp_path / "whole" / name).read_bytes()
+        assert (part / name).read_bytes() == whole, name
 
 
 def test_a_run_without_a_search_has_no_trials(

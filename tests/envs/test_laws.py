@@ -238,7 +238,7 @@ def test_a_law_that_a_step_breaks_is_named_in_one_line(name):
         ),
         (
             {"observe": lambda c, w, state: state.heat[:, None] * torch.nan},
-            "observe: observation: expected numbers, got NaN",
+            "observe: observation: expected finite numbers, got nan",
         ),
         ({"spec": None}, "env.spec: expected an EnvironmentSpec"),
         (

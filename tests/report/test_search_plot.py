@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from xml.etree import ElementTree
 
 from funcppo.report import figures, search_plot
@@ -30,3 +31,17 @@ def test_each_number_has_a_panel():
     assert given_up.get_ydata().tolist() == [8.0]
     assert complete.get_xdata().tolist() == [1e-3, 1e-4]
     ElementTree.fromstring(figures.to_svg(picture))
+
+
+def test_labels_of_an_axis_are_plain_numbers_that_do_not_overlap():
+    """On three panels, as those of a search have: a range of decades, one without a power of ten, and one with 0."""
+    narrow = (0.2, 0.33, 0.21)
+    rows = [row | {"clip": clip} for row, clip in zip(ROWS, narrow)]
+    figure = search_plot.draw(rows).figure
+    figure.canvas.draw()
+    for axes in figure.axes:
+        labels = [x for x in axes.get_xticklabels() if x.get_text()]
+        numbers = [float(label.get_text()) for label in labels]
+        assert len(set(numbers)) == len(labels) > 1
+        boxes = [label.get_window_extent() for label in labels]
+        assert not any(a.overlaps(b) for a, b in pairwise(boxes))

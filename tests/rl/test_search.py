@@ -146,3 +146,36 @@ def test_a_callback_ends_a_search():
 def test_no_trials_are_named():
     with pytest.raises(ValueError, match=r"^trials: expected an integer"):
         next(search(LEARNER, 64, ()))
+
+
+@pytest.mark.parametrize("update", [1, 2, 3])
+def test_a_search_continued_from_its_checkpoint_equals_one_without_a_stop(
+    update, tmp_path
+):
+    trials = draw_trials(LEARNER, 4)
+    path = tmp_path / "new" / "search.npz"
+    options = {"method": "halving", "seeds": (3, 4), "n_episodes": 2}
+    whole = list(search(LEARNER, 4 * 32, trials, **options))
+
+    def stop(progress):
+        return progress.update == update
+
+    options["checkpoint"] = path
+    part = search(LEARNER, 4 * 32, trials, callbacks=[stop], **options)
+    assert list(part) == whole[: (update - 1) // 2]
+    continued = list(search(LEARNER, 4 * 32, trials, **options))
+    assert continued == whole
+    # A search that is finished yields its rungs again, from the states of the last one.
+    assert list(search(LEARNER, 4 * 32, trials, **options)) == whole
+
+
+def test_a_checkpoint_of_another_search_is_refused(tmp_path):
+    path = tmp_path / "search.npz"
+    trials = draw_trials(LEARNER, 2)
+    list(search(LEARNER, 32, trials, n_episodes=2, checkpoint=path))
+    for options, problem in (
+        ({"method": "halving"}, "method: expected halving, got random"),
+        ({"seeds": (1,)}, r"seeds: expected \[1\], got \[0\]"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            list(search(LEARNER, 32, trials, checkpoint=path, **options))
