@@ -1,13 +1,20 @@
-"""Reading JSON that a person or a crash may have changed: one line of error, with the place."""
+"""JSON of people and for people.
+
+Reading what a person or a crash may have changed: one line of error, with the place. Writing names so that a terminal
+shows them as they are and obeys none.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]  # an object of a JSON file
 
 MAX_SHOWN_BYTES = 60  # of a text that is no object
+# all but letters and digits of any script, line breaks and the rest of ASCII
+_MAYBE_UNPRINTABLE = re.compile(r"[^\w\x20-\x7e\n]")
 
 
 def parse_object(place: object, text: bytes) -> Json:
@@ -35,3 +42,18 @@ def parse_object(place: object, text: bytes) -> Json:
         shown = text[:MAX_SHOWN_BYTES].decode(errors="replace").strip()
         raise ValueError(f"{place}: expected a JSON object, got {shown}")
     return value
+
+
+def escape_unprintable(text: str) -> str:
+    """The same JSON without control characters and marks of direction, which become escapes (`\\u202e`).
+
+    Args:
+      text: JSON; letters of all scripts may stand in it as they are.
+    """
+    return _MAYBE_UNPRINTABLE.sub(_escape_unprintable, text)
+
+
+def _escape_unprintable(match: re.Match[str]) -> str:
+    """One character, as an escape if it cannot be seen."""
+    char = match[0]
+    return char if char.isprintable() else json.dumps(char)[1:-1]

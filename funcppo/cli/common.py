@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import funcppo
+from funcppo import json_io
 from funcppo.ranges import is_cuda
 from funcppo.runtime import distributed
 
@@ -69,12 +70,9 @@ def write_json(destination: str | None, value: JsonObject) -> None:
     """
     if destination is None:
         return
-    text = (
-        json.dumps(
-            {"format": JSON_FORMAT, **value}, indent=2, ensure_ascii=False
-        )
-        + "\n"
-    )
+    document = {"format": JSON_FORMAT, **value}
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    text = json_io.escape_unprintable(text)
     if destination == "-":
         sys.stdout.write(text)
         return

@@ -41,12 +41,7 @@ from funcppo.cli.target import (
     set_target_threads,
 )
 from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.data.lexer import (
-    escape_unprintable,
-    is_bare_name,
-    quote,
-    shorten,
-)
+from funcppo.data.lexer import escape_unprintable, format_name, shorten
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Size
 from funcppo.report.names import score_text
@@ -529,7 +524,7 @@ class Predict:
     ) -> None:
         """Print how many facts there are and, without --out, the first of them."""
         score = answerer.subject.score
-        relation = _term_text(str(self.relation))
+        relation = format_name(str(self.relation))
         headline = f"{n_facts:,} new facts of {relation}, score {score}"
         if self.out is not None:
             write_json(self.json, {"n_facts": n_facts, "out": self.out})
@@ -544,7 +539,7 @@ class Predict:
             return
         print(headline)
         for fact in facts:
-            names = [_term_text(fact[name]) for name in ("head", "tail")]
+            names = [format_name(fact[name]) for name in ("head", "tail")]
             atom = f"{relation}({', '.join(names)})"
             print(f"  {fact['rank']:>4}  {score_text(fact['score'])}  {atom}")
         if n_facts > len(facts):
@@ -597,11 +592,6 @@ def _find_relation(answerer: Answerer, name: str) -> int:
     return binary[name]
 
 
-def _term_text(name: str) -> str:
-    """A name on one line, in quotes unless it is plain."""
-    return name if is_bare_name(name) else quote(name)
-
-
 def _answers_text(
     answers: QueryAnswers, score: str, with_known: bool, legend: str
 ) -> str:
@@ -614,7 +604,7 @@ def _answers_text(
         f"{answers.query}: {n_shown:,} of {answers.n_new:,} new answers, score {score}; "
         f"{answers.n_known:,} known {known}; {n_others:,} other entities are not derivable, score 0"
     ]
-    width = max([6, *(len(_term_text(a.entity)) for a in answers.answers)])
+    width = max([6, *(len(format_name(a.entity)) for a in answers.answers)])
     if answers.answers and legend:
         lines.append(f"  {legend}")
     if answers.answers:
@@ -628,7 +618,7 @@ def _answer_lines(answer: Answer, width: int) -> list[str]:
     """An answer as lines, with its proof if it has one."""
     status = "known" if answer.known else "new  "
     lines = [
-        f"  {answer.rank:>4}  {_term_text(answer.entity):<{width}}  {score_text(answer.score):<6}  {status}  "
+        f"  {answer.rank:>4}  {format_name(answer.entity):<{width}}  {score_text(answer.score):<6}  {status}  "
         f"{answer.verdict}"
     ]
     if answer.explanation is not None:

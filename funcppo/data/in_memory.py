@@ -27,9 +27,9 @@ def to_triples(source: object) -> list[Triple]:
     """The (head, relation, tail) names of triples in memory.
 
     Args:
-      source: tuples of three names; an array [n, 3] of names; a data frame of pandas or polars with the columns head,
-        relation and tail (or subject, predicate and object, or h, r and t), or with three columns; or a TriplesFactory
-        of PyKEEN. A name is a text or a whole number.
+      source: tuples of three names; an array [n, 3] of names; a data frame of pandas or polars, lazy or not, with the
+        columns head, relation and tail (or subject, predicate and object, or h, r and t), or with three columns; or a
+        TriplesFactory of PyKEEN. A name is a text or a whole number.
 
     Raises:
       ValueError: it is none of these, or a name is missing, empty or has a line break; names the row.
@@ -89,6 +89,8 @@ def _rows(source: Any) -> Iterable[Any]:
     """
     if hasattr(source, "mapped_triples"):
         return _factory_rows(source)
+    if hasattr(source, "collect"):  # a lazy data frame
+        source = source.collect()
     if hasattr(source, "columns"):  # a data frame
         labels = {str(label): label for label in source.columns}
         names = _frame_columns(list(labels))

@@ -137,6 +137,11 @@ def quote(text: str) -> str:
     return f"'{escaped}'"
 
 
+def format_name(text: str) -> str:
+    """The name as a query takes it: on one line, in quotes unless it is plain."""
+    return text if is_bare_name(text) else quote(text)
+
+
 def _escape(char: str) -> str:
     """One character as it stands in a quoted name."""
     if char in _ESCAPE_OF_CHARACTER:

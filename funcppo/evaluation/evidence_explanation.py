@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from funcppo.data import Dataset, format_atom, format_rule, proof_names
+from funcppo.data.lexer import format_name
 from funcppo.logic import triple_index
 from funcppo.logic.question_types import LeftOut, Questions
 from funcppo.logic.triple_index import HEAD, TAIL
@@ -258,7 +259,7 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         )
     if e.facts:
         lines.append(
-            f"  {e.linked_weight:+.2f}  some fact links it to {_term_text(dataset, e.given)}"
+            f"  {e.linked_weight:+.2f}  some fact links it to {format_name(_term_text(dataset, e.given))}"
         )
     return lines + _describe_candidate(dataset, e)
 
@@ -267,7 +268,7 @@ def _describe_candidate(dataset: Dataset, e: Explanation) -> list[str]:
     """What is known of the candidate itself, as lines of text."""
     place = "head" if e.side == HEAD else "tail"
     facts = _count(e.own_degree, "other fact")
-    relation = dataset.predicates[e.predicate - 1]
+    relation = format_name(dataset.predicates[e.predicate - 1])
     lines = [
         f"  {e.own_degree_weight:+.2f}  it is the {place} of {facts} of {relation}"
     ]

@@ -285,7 +285,7 @@ def _to_lines(records: Iterable[Record]) -> bytes:
         json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         for record in records
     )
-    return text.encode()
+    return json_io.escape_unprintable(text).encode()
 
 
 def _parse_record(path: Path, line_number: int, line: bytes) -> Record:

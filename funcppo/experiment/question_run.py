@@ -415,11 +415,22 @@ def _iter_fits(
     yield _Fit(setup, params, value, 0)
     if not cfg.learning_rate:
         return
-    on_phase("listwise fit", 0, cfg.n_epochs)
+    phase = _describe_fit(setup)
+    on_phase(phase, 0, cfg.n_epochs)
     epochs = question_training.fit_listwise(
         setup.policy, world, params, cfg, seed, deadline
     )
     for epoch, params in enumerate(epochs, 1):
         value = metric(setup, params) if metric else unknown
         yield _Fit(setup, params, value, epoch)
-        on_phase("listwise fit", epoch, cfg.n_epochs)
+        on_phase(phase, epoch, cfg.n_epochs)
+
+
+def _describe_fit(setup: QuestionSetup) -> str:
+    """The name of a listwise fit, of which a run may have several: each has its own progress and time left."""
+    aggregation = setup.policy.aggregation
+    parts = ["degrees"] * aggregation.uses_degrees
+    parts += ["link embeddings"] * aggregation.uses_embedding
+    return (
+        f"listwise fit with {' and '.join(parts)}" if parts else "listwise fit"
+    )

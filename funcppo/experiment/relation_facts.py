@@ -208,7 +208,8 @@ def _format_line(fields: Json, is_csv: bool) -> bytes:
     """A fact as a line of CSV or JSON."""
     if is_csv:
         return _format_row(csv_row(fields))
-    return (json.dumps(fields, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(fields, ensure_ascii=False) + "\n"
+    return json_io.escape_unprintable(text).encode()
 
 
 def _format_row(values: Iterable[object]) -> bytes:

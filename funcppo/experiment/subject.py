@@ -121,16 +121,16 @@ def describe_numbers(subject: Subject) -> str:
     """What the numbers of an answer and of its proof mean, as one line."""
     run = subject.policy_run
     if run is None:
-        return "score: what the confidences of the rules that derive the answer give"
+        return f"score: {subject.score}, computed from the confidences of the rules that derive the answer"
     if run.questions is not None:
         return (
-            "score: the logistic function of the log-odds in the evidence, which order answers; place and probability: "
-            "among these candidates, known answers of valid and test included; p: the share of the rule in the weight "
-            "of all rules that derive the answer"
+            "score: the log-odds under evidence, as a number between 0 and 1; place and probability: of the answer "
+            "among all candidates of the query, those that valid and test hold included; p: the share of the rule in "
+            "the weight of all rules that derive the answer"
         )
     return (
-        f"score: {subject.score}, of the whole answer; p: the probability with which the policy chooses the step, "
-        "whose product is that of the proof"
+        f"score: {subject.score}, of the whole answer; p: the probability with which the policy chooses the step; the "
+        "product of all p is the probability of the proof"
     )
 
 

@@ -23,6 +23,17 @@ class Frame:
         return SimpleNamespace(to_list=lambda: self._columns[name])
 
 
+class LazyFrame:
+    """What is read of a lazy data frame of polars, whose columns cannot be indexed."""
+
+    def __init__(self, frame):
+        self._frame = frame
+        self.columns = frame.columns
+
+    def collect(self):
+        return self._frame
+
+
 def triples_factory(triples):
     """What is read of a triples factory of PyKEEN; ids do not begin with the first triple."""
     heads, relations, tails = zip(*triples)
@@ -51,6 +62,7 @@ def triples_factory(triples):
         Frame({"tail": ["b", "c"], "n": [1, 2], "relation": ["p", "q"]}
               | {"head": ["a", "b"]}),
         Frame({0: ["a", "b"], 1: ["p", "q"], 2: ["b", "c"]}),
+        LazyFrame(Frame({"h": ["a", "b"], "r": ["p", "q"], "t": ["b", "c"]})),
         triples_factory(TRIPLES),
     ],
 )  # fmt: skip

@@ -179,6 +179,21 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
     assert fields["question"].count(", ") == 1 and fields["score"] == e.score
 
 
+def test_a_name_of_control_characters_is_one_that_a_query_takes(subject):
+    """On one line, escaped: a terminal obeys none of it."""
+    task, _ = subject
+    dataset = replace(
+        task.dataset,
+        predicates=[f"r\x1b[{i}m" for i in range(len(task.dataset.predicates))],
+        entities=[f"e\n{i}" for i in range(len(task.dataset.entities))],
+    )
+    linked = next(e for _, _, e in explanations(subject) if e.facts)
+    lines = evidence_explanation.to_lines(dataset, linked)
+    assert all(map(str.isprintable, lines))
+    assert any(f"links it to 'e\\n{linked.given - 1}'" in x for x in lines)
+    assert any(f"of 'r\\x1b\\[{linked.predicate - 1}m'" in x for x in lines)
+
+
 def test_a_fact_is_for_or_against_by_the_number_beside_it(subject):
     """Whatever the weight that is added once where some fact links the two."""
     task, _ = subject

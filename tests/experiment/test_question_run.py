@@ -179,9 +179,18 @@ def test_link_embeddings_are_weighed_where_valid_says_so(
     cfg = EmbeddingConfig(
         rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
     )
+    phases = []
     run = run_start.prepare_run(
-        replace(CONFIG, embedding=cfg), tmp_path, resume=False
+        replace(CONFIG, embedding=cfg),
+        tmp_path,
+        resume=False,
+        on_phase=lambda *phase: phases.append(phase),
     )
+    # each fit counts its epochs under a name of its own
+    fits = [phase for phase in phases if phase[0].startswith("listwise fit")]
+    assert any(name.endswith("link embeddings") for name, *_ in fits)
+    assert len(fits) == len(set(fits))
+
     notes = "\n".join(run.notes)
     weight = run.state.start_params.score.prior_weight
     assert run.run_config.questions.embedding is is_better
