@@ -1050,6 +1050,12 @@ def _test_metrics(
         )
 
 
+def _default_row(run: Run) -> str:
+    """The row of the results table whose score ranks answers."""
+    is_policy = run.default_score == run.score
+    return f"{run.score}, trained" if is_policy else run.default_score
+
+
 def _print_results(
     run: Run, results: JsonObject, console: Console, deadline: Deadline
 ) -> None:
@@ -1074,7 +1080,9 @@ def _print_results(
             )
         console.print(
             metrics_table(
-                f"{split} ({candidates}, expected ties)", results["test"]
+                f"{split} ({candidates}, expected ties)",
+                results["test"],
+                _default_row(run),
             )
         )
 
