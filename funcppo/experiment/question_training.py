@@ -6,7 +6,6 @@ epoch of the fit that PPO starts from, and `refine_with_ppo` those after each up
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -101,7 +100,11 @@ def collect_questions(
         raise ValueError("there is no fact of two arguments to ask about")
 
     assert cfg.left_out != "auto", "what is left out is chosen before"
-    work = FiringWork(leaves_out=True)
+    seconds = min(cfg.seconds, deadline.seconds_left)
+    within = deadline.at_most(seconds)
+    if cfg.max_questions is not None:  # their number replaces the bounds
+        within = NO_DEADLINE
+    work = FiringWork(leaves_out=True, deadline=within)
     parts = evidence.iter_evidence(
         task.kb,
         task.sizes,
@@ -117,7 +120,9 @@ def collect_questions(
         ),
         work,
     )
-    listed = _list_within_bounds(parts, cfg, len(order), deadline, on_phase)
+    listed = _list_within_bounds(
+        parts, cfg, len(order), within, seconds, on_phase
+    )
     rows = (listed.evidence.answer >= 0).nonzero().squeeze(1)
     if not len(rows):
         raise ValueError("no rule derives a known fact from the others")
@@ -181,13 +186,16 @@ def _list_within_bounds(
     cfg: QuestionConfig,
     n_all: int,
     deadline: Deadline,
+    seconds: float,
     on_phase: PhaseCallback,
 ) -> _Listed:
-    """The parts up to the last one within the bounds, which the number of questions replaces where it is set."""
+    """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
+
+    Args:
+      seconds: from the start to the deadline, for the note.
+    """
     listed: list[Evidence] = []
     n_questions, n_firings, stopped_by = 0, 0, ""
-    start = time.monotonic()
-    seconds = min(cfg.seconds, deadline.seconds_left)
     on_phase("listing evidence of training questions", 0, n_all)
 
     for part in parts:
@@ -197,7 +205,7 @@ def _list_within_bounds(
         on_phase("listing evidence of training questions", n_questions, n_all)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
-        if time.monotonic() - start > seconds:
+        if deadline.is_over:
             stopped_by = f"within {seconds:.3g} seconds"
             break
         if n_firings > cfg.max_firings:
