@@ -100,11 +100,7 @@ def collect_questions(
         raise ValueError("there is no fact of two arguments to ask about")
 
     assert cfg.left_out != "auto", "what is left out is chosen before"
-    seconds = min(cfg.seconds, deadline.seconds_left)
-    within = deadline.at_most(seconds)
-    if cfg.max_questions is not None:  # their number replaces the bounds
-        within = NO_DEADLINE
-    work = FiringWork(leaves_out=True, deadline=within)
+    work = FiringWork(leaves_out=True)
     parts = evidence.iter_evidence(
         task.kb,
         task.sizes,
@@ -121,7 +117,7 @@ def collect_questions(
         work,
     )
     listed = _list_within_bounds(
-        parts, cfg, len(order), within, seconds, on_phase
+        parts, work, cfg, len(order), deadline, on_phase
     )
     rows = (listed.evidence.answer >= 0).nonzero().squeeze(1)
     if not len(rows):
@@ -183,19 +179,23 @@ def _describe_listing(
 
 def _list_within_bounds(
     parts: Iterator[Evidence],
+    work: FiringWork,
     cfg: QuestionConfig,
     n_all: int,
     deadline: Deadline,
-    seconds: float,
     on_phase: PhaseCallback,
 ) -> _Listed:
     """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
 
     Args:
-      seconds: from the start to the deadline, for the note.
+      parts: none is listed yet.
+      work: of the parts; its deadline is set.
     """
     listed: list[Evidence] = []
     n_questions, n_firings, stopped_by = 0, 0, ""
+    seconds = min(cfg.seconds, deadline.seconds_left)
+    if cfg.max_questions is None:
+        work.deadline = deadline.at_most(seconds)
     on_phase("listing evidence of training questions", 0, n_all)
 
     for part in parts:
@@ -205,7 +205,7 @@ def _list_within_bounds(
         on_phase("listing evidence of training questions", n_questions, n_all)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
-        if deadline.is_over:
+        if work.deadline.is_over:
             stopped_by = f"within {seconds:.3g} seconds"
             break
         if n_firings > cfg.max_firings:
