@@ -32,6 +32,11 @@ class Deadline:
         """Whether the moment has passed."""
         return self.clock() >= self.at
 
+    def at_most(self, seconds: float) -> Deadline:
+        """The moment itself, or that in so many seconds if it is earlier."""
+        at = min(self.at, self.clock() + seconds)
+        return Deadline(at=at, clock=self.clock)
+
     def share(self, share: float) -> Deadline:
         """The moment when this share of the seconds left is over."""
         if math.isinf(self.at):

@@ -48,7 +48,11 @@ from funcppo.experiment.answers import (
     AnswerProof,
     prove_from_other_facts,
 )
-from funcppo.experiment.config import MINED_RULES_FILE, RunConfig
+from funcppo.experiment.config import (
+    CHOICE_SECONDS,
+    MINED_RULES_FILE,
+    RunConfig,
+)
 from funcppo.experiment.loggers import LoggerName
 from funcppo.experiment.run import Run
 from funcppo.experiment.subject import (
@@ -730,7 +734,11 @@ def fit(
 
 
 def open(
-    source: str | Path | Graph, *, score: str = "auto", device: str = "cpu"
+    source: str | Path | Graph,
+    *,
+    score: str = "auto",
+    device: str = "cpu",
+    choice_seconds: float = CHOICE_SECONDS,
 ) -> Knowledge:
     """Open a trained run, or a graph with rules to score it without training.
 
@@ -741,6 +749,7 @@ def open(
       score: a score of `funcppo evaluate`; auto for that of its policy or its rule score, whichever ranks valid better;
         of a graph the one that ranks its valid split best.
       device: cpu or cuda.
+      choice_seconds: time limit of choosing settings and score of a graph; notes say what is left out for it.
 
     Returns:
       What answers questions.
@@ -750,7 +759,14 @@ def open(
     """
     if isinstance(source, Graph):
         cfg = ProverTaskConfig(smoothing="auto", object_identity="auto")
-        return Knowledge(dataset_subject(source.dataset, cfg, score, device))
+        subject = dataset_subject(
+            source.dataset,
+            cfg,
+            score,
+            device,
+            choice_seconds=choice_seconds,
+        )
+        return Knowledge(subject)
     folder = Path(source)
     run = run_start.open_run(folder, device)
     return Knowledge(run_subject(run, score, str(folder)), run, folder)

@@ -13,6 +13,8 @@ def test_a_deadline_is_over_at_its_moment():
     assert deadline.seconds_left == 4.0 and not deadline.is_over
     half = deadline.share(0.5)
     assert half.at == 12.0 and half.seconds_left == 2.0
+    assert deadline.at_most(1.0).at == 11.0
+    assert deadline.at_most(9.0).at == 14.0
     now[0] = 14.0
     assert deadline.is_over and deadline.seconds_left == 0.0
     now[0] = 20.0

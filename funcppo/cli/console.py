@@ -32,6 +32,7 @@ from funcppo.cli.common import JsonObject
 # characters a line, where the output is not a terminal: tables are as wide as their names, so that none is cut in two
 FILE_OUTPUT_WIDTH = 10_000
 LINE_SECONDS = 10.0  # between lines on work in progress, without a terminal
+DEFAULT_MARK = " *"
 METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr")
 
 
@@ -270,13 +271,14 @@ def make_table(title: str, columns: Sequence[str]) -> Table:
 
 
 def metrics_table(
-    title: str, metrics_by_score: Mapping[str, JsonObject]
+    title: str, metrics_by_score: Mapping[str, JsonObject], default: str = ""
 ) -> Table:
     """Return a table with a row for each score.
 
     Args:
       title: the line above the table.
       metrics_by_score: the metrics of each score, by the names in METRIC_COLUMNS, with `ceiling` and `n_queries`.
+      default: the score by which answers are ranked, which is marked; empty for none.
 
     Returns:
       A table with those columns of METRIC_COLUMNS that some score has, then the ceiling and the number of queries.
@@ -295,5 +297,9 @@ def metrics_table(
             f"{metrics[name]:.4f}" if name in metrics else ""
             for name in columns
         ]
-        table.add_row(score, *cells, str(metrics["n_queries"]))
+        mark = DEFAULT_MARK if score == default else ""
+        table.add_row(score + mark, *cells, str(metrics["n_queries"]))
+    if default in metrics_by_score:
+        table.caption = f"{DEFAULT_MARK.strip()} `funcppo predict` ranks by it"
+        table.caption_justify = "left"
     return table

@@ -37,6 +37,7 @@ from funcppo.cli.evaluation_setup import (
 )
 from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
+    ChoiceSeconds,
     DataOptions,
     DeviceOption,
     JsonOutput,
@@ -47,6 +48,7 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import data_files, set_target_threads
 from funcppo.data.config import DEFAULT_CONFIG
+from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
@@ -106,6 +108,8 @@ class Evaluate:
     object_identity: bool | Literal["auto"] = "auto"
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts; data sets only). Default: auto, chosen on the valid split."""
+    choice_seconds: ChoiceSeconds = CHOICE_SECONDS
+    """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
     queries: PositiveInt | None = None
     """Rank at most N queries, sampled evenly over relations. Default: all queries."""
     seed: Seed = 0
@@ -388,7 +392,8 @@ class Evaluate:
         """Print the notes and the table of metrics."""
         print_notes(console, [*result["notes"], *search_notes(result)])
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
-        console.print(metrics_table(title, {setup.score: result}))
+        default = setup.score if self.score == "auto" else ""
+        console.print(metrics_table(title, {setup.score: result}, default))
 
 
 def _n_processes() -> int:

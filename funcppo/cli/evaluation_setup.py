@@ -30,6 +30,7 @@ from funcppo.cli.target import (
 )
 from funcppo.data.config import DataConfig
 from funcppo.data.lexer import shorten
+from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import is_cuda
 from funcppo.runtime import distributed
@@ -101,6 +102,8 @@ class EvaluationOptions(Protocol):
     def smoothing(self) -> float | Literal["auto"] | None: ...
     @property
     def object_identity(self) -> bool | Literal["auto"]: ...
+    @property
+    def choice_seconds(self) -> float: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -429,6 +432,7 @@ def _load_subject(
         options.score,
         options.device,
         on_phase,
+        options.choice_seconds,
     )
 
 
@@ -440,6 +444,7 @@ def load_subject(
     score: str,
     device: str,
     on_phase: PhaseCallback,
+    choice_seconds: float,
 ) -> Subject:
     """Load the run or the data set of a command line and choose its score.
 
@@ -451,6 +456,7 @@ def load_subject(
       score: name of the score, or auto.
       device: where it is scored.
       on_phase: receives what is being done.
+      choice_seconds: time limit of what is chosen for a data set, by rank 0 for all processes.
 
     Raises:
       ValueError: an option is bad or does not fit the target.
@@ -465,6 +471,9 @@ def load_subject(
             "height": prover.max_height,
             "smoothing": prover.smoothing,
             "object-identity": prover.object_identity,
+            "choice-seconds": None
+            if choice_seconds == CHOICE_SECONDS
+            else choice_seconds,
         }
         for option, value in settings.items():
             if value not in (None, "auto"):
@@ -475,13 +484,25 @@ def load_subject(
 
     subject.check_untrained_score(score, target)
     height = subject.height_of_score(score, prover.max_height)
-    return subject.dataset_subject(
-        data.load(target, rules, cfg=data_config),
-        replace(prover, max_height=height),
-        score,
-        device,
-        on_phase,
+    prover = replace(prover, max_height=height)
+    dataset = data.load(target, rules, cfg=data_config)
+    processes = distributed.current_processes()
+    if processes is not None and not processes.is_main:
+        chosen = processes.share("chosen settings")
+        prover, score = replace(prover, **chosen["prover"]), chosen["score"]
+    opened = subject.dataset_subject(
+        dataset, prover, score, device, on_phase, choice_seconds
     )
+    if processes is not None and processes.is_main:
+        settings = opened.task.cfg
+        chosen = {
+            name: getattr(settings, name)
+            for name in ("max_height", "smoothing", "object_identity")
+        }
+        processes.share(
+            "chosen settings", {"prover": chosen, "score": opened.score}
+        )
+    return opened
 
 
 def open_answerer(
@@ -491,13 +512,21 @@ def open_answerer(
     prover: ProverTaskConfig,
     score: str,
     device: str,
+    choice_seconds: float,
 ) -> Answerer:
     """The answerer of a command line, as `load_subject` loads it; its notes are printed on standard error."""
     from funcppo.experiment.answers import Answerer
 
     with show_status(make_console(use_stderr=True), "reading data") as status:
         subject = load_subject(
-            target, rules, data_config, prover, score, device, status.update
+            target,
+            rules,
+            data_config,
+            prover,
+            score,
+            device,
+            status.update,
+            choice_seconds,
         )
         status.update("indexing answers")
         answerer = Answerer(subject)

@@ -36,7 +36,13 @@ from tyro.constructors import (
 from funcppo.config import PPOConfig
 from funcppo.data.config import DataConfig
 from funcppo.experiment.loggers import LoggerName
-from funcppo.ranges import DeviceChoice, DeviceName, FixedPort, check_fields
+from funcppo.ranges import (
+    DeviceChoice,
+    DeviceName,
+    FixedPort,
+    PositiveFloat,
+    check_fields,
+)
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
 TargetArgument: TypeAlias = Annotated[
@@ -48,6 +54,7 @@ DataOptions: TypeAlias = Annotated[DataConfig, arg(name="")]
 JsonOutput: TypeAlias = Annotated[str | None, arg(metavar="FILE|-")]
 DeviceOption: TypeAlias = Annotated[DeviceName, arg(metavar="DEVICE")]
 AutoDeviceOption: TypeAlias = Annotated[DeviceChoice, arg(metavar="DEVICE")]
+ChoiceSeconds: TypeAlias = Annotated[PositiveFloat, arg(metavar="SECONDS")]
 MetricsPort: TypeAlias = Annotated[FixedPort | None, arg(metavar="PORT")]
 MetricsFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
 LoggerNames: TypeAlias = Annotated[

@@ -29,6 +29,7 @@ from funcppo.cli.console import make_console, show_status
 from funcppo.cli.evaluation_setup import open_answerer
 from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
+    ChoiceSeconds,
     DataOptions,
     DeviceOption,
     JsonOutput,
@@ -42,6 +43,7 @@ from funcppo.cli.target import (
 )
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.data.lexer import escape_unprintable, format_name, shorten
+from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Size
 from funcppo.report.names import score_text
@@ -145,6 +147,8 @@ class Predict:
     object_identity: bool | Literal["auto"] = "auto"
     """Bind the variables of a rule to different constants (data sets only). Default: auto, chosen on the valid
     split."""
+    choice_seconds: ChoiceSeconds = CHOICE_SECONDS
+    """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     threads: PositiveInt | None = None
@@ -180,6 +184,7 @@ class Predict:
             ),
             self.score,
             self.device,
+            self.choice_seconds,
         )
         self._check_same_setup(answerer)
         if self.new:

@@ -13,6 +13,7 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.evaluation_setup import open_answerer
 from funcppo.cli.options import (
+    ChoiceSeconds,
     DataOptions,
     DeviceOption,
     JsonOutput,
@@ -21,6 +22,7 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import data_files, set_target_threads
 from funcppo.data.config import DEFAULT_CONFIG
+from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import (
     NonNegativeFloat,
@@ -70,6 +72,8 @@ class Serve:
     object_identity: bool | Literal["auto"] = "auto"
     """Bind the variables of a rule to different constants (data sets only). Default: auto, chosen on the valid
     split."""
+    choice_seconds: ChoiceSeconds = CHOICE_SECONDS
+    """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     threads: PositiveInt | None = None
@@ -105,6 +109,7 @@ class Serve:
                 ),
                 self.score,
                 self.device,
+                self.choice_seconds,
             )
             from funcppo.serve.app import Site
             from funcppo.serve.explorer import Explorer

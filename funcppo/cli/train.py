@@ -86,7 +86,9 @@ from funcppo.runtime.distributed import Processes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from funcppo.data import Dataset
     from funcppo.experiment.peers import Peers
+    from funcppo.experiment.rule_cache import RuleFile
     from funcppo.experiment.run import Run
     from funcppo.experiment.telemetry import Exporter
     from funcppo.experiment.validation import SampledMetrics
@@ -515,7 +517,9 @@ class Train:
         select_device(self.device)
         config = self._run_config()
         self._check_shards(config)
-        mined = self._mine_rules(config, console, on_phase)
+        mined, mining_notes = self._mine_rules(
+            config, console, on_phase, run_time.until(run_time.MINING)
+        )
         run_time.end_phase("mining")
         if mined is not None:
             config = dataclasses.replace(config, rules=str(mined))
@@ -528,7 +532,7 @@ class Train:
             memory_limit=self._memory_limit,
         )
 
-        notes = self._remove_stale_parts()
+        notes = [*mining_notes, *self._remove_stale_parts()]
         if self.resume:
             notes.append(f"{self.out}: held no run to resume: a new one")
         run = dataclasses.replace(run, notes=(*run.notes, *notes))
@@ -589,23 +593,25 @@ class Train:
         return RunConfig(**settings)
 
     def _mine_rules(
-        self, config: RunConfig, console: Console, on_phase: PhaseCallback
-    ) -> Path | None:
-        """The file of mined rules if no rules are set and the data set has none; otherwise None."""
+        self,
+        config: RunConfig,
+        console: Console,
+        on_phase: PhaseCallback,
+        deadline: Deadline,
+    ) -> tuple[Path | None, list[str]]:
+        """The file of mined rules if no rules are set and the data set has none, else None; and notes on the choice.
+
+        Args:
+          deadline: of comparing the rules of several settings.
+        """
         from funcppo import data
-        from funcppo.experiment import memory_plan, rule_cache
-        from funcppo.prover import task
+        from funcppo.experiment import memory_plan, mining_choice
 
         if config.rules is not None:
-            return None
+            return None, []
         dataset = data.load(config.dataset, cfg=config.data)
         if len(dataset.rules):
-            return None
-
-        def show_mining(stage: str, done: float, total: float) -> None:
-            on_phase(
-                f"mining rules: {stage}", round(done), round(total) or None
-            )
+            return None, []
 
         limit = check_mining_memory(
             dataset, self.memory, "--memory", config.device
@@ -613,10 +619,64 @@ class Train:
         planned, _ = memory_plan.plan_settings(
             config, len(dataset.facts), limit
         )
+        mined: dict[str, RuleFile] = {}
+        notes: list[str] = []
+        candidates = mining_choice.candidate_configs(
+            dataset, self._seconds_of_mining
+        )
+        for name, cfg in candidates.items():
+            try:
+                mined[name] = self._mine(
+                    dataset, cfg, planned, console, on_phase
+                )
+            except ValueError:
+                notes.append(f"mining defaults of {name}: no rule")
+                if len(notes) == len(candidates):
+                    raise
+
+        chosen = mining_choice.choose_rules(
+            {
+                name: data.with_rule_file(dataset, file.path)
+                for name, file in mined.items()
+            },
+            planned.prover,
+            on_phase,
+            deadline,
+        )
+        file = mined[chosen.name]
+        notes += [chosen.note] if chosen.note else []
+        print_notes(console, [*notes, file.message, *file.notes])
+        return file.path, notes
+
+    def _mine(
+        self,
+        dataset: Dataset,
+        cfg: MiningConfig,
+        planned: RunConfig,
+        console: Console,
+        on_phase: PhaseCallback,
+    ) -> RuleFile:
+        """The file of the rules that are mined by some settings, of those that can be held.
+
+        Args:
+          planned: settings of the run that fit its memory.
+
+        Raises:
+          ValueError: the facts support no rule.
+        """
+        from funcppo import data
+        from funcppo.experiment import rule_cache
+        from funcppo.prover import task
+
+        def show_mining(stage: str, done: float, total: float) -> None:
+            on_phase(
+                f"mining rules: {stage}", round(done), round(total) or None
+            )
+
         mined = rule_cache.get_or_mine_rules(
             dataset,
-            rule_cache.mining_config(dataset, seconds=self._seconds_of_mining),
-            config.device,
+            cfg,
+            planned.device,
             show_mining,
             lambda line: print_notes(console, [f"mining rules: {line}"]),
             self.cache_dir,
@@ -624,13 +684,11 @@ class Train:
         max_derivations = (
             task.MAX_DERIVATIONS_PER_ATOM * planned.prover.max_atoms
         )
-        mined = rule_cache.keep_holdable(
+        return rule_cache.keep_holdable(
             mined,
             data.with_rule_file(dataset, mined.path),
             HOLDABLE_SHARE * max_derivations,
         )
-        print_notes(console, [mined.message, *mined.notes])
-        return mined.path
 
     @property
     def _seconds_of_mining(self) -> float:
@@ -1067,6 +1125,12 @@ def _test_metrics(
         )
 
 
+def _default_row(run: Run) -> str:
+    """The row of the results table whose score ranks answers."""
+    is_policy = run.default_score == run.score
+    return f"{run.score}, trained" if is_policy else run.default_score
+
+
 def _print_results(
     run: Run, results: JsonObject, console: Console, deadline: Deadline
 ) -> None:
@@ -1091,7 +1155,9 @@ def _print_results(
             )
         console.print(
             metrics_table(
-                f"{split} ({candidates}, expected ties)", results["test"]
+                f"{split} ({candidates}, expected ties)",
+                results["test"],
+                _default_row(run),
             )
         )
 

@@ -10,6 +10,7 @@ query may have as candidates are held (`partial_fixpoint`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -42,14 +43,13 @@ from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import (
-    MAX_COUNT_ROWS,
     MAX_DERIVATIONS_PER_ATOM,
     PhaseCallback,
     as_counts,
-    describe_estimates,
     entity_pool,
     held_out_triples,
     ignore_phase,
+    with_rule_counts,
 )
 from funcppo.types import I32, I64
 
@@ -89,6 +89,7 @@ class HeightCandidate(NamedTuple):
     """The best settings of a height."""
 
     settings: ProverTaskConfig
+    score: str  # of rule confidences
     atoms_per_query: float  # distinct candidates that are derived, a query
 
 
@@ -105,7 +106,7 @@ class SettingsChoice(NamedTuple):
     n_queries: int  # of valid that were ranked
     # a line on each height that was not tried, or on why none was
     notes: tuple[str, ...]
-    # of the rules without object identity, as `Dataset.rule_counts` holds them; None if these were not counted
+    # of the rules without object identity, as `Dataset.rule_counts` holds them; None if none were counted
     rule_counts: np.ndarray | None = None
 
 
@@ -116,8 +117,6 @@ class _Sample:
     kb: KnowledgeBase
     sizes: KBSizes
     rules: np.ndarray
-    known_counts: I64[Tensor, "R 3"] | None
-    estimated_counts: I64[Tensor, "R 3"] | None
     queries: I64[Tensor, "Q W"]
     known_triples: I32[Tensor, "N W"]  # the answers of the queries among them
     pool: I64[Tensor, "E"]
@@ -172,20 +171,22 @@ def choose_settings(
     if not len(dataset.valid) or all(len(values) == 1 for values in options):
         return _without_choice(dataset, cfg, options)
 
-    sample = _draw_sample(dataset, cfg, deadline)
     counts_of: dict[bool, RuleCounts] = {}
-    estimated: set[int] = set()
+    count_notes: list[str] = []
+    if False in options.object_identity:
+        dataset, count_notes = with_rule_counts(dataset, on_phase)
+        counts = as_counts(dataset.rule_counts)
+        assert counts is not None, "they are counted"
+        counts_of = {False: RuleCounts(*counts.unbind(1))}
+    sample = _draw_sample(dataset, cfg, deadline)
     sample, trials, not_tried = _try_heights(
-        sample, options, counts_of, estimated, on_phase
+        sample, options, counts_of, on_phase
     )
-    not_tried += describe_estimates(estimated, sample.sizes)
-    counts = None
-    if False in counts_of:
-        counts = torch.stack(counts_of[False], dim=1).numpy()
+    not_tried += count_notes
     if not trials:
         choice = _without_choice(dataset, cfg, options)
         notes = (*not_tried, *choice.notes)
-        return choice._replace(notes=notes, rule_counts=counts)
+        return choice._replace(notes=notes, rule_counts=dataset.rule_counts)
 
     best = _simplest_of_the_best(trials)
     by_height = [
@@ -197,14 +198,16 @@ def choose_settings(
         score=best.score,
         by_height=tuple(
             HeightCandidate(
-                _with_trial(cfg, trial), trial.n_atoms / len(sample.queries)
+                _with_trial(cfg, trial),
+                trial.score,
+                trial.n_atoms / len(sample.queries),
             )
             for trial in by_height
         ),
         trials=tuple(trials),
         n_queries=len(sample.queries),
         notes=tuple(not_tried),
-        rule_counts=counts,
+        rule_counts=dataset.rule_counts,
     )
 
 
@@ -307,7 +310,7 @@ def _without_choice(
         )
 
     settings = _with_trial(cfg, trial)
-    by_height = (HeightCandidate(settings, 0.0),)
+    by_height = (HeightCandidate(settings, trial.score, 0.0),)
     return SettingsChoice(settings, trial.score, by_height, (), 0, notes)
 
 
@@ -348,8 +351,6 @@ def _draw_sample(
         kb=kb,
         sizes=sizes,
         rules=dataset.rules,
-        known_counts=as_counts(dataset.rule_counts),
-        estimated_counts=as_counts(dataset.rule_estimates),
         queries=queries,
         known_triples=torch.cat([answering, held_out]),
         pool=pool,
@@ -364,14 +365,12 @@ def _try_heights(
     sample: _Sample,
     options: _Options,
     counts_of: dict[bool, RuleCounts],
-    estimated: set[int],
     on_phase: PhaseCallback,
 ) -> tuple[_Sample, list[Trial], list[str]]:
     """The trials of all heights until a height ranks worse or takes too long; a note for what is not tried.
 
     Args:
-      counts_of: receives the counts of the rules without and with object identity.
-      estimated: receives the rules whose counts are estimates.
+      counts_of: receives the counts of the rules with object identity.
 
     Returns:
       The sample with the queries that were ranked, perhaps fewer; the trials; the notes.
@@ -389,7 +388,7 @@ def _try_heights(
             identity = " with object identity" if object_identity else ""
             tried = f"height {height}{identity}"
             on_phase(
-                f"choosing settings: {tried}, within {MAX_TRIAL_ROWS:,} rows of joins"
+                f"choosing settings: {tried}, within {MAX_TRIAL_ROWS:,} rows of joins{_time_limit(sample.deadline)}"
             )
             try_one = _try_scores if trials else _try_with_fewer
             try:
@@ -399,7 +398,6 @@ def _try_heights(
                     height,
                     object_identity,
                     counts_of,
-                    estimated,
                 )
                 trials += found
             except RowBudgetExceeded as error:
@@ -415,13 +413,19 @@ def _try_heights(
     return sample, trials, not_tried
 
 
+def _time_limit(deadline: Deadline) -> str:
+    """The seconds that are left, as words that follow on another limit."""
+    if math.isinf(deadline.at):
+        return ""
+    return f" and {deadline.seconds_left:.0f} s"
+
+
 def _try_with_fewer(
     sample: _Sample,
     options: _Options,
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
-    estimated: set[int],
 ) -> tuple[_Sample, list[Trial]]:
     """The first trials, of fewer queries where those of all take too long.
 
@@ -433,7 +437,7 @@ def _try_with_fewer(
         )
         try:
             _, trials = _try_scores(
-                first, options, height, object_identity, counts_of, estimated
+                first, options, height, object_identity, counts_of
             )
         except RowBudgetExceeded:
             n_queries = int(len(sample.queries) * FEWER_QUERIES)
@@ -452,13 +456,11 @@ def _try_scores(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
-    estimated: set[int],
 ) -> tuple[_Sample, list[Trial]]:
     """The sample, and the trials of all smoothings and scores at a height.
 
     Args:
-      counts_of: the counts without and with object identity; those that are missing are added.
-      estimated: receives the rules whose counts are estimates.
+      counts_of: the counts without and with object identity; those with it are added where they are missing.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than `MAX_TRIAL_ROWS` or take too long, or there are too many
@@ -466,23 +468,13 @@ def _try_scores(
     """
     budget = RowBudget(MAX_TRIAL_ROWS, deadline=sample.deadline)
     if object_identity not in counts_of:
-        # Counts that a resumed run makes again have no deadline.
-        counting = RowBudget(
-            MAX_COUNT_ROWS,
-            deadline=sample.deadline if object_identity else NO_DEADLINE,
-        )
         counts = count_rules(
             sample.kb,
             sample.sizes,
             object_identity=object_identity,
-            known=sample.known_counts,
-            estimates=sample.estimated_counts,
-            budget=counting,
-            estimated_rules=estimated,
+            budget=budget,
         )
         counts_of |= {object_identity: counts}
-        if counting.n_rows <= MAX_COUNT_ROWS:
-            budget.n_rows = counting.n_rows
     counts = counts_of[object_identity]
     if height > 1:
         # The first step makes a row at least for each head of each rule.

@@ -52,6 +52,8 @@ RUN_FILES = (
     MINED_RULES_FILE,
 )
 
+# Seconds of choosing settings for a data set that no run is trained on: what `train` has for it at its defaults.
+CHOICE_SECONDS = 180.0
 
 _DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
 _DEFAULT_QUESTIONS = QuestionConfig()

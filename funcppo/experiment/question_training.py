@@ -6,7 +6,6 @@ epoch of the fit that PPO starts from, and `refine_with_ppo` those after each up
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -117,7 +116,9 @@ def collect_questions(
         ),
         work,
     )
-    listed = _list_within_bounds(parts, cfg, len(order), deadline, on_phase)
+    listed = _list_within_bounds(
+        parts, work, cfg, len(order), deadline, on_phase
+    )
     rows = (listed.evidence.answer >= 0).nonzero().squeeze(1)
     if not len(rows):
         raise ValueError("no rule derives a known fact from the others")
@@ -178,16 +179,23 @@ def _describe_listing(
 
 def _list_within_bounds(
     parts: Iterator[Evidence],
+    work: FiringWork,
     cfg: QuestionConfig,
     n_all: int,
     deadline: Deadline,
     on_phase: PhaseCallback,
 ) -> _Listed:
-    """The parts up to the last one within the bounds, which the number of questions replaces where it is set."""
+    """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
+
+    Args:
+      parts: none is listed yet.
+      work: of the parts; its deadline is set.
+    """
     listed: list[Evidence] = []
     n_questions, n_firings, stopped_by = 0, 0, ""
-    start = time.monotonic()
     seconds = min(cfg.seconds, deadline.seconds_left)
+    if cfg.max_questions is None:
+        work.deadline = deadline.at_most(seconds)
     on_phase("listing evidence of training questions", 0, n_all)
 
     for part in parts:
@@ -197,7 +205,7 @@ def _list_within_bounds(
         on_phase("listing evidence of training questions", n_questions, n_all)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
-        if time.monotonic() - start > seconds:
+        if work.deadline.is_over:
             stopped_by = f"within {seconds:.3g} seconds"
             break
         if n_firings > cfg.max_firings:

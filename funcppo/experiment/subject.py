@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+import time
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from funcppo.data import Dataset
 from funcppo.data.lexer import shorten
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import scorers
 from funcppo.evaluation.beam_search import ScoreName
 from funcppo.evaluation.prediction import Predictor, make_predictor
@@ -19,10 +20,12 @@ from funcppo.evaluation.ranking import (
     selection_metric,
 )
 from funcppo.evaluation.settings_choice import (
+    SettingsChoice,
     choose_settings,
     describe_choice,
 )
 from funcppo.experiment import question_run, run_start, validation
+from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.experiment.run import Run
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import (
@@ -30,10 +33,13 @@ from funcppo.prover.task import (
     ProverTask,
     build_task,
     ignore_phase,
+    with_rule_counts,
 )
 
 PROOF_SCORES = ("success", "best-proof", "greedy")
 POLICY_SCORES = (*PROOF_SCORES, "evidence")
+# of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
+COMPARISON_SHARE = 0.9
 UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
 
 
@@ -155,6 +161,7 @@ def dataset_subject(
     score: str = "auto",
     device: str = "cpu",
     on_phase: PhaseCallback = ignore_phase,
+    choice_seconds: float = CHOICE_SECONDS,
 ) -> Subject:
     """A data set with a score by rule confidences; what is left open is chosen by its valid split.
 
@@ -163,27 +170,78 @@ def dataset_subject(
       score: an untrained score; auto for the one that ranks valid best.
       device: where it is scored.
       on_phase: receives what is being done.
+      choice_seconds: time limit of the choice, with T_P up to a height above 1 that is chosen; notes say what is left
+        out for it. Counting the rules, which every score needs, is not cut.
 
     Raises:
       ValueError: there are no rules, or a setting or the score is bad.
     """
     is_open = score == "auto" or score.startswith("exists@")
-    choice = choose_settings(dataset, cfg, None if is_open else score, on_phase)
-    if choice.rule_counts is not None:
-        dataset = replace(dataset, rule_counts=choice.rule_counts)
-    # Of a stored graph nothing is held that each query can derive.
-    derives_by_query = (
-        dataset.fact_tables is not None and choice.settings.max_height == 1
-    )
-    task = build_task(
+    count_notes: list[str] = []
+    if cfg.object_identity is not True:
+        dataset, count_notes = with_rule_counts(dataset, on_phase)
+    deadline = Deadline(at=time.monotonic() + choice_seconds)
+    choice = choose_settings(
         dataset,
-        choice.settings,
-        device,
+        cfg,
+        None if is_open else score,
         on_phase,
-        with_derivations=not derives_by_query,
+        deadline.share(COMPARISON_SHARE),
     )
-    score = choice.score if score == "auto" else score
-    return Subject(task, score, None, describe_choice(choice, task.max_height))
+    task, chosen_score, notes = _build_chosen_task(
+        dataset, choice, device, on_phase, deadline
+    )
+    return Subject(
+        task,
+        chosen_score if score == "auto" else score,
+        None,
+        [*describe_choice(choice, task.max_height), *notes, *count_notes],
+    )
+
+
+def _build_chosen_task(
+    dataset: Dataset,
+    choice: SettingsChoice,
+    device: str,
+    on_phase: PhaseCallback,
+    deadline: Deadline,
+) -> tuple[ProverTask, str, list[str]]:
+    """The task with the settings that are chosen, or if its T_P takes too much with the best of the next lower height.
+
+    Args:
+      deadline: of T_P where there is a lower height; none is tried instead of the lowest one.
+
+    Returns:
+      The task, the score at its height, and a note for each height that took too much.
+    """
+    notes: list[str] = []
+    chosen_height = choice.settings.max_height or 1
+    candidates = [
+        candidate
+        for candidate in reversed(choice.by_height)
+        if (candidate.settings.max_height or 1) <= chosen_height
+    ]
+    for candidate in candidates:
+        height = candidate.settings.max_height
+        is_lowest = candidate is candidates[-1]
+        # Of a stored graph nothing is held that each query can derive.
+        derives_by_query = dataset.fact_tables is not None and height == 1
+        try:
+            task = build_task(
+                dataset,
+                candidate.settings,
+                device,
+                on_phase,
+                with_derivations=not derives_by_query,
+                deadline=NO_DEADLINE if is_lowest else deadline,
+            )
+        except ValueError as error:
+            if is_lowest:
+                raise
+            notes.append(f"height {height} not taken: {error}")
+        else:
+            return task, candidate.score, notes
+    raise AssertionError("a choice has settings for a height")
 
 
 def height_of_score(score: str, height: int | None) -> int | None:

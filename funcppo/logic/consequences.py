@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -186,6 +186,12 @@ def collect_consequences(
     return Consequences(*(torch.cat(columns) for columns in zip(empty, *parts)))
 
 
+class CountCallback(Protocol):
+    """Receives how many rules are counted, and of how many."""
+
+    def __call__(self, n_counted: int, n_rules: int, /) -> None: ...
+
+
 def count_rules(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -195,6 +201,7 @@ def count_rules(
     estimates: I64[Tensor, "R 3"] | None = None,
     budget: RowBudget | None = None,
     estimated_rules: set[int] | None = None,
+    progress: CountCallback | None = None,
 ) -> RuleCounts:
     """Count what each rule derives from the facts.
 
@@ -204,6 +211,7 @@ def count_rules(
       estimates: counts without object identity that are taken where the joins make too many rows; rows of -1 are not.
       budget: bounds the rows that the joins make; None for no bound.
       estimated_rules: receives the rules whose estimates are taken.
+      progress: is called after each rule that is counted; None for no reports.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows, and there is no estimate of some rule.
@@ -216,6 +224,8 @@ def count_rules(
             kb, sizes, rule_ids, object_identity, budget
         ):
             counted |= {rule: row}
+            if progress is not None:
+                progress(len(counted), sizes.n_rules)
     except RowBudgetExceeded:
         if not estimated.keys() | counted.keys() >= set(rule_ids):
             raise

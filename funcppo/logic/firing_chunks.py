@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import row_index, sorting
 from funcppo.logic.firings import FiringPlan, iter_firings
 from funcppo.logic.joins import (
@@ -37,6 +39,8 @@ MAX_CHUNK_FIRINGS = 4_000_000
 MAX_CHUNK_JOIN_ROWS = 24_000_000
 # links of the candidates of a chunk, about 60 bytes each while they are looked up
 MAX_CHUNK_LINKS = 8_000_000
+# a shorter time tells no speed
+MIN_TIMED_SECONDS = 1e-3
 # A GPU takes larger chunks, of some 10 GB, in the same time.
 GPU_CHUNK_FACTOR = 8
 # questions whose work tells how many questions fit a chunk
@@ -53,12 +57,14 @@ class FiringWork:
       n_rows: the rows that joins have made, of chunks that were too large included.
       n_left_out: the questions left out so far.
       n_links: what the caller holds beside firings, links of candidates, counted by the caller.
+      deadline: a chunk has no more questions than there is time for, at the speed of those before.
     """
 
     leaves_out: bool = False
     n_rows: int = 0
     n_left_out: int = 0
     n_links: int = 0
+    deadline: Deadline = NO_DEADLINE
 
 
 class FiringChunk(NamedTuple):
@@ -95,6 +101,7 @@ def iter_firing_chunks(
     work = FiringWork() if work is None else work
     start, size = 0, PILOT_QUESTIONS
     n_firings, n_rows, n_links_before = 0, 0, work.n_links
+    began = work.deadline.clock()
     while start < len(questions.entity):
         chunk = select_questions(questions, slice(start, start + size))
         rows = _chunk_budget(plan, chunk, work)
@@ -121,6 +128,10 @@ def iter_firing_chunks(
                 (MAX_CHUNK_JOIN_ROWS, n_rows),
             )
         )
+        if not math.isinf(work.deadline.at):
+            seconds = max(work.deadline.clock() - began, MIN_TIMED_SECONDS)
+            in_time = int(start * work.deadline.seconds_left / seconds)
+            fitting = min(fitting, in_time)
         size = max(1, min(fitting, size * MAX_CHUNK_GROWTH))
 
 

@@ -61,6 +61,7 @@ MAX_HEADS_PER_ATOM = 4
 MAX_STEP_ROWS = 50_000_000
 # rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
 MAX_COUNT_ROWS = 100_000_000
+COUNTING = "computing rule confidences"
 # size of the sample of derived atoms, if T_P is too large to hold
 MAX_SAMPLED_ATOMS = 500_000
 
@@ -167,9 +168,11 @@ def build_task(
         raise ValueError(
             f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
         )
-    on_phase("computing rule confidences")
+    on_phase(COUNTING)
     kb, sizes = kbase.from_dataset(dataset)
-    counts, count_notes = _count_rules(dataset, settings, kb, sizes)
+    counts, count_notes = _count_rules(
+        dataset, settings.object_identity, kb, sizes, on_phase
+    )
     kb = with_confidence(kb, counts, settings.smoothing)
 
     # What the rules derive, and who selects facts.
@@ -227,11 +230,27 @@ def build_task(
     return task
 
 
+def with_rule_counts(
+    dataset: Dataset, on_phase: PhaseCallback = ignore_phase
+) -> tuple[Dataset, list[str]]:
+    """The data set with the counts of all its rules without object identity, and a note on those that are estimates."""
+    known = dataset.rule_counts
+    if known is not None and (known >= 0).all():
+        return dataset, []
+    on_phase(COUNTING)
+    kb, sizes = kbase.from_dataset(dataset)
+    counts, notes = _count_rules(dataset, False, kb, sizes, on_phase)
+    return replace(
+        dataset, rule_counts=torch.stack(counts, dim=1).numpy()
+    ), notes
+
+
 def _count_rules(
     dataset: Dataset,
-    settings: ProofSettings,
+    object_identity: bool,
     kb: KnowledgeBase,
     sizes: KBSizes,
+    on_phase: PhaseCallback,
 ) -> tuple[RuleCounts, list[str]]:
     """The counts of the rules, and a note on those that are estimates."""
     has_estimates = dataset.rule_estimates is not None
@@ -239,16 +258,17 @@ def _count_rules(
     counts = count_rules(
         kb,
         sizes,
-        object_identity=settings.object_identity,
+        object_identity=object_identity,
         known=as_counts(dataset.rule_counts),
         estimates=as_counts(dataset.rule_estimates),
         budget=RowBudget(MAX_COUNT_ROWS if has_estimates else sys.maxsize),
         estimated_rules=estimated,
+        progress=lambda done, total: on_phase(COUNTING, done, total),
     )
-    return counts, describe_estimates(estimated, sizes)
+    return counts, _describe_estimates(estimated, sizes)
 
 
-def describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
+def _describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
     """A note on rules whose counts are estimates; none where there are none."""
     if not rules:
         return []

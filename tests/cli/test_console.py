@@ -71,6 +71,17 @@ def test_a_table_has_the_columns_that_some_score_has(capsys):
     ]
 
 
+def test_the_default_score_is_marked_in_a_table(capsys):
+    rows = {"a": METRICS, "b": METRICS}
+    make_console(use_stderr=False).print(metrics_table("test", rows, "b"))
+    text = output_of(capsys)
+    marked = [line for line in text.splitlines() if "*" in line]
+    assert marked[0].split()[:2] == ["b", "*"]
+    assert marked[1].strip() == "* `funcppo predict` ranks by it"
+    make_console(use_stderr=False).print(metrics_table("test", rows))
+    assert "*" not in output_of(capsys)
+
+
 def test_a_closed_pipe_is_an_error_to_the_caller():
     """rich's own answer is to exit with status 1, which `funcppo prove` uses for a refutation."""
 

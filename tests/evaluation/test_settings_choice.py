@@ -228,11 +228,10 @@ def test_estimates_stand_where_exact_counts_take_too_many_rows(monkeypatch):
     found = choose_settings(graph, cfg).rule_counts
     assert np.array_equal(found, exact)
     assert not count_estimates(choose_settings(graph, cfg).notes)
-    monkeypatch.setattr(settings_choice, "MAX_COUNT_ROWS", 1)
+    monkeypatch.setattr(task_module, "MAX_COUNT_ROWS", 1)
     choice = choose_settings(graph, cfg)
     assert np.array_equal(choice.rule_counts, exact + 1)
     assert count_estimates(choice.notes) == len(exact)
-    monkeypatch.setattr(task_module, "MAX_COUNT_ROWS", 1)
     task = build_task(graph, replace(cfg, smoothing=None))
     assert task.kb.support.tolist() == (exact + 1)[:, 0].tolist()
     assert count_estimates(task.notes) == len(exact)

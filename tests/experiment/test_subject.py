@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from funcppo import data
+from funcppo.evaluation import settings_choice
 from funcppo.evaluation.settings_choice import choose_settings
 from funcppo.experiment.subject import (
     check_untrained_score,
@@ -28,6 +29,41 @@ def test_a_data_set_has_what_its_valid_split_chooses():
     assert subject.score == choice.score
     assert subject.task.cfg == choice.settings
     assert subject.policy_run is None
+
+
+def graph_of_height_2():
+    """Four pairs of which `s` is known, `r` follows in one step and `t`, which valid asks for, in two."""
+    pairs = [(f"a{i}", f"b{i}") for i in range(20)]
+    triples = [(a, "s", b) for a, b in pairs]
+    valid = [(a, "t", b) for a, b in pairs[:4]]
+    known = [(a, r, b) for a, b in pairs[4:] for r in "rt"]
+    rules = "r(X, Y) :- s(X, Y)\nt(X, Y) :- r(X, Y)\n"
+    return data.from_triples(triples + known, valid, rules=rules)
+
+
+def test_a_choice_that_has_no_time_takes_the_defaults_and_says_so():
+    graph = graph_of_height_2()
+    assert dataset_subject(graph, OPEN).task.max_height == 2
+    subject = dataset_subject(graph, OPEN, choice_seconds=1e-9)
+    assert subject.task.max_height == settings_choice.DEFAULT_HEIGHT
+    assert subject.score == settings_choice.DEFAULT_SCORE
+    notes = " ".join(subject.notes)
+    assert "height 1 not tried: more time than was left" in notes
+
+
+def test_the_height_below_is_taken_where_all_that_follows_is_too_much():
+    graph = graph_of_height_2()
+    n_facts = len(graph.facts)
+    # the first step adds four atoms, the second one too
+    cfg = replace(OPEN, max_atoms=n_facts + 4)
+    choice = choose_settings(graph, cfg)
+    assert choice.settings.max_height == 2
+    subject = dataset_subject(graph, cfg)
+    assert subject.task.max_height == 1
+    assert subject.score == choice.by_height[0].score
+    assert any("height 2 not taken" in note for note in subject.notes)
+    with pytest.raises(ValueError, match="T_P to height 2 stopped"):
+        dataset_subject(graph, replace(cfg, max_height=2))
 
 
 def test_a_run_has_its_own_score_by_default(run):

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from funcppo.deadline import Deadline
 from funcppo.logic import firing_chunks, firings, fixpoint, joins, kb
 from funcppo.logic.firing_chunks import FiringWork
 from funcppo.logic.joins import RowBudget, RowBudgetExceeded
@@ -90,6 +91,24 @@ def test_half_of_the_memory_halves_the_chunks_and_not_what_they_hold(
         found[share] = torch.cat(candidates).tolist()
     assert sizes_of == {1.0: [1, 4, 4], 0.5: [1, 2, 2, 2, 2]}
     assert found[1.0] == found[0.5] == list(range(2, 11))
+
+
+def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_GROWTH", 100)
+    world, sizes = kb.build(**STARS.arrays())
+    plan = firings.plan_firings(world, sizes)
+    queries = world.facts.long() + torch.tensor([1, 0, 0])
+    asked = firing_chunks.open_questions(queries, TAIL)
+    now = [0.0]
+    work = FiringWork(deadline=Deadline(at=6.0, clock=lambda: now[0]))
+    n_questions = []
+    for chunk in firing_chunks.iter_firing_chunks(plan, asked, work=work):
+        n_questions.append(len(chunk.questions.entity))
+        now[0] += n_questions[-1]  # a second each
+        if work.deadline.is_over:
+            break
+    assert n_questions == [1, 5]
 
 
 def test_the_budget_bounds_the_rows_and_the_joins_of_all_chunks(monkeypatch):
