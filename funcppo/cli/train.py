@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from funcppo.experiment.peers import Peers
     from funcppo.experiment.run import Run
     from funcppo.experiment.telemetry import Exporter
-    from funcppo.experiment.validation import SampledMetrics
+    from funcppo.experiment.validation import Calibration, SampledMetrics
     from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
@@ -978,7 +978,15 @@ def _evaluate(
     if run.default_score_reason != "not-compared":
         notes.append(describe_default_score(run))
         print_notes(console, notes[-1:])
-    test = _test_metrics(run, console, run_time)
+    calibrated = _calibrate(run, console, run_time)
+    if calibrated is None and len(task.dataset.valid):
+        notes.append(
+            "no temperature is chosen on valid: there was no time for it (--seconds)"
+        )
+        print_notes(console, notes[-1:])
+    test = _test_metrics(
+        run, console, run_time, calibrated and calibrated.temperature
+    )
     run_time.end_phase("ranking of test")
     if test.n_queries < n_all:
         notes.append(
@@ -1007,6 +1015,7 @@ def _evaluate(
         "test": test.metrics,
         "n_test_queries": test.n_queries,
         "test_is_sample": test.n_queries < n_all,
+        "calibration": _describe_calibration(calibrated, test),
         "seconds_limit": run.run_config.seconds,
         "seconds": training_seconds,
         "phase_seconds": run_time.phases,
@@ -1017,17 +1026,50 @@ def _evaluate(
     }
 
 
-def _test_metrics(
+def _calibrate(
     run: Run, console: Console, run_time: RunTime
+) -> Calibration | None:
+    """The temperature that valid chooses, in at most a half of the time that is left for the ranking of test."""
+    from funcppo.experiment import validation
+
+    deadline = run_time.until(run_time.TEST).share(0.5)
+    with show_status(console, "calibrating on valid") as status:
+        return validation.calibrate(run, deadline, status.update)
+
+
+def _describe_calibration(
+    calibrated: Calibration | None, test: SampledMetrics
+) -> JsonObject:
+    """How far probabilities can be read as chances, on valid and on test, before training and after it."""
+    from funcppo.evaluation import calibration
+
+    splits = {"valid": calibrated.bins if calibrated else {}, "test": test.bins}
+    found: JsonObject = {
+        "temperature": calibrated.temperature if calibrated else None
+    }
+    for split, bins in splits.items():
+        found[split] = {
+            state: calibration.to_json(counted)
+            for state, counted in bins.items()
+        }
+    return found
+
+
+def _test_metrics(
+    run: Run, console: Console, run_time: RunTime, temperature: float | None
 ) -> SampledMetrics:
-    """Metrics on queries of the test split of the untrained scores, of the untrained policy and of the trained one."""
+    """Metrics on queries of the test split of the untrained scores, of the untrained policy and of the trained one.
+
+    Args:
+      temperature: that valid has chosen; None for none.
+    """
     from funcppo.evaluation import ranking
     from funcppo.experiment import validation
 
     task = run.task
     test = task.dataset.test
     if not len(test):
-        return validation.SampledMetrics({}, 0)
+        return validation.SampledMetrics({}, 0, {})
     protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
 
     n_candidates = ranking.estimate_candidates(task, test, protocol)
@@ -1047,6 +1089,7 @@ def _test_metrics(
             list(dict.fromkeys(names)),
             run_time.until(run_time.TEST),
             status.update,
+            temperature,
         )
 
 
