@@ -7,7 +7,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -180,8 +180,8 @@ class Train:
     """How a policy that learns from proofs scores a candidate. success: probability that its search ends in a proof;
     best-proof: probability of its most probable proof; auto: the one with the better ranking on the valid split."""
     rule_score: str = _DEFAULT.rule_score
-    """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P. Default:
-    auto, the best of them on the valid split."""
+    """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P, with
+    -linked-last at its end or not. Default: auto, the best of those without on the valid split."""
     resume: bool = False
     """Continue from the checkpoint in RUN with the settings in its config.json; only --steps may be given another
     value. Default: off."""
@@ -962,31 +962,22 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
-    from funcppo.experiment import training
-    from funcppo.experiment.subject import describe_default_score
+    from funcppo.experiment import training, validation
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
     n_all = len(task.dataset.test)
-    notes = list(run.notes)
-    is_early = training.stopped_early(run)
-    if is_early:
-        notes.append(_early_stop_note(run))
-        print_notes(console, notes[-1:])
-    if run.default_score_reason != "not-compared":
-        notes.append(describe_default_score(run))
-        print_notes(console, notes[-1:])
+    linked_last, more = validation.choose_linked_last(run)
     calibrated = _calibrate(run, console, run_time)
-    if calibrated is None and len(task.dataset.valid):
-        notes.append(
-            "no temperature is chosen on valid: there was no time for it (--seconds)"
-        )
-        print_notes(console, notes[-1:])
-    test = _test_metrics(
-        run, console, run_time, calibrated and calibrated.temperature
-    )
+    notes = [*_end_notes(run, calibrated), *more]
+    print_notes(console, notes)
+    notes = [*run.notes, *notes]
+
+    rule_scores = [run.run_config.rule_score, *filter(None, [linked_last])]
+    temperature = calibrated and calibrated.temperature
+    test = _test_metrics(run, rule_scores, console, run_time, temperature)
     run_time.end_phase("ranking of test")
     if test.n_queries < n_all:
         notes.append(
@@ -1006,7 +997,7 @@ def _evaluate(
         "rule_valid_metric": run.rule_metric,
         "seed": run.run_config.seed,
         "steps": n_updates * ppo.n_envs * ppo.n_steps,
-        "stopped_early": is_early,
+        "stopped_early": training.stopped_early(run),
         "best_update": int(run.state.best_update),
         "best_valid_metric": float(run.state.best_valid_metric)
         if len(task.dataset.valid)
@@ -1024,6 +1015,23 @@ def _evaluate(
         "versions": package_versions(),
         "device": run.run_config.device,
     }
+
+
+def _end_notes(run: Run, calibrated: Calibration | None) -> list[str]:
+    """What is said of a run that has ended, before test is ranked."""
+    from funcppo.experiment import training
+    from funcppo.experiment.subject import describe_default_score
+
+    notes: list[str] = []
+    if training.stopped_early(run):
+        notes.append(_early_stop_note(run))
+    if run.default_score_reason != "not-compared":
+        notes.append(describe_default_score(run))
+    if calibrated is None and len(run.task.dataset.valid):
+        notes.append(
+            "no temperature is chosen on valid: there was no time for it (--seconds)"
+        )
+    return notes
 
 
 def _calibrate(
@@ -1056,11 +1064,16 @@ def _describe_calibration(
 
 
 def _test_metrics(
-    run: Run, console: Console, run_time: RunTime, temperature: float | None
+    run: Run,
+    rule_scores: Sequence[str],
+    console: Console,
+    run_time: RunTime,
+    temperature: float | None,
 ) -> SampledMetrics:
     """Metrics on queries of the test split of the untrained scores, of the untrained policy and of the trained one.
 
     Args:
+      rule_scores: ranked beside those that always are.
       temperature: that valid has chosen; None for none.
     """
     from funcppo.evaluation import ranking
@@ -1079,7 +1092,7 @@ def _test_metrics(
         f"exists@{task.max_height}",
         "max-confidence",
         "noisy-or",
-        run.run_config.rule_score,
+        *rule_scores,
     )
     with show_status(console, "ranking test") as status:
         return validation.evaluate_within(

@@ -35,7 +35,7 @@ from funcppo.prover.task import (
 
 PROOF_SCORES = ("success", "best-proof", "greedy")
 POLICY_SCORES = (*PROOF_SCORES, "evidence")
-UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
+UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P (with -linked-last at its end, or not)"
 
 
 class Subject(NamedTuple):

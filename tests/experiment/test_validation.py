@@ -11,7 +11,7 @@ import torch
 
 from funcppo import data, tree
 from funcppo.deadline import NO_DEADLINE, Deadline
-from funcppo.evaluation import calibration, ranking
+from funcppo.evaluation import calibration, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.experiment import (
     run_start,
@@ -362,3 +362,42 @@ def test_test_is_counted_by_probability_with_the_temperature_and_without(run):
     for found, is_same in zip(bins[1:], (True, False)):
         tempered = found["trained_at_temperature"].probability_sum
         assert np.array_equal(tempered, of_trained) == is_same
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "chosen"),
+    [
+        ("noisy-or@3", 0.5, 0.6, "noisy-or@3-linked-last"),
+        ("noisy-or@3", 0.5, 0.5004, None),
+        ("noisy-or@3", 0.5, None, None),
+        ("noisy-or@3", None, 0.6, None),
+        ("noisy-or-linked-last", 0.5, 0.6, None),
+    ],
+)
+def test_valid_decides_whether_linked_candidates_rank_last(
+    name, before, after, chosen, run, monkeypatch
+):
+    asked = []
+
+    def rule_metric(run, name):
+        asked.append(name)
+        return after
+
+    monkeypatch.setattr(validation, "rule_metric", rule_metric)
+    config = replace(run.run_config, rule_score=name)
+    run = replace(run, run_config=config, rule_metric=before)
+    found, notes = validation.choose_linked_last(run)
+    assert found == chosen and set(asked) <= {"noisy-or@3-linked-last"}
+    assert len(notes) == (chosen is not None)
+    if notes:
+        assert "0.6000 for 0.5000" in notes[0] and chosen in notes[0]
+
+
+def test_the_metric_of_the_variant_is_that_of_its_scorer(run):
+    queries = validation.validation_queries(run)
+    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
+    name = "noisy-or-linked-last"
+    scorer = scorers.make_untrained_scorer(run.task, name)
+    ranked = ranking.rank_split(run.task, queries, scorer, protocol)
+    expected = validation.summarise(run, ranked)["auc_pr"]
+    assert validation.rule_metric(run, name) == expected
