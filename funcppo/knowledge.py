@@ -433,6 +433,7 @@ class Knowledge:
         with_self: bool = False,
         min_score: float = 0.0,
         explain: bool = False,
+        unproved: bool = False,
     ) -> Predictions:
         """The best answers of relation(head, X) or relation(X, tail).
 
@@ -447,13 +448,20 @@ class Knowledge:
           with_self: list the given entity too, where no triple of the relation links an entity to itself.
           min_score: leave out answers that score less.
           explain: give each answer its proof, and the evidence of a run that weighs evidence.
+          unproved: list after all others the entities that no rule derives, by their prior by link embeddings, with
+            the verdict unproved and score 0.
 
         Returns:
           Ranked answers; a candidate of a split query has the score that an evaluation gives it.
 
         Raises:
-          ValueError: a name is unknown, not exactly one of head and tail is given, or k is below 1.
+          ValueError: a name is unknown, not exactly one of head and tail is given, k is below 1, or unproved answers
+            are asked for beside a smallest score or of a run without link embeddings.
         """
+        if unproved and min_score:
+            raise ValueError(
+                "predict: expected unproved or min_score, got both: unproved answers score 0"
+            )
         if (head is None) == (tail is None):
             raise ValueError(
                 f"predict: expected head or tail, got {'neither' if head is None else 'both'}"
@@ -481,6 +489,7 @@ class Knowledge:
             with_self=with_self,
             min_score=min_score,
             with_explanations=explain,
+            with_unproved=unproved,
         )
         return Predictions(
             query=found.query,

@@ -51,7 +51,7 @@ PROGRAMS = {
     "index": "Index a data set: write it to a folder that every program opens at once, whatever its size.",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
     "report": "Write a page on trained runs: results, learning curves, ranks, reliability, rules, queries with proofs.",
-    "plot": "Draw learning curves, ranks, MRR by relation, reliability or rules of trained runs as SVG or PNG.",
+    "plot": "Draw curves, ranks, gains by relation, reliability, rules or weights of trained runs as SVG or PNG.",
     "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "warm": "Compile the training step of a run ahead of it, so that `funcppo train` finds the code on disk.",

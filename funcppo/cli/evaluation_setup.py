@@ -240,14 +240,14 @@ def prepare_evaluation(
         estimate_candidates,
         ranked_sides,
     )
-    from funcppo.experiment.subject import Subject, make_subject_scorer
+    from funcppo.experiment.subject import make_subject_scorer
     from funcppo.prover.task import with_ranking_on
 
     select_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
     memory_limit = _memory_limit(options)
     subject = _load_subject(options, on_phase)
-    task, score, policy_run, notes = subject
+    task, score, policy_run, notes, _ = subject
 
     search_stats = SearchStats()
     split = getattr(task.dataset, options.split)
@@ -279,7 +279,7 @@ def prepare_evaluation(
         )
         notes = [*notes, *more]
 
-    subject = Subject(task, score, policy_run, notes)
+    subject = subject._replace(task=task, notes=notes)
     prove = _make_prover(subject, split) if with_proofs else _no_proof
     return EvaluationSetup(
         evaluator=_build_evaluator(options, subject, scorer, protocol, prove),

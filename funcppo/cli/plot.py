@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Draw learning curves, ranks, MRR by relation, reliability or rules of trained runs as SVG or PNG.
+    """Draw curves, ranks, gains by relation, reliability, rules or weights of trained runs as SVG or PNG.
 
     The pictures are those of `funcppo report`, which says what they mean. Several runs on the same data give means,
     with a standard deviation as a band. Of runs of `funcppo rl` there is `returns`: the interquartile mean over
@@ -41,8 +41,10 @@ class Plot:
         "curves",
         "ranks",
         "relations",
+        "gains",
         "reliability",
         "rules",
+        "weights",
         "returns",
         "search",
     ]
@@ -104,7 +106,7 @@ class Plot:
         set_target_threads(self.runs[0], self.threads)
         reports = measure_runs(
             self.runs,
-            0 if self.kind == "curves" else self.ranked,
+            0 if self.kind in ("curves", "weights") else self.ranked,
             self.queries if self.kind == "rules" else 0,
             self.device,
         )

@@ -88,7 +88,7 @@ class Predict:
     Candidates are the entities that the rules derive from the facts of train (and facts.txt). They have the score that
     the lines of `funcppo evaluate --details` give them; all other entities score 0. Known answers, those that some
     split or facts.txt holds, are left out and counted; --known lists them too, each scored without its own fact. The
-    verdict of an answer is proved (the rules derive it from other facts) or not derivable.
+    verdict of an answer is proved (the rules derive it from other facts) or not derivable; --unproved lists others too.
 
     A trained run scores by its policy, or by rule confidences where these rank its valid split better. A data set
     scores by rule confidences: what is best on its valid split, as chosen by `funcppo evaluate`.
@@ -117,6 +117,9 @@ class Predict:
     the relation, or the head of a rule, links an entity to itself."""
     min_score: NonNegativeFloat = 0.0
     """Leave out answers with a smaller score."""
+    unproved: bool = False
+    """List after all others the entities that no rule derives, marked unproved, by their prior by link embeddings. It
+    proves nothing; the run must have link embeddings. Default: off."""
     explain: bool = False
     """Show the proof of each answer and, of a run that learnt from questions, the evidence. Default: off."""
     queries: OptionalFile = None
@@ -222,12 +225,16 @@ class Predict:
                 raise ValueError(
                     f"--{name}: expected --relation R --new --out FILE beside it"
                 )
-        for name in ("explain", "known", "csv"):
+        for name in ("explain", "known", "unproved", "csv"):
             if getattr(self, name) and self.new:
                 raise ValueError(
                     f"--{name}: expected a query, got --relation with --new"
                 )
 
+        if self.unproved and self.min_score:
+            raise ValueError(
+                "--unproved, --min-score: expected one of them: unproved answers score 0"
+            )
         if self.csv == "-" and self.json == "-":
             raise ValueError("--csv -, --json -: expected one of them")
         if self.min_score > 1:
@@ -360,6 +367,7 @@ class Predict:
             with_self=self.with_self,
             min_score=self.min_score,
             with_explanations=self.explain,
+            with_unproved=self.unproved,
         )
         answered: list[_AnsweredQuery] = []
         for asked, answers in zip(queries, found):
@@ -601,7 +609,9 @@ def _answers_text(
     answers: QueryAnswers, score: str, with_known: bool, legend: str
 ) -> str:
     """The answers of a query as lines, what the numbers mean before those with proofs."""
-    n_shown = sum(not answer.known for answer in answers.answers)
+    n_shown = sum(
+        not answer.known and answer.prior is None for answer in answers.answers
+    )
     n_listable = answers.n_new + answers.n_known + answers.n_self
     n_others = answers.n_entities - n_listable
     known = "ranked too" if with_known else "left out"
@@ -609,6 +619,12 @@ def _answers_text(
         f"{answers.query}: {n_shown:,} of {answers.n_new:,} new answers, score {score}; "
         f"{answers.n_known:,} known {known}; {n_others:,} other entities are not derivable, score 0"
     ]
+    if answers.n_unproved is not None:
+        n_listed = sum(answer.prior is not None for answer in answers.answers)
+        lines.append(
+            f"  {n_listed:,} of {answers.n_unproved:,} unproved answers are listed last: no rule derives them, and "
+            "their prior by link embeddings proves nothing"
+        )
     width = max([6, *(len(format_name(a.entity)) for a in answers.answers)])
     if answers.answers and legend:
         lines.append(f"  {legend}")
@@ -622,9 +638,10 @@ def _answers_text(
 def _answer_lines(answer: Answer, width: int) -> list[str]:
     """An answer as lines, with its proof if it has one."""
     status = "known" if answer.known else "new  "
+    prior = "" if answer.prior is None else f", prior {answer.prior:+.2f}"
     lines = [
         f"  {answer.rank:>4}  {format_name(answer.entity):<{width}}  {score_text(answer.score):<6}  {status}  "
-        f"{answer.verdict}"
+        f"{answer.verdict}{prior}"
     ]
     if answer.explanation is not None:
         lines += ["        " + x for x in answer.explanation.to_lines()]

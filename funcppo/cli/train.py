@@ -7,7 +7,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from funcppo.experiment.rule_cache import RuleFile
     from funcppo.experiment.run import Run
     from funcppo.experiment.telemetry import Exporter
-    from funcppo.experiment.validation import SampledMetrics
+    from funcppo.experiment.validation import Calibration, SampledMetrics
     from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
@@ -182,8 +182,8 @@ class Train:
     """How a policy that learns from proofs scores a candidate. success: probability that its search ends in a proof;
     best-proof: probability of its most probable proof; auto: the one with the better ranking on the valid split."""
     rule_score: str = _DEFAULT.rule_score
-    """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P. Default:
-    auto, the best of them on the valid split."""
+    """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P, with
+    -linked-last at its end or not. Default: auto, the best of those without on the valid split."""
     resume: bool = False
     """Continue from the checkpoint in RUN with the settings in its config.json; only --steps may be given another
     value. Default: off."""
@@ -1037,23 +1037,22 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
-    from funcppo.experiment import training
-    from funcppo.experiment.subject import describe_default_score
+    from funcppo.experiment import training, validation
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
     n_all = len(task.dataset.test)
-    notes = list(run.notes)
-    is_early = training.stopped_early(run)
-    if is_early:
-        notes.append(_early_stop_note(run))
-        print_notes(console, notes[-1:])
-    if run.default_score_reason != "not-compared":
-        notes.append(describe_default_score(run))
-        print_notes(console, notes[-1:])
-    test = _test_metrics(run, console, run_time)
+    linked_last, more = validation.choose_linked_last(run)
+    calibrated = _calibrate(run, console, run_time)
+    notes = [*_end_notes(run, calibrated), *more]
+    print_notes(console, notes)
+    notes = [*run.notes, *notes]
+
+    rule_scores = [run.run_config.rule_score, *filter(None, [linked_last])]
+    temperature = calibrated and calibrated.temperature
+    test = _test_metrics(run, rule_scores, console, run_time, temperature)
     run_time.end_phase("ranking of test")
     if test.n_queries < n_all:
         notes.append(
@@ -1073,7 +1072,7 @@ def _evaluate(
         "rule_valid_metric": run.rule_metric,
         "seed": run.run_config.seed,
         "steps": n_updates * ppo.n_envs * ppo.n_steps,
-        "stopped_early": is_early,
+        "stopped_early": training.stopped_early(run),
         "best_update": int(run.state.best_update),
         "best_valid_metric": float(run.state.best_valid_metric)
         if len(task.dataset.valid)
@@ -1082,6 +1081,7 @@ def _evaluate(
         "test": test.metrics,
         "n_test_queries": test.n_queries,
         "test_is_sample": test.n_queries < n_all,
+        "calibration": _describe_calibration(calibrated, test),
         "seconds_limit": run.run_config.seconds,
         "seconds": training_seconds,
         "phase_seconds": run_time.phases,
@@ -1092,17 +1092,72 @@ def _evaluate(
     }
 
 
-def _test_metrics(
+def _end_notes(run: Run, calibrated: Calibration | None) -> list[str]:
+    """What is said of a run that has ended, before test is ranked."""
+    from funcppo.experiment import training
+    from funcppo.experiment.subject import describe_default_score
+
+    notes: list[str] = []
+    if training.stopped_early(run):
+        notes.append(_early_stop_note(run))
+    if run.default_score_reason != "not-compared":
+        notes.append(describe_default_score(run))
+    if calibrated is None and len(run.task.dataset.valid):
+        notes.append(
+            "no temperature is chosen on valid: there was no time for it (--seconds)"
+        )
+    return notes
+
+
+def _calibrate(
     run: Run, console: Console, run_time: RunTime
+) -> Calibration | None:
+    """The temperature that valid chooses, in at most a half of the time that is left for the ranking of test."""
+    from funcppo.experiment import validation
+
+    deadline = run_time.until(run_time.TEST).share(0.5)
+    with show_status(console, "calibrating on valid") as status:
+        return validation.calibrate(run, deadline, status.update)
+
+
+def _describe_calibration(
+    calibrated: Calibration | None, test: SampledMetrics
+) -> JsonObject:
+    """How far probabilities can be read as chances, on valid and on test, before training and after it."""
+    from funcppo.evaluation import calibration
+
+    splits = {"valid": calibrated.bins if calibrated else {}, "test": test.bins}
+    found: JsonObject = {
+        "temperature": calibrated.temperature if calibrated else None
+    }
+    for split, bins in splits.items():
+        found[split] = {
+            state: calibration.to_json(counted)
+            for state, counted in bins.items()
+        }
+    return found
+
+
+def _test_metrics(
+    run: Run,
+    rule_scores: Sequence[str],
+    console: Console,
+    run_time: RunTime,
+    temperature: float | None,
 ) -> SampledMetrics:
-    """Metrics on queries of the test split of the untrained scores, of the untrained policy and of the trained one."""
+    """Metrics on queries of the test split of the untrained scores, of the untrained policy and of the trained one.
+
+    Args:
+      rule_scores: ranked beside those that always are.
+      temperature: that valid has chosen; None for none.
+    """
     from funcppo.evaluation import ranking
     from funcppo.experiment import validation
 
     task = run.task
     test = task.dataset.test
     if not len(test):
-        return validation.SampledMetrics({}, 0)
+        return validation.SampledMetrics({}, 0, {})
     protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
 
     n_candidates = ranking.estimate_candidates(task, test, protocol)
@@ -1112,7 +1167,7 @@ def _test_metrics(
         f"exists@{task.max_height}",
         "max-confidence",
         "noisy-or",
-        run.run_config.rule_score,
+        *rule_scores,
     )
     with show_status(console, "ranking test") as status:
         return validation.evaluate_within(
@@ -1122,6 +1177,7 @@ def _test_metrics(
             list(dict.fromkeys(names)),
             run_time.until(run_time.TEST),
             status.update,
+            temperature,
         )
 
 

@@ -23,6 +23,11 @@ from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.evidence_explanation import Explanation
 from funcppo.evaluation.ranking import Ranking
 from funcppo.evaluation.recount import Atom, Atoms, Logic, RankCounts
+from funcppo.evaluation.scorers import (
+    LINKED_SHIFT,
+    MAX_LINKED_LOG_ODDS,
+    split_linked_last,
+)
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.task import ProverTask, known_triples
@@ -234,6 +239,7 @@ class _ScoreSource:
         sides = ranked.scored_side.tolist()
         keys = zip(atoms, sides, strict=True)
         self.engine_scores = dict(zip(keys, ranked.log_odds.tolist()))
+        self.n_links = recount.count_links(subject.facts.all)
 
         counts = dict(enumerate(_engine_counts(task))) | dict(rule_counts)
         smoothing = float(task.cfg.smoothing or 0.0)
@@ -258,17 +264,27 @@ class _ScoreSource:
           is_derivable: it is derived, or a fact.
         """
         if not self.is_policy:
+            name, is_linked_last = split_linked_last(self.subject.score)
             confidences = [self.confidence[i] for i in rules]
-            return recount.rule_score(self.subject.score, confidences)
+            score = recount.rule_score(name, confidences)
+            if is_linked_last and self._is_linked(atom):
+                return min(score, MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
+            return score
         if is_derivable or self.lists_all:
             score = self.engine_score(atom, side)
             return -math.inf if score is None else score
         return -math.inf
 
+    def _is_linked(self, atom: Atom) -> bool:
+        """Whether a fact other than an atom itself links its entities."""
+        n_links = self.n_links.get(frozenset(atom[1:]), 0)
+        return n_links > (atom in self.subject.facts.all)
+
 
 def _is_policy_score(score: str) -> bool:
     """Whether a score is a policy's."""
-    return score.partition("@")[0] not in RULE_SCORES
+    name, _ = split_linked_last(score)
+    return name.partition("@")[0] not in RULE_SCORES
 
 
 def _rows(ranked: Ranking) -> list[_Row]:

@@ -93,11 +93,21 @@ def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
     An atom that is a fact may be derived from itself here, and is not there.
 
     Args:
-      name: `exists@1`, or a name that `scorers.rule_score` takes.
+      name: `exists@1`, or a name that `scorers.rule_score` takes, either with `-linked-last` at its end.
 
     Raises:
       ValueError: another name.
     """
+    base, is_linked_last = scorers.split_linked_last(name)
+    if is_linked_last:
+        base_score = make_rule_score(kb, base)
+
+        def score_linked_last(part: Evidence) -> F64[Tensor, "L"]:
+            is_linked = part.link_offsets.diff() > 0
+            return scorers.put_last(base_score(part).double(), is_linked)
+
+        return score_linked_last
+
     if name == "exists@1":
         return lambda part: torch.ones_like(part.base_score)
     rule_score = scorers.rule_score(name)

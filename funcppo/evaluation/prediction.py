@@ -39,7 +39,7 @@ from funcppo.logic.question_types import Questions
 from funcppo.logic.sorting import unique_values
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
 from funcppo.logic.typed_torch import unique_rows
-from funcppo.prover import evidence
+from funcppo.prover import evidence, link_embedding
 from funcppo.prover.evidence import FactIndex
 from funcppo.prover.task import ProverTask, known_triples
 from funcppo.types import F64, I32, I64, Bool
@@ -68,6 +68,16 @@ class RankedAnswers(NamedTuple):
     n_new: int  # answers that are derivable and not known
     n_known: int  # known answers, listed or not
     n_self: int  # 1 if the entity of the query is derivable and left out
+
+
+class UnprovedAnswers(NamedTuple):
+    """Entities that no rule derives as answers of a query, best first; of one prior in the order of entity ids."""
+
+    entity: I64[Tensor, "n"]
+    prior: F64[
+        Tensor, "n"
+    ]  # by link embeddings, above the mean of all entities
+    rank: I64[Tensor, "n"]  # after all ranked answers
 
 
 class ScorerMaker(Protocol):
@@ -130,6 +140,43 @@ class Predictor:
             if of_side:
                 found |= self._rank_side(of_side, side, with_known, with_self)
         return [found[query] for query in queries]
+
+    def rank_unproved(
+        self,
+        ranked: RankedAnswers,
+        embedding: link_embedding.Params,
+        *,
+        with_self: bool = True,
+    ) -> UnprovedAnswers:
+        """The entities that the rules do not derive as answers of a query, nor any split holds, by their prior.
+
+        Args:
+          ranked: the answers of the query, all that are to be listed before.
+          embedding: gives the prior; the model that has seen all facts is asked.
+          with_self: as in `rank`.
+        """
+        query = ranked.query
+        (atom,) = self._query_atoms([query], query.side)
+        known = triple_index.list_answers(self.known, atom[None], query.side)
+        entity = unique_values(self.task.entity_pool.long())
+        is_listed = torch.isin(entity, torch.cat([ranked.entity, known.entity]))
+        if not with_self and not self.has_loops[query.predicate]:
+            is_listed = is_listed | (entity == query.given)
+        entity = entity[~is_listed]
+
+        label = evidence.make_label(torch.tensor(query.predicate), query.side)
+        device = embedding.entity.device
+        n_models = link_embedding.n_models(embedding)
+        asked = torch.tensor([n_models - 1, int(label), query.given])
+        model, labels, given = asked.to(device)[:, None].expand(3, len(entity))
+        prior = link_embedding.prior(
+            embedding, model, labels, given, entity.to(device)
+        )
+        prior, order = torch.sort(
+            prior.double().to(entity.device), descending=True, stable=True
+        )
+        before = len(ranked.entity) + torch.searchsorted(-prior, -prior)
+        return UnprovedAnswers(entity[order], prior, 1 + before)
 
     def score(self, atoms: I64[Tensor, "n W"], side: int) -> F64[Tensor, "n"]:
         """The log-odds of ground atoms as answers about a side, of facts without themselves.

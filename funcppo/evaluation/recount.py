@@ -317,6 +317,16 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
     return log_score - _log_complement(-log_score)
 
 
+def count_links(facts: Iterable[Atom]) -> dict[frozenset[int], int]:
+    """How many facts of two arguments link each two entities, in either direction."""
+    n_links: dict[frozenset[int], int] = {}
+    for _, *arguments in facts:
+        if len(arguments) == 2:
+            pair = frozenset(arguments)
+            n_links |= {pair: n_links.get(pair, 0) + 1}
+    return n_links
+
+
 def _log_complement(exponent: float) -> float:
     """log(1 - exp(-exponent)) of a positive exponent, to the last digits at both ends."""
     if exponent > 1.0:

@@ -48,6 +48,7 @@ from funcppo.logic.consequences import Derivations
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.question_types import Questions
 from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import evidence
 from funcppo.prover.env import World
 from funcppo.prover.network import Params
 from funcppo.prover.task import (
@@ -61,6 +62,13 @@ from funcppo.runtime.host_transfer import AsyncReadback, prefetch
 
 # Of log scores: sums of tens of terms, each rounded to float32.
 SEARCH_TOLERANCE = 1e-4
+# Ends the name of a score by which candidates that a fact links with the entity of the query rank after all others. No
+# rule says so: it holds in data whose pairs are linked once, which is a property of some benchmarks.
+LINKED_LAST = "-linked-last"
+# Their log-odds are bounded and moved below those of all others, which are far above -9e5.
+MAX_LINKED_LOG_ODDS, LINKED_SHIFT = 1e5, 1e6
+
+LinkedTest = Callable[[Tensor], Tensor]
 
 
 class ScoredCallback(Protocol):
@@ -333,11 +341,21 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
     """Make a scorer that needs no training; one for each side where each query derives its own answers.
 
     Args:
-      name: `exists@H`, or a name that `rule_score` takes.
+      name: `exists@H`, or a name that `rule_score` takes; with `-linked-last` at its end, candidates that a fact links
+        with the entity of the query rank after all others.
 
     Raises:
       ValueError: another name.
     """
+    base, is_linked_last = split_linked_last(name)
+    if is_linked_last:
+        last = partial(_score_linked_last, make_linked_test(task))
+        scorer = make_untrained_scorer(task, base)
+        if isinstance(scorer, ScorerBySide):
+            head, tail = partial(last, scorer.head), partial(last, scorer.tail)
+            return ScorerBySide(head=head, tail=tail)
+        return partial(last, scorer)
+
     kind, _, number = name.partition("@")
     if kind == "exists" and re.fullmatch("[0-9]{1,9}", number):
         return partial(_score_existence, task, int(number))
@@ -348,6 +366,49 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
             tail=partial(_score_answers, task, score, TAIL),
         )
     return partial(_score_derivations, task, score)
+
+
+def split_linked_last(name: str) -> tuple[str, bool]:
+    """The name of a score without the ending of its variant linked-last, and whether it has that."""
+    base = name.removesuffix(LINKED_LAST)
+    return base, base != name
+
+
+def make_linked_test(task: ProverTask) -> LinkedTest:
+    """A test of atoms: whether a fact other than the atom itself links its two entities, in either direction."""
+    kb, base = task.kb, task.sizes.n_constants + 1
+    facts = evidence.binary_facts(kb)
+    known = (facts[:, HEAD] * base + facts[:, TAIL]).sort().values
+
+    def count(pair: Tensor) -> Tensor:
+        after = torch.searchsorted(known, pair, right=True)
+        return after - torch.searchsorted(known, pair)
+
+    def is_linked(atoms: Tensor, /) -> Tensor:
+        head, tail = (
+            atoms[:, side].long().to(known.device) for side in (HEAD, TAIL)
+        )
+        backward = torch.where(
+            head != tail, count(tail * base + head), torch.zeros_like(head)
+        )
+        is_fact = kbase.contains(kb, task.sizes, atoms.to(kb.facts.device))
+        n_links = count(head * base + tail) + backward - is_fact.long()
+        return (n_links > 0).to(atoms.device)
+
+    return is_linked
+
+
+def put_last(log_odds: F64[Tensor, "n"], is_last: Tensor) -> F64[Tensor, "n"]:
+    """Log-odds below all others where a mask is true, in the same order; -inf stays."""
+    below = log_odds.clamp_max(MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
+    return torch.where(is_last, below, log_odds)
+
+
+def _score_linked_last(
+    is_linked: LinkedTest, scorer: Scorer, atoms: Tensor, /
+) -> Tensor:
+    """The scores of atoms, those between entities that a fact links below all others."""
+    return put_last(scorer(atoms), is_linked(atoms))
 
 
 def derives_by_question(task: ProverTask) -> bool:

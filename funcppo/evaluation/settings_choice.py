@@ -554,8 +554,11 @@ def _list_candidates(
 def _rank(
     sample: _Sample, candidates: _Candidates, kb: KnowledgeBase, score: str
 ) -> tuple[float, int]:
-    """The MRR of a score, ties in random order, and the number of atoms that were scored."""
-    rule_score = scorers.rule_score(score)
+    """The MRR of a score, ties in random order, and the number of atoms that were scored.
+
+    A variant linked-last is ranked as its score without links: what the rules say chooses the settings of both.
+    """
+    rule_score = scorers.rule_score(scorers.split_linked_last(score)[0])
 
     def score_atoms(atoms: Tensor, /) -> Tensor:
         derivations = derivability.iter_indexed_derivations(

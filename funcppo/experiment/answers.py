@@ -27,6 +27,7 @@ from funcppo.evaluation.evidence_explanation import Explanation
 from funcppo.evaluation.prediction import (
     OpenQuery,
     RankedAnswers,
+    UnprovedAnswers,
     probability,
 )
 from funcppo.experiment import run_proofs
@@ -40,9 +41,13 @@ from funcppo.logic.query_answering import QueryResult
 from funcppo.logic.triple_index import HEAD, SIDE_NAMES, TAIL
 from funcppo.prover.task import ProverTask
 
-PROVED, NOT_DERIVABLE = "proved", "not derivable"
+PROVED, NOT_DERIVABLE, UNPROVED = "proved", "not derivable", "unproved"
 # rows that the joins make for the proof of a known fact
 MAX_FACT_PROOF_ROWS = 30_000_000
+NO_EMBEDDING = (
+    "unproved answers: expected a run with link embeddings, which alone rank them, got none (`funcppo train` has them "
+    "where valid gains by them, or by --questions.embedding True)"
+)
 
 
 # columns of answers in CSV
@@ -103,18 +108,23 @@ class Answer(NamedTuple):
     # a probability by every score but evidence, whose log-odds are a sum of weights
     score: float
     known: bool  # in some split or in facts.txt
-    verdict: str  # proved, or not derivable (from other facts)
+    # proved, not derivable (from other facts), or unproved: not derivable, ranked by its prior
+    verdict: str
     head: str
     relation: str
     tail: str
     log_score: float | None  # as in the lines of --details; None for 0
     quantised_score: int | None  # the same
+    # by link embeddings, of an unproved answer alone
+    prior: float | None = None
     explanation: AnswerProof | None = None
 
     def to_json(self) -> Json:
         """The answer as JSON values."""
         fields: Json = self._asdict()
         del fields["explanation"]
+        if self.prior is None:
+            del fields["prior"]
         if self.explanation is not None:
             fields |= self.explanation.to_json()
         return fields
@@ -131,11 +141,15 @@ class QueryAnswers(NamedTuple):
     # 1 if the entity of the query is derivable, and left out
     n_self: int
     n_entities: int  # all entities
+    # that no rule derives and that are not known; None where they are not asked for
+    n_unproved: int | None = None
 
     def to_json(self) -> Json:
         """The answers as JSON values."""
         fields: Json = self._asdict()
         fields["answers"] = [answer.to_json() for answer in self.answers]
+        if self.n_unproved is None:
+            del fields["n_unproved"]
         return fields
 
 
@@ -180,6 +194,7 @@ class Answerer:
         with_self: bool = False,
         min_score: float = 0.0,
         with_explanations: bool = False,
+        with_unproved: bool = False,
     ) -> list[QueryAnswers]:
         """The best answers of some queries.
 
@@ -191,14 +206,46 @@ class Answerer:
             link an entity to itself.
           min_score: leave out answers that score less.
           with_explanations: give each listed answer its proof and evidence.
+          with_unproved: list after all of these the entities that no rule derives, by their prior by link embeddings.
+
+        Raises:
+          ValueError: unproved answers are asked for, and the subject has no link embeddings.
         """
-        ranked = self.predictor.rank(
+        embedding = self.subject.embedding
+        if with_unproved and embedding is None:
+            raise ValueError(NO_EMBEDDING)
+        found: list[QueryAnswers] = []
+        for ranked in self.predictor.rank(
             queries, with_known=with_known, with_self=with_self
-        )
-        return [
-            self._name_answers(answers, k, min_score, with_explanations)
-            for answers in ranked
+        ):
+            named = self._name_answers(ranked, k, min_score, with_explanations)
+            if with_unproved and embedding is not None:
+                unproved = self.predictor.rank_unproved(
+                    ranked, embedding, with_self=with_self
+                )
+                named = self._add_unproved(named, ranked.query, unproved, k)
+            found.append(named)
+        return found
+
+    def _add_unproved(
+        self,
+        named: QueryAnswers,
+        query: OpenQuery,
+        unproved: UnprovedAnswers,
+        k: int | None,
+    ) -> QueryAnswers:
+        """The answers of a query, and after them the first unproved ones, at most k in all."""
+        n_left = None if k is None else k - len(named.answers)
+        columns = (column[:n_left].tolist() for column in unproved)
+        answers = [
+            self._answer(query, entity, rank_metrics.ZERO_SCORE)._replace(
+                rank=rank, verdict=UNPROVED, prior=prior
+            )
+            for entity, prior, rank in zip(*columns)
         ]
+        return named._replace(
+            answers=(*named.answers, *answers), n_unproved=len(unproved.entity)
+        )
 
     def _name_answers(
         self,

@@ -27,6 +27,7 @@ from funcppo.evaluation.settings_choice import (
 from funcppo.experiment import question_run, run_start, validation
 from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.experiment.run import Run
+from funcppo.prover import link_embedding
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import (
     PhaseCallback,
@@ -40,7 +41,7 @@ PROOF_SCORES = ("success", "best-proof", "greedy")
 POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
-UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
+UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P (with -linked-last at its end, or not)"
 
 
 class Subject(NamedTuple):
@@ -51,6 +52,8 @@ class Subject(NamedTuple):
     # the run whose policy gives the scores; None for a score without a policy
     policy_run: Run | None
     notes: list[str]  # what was chosen, one line each
+    # link embeddings of the run; None without any
+    embedding: link_embedding.Params | None = None
 
 
 def open_run_subject(
@@ -93,12 +96,17 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
             f"--score {score}: {name} learnt from {run.run_config.learner}, expected "
             f"{', '.join(own_scores)}, {UNTRAINED_SCORES}"
         )
+    embedding = run.state.embedding
+    if not link_embedding.n_models(embedding):
+        embedding = None
     if score not in POLICY_SCORES:
         notes = [describe_default_score(run)] if is_open else []
-        return Subject(run.task, score, None, notes)
+        return Subject(run.task, score, None, notes, embedding)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]
-    return Subject(run.task, score, run, notes if update < n_updates else [])
+    if update >= n_updates:
+        notes = []
+    return Subject(run.task, score, run, notes, embedding)
 
 
 def describe_default_score(run: Run) -> str:

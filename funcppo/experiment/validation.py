@@ -17,6 +17,7 @@ from funcppo import tree
 from funcppo.config import Config
 from funcppo.deadline import Deadline
 from funcppo.evaluation import (
+    calibration,
     evidence_ranking,
     rank_metrics,
     ranking,
@@ -27,6 +28,7 @@ from funcppo.evaluation.beam_search import (
     SearchConfig,
     slots_for_rows,
 )
+from funcppo.evaluation.calibration import Bins
 from funcppo.evaluation.ranking import (
     RankedRows,
     RankingProtocol,
@@ -75,6 +77,8 @@ CHUNK_SIZE = 2048
 # test queries whose ranking tells how many there is time for
 FIRST_ROUND = 16
 NORMAL_QUANTILE = 1.96  # of a 95 % interval
+# what the metric on valid must gain where linked candidates come last
+MIN_LINKED_GAIN = 0.0005
 # Where T_P is not held: queries whose answers tell how many queries are ranked together, and answers of these.
 FIRST_CHUNK_QUERIES = 64
 MAX_CHUNK_ANSWERS = 4_000_000
@@ -157,13 +161,16 @@ def validation_quality(
     return summarise(run, _rank_by_evidence(run, run.questions, params))
 
 
-def rule_metric(run: Run) -> float | None:
-    """The metric of the run's rule score on the queries of a validation; None where they or T_P are not held.
+def rule_metric(run: Run, name: str | None = None) -> float | None:
+    """The metric of a rule score on the queries of a validation; None where they or T_P are not held.
 
     In a run that learns from questions a query that is a fact may be derived from itself, as in the evidence that the
     policy weighs.
+
+    Args:
+      name: of the score; None for that of the run.
     """
-    name, valid = run.run_config.rule_score, run.valid_evidence
+    name, valid = name or run.run_config.rule_score, run.valid_evidence
     if valid is not None:
         task, queries = valid.task, valid.queries
         scorer = valid.make_rule_scorer(name)
@@ -177,6 +184,27 @@ def rule_metric(run: Run) -> float | None:
     protocol = RankingProtocol(sides=ranked_sides(run.task))
     ranked = ranking.rank_split(task, queries, scorer, protocol)
     return summarise(run, ranked)[selection_metric(run.task)]
+
+
+def choose_linked_last(run: Run) -> tuple[str | None, list[str]]:
+    """The variant of the run's rule score that ranks linked candidates last, where it ranks valid better; with a note.
+
+    Returns:
+      Its name, or None where valid does not prefer it or is not ranked by rules; and a note that says what valid said.
+    """
+    name, before = run.run_config.rule_score, run.rule_metric
+    base, is_linked_last = scorers.split_linked_last(name)
+    if before is None or is_linked_last:
+        return None, []
+    variant = base + scorers.LINKED_LAST
+    after = rule_metric(run, variant)
+    if after is None or after <= before + MIN_LINKED_GAIN:
+        return None, []
+    note = (
+        f"{variant}: valid is ranked better, {after:.4f} for {before:.4f}, where candidates that a fact links with the "
+        "entity of the query come last: a property of the data, not of the rules; test is ranked with it and without"
+    )
+    return variant, [note]
 
 
 def evidence_quality(
@@ -259,6 +287,15 @@ class SampledMetrics(NamedTuple):
 
     metrics: dict[str, dict[str, Any]]
     n_queries: int  # random ones, where these are not all
+    # candidates by their probability, see `policy_bins`; empty without queries
+    bins: dict[str, Bins]
+
+
+class Calibration(NamedTuple):
+    """A temperature that valid has chosen for the trained policy, and valid's candidates by their probability."""
+
+    temperature: float
+    bins: dict[str, Bins]  # see `policy_bins`
 
 
 class _RankedPart(NamedTuple):
@@ -267,6 +304,7 @@ class _RankedPart(NamedTuple):
     rows: RankedRows
     reciprocal_rank: F64[Tensor, "q"]  # of each query, the mean of its sides
     auc_pr: float | None  # of Countries
+    bins: dict[str, Bins]  # see `policy_bins`
 
 
 class _TimeOver(Exception):
@@ -280,11 +318,15 @@ def evaluate_within(
     rule_scores: Sequence[str],
     deadline: Deadline,
     on_phase: PhaseCallback = ignore_phase,
+    temperature: float | None = None,
 ) -> SampledMetrics:
     """The metrics of `evaluate_scores` of as many queries as there is time for; a random sample has intervals too.
 
     Where a ranking of the first queries says that all fit, they are ranked together. Otherwise rounds of random queries
     are ranked, each planned by the time of the one before; a round that does not end in time is dropped.
+
+    Args:
+      temperature: for the probabilities of the trained policy, which are counted without and with it; None for none.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
@@ -304,7 +346,7 @@ def evaluate_within(
         queries = split[np.sort(order[start : start + size])]
         try:
             found = _rank_parts(
-                run, queries, protocol, rule_scores, report_or_stop
+                run, queries, protocol, rule_scores, report_or_stop, temperature
             )
         except _TimeOver:
             break
@@ -317,7 +359,25 @@ def evaluate_within(
         n_fitting = int(min(deadline.seconds_left / max(each, 1e-9), n_left))
         is_last = n_fitting == n_left
         size = n_fitting if is_last else min(n_fitting // 2, 8 * size)
-    return SampledMetrics(_summarise_by_score(run, parts, len(split)), start)
+    return SampledMetrics(
+        metrics=_summarise_by_score(run, parts, len(split)),
+        n_queries=start,
+        bins=_add_bins(parts),
+    )
+
+
+def _add_bins(
+    parts: Mapping[str, Sequence[_RankedPart]],
+) -> dict[str, Bins]:
+    """The candidates of all parts by their probability."""
+    bins: dict[str, list[Bins]] = {}
+    for of_name in parts.values():
+        for part in of_name:
+            for state, counted in part.bins.items():
+                bins.setdefault(state, []).append(counted)
+    return {
+        state: calibration.add_bins(counted) for state, counted in bins.items()
+    }
 
 
 def _seconds_of(
@@ -360,6 +420,7 @@ def _rank_parts(
     protocol: RankingProtocol,
     rule_scores: Sequence[str],
     on_phase: PhaseCallback,
+    temperature: float | None = None,
 ) -> dict[str, list[_RankedPart]]:
     """The rankings of a split, by the name of the score."""
     parts: dict[str, list[_RankedPart]] = {}
@@ -373,6 +434,7 @@ def _rank_parts(
             ranking.ranked_rows(ranked),
             total / len(protocol.sides),
             ranking.auc_pr(ranked) if run.task.is_countries else None,
+            policy_bins(run, name, ranked, temperature),
         )
         parts.setdefault(name, []).append(part)
     return parts
@@ -521,6 +583,76 @@ def summarise(run: Run, ranked: ranking.Ranking) -> dict[str, Any]:
         list(run.task.dataset.predicates),
         with_auc=run.task.is_countries,
     )
+
+
+# -- calibration
+
+# The policy before training, after it, and with the temperature that valid has chosen.
+UNTRAINED, TRAINED, TEMPERED = "untrained", "trained", "trained_at_temperature"
+
+
+def policy_bins(
+    run: Run, name: str, ranked: ranking.Ranking, temperature: float | None
+) -> dict[str, Bins]:
+    """The listed candidates of a ranking by their probability: by `UNTRAINED`, or by `TRAINED` and `TEMPERED`.
+
+    Args:
+      name: of the score that ranks; nothing is counted of scores other than the first and the last of `policies`.
+      temperature: of the trained policy; None for none.
+    """
+    count = partial(
+        calibration.bin_ranking,
+        ranked,
+        among_candidates=run.score == EVIDENCE_SCORE,
+    )
+    names = list(policies(run))
+    if name == names[0]:
+        return {UNTRAINED: count()}
+    if name != names[-1]:
+        return {}
+    if temperature is None:
+        return {TRAINED: count()}
+    return {TRAINED: count(), TEMPERED: count(temperature=temperature)}
+
+
+def calibrate(
+    run: Run, deadline: Deadline, on_phase: PhaseCallback = ignore_phase
+) -> Calibration | None:
+    """Choose a temperature on the queries of a validation; None without any, or where it does not end in time."""
+    queries = validation_queries(run)
+    if not len(queries):
+        return None
+    first, *_, last = policies(run).items()
+    report = partial(
+        _report_or_stop, on_phase, deadline, "calibrating on valid"
+    )
+    try:
+        untrained, trained = (
+            _rank_valid(run, params, queries, report)
+            for _, params in (first, last)
+        )
+    except _TimeOver:
+        return None
+    temperature = calibration.choose_temperature(
+        trained, among_candidates=run.score == EVIDENCE_SCORE
+    )
+    return Calibration(
+        temperature,
+        policy_bins(run, first[0], untrained, None)
+        | policy_bins(run, last[0], trained, temperature),
+    )
+
+
+def _rank_valid(
+    run: Run, params: Any, queries: np.ndarray, on_progress: ProgressCallback
+) -> ranking.Ranking:
+    """The queries of a validation, ranked by a policy."""
+    on_progress(0, len(queries))
+    if run.questions is not None and run.valid_evidence is not None:
+        return _rank_by_evidence(run, run.questions, params)
+    scorer = run_policy_scorer(run, params, run.score, on_progress)
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
+    return ranking.rank_split(run.task, queries, scorer, protocol)
 
 
 def policies(run: Run) -> dict[str, Any]:

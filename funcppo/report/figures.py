@@ -21,6 +21,7 @@ from funcppo.report.names import label
 from funcppo.report.tables import (
     Band,
     Measured,
+    Reliability,
 )
 
 if TYPE_CHECKING:
@@ -207,42 +208,143 @@ def draw_relations(runs: Sequence[Measured]) -> Picture:
     return Picture(figure, table)
 
 
+def draw_gains(runs: Sequence[Measured]) -> Picture:
+    """Draw what training gains and loses by relation, the greatest losses first.
+
+    Raises:
+      ValueError: a run has no ranked queries.
+    """
+    _check_ranked("gains", runs)
+    table = tables.gains(runs)
+    n = min(len(table.names), MAX_BARS)
+    figure = new_figure(1.1 + BAR_INCHES * n)
+    axes = figure.subplots()
+    places = np.arange(n)
+
+    gain = table.gain.mean(0)[:n]
+    axes.barh(
+        places,
+        gain,
+        height=0.62,
+        color=[ORANGE if x < 0 else BLUE for x in gain],
+        xerr=np.nan_to_num(table.error[:n]),
+        ecolor=INK,
+    )
+    axes.axvline(0.0, color=GREY, linewidth=1)
+    axes.set_yticks(places, [label(name) for name in table.names[:n]])
+    axes.set_ylim(n - 0.4, -0.6)
+    what = f"{n} of {len(table.names):,} relations, greatest losses first"
+    axes.set_title(what, fontsize=9, loc="left")
+    axes.set_xlabel("MRR trained less the better of untrained and rule score")
+    return Picture(figure, table)
+
+
 def draw_reliability(runs: Sequence[Measured]) -> Picture:
-    """Draw how often candidates are the answer, by their probability.
+    """Draw how often candidates are the answer, by their probability: untrained, trained, and with the temperature.
 
     Raises:
       ValueError: a run has no ranked queries, or the runs have other kinds of scores.
     """
     _check_ranked("reliability", runs)
-    table = tables.reliability(runs)
+    table = tables.calibrations(runs)
     figure = new_figure(3.2)
     axes = figure.subplots()
-
-    has_mean = ~np.isnan(table.frequency).any(0)
-    probability = table.probability[:, has_mean].mean(0)
-    frequency = table.frequency[:, has_mean].mean(0)
     axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
-    low, high = table.low[has_mean], table.high[has_mean]
-    axes.errorbar(
-        probability,
-        frequency,
-        yerr=np.maximum([frequency - low, high - frequency], 0.0),
-        fmt="o-",
-        color=BLUE,
-        ecolor=BLUE,
-        capsize=3,
-        markersize=4,
-    )
-    for x, y, n in zip(probability, frequency, table.n[:, has_mean].sum(0)):
+
+    _draw_reliability(axes, table.untrained, GREY, "untrained")
+    trained = _draw_reliability(axes, table.trained, BLUE, "trained")
+    for x, y, n in zip(*trained):
         axes.annotate(
-            f"{n:,}", (x, y), (4, -10), textcoords="offset points", fontsize=7
+            f"{n:,.0f}",
+            (x, y),
+            (4, -10),
+            textcoords="offset points",
+            fontsize=7,
+        )
+    if table.trained_at_temperature is not None:
+        _draw_reliability(
+            axes,
+            table.trained_at_temperature,
+            ORANGE,
+            "trained, temperature of valid",
         )
 
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.05)
     axes.set_xlabel("probability of a candidate (mean of its bin)")
     axes.set_ylabel("share that is the answer")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
     return Picture(figure, table)
+
+
+def _draw_reliability(
+    axes: Axes, table: Reliability, colour: str, name: str
+) -> np.ndarray:
+    """Draw one state of a policy; mean probability, frequency and number of candidates of each point."""
+    has_mean = ~np.isnan(table.frequency).any(0)
+    probability = table.probability[:, has_mean].mean(0)
+    frequency = table.frequency[:, has_mean].mean(0)
+    low, high = table.low[has_mean], table.high[has_mean]
+    axes.errorbar(
+        probability,
+        frequency,
+        yerr=np.maximum([frequency - low, high - frequency], 0.0),
+        fmt="o-",
+        color=colour,
+        ecolor=colour,
+        capsize=3,
+        markersize=4,
+        label=name,
+    )
+    return np.stack([probability, frequency, table.n[:, has_mean].sum(0)])
+
+
+def draw_weights(runs: Sequence[Measured]) -> Picture:
+    """Draw the weights of evidence that training moved most, and how far it moved those of each relation.
+
+    Raises:
+      ValueError: a run searches proofs, or training moved no weight.
+    """
+    single, by_relation = tables.weights(runs)
+    if not single.kind:
+        raise ValueError(
+            "weights: expected weights that training moved, got none"
+        )
+    n = min(len(single.kind), MAX_BARS)
+    n_relations = min(len(by_relation.names), MAX_BARS)
+    figure = new_figure(2.0 + BAR_INCHES * (n + n_relations))
+    upper, lower = figure.subplots(2, height_ratios=(n + 2, n_relations + 2))
+
+    places = np.arange(n)
+    change = (single.after - single.before)[:n]
+    upper.barh(
+        places,
+        change,
+        height=0.62,
+        color=[ORANGE if x < 0 else BLUE for x in change],
+    )
+    upper.axvline(0.0, color=GREY, linewidth=1)
+    texts = [
+        label(f"{relation}, {side}: {evidence}", MAX_RULE_LABEL)
+        for evidence, relation, side in zip(
+            single.evidence[:n], single.relation, single.side
+        )
+    ]
+    upper.set_yticks(places, texts, fontsize=7.5)
+    upper.set_ylim(n - 0.4, -0.6)
+    what = f"{n} of {len(single.kind):,} weights, moved most first"
+    upper.set_title(what, fontsize=9, loc="left")
+    upper.set_xlabel("change of the weight in the score, a logit")
+
+    places = np.arange(n_relations)
+    lower.barh(
+        places, by_relation.distance[:n_relations], height=0.62, color=BLUE
+    )
+    texts = [label(name) for name in by_relation.names[:n_relations]]
+    lower.set_yticks(places, texts, fontsize=7.5)
+    lower.set_ylim(n_relations - 0.4, -0.6)
+    lower.set_xlabel("root of the squared changes of all weights of a relation")
+    return Picture(figure, (single, by_relation))
 
 
 def draw_rules(runs: Sequence[Measured]) -> Picture:
@@ -279,8 +381,10 @@ KINDS: dict[str, Draw] = {
     "curves": draw_curves,
     "ranks": draw_ranks,
     "relations": draw_relations,
+    "gains": draw_gains,
     "reliability": draw_reliability,
     "rules": draw_rules,
+    "weights": draw_weights,
 }
 
 

@@ -20,7 +20,12 @@ from funcppo.experiment.run import Run
 from funcppo.experiment.subject import describe_default_score, run_subject
 from funcppo.json_io import Json
 from funcppo.prover.task import PhaseCallback, ignore_phase
-from funcppo.report import query_entries, ranked_split, rule_uses
+from funcppo.report import (
+    learnt_weights,
+    query_entries,
+    ranked_split,
+    rule_uses,
+)
 from funcppo.report.query_entries import QueryEntry
 from funcppo.report.ranked_split import RankedSplit
 from funcppo.report.tables import Measured, RuleUse
@@ -89,7 +94,10 @@ def measure(
       ValueError: a file of the run is damaged, or a query of test cannot be ranked.
     """
     files = _read_files(folder)
-    ranked = ranked_split.rank_test(run, max_ranked, on_phase)
+    calibrated = files.results.get("calibration") or {}
+    ranked = ranked_split.rank_test(
+        run, max_ranked, on_phase, calibrated.get("temperature")
+    )
     # The report is on the policy, whatever ranks valid better.
     answerer = Answerer(run_subject(run, run.score))
     shown = query_entries.choose_queries(answerer, ranked, n_queries, on_phase)
@@ -151,6 +159,7 @@ def _measure_run(
         ranked=ranked.ranked,
         bins=ranked.bins,
         rules=rules,
+        learnt=learnt_weights.learnt_weights(run),
     )
 
 

@@ -6,7 +6,7 @@ The template escapes every value. Only the pictures, which are SVG of this packa
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,8 +24,10 @@ TITLES = {
     "curves": "Learning curves",
     "ranks": "Ranks of the answers",
     "relations": "MRR by relation",
+    "gains": "What learning gains and loses, by relation",
     "reliability": "Reliability of the probabilities",
     "rules": "Rules",
+    "weights": "What learning moved",
 }
 TRAINED_BY = {
     "questions": "questions (which of the candidates that the rules derive is the answer)",
@@ -42,12 +44,12 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A picture with its table, or the reason why there is none."""
+    """A picture with its tables, or the reason why there is none."""
 
     kind: str
     title: str
     svg: str
-    table: Table | None
+    tables: tuple[Table, ...]
     problem: str
 
 
@@ -200,36 +202,39 @@ def _run_table(run: Measured) -> Table:
 
 
 def _section(kind: str, runs: Sequence[Measured]) -> Section:
-    """A picture of the runs with its table, or why there is none."""
+    """A picture of the runs with its tables, or why there is none."""
     title = TITLES[kind]
     try:
         picture = figures.draw(kind, runs)
     except ValueError as error:
-        return Section(kind, title, "", None, display(str(error)))
+        return Section(kind, title, "", (), display(str(error)))
     svg = figures.to_inline_svg(picture, kind, title)
     return Section(kind, title, svg, _TABLES[kind](runs), "")
 
 
-def _no_table(runs: Sequence[Measured]) -> None:
+def _no_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
     """Curves have too many numbers for a table."""
+    return ()
 
 
-def _ranks_table(runs: Sequence[Measured]) -> Table:
+def _ranks_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
     table = tables.ranks(runs)
     columns = [
         _band_cells(tables.band(shares), len(runs))
         for shares in (table.untrained, table.trained)
     ]
-    return _table(("rank", "untrained", "trained"), zip(table.bins, *columns))
+    return (
+        _table(("rank", "untrained", "trained"), zip(table.bins, *columns)),
+    )
 
 
-def _relations_table(runs: Sequence[Measured]) -> Table:
+def _relations_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
     table = tables.relations(runs)
     columns = [
         _band_cells(tables.band(values), len(runs))
         for values in (table.untrained, table.trained, table.ceiling)
     ]
-    return _table(
+    listed = _table(
         ("relation", "queries and sides", "untrained", "trained", "ceiling"),
         zip(
             map(display, table.names),
@@ -237,26 +242,102 @@ def _relations_table(runs: Sequence[Measured]) -> Table:
             *columns,
         ),
     )
+    return (listed,)
 
 
-def _reliability_table(runs: Sequence[Measured]) -> Table:
-    table = tables.reliability(runs)
+def _gains_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
+    table = tables.gains(runs)
+    columns = [
+        _band_cells(tables.band(values), len(runs))
+        for values in (table.rules, table.untrained, table.trained)
+    ]
+    gain = [
+        f"{mean:+.4f}" if np.isnan(error) else f"{mean:+.4f} ± {error:.4f}"
+        for mean, error in zip(table.gain.mean(0), table.error)
+    ]
+    names = ("relation", "queries and sides", "rule score", "untrained")
+    listed = _table(
+        (*names, "trained", "gain over the better of the two"),
+        zip(
+            map(display, table.names),
+            (f"{n:,}" for n in table.n_rows),
+            *columns,
+            gain,
+        ),
+    )
+    return (listed,)
+
+
+def _reliability_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
+    table = tables.calibrations(runs)
+    named = {"untrained": table.untrained, "trained": table.trained}
+    if table.trained_at_temperature is not None:
+        values = ", ".join(f"{t:.3g}" for t in table.temperature)
+        named[f"trained, temperature {values}"] = table.trained_at_temperature
+    overall = [
+        (
+            name,
+            *_band_cells(
+                tables.band(np.stack([t.log_loss, t.calibration_error], 1)),
+                len(runs),
+            ),
+        )
+        for name, t in named.items()
+    ]
+    interval = "95 % interval" if len(runs) == 1 else "± standard deviation"
+    columns = ("policy", "probability", "candidates", "mean", "are the answer")
+    return (
+        _table(("policy", "log loss", "calibration error"), overall),
+        _table(
+            (*columns, interval),
+            (
+                (name, *row)
+                for name, of_state in named.items()
+                for row in _iter_reliability_rows(of_state)
+            ),
+        ),
+    )
+
+
+def _iter_reliability_rows(
+    table: tables.Reliability,
+) -> Iterator[tuple[str, ...]]:
+    """Yield the bins that have candidates in every run."""
     edges = [f"{low:.1f} to {high:.1f}" for low, high in _pairs(table.edges)]
     n = table.n.sum(0)
-    rows: list[tuple[str, ...]] = []
     for i in np.flatnonzero((table.n > 0).all(0)):
-        rows.append(
-            (
-                edges[i],
-                f"{n[i]:,}",
-                f"{table.probability[:, i].mean():.4f}",
-                f"{table.frequency[:, i].mean():.4f}",
-                f"{table.low[i]:.4f} to {table.high[i]:.4f}",
-            )
+        yield (
+            edges[i],
+            f"{n[i]:,}",
+            f"{table.probability[:, i].mean():.4f}",
+            f"{table.frequency[:, i].mean():.4f}",
+            f"{table.low[i]:.4f} to {table.high[i]:.4f}",
         )
-    interval = "95 % interval" if len(runs) == 1 else "± standard deviation"
-    columns = ("probability", "candidates", "mean", "are the answer", interval)
-    return _table(columns, rows)
+
+
+def _weights_tables(runs: Sequence[Measured]) -> tuple[Table, ...]:
+    single, by_relation = tables.weights(runs)
+    return (
+        _table(
+            ("evidence", "kind", "relation", "asked for", "before", "after"),
+            zip(
+                map(display, single.evidence),
+                single.kind,
+                map(display, single.relation),
+                single.side,
+                (f"{x:+.3f}" for x in single.before),
+                (f"{x:+.3f}" for x in single.after),
+            ),
+        ),
+        _table(
+            ("relation", "weights that moved", "root of squared changes"),
+            zip(
+                map(display, by_relation.names),
+                (f"{n:,.0f}" for n in by_relation.n_moved),
+                (f"{x:.3f}" for x in by_relation.distance),
+            ),
+        ),
+    )
 
 
 def _pairs(edges: np.ndarray) -> Iterable[tuple[float, float]]:
@@ -264,7 +345,7 @@ def _pairs(edges: np.ndarray) -> Iterable[tuple[float, float]]:
     return zip(edges[:-1].tolist(), edges[1:].tolist())
 
 
-def _rules_table(runs: Sequence[Measured]) -> Table:
+def _rules_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
     table = tables.rules(runs)
     columns = (
         "rule",
@@ -289,7 +370,7 @@ def _rules_table(runs: Sequence[Measured]) -> Table:
         (f"{n:,}" for n in table.n_firings),
         (f"{n:,}" for n in table.n_proofs),
     )
-    return _table(columns, rows)
+    return (_table(columns, rows),)
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
@@ -302,6 +383,8 @@ _TABLES = {
     "curves": _no_table,
     "ranks": _ranks_table,
     "relations": _relations_table,
+    "gains": _gains_table,
     "reliability": _reliability_table,
     "rules": _rules_table,
+    "weights": _weights_tables,
 }

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.evaluation import rank_metrics, ranking
+from funcppo.evaluation import calibration, rank_metrics, ranking
+from funcppo.evaluation.calibration import Bins
 from funcppo.evaluation.ranking import (
     RankedRows,
     Ranking,
@@ -19,10 +20,9 @@ from funcppo.evaluation.ranking import (
     stratified_sample,
 )
 from funcppo.experiment import validation
-from funcppo.experiment.run import EVIDENCE_SCORE, Run
+from funcppo.experiment.run import Run
 from funcppo.prover.task import PhaseCallback
-from funcppo.report import tables
-from funcppo.report.tables import Bins, ScoreRanks
+from funcppo.report.tables import ScoreRanks
 from funcppo.types import F64, I64, Bool
 
 
@@ -46,17 +46,21 @@ class RankedSplit:
     """All candidates."""
     answer_score: I64[np.ndarray, "Q"]
     """Quantised score of the answer under the trained policy."""
-    bins: Bins
-    """Candidates by their probability under the trained policy."""
+    bins: dict[str, Bins]
+    """Candidates by their probability, see `validation.policy_bins`; empty without queries."""
 
 
 def rank_test(
-    run: Run, max_ranked: int | None, on_phase: PhaseCallback
+    run: Run,
+    max_ranked: int | None,
+    on_phase: PhaseCallback,
+    temperature: float | None = None,
 ) -> RankedSplit:
     """Rank the test split of a run against all entities, as the end of its training does.
 
     Args:
       max_ranked: the most queries, spread over relations; None for as many as the end of training ranks.
+      temperature: of the trained policy's probabilities; None for none.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
@@ -75,14 +79,16 @@ def rank_test(
     trained = list(validation.policies(run))[-1]
     parts: dict[str, list[RankedRows]] = {}
     scores: dict[str, list[_Scores]] = {}
+    bins: dict[str, list[Bins]] = {}
     auc: dict[str, float] = {}
     for name, ranked in validation.iter_rankings(
         run, queries, protocol, (run.run_config.rule_score,), on_phase
     ):
         parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
-        scores.setdefault(name, []).append(
-            _scores(run, ranked, with_bins=name == trained)
-        )
+        scores.setdefault(name, []).append(_scores(ranked))
+        counted = validation.policy_bins(run, name, ranked, temperature)
+        for state, of_state in counted.items():
+            bins.setdefault(state, []).append(of_state)
         if run.task.is_countries:  # which are ranked in one part
             auc[name] = ranking.auc_pr(ranked)
 
@@ -107,7 +113,10 @@ def rank_test(
         n_better=last.n_better[order],
         n_candidates=last.n_candidates[order],
         answer_score=last.answer_score[order],
-        bins=last.bins,
+        bins={
+            state: calibration.add_bins(counted)
+            for state, counted in bins.items()
+        },
     )
 
 
@@ -121,21 +130,10 @@ class _Scores(NamedTuple):
     n_better: I64[np.ndarray, "Q"]
     n_candidates: I64[np.ndarray, "Q"]
     answer_score: I64[np.ndarray, "Q"]
-    bins: Bins
 
 
-def _scores(run: Run, ranked: Ranking, *, with_bins: bool) -> _Scores:
-    """What is kept of the ranking of a part.
-
-    Args:
-      with_bins: whether candidates are counted by their probability.
-    """
-    probability = np.zeros(0)
-    is_answer = np.zeros(0, dtype=bool)
-    if with_bins:
-        is_evidence = run.score == EVIDENCE_SCORE
-        probability = probabilities(ranked, among_candidates=is_evidence)
-        is_answer = ranked.is_answer.numpy(force=True)
+def _scores(ranked: Ranking) -> _Scores:
+    """What is kept of the ranking of a part."""
     counts = ranked.counts
     reciprocal = rank_metrics.expected_reciprocal_ranks(counts)
     return _Scores(
@@ -146,12 +144,11 @@ def _scores(run: Run, ranked: Ranking, *, with_bins: bool) -> _Scores:
         n_better=counts.n_better.numpy(force=True),
         n_candidates=counts.n_candidates.numpy(force=True),
         answer_score=ranked.answer_score.numpy(force=True),
-        bins=tables.bin_probabilities(probability, is_answer),
     )
 
 
 def _concatenate(parts: Sequence[_Scores]) -> _Scores:
-    """The parts one after the other; candidates are added up."""
+    """The parts one after the other."""
     sizes = np.cumsum([0, *(len(part.queries) for part in parts)])
 
     def concatenate(name: str) -> np.ndarray:
@@ -167,12 +164,6 @@ def _concatenate(parts: Sequence[_Scores]) -> _Scores:
         n_better=concatenate("n_better"),
         n_candidates=concatenate("n_candidates"),
         answer_score=concatenate("answer_score"),
-        bins=Bins(
-            *(
-                np.sum(column, axis=0)
-                for column in zip(*(p.bins for p in parts))
-            )
-        ),
     )
 
 
@@ -180,35 +171,6 @@ def _column(parts: Sequence[RankedRows], name: str) -> np.ndarray:
     """A column of the rows of all parts."""
     columns = [getattr(part, name).numpy(force=True) for part in parts]
     return np.concatenate(columns)
-
-
-def probabilities(
-    ranked: Ranking, *, among_candidates: bool
-) -> F64[np.ndarray, "L"]:
-    """The probability of each listed candidate.
-
-    Args:
-      among_candidates: scores are logits, and the probabilities of the candidates of a row add up to 1; otherwise a
-        score is a probability itself.
-    """
-    is_finite = (ranked.listed_score > rank_metrics.ZERO_SCORE) & (
-        ranked.listed_score < rank_metrics.CERTAIN_SCORE
-    )
-    logits = ranked.listed_score.double() * rank_metrics.SCORE_GRID_STEP
-    if not among_candidates:
-        certain = (ranked.listed_score > 0).double()
-        values = torch.where(is_finite, torch.sigmoid(logits), certain)
-        return values.numpy(force=True)
-
-    # A candidate without evidence has the logit -inf.
-    logits = torch.where(is_finite, logits, -torch.inf)
-    row, size = ranked.listed_row, len(ranked.query_row)
-    largest = logits.new_full((size,), -torch.inf)
-    largest = largest.scatter_reduce(0, row, logits, "amax")[row]
-    weight = torch.exp(logits - torch.where(is_finite, largest, 0.0))
-    total = torch.zeros_like(weight[:1]).expand(size)
-    total = total.scatter_add(0, row, weight)[row]
-    return (weight / total.clamp_min(1e-300)).numpy(force=True)
 
 
 def _no_queries(queries: Tensor) -> RankedSplit:
@@ -223,7 +185,5 @@ def _no_queries(queries: Tensor) -> RankedSplit:
         n_better=nothing,
         n_candidates=nothing,
         answer_score=nothing,
-        bins=tables.bin_probabilities(
-            nothing.astype(np.float64), nothing.astype(bool)
-        ),
+        bins={},
     )

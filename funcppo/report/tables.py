@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from funcppo.evaluation import calibration
+from funcppo.evaluation.calibration import Bins
 from funcppo.experiment.config import RunConfig
+from funcppo.experiment.validation import TEMPERED, TRAINED, UNTRAINED
 from funcppo.json_io import Json
 from funcppo.types import F64, I64, Bool
 
 # upper ends of the bins of ranks; a rank of tied answers is their mean
 RANK_BINS = (1, 3, 10, 30, 100, 300, 1000)
 NOT_DERIVABLE = "not derivable"
-N_PROBABILITY_BINS = 10
-# quantile of the normal distribution for an interval of 95 %
-NORMAL_95 = 1.959963984540054
 
 
 class ScoreRanks(NamedTuple):
@@ -31,14 +31,6 @@ class ScoreRanks(NamedTuple):
     rank: F64[np.ndarray, "Q"]  # mean rank of ties
     reciprocal_rank: F64[np.ndarray, "Q"]  # its expectation over ties
     metrics: Json  # what `funcppo evaluate` reports
-
-
-class Bins(NamedTuple):
-    """Candidates by the probability that they have."""
-
-    n: I64[np.ndarray, "B"]
-    n_right: I64[np.ndarray, "B"]  # candidates that are the answer
-    probability_sum: F64[np.ndarray, "B"]
 
 
 class RuleUse(NamedTuple):
@@ -51,6 +43,33 @@ class RuleUse(NamedTuple):
     after: float  # and trained
     n_firings: int  # answers that it was weighed for
     n_proofs: int  # proofs of answers in which it is the last step
+
+
+class MovedWeight(NamedTuple):
+    """A weight of evidence that training moved."""
+
+    kind: str
+    evidence: str  # what it weighs
+    relation: str  # of the questions that it counts for
+    side: str  # that they ask for, head or tail
+    before: float
+    after: float
+
+
+class MovedRelation(NamedTuple):
+    """How far training moved the weights of a relation."""
+
+    relation: str
+    n_moved: int
+    distance: float  # root of the sum of squared changes
+
+
+class LearntWeights(NamedTuple):
+    """What training moved."""
+
+    n_moved: int  # weights
+    weights: tuple[MovedWeight, ...]  # those that moved most
+    relations: tuple[MovedRelation, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,10 +114,12 @@ class Measured:
     """Whether the rules derive the answer."""
     ranked: dict[str, ScoreRanks]
     """By name of the score: rule confidences, the policy untrained and trained; empty without test queries."""
-    bins: Bins
-    """Candidates by the probability that the trained policy gives them."""
+    bins: dict[str, Bins]
+    """Candidates by the probability that a policy gives them, see `validation.policy_bins`."""
     rules: tuple[RuleUse, ...]
     """The rules that were used."""
+    learnt: LearntWeights | None
+    """The weights that training moved; None where a run searches proofs."""
 
     @property
     def is_finished(self) -> bool:
@@ -109,6 +130,16 @@ class Measured:
     def trained(self) -> ScoreRanks:
         """The ranks by the trained policy, the last of its scores."""
         return list(self.ranked.values())[-1]
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature of the trained policy that valid has chosen; None without one."""
+        return (self.results.get("calibration") or {}).get("temperature")
+
+    @property
+    def by_rules(self) -> ScoreRanks:
+        """The ranks by rule confidences alone, with the rule score of the run."""
+        return self.ranked[self.config.rule_score]
 
     @property
     def untrained(self) -> ScoreRanks:
@@ -151,6 +182,19 @@ class Relations(NamedTuple):
     ceiling: F64[np.ndarray, "K P"]
 
 
+class Gains(NamedTuple):
+    """MRR by relation beside the better of two scores without training, the relation that loses most first."""
+
+    names: tuple[str, ...]
+    n_rows: I64[np.ndarray, "P"]  # queries and sides
+    rules: F64[np.ndarray, "K P"]  # of the run's rule score
+    untrained: F64[np.ndarray, "K P"]
+    trained: F64[np.ndarray, "K P"]
+    gain: F64[np.ndarray, "K P"]  # over the better of the two
+    # of the gain: by rows for one run, a standard deviation for several; NaN for one row
+    error: F64[np.ndarray, "P"]
+
+
 class Reliability(NamedTuple):
     """How often candidates of a probability are the answer; NaN for a bin without any."""
 
@@ -161,6 +205,37 @@ class Reliability(NamedTuple):
     # of 95 % for one run, a standard deviation for several
     low: F64[np.ndarray, "B"]
     high: F64[np.ndarray, "B"]
+    log_loss: F64[np.ndarray, "K"]
+    calibration_error: F64[np.ndarray, "K"]
+
+
+class Calibration(NamedTuple):
+    """The reliability of a policy before and after training, and with the temperature that valid has chosen."""
+
+    untrained: Reliability
+    trained: Reliability
+    trained_at_temperature: Reliability | None  # None where a run has none
+    temperature: tuple[float, ...]  # of each run, where all have one
+
+
+class Weights(NamedTuple):
+    """Weights that training moved, the one that moved most first; means over the runs that list one."""
+
+    kind: tuple[str, ...]
+    evidence: tuple[str, ...]
+    relation: tuple[str, ...]
+    side: tuple[str, ...]
+    n_runs: I64[np.ndarray, "W"]
+    before: F64[np.ndarray, "W"]
+    after: F64[np.ndarray, "W"]
+
+
+class WeightsByRelation(NamedTuple):
+    """How far training moved the weights of relations, the farthest first; means over runs."""
+
+    names: tuple[str, ...]
+    n_moved: F64[np.ndarray, "P"]
+    distance: F64[np.ndarray, "P"]
 
 
 class Rules(NamedTuple):
@@ -269,42 +344,65 @@ def relations(runs: Sequence[Measured]) -> Relations:
     )
 
 
-def bin_probabilities(
-    probability: F64[np.ndarray, "n"], is_right: Bool[np.ndarray, "n"]
-) -> Bins:
-    """Count candidates by their probability, in bins of equal width."""
-    place = (probability * N_PROBABILITY_BINS).astype(np.int64)
-    place = place.clip(0, N_PROBABILITY_BINS - 1)
+def gains(runs: Sequence[Measured]) -> Gains:
+    """What training gains by relation over the better of rule score and untrained policy, for runs with ranked queries.
 
-    def count(weights: np.ndarray | None = None) -> np.ndarray:
-        return np.bincount(place, weights, minlength=N_PROBABILITY_BINS)
-
-    return Bins(
-        n=count(),
-        n_right=count(is_right.astype(np.float64)).astype(np.int64),
-        probability_sum=count(probability),
+    Relations are those of `relations`.
+    """
+    table = relations(runs)
+    number = {name: i for i, name in enumerate(runs[0].predicates)}
+    predicates = [number[name] + 1 for name in table.names]
+    of_rules = np.stack(
+        [
+            _mean_by_predicate(run, run.by_rules.reciprocal_rank, predicates)
+            for run in runs
+        ]
+    )
+    gain = table.trained - np.maximum(of_rules, table.untrained)
+    if len(runs) == 1:
+        is_by_rules = of_rules[0] > table.untrained[0]
+        error = np.array(
+            [
+                _paired_error(runs[0], p, by_rules=bool(by_rules))
+                for p, by_rules in zip(predicates, is_by_rules)
+            ]
+        )
+    else:
+        error = gain.std(0, ddof=1)
+    order = np.argsort(gain.mean(0), kind="stable")
+    return Gains(
+        names=tuple(table.names[i] for i in order),
+        n_rows=table.n_rows[order],
+        rules=of_rules[:, order],
+        untrained=table.untrained[:, order],
+        trained=table.trained[:, order],
+        gain=gain[:, order],
+        error=error[order],
     )
 
 
-def wilson(
-    n_right: I64[np.ndarray, "B"], n: I64[np.ndarray, "B"]
-) -> tuple[F64[np.ndarray, "B"], F64[np.ndarray, "B"]]:
-    """The 95 % interval of a share of `n_right` among `n` independent cases; NaN where there is none.
+def _mean_by_predicate(
+    run: Measured, values: F64[np.ndarray, "Q"], predicates: Sequence[int]
+) -> F64[np.ndarray, "P"]:
+    """The mean over the rows of each predicate."""
+    return np.array([values[run.relation == p].mean() for p in predicates])
 
-        (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
-    Source: Wilson 1927, JASA 22.
+def _paired_error(run: Measured, predicate: int, *, by_rules: bool) -> float:
+    """The standard error of a relation's mean gain in reciprocal rank, rows paired; NaN for one row.
+
+    Args:
+      by_rules: the gain is over the rule score, not over the untrained policy.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = n_right / n
-        z2 = NORMAL_95**2 / n
-        middle = share + z2 / 2
-        width = NORMAL_95 * np.sqrt(share * (1 - share) / n + z2 / n / 4)
-        return (middle - width) / (1 + z2), (middle + width) / (1 + z2)
+    base = run.by_rules if by_rules else run.untrained
+    gain = run.trained.reciprocal_rank - base.reciprocal_rank
+    of_relation = gain[run.relation == predicate]
+    n = len(of_relation)
+    return float(of_relation.std(ddof=1)) / n**0.5 if n > 1 else np.nan
 
 
-def reliability(runs: Sequence[Measured]) -> Reliability:
-    """How often candidates are the answer, by their probability.
+def calibrations(runs: Sequence[Measured]) -> Calibration:
+    """How often candidates are the answer by their probability, before and after training.
 
     Raises:
       ValueError: the scores of the runs are of different kinds.
@@ -314,24 +412,88 @@ def reliability(runs: Sequence[Measured]) -> Reliability:
         raise ValueError(
             f"reliability: expected runs with one kind of score, got {' and '.join(scores)}"
         )
-    n = np.stack([run.bins.n for run in runs])
-    n_right = np.stack([run.bins.n_right for run in runs])
-    sums = np.stack([run.bins.probability_sum for run in runs])
+    temperatures = [run.temperature for run in runs]
+    known = tuple(t for t in temperatures if t is not None)
+    has_all = len(known) == len(runs)
+    return Calibration(
+        untrained=_reliability(runs, UNTRAINED),
+        trained=_reliability(runs, TRAINED),
+        trained_at_temperature=_reliability(runs, TEMPERED)
+        if has_all
+        else None,
+        temperature=known if has_all else (),
+    )
+
+
+def _reliability(runs: Sequence[Measured], state: str) -> Reliability:
+    """How often candidates are the answer, by their probability in a state of the policy."""
+    bins = [run.bins[state] for run in runs]
+    n = np.stack([counted.n for counted in bins])
+    n_right = np.stack([counted.n_right for counted in bins])
+    sums = np.stack([counted.probability_sum for counted in bins])
     with np.errstate(divide="ignore", invalid="ignore"):
         frequency, probability = n_right / n, sums / n
 
     if len(runs) == 1:
-        low, high = wilson(n_right[0], n[0])
+        low, high = calibration.wilson(n_right[0], n[0])
     else:
         _, low, high = band(frequency)
     return Reliability(
-        edges=np.linspace(0.0, 1.0, N_PROBABILITY_BINS + 1),
+        edges=np.linspace(0.0, 1.0, n.shape[1] + 1),
         n=n,
         probability=probability,
         frequency=frequency,
         low=low,
         high=high,
+        log_loss=np.array([calibration.log_loss(b) for b in bins]),
+        calibration_error=np.array(
+            [calibration.calibration_error(b) for b in bins]
+        ),
     )
+
+
+def weights(runs: Sequence[Measured]) -> tuple[Weights, WeightsByRelation]:
+    """The weights of evidence that training moved, single ones and by relation.
+
+    Raises:
+      ValueError: a run searches proofs.
+    """
+    learnt: list[LearntWeights] = []
+    for run in runs:
+        if run.learnt is None:
+            raise ValueError(
+                f"weights: {run.name}: expected a run that learns from questions, got one that learns from proofs"
+            )
+        learnt.append(run.learnt)
+
+    moved: dict[tuple[str, ...], list[MovedWeight]] = {}
+    for of_run in learnt:
+        for weight in of_run.weights:
+            moved.setdefault(weight[:4], []).append(weight)
+    names = list(moved)
+    before = np.array([np.mean([w.before for w in moved[n]]) for n in names])
+    after = np.array([np.mean([w.after for w in moved[n]]) for n in names])
+    order = np.argsort(-np.abs(after - before), kind="stable")
+    columns = [tuple(names[i][k] for i in order) for k in range(4)]
+    single = Weights(
+        *columns,
+        n_runs=np.array([len(moved[names[i]]) for i in order], dtype=np.int64),
+        before=before[order],
+        after=after[order],
+    )
+    return single, _weights_by_relation(learnt)
+
+
+def _weights_by_relation(learnt: Sequence[LearntWeights]) -> WeightsByRelation:
+    """How far training moved the weights of relations; a run that moved none of a relation counts with 0."""
+    total: dict[str, np.ndarray] = {}
+    for of_run in learnt:
+        for name, *values in of_run.relations:
+            total[name] = total.get(name, np.zeros(2)) + values
+    names = sorted(total, key=lambda name: -total[name][1])
+    means = np.array([total[name] for name in names]) / len(learnt)
+    means = means.reshape(-1, 2)
+    return WeightsByRelation(tuple(names), means[:, 0], means[:, 1])
 
 
 def rules(runs: Sequence[Measured]) -> Rules:

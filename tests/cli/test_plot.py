@@ -9,7 +9,7 @@ from funcppo.report import figures
 from tests.cli.runner import funcppo
 
 
-@pytest.mark.parametrize("kind", figures.KINDS)
+@pytest.mark.parametrize("kind", [k for k in figures.KINDS if k != "weights"])
 def test_a_picture_of_each_kind(monkeypatch, capsys, trained, tmp_path, kind):
     out = tmp_path / "a.svg"
     args = ("plot", trained, "--kind", kind, "--out", out, "--queries", "2")
@@ -17,6 +17,17 @@ def test_a_picture_of_each_kind(monkeypatch, capsys, trained, tmp_path, kind):
     result = json.loads(capsys.readouterr().out)
     assert result["kind"] == kind and result["table"]
     assert ElementTree.fromstring(out.read_bytes()).tag.endswith("svg")
+
+
+def test_weights_of_a_run_that_searches_proofs_are_refused(
+    monkeypatch, capsys, trained, tmp_path
+):
+    args = ("plot", trained, "--kind", "weights", "--out", tmp_path / "a.svg")
+    assert funcppo(monkeypatch, *args) == 2
+    assert "expected a run that learns from questions" in (
+        capsys.readouterr().err
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_png(monkeypatch, trained, tmp_path):

@@ -47,6 +47,13 @@ def runs(graph, tmp_path_factory):
         "proofs": ["--score", "success", "--prover.max-height", "2"],
     }
     options["proofs"] += ["--prover.object-identity", "False"]
+    options["questions"] += ["--questions.embedding", "True"]
+    options["questions"] += [
+        "--embedding.rank",
+        "2",
+        "--embedding.n-epochs",
+        "1",
+    ]
     with pytest.MonkeyPatch.context() as monkeypatch:
         for learner, more in options.items():
             args = ["--out", folder / learner, "--learner", learner, *more]
@@ -344,6 +351,15 @@ def test_new_facts_are_those_of_the_queries_best_first(
         (["p(e1, X)", "--min-score", "2"], "--min-score: expected...from 0 to"),
         (["p(e1, X)", "--score", "evidence"], "is no trained run"),
         (["p(e1, X)", "--queries", "x"], "got 2 of them"),
+        (["p(e1, X)", "--unproved"], "expected a run with link embeddings"),
+        (
+            ["p(e1, X)", "--unproved", "--min-score", "0.1"],
+            "--unproved, --min-score: expected one of them",
+        ),
+        (
+            ["--relation", "p", "--new", "--unproved"],
+            "--unproved: expected a query",
+        ),
         (["p(e1, X)", "--csv", "-", "--json", "-"], "expected one of them"),
     ],
 )
@@ -355,6 +371,34 @@ def test_bad_input_is_one_line(graph, monkeypatch, capsys, args, message):
         if not line.startswith("note: ")
     ]
     assert len(error) == 1 and contains(error[0], message), error
+
+
+def test_unproved_answers_are_marked_in_every_output(runs, monkeypatch, capsys):
+    """The same score and answers before them, whichever score ranks these."""
+    args = [runs / "questions", "p(e1, X)", "--k", "14"]
+    (without,) = predicted(monkeypatch, capsys, *args)["queries"]
+    for score in ("evidence", "max-confidence"):
+        asked = [*args, "--unproved", "--score", score]
+        (found,) = predicted(monkeypatch, capsys, *asked)["queries"]
+        verdicts = [answer["verdict"] for answer in found["answers"]]
+        n = without["n_new"]
+        assert verdicts == ["proved"] * n + ["unproved"] * found["n_unproved"]
+        assert 0 < found["n_unproved"] == 14 - n - without["n_known"]
+    assert all("prior" in answer for answer in found["answers"][n:])
+
+    (header, *rows), _ = csv_rows(monkeypatch, capsys, *asked)
+    assert [row[header.index("verdict")] for row in rows] == verdicts
+    assert funcppo(monkeypatch, "predict", *asked) == 0
+    text = capsys.readouterr().out
+    assert f"{found['n_unproved']} of {found['n_unproved']} unproved" in text
+    assert text.count("  unproved, prior ") == found["n_unproved"]
+
+
+def test_a_run_of_proofs_has_no_unproved_answers(runs, monkeypatch, capsys):
+    args = [runs / "proofs", "p(e1, X)", "--unproved"]
+    assert funcppo(monkeypatch, "predict", *args) == 2
+    error = capsys.readouterr().err.strip().split("\n")[-1]
+    assert "expected a run with link embeddings" in error
 
 
 def test_a_bad_line_of_a_file_is_named_before_any_work(

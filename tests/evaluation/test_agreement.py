@@ -77,6 +77,8 @@ def compare(subject, seconds=SECONDS):
         dict(max_height=1, smoothing=0.3, score="noisy-or"),
         dict(max_height=2, smoothing=None, score="noisy-or@2"),
         dict(max_height=3, smoothing=20.0, object_identity=True),
+        dict(max_height=1, smoothing=None, score="max-confidence-linked-last"),
+        dict(max_height=2, smoothing=5.0, score="noisy-or@3-linked-last"),
     ],
     ids=str,
 )
@@ -197,6 +199,13 @@ def test_a_model_that_is_too_large_is_said(monkeypatch):
     ranks = compare(subject_of(max_height=2))["ranks"]
     assert ranks.n_compared == 0
     assert "holds more than 10 atoms" in ranks.notes[1]
+
+
+def test_linked_candidates_that_are_not_last_are_reported():
+    subject = subject_of(score="noisy-or-linked-last", max_height=1)
+    scorer = scorers.make_untrained_scorer(subject.evaluator.task, "noisy-or")
+    found = compare(with_evaluator(subject, scorer=scorer))
+    assert found["ranks"].n_disagreeing
 
 
 def test_rules_that_were_not_counted_are_said(subject):

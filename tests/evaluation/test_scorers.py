@@ -91,6 +91,54 @@ def test_untrained_scores_are_worked_by_hand():
         )
 
 
+def test_linked_candidates_rank_last_in_their_own_order():
+    """far(a, X): c, d and e by confidence 1/2, of which d and e are linked with a; a by no rule."""
+    train = [
+        ("a", "hop", "b"), ("b", "hop", "c"), ("b", "hop", "d"),
+        ("d", "other", "a"), ("a", "sure", "e"),
+        ("x", "hop", "y"), ("y", "hop", "z"), ("x", "far", "z"),
+        ("x", "hop", "w"), ("w", "hop", "v"), ("x", "far", "v"),
+        ("x", "sure", "y"), ("x", "far", "y"),
+    ]  # fmt: skip
+    rules = "far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- sure(X, Y)"
+    dataset = data.from_triples(train, rules=rules)
+    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
+    far = dataset.predicates.index("far") + 1
+    a, c, d, e = (dataset.entities.index(name) + 1 for name in "acde")
+    atoms = torch.tensor([[far, a, y] for y in (a, c, d, e)], dtype=torch.int32)
+    plain, last = (
+        scorers.make_untrained_scorer(task, name)(atoms)
+        for name in ("max-confidence", "max-confidence-linked-last")
+    )
+    torch.testing.assert_close(
+        plain.sigmoid(), torch.tensor([0.0, 0.5, 0.5, 0.5]).double()
+    )
+    assert last[0] == -torch.inf and last[1] == plain[1]
+    torch.testing.assert_close(last[2:], plain[2:] - scorers.LINKED_SHIFT)
+
+
+def test_what_is_certain_can_be_last():
+    moved = scorers.put_last(
+        torch.tensor([torch.inf, 3.0, -torch.inf]).double(),
+        torch.tensor([True, True, True]),
+    )
+    assert -torch.inf == moved[2] < moved[1] < moved[0] < -8e5
+
+
+def test_the_own_fact_of_an_atom_links_it_to_nothing():
+    """In both directions, and of a loop, which is one fact."""
+    train = [("a", "p", "b"), ("b", "p", "a"), ("c", "p", "d"), ("e", "p", "e")]
+    dataset = data.from_triples(train, rules="p(X, Y) :- p(Y, X)")
+    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
+    ids = {name: i + 1 for i, name in enumerate(dataset.entities)}
+    pairs = ["ab", "ba", "cd", "dc", "ee", "ac"]
+    atoms = torch.tensor(
+        [[1, ids[h], ids[t]] for h, t in pairs], dtype=torch.int32
+    )
+    is_linked = scorers.make_linked_test(task)(atoms)
+    assert is_linked.tolist() == [True, True, False, True, False, False]
+
+
 @pytest.mark.parametrize("power", [1, 2, 7])
 def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
     """far(a, c) by both rules: (1 - (1 - p^n) (1 - q^n))^(1 / n) of their confidences p and q."""

@@ -130,6 +130,16 @@ def test_what_is_set_is_kept():
     assert {trial.height for trial in partly.trials} == {1}
 
 
+def test_a_variant_linked_last_keeps_its_name_and_the_settings_of_its_score():
+    variant, plain = (
+        choose_settings(random_graph(), OPEN, name)
+        for name in ("noisy-or-linked-last", "noisy-or")
+    )
+    assert variant.score == "noisy-or-linked-last"
+    assert variant.settings == plain.settings
+    assert [t.mrr for t in variant.trials] == [t.mrr for t in plain.trials]
+
+
 def test_object_identity_that_is_set_holds_at_every_height():
     choice = choose_settings(
         random_graph(), replace(OPEN, object_identity=True)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from funcppo import data
+from funcppo import data, random
 from funcppo.evaluation.prediction import OpenQuery
 from funcppo.experiment.answers import (
     Answerer,
@@ -15,7 +15,9 @@ from funcppo.experiment.answers import (
 )
 from funcppo.experiment.subject import dataset_subject
 from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import link_embedding
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.question_config import EmbeddingConfig
 
 CFG = ProverTaskConfig(max_height=1, smoothing=5.0)
 
@@ -98,3 +100,86 @@ def test_atoms_are_scored_as_answers_are():
     rows = [[query.predicate, ids["a"], ids[a.entity]] for a in found.answers]
     scores = score_atoms(subject, torch.tensor(rows), TAIL)
     assert scores == [answer.score for answer in found.answers]
+
+
+@pytest.fixture
+def with_embedding(answerer):
+    """The answerer with link embeddings of two models, of which the last has seen all facts."""
+    n_entities, n_labels = 5, 2 * 2 + 2
+    embedding = link_embedding.init(
+        EmbeddingConfig(rank=3, n_folds=1), n_entities, n_labels, random.key(0)
+    )
+    subject = answerer.subject._replace(embedding=embedding)
+    return Answerer(subject)
+
+
+@pytest.mark.parametrize(
+    ("text", "side"), [("p(a, X)", TAIL), ("q(X, b)", HEAD)]
+)
+def test_unproved_answers_follow_all_others_by_their_prior(
+    with_embedding, text, side
+):
+    dataset = with_embedding.dataset
+    query, _ = read_open_query(dataset, text)
+    (proved,) = with_embedding.answer([query], k=None)
+    (found,) = with_embedding.answer([query], k=None, with_unproved=True)
+    n = len(proved.answers)
+    assert found.answers[:n] == proved.answers
+    unproved = found.answers[n:]
+    # Neither derivable nor known, nor the query's own entity: of no triple both arguments are the same.
+    known = {"p(a, X)": {"a", "b", "c"}, "q(X, b)": {"a", "b"}}[text]
+    names = {answer.entity for answer in unproved}
+    assert names == set(dataset.entities) - known
+    assert found.n_unproved == len(names)
+
+    entity = torch.tensor(
+        [dataset.entities.index(a.entity) + 1 for a in unproved]
+    )
+    prior = link_embedding.prior(
+        with_embedding.subject.embedding,
+        torch.full_like(entity, 1),
+        torch.full_like(entity, 2 * query.predicate + side - HEAD),
+        torch.full_like(entity, query.given),
+        entity,
+    )
+    assert [a.prior for a in unproved] == pytest.approx(prior.tolist())
+    assert prior.tolist() == sorted(prior.tolist(), reverse=True)
+    assert [a.rank for a in unproved] == list(range(n + 1, n + 1 + len(names)))
+    for answer in unproved:
+        assert (answer.verdict, answer.score) == ("unproved", 0.0)
+        assert not answer.known and answer.explanation is None
+        assert answer.to_json()["prior"] == answer.prior
+    assert all("prior" not in a.to_json() for a in proved.answers)
+    assert "n_unproved" not in proved.to_json()
+
+
+def test_unproved_answers_fill_up_what_k_leaves(with_embedding):
+    query, _ = read_open_query(with_embedding.dataset, "p(a, X)")
+    for k, verdicts in {
+        1: ["proved"],
+        2: ["proved", "unproved"],
+        9: ["proved", "unproved", "unproved"],
+    }.items():
+        (found,) = with_embedding.answer([query], k=k, with_unproved=True)
+        assert [answer.verdict for answer in found.answers] == verdicts
+        assert found.n_unproved == 2
+
+
+def test_known_answers_and_the_own_entity_are_listed_once_at_most(
+    with_embedding,
+):
+    query, _ = read_open_query(with_embedding.dataset, "p(X, e)")
+    (found,) = with_embedding.answer(
+        [query], with_known=True, with_self=True, with_unproved=True
+    )
+    verdicts = {a.entity: a.verdict for a in found.answers}
+    assert len(found.answers) == 5
+    assert verdicts == {"d": "not derivable"} | dict.fromkeys(
+        "abce", "unproved"
+    )
+
+
+def test_without_link_embeddings_there_are_no_unproved_answers(answerer):
+    query, _ = read_open_query(answerer.dataset, "p(a, X)")
+    with pytest.raises(ValueError, match="expected a run with link embeddings"):
+        answerer.answer([query], with_unproved=True)

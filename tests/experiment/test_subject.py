@@ -75,6 +75,7 @@ def test_a_run_has_its_own_score_by_default(run):
     untrained = run_subject(run, "noisy-or")
     assert (untrained.score, untrained.policy_run) == ("noisy-or", None)
     assert untrained.notes == []
+    assert subject.embedding is None and untrained.embedding is None
     with pytest.raises(ValueError, match="R learnt from proofs, expected"):
         run_subject(run, "evidence", "R")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from funcppo import data, tree
-from funcppo.deadline import Deadline
-from funcppo.evaluation import ranking
+from funcppo.deadline import NO_DEADLINE, Deadline
+from funcppo.evaluation import calibration, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.experiment import (
     run_start,
@@ -211,12 +211,12 @@ def ranked_within(run, seconds, monkeypatch):
     now, sizes = [0.0], []
     rank_parts = validation._rank_parts
 
-    def take_seconds(run, split, protocol, names, on_phase):
+    def take_seconds(run, split, protocol, names, on_phase, *more):
         sizes.append(len(split))
         for _ in split:
             now[0] += 1.0
             on_phase("ranking")
-        return rank_parts(run, split, protocol, names, on_phase)
+        return rank_parts(run, split, protocol, names, on_phase, *more)
 
     def clock():
         return now[0]
@@ -270,7 +270,7 @@ def test_where_time_ends_before_test_a_random_sample_has_an_interval(
 
 def test_without_any_time_nothing_is_ranked(run, monkeypatch):
     found, _, seconds = ranked_within(run, 0.5, monkeypatch)
-    assert found == ({}, 0) and seconds <= 2.0
+    assert found == ({}, 0, {}) and seconds <= 2.0
 
 
 def test_the_interval_of_a_mean_over_a_part_worked_by_hand(run):
@@ -312,3 +312,92 @@ def test_the_rule_score_ranks_the_queries_of_a_validation(run):
     model = replace(run.task.least_model, complete=False)
     task = replace(run.task, least_model=model)
     assert validation.rule_metric(replace(run, task=task)) is None
+
+
+def test_calibration_ranks_valid_before_and_after_training(run):
+    """Its bins are those of a ranking by each policy, and the temperature has the least log loss of the trained one."""
+    found = validation.calibrate(run, NO_DEADLINE)
+    queries = validation.validation_queries(run)
+    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
+    for state, params, temperature in (
+        ("untrained", run.state.start_params, 1.0),
+        ("trained", run.state.best_params, 1.0),
+        ("trained_at_temperature", run.state.best_params, found.temperature),
+    ):
+        scorer = validation.run_policy_scorer(run, params, run.score)
+        ranked = ranking.rank_split(run.task, queries, scorer, protocol)
+        expected = calibration.bin_ranking(
+            ranked, among_candidates=False, temperature=temperature
+        )
+        for values, by_hand in zip(found.bins[state], expected):
+            np.testing.assert_array_equal(values, by_hand)
+    losses = {
+        state: calibration.log_loss(bins) for state, bins in found.bins.items()
+    }
+    assert losses["trained_at_temperature"] <= losses["trained"]
+
+
+def test_calibration_without_time_or_queries_is_none(run):
+    over = Deadline(at=0.0, clock=lambda: 1.0)
+    assert validation.calibrate(run, over) is None
+    dataset = replace(run.task.dataset, valid=run.task.dataset.valid[:0])
+    without = replace(run, task=replace(run.task, dataset=dataset))
+    assert validation.calibrate(without, NO_DEADLINE) is None
+
+
+def test_test_is_counted_by_probability_with_the_temperature_and_without(run):
+    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
+    test = run.task.dataset.test
+    bins = [
+        validation.evaluate_within(
+            run, test, protocol, (), NO_DEADLINE, temperature=temperature
+        ).bins
+        for temperature in (None, 1.0, 4.0)
+    ]
+    assert [list(found) for found in bins] == [
+        ["untrained", "trained"],
+        *[["untrained", "trained", "trained_at_temperature"]] * 2,
+    ]
+    of_trained = bins[0]["trained"].probability_sum
+    for found, is_same in zip(bins[1:], (True, False)):
+        tempered = found["trained_at_temperature"].probability_sum
+        assert np.array_equal(tempered, of_trained) == is_same
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "chosen"),
+    [
+        ("noisy-or@3", 0.5, 0.6, "noisy-or@3-linked-last"),
+        ("noisy-or@3", 0.5, 0.5004, None),
+        ("noisy-or@3", 0.5, None, None),
+        ("noisy-or@3", None, 0.6, None),
+        ("noisy-or-linked-last", 0.5, 0.6, None),
+    ],
+)
+def test_valid_decides_whether_linked_candidates_rank_last(
+    name, before, after, chosen, run, monkeypatch
+):
+    asked = []
+
+    def rule_metric(run, name):
+        asked.append(name)
+        return after
+
+    monkeypatch.setattr(validation, "rule_metric", rule_metric)
+    config = replace(run.run_config, rule_score=name)
+    run = replace(run, run_config=config, rule_metric=before)
+    found, notes = validation.choose_linked_last(run)
+    assert found == chosen and set(asked) <= {"noisy-or@3-linked-last"}
+    assert len(notes) == (chosen is not None)
+    if notes:
+        assert "0.6000 for 0.5000" in notes[0] and chosen in notes[0]
+
+
+def test_the_metric_of_the_variant_is_that_of_its_scorer(run):
+    queries = validation.validation_queries(run)
+    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
+    name = "noisy-or-linked-last"
+    scorer = scorers.make_untrained_scorer(run.task, name)
+    ranked = ranking.rank_split(run.task, queries, scorer, protocol)
+    expected = validation.summarise(run, ranked)["auc_pr"]
+    assert validation.rule_metric(run, name) == expected

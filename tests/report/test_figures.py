@@ -7,31 +7,61 @@ import numpy as np
 import pytest
 
 from funcppo.report import figures, tables
+from funcppo.report.tables import LearntWeights, MovedRelation, MovedWeight
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(params=[1, 2], ids=["one run", "two runs"])
 def shown(request, reports):
-    return [reports[name].measured for name in ("questions", "other")][
-        : request.param
+    """Small runs, as if training had moved some weights: it keeps the untrained ones where valid has a few queries."""
+    runs = [reports[name].measured for name in ("questions", "other")]
+    moved = [
+        MovedWeight("link", f"evidence {i}", name, "head", 0.5, i - 20.0)
+        for i in range(40)
+        for name in ("<b>likes</b>", '$p$ "q"', "rel\u202e x")
+    ]
+    learnt = LearntWeights(
+        len(moved), tuple(moved), (MovedRelation("<b>likes</b>", 40, 2.5),)
+    )
+    return [
+        dataclasses.replace(run, learnt=learnt) for run in runs[: request.param]
     ]
 
 
 def equal(a, b):
-    """Whether two tables hold the same numbers."""
-    return all(
-        np.array_equal(x, y, equal_nan=True)
-        if isinstance(x, np.ndarray) and x.dtype.kind == "f"
-        else np.array_equal(x, y)
-        for x, y in zip(a, b)
-    )
+    """Whether two tables, or tuples of them, hold the same numbers."""
+    return tables.to_json(a) == tables.to_json(b)
 
 
-@pytest.mark.parametrize("kind", ["ranks", "relations", "reliability", "rules"])
-def test_a_picture_returns_the_table_that_it_draws(shown, kind):
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [
+        ("ranks", tables.ranks),
+        ("relations", tables.relations),
+        ("gains", tables.gains),
+        ("reliability", tables.calibrations),
+        ("rules", tables.rules),
+        ("weights", tables.weights),
+    ],
+)
+def test_a_picture_returns_the_table_that_it_draws(shown, kind, table):
     picture = figures.draw(kind, shown)
-    assert equal(picture.table, getattr(tables, kind)(shown))
+    assert equal(picture.table, table(shown))
+
+
+def test_bars_of_gains_and_weights_are_the_differences(shown):
+    picture = figures.draw("gains", shown)
+    widths = [bar.get_width() for bar in picture.figure.axes[0].patches]
+    np.testing.assert_allclose(widths, picture.table.gain.mean(0))
+    picture = figures.draw("weights", shown)
+    single, by_relation = picture.table
+    for axes, values in zip(
+        picture.figure.axes,
+        (single.after - single.before, by_relation.distance),
+    ):
+        widths = [bar.get_width() for bar in axes.patches]
+        np.testing.assert_allclose(widths, values[: figures.MAX_BARS])
 
 
 def test_curves_draw_mean_and_band(shown):
@@ -113,12 +143,15 @@ def test_png(shown):
 
 def test_nothing_to_draw_is_an_error_of_one_line(shown):
     run = shown[0]
-    empty = dataclasses.replace(run, log=(), ranked={}, rules=())
+    still = run.learnt._replace(weights=(), relations=())
+    empty = dataclasses.replace(run, log=(), ranked={}, rules=(), learnt=still)
     for kind, words in {
         "curves": "expected lines in metrics.jsonl",
         "ranks": "expected a test split",
         "relations": "expected a test split",
+        "gains": "expected a test split",
         "reliability": "expected a test split",
+        "weights": "expected weights that training moved",
         "rules": "expected test queries that rules derive",
     }.items():
         with pytest.raises(ValueError, match=words):

@@ -6,8 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from funcppo.report import page
+from funcppo.evaluation import calibration
+from funcppo.report import page, tables
 from funcppo.report.measurement import RunReport
+from funcppo.report.tables import LearntWeights, MovedRelation, MovedWeight
 
 VOID = {"meta", "input", "br", "hr", "img", "link", "source"}
 # attributes of HTML and SVG that make a browser fetch something
@@ -94,8 +96,8 @@ def test_a_page_is_well_formed_asks_for_nothing_and_escapes_names(
 def test_a_page_has_its_parts(reports):
     report = reports["questions"]
     text = page.render([report])
-    for part in ("results", "curves", "ranks", "relations", "reliability",
-                 "rules", "queries", "runs"):  # fmt: skip
+    for part in ("results", "curves", "ranks", "relations", "gains",
+                 "reliability", "rules", "weights", "queries", "runs"):  # fmt: skip
         assert f'<section id="{part}">' in text
     mrr = report.measured.trained.metrics["mrr"]
     assert f"<td>{mrr:.4f}</td>" in text
@@ -103,6 +105,31 @@ def test_a_page_has_its_parts(reports):
     assert "14 of 14 test queries" in text
     assert text.count('<details class="query"') == 14
     assert "--ppo.n-envs" in text
+
+
+def test_a_page_says_what_learning_moved_and_what_it_did_to_probabilities(
+    reports,
+):
+    run = reports["questions"].measured
+    weight = MovedWeight("link", "<b>links</b>", "r", "head", 0.5, -1.25)
+    relation = MovedRelation("r", 7, 1.75)
+    moved = dataclasses.replace(
+        run, learnt=LearntWeights(7, (weight,), (relation,))
+    )
+    text = page.render([RunReport(moved, [])])
+    checked(text)
+    assert "training moved 7 weights; the 1 that moved most are listed" in text
+    for cell in ("&lt;b&gt;links&lt;/b&gt;", "-1.250", "1.750"):
+        assert f"<td>{cell}</td>" in text
+    for value in (run.temperature, run.results["calibration"]["temperature"]):
+        assert f"<td>trained, temperature {value:.3g}</td>" in text
+    losses = [
+        calibration.log_loss(run.bins[state])
+        for state in ("untrained", "trained", "trained_at_temperature")
+    ]
+    assert all(f"<td>{loss:.4f}</td>" in text for loss in losses)
+    gain = tables.gains([run])
+    assert f"<td>{gain.gain[0, 0]:+.4f}" in text
 
 
 def test_success_is_called_what_it_is(reports):
@@ -144,7 +171,7 @@ def test_what_a_run_lacks_is_said(reports):
     assert "unfinished: the run stands at update 1 of 4" in text
     assert "no update of PPO ranked valid better" in text
     assert "no test split: nothing is ranked" in text
-    assert text.count("Not drawn: ") == 5
+    assert text.count("Not drawn: ") == 7
     sampled = dataclasses.replace(run, n_test=900)
     text = page.render([RunReport(sampled, [])])
     assert "14 of 900 test queries are ranked" in text

@@ -1,4 +1,4 @@
-"""Tables of runs: Wilson's interval, bins by hand, bands over runs, and agreement with the metrics of an evaluation."""
+"""Tables of runs: bins by hand, bands over runs, and agreement with the metrics of an evaluation."""
 
 import dataclasses
 import json
@@ -6,30 +6,16 @@ import json
 import numpy as np
 import pytest
 
+from funcppo.evaluation import calibration
+from funcppo.evaluation.calibration import Bins
 from funcppo.report import tables
-from funcppo.report.tables import Bins, RuleUse
-
-
-def test_wilson_of_published_values():
-    """Newcombe 1998, table I: 81 of 263 is .2553 to .3662; 0 of 20 is 0 to .1611; 15 of 148 is .0624 to .1605."""
-    low, high = tables.wilson(
-        np.array([81, 0, 15, 0]), np.array([263, 20, 148, 0])
-    )
-    np.testing.assert_allclose(low[:3], [0.2553, 0.0, 0.0624], atol=5e-5)
-    np.testing.assert_allclose(high[:3], [0.3662, 0.1611, 0.1605], atol=5e-5)
-    assert np.isnan([low[3], high[3]]).all()
-
-
-def test_candidates_are_counted_in_the_bin_of_their_probability():
-    bins = tables.bin_probabilities(
-        np.array([0.0, 0.05, 0.1, 0.99, 1.0]),
-        np.array([False, True, False, True, True]),
-    )
-    assert bins.n.tolist() == [2, 1, 0, 0, 0, 0, 0, 0, 0, 2]
-    assert bins.n_right.tolist() == [1, 0, 0, 0, 0, 0, 0, 0, 0, 2]
-    np.testing.assert_allclose(
-        bins.probability_sum[[0, 1, 9]], [0.05, 0.1, 1.99]
-    )
+from funcppo.report.tables import (
+    LearntWeights,
+    MovedRelation,
+    MovedWeight,
+    RuleUse,
+    ScoreRanks,
+)
 
 
 def test_a_band_is_a_standard_deviation_wide_and_of_one_run_has_no_width():
@@ -113,23 +99,101 @@ def test_relations_have_the_mrr_of_the_evaluation(pair):
 
 
 def test_reliability_of_one_run_is_wilsons_and_of_several_a_deviation(pair):
-    bins = [
-        Bins(np.array([4, 0]), np.array([1, 0]), np.array([1.0, 0.0])),
-        Bins(np.array([2, 0]), np.array([1, 0]), np.array([1.0, 0.0])),
+    columns = np.array([1, 0]), np.array([1.0, 0.0]), np.array([2.0, 0.0])
+    bins = [Bins(np.array([n, 0]), *columns) for n in (4, 2)]
+    states = ("untrained", "trained", "trained_at_temperature")
+    runs = [
+        dataclasses.replace(r, bins=dict.fromkeys(states, b))
+        for r, b in zip(pair, bins)
     ]
-    runs = [dataclasses.replace(r, bins=b) for r, b in zip(pair, bins)]
-    one, both = tables.reliability(runs[:1]), tables.reliability(runs)
-    low, high = tables.wilson(np.array([1]), np.array([4]))
+    one = tables.calibrations(runs[:1]).trained
+    both = tables.calibrations(runs).trained_at_temperature
+    low, high = calibration.wilson(np.array([1]), np.array([4]))
     assert (one.low[0], one.high[0]) == (low[0], high[0])
     assert one.probability[0, 0] == 0.25 and np.isnan(one.frequency[0, 1])
     np.testing.assert_allclose(both.frequency[:, 0], [0.25, 0.5])
     np.testing.assert_allclose(both.high[0] - both.low[0], 2 * 0.25 / 2**0.5)
+    np.testing.assert_allclose(both.log_loss, [0.5, 1.0])
+
+
+def test_without_a_temperature_in_each_run_there_is_no_curve_of_it(pair):
+    table = tables.calibrations(pair)
+    assert table.temperature == tuple(run.temperature for run in pair)
+    assert table.trained_at_temperature is not None
+    older = dataclasses.replace(pair[1], results={})
+    table = tables.calibrations([pair[0], older])
+    assert table.trained_at_temperature is None and table.temperature == ()
+
+
+def test_gains_are_over_the_better_score_and_the_greatest_loss_is_first(pair):
+    """Two relations of two rows: one gains over the untrained policy, the other loses to the rules."""
+    run = pair[0]
+
+    def ranked(values):
+        reciprocal = np.array(values)
+        return ScoreRanks(1 / reciprocal, reciprocal, {})
+
+    named = dict(zip(run.ranked, run.ranked.values()))
+    named[run.config.rule_score] = ranked([0.1, 0.1, 1.0, 0.6])
+    named[f"{run.score}, untrained"] = ranked([0.2, 0.4, 0.1, 0.1])
+    named[f"{run.score}, trained"] = ranked([0.6, 0.6, 0.5, 0.5])
+    run = dataclasses.replace(
+        run,
+        ranked=named,
+        relation=np.array([1, 1, 2, 2]),
+        provable=np.ones(4, dtype=bool),
+    )
+    table = tables.gains([run])
+    assert table.names == (run.predicates[1], run.predicates[0])
+    np.testing.assert_allclose(table.gain[0], [0.5 - 0.8, 0.6 - 0.3])
+    np.testing.assert_allclose(table.rules[0], [0.8, 0.1])
+    # Deviations of the differences -.5, -.1 and .4, .2, over the root of 2.
+    np.testing.assert_allclose(
+        table.error, np.array([0.08, 0.02]) ** 0.5 / 2**0.5
+    )
+    other = dataclasses.replace(
+        run, ranked=named | {f"{run.score}, trained": ranked([0.8] * 4)}
+    )
+    both = tables.gains([run, other])
+    np.testing.assert_allclose(both.gain.mean(0), [-0.15, 0.4])
+    np.testing.assert_allclose(both.error, [0.3 / 2**0.5, 0.2 / 2**0.5])
+
+
+def test_weights_of_several_runs_are_means_and_relations_count_0_where_still(
+    pair,
+):
+    a = MovedWeight("link", "e", "r", "head", 0.0, 1.0)
+    b = MovedWeight("rule", "f", "s", "tail", 0.5, -1.5)
+    runs = [
+        dataclasses.replace(
+            pair[0],
+            learnt=LearntWeights(2, (b, a), (MovedRelation("s", 1, 2.0),)),
+        ),
+        dataclasses.replace(
+            pair[1],
+            learnt=LearntWeights(
+                1, (a._replace(after=3.0),), (MovedRelation("r", 1, 3.0),)
+            ),
+        ),
+    ]
+    single, by_relation = tables.weights(runs)
+    # Both moved by 2; the order of their first listing decides.
+    assert single.evidence == ("f", "e") and single.n_runs.tolist() == [1, 2]
+    assert single.after.tolist() == [-1.5, 2.0]
+    assert by_relation.names == ("r", "s")
+    assert by_relation.distance.tolist() == [1.5, 1.0]
+    assert by_relation.n_moved.tolist() == [0.5, 0.5]
+
+
+def test_a_run_that_searches_proofs_has_no_weights_of_evidence(reports):
+    with pytest.raises(ValueError, match="got one that learns from proofs"):
+        tables.weights([reports["proofs"].measured])
 
 
 def test_scores_of_different_kinds_have_no_common_reliability(reports):
     runs = [reports[name].measured for name in ("questions", "proofs")]
     with pytest.raises(ValueError, match="evidence and success"):
-        tables.reliability(runs)
+        tables.calibrations(runs)
 
 
 def test_rules_are_joined_by_their_text_and_ordered_by_proofs(pair):
@@ -157,7 +221,9 @@ def test_runs_on_other_triples_are_refused(pair):
 
 def test_tables_are_json_without_nan(pair):
     for table in (
-        tables.reliability(pair),
+        tables.calibrations(pair),
+        *tables.weights(pair),
+        tables.gains(pair),
         tables.ranks(pair),
         (tables.curve(pair, "loss"),),
     ):
