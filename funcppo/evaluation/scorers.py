@@ -59,6 +59,7 @@ from funcppo.prover.task import (
 from funcppo.runtime import cudagraph_trees, memory
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
+from funcppo.types import F64
 
 # Of log scores: sums of tens of terms, each rounded to float32.
 SEARCH_TOLERANCE = 1e-4
