@@ -41,7 +41,7 @@ from funcppo.evaluation import ranking
 from funcppo.evaluation.prediction import OpenQuery
 from funcppo.evaluation.rank_metrics import Metrics
 from funcppo.evaluation.ranking import HEADLINE_METRICS
-from funcppo.experiment import fitting, rule_cache, run_start
+from funcppo.experiment import fitting, memory_plan, rule_cache, run_start
 from funcppo.experiment.answers import (
     Answer,
     Answerer,
@@ -708,6 +708,7 @@ def fit(
     out: str | Path | None = None,
     on_update: fitting.UpdateCallback = fitting.ignore_update,
     log: Sequence[LoggerName] = (),
+    memory: int | None = None,
     **options: Any,
 ) -> Knowledge:
     """Train a prover on a graph; rules are mined first if there are none.
@@ -719,6 +720,8 @@ def fit(
       out: folder of the run, which the command line reads too; None: no files are left behind.
       on_update: receives the number of each update and its metrics.
       log: where these go too: csv, tensorboard or wandb, in the folder `out`.
+      memory: limit of this process, or of the GPU, in bytes, as `funcppo train --memory`; None for no limit. What would
+        exceed it is computed in smaller parts, and a note of the run says so.
       options: fields of `RunConfig`, such as steps, seed, learner, prover and ppo; their defaults are those of
         `funcppo train`.
 
@@ -735,10 +738,10 @@ def fit(
     graph = _as_graph(graph)
     if out is None:
         with tempfile.TemporaryDirectory() as name:
-            run = _fit(graph, Path(name), on_update, (), options)
+            run = _fit(graph, Path(name), on_update, (), memory, options)
         return Knowledge(run_subject(run), run)
     folder = Path(out)
-    run = _fit(graph, folder, on_update, log, options)
+    run = _fit(graph, folder, on_update, log, memory, options)
     return Knowledge(run_subject(run), run, folder)
 
 
@@ -786,9 +789,24 @@ def _fit(
     folder: Path,
     on_update: fitting.UpdateCallback,
     log: Sequence[LoggerName],
+    memory: int | None,
     options: dict[str, Any],
 ) -> Run:
-    """A run trained on a graph, with its files in a folder."""
+    """A run trained on a graph within the memory, with its files in a folder."""
+    device = options.get("device", RunConfig(dataset="").device)
+    with memory_plan.within_memory(memory, device):
+        return _fit_in_memory(graph, folder, on_update, log, memory, options)
+
+
+def _fit_in_memory(
+    graph: Graph,
+    folder: Path,
+    on_update: fitting.UpdateCallback,
+    log: Sequence[LoggerName],
+    memory: int | None,
+    options: dict[str, Any],
+) -> Run:
+    """A run trained on a graph, whose parts are planned for the memory."""
     fitting.check_new_folder(folder)
     if not len(graph.dataset.rules):
         graph = graph.with_mined_rules()
@@ -797,7 +815,9 @@ def _fit(
         raise ValueError(rule_cache.no_rules_message(graph.dataset.name, cfg))
     folder.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(graph.store_settings(folder), **options)
-    return fitting.fit(config, folder, on_update=on_update, log=log)
+    return fitting.fit(
+        config, folder, on_update=on_update, log=log, memory_limit=memory
+    )
 
 
 def _as_graph(graph: Graph | object) -> Graph:

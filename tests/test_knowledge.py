@@ -4,6 +4,7 @@ import builtins
 import html
 import json
 import re
+import resource
 import sys
 import tempfile
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from tests.cli.runner import funcppo
 
 RULES = "p(X, Y) :- q(X, Y).\np(X, Y) :- q(X, Z), r(Z, Y).\nq(X, Y) :- r(Y, X)."
 PPO = PPOConfig(n_envs=4, n_steps=4, n_epochs=1, n_minibatches=2)
+LIMITS_AT_START = resource.getrlimit(resource.RLIMIT_DATA)
 SETTINGS = {"steps": 64, "strategy": "eager", "n_validations": 1, "ppo": PPO}
 SMALL_PROVER = ProverTaskConfig(
     max_height=1,
@@ -142,6 +144,20 @@ def test_nothing_is_left_behind_without_a_folder(graph, tmp_path, monkeypatch):
     assert fitted.folder is None and not list(tmp_path.iterdir())
     assert fitted.predict("p", head="e1").answers
     assert fitted.evaluate().metrics and fitted.prove("p(e1, e2)").verdict
+
+
+def test_a_fit_keeps_to_its_memory(graph, tmp_path):
+    with pytest.raises(ValueError, match="memory 1000: expected at least"):
+        fp.fit(graph, memory=1000, **SETTINGS)
+    fitted = fp.fit(
+        graph,
+        tmp_path / "run",
+        memory=2_500_000_000,
+        **SETTINGS,
+        prover=SMALL_PROVER,
+    )
+    assert any("2.50 GB hold parts" in note for note in fitted.notes)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == LIMITS_AT_START
 
 
 def test_rules_are_mined_where_there_are_none():

@@ -1,9 +1,10 @@
-"""Claim: SIGTERM ends every program within two seconds, at whatever point of its work.
+"""Claim: SIGTERM and Ctrl-C (SIGINT) end every program within two seconds, at whatever point of its work.
 
     python experiments/checks/term_campaign.py [--terms 40] [--seed 0] [--graphs NAME ...] [--out FILE]
 
-`train` (in a minute), `mine`, `evaluate`, `provable` and `predict` run on graphs of `fifty_graphs.py`, and get a
-SIGTERM at a random moment of the time that they take undisturbed. A row holds the last line on the work in progress,
+`train` (in a minute), `mine`, `evaluate --details`, `provable` and `predict --new` run on graphs of `fifty_graphs.py`,
+and get one of the signals, in turn, at a random moment of the time that they take undisturbed. The choice of settings
+on valid is part of the work of `evaluate` and `predict`. A row holds the last line on the work in progress,
 the seconds from the signal to the end, and those of them that the process had a processor: on a busy machine the first
 are longer. Of a program that takes longer than two seconds it holds the line of code that it was at.
 
@@ -32,11 +33,15 @@ from experiments.paths import RESULTS, ROOT
 from experiments.provenance import describe_machine
 
 GRAPHS = ("e60-r25-d0.1", "e250-r5-d0.01-odd")
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# ended by itself, by a signal that it handled, or by one before it could
+ENDS = (0, 143, 130, -signal.SIGTERM, -signal.SIGINT)
 MAX_SECONDS = 2.0
 HANG_SECONDS = 120.0  # after which a program that does not answer is killed
-# `kill -USR1` makes the process print where it is.
+# `kill -USR1` makes the process print where it is. A shell lets what it starts in the background ignore SIGINT.
 START = (
     "import faulthandler, runpy, signal; faulthandler.register(signal.SIGUSR1); "
+    "signal.signal(signal.SIGINT, signal.default_int_handler); "
     "runpy.run_module('funcppo', run_name='__main__', alter_sys=True)"
 )
 PROGRAMS: dict[str, tuple[str, ...]] = {
@@ -45,7 +50,10 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
         *("--seconds", "60"),
     ),
     "mine": ("mine", "{data}", "--out", "{out}"),
-    "evaluate": ("evaluate", "{data}", "--rules", "{rules}", "--json", "{out}"),
+    "evaluate": (
+        *("evaluate", "{data}", "--rules", "{rules}", "--json", "{out}"),
+        *("--details", "{out}-details", "--overwrite"),
+    ),
     "provable": ("provable", "{data}", "--rules", "{rules}", "--json", "{out}"),
     "predict": (
         *(
@@ -56,7 +64,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
             "--relation",
             "{relation}",
         ),
-        *("--new", "--out", "{out}"),
+        *("--new", "--out", "{out}", "--overwrite"),
     ),
 }
 
@@ -91,7 +99,11 @@ def main() -> int:
             for number in range(args.terms):
                 program = args.programs[number % len(args.programs)]
                 after = generator.uniform(0, seconds[program])
-                row = terminate(program, places, after) | {"graph": graph}
+                number_of_signal = SIGNALS[
+                    number // len(args.programs) % len(SIGNALS)
+                ]
+                row = terminate(program, places, after, number_of_signal)
+                row["graph"] = graph
                 record["rows"].append(row)
                 print(json.dumps(row), flush=True)
                 write_record(args.out, record | summarise(record["rows"]))
@@ -119,8 +131,13 @@ def write_inputs(
     }
 
 
-def terminate(program: str, places: dict[str, str], after: float | None) -> Row:
-    """Start a program and send it a SIGTERM after some seconds; None lets it end by itself."""
+def terminate(
+    program: str,
+    places: dict[str, str],
+    after: float | None,
+    signal_number: signal.Signals = signal.SIGTERM,
+) -> Row:
+    """Start a program and send it a signal after some seconds; None lets it end by itself."""
     words = [word.format(**places) for word in PROGRAMS[program]]
     if program == "train":
         out = Path(places["out"] + "-run")
@@ -140,14 +157,15 @@ def terminate(program: str, places: dict[str, str], after: float | None) -> Row:
         try:
             process.wait(timeout=after)
         except subprocess.TimeoutExpired:
-            row |= _send(process)
+            row |= _send(process, signal_number)
         ended = time.perf_counter()
         errors.seek(0)
         lines = errors.read().decode(errors="replace").splitlines()
     if row.get("seconds_to_end", 0.0) > MAX_SECONDS:
         row["place"] = next((x.strip() for x in lines if "File" in x), "")
     # What it says of its end and where it was is not its work.
-    lines = [x for x in lines if ": terminated" not in x and "File" not in x]
+    ends = (": terminated", ": interrupted", "File")
+    lines = [x for x in lines if not any(end in x for end in ends)]
     before = ended - start - row.get("seconds_to_end", 0.0)
     return row | {
         "seconds_before": round(before, 2),
@@ -156,11 +174,13 @@ def terminate(program: str, places: dict[str, str], after: float | None) -> Row:
     }
 
 
-def _send(process: subprocess.Popen[bytes]) -> Row:
-    """Send SIGTERM; the seconds until the process has ended, and how long it had a processor meanwhile."""
+def _send(
+    process: subprocess.Popen[bytes], signal_number: signal.Signals
+) -> Row:
+    """Send a signal; the seconds until the process has ended, and how long it had a processor meanwhile."""
     start = time.perf_counter()
     busy = last = _processor_seconds(process.pid)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal_number)
     asked = False
     while True:
         waited = time.perf_counter() - start
@@ -176,6 +196,7 @@ def _send(process: subprocess.Popen[bytes]) -> Row:
             process.kill()
         time.sleep(0.01)
     return {
+        "signal": signal_number.name,
         "seconds_to_end": round(waited, 2),
         "processor_seconds": round(max(0.0, last - busy), 2),
     }
@@ -202,7 +223,7 @@ def summarise(rows: list[Row]) -> Row:
             (x["processor_seconds"] for x in sent), default=0
         ),
         "n_slow": sum(x["processor_seconds"] > MAX_SECONDS for x in sent),
-        "n_failed": sum(x["status"] not in (0, 143, -15) for x in sent),
+        "n_failed": sum(x["status"] not in ENDS for x in sent),
     }
 
 

@@ -293,13 +293,9 @@ class Train:
     def _memory_limited(self) -> Iterator[None]:
         """Let the process allocate no more than --memory meanwhile, where that is set."""
         from funcppo.experiment import memory_plan
-        from funcppo.runtime import memory
 
-        limit = None
-        if self.memory is not None:
-            limit = self._memory_limit
-            memory_plan.memory_share(limit, 0, self.device)
-        with memory.limit_memory(limit, self.device):
+        limit = None if self.memory is None else self._memory_limit
+        with memory_plan.within_memory(limit, self.device):
             yield
 
     def _run(self, exporter: Exporter | None) -> int:
@@ -518,7 +514,7 @@ class Train:
         config = self._run_config()
         self._check_shards(config)
         mined, mining_notes = self._mine_rules(
-            config, console, on_phase, run_time.until(run_time.MINING)
+            config, console, on_phase, run_time
         )
         run_time.end_phase("mining")
         if mined is not None:
@@ -597,12 +593,12 @@ class Train:
         config: RunConfig,
         console: Console,
         on_phase: PhaseCallback,
-        deadline: Deadline,
+        run_time: RunTime,
     ) -> tuple[Path | None, list[str]]:
         """The file of mined rules if no rules are set and the data set has none, else None; and notes on the choice.
 
         Args:
-          deadline: of comparing the rules of several settings.
+          run_time: of the choice of settings, half may go to comparing the rules of several mining settings.
         """
         from funcppo import data
         from funcppo.experiment import memory_plan, mining_choice
@@ -641,7 +637,7 @@ class Train:
             },
             planned.prover,
             on_phase,
-            deadline,
+            run_time.until(run_time.CHOICE).share(0.5),
         )
         file = mined[chosen.name]
         notes += [chosen.note] if chosen.note else []

@@ -50,6 +50,7 @@ def fit(
     on_phase: PhaseCallback = ignore_phase,
     on_update: UpdateCallback = ignore_update,
     log: Sequence[LoggerName] = (),
+    memory_limit: int | None = None,
 ) -> Run:
     """Train a new run to its last update.
 
@@ -61,6 +62,7 @@ def fit(
       on_phase: receives what is being done before the first update.
       on_update: receives the metrics of each update.
       log: where the lines of metrics.jsonl go too: csv, tensorboard, wandb.
+      memory_limit: of the parts in which the run computes, in bytes; None for no limit.
 
     Returns:
       The run with the parameters that rank valid best.
@@ -77,7 +79,11 @@ def fit(
     check_new_folder(folder)
     check_loggers(log)
     run = run_start.prepare_run(
-        run_config, folder, resume=False, on_phase=on_phase
+        run_config,
+        folder,
+        resume=False,
+        on_phase=on_phase,
+        memory_limit=memory_limit,
     )
     folder.mkdir(parents=True, exist_ok=True)
     # A folder with a config is a run, so the config comes last.

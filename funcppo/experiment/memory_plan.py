@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from funcppo.config import PPOConfig
@@ -59,6 +61,19 @@ def memory_share(limit: int, n_triples: int, device: str) -> float:
         )
     # In steps: what is free differs a little from run to run.
     return min(math.floor(share / MIN_SHARE + 1e-9) * MIN_SHARE, 1.0)
+
+
+@contextmanager
+def within_memory(limit: int | None, device: str) -> Iterator[None]:
+    """Let this process allocate no more than a run may take meanwhile; None for no limit.
+
+    Raises:
+      ValueError: no run fits into it.
+    """
+    if limit is not None:
+        memory_share(limit, 0, device)
+    with memory.limit_memory(limit, device):
+        yield
 
 
 def plan_settings(

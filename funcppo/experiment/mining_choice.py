@@ -38,7 +38,7 @@ def candidate_configs(
 
     Args:
       dataset: without valid triples only its defaults are tried.
-      seconds: time limit of each.
+      seconds: time limit of mining; the usual settings beside others have half of it.
     """
     defaults = rule_cache.mining_config(dataset, seconds=seconds)
     usual = MiningConfig(seconds=seconds)
@@ -46,7 +46,9 @@ def candidate_configs(
         return {"default": defaults}
     return {
         "tiny dense graphs": defaults,
-        "other graphs": replace(usual, max_rows=USUAL_ROWS),
+        "other graphs": replace(
+            usual, max_rows=USUAL_ROWS, seconds=seconds / 2
+        ),
     }
 
 
@@ -77,7 +79,7 @@ def choose_rules(
             deadline=deadline.share(1 / (len(datasets) - i)),
         )
         if not choice.trials:
-            reason = f"{name}: {'; '.join(choice.notes)}"
+            reason = f"{name}: {choice.notes[0]}"
             return MiningChoice(
                 first,
                 f"mining defaults of {first} taken, not compared on valid: {reason}",

@@ -61,7 +61,7 @@ def test_only_a_tiny_dense_graph_with_a_valid_split_has_two_candidates():
     assert own == MiningConfig(
         max_length=2, min_support=3, votes_per_fact=3, seconds=7.0
     )
-    assert usual == MiningConfig(seconds=7.0, max_rows=mining_choice.USUAL_ROWS)
+    assert usual == MiningConfig(seconds=3.5, max_rows=mining_choice.USUAL_ROWS)
     unsplit = mining_choice.candidate_configs(from_triples(dense), 7.0)
     assert list(unsplit.values()) == [own]
     sparse = from_triples([(f"x{i}", "r", f"y{i}") for i in range(9)], valid)
