@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 from tyro.conf import Positional, arg
 
@@ -251,7 +251,7 @@ class Rl:
             return trained.exit_status
         results = _search_results(config, rungs)
         self._write(results, folder)
-        _print_trials(results, console)
+        _print_trials(results, config, console)
         return 0
 
     def _write(self, results: JsonObject, folder: Path) -> None:
@@ -485,7 +485,9 @@ def _search_results(config: RLConfig, rungs: list[list[Trial]]) -> JsonObject:
     }
 
 
-def _print_trials(results: JsonObject, console: Console) -> None:
+def _print_trials(
+    results: JsonObject, config: RLConfig, console: Console
+) -> None:
     """Print the best trials, and how to train with the numbers of the best."""
     rows = results["trials"]
     if not rows:
@@ -498,10 +500,13 @@ def _print_trials(results: JsonObject, console: Console) -> None:
         table.add_row(*(f"{number:.6g}" for number in row.values()))
     console.print(table)
 
-    words = ["funcppo", "rl", results["env"]]
-    for name, number in rows[0].items():
-        if name not in ("trial", "steps", "return"):
-            words += [option_name(f"ppo.{name}"), f"{number:.4g}"]
+    best = {
+        name: float(f"{number:.4g}")
+        for name, number in rows[0].items()
+        if name not in ("trial", "steps", "return")
+    }
+    ppo = dataclasses.replace(config.ppo, **best)
+    words = _command(dataclasses.replace(config, ppo=ppo))
     print_notes(
         console,
         [
@@ -509,6 +514,23 @@ def _print_trials(results: JsonObject, console: Console) -> None:
             f"{shlex.join(words)} --seed {results['seed'] + results['seeds']}"
         ],
     )
+
+
+def _command(config: RLConfig) -> list[str]:
+    """The command that trains with the settings of a run, but for its seeds."""
+    words = ["funcppo", "rl", config.env]
+    theirs = published_settings(config.env)
+    for name, _, value in iter_differences(theirs, settings_of(config)):
+        if name == "source":
+            continue
+        prefix, dot, last = name.rpartition(".")
+        if value is False:
+            name = f"{prefix}{dot}no_{last}"
+        values = value if isinstance(value, tuple) else (value,)
+        is_flag = isinstance(value, bool)
+        words.append(option_name(name))
+        words += [] if is_flag else map(str, cast(Any, values))
+    return words
 
 
 def _results(

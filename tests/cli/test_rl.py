@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from funcppo.cli import rl
 from funcppo.cli.file_lock import lock_folder
 from funcppo.experiment import checkpoint, metrics_log
-from funcppo.rl.config import read_config
+from funcppo.rl.config import read_config, settings_of
 from funcppo.rl.settings import published_settings
 from tests.cli.runner import funcppo
 
@@ -301,3 +302,31 @@ def test_bad_input_is_one_line_and_exit_2(
     assert problem.format(tmp=tmp_path) in error
     assert error.startswith("funcppo: ") and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_of_the_best_trial_has_all_that_was_changed(
+    monkeypatch, capsys, tmp_path
+):
+    """It gives the settings of the search but for the numbers of the trial, and the seeds."""
+    words = (*WORDS, "--search", "random", "--trials", 2, "--normalize-reward")
+    words += ("--ppo.no-half-value-loss",)
+    assert funcppo(monkeypatch, *words, "--out", tmp_path / "search") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    command = out.partition("with other seeds: ")[2].split()
+    assert command[:3] == ["funcppo", "rl", "CartPole-v1"]
+
+    options = (*command[1:], "--episodes", 2, "--out", tmp_path / "again")
+    assert funcppo(monkeypatch, *options) == 0
+    searched, again = map(
+        read_config, (tmp_path / "search", tmp_path / "again")
+    )
+    best = json.loads((tmp_path / "search" / "results.json").read_text())
+    row = best["trials"][0]
+    numbers = {
+        name: float(f"{row[name]:.4g}")
+        for name in ("learning_rate", "clip_eps", "entropy_coef")
+    }
+    assert settings_of(again) == settings_of(
+        replace(searched, ppo=replace(searched.ppo, **numbers))
+    )
+    assert again.seed == searched.seed + searched.seeds
