@@ -33,7 +33,7 @@ class Schedule:
     kind: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the schedule, as a factor of the initial value."""
     warmup_updates: NonNegativeInt = 0
-    """Number of updates over which the factor rises linearly from 0 to 1."""
+    """Number of updates before the factor is 1; it rises to that linearly."""
     end_factor: NonNegativeFloat = 0.0
     """Factor after the last update; ignored if the kind is constant."""
 

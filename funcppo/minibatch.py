@@ -338,7 +338,7 @@ def apply_gradients(
     The KL estimate compared with `target_kl` is this minibatch's, of the parameters before its step.
 
     Args:
-      grads: a tree of the structure of the parameters.
+      grads: a tree of the structure of the parameters, or their flat vector.
       loss_metrics: of the minibatch that the gradients are of.
       ends_epoch: the minibatch is the last one of its epoch.
       adam_update: the step of Adam on flat vectors.

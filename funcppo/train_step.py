@@ -371,7 +371,7 @@ class UnravelFn(Protocol):
 
 
 class MinibatchStepFn(Protocol):
-    """As `minibatch.minibatch_step`, with the functions that it calls in turn already bound."""
+    """As `shards.minibatch_step`, with the functions that it calls in turn already bound."""
 
     def __call__(
         self,
@@ -388,9 +388,10 @@ class MinibatchStepFn(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """The functions that `train_step` calls, in this order; a runtime may put compiled ones in their place.
+    """The functions of `train_step`; a runtime may put compiled ones in their place.
 
-    The loop `scan` runs `rollout_step`, by `unroll`, and later `minibatch_step`.
+    `train_step` calls them in the order in which they stand, but for the loop `scan`, which runs `rollout_step`, by
+    `unroll`, and later `minibatch_step`.
 
     `train_step` does not call the functions in `minibatch_parts`: a runtime that cannot compile `minibatch_step` as a
     whole composes one from them (`minibatch.MinibatchParts`).

@@ -149,8 +149,12 @@ def rank_counts_listed(
     )
 
 
-def ranks(counts: RankCounts) -> F32[Tensor, "Q 4"]:
-    """The rank, from 1, by tie policy; `expected` is the mean rank under a random order, which is `realistic`."""
+def ranks(counts: RankCounts) -> F64[Tensor, "Q 4"]:
+    """The rank, from 1, by tie policy.
+
+    The mean rank under a random order is the middle one, so `realistic` and `expected` are equal here; they differ in
+    `reciprocal_ranks` and `hits_at_k`.
+    """
     first = counts.n_better.to(torch.float64) + 1
     last = first + counts.n_equal
     middle = (first + last) / 2
@@ -159,7 +163,7 @@ def ranks(counts: RankCounts) -> F32[Tensor, "Q 4"]:
 
 def harmonic_numbers(
     n: int, device: torch.device | str = "cpu"
-) -> F32[Tensor, "N1"]:
+) -> F64[Tensor, "N1"]:
     """The harmonic numbers H(0) .. H(n) in float64, summed on the CPU for every device.
 
     H(n) = 1 + 1/2 + ... + 1/n
@@ -170,8 +174,8 @@ def harmonic_numbers(
 
 
 def reciprocal_ranks(
-    counts: RankCounts, harmonics: F32[Tensor, "N1"]
-) -> F32[Tensor, "Q 4"]:
+    counts: RankCounts, harmonics: F64[Tensor, "N1"]
+) -> F64[Tensor, "Q 4"]:
     """1 / rank by tie policy; for `expected` its exact expectation when ties are ordered at random.
 
         E[1/rank] = (H(b + e + 1) - H(b)) / (e + 1),    b better, e equal
@@ -193,7 +197,7 @@ def expected_reciprocal_ranks(counts: RankCounts) -> F64[Tensor, "Q"]:
     return reciprocal_ranks(counts, harmonics)[:, -1]
 
 
-def hits_at_k(counts: RankCounts, k: int) -> F32[Tensor, "Q 4"]:
+def hits_at_k(counts: RankCounts, k: int) -> F64[Tensor, "Q 4"]:
     """Whether the rank is at most k, by tie policy; for `expected` the probability of it.
 
     P[rank <= k] = min(max(k - b, 0), e + 1) / (e + 1),    b better, e equal
