@@ -24,6 +24,7 @@ from funcppo.evaluation.evidence_explanation import Explanation
 from funcppo.evaluation.ranking import Ranking
 from funcppo.evaluation.recount import Atom, Atoms, Logic, RankCounts
 from funcppo.evaluation.scorers import (
+    DIRECTED_LINKED_LAST,
     LINKED_SHIFT,
     MAX_LINKED_LOG_ODDS,
     split_linked_last,
@@ -264,10 +265,11 @@ class _ScoreSource:
           is_derivable: it is derived, or a fact.
         """
         if not self.is_policy:
-            name, is_linked_last = split_linked_last(self.subject.score)
+            name, ending = split_linked_last(self.subject.score)
             confidences = [self.confidence[i] for i in rules]
             score = recount.rule_score(name, confidences)
-            if is_linked_last and self._is_linked(atom):
+            is_directed = ending == DIRECTED_LINKED_LAST
+            if ending and self._is_linked(atom, is_directed=is_directed):
                 return min(score, MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
             return score
         if is_derivable or self.lists_all:
@@ -275,9 +277,12 @@ class _ScoreSource:
             return -math.inf if score is None else score
         return -math.inf
 
-    def _is_linked(self, atom: Atom) -> bool:
-        """Whether a fact other than an atom itself links its entities."""
-        n_links = self.n_links.get(frozenset(atom[1:]), 0)
+    def _is_linked(self, atom: Atom, *, is_directed: bool) -> bool:
+        """Whether a fact other than an atom itself links its entities, in its direction or in either."""
+        pair, back = atom[1:], atom[:0:-1]
+        n_links = self.n_links.get(pair, 0)
+        if not is_directed and pair != back:
+            n_links += self.n_links.get(back, 0)
         return n_links > (atom in self.subject.facts.all)
 
 

@@ -42,7 +42,7 @@ from funcppo.prover.evidence import (
     FactIndex,
 )
 from funcppo.prover.task import ProverTask
-from funcppo.types import F32, F64, I32, I64
+from funcppo.types import F32, F64, I32, I64, Bool
 
 # Each call of a scorer solves every rule's body, so it ranks at least as many queries.
 MIN_CHUNK_QUERIES = 256
@@ -93,17 +93,20 @@ def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
     An atom that is a fact may be derived from itself here, and is not there.
 
     Args:
-      name: `exists@1`, or a name that `scorers.rule_score` takes, either with `-linked-last` at its end.
+      name: `exists@1`, or a name that `scorers.rule_score` takes, each with the endings of
+        `scorers.make_untrained_scorer` too.
 
     Raises:
       ValueError: another name.
     """
-    base, is_linked_last = scorers.split_linked_last(name)
-    if is_linked_last:
+    base, ending = scorers.split_linked_last(name)
+    if ending:
         base_score = make_rule_score(kb, base)
 
         def score_linked_last(part: Evidence) -> F64[Tensor, "L"]:
-            is_linked = part.link_offsets.diff() > 0
+            is_linked = _is_linked(
+                part, is_directed=ending == scorers.DIRECTED_LINKED_LAST
+            )
             return scorers.put_last(base_score(part).double(), is_linked)
 
         return score_linked_last
@@ -118,6 +121,21 @@ def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
         return rule_score(kb, [derivations], len(part.entity))
 
     return score
+
+
+def _is_linked(part: Evidence, *, is_directed: bool) -> Bool[Tensor, "L"]:
+    """Whether a fact links each candidate with the question's entity.
+
+    Args:
+      is_directed: with the candidate in the place that is asked for.
+    """
+    row = torch.repeat_interleave(part.link_offsets.diff())
+    # The parity of a label is the place of the candidate.
+    asked = part.label[part.question[row]]
+    counts = torch.ones_like(row)
+    if is_directed:
+        counts = (part.link_label % 2 == asked % 2).long()
+    return torch.zeros_like(part.question).index_add(0, row, counts) > 0
 
 
 def query_evidence(

@@ -317,12 +317,12 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
     return log_score - _log_complement(-log_score)
 
 
-def count_links(facts: Iterable[Atom]) -> dict[frozenset[int], int]:
-    """How many facts of two arguments link each two entities, in either direction."""
-    n_links: dict[frozenset[int], int] = {}
+def count_links(facts: Iterable[Atom]) -> dict[tuple[int, ...], int]:
+    """How many facts of two arguments link each two entities, from the first to the second."""
+    n_links: dict[tuple[int, ...], int] = {}
     for _, *arguments in facts:
         if len(arguments) == 2:
-            pair = frozenset(arguments)
+            pair = tuple(arguments)
             n_links |= {pair: n_links.get(pair, 0) + 1}
     return n_links
 

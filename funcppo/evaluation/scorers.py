@@ -66,6 +66,8 @@ SEARCH_TOLERANCE = 1e-4
 # Ends the name of a score by which candidates that a fact links with the entity of the query rank after all others. No
 # rule says so: it holds in data whose pairs are linked once, which is a property of some benchmarks.
 LINKED_LAST = "-linked-last"
+# The same, for facts from the head of the candidate's atom to its tail alone.
+DIRECTED_LINKED_LAST = "-directed-linked-last"
 # Their log-odds are bounded and moved below those of all others, which are far above -9e5.
 MAX_LINKED_LOG_ODDS, LINKED_SHIFT = 1e5, 1e6
 
@@ -343,14 +345,16 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
 
     Args:
       name: `exists@H`, or a name that `rule_score` takes; with `-linked-last` at its end, candidates that a fact links
-        with the entity of the query rank after all others.
+        with the entity of the query rank after all others; with `-directed-linked-last`, if in the asked direction.
 
     Raises:
       ValueError: another name.
     """
-    base, is_linked_last = split_linked_last(name)
-    if is_linked_last:
-        last = partial(_score_linked_last, make_linked_test(task))
+    base, ending = split_linked_last(name)
+    if ending:
+        is_directed = ending == DIRECTED_LINKED_LAST
+        is_linked = make_linked_test(task, is_directed=is_directed)
+        last = partial(_score_linked_last, is_linked)
         scorer = make_untrained_scorer(task, base)
         if isinstance(scorer, ScorerBySide):
             head, tail = partial(last, scorer.head), partial(last, scorer.tail)
@@ -369,14 +373,20 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
     return partial(_score_derivations, task, score)
 
 
-def split_linked_last(name: str) -> tuple[str, bool]:
-    """The name of a score without the ending of its variant linked-last, and whether it has that."""
-    base = name.removesuffix(LINKED_LAST)
-    return base, base != name
+def split_linked_last(name: str) -> tuple[str, str]:
+    """The name of a score without the ending of a variant linked-last, and that ending; empty if it has none."""
+    for ending in (DIRECTED_LINKED_LAST, LINKED_LAST):
+        if name.endswith(ending):
+            return name.removesuffix(ending), ending
+    return name, ""
 
 
-def make_linked_test(task: ProverTask) -> LinkedTest:
-    """A test of atoms: whether a fact other than the atom itself links its two entities, in either direction."""
+def make_linked_test(task: ProverTask, *, is_directed: bool) -> LinkedTest:
+    """A test of atoms: whether a fact other than the atom itself links its two entities.
+
+    Args:
+      is_directed: from head to tail alone, not in either direction.
+    """
     kb, base = task.kb, task.sizes.n_constants + 1
     facts = evidence.binary_facts(kb)
     known = (facts[:, HEAD] * base + facts[:, TAIL]).sort().values
@@ -389,11 +399,11 @@ def make_linked_test(task: ProverTask) -> LinkedTest:
         head, tail = (
             atoms[:, side].long().to(known.device) for side in (HEAD, TAIL)
         )
-        backward = torch.where(
-            head != tail, count(tail * base + head), torch.zeros_like(head)
-        )
         is_fact = kbase.contains(kb, task.sizes, atoms.to(kb.facts.device))
-        n_links = count(head * base + tail) + backward - is_fact.long()
+        n_links = count(head * base + tail) - is_fact.long()
+        if not is_directed:
+            n_back = count(tail * base + head)
+            n_links = n_links + torch.where(head != tail, n_back, 0)
         return (n_links > 0).to(atoms.device)
 
     return is_linked

@@ -193,12 +193,15 @@ def choose_linked_last(run: Run) -> tuple[str | None, list[str]]:
       Its name, or None where valid does not prefer it or is not ranked by rules; and a note that says what valid said.
     """
     name, before = run.run_config.rule_score, run.rule_metric
-    base, is_linked_last = scorers.split_linked_last(name)
-    if before is None or is_linked_last:
+    base, ending = scorers.split_linked_last(name)
+    if before is None or ending:
         return None, []
-    variant = base + scorers.LINKED_LAST
-    after = rule_metric(run, variant)
-    if after is None or after <= before + MIN_LINKED_GAIN:
+    endings = (scorers.LINKED_LAST, scorers.DIRECTED_LINKED_LAST)
+    metrics = {
+        base + end: rule_metric(run, base + end) or 0.0 for end in endings
+    }
+    variant, after = max(metrics.items(), key=lambda item: item[1])
+    if after <= before + MIN_LINKED_GAIN:
         return None, []
     note = (
         f"{variant}: valid is ranked better, {after:.4f} for {before:.4f}, where candidates that a fact links with the "

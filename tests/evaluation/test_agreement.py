@@ -79,6 +79,9 @@ def compare(subject, seconds=SECONDS):
         dict(max_height=3, smoothing=20.0, object_identity=True),
         dict(max_height=1, smoothing=None, score="max-confidence-linked-last"),
         dict(max_height=2, smoothing=5.0, score="noisy-or@3-linked-last"),
+        dict(
+            max_height=1, smoothing=5.0, score="noisy-or-directed-linked-last"
+        ),
     ],
     ids=str,
 )

@@ -68,7 +68,13 @@ def test_the_base_score_ranks_as_noisy_or_3(task, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["max-confidence", "noisy-or", "noisy-or@2", "noisy-or-linked-last"],
+    [
+        "max-confidence",
+        "noisy-or",
+        "noisy-or@2",
+        "noisy-or-linked-last",
+        "noisy-or-directed-linked-last",
+    ],
 )
 def test_a_rule_score_is_that_of_the_derivations(task, name):
     facts = evidence.index_facts(task.kb, task.sizes)

@@ -135,8 +135,26 @@ def test_the_own_fact_of_an_atom_links_it_to_nothing():
     atoms = torch.tensor(
         [[1, ids[h], ids[t]] for h, t in pairs], dtype=torch.int32
     )
-    is_linked = scorers.make_linked_test(task)(atoms)
-    assert is_linked.tolist() == [True, True, False, True, False, False]
+    for is_directed, expected in (
+        (False, [True, True, False, True, False, False]),
+        (True, [False, False, False, False, False, False]),
+    ):
+        is_linked = scorers.make_linked_test(task, is_directed=is_directed)
+        assert is_linked(atoms).tolist() == expected
+
+
+def test_a_directed_link_goes_from_head_to_tail():
+    train = [("a", "p", "b"), ("a", "q", "c")]
+    dataset = data.from_triples(train, rules="p(X, Y) :- q(X, Y)")
+    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
+    ids = {name: i + 1 for i, name in enumerate(dataset.entities)}
+    p = dataset.predicates.index("p") + 1
+    atoms = torch.tensor(
+        [[p, ids[h], ids[t]] for h, t in ("ac", "ca", "ab", "ba")],
+        dtype=torch.int32,
+    )
+    is_linked = scorers.make_linked_test(task, is_directed=True)
+    assert is_linked(atoms).tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("power", [1, 2, 7])

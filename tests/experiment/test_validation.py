@@ -387,10 +387,25 @@ def test_valid_decides_whether_linked_candidates_rank_last(
     config = replace(run.run_config, rule_score=name)
     run = replace(run, run_config=config, rule_metric=before)
     found, notes = validation.choose_linked_last(run)
-    assert found == chosen and set(asked) <= {"noisy-or@3-linked-last"}
+    assert found == chosen
+    assert set(asked) <= {
+        "noisy-or@3-linked-last",
+        "noisy-or@3-directed-linked-last",
+    }
     assert len(notes) == (chosen is not None)
     if notes:
         assert "0.6000 for 0.5000" in notes[0] and chosen in notes[0]
+
+
+def test_the_direction_that_ranks_valid_better_is_chosen(run, monkeypatch):
+    def rule_metric(run, name):
+        return 0.7 if "directed" in name else 0.6
+
+    monkeypatch.setattr(validation, "rule_metric", rule_metric)
+    config = replace(run.run_config, rule_score="noisy-or")
+    run = replace(run, run_config=config, rule_metric=0.5)
+    found, _ = validation.choose_linked_last(run)
+    assert found == "noisy-or-directed-linked-last"
 
 
 def test_the_metric_of_the_variant_is_that_of_its_scorer(run):
