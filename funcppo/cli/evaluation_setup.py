@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -456,7 +457,7 @@ def load_subject(
       score: name of the score, or auto.
       device: where it is scored.
       on_phase: receives what is being done.
-      choice_seconds: time limit of what is chosen for a data set, by rank 0 for all processes.
+      choice_seconds: time limit of what is chosen for a data set; several processes have none.
 
     Raises:
       ValueError: an option is bad or does not fit the target.
@@ -484,25 +485,17 @@ def load_subject(
 
     subject.check_untrained_score(score, target)
     height = subject.height_of_score(score, prover.max_height)
-    prover = replace(prover, max_height=height)
-    dataset = data.load(target, rules, cfg=data_config)
-    processes = distributed.current_processes()
-    if processes is not None and not processes.is_main:
-        chosen = processes.share("chosen settings")
-        prover, score = replace(prover, **chosen["prover"]), chosen["score"]
-    opened = subject.dataset_subject(
-        dataset, prover, score, device, on_phase, choice_seconds
+    if distributed.launched_size() > 1:
+        # All choose the same, each by the bound on rows alone.
+        choice_seconds = math.inf
+    return subject.dataset_subject(
+        data.load(target, rules, cfg=data_config),
+        replace(prover, max_height=height),
+        score,
+        device,
+        on_phase,
+        choice_seconds,
     )
-    if processes is not None and processes.is_main:
-        settings = opened.task.cfg
-        chosen = {
-            name: getattr(settings, name)
-            for name in ("max_height", "smoothing", "object_identity")
-        }
-        processes.share(
-            "chosen settings", {"prover": chosen, "score": opened.score}
-        )
-    return opened
 
 
 def open_answerer(
