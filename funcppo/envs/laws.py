@@ -164,7 +164,7 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     for path, leaf in zip(tree.paths(obs), tree.leaves(obs)):
         if not leaf.isfinite().all():
             place = f"observation.{path}".rstrip(".")
-            value = leaf[~leaf.isfinite()][0].item()
+            value = leaf[~leaf.isfinite()].tolist()[0]
             raise ValueError(
                 f"observe: {place}: expected finite numbers, got {value}"
             )
