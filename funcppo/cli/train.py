@@ -1040,7 +1040,9 @@ def _evaluate(
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
     n_all = len(task.dataset.test)
-    linked_last, more = validation.choose_linked_last(run)
+    linked_last, more = validation.choose_linked_last(
+        run, run_time.until(run_time.TEST).share(0.2)
+    )
     calibrated = _calibrate(run, console, run_time)
     notes = [*_end_notes(run, calibrated), *more]
     print_notes(console, notes)

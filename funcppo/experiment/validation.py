@@ -15,7 +15,7 @@ from torch import Tensor
 
 from funcppo import tree
 from funcppo.config import Config
-from funcppo.deadline import Deadline
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import (
     calibration,
     evidence_ranking,
@@ -186,8 +186,13 @@ def rule_metric(run: Run, name: str | None = None) -> float | None:
     return summarise(run, ranked)[selection_metric(run.task)]
 
 
-def choose_linked_last(run: Run) -> tuple[str | None, list[str]]:
+def choose_linked_last(
+    run: Run, deadline: Deadline = NO_DEADLINE
+) -> tuple[str | None, list[str]]:
     """The variant of the run's rule score that ranks linked candidates last, where it ranks valid better; with a note.
+
+    Args:
+      deadline: when no variant is begun any more.
 
     Returns:
       Its name, or None where valid does not prefer it or is not ranked by rules; and a note that says what valid said.
@@ -197,9 +202,12 @@ def choose_linked_last(run: Run) -> tuple[str | None, list[str]]:
     if before is None or ending:
         return None, []
     endings = (scorers.LINKED_LAST, scorers.DIRECTED_LINKED_LAST)
-    metrics = {
-        base + end: rule_metric(run, base + end) or 0.0 for end in endings
-    }
+    metrics: dict[str, float] = {}
+    for end in endings:
+        if deadline.is_over:
+            note = f"{base}{end}: not tried on valid: there was no time for it (--seconds)"
+            return None, [note]
+        metrics[base + end] = rule_metric(run, base + end) or 0.0
     variant, after = max(metrics.items(), key=lambda item: item[1])
     if after <= before + MIN_LINKED_GAIN:
         return None, []

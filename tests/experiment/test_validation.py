@@ -416,3 +416,16 @@ def test_the_metric_of_the_variant_is_that_of_its_scorer(run):
     ranked = ranking.rank_split(run.task, queries, scorer, protocol)
     expected = validation.summarise(run, ranked)["auc_pr"]
     assert validation.rule_metric(run, name) == expected
+
+
+def test_no_variant_is_begun_when_the_time_is_over(run, monkeypatch):
+    monkeypatch.setattr(
+        validation, "rule_metric", lambda run, name: pytest.fail("it is ranked")
+    )
+    config = replace(run.run_config, rule_score="noisy-or")
+    run = replace(run, run_config=config, rule_metric=0.5)
+    found, notes = validation.choose_linked_last(run, Deadline(at=-1.0))
+    assert found is None
+    assert notes == [
+        "noisy-or-linked-last: not tried on valid: there was no time for it (--seconds)"
+    ]
