@@ -38,7 +38,7 @@ from funcppo.experiment import (
     question_run,
     question_training,
 )
-from funcppo.experiment.question_training import Collected
+from funcppo.experiment.question_training import TrainingQuestions
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence, link_embedding
@@ -198,7 +198,7 @@ def add_priors(
 def fit(
     method: str,
     problem: Problem,
-    collected: Collected,
+    collected: TrainingQuestions,
     test: dict[int, list[QuestionEvidence]],
     seed: int,
 ) -> Outcome:

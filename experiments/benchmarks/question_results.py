@@ -34,7 +34,7 @@ from funcppo.data import Dataset, load
 from funcppo.evaluation import evidence_ranking, ranking, settings_choice
 from funcppo.evaluation.evidence_ranking import EvidenceScore, QuestionEvidence
 from funcppo.experiment import question_run, question_training
-from funcppo.experiment.question_training import Collected
+from funcppo.experiment.question_training import TrainingQuestions
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence, questions
 from funcppo.prover.config import ProverTaskConfig
@@ -72,7 +72,7 @@ class Problem(NamedTuple):
     device: str
 
 
-class Fitted(NamedTuple):
+class ListwiseFit(NamedTuple):
     """A method's outcome, chosen on valid."""
 
     method: str
@@ -117,7 +117,7 @@ def run_set(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     linked = question_run.share_of_linked(problem.task, dataset.valid)
     left_out = "fact" if linked > 0 else "pair"
 
-    untrained = Fitted(
+    untrained = ListwiseFit(
         "noisy-or@3",
         0,
         valid_mrr(problem, evidence_ranking.base_score),
@@ -200,7 +200,7 @@ def collect_evidence(
 
 def fit_seed(
     problem: Problem, cfg: QuestionConfig, seed: int, start: float
-) -> list[Fitted]:
+) -> list[ListwiseFit]:
     """All methods of one seed."""
     clock = time.perf_counter()
     by_degrees = [
@@ -229,7 +229,7 @@ def fit_seed(
     initial = questions.init(collected.policy, random.key(0, problem.device))
     untrained = make_score(collected, initial)
     rows = [
-        Fitted(
+        ListwiseFit(
             "initial weights",
             seed,
             valid_mrr(problem, untrained),
@@ -252,7 +252,9 @@ def fit_seed(
     return [row._replace(seconds=row.seconds + collecting) for row in rows]
 
 
-def with_options(collected: Collected, **options: bool) -> Collected:
+def with_options(
+    collected: TrainingQuestions, **options: bool
+) -> TrainingQuestions:
     """The same questions with other evidence weighed."""
     aggregation = replace(collected.policy.aggregation, **options)
     return collected._replace(
@@ -261,8 +263,8 @@ def with_options(collected: Collected, **options: bool) -> Collected:
 
 
 def fit(
-    problem: Problem, collected: Collected, seed: int, label: str
-) -> tuple[Fitted, Params, Collected]:
+    problem: Problem, collected: TrainingQuestions, seed: int, label: str
+) -> tuple[ListwiseFit, Params, TrainingQuestions]:
     """The listwise fit: the epoch that ranks valid best."""
     clock = time.perf_counter()
     params = questions.init(collected.policy, random.key(0, problem.device))
@@ -277,7 +279,7 @@ def fit(
     mrr, epoch, params = best
     chosen = ", ".join(filter(None, [f"epoch {epoch}", label]))
     seconds = time.perf_counter() - clock
-    outcome = Fitted(
+    outcome = ListwiseFit(
         "listwise", seed, mrr, seconds, chosen, make_score(collected, params)
     )
     return outcome, params, collected
@@ -285,12 +287,12 @@ def fit(
 
 def refine(
     problem: Problem,
-    collected: Collected,
+    collected: TrainingQuestions,
     params: Params,
     ppo: PPOConfig,
     seed: int,
     method: str,
-) -> Fitted:
+) -> ListwiseFit:
     """PPO from given params on: the update that ranks valid best, none included."""
     clock = time.perf_counter()
     best = (valid_mrr(problem, make_score(collected, params)), 0, params)
@@ -306,10 +308,10 @@ def refine(
     mrr, update, params = best
     seconds = time.perf_counter() - clock
     score = make_score(collected, params)
-    return Fitted(method, seed, mrr, seconds, f"update {update}", score)
+    return ListwiseFit(method, seed, mrr, seconds, f"update {update}", score)
 
 
-def make_score(collected: Collected, params: Params) -> EvidenceScore:
+def make_score(collected: TrainingQuestions, params: Params) -> EvidenceScore:
     """The score of params on the host, where ranking is."""
     world, score = tree.map(
         lambda x: x.cpu(), (collected.world.aggregation, params.score)

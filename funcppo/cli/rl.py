@@ -77,7 +77,7 @@ RUN_FILES = (
 _DEFAULT = published_settings("CartPole-v1")
 
 
-class _Trained(NamedTuple):
+class _TrainingEnd(NamedTuple):
     """Where training ended."""
 
     update: int  # of the checkpoint
@@ -380,7 +380,7 @@ def _train(
     log: tuple[LoggerName, ...],
     folder: Path,
     console: Console,
-) -> _Trained:
+) -> _TrainingEnd:
     """Train until the last update or an interrupt, which takes effect after the update in progress."""
     from funcppo import trainer
     from funcppo.rl import many, run
@@ -408,7 +408,7 @@ def _train(
                 checkpoint=checkpoint,
             )
             print_notes(console, result.notes)
-    return _Trained(
+    return _TrainingEnd(
         update=trainer.saved_update(checkpoint),
         exit_status=interrupt.exit_status,
         record=display.record,
@@ -420,7 +420,7 @@ def _train_trials(
     learner: Learner[Any, Any],
     folder: Path,
     console: Console,
-) -> tuple[list[list[Trial]], _Trained]:
+) -> tuple[list[list[Trial]], _TrainingEnd]:
     """Train the trials of a search until its end or an interrupt; write the table of them after each rung."""
     from funcppo import trainer
     from funcppo.rl import run
@@ -455,7 +455,7 @@ def _train_trials(
                 searching.write_trials(folder / TRIALS_FILE, rungs)
                 console.print(_describe_rung(rung))
     print_notes(console, [str(note.message) for note in notes])
-    return rungs, _Trained(
+    return rungs, _TrainingEnd(
         update=trainer.saved_update(checkpoint),
         exit_status=interrupt.exit_status,
         record=display.record,

@@ -128,7 +128,7 @@ def compare_supports(
                 _item_deadline(start, seconds),
                 leave_one_out=leave_one_out,
             )
-        except recount.OutOfTime:
+        except recount.RecountLimitError:
             continue
         counts |= {i: pair}
 
@@ -200,7 +200,7 @@ def compare_ranks(
             MAX_ATOMS,
             start + seconds / 2,
         )
-    except recount.OutOfTime:
+    except recount.RecountLimitError:
         atoms = None
     scores = _ScoreSource(subject, ranked, rule_counts)
     known = set(recount.read_atoms(known_triples(task.dataset).tolist()))
@@ -213,7 +213,7 @@ def compare_ranks(
         deadline = _item_deadline(start, seconds)
         try:
             difference = _compare_row(scores, row, atoms, known, deadline)
-        except recount.OutOfTime:
+        except recount.RecountLimitError:
             continue
         differences.append(difference)
     notes = _time_notes(len(rows) - len(differences), "queries", seconds)
@@ -538,7 +538,7 @@ def compare_evidence(
         deadline = _item_deadline(start, seconds)
         try:
             again = _recount_evidence(subject, row, left_out, deadline)
-        except recount.OutOfTime:
+        except recount.RecountLimitError:
             n_late += 1
             continue
         n_compared += 1

@@ -25,7 +25,7 @@ GRID_STEP = 1e-4  # log-odds; scores are compared after rounding to multiples
 _LARGE_EXPONENT = 500.0
 
 
-class OutOfTime(Exception):
+class RecountLimitError(Exception):
     """The recount reached its deadline, or more atoms than it may hold."""
 
 
@@ -134,7 +134,7 @@ def derive(
 
     def extend(goals: Sequence[Atom], binding: Binding) -> None:
         if time.monotonic() > deadline:
-            raise OutOfTime
+            raise RecountLimitError
         head = substitute(rule[0], binding)
         if head in heads:
             return  # other bodies add nothing
@@ -193,7 +193,7 @@ def apply_steps(
         for rule in logic.rules:
             derived |= derive(logic, rule, atoms, deadline, leave_one_out=False)
             if len(derived) > max_atoms:
-                raise OutOfTime
+                raise RecountLimitError
         atoms = Atoms(derived, logic.n_constants)
     return atoms
 
@@ -266,7 +266,7 @@ def count_groundings(
 
     def extend(goals: Sequence[Atom], binding: Binding) -> None:
         if time.monotonic() > deadline:
-            raise OutOfTime
+            raise RecountLimitError
         if not goals:
             if not logic.object_identity or keeps_identity(
                 rule, binding, logic.n_constants

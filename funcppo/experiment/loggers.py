@@ -154,7 +154,7 @@ class _CsvLogger:
         self._columns = list(dict.fromkeys(("update", *names)))
 
         def write(file: Any) -> None:
-            text = _Encoded(file)
+            text = _EncodedFile(file)
             writer = csv.DictWriter(text, self._columns)
             writer.writeheader()
             writer.writerows(self._rows)
@@ -162,7 +162,7 @@ class _CsvLogger:
         atomic_io.write_atomically(self._path, write)
 
 
-class _Encoded:
+class _EncodedFile:
     """A binary file that takes text."""
 
     def __init__(self, file: Any) -> None:

@@ -19,7 +19,7 @@ from funcppo.evaluation.evidence_ranking import QuestionEvidence
 from funcppo.evaluation.ranking import ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.experiment import question_training
-from funcppo.experiment.question_training import Collected
+from funcppo.experiment.question_training import TrainingQuestions
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation, evidence, link_embedding, questions
@@ -75,7 +75,7 @@ class Metric(Protocol):
         ...
 
 
-class Fitted(NamedTuple):
+class ListwiseFit(NamedTuple):
     """The listwise fit that ranks valid best."""
 
     setup: QuestionSetup
@@ -265,7 +265,7 @@ def collect(
     device: str,
     on_phase: PhaseCallback,
     deadline: Deadline = NO_DEADLINE,
-) -> tuple[QuestionSetup, Collected]:
+) -> tuple[QuestionSetup, TrainingQuestions]:
     """List the questions to learn from.
 
     Args:
@@ -322,7 +322,7 @@ def fit_listwise(
     metric: Metric | None,
     on_phase: PhaseCallback,
     deadline: Deadline = NO_DEADLINE,
-) -> Fitted:
+) -> ListwiseFit:
     """Fit the weights with each kind of evidence, and keep the epoch that ranks valid best.
 
     Args:
@@ -345,7 +345,7 @@ def fit_listwise(
         notes = [
             f"listwise fit: epoch {cfg.n_epochs}, the last: there is no valid split to choose by"
         ]
-        return Fitted(fits[-1].setup, fits[-1].params, None, notes)
+        return ListwiseFit(fits[-1].setup, fits[-1].params, None, notes)
 
     best = max(fits, key=lambda fit: fit.metric)
     notes = [
@@ -365,7 +365,7 @@ def fit_listwise(
         notes.append("listwise fit: it was ended by the time of the run")
     if len(degrees) > 1:
         notes.append(_describe_degrees(fits, best))
-    return Fitted(best.setup, best.params, best.quality, notes)
+    return ListwiseFit(best.setup, best.params, best.quality, notes)
 
 
 def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:

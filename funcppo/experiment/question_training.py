@@ -45,7 +45,7 @@ LINKS_PER_FIRING = 4
 PRIOR_QUESTIONS = 1024
 
 
-class Collected(NamedTuple):
+class TrainingQuestions(NamedTuple):
     """The questions to learn from."""
 
     world: QuestionWorld
@@ -54,7 +54,7 @@ class Collected(NamedTuple):
     notes: tuple[str, ...]  # which questions were left out
 
 
-class _Listed(NamedTuple):
+class _ListedQuestions(NamedTuple):
     """The evidence of questions."""
 
     evidence: Evidence
@@ -71,7 +71,7 @@ def collect_questions(
     uses_degrees: bool,
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
-) -> Collected:
+) -> TrainingQuestions:
     """List the evidence of training questions: those of a sample of the facts, each without its own.
 
     The same number of questions gives the same evidence, whatever the seconds.
@@ -134,7 +134,7 @@ def collect_questions(
         note += f"; {n_left_out:,} of these have more than {int(most):,} firings and were left out"
     rows = rows[fits]
     world = aggregation.make_world(task.kb, task.sizes, facts)
-    return Collected(
+    return TrainingQuestions(
         world=QuestionWorld(
             world,
             listed.evidence,
@@ -156,7 +156,7 @@ def collect_questions(
 
 
 def _describe_listing(
-    listed: _Listed,
+    listed: _ListedQuestions,
     n_all: int,
     n_derived: int,
     n_too_large: int,
@@ -184,7 +184,7 @@ def _list_within_bounds(
     n_all: int,
     deadline: Deadline,
     on_phase: PhaseCallback,
-) -> _Listed:
+) -> _ListedQuestions:
     """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
 
     Args:
@@ -212,7 +212,9 @@ def _list_within_bounds(
             stopped_by = f"with more than {cfg.max_firings:,} firings, four links counted as one"
             break
 
-    return _Listed(evidence.concatenate(listed), n_questions, stopped_by)
+    return _ListedQuestions(
+        evidence.concatenate(listed), n_questions, stopped_by
+    )
 
 
 def with_prior(

@@ -48,7 +48,7 @@ from funcppo.experiment.config import (
     read_config,
 )
 from funcppo.experiment.question_run import (
-    Fitted,
+    ListwiseFit,
     QuestionSetup,
 )
 from funcppo.experiment.run import (
@@ -584,7 +584,7 @@ def _fit_with_embedding(
     valid_seconds: float,
     on_phase: PhaseCallback,
     run_time: RunTime,
-) -> tuple[Run, Fitted]:
+) -> tuple[Run, ListwiseFit]:
     """The listwise fit, with link embeddings where these are set or rank valid better beyond chance; and its run.
 
     Args:
@@ -666,7 +666,7 @@ def _fit(
     valid_seconds: float,
     on_phase: PhaseCallback,
     run_time: RunTime,
-) -> Fitted:
+) -> ListwiseFit:
     """The listwise fit that ranks valid best, of those that there is time for; its notes say which these are.
 
     Args:

@@ -141,7 +141,7 @@ class MiningContext:
     n_processes: int  # that do the tasks
 
 
-class _ToBeat(NamedTuple):
+class _VoteThresholds(NamedTuple):
     """What a rule's score must exceed to get a vote of each fact."""
 
     exact: F64[Tensor, "N"]
@@ -409,9 +409,9 @@ def _pay(budget: Budget, parts: Iterator[_PathPart]) -> Iterator[_PathPart]:
             yield part
 
 
-def _to_beat(state: _State) -> _ToBeat:
+def _to_beat(state: _State) -> _VoteThresholds:
     """What the rules of the next part must exceed."""
-    return _ToBeat(
+    return _VoteThresholds(
         voting.score_to_beat(state.votes),
         voting.score_to_beat(state.sampled_votes),
     )
@@ -469,7 +469,7 @@ def _take_rows(budget: Budget) -> float:
     return rows
 
 
-def _score_to_beat(to_beat: _ToBeat, is_sampled: bool) -> Tensor:
+def _score_to_beat(to_beat: _VoteThresholds, is_sampled: bool) -> Tensor:
     """What the score of a rule must exceed that was counted from all sources, or from a sample."""
     if not is_sampled:
         return to_beat.exact

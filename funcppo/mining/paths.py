@@ -123,7 +123,7 @@ class SpendCallback(Protocol):
     def __call__(self, n_rows: float, /) -> object: ...
 
 
-class _Leads(NamedTuple):
+class _Extensions(NamedTuple):
     """Where bodies go on: an entry of the body's prefix, and the start that it leads to."""
 
     body: I64[Tensor, "n"]  # ascending
@@ -421,7 +421,7 @@ def _walk_further(
         n_edges = torch.diff(edges.starts.offsets)[leads.start]
         row_key = _row_key(block, leads)
         for begin, end in pack_runs(row_key, n_edges, CHUNK_ROWS):
-            part = _Leads(*(column[begin:end] for column in leads))
+            part = _Extensions(*(column[begin:end] for column in leads))
             spend(float(n_edges[begin:end].sum()))
             longer = _without_empty(_follow(edges, block, some, part))
             yield from _walk_further(edges, longer, codes[1:], spend)
@@ -547,7 +547,7 @@ def _first_steps(
 
 def _find_leads(
     edges: EdgeIndex, block: PathBlock, body_code: Tensor
-) -> _Leads:
+) -> _Extensions:
     """Where bodies go on whose prefixes are bodies of a block."""
     prefix = torch.searchsorted(block.body_code, body_code // edges.n_labels)
     label = body_code % edges.n_labels
@@ -561,16 +561,16 @@ def _find_leads(
     found = find_keys(
         edges.starts, block.target[entry] * edges.n_labels + label[body]
     )
-    return _Leads(body[found.row], entry[found.row], found.position)
+    return _Extensions(body[found.row], entry[found.row], found.position)
 
 
-def _row_key(block: PathBlock, leads: _Leads) -> Tensor:
+def _row_key(block: PathBlock, leads: _Extensions) -> Tensor:
     """A number for each body and source: its body times the rows of the block, and its row."""
     return leads.body * len(block.row_body) + block.entry_row[leads.entry]
 
 
 def _follow(
-    edges: EdgeIndex, block: PathBlock, body_code: Tensor, leads: _Leads
+    edges: EdgeIndex, block: PathBlock, body_code: Tensor, leads: _Extensions
 ) -> PathBlock:
     """One label further: the bodies of `body_code`, whose prefixes are bodies of the block."""
     row_key, row = torch.unique_consecutive(

@@ -20,8 +20,8 @@ from funcppo.report import tables
 from funcppo.report.names import label
 from funcppo.report.tables import (
     Band,
-    Measured,
     Reliability,
+    RunMeasurements,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Picture(NamedTuple):
     table: NamedTuple | tuple[NamedTuple, ...]
 
 
-Draw = Callable[[Sequence[Measured]], Picture]
+Draw = Callable[[Sequence[RunMeasurements]], Picture]
 
 
 def check_packages() -> None:
@@ -77,7 +77,7 @@ def check_packages() -> None:
             )
 
 
-def draw_curves(runs: Sequence[Measured]) -> Picture:
+def draw_curves(runs: Sequence[RunMeasurements]) -> Picture:
     """Draw quality on valid and losses over the updates.
 
     Raises:
@@ -130,7 +130,7 @@ def _widen(axes: Axes, least: float) -> None:
         axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
-def draw_ranks(runs: Sequence[Measured]) -> Picture:
+def draw_ranks(runs: Sequence[RunMeasurements]) -> Picture:
     """Draw the histogram of ranks, untrained and trained.
 
     Raises:
@@ -164,7 +164,7 @@ def draw_ranks(runs: Sequence[Measured]) -> Picture:
     return Picture(figure, table)
 
 
-def draw_relations(runs: Sequence[Measured]) -> Picture:
+def draw_relations(runs: Sequence[RunMeasurements]) -> Picture:
     """Draw MRR by relation: untrained, trained, and the share of answers that the rules derive.
 
     Raises:
@@ -208,7 +208,7 @@ def draw_relations(runs: Sequence[Measured]) -> Picture:
     return Picture(figure, table)
 
 
-def draw_gains(runs: Sequence[Measured]) -> Picture:
+def draw_gains(runs: Sequence[RunMeasurements]) -> Picture:
     """Draw what training gains and loses by relation, the greatest losses first.
 
     Raises:
@@ -239,7 +239,7 @@ def draw_gains(runs: Sequence[Measured]) -> Picture:
     return Picture(figure, table)
 
 
-def draw_reliability(runs: Sequence[Measured]) -> Picture:
+def draw_reliability(runs: Sequence[RunMeasurements]) -> Picture:
     """Draw how often candidates are the answer, by their probability: untrained, trained, and with the temperature.
 
     Raises:
@@ -299,7 +299,7 @@ def _draw_reliability(
     return np.stack([probability, frequency, table.n[:, has_mean].sum(0)])
 
 
-def draw_weights(runs: Sequence[Measured]) -> Picture:
+def draw_weights(runs: Sequence[RunMeasurements]) -> Picture:
     """Draw the weights of evidence that training moved most, and how far it moved those of each relation.
 
     Raises:
@@ -347,7 +347,7 @@ def draw_weights(runs: Sequence[Measured]) -> Picture:
     return Picture(figure, (single, by_relation))
 
 
-def draw_rules(runs: Sequence[Measured]) -> Picture:
+def draw_rules(runs: Sequence[RunMeasurements]) -> Picture:
     """Draw the probability that stands for each rule before and after learning.
 
     Raises:
@@ -388,7 +388,7 @@ KINDS: dict[str, Draw] = {
 }
 
 
-def draw(kind: str, runs: Sequence[Measured]) -> Picture:
+def draw(kind: str, runs: Sequence[RunMeasurements]) -> Picture:
     """Draw a picture of some runs.
 
     Args:
@@ -489,7 +489,7 @@ def new_figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
 
 
-def _bars(drawn: Band, runs: Sequence[Measured]) -> np.ndarray | None:
+def _bars(drawn: Band, runs: Sequence[RunMeasurements]) -> np.ndarray | None:
     """The error bars of a band; None for one run."""
     if len(runs) == 1:
         return None
@@ -509,7 +509,7 @@ def _finish_bars(axes: Axes, n: int, n_all: int, what: str) -> None:
     )
 
 
-def _check_ranked(kind: str, runs: Sequence[Measured]) -> None:
+def _check_ranked(kind: str, runs: Sequence[RunMeasurements]) -> None:
     """Check that all runs have ranked queries.
 
     Raises:

@@ -28,13 +28,13 @@ from funcppo.report import (
 )
 from funcppo.report.query_entries import QueryEntry
 from funcppo.report.ranked_split import RankedSplit
-from funcppo.report.tables import Measured, RuleUse
+from funcppo.report.tables import RuleUse, RunMeasurements
 
 
 class RunReport(NamedTuple):
     """A run as a report shows it."""
 
-    measured: Measured
+    measured: RunMeasurements
     entries: list[QueryEntry]
 
 
@@ -117,14 +117,14 @@ def _measure_run(
     files: _Files,
     ranked: RankedSplit,
     rules: tuple[RuleUse, ...],
-) -> Measured:
+) -> RunMeasurements:
     """The numbers of a run."""
     task, dataset = run.task, run.task.dataset
     notes = [*task.notes, *run.notes, *files.results.get("notes", [])]
     notes += scorers.graph_fallback_notes(run.search_step)
     notes += [*files.notes, *_iter_log_notes(files.log)]
 
-    return Measured(
+    return RunMeasurements(
         name=str(folder),
         config=run.run_config,
         score=run.score,

@@ -15,7 +15,7 @@ import numpy as np
 from funcppo.report import figures, tables
 from funcppo.report.measurement import RunReport
 from funcppo.report.names import display, score_text
-from funcppo.report.tables import Band, Measured
+from funcppo.report.tables import Band, RunMeasurements
 
 # rows of a table on a page
 MAX_TABLE_ROWS = 200
@@ -96,7 +96,7 @@ def _version() -> str:
     return ""
 
 
-def results_table(runs: Sequence[Measured]) -> Table:
+def results_table(runs: Sequence[RunMeasurements]) -> Table:
     """The metrics of each score: means over the runs that have it, with a standard deviation for several."""
     names = list(dict.fromkeys(name for run in runs for name in run.ranked))
     by_name = {
@@ -128,7 +128,7 @@ def _band_cells(drawn: Band, n_runs: int) -> list[str]:
     ]
 
 
-def _warnings(run: Measured) -> list[str]:
+def _warnings(run: RunMeasurements) -> list[str]:
     """What a reader must know before the numbers."""
     lines: list[str] = []
     if run.update < run.n_updates:
@@ -161,7 +161,7 @@ def _warnings(run: Measured) -> list[str]:
     return [f"{display(run.name)}: {line}" for line in lines]
 
 
-def _run_table(run: Measured) -> Table:
+def _run_table(run: RunMeasurements) -> Table:
     """How a run was made."""
     sizes = run.dataset
     versions: dict[str, str] = run.results.get("versions", {})
@@ -201,7 +201,7 @@ def _run_table(run: Measured) -> Table:
     return Table(("setting", "value"), rows, len(rows))
 
 
-def _section(kind: str, runs: Sequence[Measured]) -> Section:
+def _section(kind: str, runs: Sequence[RunMeasurements]) -> Section:
     """A picture of the runs with its tables, or why there is none."""
     title = TITLES[kind]
     try:
@@ -212,12 +212,12 @@ def _section(kind: str, runs: Sequence[Measured]) -> Section:
     return Section(kind, title, svg, _TABLES[kind](runs), "")
 
 
-def _no_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
+def _no_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
     """Curves have too many numbers for a table."""
     return ()
 
 
-def _ranks_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
+def _ranks_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
     table = tables.ranks(runs)
     columns = [
         _band_cells(tables.band(shares), len(runs))
@@ -228,7 +228,7 @@ def _ranks_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
     )
 
 
-def _relations_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
+def _relations_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
     table = tables.relations(runs)
     columns = [
         _band_cells(tables.band(values), len(runs))
@@ -245,7 +245,7 @@ def _relations_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
     return (listed,)
 
 
-def _gains_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
+def _gains_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
     table = tables.gains(runs)
     columns = [
         _band_cells(tables.band(values), len(runs))
@@ -268,7 +268,7 @@ def _gains_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
     return (listed,)
 
 
-def _reliability_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
+def _reliability_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
     table = tables.calibrations(runs)
     named = {"untrained": table.untrained, "trained": table.trained}
     if table.trained_at_temperature is not None:
@@ -315,7 +315,7 @@ def _iter_reliability_rows(
         )
 
 
-def _weights_tables(runs: Sequence[Measured]) -> tuple[Table, ...]:
+def _weights_tables(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
     single, by_relation = tables.weights(runs)
     return (
         _table(
@@ -345,7 +345,7 @@ def _pairs(edges: np.ndarray) -> Iterable[tuple[float, float]]:
     return zip(edges[:-1].tolist(), edges[1:].tolist())
 
 
-def _rules_table(runs: Sequence[Measured]) -> tuple[Table, ...]:
+def _rules_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
     table = tables.rules(runs)
     columns = (
         "rule",

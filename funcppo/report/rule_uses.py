@@ -30,7 +30,7 @@ from funcppo.types import F64, I64
 CHUNK_ATOMS = 64
 
 
-class _Weighed(NamedTuple):
+class _RuleProbabilities(NamedTuple):
     """Rules with the probabilities that stand for them, before and after learning."""
 
     rule: I64[Tensor, "n"]
@@ -89,7 +89,7 @@ def uses_by_rule(
 
 def _weigh_evidence(
     run: Run, setup: QuestionSetup, atoms: Tensor
-) -> Iterator[_Weighed]:
+) -> Iterator[_RuleProbabilities]:
     """Yield all firings of the questions that some atoms ask."""
     policies = list(validation.policies(run).values())
     for side in ranked_sides(run.task):
@@ -101,7 +101,7 @@ def _weigh_evidence(
                 _as_probability(setup, params, batch)
                 for params in (policies[0], policies[-1])
             )
-            yield _Weighed(part.rule.long(), before, after)
+            yield _RuleProbabilities(part.rule.long(), before, after)
 
 
 def _as_probability(
@@ -114,7 +114,7 @@ def _as_probability(
     return (odds / (1 + odds)).double()
 
 
-def _first_choices(run: Run, atoms: Tensor) -> Iterator[_Weighed]:
+def _first_choices(run: Run, atoms: Tensor) -> Iterator[_RuleProbabilities]:
     """Yield the rules that some atoms can be resolved with first."""
     policies = list(validation.policies(run).values())
     for part in atoms.split(CHUNK_ATOMS):
@@ -122,7 +122,7 @@ def _first_choices(run: Run, atoms: Tensor) -> Iterator[_Weighed]:
             explain.rule_choices(run.task, run.cfg, params, part)
             for params in (policies[0], policies[-1])
         ]
-        yield _Weighed(
+        yield _RuleProbabilities(
             choices[0].rule,
             choices[0].probability.double(),
             choices[1].probability.double(),

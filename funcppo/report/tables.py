@@ -1,6 +1,6 @@
 """The tables that reports and pictures show, as arrays with a row for each run.
 
-`Measured` is what one run gives; the functions make tables of the runs that are shown together. Axes: K runs, U
+`RunMeasurements` is what one run gives; the functions make tables of the runs that are shown together. Axes: K runs, U
 updates, B bins, P relations, Q rows (a query and a side), R rules. `Band` is what is drawn of K runs.
 """
 
@@ -73,7 +73,7 @@ class LearntWeights(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class RunMeasurements:
     """What a report needs of one run; plain numbers and texts."""
 
     name: str
@@ -252,7 +252,7 @@ class Rules(NamedTuple):
     n_proofs: I64[np.ndarray, "R"]
 
 
-def check_same_data(runs: Sequence[Measured]) -> None:
+def check_same_data(runs: Sequence[RunMeasurements]) -> None:
     """Check that runs can be shown together.
 
     Raises:
@@ -274,7 +274,7 @@ def band(values: F64[np.ndarray, "K n"]) -> Band:
     return Band(mean, mean - spread, mean + spread)
 
 
-def curve(runs: Sequence[Measured], name: str) -> Curve:
+def curve(runs: Sequence[RunMeasurements], name: str) -> Curve:
     """A quantity of the metrics log, such as valid_metric or loss; a line without it, or with null, is no point."""
     points = [
         {
@@ -296,7 +296,7 @@ def curve(runs: Sequence[Measured], name: str) -> Curve:
     )
 
 
-def ranks(runs: Sequence[Measured]) -> Ranks:
+def ranks(runs: Sequence[RunMeasurements]) -> Ranks:
     """The histogram of ranks, for runs with ranked queries."""
     lower = (1, *(edge + 1 for edge in RANK_BINS[:-1]))
     bins = [
@@ -310,7 +310,7 @@ def ranks(runs: Sequence[Measured]) -> Ranks:
     )
 
 
-def _rank_shares(run: Measured, rows: ScoreRanks) -> np.ndarray:
+def _rank_shares(run: RunMeasurements, rows: ScoreRanks) -> np.ndarray:
     """The share of rows in each bin of ranks."""
     place = np.searchsorted(RANK_BINS, rows.rank)
     place = np.where(run.provable, place, len(RANK_BINS) + 1)
@@ -318,7 +318,7 @@ def _rank_shares(run: Measured, rows: ScoreRanks) -> np.ndarray:
     return counts / len(place)
 
 
-def relations(runs: Sequence[Measured]) -> Relations:
+def relations(runs: Sequence[RunMeasurements]) -> Relations:
     """MRR by relation, for runs with ranked queries; a relation counts if all of them ranked queries of it."""
     n_predicates = len(runs[0].predicates)
     counts = np.stack(
@@ -344,7 +344,7 @@ def relations(runs: Sequence[Measured]) -> Relations:
     )
 
 
-def gains(runs: Sequence[Measured]) -> Gains:
+def gains(runs: Sequence[RunMeasurements]) -> Gains:
     """What training gains by relation over the better of rule score and untrained policy, for runs with ranked queries.
 
     Relations are those of `relations`.
@@ -382,13 +382,17 @@ def gains(runs: Sequence[Measured]) -> Gains:
 
 
 def _mean_by_predicate(
-    run: Measured, values: F64[np.ndarray, "Q"], predicates: Sequence[int]
+    run: RunMeasurements,
+    values: F64[np.ndarray, "Q"],
+    predicates: Sequence[int],
 ) -> F64[np.ndarray, "P"]:
     """The mean over the rows of each predicate."""
     return np.array([values[run.relation == p].mean() for p in predicates])
 
 
-def _paired_error(run: Measured, predicate: int, *, by_rules: bool) -> float:
+def _paired_error(
+    run: RunMeasurements, predicate: int, *, by_rules: bool
+) -> float:
     """The standard error of a relation's mean gain in reciprocal rank, rows paired; NaN for one row.
 
     Args:
@@ -401,7 +405,7 @@ def _paired_error(run: Measured, predicate: int, *, by_rules: bool) -> float:
     return float(of_relation.std(ddof=1)) / n**0.5 if n > 1 else np.nan
 
 
-def calibrations(runs: Sequence[Measured]) -> Calibration:
+def calibrations(runs: Sequence[RunMeasurements]) -> Calibration:
     """How often candidates are the answer by their probability, before and after training.
 
     Raises:
@@ -425,7 +429,7 @@ def calibrations(runs: Sequence[Measured]) -> Calibration:
     )
 
 
-def _reliability(runs: Sequence[Measured], state: str) -> Reliability:
+def _reliability(runs: Sequence[RunMeasurements], state: str) -> Reliability:
     """How often candidates are the answer, by their probability in a state of the policy."""
     bins = [run.bins[state] for run in runs]
     n = np.stack([counted.n for counted in bins])
@@ -452,7 +456,9 @@ def _reliability(runs: Sequence[Measured], state: str) -> Reliability:
     )
 
 
-def weights(runs: Sequence[Measured]) -> tuple[Weights, WeightsByRelation]:
+def weights(
+    runs: Sequence[RunMeasurements],
+) -> tuple[Weights, WeightsByRelation]:
     """The weights of evidence that training moved, single ones and by relation.
 
     Raises:
@@ -496,7 +502,7 @@ def _weights_by_relation(learnt: Sequence[LearntWeights]) -> WeightsByRelation:
     return WeightsByRelation(tuple(names), means[:, 0], means[:, 1])
 
 
-def rules(runs: Sequence[Measured]) -> Rules:
+def rules(runs: Sequence[RunMeasurements]) -> Rules:
     """The rules that were used, by their text."""
     uses: dict[str, list[RuleUse]] = {}
     for run in runs:
@@ -550,7 +556,7 @@ def to_json(value: object) -> Any:
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
-def changed_settings(run: Measured) -> list[tuple[str, str]]:
+def changed_settings(run: RunMeasurements) -> list[tuple[str, str]]:
     """The settings of a run that differ from the defaults, by name."""
     default = RunConfig(dataset=run.config.dataset)
     changed = _flat(dataclasses.asdict(run.config))

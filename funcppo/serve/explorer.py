@@ -41,20 +41,20 @@ from funcppo.serve.rule_view import RuleView
 from funcppo.serve.values import (
     Answer,
     Answers,
+    AtomExplanation,
     Entity,
     Fact,
     FactGroup,
     Facts,
     FailedRule,
-    Found,
-    FoundName,
     Graph,
     Name,
+    NameMatch,
+    NameMatches,
     Relation,
     RelationSize,
     RuleDetail,
     Rules,
-    Why,
 )
 
 # facts that a group of an entity, and a relation, list before the page of all
@@ -136,7 +136,7 @@ class Explorer:
         """
         return _name_of("relation", relation, self.dataset.predicates)
 
-    def search(self, q: str, kind: str, limit: int) -> Found:
+    def search(self, q: str, kind: str, limit: int) -> NameMatches:
         """The names that contain a text.
 
         Args:
@@ -147,13 +147,13 @@ class Explorer:
             "relation": self._relation_index,
             "entity": self._entity_index,
         }
-        names: list[FoundName] = []
+        names: list[NameMatch] = []
         for name, index in kinds.items():
             if kind not in (name, "any") or not q.strip():
                 continue
             for i in index.find(q.strip(), limit + 1):
                 text = index.names[i - 1]
-                found: FoundName = {
+                found: NameMatch = {
                     "kind": name,
                     "id": i,
                     "name": text,
@@ -343,7 +343,9 @@ class Explorer:
             "answers": answers,
         }
 
-    def why(self, relation: int, head: int, tail: int, side: str) -> Why:
+    def why(
+        self, relation: int, head: int, tail: int, side: str
+    ) -> AtomExplanation:
         """Why an atom is an answer about one side, or why it is none.
 
         Raises:
@@ -361,7 +363,7 @@ class Explorer:
         query = OpenQuery(relation, place, int(atom[HEAD + TAIL - place]))
         (score,) = self.answerer.score(atom[None], place)
 
-        why: Why = {
+        why: AtomExplanation = {
             "atom": self._fact(atom.tolist()),
             "side": SIDE_NAMES[place],
             "query": format_query(self.dataset, query),
@@ -378,7 +380,9 @@ class Explorer:
         self._add_reasons(why, atom, place)
         return why
 
-    def _add_reasons(self, why: Why, atom: Tensor, place: int) -> None:
+    def _add_reasons(
+        self, why: AtomExplanation, atom: Tensor, place: int
+    ) -> None:
         """Add the verdict on an atom with its proof, or with the rules that fail."""
         if why["score"] > 0:
             self._add_proof(why, atom, place)
@@ -412,7 +416,9 @@ class Explorer:
             }
             why["failed_rules"].append(failed_rule)
 
-    def _add_proof(self, why: Why, atom: Tensor, place: int) -> None:
+    def _add_proof(
+        self, why: AtomExplanation, atom: Tensor, place: int
+    ) -> None:
         """Add the proof of an atom that the rules derive, and its evidence."""
         reasons = self.answerer.explain(atom, place).to_json()
         why["verdict"] = Verdict.PROVED.name.lower()

@@ -101,7 +101,7 @@ RESOURCES = (
         is_lookup=True,
         summary="Names that contain a text",
         answer=Explorer.search,
-        value=values.Found,
+        value=values.NameMatches,
         parameters=(
             Parameter(
                 name="q",
@@ -168,7 +168,7 @@ RESOURCES = (
         name="why",
         summary="Why an atom is an answer: score, proof, evidence; or why not",
         answer=Explorer.why,
-        value=values.Why,
+        value=values.AtomExplanation,
         parameters=(
             _make_required(_RELATION),
             _make_required(_HEAD),

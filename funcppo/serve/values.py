@@ -22,7 +22,7 @@ class Name(TypedDict):
     name: str
 
 
-class FoundName(TypedDict):
+class NameMatch(TypedDict):
     """A name that a search found; `text` is how it is shown."""
 
     kind: str
@@ -31,11 +31,11 @@ class FoundName(TypedDict):
     text: str
 
 
-class Found(TypedDict):
+class NameMatches(TypedDict):
     """The names that contain a text: the same ones first, then those that start with it."""
 
     query: str
-    names: list[FoundName]
+    names: list[NameMatch]
     has_more: bool
 
 
@@ -262,7 +262,7 @@ class FailedRule(TypedDict):
     goals: list[str]
 
 
-class Why(TypedDict):
+class AtomExplanation(TypedDict):
     """Why an atom is an answer to a query, or why it is none."""
 
     atom: Fact

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.evaluation import recount
-from funcppo.evaluation.recount import Atoms, Logic, OutOfTime, RankCounts
+from funcppo.evaluation.recount import (
+    Atoms,
+    Logic,
+    RankCounts,
+    RecountLimitError,
+)
 from funcppo.logic.proof import Node, Proof
 from tests import oracles
 
@@ -168,11 +173,11 @@ def test_steps_derive_what_the_oracle_derives(program, n_steps, identity):
 
 def test_the_recount_stops_at_its_limits():
     logic = logic_of(STEP)
-    with pytest.raises(OutOfTime):
+    with pytest.raises(RecountLimitError):
         recount.count_rule(
             logic, STEP, FACTS, deadline=-1.0, leave_one_out=False
         )
-    with pytest.raises(OutOfTime):
+    with pytest.raises(RecountLimitError):
         recount.apply_steps(logic, FACTS, 1, max_atoms=5, deadline=NEVER)
     assert len(recount.apply_steps(logic, FACTS, 1, 6, NEVER).all) == 6
 

@@ -53,7 +53,7 @@ def test_a_schema_has_every_kind_of_field():
 
 def test_the_check_of_values_sees_what_does_not_fit():
     schemas = {}
-    values.add_schemas(schemas, values.Found)
+    values.add_schemas(schemas, values.NameMatches)
     ref = {"$ref": "#/components/schemas/Found"}
     good = {"query": "a", "names": [], "has_more": False}
     assert problems(good, ref, schemas) == []

@@ -408,7 +408,7 @@ def _move_divers(
     return moved, boards.sum(-1)
 
 
-class _Moved(NamedTuple):
+class _EnemyMoves(NamedTuple):
     """What moving enemies comes to."""
 
     swimmers: Swimmers
@@ -423,7 +423,7 @@ def _move_enemies(
     bullets: Bullets,
     player: Player,
     move_speed: I64[Tensor, "B"],
-) -> _Moved:
+) -> _EnemyMoves:
     """Enemies of a kind moved where it is time to, some of them into bullets."""
     active = swimmers.exists & of_kind
     moves = active & (swimmers.move_timer == 0)
@@ -450,7 +450,7 @@ def _move_enemies(
     timer = torch.where(
         moves, move_speed.unsqueeze(-1), swimmers.move_timer - 1
     )
-    return _Moved(
+    return _EnemyMoves(
         swimmers=swimmers._replace(
             exists=swimmers.exists & is_inside & ~is_shot,
             x=x,
