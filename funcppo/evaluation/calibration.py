@@ -66,8 +66,7 @@ def probabilities(
     largest = logits.new_full((size,), -torch.inf)
     largest = largest.scatter_reduce(0, row, logits, "amax")[row]
     weight = torch.exp(logits - torch.where(is_finite, largest, 0.0))
-    total = torch.zeros_like(weight[:1]).expand(size)
-    total = total.scatter_add(0, row, weight)[row]
+    total = weight.new_zeros(size).scatter_add(0, row, weight)[row]
     return (weight / total.clamp_min(1e-300)).numpy(force=True)
 
 

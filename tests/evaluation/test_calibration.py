@@ -114,6 +114,14 @@ def test_without_candidates_the_temperature_is_1():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("among_candidates", [False, True])
+def test_queries_without_candidates_fill_no_bin(among_candidates):
+    ranked = ranking_of([], np.zeros(0, np.int64), np.zeros(0, bool))
+    ranked.query_row = torch.arange(2)
+    bins = calibration.bin_ranking(ranked, among_candidates=among_candidates)
+    assert bins.n.sum() == 0
+
+
 def test_json_has_the_bins_that_hold_candidates():
     bins = calibration.bin_probabilities(
         np.array([0.62, 0.68]), np.array([True, False])
