@@ -110,7 +110,10 @@ def test_a_proof_and_evidence_fit_the_document(client, explorer):
     fields = {"relation": ALSO, "head": "e3", "tail": answers[0]["tail"]}
     why = client.get("/api/why", params=fields).json()
     assert why["proof"] and why["evidence"]
-    assert problems(why, {"$ref": "#/components/schemas/Why"}, schemas) == []
+    assert (
+        problems(why, {"$ref": "#/components/schemas/AtomExplanation"}, schemas)
+        == []
+    )
 
 
 def test_every_id_out_of_range_is_one_line(client):

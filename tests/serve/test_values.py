@@ -54,7 +54,7 @@ def test_a_schema_has_every_kind_of_field():
 def test_the_check_of_values_sees_what_does_not_fit():
     schemas = {}
     values.add_schemas(schemas, values.NameMatches)
-    ref = {"$ref": "#/components/schemas/Found"}
+    ref = {"$ref": "#/components/schemas/NameMatches"}
     good = {"query": "a", "names": [], "has_more": False}
     assert problems(good, ref, schemas) == []
     name = {"kind": "entity", "id": "1", "name": "a", "text": "a"}
