@@ -1505,9 +1505,14 @@ def process_equality() -> str:
         [
             row["work"],
             f"{row['mode']}, {row['strategy']}",
-            f"{row['difference_after_1']:.0e}",
-            f"{row['difference_after_all']:.0e}",
-            f"{row['limit']:.0e}" if row["limit"] else "0",
+            *(
+                f"{row[name]:.0e}" if row[name] else "0"
+                for name in (
+                    "difference_after_1",
+                    "difference_after_all",
+                    "limit",
+                )
+            ),
             "yes" if row["is_equal"] else "no",
         ]
         for row in load_record(name)["rows"]

@@ -406,14 +406,14 @@ def make_updates(
 def _count_lost(metrics: Metrics, before: Tensor | None) -> Tensor:
     """Minibatches that were applied, minibatches that were skipped, and applied ones' worth of rows left out, so far.
 
-    They stay on the device, so that counting waits for nothing.
+    They stay on the device, one of each for each learner, so that counting waits for nothing.
     """
     n_applied = metrics.n_applied_minibatches
     n_left_out = torch.where(
         n_applied > 0, metrics.loss.nonfinite_fraction * n_applied, 0.0
     )
     counts = (n_applied, metrics.n_nonfinite_minibatches, n_left_out)
-    lost = torch.stack([count.sum() for count in counts])
+    lost = torch.stack(counts)
     return lost if before is None else before + lost
 
 
@@ -421,7 +421,7 @@ def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
     """What was not learnt from, a line each, which are warnings too; nothing if all was."""
     if lost is None:  # no update was made
         return ()
-    n_applied, n_skipped, n_left_out = lost.tolist()
+    n_applied, n_skipped, n_left_out = lost.reshape(3, -1).sum(1).tolist()
     notes: list[str] = []
     if n_skipped:
         notes.append(

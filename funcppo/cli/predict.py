@@ -189,6 +189,7 @@ class Predict:
             self.device,
             self.choice_seconds,
         )
+
         self._check_same_setup(answerer)
         if self.new:
             return self._list_new_facts(answerer)
@@ -625,6 +626,7 @@ def _answers_text(
             f"  {n_listed:,} of {answers.n_unproved:,} unproved answers are listed last: no rule derives them, and "
             "their prior by link embeddings proves nothing"
         )
+
     width = max([6, *(len(format_name(a.entity)) for a in answers.answers)])
     if answers.answers and legend:
         lines.append(f"  {legend}")

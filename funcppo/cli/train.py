@@ -625,8 +625,8 @@ class Train:
                 mined[name] = self._mine(
                     dataset, cfg, planned, console, on_phase
                 )
-            except ValueError:
-                notes.append(f"mining defaults of {name}: no rule")
+            except ValueError as error:
+                notes.append(f"mining defaults of {name}: {error}")
                 if len(notes) == len(candidates):
                     raise
 
@@ -1040,9 +1040,10 @@ def _evaluate(
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
     n_all = len(task.dataset.test)
-    linked_last, more = validation.choose_linked_last(
-        run, run_time.until(run_time.TEST).share(0.2)
-    )
+    with show_status(console, "ranking valid, linked candidates last"):
+        linked_last, more = validation.choose_linked_last(
+            run, run_time.until(run_time.TEST).share(0.2)
+        )
     calibrated = _calibrate(run, console, run_time)
     notes = [*_end_notes(run, calibrated), *more]
     print_notes(console, notes)

@@ -240,7 +240,8 @@ class _ScoreSource:
         sides = ranked.scored_side.tolist()
         keys = zip(atoms, sides, strict=True)
         self.engine_scores = dict(zip(keys, ranked.log_odds.tolist()))
-        self.n_links = recount.count_links(subject.facts.all)
+        _, ending = split_linked_last(subject.score)
+        self.n_links = recount.count_links(subject.facts.all if ending else ())
 
         counts = dict(enumerate(_engine_counts(task))) | dict(rule_counts)
         smoothing = float(task.cfg.smoothing or 0.0)
@@ -280,9 +281,9 @@ class _ScoreSource:
     def _is_linked(self, atom: Atom, *, is_directed: bool) -> bool:
         """Whether a fact other than an atom itself links its entities, in its direction or in either."""
         pair, back = atom[1:], atom[:0:-1]
-        n_links = self.n_links.get(pair, 0)
+        n_links = self.n_links[pair]
         if not is_directed and pair != back:
-            n_links += self.n_links.get(back, 0)
+            n_links += self.n_links[back]
         return n_links > (atom in self.subject.facts.all)
 
 

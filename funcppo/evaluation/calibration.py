@@ -173,6 +173,7 @@ def to_json(bins: Bins) -> dict[str, Any]:
     edges = np.arange(N_PROBABILITY_BINS + 1) / N_PROBABILITY_BINS
     with np.errstate(divide="ignore", invalid="ignore"):
         mean, share = bins.probability_sum / bins.n, bins.n_right / bins.n
+
     columns = {
         "from": edges[:-1],
         "to": edges[1:],
@@ -182,6 +183,8 @@ def to_json(bins: Bins) -> dict[str, Any]:
         "low": low,
         "high": high,
     }
+
+    # Bins without candidates are left out.
     rows = zip(*(column[is_used].tolist() for column in columns.values()))
     has_any = bool(is_used.any())
     return {

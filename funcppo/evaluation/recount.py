@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -317,14 +318,9 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
     return log_score - _log_complement(-log_score)
 
 
-def count_links(facts: Iterable[Atom]) -> dict[tuple[int, ...], int]:
+def count_links(facts: Iterable[Atom]) -> Counter[tuple[int, ...]]:
     """How many facts of two arguments link each two entities, from the first to the second."""
-    n_links: dict[tuple[int, ...], int] = {}
-    for _, *arguments in facts:
-        if len(arguments) == 2:
-            pair = tuple(arguments)
-            n_links |= {pair: n_links.get(pair, 0) + 1}
-    return n_links
+    return Counter(fact[1:] for fact in facts if len(fact) == 3)
 
 
 def _log_complement(exponent: float) -> float:

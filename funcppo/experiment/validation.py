@@ -633,6 +633,7 @@ def calibrate(
     queries = validation_queries(run)
     if not len(queries):
         return None
+
     first, *_, last = policies(run).items()
     report = partial(
         _report_or_stop, on_phase, deadline, "calibrating on valid"
@@ -644,6 +645,7 @@ def calibrate(
         )
     except _TimeOver:
         return None
+
     temperature = calibration.choose_temperature(
         trained, among_candidates=run.score == EVIDENCE_SCORE
     )

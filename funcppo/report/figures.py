@@ -232,9 +232,7 @@ def draw_gains(runs: Sequence[RunMeasurements]) -> Picture:
     )
     axes.axvline(0.0, color=GREY, linewidth=1)
     axes.set_yticks(places, [label(name) for name in table.names[:n]])
-    axes.set_ylim(n - 0.4, -0.6)
-    what = f"{n} of {len(table.names):,} relations, greatest losses first"
-    axes.set_title(what, fontsize=9, loc="left")
+    _order_bars(axes, n, len(table.names), "relations, greatest losses first")
     axes.set_xlabel("MRR trained less the better of untrained and rule score")
     return Picture(figure, table)
 
@@ -331,9 +329,7 @@ def draw_weights(runs: Sequence[RunMeasurements]) -> Picture:
         )
     ]
     upper.set_yticks(places, texts, fontsize=7.5)
-    upper.set_ylim(n - 0.4, -0.6)
-    what = f"{n} of {len(single.kind):,} weights, moved most first"
-    upper.set_title(what, fontsize=9, loc="left")
+    _order_bars(upper, n, len(single.kind), "weights, moved most first")
     upper.set_xlabel("change of the weight in the score, a logit")
 
     places = np.arange(n_relations)
@@ -496,10 +492,15 @@ def _bars(drawn: Band, runs: Sequence[RunMeasurements]) -> np.ndarray | None:
     return np.stack([drawn.mean - drawn.low, drawn.high - drawn.mean])
 
 
-def _finish_bars(axes: Axes, n: int, n_all: int, what: str) -> None:
+def _order_bars(axes: Axes, n: int, n_all: int, what: str) -> None:
     """Order bars from the top, and say how many there are."""
     axes.set_ylim(n - 0.4, -0.6)
     axes.set_title(f"{n} of {n_all:,} {what}", fontsize=9, loc="left")
+
+
+def _finish_bars(axes: Axes, n: int, n_all: int, what: str) -> None:
+    """Order bars from the top, say how many there are, and what their marks mean."""
+    _order_bars(axes, n, n_all, what)
     axes.legend(
         frameon=False,
         loc="lower right",

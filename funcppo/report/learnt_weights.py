@@ -56,6 +56,8 @@ def learnt_weights(run: Run) -> LearntWeights | None:
             run.task.dataset, setup.aggregation, untrained.score, trained.score
         )
     )
+
+    # The largest changes of all kinds together.
     change = np.concatenate([np.abs(m.after - m.before) for m in moves])
     largest = np.argsort(-change, kind="stable")[:MAX_WEIGHTS]
     start = np.cumsum([0, *(len(m.label) for m in moves)])

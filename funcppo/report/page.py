@@ -274,6 +274,7 @@ def _reliability_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
     if table.trained_at_temperature is not None:
         values = ", ".join(f"{t:.3g}" for t in table.temperature)
         named[f"trained, temperature {values}"] = table.trained_at_temperature
+
     overall = [
         (
             name,
@@ -284,6 +285,7 @@ def _reliability_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
         )
         for name, t in named.items()
     ]
+
     interval = "95 % interval" if len(runs) == 1 else "± standard deviation"
     columns = ("policy", "probability", "candidates", "mean", "are the answer")
     return (
