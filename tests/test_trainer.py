@@ -393,6 +393,8 @@ def test_what_is_not_learnt_from_is_noted():
     assert result.notes == (
         "16 minibatches were skipped and 0 applied: a loss or a gradient was not finite",
     )
+    with pytest.warns(TrainingNote, match="32 minibatches were skipped"):
+        fp.train_many(replace(learner, cfg=cfg), 16, seeds=2)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,16 @@ def test_json_starts_with_the_version_of_its_format(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_json_has_no_character_that_cannot_be_seen(tmp_path, capsys):
+    name = "a\x7f\x9b\u202eb"
+    path = tmp_path / "result.json"
+    common.write_json(str(path), {"name": name})
+    common.write_json("-", {"name": name})
+    for text in (path.read_text(), capsys.readouterr().out):
+        assert json.loads(text)["name"] == name
+        assert text.replace("\n", "").isprintable()
+
+
 def test_debugging_turns_compiler_and_graphs_off_and_shows_where_it_failed(
     tmp_path, capsys
 ):
