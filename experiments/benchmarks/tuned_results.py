@@ -39,6 +39,7 @@ SETTINGS = {
         [
             *("--questions.seconds", "60", "--listwise.max-steps", "1000"),
             *("--questions.max-firings", "80000000", "--seconds", "3600"),
+            *("--embedding.rank", "128", "--embedding.seconds", "300"),
         ],
     ),
     "wn18rr": Options(
@@ -57,6 +58,7 @@ SETTINGS = {
             *("--n-validation-queries", "3034", "--steps", "20480"),
             *("--prover.max-height", "1", "--prover.smoothing", "5"),
             *("--prover.object-identity", "False", "--seconds", "3600"),
+            *("--embedding.rank", "128", "--embedding.seconds", "300"),
         ],
     ),
 }

@@ -9,12 +9,14 @@ parameters and moments, relative to the distance that learning moved it; 0 means
 after one update: later ones may sample another action where a probability was rounded otherwise.
 
 Exits 1 when eager bits differ, or a compiled first update by more than `equivalence.DEFAULT_TOLERANCE`. The eager
-bits of the prover differ on GPUs (experiments/results/process_equality-h100.json).
+bits of the prover differ on GPUs (experiments/results/process_equality-h100.json); `--mode deterministic` is eager with
+`torch.use_deterministic_algorithms(True)`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,7 +42,7 @@ from funcppo.runtime import collectives
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
 
 SIZES = {"cartpole": (256, 32), "prover": (64, 16)}  # environments, steps
-MODES = ("eager", "compiled")
+MODES = ("eager", "compiled", "deterministic")
 N_UPDATES = 5
 TINY = 1e-30
 
@@ -61,7 +63,9 @@ def main() -> int:
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--work", nargs="*", default=[*SIZES], choices=SIZES)
-    parser.add_argument("--mode", nargs="*", default=MODES, choices=MODES)
+    parser.add_argument(
+        "--mode", nargs="*", default=MODES[:2], choices=MODES
+    )
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--out", type=Path, help="record to write")
@@ -105,7 +109,10 @@ def run_cell(args: argparse.Namespace, cell: Cell, folder: Path) -> str:
     command += ["--processes", str(max(args.processes))]
     command += ["--device", args.device, "--cell", cell.work, cell.mode]
     command += [str(path_of(cell, folder))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    env = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=env
+    )
     return done.stderr[-2000:] if done.returncode else ""
 
 
@@ -117,6 +124,7 @@ def path_of(cell: Cell, folder: Path) -> Path:
 def learn(args: argparse.Namespace, work: str, mode: str, path: Path) -> None:
     """Make some updates with the other processes; rank 0 writes what they learned after the first and the last."""
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode == "deterministic")
     if args.device == "cuda":
         collectives.choose_gpu()  # before the world of the prover is there
     learner = fp.distribute(
@@ -132,7 +140,7 @@ def learn(args: argparse.Namespace, work: str, mode: str, path: Path) -> None:
     if learner.group is None or learner.group.is_main:
         record = stepper.record if mode == "compiled" else None
         facts = {
-            "strategy": record.strategy if record else "eager",
+            "strategy": record.strategy if record else mode,
             "rollout": record.rollout if record else "steps",
             "replay_mode": record.replay_mode if record else "none",
             "n_graphs": str(stepper.captured.n_graphs if record else 0),
