@@ -44,6 +44,7 @@ a line that names its records, hardware, versions and commits):
     compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
     process-equality            how far two processes are from one, of what learning moved
+    shared-mining            docs/performance.md, several processes: mining on two GPUs
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
@@ -1504,7 +1505,7 @@ def process_equality() -> str:
     rows = [
         [
             row["work"],
-            f"{row['mode']}, {row['strategy']}",
+            ", ".join(dict.fromkeys((row["mode"], row["strategy"]))),
             *(
                 f"{row[name]:.0e}" if row[name] else "0"
                 for name in (
@@ -1520,6 +1521,23 @@ def process_equality() -> str:
     ]
     head = ["work, 2 GPUs", "step", "after 1 update", "after 5"]
     head += ["limit after 1", "within it"]
+    return table(head, rows) + origin(name)
+
+
+def shared_mining() -> str:
+    """The block of this name."""
+    name = "shared_mining-h100"
+    rows = [
+        [
+            str(row["processes"]),
+            f"{row['seconds']:.1f}",
+            f"{row['work_seconds']:.1f}",
+            f"{row['work_speed_up']:.2f}",
+            "yes" if row["is_equal"] else "no",
+        ]
+        for row in load_record(name)["rows"]
+    ]
+    head = ["GPUs", "seconds", "of mining", "speed-up", "equal bytes"]
     return table(head, rows) + origin(name)
 
 
@@ -1677,6 +1695,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-lookup": performance_lookup,
     "performance-processes": performance_processes,
     "process-equality": process_equality,
+    "shared-mining": shared_mining,
     "large-graph": large_graph,
     "large-graph-sizes": large_graph_sizes,
 }

@@ -39,7 +39,7 @@ SETTINGS = {
         [
             *("--questions.seconds", "60", "--listwise.max-steps", "1000"),
             *("--questions.max-firings", "80000000", "--seconds", "3600"),
-            *("--embedding.rank", "128", "--embedding.seconds", "300"),
+            *("--embedding.rank", "64", "--embedding.seconds", "300"),
         ],
     ),
     "wn18rr": Options(
@@ -58,7 +58,7 @@ SETTINGS = {
             *("--n-validation-queries", "3034", "--steps", "20480"),
             *("--prover.max-height", "1", "--prover.smoothing", "5"),
             *("--prover.object-identity", "False", "--seconds", "3600"),
-            *("--embedding.rank", "128", "--embedding.seconds", "300"),
+            *("--embedding.rank", "64", "--embedding.seconds", "300"),
         ],
     ),
 }

@@ -63,9 +63,7 @@ def main() -> int:
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--work", nargs="*", default=[*SIZES], choices=SIZES)
-    parser.add_argument(
-        "--mode", nargs="*", default=MODES[:2], choices=MODES
-    )
+    parser.add_argument("--mode", nargs="*", default=MODES[:2], choices=MODES)
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--out", type=Path, help="record to write")
