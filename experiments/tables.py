@@ -44,7 +44,7 @@ a line that names its records, hardware, versions and commits):
     compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
     process-equality            how far two processes are from one, of what learning moved
-    shared-mining            docs/performance.md, several processes: mining on two GPUs
+    shared-mining               mining on two GPUs
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table

@@ -37,9 +37,7 @@ TABLES = paths.MATRIX_TABLES.read_text()
 RECORDS = tables.records(record.RESULTS)
 NAMES = [tables.label(r) for r in RECORDS]
 # Records whose cells ran other code than there is, to be made again. A record that is up to date must not be listed.
-STALE_RECORDS = {
-    "2.9.1 cpu": "older than the masking of rows that are not finite",
-}
+STALE_RECORDS: dict[str, str] = {}  # version and device, and why
 EAGER = "0/eager, fused Adam/none/default"
 NO_COMPILER = registry.Compiler("none", "default")
 
