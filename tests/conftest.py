@@ -23,6 +23,8 @@ def pytest_configure():
     Garbage is collected less often: a pass over all objects of PyTorch takes long, and finds little.
     """
     torch.set_num_threads(1)
+    # Programs set it too, and what is compiled under another setting is compiled again.
+    torch.set_float32_matmul_precision("highest")
     gc.set_threshold(100_000, 20, 20)
 
 
