@@ -47,6 +47,7 @@ from funcppo.experiment.answers import (
     Answerer,
     AnswerProof,
     prove_from_other_facts,
+    read_open_query,
 )
 from funcppo.experiment.config import (
     CHOICE_SECONDS,
@@ -438,10 +439,11 @@ class Knowledge:
         """The best answers of relation(head, X) or relation(X, tail).
 
             run.predict("locatedIn", head="france")
+            run.predict("locatedIn(france, X)")
 
         Args:
-          relation: a relation of two arguments.
-          head: the known head; give either this or the tail.
+          relation: a relation of two arguments; or the whole query, as `funcppo predict` reads it.
+          head: the known head; give either this or the tail, of a relation.
           tail: the known tail.
           k: the number of answers; None for all.
           known: list known answers too. Otherwise they are left out and counted.
@@ -455,32 +457,19 @@ class Knowledge:
           Ranked answers; a candidate of a split query has the score that an evaluation gives it.
 
         Raises:
-          ValueError: a name is unknown, not exactly one of head and tail is given, k is below 1, or unproved answers
-            are asked for beside a smallest score or of a run without link embeddings.
+          ValueError: a name is unknown, not exactly one of head and tail is given, a query has no or several variables,
+            k is below 1, or unproved answers are asked for beside a smallest score or of a run without link embeddings.
         """
         if unproved and min_score:
             raise ValueError(
                 "predict: expected unproved or min_score, got both: unproved answers score 0"
             )
-        if (head is None) == (tail is None):
-            raise ValueError(
-                f"predict: expected head or tail, got {'neither' if head is None else 'both'}"
-            )
         if k is not None and k < 1:
             raise ValueError(f"predict: expected k of 1 or more, got {k}")
-
-        side = TAIL if tail is None else HEAD
-        given = head if tail is None else tail
-        query = OpenQuery(
-            _id_of("relation", relation, self.dataset.predicates),
-            side,
-            _id_of("entity", str(given), self.dataset.entities),
-        )
-        arity = self.dataset.arities[query.predicate - 1]
-        if arity != TAIL:
-            raise ValueError(
-                f"predict: expected a relation of two arguments, {relation} has {arity}"
-            )
+        if head is None and tail is None and relation.rstrip().endswith(")"):
+            query, _ = read_open_query(self.dataset, relation)
+        else:
+            query = self._open_query(relation, head, tail)
 
         (found,) = self._answerer.answer(
             [query],
@@ -499,6 +488,32 @@ class Knowledge:
             n_known=found.n_known,
             n_self=found.n_self,
         )
+
+    def _open_query(
+        self, relation: str, head: str | None, tail: str | None
+    ) -> OpenQuery:
+        """The query about one side of a relation.
+
+        Raises:
+          ValueError: a name is unknown, or not exactly one of head and tail is given.
+        """
+        if (head is None) == (tail is None):
+            raise ValueError(
+                f"predict: expected head or tail, got {'neither' if head is None else 'both'}"
+            )
+        side = TAIL if tail is None else HEAD
+        given = head if tail is None else tail
+        query = OpenQuery(
+            _id_of("relation", relation, self.dataset.predicates),
+            side,
+            _id_of("entity", str(given), self.dataset.entities),
+        )
+        arity = self.dataset.arities[query.predicate - 1]
+        if arity != TAIL:
+            raise ValueError(
+                f"predict: expected a relation of two arguments, {relation} has {arity}"
+            )
+        return query
 
     def prove(self, query: str) -> ProofResult:
         """Prove an atom from other facts, up to the height of the score.
@@ -770,6 +785,10 @@ def open(
       ValueError: the folder holds no run, its data have changed, or the graph has no rules.
     """
     if isinstance(source, Graph):
+        if not len(source.dataset.rules):
+            raise ValueError(
+                f"{source.dataset.name}: expected rules (funcppo.mine(graph), or funcppo.load with rules=), got none"
+            )
         cfg = ProverTaskConfig(smoothing="auto", object_identity="auto")
         subject = dataset_subject(
             source.dataset,

@@ -94,7 +94,9 @@ def test_an_opened_run_is_the_run(run):
     opened = fp.open(run.folder)
     assert opened.trained and opened.score == run.score
     assert repr(opened) == repr(run)
-    assert opened.predict("p", tail="e3") == run.predict("p", tail="e3")
+    found = run.predict("p", tail="e3")
+    assert opened.predict("p", tail="e3") == found
+    assert run.predict("p(X, e3)") == found
     untrained = fp.open(run.folder, score="noisy-or")
     assert not untrained.trained and untrained.score == "noisy-or"
 
@@ -214,6 +216,7 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
     ("ask", "message"),
     [
         (lambda k: k.predict("p"), "expected head or tail, got neither"),
+        (lambda k: k.predict("p(e1, e2)"), "two arguments, one of them a vari"),
         (lambda k: k.predict("p", head="e1", tail="e2"), "got both"),
         (lambda k: k.predict("pp", head="e1"), "unknown relation 'pp'"),
         (lambda k: k.predict("p", head="e99"), "unknown entity.*close: "),
@@ -224,7 +227,10 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
         (lambda k: fp.load("no such data"), "unknown data set"),
         (lambda k: fp.load("countries_s1", test=[]), "valid and test only"),
         (lambda k: fp.fit(fp.load([("a", "p", "b")])), "the data hold none"),
-        (lambda k: fp.open(fp.load([("a", "p", "b")])), "expected rules"),
+        (
+            lambda k: fp.open(fp.load([("a", "p", "b")])),
+            r"expected rules \(funcppo.mine",
+        ),
         (lambda k: fp.load([]), "load: expected at least one triple, got none"),
         (lambda k: fp.mine("countries_s1", seconds=-1), "seconds: expected"),
     ],

@@ -197,8 +197,9 @@ def read_config(folder: Path) -> RunConfig:
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
+        found = f"one without {CONFIG_FILE}" if folder.is_dir() else "none"
         raise ValueError(
-            f"{folder}: expected a folder that `funcppo train` wrote, got one without {CONFIG_FILE}"
+            f"{folder}: expected a folder that `funcppo train` wrote, got {found}"
         )
     raw = json_io.parse_object(path, path.read_bytes())
     version = formats.check_format(path, raw.pop(formats.FORMAT_KEY, 1))
