@@ -76,7 +76,6 @@ GPU_ROWS_FACTOR = 16  # times as many rows on a GPU
 CHUNK_SIZE = 2048
 # test queries whose ranking tells how many there is time for
 FIRST_ROUND = 16
-NORMAL_QUANTILE = 1.96  # of a 95 % interval
 # what the metric on valid must gain where linked candidates come last
 MIN_LINKED_GAIN = 0.0005
 # Where T_P is not held: queries whose answers tell how many queries are ranked together, and answers of these.
@@ -470,8 +469,8 @@ def _summarise_by_score(
             error = float(rank.std()) * ((1 - n / n_all) / n) ** 0.5
             mean = float(rank.mean())
             metrics["mrr_interval"] = [
-                mean - NORMAL_QUANTILE * error,
-                mean + NORMAL_QUANTILE * error,
+                mean - calibration.NORMAL_95 * error,
+                mean + calibration.NORMAL_95 * error,
             ]
         summary[name] = metrics
     return summary

@@ -141,7 +141,7 @@ def test_a_supervisor_may_resume_from_the_start(
     # Without a data set there is nothing to begin with.
     words = ("--out", tmp_path / "none", "--resume")
     assert funcppo(monkeypatch, "train", *words) == 2
-    assert "got one without config.json" in capsys.readouterr().err
+    assert "train` wrote, got none" in capsys.readouterr().err
 
 
 def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
