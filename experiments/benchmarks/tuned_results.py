@@ -3,8 +3,10 @@
     python experiments/benchmarks/tuned_results.py --data DIR --only family
     python experiments/benchmarks/tuned_results.py --data DIR --only wn18rr --device cuda --jobs 3
 
-The options were set by what ranks valid better. The record is written after every run, and what it holds is not run
-again. `--rules` takes rules that `funcppo mine` has written with the options of the set.
+The options were set by what ranks valid better, but for those of link embeddings: their rank and seconds were set by
+the time that a training may take, other ranks were not compared, and no recorded row has them yet. The record is
+written after every run, and what it holds is not run again. `--rules` takes rules that `funcppo mine` has written with
+the options of the set.
 """
 
 from __future__ import annotations
