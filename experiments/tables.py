@@ -1537,7 +1537,8 @@ def shared_mining() -> str:
         ]
         for row in load_record(name)["rows"]
     ]
-    head = ["GPUs", "seconds", "of mining", "speed-up", "equal bytes"]
+    head = ["GPUs", "seconds of the program", "of mining in it"]
+    head += ["speed-up of mining", "equal bytes"]
     return table(head, rows) + origin(name)
 
 

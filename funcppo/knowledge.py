@@ -254,6 +254,8 @@ class Predictions(_Table, Sequence[Answer]):
     """Known answers, in some split or in facts.txt, listed or not."""
     n_self: int = 0
     """1 if the entity of the query is derivable and left out."""
+    notes: tuple[str, ...] = ()
+    """How the names of a query were read, where they could be read otherwise."""
 
     def __len__(self) -> int:
         """The number of answers that are listed."""
@@ -275,7 +277,7 @@ class Predictions(_Table, Sequence[Answer]):
         left_out = ", itself left out (with_self keeps it)" * self.n_self
         return (
             f"{self.query}: {self.n_new:,} new answers, {self.n_known:,} known{left_out}, "
-            f"score {self.score}"
+            f"score {self.score}{''.join(f'; note: {note}' for note in self.notes)}"
         )
 
     def _columns(self) -> tuple[str, ...]:
@@ -466,8 +468,11 @@ class Knowledge:
             )
         if k is not None and k < 1:
             raise ValueError(f"predict: expected k of 1 or more, got {k}")
-        if head is None and tail is None and relation.rstrip().endswith(")"):
-            query, _ = read_open_query(self.dataset, relation)
+        notes: tuple[str, ...] = ()
+        is_relation = relation in self.dataset.predicates or "(" not in relation
+        if head is None and tail is None and not is_relation:
+            query, read = read_open_query(self.dataset, relation)
+            notes = read.notes
         else:
             query = self._open_query(relation, head, tail)
 
@@ -487,6 +492,7 @@ class Knowledge:
             n_new=found.n_new,
             n_known=found.n_known,
             n_self=found.n_self,
+            notes=notes,
         )
 
     def _open_query(

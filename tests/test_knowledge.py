@@ -187,6 +187,20 @@ def test_results_print_with_names_escaped():
     assert proved._repr_html_().startswith("<pre>proved")
 
 
+def test_a_query_says_how_its_names_were_read():
+    """A capital that names an entity is that entity; a relation may have a parenthesis in its name."""
+    rows = [("X", "p (old)", "b"), ("X", "q", "b"), ("c", "q", "d")]
+    opened = fp.open(fp.load(rows, rules="'p (old)'(A, B) :- q(A, B)."))
+    found = opened.predict("'p (old)'(c, ?t)")
+    assert [answer.entity for answer in found] == ["d"] and not found.notes
+    found = opened.predict("'p (old)'(X, ?t)", known=True)
+    assert found.query == "'p (old)'('X', X)"
+    assert found.notes == ("X is an entity here; write ?x for a variable",)
+    assert "note: X is an entity here" in repr(found)
+    with pytest.raises(ValueError, match="head or tail, got neither"):
+        opened.predict("p (old)")
+
+
 def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
     found = fp.open(graph).predict("p", head="e1", k=2)
 

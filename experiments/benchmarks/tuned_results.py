@@ -3,10 +3,8 @@
     python experiments/benchmarks/tuned_results.py --data DIR --only family
     python experiments/benchmarks/tuned_results.py --data DIR --only wn18rr --device cuda --jobs 3
 
-The options were set by what ranks valid better, but for those of link embeddings: their rank and seconds were set by
-the time that a training may take, other ranks were not compared, and no recorded row has them yet. The record is
-written after every run, and what it holds is not run again. `--rules` takes rules that `funcppo mine` has written with
-the options of the set.
+The options were set by what ranks valid better. The record is written after every run, and what it holds is not run
+again. `--rules` takes rules that `funcppo mine` has written with the options of the set.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ SETTINGS = {
         [
             *("--questions.seconds", "60", "--listwise.max-steps", "1000"),
             *("--questions.max-firings", "80000000", "--seconds", "3600"),
-            *("--embedding.rank", "64", "--embedding.seconds", "300"),
         ],
     ),
     "wn18rr": Options(
@@ -60,7 +57,6 @@ SETTINGS = {
             *("--n-validation-queries", "3034", "--steps", "20480"),
             *("--prover.max-height", "1", "--prover.smoothing", "5"),
             *("--prover.object-identity", "False", "--seconds", "3600"),
-            *("--embedding.rank", "64", "--embedding.seconds", "300"),
         ],
     ),
 }

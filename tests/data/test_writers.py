@@ -192,7 +192,7 @@ def test_a_rule_with_more_variables_than_letters_cannot_be_said_in_anyburl():
     st.lists(rules(ARITIES), min_size=1, max_size=4),
     st.sampled_from(["weighted", "AnyBURL"]),
 )
-@settings(max_examples=100)
+@settings(max_examples=300)
 def test_line_formats_read_back_what_they_print(clauses, form):
     text = format_clauses(clauses, form)
     assert detect_format(text) == form
@@ -200,7 +200,7 @@ def test_line_formats_read_back_what_they_print(clauses, form):
 
 
 @given(st.lists(rules(BINARY), min_size=1, max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=300)
 def test_amie_reads_back_what_it_prints(clauses):
     text = format_clauses(clauses, "AMIE")
     assert detect_format(text) == "AMIE"
@@ -216,7 +216,7 @@ def test_amie_reads_back_what_it_prints(clauses):
         if not is_built_in(Atom(n, (n,) * k))
     ]
 )
-@settings(max_examples=100)
+@settings(max_examples=300)
 def test_prolog_reads_back_what_it_prints(clauses):
     text = format_clauses(clauses, "Prolog")
     assert detect_format(text) == "Prolog"

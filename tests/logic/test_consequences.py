@@ -118,7 +118,7 @@ def test_smoothed_confidence_worked_by_hand():
 
 
 @given(programs)
-@settings(max_examples=100)
+@settings(max_examples=300)
 def test_consequences_are_the_heads_of_one_application(program):
     for leave_one_out in (False, True):
         for identity in (False, True):

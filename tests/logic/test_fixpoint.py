@@ -80,7 +80,7 @@ def test_a_closure_worked_by_hand():
 
 
 @given(programs)
-@settings(max_examples=200)
+@settings(max_examples=600)
 def test_the_model_is_the_least_model_with_its_heights(program):
     model = model_of(program)
     assert heights(model) == oracles.least_model(program)
@@ -95,9 +95,9 @@ def test_the_model_is_the_least_model_with_its_heights(program):
 @pytest.mark.skipif(not prolog.AVAILABLE, reason="swipl is not installed")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_answers_and_heights_are_prologs(seed):
-    """1000 programs at once: Prolog's tabled answers, and what its meta-interpreter proves within height 3."""
+    """3000 programs at once: Prolog's tabled answers, and what its meta-interpreter proves within height 3."""
     random = Random(seed)
-    several = [oracles.random_program(random) for _ in range(1000)]
+    several = [oracles.random_program(random) for _ in range(3000)]
     program, shifts = oracles.together(several)
     found = heights(model_of(program))
     answers, bounded = prolog.models(program, height=3)
@@ -304,7 +304,7 @@ def test_the_height_of_an_absent_atom_is_minus_one(program):
 
 
 @given(programs, st.integers(0, 2), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=300, deadline=None)
 def test_the_step_after_a_model_derives_what_the_next_model_has_more(
     program, h, identity
 ):

@@ -76,7 +76,7 @@ def test_facts_for_a_goal_worked_by_hand():
 
 
 @given(tables())
-@settings(max_examples=100)
+@settings(max_examples=300)
 def test_an_atom_is_found_exactly_when_it_is_in_the_list(case):
     facts, top = case
     world, sizes = build(facts, top)
@@ -113,7 +113,7 @@ def test_tables_in_huge_pages_answer_alike(case):
 
 
 @given(tables())
-@settings(max_examples=100)
+@settings(max_examples=300)
 def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(
     case,
 ):
@@ -135,7 +135,7 @@ def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(
 
 
 @given(tables())
-@settings(max_examples=50)
+@settings(max_examples=150)
 def test_without_a_fact_is_the_knowledge_base_of_the_others(case):
     facts, top = case
     world, sizes = build(facts, top)

@@ -139,7 +139,7 @@ def test_the_checker_rejects_a_proof_that_binds_a_variable_to_a_constant_of_its_
 
 
 @given(programs, st.booleans(), st.data())
-@settings(max_examples=100)
+@settings(max_examples=300)
 def test_verdict_and_height_are_those_of_the_least_model_without_the_query(
     program, object_identity, data
 ):

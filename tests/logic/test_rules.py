@@ -25,7 +25,7 @@ def test_a_chain_of_variables_becomes_one():
 
 
 @given(terms, terms)
-@settings(max_examples=500)
+@settings(max_examples=2000)
 def test_the_unifier_is_a_most_general_one(left, right):
     left, right = (1, *left), (1, *right)
     same, known = (

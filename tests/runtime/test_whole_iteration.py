@@ -44,7 +44,7 @@ def test_a_whole_iteration_is_one_graph_and_equals_eager(n_microbatches):
         cfg.ppo,
         n_envs=4,
         n_steps=3,
-        n_epochs=1,
+        n_epochs=2,
         n_minibatches=2,
         n_microbatches=n_microbatches,
     )
