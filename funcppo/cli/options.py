@@ -69,6 +69,7 @@ METAVARS_OF_FIELDS = {
     "split_ratios": "X,X,X",
     "seconds": "SECONDS",
     "smoothing": "auto|None|X",
+    "odds_power": "auto|X",
 }
 DEFAULT_NAMES = {"True": "on", "False": "off"}
 

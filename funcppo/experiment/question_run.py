@@ -42,6 +42,8 @@ MAX_VALID_ROWS = 100_000_000
 # The same for a ranking of test, which holds a chunk of its questions at a time: some two minutes each.
 MAX_TEST_FIRINGS = 100_000_000
 MAX_TEST_ROWS = 400_000_000
+# powers of the odds to start from, of which valid chooses
+ODDS_POWERS = (1.0, 2.0, 3.0)
 # standard errors that the fit must gain on valid
 MIN_GAIN_ERRORS = 2.0
 
@@ -102,7 +104,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     """Index the facts of a task of height 1.
 
     Args:
-      cfg: degrees and embeddings that are left open are not weighed.
+      cfg: degrees and embeddings that are left open are not weighed, and odds start with power 1.
     """
     facts = evidence.index_facts(task.kb, task.sizes, task.cfg.memory_share)
     world = aggregation.make_world(task.kb, task.sizes, facts)
@@ -112,6 +114,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         uses_links=cfg.links,
         uses_degrees=cfg.degrees is True,
         uses_embedding=cfg.embedding is True,
+        odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
     )
     return QuestionSetup(
         facts=facts,
@@ -129,8 +132,15 @@ def training_world(setup: QuestionSetup, device: str) -> QuestionWorld:
 
 
 def untrained_params(setup: QuestionSetup, device: str) -> Params:
-    """The weights that add the odds of the rule confidences."""
+    """The weights that add the odds of the rule confidences, each to the power of the settings."""
     return questions.init(setup.policy, random.key(0, device))
+
+
+def with_odds_power(setup: QuestionSetup, power: float) -> QuestionSetup:
+    """The setup whose untrained weights add powers of the odds."""
+    weighed = dataclasses.replace(setup.policy.aggregation, odds_power=power)
+    policy = dataclasses.replace(setup.policy, aggregation=weighed)
+    return dataclasses.replace(setup, policy=policy)
 
 
 def make_scorer(
@@ -287,6 +297,7 @@ def collect(
     weighed = dataclasses.replace(
         collected.policy.aggregation,
         uses_embedding=setup.policy.aggregation.uses_embedding,
+        odds_power=setup.policy.aggregation.odds_power,
     )
     policy = dataclasses.replace(collected.policy, aggregation=weighed)
     return dataclasses.replace(setup, world=world, policy=policy), collected

@@ -489,12 +489,48 @@ def _score_by_evidence(
     run = validation.with_valid_evidence(run, deadline.seconds_left)
     if run.valid_evidence is None:
         return _ScoredRun(run, -1.0, [])
-    untrained = run.state.start_params
-    start = time.monotonic()
-    quality = validation.validation_quality(run, untrained, ignore_progress)
-    seconds = time.monotonic() - start
+    run, mrr, notes, seconds = _choose_odds_power(run, deadline)
     run = dataclasses.replace(run, rule_metric=validation.rule_metric(run))
-    return _ScoredRun(run, quality["mrr"], [], seconds)
+    return _ScoredRun(run, mrr, notes, seconds)
+
+
+def _choose_odds_power(run: Run, deadline: Deadline) -> _ScoredRun:
+    """A run that learns from questions, with the power of the odds whose untrained weights rank valid best.
+
+    Args:
+      run: with the evidence of valid.
+      deadline: ends the choice, but for its first power.
+    """
+    config, setup = run.run_config, run.questions
+    assert setup is not None, "the run learns from questions"
+    powers = question_run.ODDS_POWERS
+    if config.questions.odds_power != "auto":
+        powers = (config.questions.odds_power,)
+
+    scored: dict[float, _ScoredRun] = {}
+    for power in powers:
+        if scored and deadline.is_over:
+            break
+        variant = question_run.with_odds_power(setup, power)
+        options = dataclasses.replace(config.questions, odds_power=power)
+        chosen = dataclasses.replace(
+            run,
+            questions=variant,
+            run_config=dataclasses.replace(config, questions=options),
+        )
+        params = question_run.untrained_params(variant, config.device)
+        start = time.monotonic()
+        quality = validation.validation_quality(chosen, params, ignore_progress)
+        seconds = time.monotonic() - start
+        scored[power] = _ScoredRun(chosen, quality["mrr"], [], seconds)
+
+    # The first one is chosen if they are equal.
+    power = max(scored, key=lambda power: scored[power].mrr)
+    if len(powers) == 1:
+        return scored[power]
+    listing = ", ".join(f"{p:g} {found.mrr:.4f}" for p, found in scored.items())
+    note = f"evidence: power {power:g} of the odds chosen: MRR untrained on valid: {listing}"
+    return scored[power]._replace(notes=[note])
 
 
 def _start_from_fit(

@@ -10,7 +10,7 @@ groundings, and their share of all groundings; and 1), the rules that derive a c
 
 where the label is that of the question (see `evidence`), the shape of a rule is the number of its atoms and constants,
 degrees count by `DEGREE_BUCKETS`, and the prior is that of `link_embedding`. The initial weights give the log of the
-odds of the confidences added up.
+sum of the odds of the confidences, each to a power.
 
 `score` takes a `Batch`: `gather` makes one of fixed shapes for training, `whole` one of all candidates for ranking.
 """
@@ -31,7 +31,7 @@ from funcppo.prover.evidence import (
     FactIndex,
     n_labels,
 )
-from funcppo.ranges import Size, check_fields
+from funcppo.ranges import PositiveFloat, Size, check_fields
 from funcppo.types import F32, I64, Bool
 
 # where the buckets of degrees begin: 0, 1, 2, 3-4, 5-8, 9 and more
@@ -43,7 +43,7 @@ LOG_SCALE = 3.0
 # confidences are clipped to [c, 1 - d]
 MIN_CONFIDENCE, MAX_CONFIDENCE = 1e-4, 0.999
 # scores of firings are clipped to [-s, s]
-MAX_FIRING_SCORE = 15.0
+MAX_FIRING_SCORE = 25.0
 # added to the sum over firings, so that its logarithm is finite
 MIN_SUM = 1e-6
 
@@ -62,6 +62,8 @@ class AggregationConfig:
     """Weigh the candidate's degrees in the labels other than the question's."""
     uses_embedding: bool = False
     """Weigh the candidate's prior by link embeddings."""
+    odds_power: PositiveFloat = 1.0
+    """Initial weight of the log-odds of a confidence: the larger it is, the less other rules add to the best one."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
@@ -162,7 +164,7 @@ def n_shapes(world: AggregationWorld) -> int:
 
 
 def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
-    """The weights before training: 1 for the log-odds of a confidence, 0 for all else; none is random."""
+    """The weights before training: a number for the log-odds of a confidence, 0 for all else; none is random."""
     n = n_labels(cfg.sizes)
 
     def zeros(*shape: int) -> Tensor:
@@ -171,14 +173,27 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
     # With many relations these are most of the weights, and each step of the optimizer costs all of them.
     n_degrees = n * N_BUCKETS if cfg.uses_degrees else 0
     is_log_odds = torch.arange(N_FEATURES, device=key.device) == 0
+    by_feature = cfg.odds_power * is_log_odds.float()
     return Params(
-        feature_weight=zeros(n, cfg.n_shapes, N_FEATURES) + is_log_odds.float(),
+        feature_weight=zeros(n, cfg.n_shapes, N_FEATURES) + by_feature,
         rule_weight=zeros(2, cfg.sizes.n_rules),
         own_degree_weight=zeros(n, N_BUCKETS),
         linked_weight=zeros(n),
         link_weight=zeros(n, n),
         degree_weight=zeros(n_degrees, n),
         prior_weight=zeros(n if cfg.uses_embedding else 0),
+    )
+
+
+def squares_moved(cfg: AggregationConfig, params: Params) -> F32[Tensor, ""]:
+    """The sum of squares of how far the weights of features, own degrees and being linked are from where they start."""
+    feature = params.feature_weight
+    log_odds, others = feature[..., 0], feature[..., 1:]
+    return (
+        ((log_odds - cfg.odds_power) ** 2).sum()
+        + (others**2).sum()
+        + (params.own_degree_weight**2).sum()
+        + (params.linked_weight**2).sum()
     )
 
 

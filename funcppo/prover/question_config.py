@@ -29,6 +29,10 @@ class QuestionConfig:
     embedding: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
     valid split better by more than two standard errors, and there is time to train them."""
+    odds_power: PositiveFloat | Literal["auto"] = "auto"
+    """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
+    a candidate are added; the larger it is, the less other rules add to the best one. auto: of 1, 2 and 3 the one that
+    ranks the valid split best; 1 without that split."""
     left_out: Literal["auto", "fact", "pair"] = "auto"
     """What is unknown while a training question is answered. fact: its own fact; pair: all facts between its two
     entities; auto: pair if no pair of the valid split is linked by a known fact, otherwise fact."""
@@ -54,7 +58,7 @@ class QuestionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Penalty:
-    """Weights of the sums of squares in the listwise loss: Gaussian priors of mean 0."""
+    """Gaussian priors of the weights of evidence, in the listwise loss."""
 
     rule_weight: NonNegativeFloat = 1e-4
     """Weight of the sum of squares of the weights of rules, in the listwise loss."""
@@ -62,6 +66,9 @@ class Penalty:
     """Weight of the sum of squares of the weights of links, in the listwise loss."""
     degree_weight: NonNegativeFloat = 1e-5
     """Weight of the sum of squares of the weights of degrees, in the listwise loss."""
+    feature_deviation: PositiveFloat = 0.125
+    """Prior standard deviation of the other weights (of the counts of rules, of own degrees, of being linked at all)
+    about where they start. Unlike the sums of squares it counts less where there are more questions."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
@@ -87,7 +94,7 @@ class ListwiseConfig:
     learning_rate: NonNegativeFloat = 0.02
     """Initial learning rate of Adam, which falls to 0 along a line; with 0 PPO starts from the rule confidences."""
     penalty: Penalty = field(default_factory=Penalty)
-    """Gaussian priors of the weights of evidence, of mean 0."""
+    """Gaussian priors of the weights of evidence."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""

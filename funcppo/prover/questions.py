@@ -273,4 +273,7 @@ def listwise_loss(
         + penalty.link_weight * (weights.link_weight**2).sum()
         + penalty.degree_weight * (weights.degree_weight**2).sum()
     )
-    return squares - log_p.mean()
+    moved = aggregation.squares_moved(cfg.aggregation, weights)
+    n_questions = len(world.question)
+    prior = moved / (2 * n_questions * penalty.feature_deviation**2)
+    return squares + prior - log_p.mean()

@@ -41,6 +41,7 @@ METAVARS |= {
     "H,R,T",
     "X,X,X",
     "auto|None|X",
+    "auto|X",
 }
 
 

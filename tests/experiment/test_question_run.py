@@ -122,6 +122,38 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
     assert run.rule_metric == pytest.approx(expected, abs=1e-12)
 
 
+def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(
+    tmp_path, monkeypatch
+):
+    mrr = {1.0: 0.2, 2.0: 0.5, 3.0: 0.5}
+
+    def quality(run, params, on_progress):
+        power = float(params.score.feature_weight[0, 0, 0])
+        return {"mrr": mrr[power]}
+
+    still = replace(CONFIG, listwise=ListwiseConfig(learning_rate=0.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "validation_quality", quality)
+        run = run_start.prepare_run(still, tmp_path, resume=False)
+        assert run.run_config.questions.odds_power == 2.0
+        note = "power 2 of the odds chosen: MRR untrained on valid: 1 0.2000, 2 0.5000, 3 0.5000"
+        assert any(note in line for line in run.notes)
+
+        options = QuestionConfig(odds_power=3.0)
+        other = replace(still, questions=options)
+        other = run_start.prepare_run(other, tmp_path / "set", resume=False)
+        assert other.run_config.questions.odds_power == 3.0
+        assert not any("of the odds chosen" in line for line in other.notes)
+
+    save_checkpoint(run, tmp_path)
+    resumed = run_start.prepare_run(run.run_config, tmp_path, resume=True)
+    for one in (run, resumed):
+        untrained, fitted, _ = validation.policies(one).values()
+        assert torch.equal(tree.ravel(untrained), tree.ravel(fitted))
+        assert float(untrained.score.feature_weight[0, 0, 0]) == 2.0
+        assert not untrained.score.feature_weight[..., 1:].any()
+
+
 @pytest.mark.parametrize("embedding", [False, True])
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     tmp_path, embedding

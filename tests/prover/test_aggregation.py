@@ -46,14 +46,18 @@ def random_params(params, seed=1):
     )
 
 
-def test_before_training_the_odds_of_the_confidences_add_up():
-    cfg, world, params, found = problem(VILLAGE, ask([(KNOWS, TAIL, 1, 0)]))
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_before_training_powers_of_the_odds_of_confidences_add_up(power):
+    cfg, world, _, found = problem(VILLAGE, ask([(KNOWS, TAIL, 1, 0)]))
+    cfg = replace(cfg, odds_power=power)
+    params = aggregation.init(cfg, random.key(0))
     # 1 knows 1, 4 (by 2), 2 (rule 0; rule 1), 4 (rule 0), 3 (rule 1)
     confidence = world.support / world.body_pairs
     odds = confidence / (1 - confidence)
     for entity, rules in ((2, (0, 1)), (3, (1,)), (4, (0, 2)), (1, (2,))):
         at = found.entity.tolist().index(entity)
-        expected = math.log(float(odds[list(rules)].sum()) + 1e-6)
+        total = float((odds[list(rules)] ** power).sum())
+        expected = math.log(total + 1e-6)
         assert float(scores(cfg, world, params, found)[at]) == pytest.approx(
             expected, abs=1e-5
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,6 +106,34 @@ def test_the_policy_is_a_softmax_over_the_candidates_of_the_question():
     )
     n_weights = heavy.score.rule_weight.numel()
     assert weighed - free == pytest.approx(0.5 * 9 * n_weights, rel=1e-4)
+
+
+def test_the_prior_of_features_worked_by_hand():
+    """One weight of each kind moves by 0.5; a quarter each over twice the questions and the variance."""
+    policy, world = make_world()
+    start = replace(policy.aggregation, odds_power=2.0)
+    policy = replace(policy, aggregation=start)
+    params = questions.init(policy, random.key(0))
+    score = params.score
+    feature = score.feature_weight.clone()
+    degree = score.own_degree_weight.clone()
+    feature[0, 0, 0] += 0.5
+    feature[0, 0, 1] -= 0.5
+    degree[0, 0] += 0.5
+    score = score._replace(
+        feature_weight=feature,
+        own_degree_weight=degree,
+        linked_weight=score.linked_weight.index_fill(0, torch.tensor([0]), 0.5),
+    )
+    moved = params._replace(score=score)
+    tight, wide = (
+        float(questions.listwise_loss(policy, world, c, moved, world.question))
+        for c in (
+            Penalty(feature_deviation=0.1),
+            Penalty(feature_deviation=1e6),
+        )
+    )
+    assert tight - wide == pytest.approx(4 * 0.25 / (2 * 2 * 0.01), rel=1e-4)
 
 
 def test_candidates_that_were_drawn_stand_for_those_that_were_not():
