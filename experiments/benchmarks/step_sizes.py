@@ -30,6 +30,7 @@ WAYS = (
     "B/gradients copied into p.grad/inductor",
     "C/torch's functional Adam/inductor",
 )
+N_TOGETHER = 4  # processes that examine a cell each
 MODES = ("default", "reduce-overhead", "manual graph")
 
 
@@ -47,12 +48,14 @@ def main() -> None:
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":  # for what a large network starts from
+        n_cores = len(os.sched_getaffinity(0))
+        os.environ["MATRIX_THREADS"] = str(max(1, n_cores // N_TOGETHER))
     rows: list[dict[str, Any]] = []
     for size in args.sizes:
         os.environ["MATRIX_SIZE"] = size
         for row in measured(device, args.limit):
             rows.append({"size": size, **problem.SIZES[size]._asdict(), **row})
-            print(json.dumps(rows[-1]), flush=True)
         record = {"machine": describe_machine(device), "rows": rows}
         write_record(args.out, record)
 
@@ -66,8 +69,13 @@ def measured(device: str, limit: float) -> list[dict[str, Any]]:
     names += [f"{way}/{mode}" for way in WAYS for mode in modes]
 
     rows: list[dict[str, Any]] = []
-    plan = pool.Plan(device, limit, 4, len(names), lambda name: True)
-    pool.run(names, plan, lambda name, row: rows.append({"cell": name, **row}))
+
+    def keep(name: str, row: dict[str, Any]) -> None:
+        rows.append({"cell": name, **row})
+        print(json.dumps(rows[-1]), flush=True)
+
+    plan = pool.Plan(device, limit, N_TOGETHER, len(names), lambda name: True)
+    pool.run(names, plan, keep)
     return rows
 
 
