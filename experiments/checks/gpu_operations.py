@@ -30,22 +30,24 @@ from experiments.provenance import describe_machine
 from funcppo.experiment import checkpoint
 
 TRAIN = (
-    *("train", "family_tree:40:0", "--strategy", "eager"),
+    *("train", "family_tree:20:0", "--strategy", "eager"),
     *("--ppo.n-envs", "8", "--ppo.n-steps", "4", "--ppo.n-minibatches", "2"),
     *("--prover.max-height", "2", "--learner", "proofs", "--score", "success"),
-    *("--n-validations", "2", "--n-validation-queries", "4"),
+    *("--n-validations", "1", "--n-validation-queries", "2"),
     *("--checkpoint-every", "1", "--seconds", "None"),
 )
-PROFILED_STEPS = "320"  # 10 updates
+PROFILED_STEPS = "64"  # two updates
+PROFILED_SECONDS = "20"
 DISTURBED_STEPS = "25600"  # 800 updates
 LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 SERIES = re.compile(
-    r'funcppo_graph_(enabled|recordings_total|fallbacks_total\{reason="(\w+)"\}) (\S+)'
+    r'^funcppo_graph_(enabled|recordings_total|fallbacks_total\{reason="(\w+)"\}) (\S+)',
+    re.MULTILINE,
 )
 N_OPERATORS = 10_000  # all
 N_COSTLIEST = 8  # operators and kernels of a row, by device time
 MIN_LINES = 20  # of metrics.jsonl before SIGTERM
-TIMEOUT_SECONDS = 150
+TIMEOUT_SECONDS = 300
 
 
 def main() -> int:
@@ -108,7 +110,7 @@ def disturb(train: list[str], folder: Path) -> list[Row]:
 def profile(command: list[str], graphs: str, folder: Path) -> Row:
     """Run a program under the profiler; the launches of graphs, and what its metrics say."""
     report, metrics = folder / "profile.json", folder / "metrics.prom"
-    options = ["--seconds", "60", "--top", str(N_OPERATORS)]
+    options = ["--seconds", PROFILED_SECONDS, "--top", str(N_OPERATORS)]
     switches = ["--graphs", graphs, "--metrics-file", str(metrics)]
     run(["profile", *options, "--json", str(report), *command, *switches])
     said: Row = {"fallbacks": {}}
