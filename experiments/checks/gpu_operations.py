@@ -37,7 +37,7 @@ TRAIN = (
     *("--checkpoint-every", "1", "--seconds", "None"),
 )
 PROFILED_STEPS = "64"  # two updates
-PROFILED_SECONDS = "20"
+PROFILED_SECONDS = "60"  # all of it
 DISTURBED_STEPS = "25600"  # 800 updates
 LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 SERIES = re.compile(
