@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -172,6 +172,7 @@ class Evaluate:
             metrics_exported(
                 self.metrics_port, self.metrics_file, "evaluate"
             ) as exporter,
+            _monitored(exporter),
         ):
             status = self._run(exporter)
             if exporter and status == 0:
@@ -185,6 +186,8 @@ class Evaluate:
         start = time.perf_counter()
         console = make_console(self.json == "-")
         setup = self._prepare(console)
+        if exporter:
+            _describe_run(exporter, setup)
         evaluator = setup.evaluator
         memory.reset_peak(self.device)
 
@@ -412,19 +415,54 @@ def _rows_left(rows: np.ndarray, done: set[int]) -> np.ndarray:
 
 def _notes(setup: EvaluationSetup) -> list[str]:
     """What was chosen, left out or fallen back from, one line each."""
+    from funcppo.evaluation.scorers import graph_fallback_notes
+
     task_notes = setup.evaluator.task.notes
-    return [*task_notes, *setup.notes, *setup.fallback_reasons()]
+    fallback_notes = graph_fallback_notes(setup.search_step)
+    return [*task_notes, *setup.notes, *fallback_notes]
+
+
+@contextmanager
+def _monitored(exporter: Exporter | None) -> Iterator[None]:
+    """Count compilations meanwhile, if metrics are exported."""
+    if exporter is None:
+        yield
+        return
+
+    from funcppo.runtime.monitor import Monitor
+
+    with Monitor() as exporter.monitor:
+        yield
+
+
+def _describe_run(exporter: Exporter, setup: EvaluationSetup) -> None:
+    """Tell the metrics what ranks, and how."""
+    uncompiled = setup.uncompiled
+    exporter.telemetry.describe(
+        "run",
+        program="evaluate",
+        dataset=setup.evaluator.task.dataset.name,
+        device=setup.device,
+        strategy="eager" if uncompiled else "one-graph",
+    )
+    if uncompiled:
+        exporter.telemetry.record_failure(uncompiled.code)
+    exporter.refresh(at_once=True)
 
 
 def _count_scored(
     query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
 ) -> int:
     """The number of candidates scored for a query; the metrics record it."""
+    from funcppo.evaluation.scorers import search_captures
+
     n_scored = sum(record["n_scored"] for record in query)
     if exporter:
         n_missed = sum(record["status"] == "missed" for record in query)
         exporter.telemetry.record_ranked(len(query), n_scored, n_missed)
         exporter.telemetry.record_search(setup.search_stats.counts())
+        captures = search_captures(setup.search_step)
+        exporter.telemetry.record_search_graphs(captures)
         exporter.refresh()
     return n_scored
 

@@ -153,8 +153,8 @@ class EvaluationSetup:
     """Memory peaks that other processes of the evaluation reported."""
     uncompiled: Uncompiled | None
     """Why the search is not compiled; None if it is."""
-    fallback_reasons: Callable[[], list[str]]
-    """Returns why CUDA-graph replay has fallen back to eager execution; empty if it has not."""
+    search_step: SearchStep | None
+    """The step of its search; None without a policy."""
 
 
 @dataclass(slots=True)
@@ -212,7 +212,7 @@ class _PolicyScorer(NamedTuple):
     """A scorer by a policy."""
 
     scorer: Scorer
-    fallback_reasons: Callable[[], list[str]]  # of graphs of its search
+    step: SearchStep
     uncompiled: Uncompiled | None  # None: the search is compiled
     notes: list[str]  # on its batch size, and on compiling
 
@@ -259,7 +259,7 @@ def prepare_evaluation(
         seed=options.seed,
     )
     uncompiled: Uncompiled | None = NO_SEARCH
-    fallback_reasons: Callable[[], list[str]] = list
+    step: SearchStep | None = None
     if policy_run is None or policy_run.questions is not None:
         scorer = make_subject_scorer(subject, task)
         _check_memory(memory_limit, options.device)
@@ -269,7 +269,7 @@ def prepare_evaluation(
         n_candidates = estimate_candidates(
             task, split[: options.queries], protocol
         )
-        scorer, fallback_reasons, uncompiled, more = _make_policy_scorer(
+        scorer, step, uncompiled, more = _make_policy_scorer(
             policy_run,
             score,
             split,
@@ -292,7 +292,7 @@ def prepare_evaluation(
         policy_run=policy_run,
         device=options.device,
         uncompiled=uncompiled,
-        fallback_reasons=fallback_reasons,
+        search_step=step,
     )
 
 
@@ -566,8 +566,7 @@ def _make_policy_scorer(
         on_scored=search_stats.add,
         on_halved=search_stats.add_halving,
     )
-    fallback_reasons = partial(scorers.graph_fallback_notes, step)
-    return _PolicyScorer(scorer, fallback_reasons, uncompiled, notes)
+    return _PolicyScorer(scorer, step, uncompiled, notes)
 
 
 def _compile_step(

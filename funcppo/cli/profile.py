@@ -88,6 +88,11 @@ class Profile:
             )
 
         report = _describe(profile, self.top) | monitor.report()
+        if not report["rows"]:
+            raise ValueError(
+                f"--seconds {self.seconds:g}: expected a window with an operator, got none from --after {self.after:g} "
+                f"on in the {seconds:.0f} s of the program"
+            )
         if self.trace is not None:
             profile.export_chrome_trace(self.trace)
         write_json(self.json, report)

@@ -58,6 +58,7 @@ def iter_queries(
     import numpy as np
 
     from funcppo.evaluation import evaluator as evaluation
+    from funcppo.evaluation.scorers import graph_fallback_notes
     from funcppo.runtime import memory
 
     # A window is ranked whole, so that its records do not depend on what is done.
@@ -77,7 +78,7 @@ def iter_queries(
             "rank": processes.rank,
             "records": records,
             "stats": stats,
-            "notes": setup.fallback_reasons(),
+            "notes": graph_fallback_notes(setup.search_step),
             "peak_bytes": memory.peak_bytes(setup.device),
         }
         return json.dumps(result, ensure_ascii=False).encode()

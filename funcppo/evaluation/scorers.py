@@ -59,6 +59,7 @@ from funcppo.prover.task import (
 from funcppo.runtime import cudagraph_trees, memory
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
+from funcppo.runtime.protocols import CaptureOutcome
 from funcppo.types import F64
 
 # Of log scores: sums of tens of terms, each rounded to float32.
@@ -184,7 +185,12 @@ def compile_search_step(
         )
 
 
-def graph_fallback_notes(step: SearchStep) -> list[str]:
+def search_captures(step: SearchStep | None) -> Sequence[CaptureOutcome]:
+    """How calls of a search step have been captured so far; empty where there is no step, or nothing to capture."""
+    return step.captures() if isinstance(step, GraphedStep) else ()
+
+
+def graph_fallback_notes(step: SearchStep | None) -> list[str]:
     """Reasons why CUDA-graph replay of a search step fell back to eager execution; empty if it did not."""
     reasons = step.fallback_reasons() if isinstance(step, GraphedStep) else []
     return [

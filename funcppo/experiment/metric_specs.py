@@ -87,7 +87,9 @@ def _info(name: str, text: str) -> MetricSpec:
 
 METRICS = (
     _info("build", "Versions of funcppo and PyTorch."),
-    _info("run", "Program, data set, device, strategy and replay mode."),
+    _info(
+        "run", "Program, data set, device, strategy; in training, replay mode."
+    ),
     _gauge("world_size", "Processes that share the work of the program."),
     _gauge("finished", "1 once the program has done its work, before that 0."),
     _counter("updates", "Updates of PPO made by this process."),
@@ -98,6 +100,9 @@ METRICS = (
     _counter(
         "minibatches_skipped",
         "Minibatches left out: loss or gradient not finite.",
+    ),
+    _gauge(
+        "nonfinite_rows_ratio", "Share of rows left out: a value not finite."
     ),
     _histogram("update", "Time of an update, on the host.", _SECONDS),
     _histogram("validation", "Time of a validation.", _LONG_SECONDS),
@@ -112,7 +117,10 @@ METRICS = (
     ),
     _gauge("checkpoint_bytes", "Size of the latest checkpoint."),
     _gauge("loss", "Loss of the latest update.", "part", tuple(LOSSES)),
-    _gauge("entropy_nats", "Entropy of the policy, latest update."),
+    _gauge(
+        "entropy_nats",
+        "Entropy of the policy; of a prover, relative to its prior.",
+    ),
     _gauge("approx_kl_nats", "Estimated KL to the policy before the update."),
     _gauge("clip_fraction_ratio", "Share of clipped probability ratios."),
     _gauge("grad_norm", "L2 norm of the gradient before clipping."),
@@ -125,7 +133,9 @@ METRICS = (
     _gauge("valid_score_ratio", "Metric of the latest validation."),
     _gauge("best_valid_score_ratio", "Best metric of a validation."),
     _gauge("best_update", "Update whose parameters are kept; 0: the first."),
-    _gauge("graph_enabled", "1 if the training step replays CUDA graphs."),
+    _gauge(
+        "graph_enabled", "1 if the training step or search replays CUDA graphs."
+    ),
     _gauge("graph_capture_seconds", "Time to record the CUDA graphs."),
     _gauge(
         "graph_replay_seconds",
@@ -151,7 +161,7 @@ METRICS = (
     _counter("leaves_moved", "Leaves of the state that changed address."),
     _counter(
         "strategy_failures",
-        "Strategies and parts of the training step that are not in use.",
+        "Strategies, parts of the training step and compiled searches that are not in use.",
         "reason",
         FailureCode,
     ),
@@ -189,6 +199,7 @@ GAUGES_OF_ROW = {
     "approx_kl_nats": "approx_kl",
     "clip_fraction_ratio": "clip_fraction",
     "grad_norm": "grad_norm",
+    "nonfinite_rows_ratio": "nonfinite_fraction",
     "learning_rate": "learning_rate",
     "explained_variance_ratio": "explained_variance",
     "episode_return": "episode_return",

@@ -7,7 +7,8 @@ needed (`pip install "funcppo[metrics]"`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +26,7 @@ from funcppo.experiment.metric_specs import (
 from funcppo.runtime import host_transfer
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.protocols import CaptureOutcome
+from funcppo.runtime.reasons import FailureCode
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -61,7 +63,7 @@ class Telemetry:
         self._metrics = {
             spec.name: _make_metric(spec, self.registry) for spec in METRICS
         }
-        self._totals: dict[tuple[str, str], float] = {}
+        self._totals: dict[tuple[str, ...], float] = {}
         self._n_compilations = 0  # whose time is recorded
         for name in ("progress", "checkpoint"):
             self._set(f"{name}_timestamp_seconds", time.time())
@@ -75,13 +77,30 @@ class Telemetry:
     ) -> None:
         """Count what the training step fell back from, and how it is replayed."""
         for failure in record.failures:
-            self._add("strategy_failures", 1, failure.code)
+            self.record_failure(failure.code)
         if record.skip_code:
-            self._add("strategy_failures", 1, record.skip_code)
+            self.record_failure(record.skip_code)
         if captured.fallback_code:
             self._add("graph_fallbacks", 1, captured.fallback_code)
         self._set("graph_enabled", captured.replay_mode != "none")
         self._set("graph_capture_seconds", captured.capture_ms / 1e3)
+
+    def record_failure(self, code: FailureCode) -> None:
+        """Count a strategy, a part or a compiled search that is not in use."""
+        self._add("strategy_failures", 1, code)
+
+    def record_search_graphs(self, captures: Sequence[CaptureOutcome]) -> None:
+        """Record the graphs of a search so far, and those captures that fell back."""
+        graphs = [c for c in captures if c.replay_mode != "none"]
+        self._set("graph_enabled", bool(graphs))
+        self._set(
+            "graph_capture_seconds", sum(c.capture_ms for c in graphs) / 1e3
+        )
+        n_graphs = sum(c.n_graphs for c in graphs)
+        self._raise_to("graph_recordings", n_graphs, source="search")
+        codes = Counter(c.fallback_code for c in captures if c.fallback_code)
+        for code, count in codes.items():
+            self._raise_to("graph_fallbacks", count, code)
 
     def record_update(
         self, row: Mapping[str, object], n_env_steps: int
@@ -192,10 +211,12 @@ class Telemetry:
     def _add(self, name: str, value: float, label: str = "") -> None:
         self._child(f"funcppo_{name}_total", label).inc(value)  # pyright: ignore
 
-    def _raise_to(self, name: str, total: float, label: str = "") -> None:
-        """Raise a counter to a count that somebody else keeps."""
-        before = self._totals.get((name, label), 0)
-        self._totals[name, label] = total
+    def _raise_to(
+        self, name: str, total: float, label: str = "", source: str = ""
+    ) -> None:
+        """Raise a counter by what the count of a source has grown since the last call."""
+        before = self._totals.get((name, label, source), 0)
+        self._totals[name, label, source] = total
         self._add(name, max(0.0, total - before), label)
 
     def _child(self, name: str, label: str) -> MetricWrapperBase:

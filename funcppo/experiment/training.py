@@ -217,13 +217,15 @@ def prepare_step(
     is_short = strategy == "auto" and _n_calls(cfg.ppo) < COMPILE_MIN_CALLS
     # graphs of compiled functions are asked for
     is_short = is_short and not cudagraph_trees.are_demanded()
+    # Where the compiler is turned off, that is the reason.
+    is_reason = is_short and not compilation.reason_against_compiling()
     parts, record = compilation.select_strategy(
         train_step.collect,
         parts,
         cfg,
         world,
         state,
-        "eager" if is_short else strategy,
+        "eager" if is_reason else strategy,
         tolerance=tolerance,
         agree=agree,
     )
@@ -235,7 +237,7 @@ def prepare_step(
     else:
         captured = capture(partial(step, parts=parts), state, agree=agree)
     record = with_capture(record, captured)
-    if is_short:
+    if is_reason:
         reason = "compiling would take longer than it saves (--strategy one-graph compiles)"
         record = dataclasses.replace(
             record, skip_reason=reason, skip_code=FailureCode.SHORT_RUN

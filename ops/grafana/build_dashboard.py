@@ -158,10 +158,13 @@ ROWS = {
     ],
     "Health": [
         Panel(
-            "Minibatches left out",
+            "Minibatches and rows left out",
             "none",
             {
-                "a second": _rate("funcppo_minibatches_skipped_total"),
+                "minibatches a second": _rate(
+                    "funcppo_minibatches_skipped_total"
+                ),
+                "share of rows": _of("funcppo_nonfinite_rows_ratio"),
             },
         ),
         Panel(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from funcppo.cli import common, evaluation_setup
-from funcppo.evaluation import evaluator, ranking
+from funcppo.evaluation import evaluator, ranking, scorers
 from tests.cli.runner import contains, funcppo
 
 
@@ -58,6 +58,9 @@ def test_the_metrics_are_those_of_the_lines_in_details(
     )
 
 
+FAILURES = "funcppo_strategy_failures_total"
+
+
 def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
     path = tmp_path / "funcppo.prom"
     words = ("evaluate", trained, "--metrics-file", path, "--json", "-")
@@ -67,6 +70,10 @@ def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
     assert f"funcppo_queries_ranked_total {result['n_queries']:.1f}" in lines
     assert f"funcppo_candidates_scored_total {result['n_scored']:.1f}" in lines
     assert f"funcppo_answers_lost_total {result['n_missed']:.1f}" in lines
+    assert f'{FAILURES}{{reason="{result["uncompiled_code"]}"}} 1.0' in lines
+    (run_info,) = (x for x in lines if x.startswith("funcppo_run_info{"))
+    assert 'dataset="countries_s1",device="cpu",program="evaluate"' in run_info
+    assert 'strategy="eager"' in run_info
     assert "funcppo_world_size 1.0" in lines
     assert "funcppo_finished 1.0" in lines
 
@@ -81,9 +88,12 @@ def test_the_notes_on_a_run_and_on_its_search_are_told(
         return subject._replace(notes=[*subject.notes, "the run stands"])
 
     monkeypatch.setattr(evaluation_setup, "load_subject", with_note)
+    monkeypatch.setattr(
+        scorers, "graph_fallback_notes", lambda step: ["not replayed"]
+    )
     assert funcppo(monkeypatch, "evaluate", trained, "--json", "-") == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
-    assert "the run stands" in notes
+    assert {"the run stands", "not replayed"} <= set(notes)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,28 @@ def test_a_profile_has_what_runs_within_its_window(
     assert report["n_kernels"] == 0 and report["device_ms"] == 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlowStart:
+    """Stands for `mine`: a signal of the system's timer, and an operator."""
+
+    json: str | None = None
+
+    def run(self) -> int:
+        signal.getsignal(signal.SIGALRM)(signal.SIGALRM, None)
+        torch.ones(3).sin()
+        return 0
+
+
+def test_a_window_that_ends_before_the_first_operator_is_an_error(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(mine, "Mine", SlowStart)
+    words = ("profile", "--seconds", "600", "mine")
+    assert funcppo(monkeypatch, *words) == 2
+    *_, error = capsys.readouterr().err.splitlines()
+    assert "--seconds 600: expected a window with an operator" in error
+
+
 def test_a_program_does_under_a_profile_what_it_does_without(
     profiled, monkeypatch, tmp_path
 ):

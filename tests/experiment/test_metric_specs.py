@@ -122,3 +122,30 @@ def test_promtool_accepts_the_rules(command):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@promtool
+def test_promtool_accepts_the_expressions_of_the_dashboard(tmp_path):
+    """Each as a recording rule: what builds the dashboard checks none of them."""
+    text = (OPS / "grafana" / "funcppo.json").read_text()
+    panels = json.loads(text)["panels"]
+    expressions = [
+        target["expr"].replace("$instance", "a")
+        for panel in panels
+        for target in panel.get("targets", ())
+    ]
+    assert len(expressions) > len(panels)
+    rules = [
+        {"record": f"panel:{number}", "expr": expression}
+        for number, expression in enumerate(expressions)
+    ]
+    file = tmp_path / "rules.yml"  # JSON is YAML
+    file.write_text(
+        json.dumps({"groups": [{"name": "panels", "rules": rules}]})
+    )
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(file)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

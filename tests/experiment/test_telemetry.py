@@ -16,6 +16,7 @@ from funcppo.experiment import run_start, telemetry, training
 from funcppo.experiment.metric_specs import METRICS
 from funcppo.experiment.telemetry import Telemetry
 from funcppo.runtime import host_transfer, reasons
+from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import Failure
 from funcppo.runtime.monitor import Monitor
 from tests.experiment.runs import CONFIG, N_UPDATES
@@ -143,6 +144,31 @@ def test_counts_of_a_monitor_never_fall():
             observer.record_monitor(monitor)
     read = observer.registry.get_sample_value
     assert read("funcppo_compiles_total") == 5
+
+
+def test_graphs_of_a_search_and_their_fallbacks_are_counted_once(tmp_path):
+    """A capture on a CPU falls back; one with two graphs stands in for a GPU's."""
+    captured = capture(lambda state: (state + 1, ()), torch.zeros(3))
+    graph = replace(
+        captured,
+        replay_mode="cuda-graph",
+        fallback_code=None,
+        n_graphs=2,
+        capture_ms=500.0,
+    )
+    path = tmp_path / "m.prom"
+    with (
+        telemetry.export(None, path, "evaluate", VERSIONS) as exporter,
+        Monitor() as exporter.monitor,
+    ):
+        for captures in ([captured], [captured, graph], [captured, graph]):
+            exporter.telemetry.record_search_graphs(captures)
+            exporter.refresh(at_once=True)
+    values = samples(path.read_text())
+    assert values["funcppo_graph_fallbacks_total", "no_gpu"] == 1
+    assert values["funcppo_graph_recordings_total",] == 2
+    assert values["funcppo_graph_enabled",] == 1
+    assert values["funcppo_graph_capture_seconds",] == 0.5
 
 
 def test_each_compilation_and_each_copy_is_observed_once(monkeypatch):

@@ -24,6 +24,7 @@ from funcppo.experiment.run import learner_config, saved_update
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.compile import SelectedStrategy, StrategyRecord
 from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.reasons import FailureCode
 from funcppo.train_step import EAGER_PARTS
 from tests.experiment.runs import CONFIG, N_UPDATES, trained
 
@@ -345,6 +346,20 @@ def test_the_initial_parameters_are_those_of_a_fresh_run(run, uninterrupted):
         params,
         tree.ravel(run_start.open_run(uninterrupted).state.train_state.params),
     )
+
+
+def test_a_short_run_without_a_compiler_says_what_turns_it_off(
+    run, monkeypatch
+):
+    monkeypatch.setattr(
+        compilation,
+        "reason_against_compiling",
+        lambda: "TORCH_COMPILE_DISABLE=1",
+    )
+    short = replace(run, run_config=replace(CONFIG, strategy="auto"))
+    _, record = training.prepare_train_step(short)
+    assert record.skip_code == FailureCode.DISABLED
+    assert "TORCH_COMPILE_DISABLE=1 turns" in record.skip_reason
 
 
 def test_a_short_run_says_that_faster_strategies_were_not_tried(run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,18 @@ def test_times_and_notes_are_not_compared():
         for pair in ((1, "a"), (2, "b"))
     )
     assert one == other == b'{"loss": 1.0}'
+
+
+def test_a_run_of_the_campaign_is_the_same_twice(tmp_path):
+    """Whatever a file of a run says of its time is left out."""
+    (train,) = (p for p in kill_campaign.PROGRAMS if p.name == "train")
+    short = replace(train, words=(*train.words, "--steps", "32"))
+    files = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        kill_campaign.run_undisturbed(short, tmp_path / name)
+        files.append(kill_campaign.read_run(tmp_path / name / "out"))
+    assert kill_campaign.compare(*files) == ""
 
 
 def test_a_file_that_is_missing_or_left_over_is_a_difference():
