@@ -294,7 +294,10 @@ def compare_scores(
     ours = rank(task, queries, ScorerBySide(scorer, scorer))
     theirs = rank(task, queries, list_scorer(task.dataset, lists))
 
-    apart = (ours.listed_score - theirs.listed_score).abs() > MAX_STEPS_APART
+    # A difference could overflow: the score 0 is the least integer but one.
+    apart = (ours.listed_score > theirs.listed_score + MAX_STEPS_APART) | (
+        theirs.listed_score > ours.listed_score + MAX_STEPS_APART
+    )
     same_ranks = (ours.counts.n_better == theirs.counts.n_better) & (
         ours.counts.n_equal == theirs.counts.n_equal
     )

@@ -94,21 +94,28 @@ def test_other_confidences_are_found(
     assert row["scores"]["noisy-or"]["different_scores"] > 0
 
 
-def test_candidates_and_counts_without_object_identity_are_found(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("True", "only_in_pyclause"),  # no object identity
+        ("entity not in (*walk, 'e3')", "different_scores"),
+    ],
+)
+def test_candidates_that_only_one_predicts_are_found(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, condition: str, found: str
 ) -> None:
-    loose = folder / "loose"
-    loose.mkdir()
+    other = folder / "other"
+    other.mkdir()
     code = (STAND_IN / "c_clause.py").read_text()
     assert "if entity not in walk:" in code
-    code = code.replace("if entity not in walk:", "if True:")
-    (loose / "c_clause.py").write_text(code)
-    (loose / "clause.py").write_text((STAND_IN / "clause.py").read_text())
-    monkeypatch.setenv("PYTHONPATH", str(loose))
+    code = code.replace("if entity not in walk:", f"if {condition}:")
+    (other / "c_clause.py").write_text(code)
+    (other / "clause.py").write_text((STAND_IN / "clause.py").read_text())
+    monkeypatch.setenv("PYTHONPATH", str(other))
     status, row = run_main(monkeypatch, folder)
     assert status == 1
     assert row["counts"]["different_without_constants"] > 0
-    assert row["scores"]["max-confidence"]["only_in_pyclause"] > 0
+    assert row["scores"]["max-confidence"][found] > 0
 
 
 def test_what_pyclause_refuses_is_passed_on(
