@@ -159,7 +159,6 @@ RESULTS_ORIGIN = (
     "\nRecords: `experiments/results/main_results.json` (policies), "
     "`experiments/results/untrained_scores.json` (scores without a policy).\n"
 )
-MINING_ORIGIN = "\nRecord: `experiments/results/mining_results.json`.\n"
 MINED_COUNTS_ORIGIN = (
     "\nRecord: `experiments/results/check_mined_counts.json`.\n"
 )
@@ -683,7 +682,10 @@ def results_mined_rules() -> str:
 
 
 def mining_table(record: Record) -> str:
-    """A row a set: how many rules, seconds, and the untrained scores on test by plain counts and by chosen settings."""
+    """A row a set: how many rules, seconds, and the untrained scores on test by plain counts and by chosen settings.
+
+    The seconds of former rows are of the clock, on one thread.
+    """
     head = [
         "data",
         "metric",
@@ -692,7 +694,7 @@ def mining_table(record: Record) -> str:
         "max-confidence, plain counts",
         "noisy-or, plain counts",
     ]
-    head += ["max-confidence", "noisy-or", "noisy-or@3", "ceiling"]
+    head += ["max-confidence", "noisy-or", "noisy-or@3", "ceiling", "commit"]
     rows = []
     for name, result in record["sets"].items():
         metric, metric_label = main_metric(name)
@@ -709,14 +711,18 @@ def mining_table(record: Record) -> str:
         ]
         ceiling = f"{chosen['max-confidence']['ceiling']:.3f}" if chosen else ""
         label = MINED_RULES[f"{name}, mined rules"]
+        seconds = result.get("mining_cpu_seconds")
+        if seconds is None:
+            seconds = result["mining_seconds"]
         rows.append(
             [
                 label,
                 metric_label,
                 f"{result['rules']:,}",
-                f"{result['mining_seconds']:g}",
+                f"{seconds:g}",
                 *cells,
                 ceiling,
+                result["commit"],
             ]
         )
     return table(head, rows)
@@ -724,7 +730,19 @@ def mining_table(record: Record) -> str:
 
 def mining() -> str:
     """The block of this name."""
-    return mining_table(load_record("mining_results")) + MINING_ORIGIN
+    record = load_record("mining_results")
+    clocked = [
+        MINED_RULES[f"{name}, mined rules"]
+        for name, result in record["sets"].items()
+        if "mining_seconds" in result
+    ]
+    seconds = "Seconds of CPU time"
+    if clocked:
+        seconds += f"; of {' and '.join(clocked)} of the clock, on one thread"
+    return (
+        mining_table(record)
+        + f"\n{seconds}. Record: `experiments/results/mining_results.json`.\n"
+    )
 
 
 def mining_bounds_table(record: Record) -> str:

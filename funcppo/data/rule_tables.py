@@ -55,8 +55,9 @@ AMIE_HEADER = (
     "Positive Examples,Body size,PCA Body size,Functional variable"
 )
 _AMIE_FUNCTIONAL_VARIABLE = "?x"
-# as an argument in AnyBURL's syntax
-_NAME_OF_ONE_CHARACTER = re.compile(r"[(,][^A-Z'][,)]")
+_ANYBURL_ARGUMENT = re.compile(r"(?<=[(,])[^,()]+(?=[,)])")
+# PyClause takes any part of this for a variable, as DE or NO
+_PYCLAUSE_VARIABLES = "XABCDEFGHIJKLMNOPQRSTUVWY"
 
 
 class RuleStatistics(NamedTuple):
@@ -217,7 +218,8 @@ def compatibility_notes(
 ) -> list[str]:
     """Notes on names in rules that the tool of a format reads otherwise than this project; empty if there are none.
 
-    Neither AnyBURL nor AMIE has quotes, and in AnyBURL a name of one character is a variable.
+    Neither AnyBURL nor AMIE has quotes; in AnyBURL a name of one character is a variable, and in PyClause capitals that
+    follow each other in the alphabet are.
 
     Args:
       dataset: its rules are looked at.
@@ -233,13 +235,14 @@ def compatibility_notes(
     n_affected = sum(_is_read_otherwise(text, file_format) for text in texts)
     if not n_affected:
         return []
-    names = (
-        "in quotes or of one character"
-        if file_format == "AnyBURL"
-        else "in quotes"
-    )
+    names, tools = "in quotes", str(file_format)
+    if file_format == "AnyBURL":
+        names += (
+            ", of one character or of capitals in the order of the alphabet"
+        )
+        tools += " or PyClause"
     return [
-        f"{n_affected} rules hold names {names}: this project reads them back, {file_format} takes them for others"
+        f"{n_affected} rules hold names {names}: this project reads them back, {tools} takes them for others"
     ]
 
 
@@ -247,9 +250,11 @@ def _is_read_otherwise(text: str, file_format: RuleTableFormat) -> bool:
     """Whether the tool of a format takes a name in the text of a rule for another name or for a variable."""
     if "'" in text:
         return True
-    return (
-        file_format == "AnyBURL"
-        and _NAME_OF_ONE_CHARACTER.search(text) is not None
+    if file_format != "AnyBURL":
+        return False
+    return any(
+        name in _PYCLAUSE_VARIABLES if len(name) > 1 else not name.isupper()
+        for name in _ANYBURL_ARGUMENT.findall(text)
     )
 
 

@@ -150,16 +150,30 @@ def test_names_that_a_tool_would_misread_are_counted():
     assert compatibility_notes(d, "tsv") == []
     (anyburl,) = compatibility_notes(d, "AnyBURL")
     assert (
-        anyburl.startswith("2 rules hold names in quotes or of one character: ")
-        and "AnyBURL takes them" in anyburl
+        anyburl.startswith("2 rules hold names in quotes, of one character ")
+        and "AnyBURL or PyClause takes them" in anyburl
     )
     (amie,) = compatibility_notes(d, "AMIE")
     assert amie.startswith("1 rules hold names in quotes: ")
     plain = from_triples(
-        [("ann", "knows", "bob")], rules="knows(X,ann) :- knows(bob,X)"
+        [("ann", "knows", "bob"), ("ED", "knows", "Q42")],
+        rules="knows(X,ann) :- knows(bob,X)\nknows(X,'ED') :- knows('Q42',X)",
     )
     assert (
         compatibility_notes(plain, "AnyBURL")
         == compatibility_notes(plain, "AMIE")
         == []
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "n"), [("DE", 1), ("MN", 1), ("ED", 0), ("D1", 0), ("de", 0)]
+)
+def test_capitals_in_the_order_of_the_alphabet_are_variables_of_pyclause(
+    name: str, n: int
+):
+    d = from_triples(
+        [(name, "in", "eu"), ("eu", "has", name)],
+        rules=f"in(X,Y) :- has(Y,X)\nin('{name}',Y) :- has(X,Y)",
+    )
+    assert len(compatibility_notes(d, "AnyBURL")) == n
