@@ -23,6 +23,7 @@ from funcppo.data.dataset import entity_ids
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import (
     derivability,
+    fact_proofs,
     firing_chunks,
     fixpoint,
     partial_fixpoint,
@@ -41,6 +42,7 @@ from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import RowBudget
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import ResolveConfig
+from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import env as prover_env
 from funcppo.prover import network
 from funcppo.prover.config import (
@@ -50,7 +52,7 @@ from funcppo.prover.config import (
     proof_settings,
 )
 from funcppo.prover.env import World
-from funcppo.types import I32, I64
+from funcppo.types import I32, I64, Bool
 
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 # the derivability index holds at most this many derivations times `max_atoms`
@@ -103,6 +105,10 @@ class ProverTask:
 
     filter_index: triple_index.FilterIndex
     """Known triples, which are filtered from the candidates, and derivable ones; none with `answers_plan`."""
+
+    unproved_facts: I32[Tensor, "n W"]
+    """Known facts among the triples of valid and test that other facts do not prove: as answers they are not provable,
+    since a fact is no fact while it is asked."""
 
     answers_plan: FiringPlan | None
     """What the atoms that queries ask for are derived from, see `with_answers`; None if what is needed is held."""
@@ -199,12 +205,15 @@ def build_task(
 
     # What queries are ranked against.
     on_phase("indexing candidates")
+    unproved_facts, fact_notes = _unproved_facts(
+        dataset, cfg, kb, sizes, settings
+    )
     pool, is_countries = entity_pool(dataset)
     known = torch.from_numpy(
         dataset.facts[:0] if derives_by_query else known_triples(dataset)
     )
     filter_index = triple_index.build_filter_index(
-        sizes, derived.model, known, pool
+        sizes, derived.model, known, pool, unproved_facts
     )
 
     host_task = ProverTask(
@@ -219,9 +228,10 @@ def build_task(
         fact_selection=fact_selection,
         entity_pool=pool,
         filter_index=filter_index,
+        unproved_facts=unproved_facts,
         answers_plan=None,
         is_countries=is_countries,
-        notes=tuple(notes),
+        notes=(*notes, *fact_notes),
     )
     task = _move_search_tensors(with_ranking_on(host_task, device), device)
     if derives_by_query:
@@ -323,8 +333,21 @@ def with_answers(
         answered.least_model,
         torch.cat([facts, known]).to(device),
         task.entity_pool,
+        task.unproved_facts,
     )
     return replace(answered, filter_index=filter_index)
+
+
+def is_unproved_fact(
+    task: ProverTask, atoms: I64[Tensor, "n W"]
+) -> Bool[Tensor, "n"]:
+    """Whether each atom is one of the task's `unproved_facts`."""
+    facts, sizes = task.unproved_facts, task.sizes
+    index = kbase.index_sorted_atoms(
+        facts, sizes.n_predicates, sizes.n_constants
+    )
+    found = kbase.find_atoms(index, sizes, atoms.long().to(facts.device)) >= 0
+    return found.to(atoms.device)
 
 
 def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
@@ -466,6 +489,36 @@ def _without_atoms(
         facts=None if with_facts else none,
     )
     return _DerivedAtoms(model, None, None, [note])
+
+
+def _unproved_facts(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    settings: ProofSettings,
+) -> tuple[I32[Tensor, "n W"], list[str]]:
+    """The known facts among valid and test that other facts do not prove; a note on those that are not decided."""
+    held_out = unique_rows(torch.from_numpy(held_out_triples(dataset)))
+    facts = held_out[kbase.contains(kb, sizes, held_out)]
+    found = fact_proofs.fact_heights(
+        kb,
+        sizes,
+        facts,
+        max_height=settings.max_height,
+        max_atoms=cfg.max_atoms,
+        budget=RowBudget(fact_proofs.MAX_FACT_ROWS),
+        object_identity=settings.object_identity,
+        memory_share=cfg.memory_share,
+    )
+    notes: list[str] = []
+    if found.n_undecided:
+        notes.append(
+            f"{found.n_undecided:,} of {len(facts):,} triples of valid and test that are known facts count as not "
+            "provable: whether other facts prove them was not decided within "
+            f"{fact_proofs.MAX_FACT_ROWS:,} rows of joins"
+        )
+    return facts[found.height < 0], notes
 
 
 def _choose_fact_selection(
@@ -674,5 +727,6 @@ def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
         task,
         least_model=moved_model,
         filter_index=tree.map(to_device, task.filter_index),
+        unproved_facts=to_device(task.unproved_facts),
         entity_pool=to_device(task.entity_pool),
     )
