@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +33,7 @@ from funcppo.logic import (
 )
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import (
+    CountCallback,
     RuleCounts,
     count_rules,
     with_confidence,
@@ -39,7 +41,7 @@ from funcppo.logic.consequences import (
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import RowBudget
+from funcppo.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import ResolveConfig
 from funcppo.logic.typed_torch import unique_rows
@@ -63,7 +65,10 @@ MAX_HEADS_PER_ATOM = 4
 MAX_STEP_ROWS = 50_000_000
 # rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
 MAX_COUNT_ROWS = 100_000_000
+# rows of joins to index derivations by, some minutes of work
+MAX_INDEX_ROWS = 1_000_000_000
 COUNTING = "computing rule confidences"
+INDEXING = "indexing derivations"
 # size of the sample of derived atoms, if T_P is too large to hold
 MAX_SAMPLED_ATOMS = 500_000
 
@@ -198,10 +203,6 @@ def build_task(
         dataset, cfg, settings.max_height, derived.derivability_index
     )
     notes = [*dataset.notes, *count_notes, *derived.notes]
-    if derived.derivability_index is None and with_derivations:
-        notes.append(
-            "too many derivations to hold: the policy does not see which rules derive its goal"
-        )
 
     # What queries are ranked against.
     on_phase("indexing candidates")
@@ -439,12 +440,20 @@ def _derived_atoms(
     )
     if model.complete and not with_derivations:
         return _DerivedAtoms(model, None, None, [])
-    on_phase("indexing derivations")
     if model.complete:
-        index = derivability.build_derivability_index(
-            kb, sizes, model, settings.max_height, max_derivations
+        # At height 1 what is counted is what is derived; no join is made where that cannot be held.
+        is_known = settings.max_height == 1 and dataset.rule_estimates is None
+        n_others = int((counts.body_pairs - counts.circular_support).sum())
+        index, index_notes = _index_derivations(
+            kb,
+            sizes,
+            model,
+            settings.max_height,
+            n_others if is_known else 0,
+            max_derivations,
+            on_phase,
         )
-        return _DerivedAtoms(model, index, None, [])
+        return _DerivedAtoms(model, index, None, index_notes)
 
     stop_reason = model.stop_reason
     if not with_derivations:
@@ -455,21 +464,89 @@ def _derived_atoms(
             not is_mapped,
             f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked",
         )
-    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
+    queries = torch.from_numpy(held_out_triples(dataset))
+    try:
+        part = _index_part(
+            kb, sizes, queries, settings, max_derivations, on_phase
+        )
+    except RowBudgetExceeded as error:
+        raise ValueError(
+            f"{dataset.name}: T_P to height 1 {stop_reason}; {error}: expected fewer rules, or a run that learns from "
+            "questions, which needs no index (--learner questions)"
+        ) from None
+    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
+    return part._replace(notes=[note])
+
+
+def _index_derivations(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    height: int,
+    n_known: int,
+    max_derivations: int,
+    on_phase: PhaseCallback,
+) -> tuple[DerivabilityIndex | None, list[str]]:
+    """The rules that derive each atom of a model; None with a note if they are too many, or take too much work.
+
+    Args:
+      n_known: derivations that there are at least.
+    """
+    blind = "the policy does not see which rules derive its goal"
+    index = None
+    if n_known <= max_derivations:
+        try:
+            index = derivability.build_derivability_index(
+                kb,
+                sizes,
+                model,
+                height,
+                max_derivations,
+                RowBudget(MAX_INDEX_ROWS),
+                _show_indexing(on_phase, sizes),
+            )
+        except RowBudgetExceeded as error:
+            return None, [f"{INDEXING} makes {error}: {blind}"]
+    if index is None:
+        return None, [f"too many derivations to hold: {blind}"]
+    return index, []
+
+
+def _index_part(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    queries: I32[Tensor, "Q W"],
+    settings: ProofSettings,
+    max_derivations: int,
+    on_phase: PhaseCallback,
+) -> _DerivedAtoms:
+    """What queries ask of T_P to height 1, and a sample of it, with the rules that derive each atom.
+
+    Raises:
+      RowBudgetExceeded: the joins make more than `MAX_INDEX_ROWS` rows, or there are too many derivations.
+    """
+    budget = RowBudget(MAX_INDEX_ROWS)
+    show = _show_indexing(on_phase, sizes)
+    identity = settings.object_identity
     sample = partial_fixpoint.priority_sample(
-        kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
+        kb, sizes, MAX_SAMPLED_ATOMS, identity, budget, show
     )
     part = partial_fixpoint.restricted_step(
-        kb, sizes, queries, sample, max_derivations, settings.object_identity
+        kb, sizes, queries, sample, max_derivations, identity, budget, show
     )
     if part is None:
-        raise ValueError(
-            f"{dataset.name}: T_P to height 1 {stop_reason}; "
+        raise RowBudgetExceeded(
             f"the queries of valid and test need more than {max_derivations} derivations"
         )
     model, index = part
-    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
-    return _DerivedAtoms(model, index, sample, [note])
+    return _DerivedAtoms(model, index, sample, [])
+
+
+def _show_indexing(on_phase: PhaseCallback, sizes: KBSizes) -> CountCallback:
+    """Show the phase, and return what shows how many rules it has applied."""
+    text = f"{INDEXING}, within {MAX_INDEX_ROWS:,} rows of joins"
+    on_phase(text, 0, sizes.n_rules)
+    return partial(on_phase, text)
 
 
 def _without_atoms(

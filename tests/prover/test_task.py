@@ -275,3 +275,83 @@ def test_known_facts_that_are_not_decided_are_noted(monkeypatch):
     assert len(task.unproved_facts) == 2
     (note,) = [note for note in task.notes if "not decided" in note]
     assert note.startswith("2 of 2 triples of valid and test")
+
+
+# -- indexing derivations, whose work is bounded
+
+INDEXED = data.from_triples(
+    [("a", "q", "b"), ("b", "q", "c"), ("c", "q", "d")],
+    [("a", "p", "b")],
+    [("b", "p", "c")],
+    rules="p(X, Y) :- q(X, Y)\np(X, Y) :- q(X, Z), q(Z, Y)",
+)
+
+
+def phases_of(**settings):
+    """The calls of the phase with their bound, and the task."""
+    calls = []
+    settings = {"max_height": 1, "smoothing": 5.0} | settings
+    task = prover_task.build_task(
+        INDEXED,
+        ProverTaskConfig(**settings),
+        on_phase=lambda *call: calls.append(call),
+    )
+    return [c for c in calls if c[0].startswith(prover_task.INDEXING)], task
+
+
+@pytest.mark.parametrize("height", [1, 2])
+def test_indexing_derivations_shows_its_bound_and_how_much_is_done(height):
+    calls, task = phases_of(max_height=height)
+    text = "indexing derivations, within 1,000,000,000 rows of joins"
+    assert calls == [(text, 0, 2), (text, 1, 2), (text, 2, 2)]
+    assert task.derivability_index is not None
+
+
+@pytest.mark.parametrize("height", [1, 2])
+def test_indexing_beyond_its_bound_is_left_out_and_noted(height, monkeypatch):
+    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
+    calls, task = phases_of(max_height=height)
+    assert len(calls) == 1  # no rule was applied
+    assert task.derivability_index is None
+    assert task.fact_selection == "policy"
+    (note,) = [note for note in task.notes if "indexing" in note]
+    assert note.startswith(
+        "indexing derivations makes more than 1 rows of joins: the policy"
+    )
+
+
+def test_derivations_that_cannot_be_held_are_not_indexed(monkeypatch):
+    """The counts of the rules tell: 3 heads of the first, 2 of the second."""
+    for most, is_held in ((5, True), (4, False)):
+        monkeypatch.setattr(prover_task, "MAX_DERIVATIONS_PER_ATOM", most / 8)
+        calls, task = phases_of(max_atoms=8)
+        assert (task.derivability_index is not None) == is_held
+        assert bool(calls) == is_held
+        assert any("too many derivations" in n for n in task.notes) != is_held
+
+
+def test_a_part_of_t_p_beyond_its_bound_is_refused_in_one_line(monkeypatch):
+    calls, task = phases_of(max_atoms=4)
+    # The sample, then what is asked.
+    assert [call[1] for call in calls] == [0, 1, 2, 1, 2]
+    assert task.derived_sample is not None
+    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
+    with pytest.raises(ValueError, match="more than 1 rows.*--learner"):
+        phases_of(max_atoms=4)
+
+
+def test_an_interrupt_ends_indexing_after_the_rule_that_is_applied():
+    applied = []
+
+    def interrupt(text, done=0, total=None):
+        if text.startswith(prover_task.INDEXING) and done:
+            applied.append(done)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prover_task.build_task(
+            INDEXED,
+            ProverTaskConfig(max_height=1, smoothing=5.0),
+            on_phase=interrupt,
+        )
+    assert applied == [1]
