@@ -336,7 +336,7 @@ def test_a_part_of_t_p_beyond_its_bound_is_refused_in_one_line(monkeypatch):
     assert [call[1] for call in calls] == [0, 1, 2, 1, 2]
     assert task.derived_sample is not None
     monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
-    with pytest.raises(ValueError, match="more than 1 rows.*--learner"):
+    with pytest.raises(ValueError, match=r"more than 1 rows.*--learner"):
         phases_of(max_atoms=4)
 
 
