@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.logic.typed_torch import int_list
 from funcppo.types import F32, I64, Bool
 
 KEY_BITS = 63  # bits of a non-negative int64
@@ -64,7 +65,7 @@ def sort_parts(parts: Sequence[Tensor]) -> Tensor:
     bounds = sample[place * len(sample) // n_ranges]
     pieces: list[list[Tensor]] = [[] for _ in range(n_ranges)]
     for part in ascending:
-        split = torch.searchsorted(part, bounds).tolist()
+        split = int_list(torch.searchsorted(part, bounds))
         for piece, start, stop in zip(
             pieces, [0, *split], [*split, len(part)], strict=True
         ):
