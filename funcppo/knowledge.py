@@ -38,6 +38,7 @@ from funcppo.data.similar_names import (
     unknown_name_message,
 )
 from funcppo.evaluation import ranking
+from funcppo.evaluation.explain import prove_from_other_facts
 from funcppo.evaluation.prediction import OpenQuery
 from funcppo.evaluation.rank_metrics import Metrics
 from funcppo.evaluation.ranking import HEADLINE_METRICS
@@ -46,7 +47,6 @@ from funcppo.experiment.answers import (
     Answer,
     Answerer,
     AnswerProof,
-    prove_from_other_facts,
     read_open_query,
 )
 from funcppo.experiment.config import (

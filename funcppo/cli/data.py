@@ -107,8 +107,10 @@ class Data:
         }
         for split in ("valid", "test"):
             table = getattr(dataset, split)
-            height, last = derivation_heights(knowledge_base, model, table)
-            is_derived = ((height >= 0) & (height <= last)).numpy()
+            found, _ = derivation_heights(
+                knowledge_base, model, table, self.height
+            )
+            is_derived = (found.height >= 0).numpy()
             derived = table[is_derived, 0].tolist()
             names = [dataset.predicates[i - 1] for i in derived]
             counts[split] = {name: names.count(name) for name in set(names)}

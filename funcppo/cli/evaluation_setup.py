@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -457,7 +456,7 @@ def load_subject(
       score: name of the score, or auto.
       device: where it is scored.
       on_phase: receives what is being done.
-      choice_seconds: time limit of what is chosen for a data set; several processes have none.
+      choice_seconds: time limit of what is chosen for a data set, of several processes by rank 0.
 
     Raises:
       ValueError: an option is bad or does not fit the target.
@@ -485,9 +484,6 @@ def load_subject(
 
     subject.check_untrained_score(score, target)
     height = subject.height_of_score(score, prover.max_height)
-    if distributed.launched_size() > 1:
-        # All choose the same, each by the bound on rows alone.
-        choice_seconds = math.inf
     return subject.dataset_subject(
         data.load(target, rules, cfg=data_config),
         replace(prover, max_height=height),
@@ -495,6 +491,7 @@ def load_subject(
         device,
         on_phase,
         choice_seconds,
+        distributed.current_processes(),
     )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from funcppo.data import Dataset
+    from funcppo.logic.fact_proofs import FactHeights
     from funcppo.logic.fixpoint import HeadsOfRules, LeastModel
     from funcppo.logic.kb import KBSizes, KnowledgeBase
     from funcppo.logic.relations import Columns
@@ -45,10 +46,10 @@ PARTS_PER_PROCESS = 8
 class Provable:
     """Count the triples of a split that the rules derive from the training facts within height 1, 2, ...
 
-    The counts end at the fixpoint, beyond which nothing is derived. A triple that is itself a known fact counts as
-    derivable from step 0 on. With `--split train`, where that would be
-    every triple, a triple counts if a rule derives it from other facts, at height 1. A program (.pl) has no split: only
-    its atoms are counted. The step that would exceed --max-atoms is evaluated for the split only.
+    The counts end at the fixpoint, beyond which nothing is derived. A triple that is itself a known fact counts if
+    other facts prove it, as in `funcppo evaluate`. With `--split train`, where all are facts, that is counted at
+    height 1. A program (.pl) has no split: only its atoms are counted. The step that would exceed --max-atoms is
+    evaluated for the split only.
 
     Exit status: 0 counted (`complete` in the JSON is false if --max-atoms or --seconds ended it early), 2 bad input.
     """
@@ -175,6 +176,7 @@ def _count(
         )
 
         n_derivable: dict[str, int] = {}
+        n_undecided = 0
         if is_train:
             n_derivable["1"] = _count_leave_one_out(
                 knowledge_base,
@@ -186,11 +188,8 @@ def _count(
         elif processes is not None and not processes.is_main:
             pass  # rank 0 counts
         elif not is_program:
-            n_derivable = _count_by_height(
-                knowledge_base,
-                model,
-                split,
-                evaluates_next=not deadline.is_over,
+            n_derivable, n_undecided = _count_by_height(
+                knowledge_base, model, split, max_height, deadline
             )
 
     n_known_facts = 0
@@ -206,6 +205,7 @@ def _count(
         "n_facts": sizes.n_facts,
         "n_rules": sizes.n_rules,
         "height": "fixpoint" if max_height is None else max_height,
+        "n_undecided_facts": n_undecided,
         "n_derivable_by_height": n_derivable,
         "n_atoms_after_step": list(model.n_atoms_after_step),
         "complete": model.complete,
@@ -225,7 +225,8 @@ def _count_out_of_core(
     max_height: int | None,
 ) -> JsonObject:
     """As `_count` in one process, of atoms that do not fit in memory."""
-    from funcppo.logic import duckdb_fixpoint, kb
+    from funcppo.logic import duckdb_fixpoint, fact_proofs, kb
+    from funcppo.logic.joins import RowBudget
 
     knowledge_base, sizes = kb.from_dataset(dataset)
     start = time.perf_counter()
@@ -237,20 +238,30 @@ def _count_out_of_core(
         max_height=max_height,
         object_identity=options.object_identity,
     )
-    height = counts.height
-    n_derivable = {
-        str(limit): int(((height >= 0) & (height <= limit)).sum())
-        for limit in range(1, len(counts.n_atoms_after_step))
-    }
+    last_height = len(counts.n_atoms_after_step) - 1
+    is_fact = counts.height == 0
+    found = fact_proofs.fact_heights(
+        knowledge_base,
+        sizes,
+        _as_tensor(split)[is_fact],
+        max_height=max_height,
+        max_atoms=options.max_atoms,
+        budget=RowBudget(fact_proofs.MAX_FACT_ROWS),
+        object_identity=options.object_identity,
+    )
+    height = counts.height.masked_scatter(is_fact, found.height)
+    last_height = max([last_height, *found.height.tolist()])
+    n_derivable = _count_heights(height, last_height)
     is_program = not len(dataset.valid) and not len(dataset.test)
     return {
         "dataset": dataset.name,
         "split": None if is_program else options.split,
         "n_queries": len(split),
-        "n_known_facts": int((height == 0).sum()),
+        "n_known_facts": int(is_fact.sum()),
         "n_facts": sizes.n_facts,
         "n_rules": sizes.n_rules,
         "height": "fixpoint" if max_height is None else max_height,
+        "n_undecided_facts": found.n_undecided,
         "n_derivable_by_height": {} if is_program else n_derivable,
         "n_atoms_after_step": list(counts.n_atoms_after_step),
         "complete": True,
@@ -268,16 +279,21 @@ def _count_by_height(
     knowledge_base: KnowledgeBase,
     model: LeastModel,
     split: np.ndarray,
-    *,
-    evaluates_next: bool,
-) -> dict[str, int]:
-    """The number of atoms of a split that are derivable within each height.
+    max_height: int | None,
+    deadline: Deadline,
+) -> tuple[dict[str, int], int]:
+    """The number of atoms of a split that are derivable within each height, and of those that are not decided.
 
     The heights go up to the last one of `derivation_heights`.
     """
-    height, last_height = derivation_heights(
-        knowledge_base, model, split, evaluates_next=evaluates_next
+    found, last_height = derivation_heights(
+        knowledge_base, model, split, max_height, deadline
     )
+    return _count_heights(found.height, last_height), found.n_undecided
+
+
+def _count_heights(height: Tensor, last_height: int) -> dict[str, int]:
+    """The number of atoms that are derived within each height."""
     counts: dict[str, int] = {}
     for limit in range(1, last_height + 1):
         counts[str(limit)] = int(((height >= 0) & (height <= limit)).sum())
@@ -288,29 +304,44 @@ def derivation_heights(
     knowledge_base: KnowledgeBase,
     model: LeastModel,
     split: np.ndarray,
-    *,
-    evaluates_next: bool = True,
-) -> tuple[Tensor, int]:
-    """The height at which each atom of a split is derived, -1 if it is not, and the last height.
+    max_height: int | None,
+    deadline: Deadline = NO_DEADLINE,
+) -> tuple[FactHeights, int]:
+    """The height at which each atom of a split is derived, a fact from other facts, and the last height.
 
     The last height is that of the model, which ends at the fixpoint, or of the step that would have exceeded the atoms
-    to hold: that step is evaluated for the split only.
+    to hold: that step is evaluated for the split only. The proof of a fact from other facts may need more.
 
     Args:
-      evaluates_next: evaluate that step.
+      max_height: what the model was asked for; None for the fixpoint.
+      deadline: when the evaluation ends; neither that step nor facts are evaluated then.
     """
-    from funcppo.logic import fixpoint
+    from funcppo.logic import fact_proofs, fixpoint
+    from funcppo.logic.fact_proofs import FactHeights
+    from funcppo.logic.joins import RowBudget
 
     atoms = _as_tensor(split)
     height = fixpoint.atom_height(model, atoms)
     last_height = len(model.n_atoms_after_step) - 1
-    if model.stop_reason and evaluates_next:
+    if model.stop_reason and not deadline.is_over:
         last_height += 1
         derived_next = fixpoint.derived_in_next_step(
             knowledge_base, model, atoms
         )
         height = height.where((height >= 0) | ~derived_next, last_height)
-    return height, last_height
+    is_fact = height == 0
+    found = fact_proofs.fact_heights(
+        knowledge_base,
+        model.sizes,
+        atoms[is_fact],
+        max_height=last_height if model.stop_reason else max_height,
+        max_atoms=sys.maxsize,  # they are among those of the model
+        budget=RowBudget(fact_proofs.MAX_FACT_ROWS, deadline=deadline),
+        object_identity=model.object_identity,
+    )
+    height = height.masked_scatter(is_fact, found.height)
+    last_height = max([last_height, *found.height.tolist()])
+    return FactHeights(height, found.n_undecided), last_height
 
 
 def _share_step(
@@ -410,17 +441,13 @@ def _table_rows(result: JsonObject) -> list[list[str]]:
     """Height, atoms, derivable triples and their fraction for each step, step 0 first."""
     n_queries = result["n_queries"]
     n_atoms = [f"{n:,}" for n in result["n_atoms_after_step"]]
-    if len(result["n_derivable_by_height"]) == len(n_atoms):
-        # The last step was evaluated for the split only.
-        n_atoms.append("too many")
+    n_more = len(result["n_derivable_by_height"]) + 1 - len(n_atoms)
+    # A last step was evaluated for the split only; past the fixpoint there are proofs of known facts from others.
+    n_atoms += n_more * ["too many" if result["stop_reason"] else n_atoms[-1]]
 
     rows = []
     for step, atoms in enumerate(n_atoms):
-        n_derivable = (
-            result["n_known_facts"]
-            if step == 0
-            else result["n_derivable_by_height"].get(str(step), 0)
-        )
+        n_derivable = result["n_derivable_by_height"].get(str(step), 0)
         fraction = f"{n_derivable / n_queries:.4f}" if n_queries else ""
         rows.append([str(step), atoms, f"{n_derivable:,}", fraction])
     return rows
@@ -440,5 +467,13 @@ def _print_extent(console: Console, result: JsonObject) -> None:
         )
     if result["leave_one_out"]:
         parts.append("a triple counts if a rule derives it from other facts")
+    elif result["n_known_facts"]:
+        parts.append(
+            f"{result['n_known_facts']:,} triples are known facts: they count if other facts prove them"
+        )
+    if result["n_undecided_facts"]:
+        parts.append(
+            f"of {result['n_undecided_facts']:,} this was not decided: they do not count"
+        )
     parts.append(f"{result['fixpoint_seconds']:.2f} s")
     console.print("; ".join(parts))

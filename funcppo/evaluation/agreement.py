@@ -263,7 +263,7 @@ class _ScoreSource:
 
         Args:
           rules: those that derive it.
-          is_derivable: it is derived, or a fact.
+          is_derivable: it is derived, a fact from other facts.
         """
         if not self.is_policy:
             name, ending = split_linked_last(self.subject.score)
@@ -332,7 +332,16 @@ def _compare_row(
     pool = task.entity_pool.tolist()
     for atom in recount.list_candidates(row.query, row.side, pool, known):
         rules = derivers.get(atom[row.side], [])
-        is_derivable = bool(rules) or atom in atoms.all
+        if atom in scores.subject.facts.all and not recount.is_proved(
+            scores.subject.logic,
+            scores.subject.facts,
+            atom,
+            task.max_height,
+            MAX_ATOMS,
+            deadline,
+        ):
+            rules = []
+        is_derivable = bool(rules)
         score = scores.log_odds(
             atom, row.side, rules, is_derivable=is_derivable
         )
@@ -435,10 +444,10 @@ def compare_proofs(
     """Check a proof of each answer of ranked queries that the engine proves.
 
     Args:
-      ranked: the queries; facts among their answers need no proof.
+      ranked: the queries.
     """
     start = time.monotonic()
-    answers = _answers_to_prove(subject, ranked)
+    answers = _answers_to_prove(ranked)
     format_atom = proof_names(subject.evaluator.task.dataset).format_atom
     n_checked, n_without = 0, 0
     lines: list[str] = []
@@ -490,16 +499,11 @@ def _proof_errors(
     )
 
 
-def _answers_to_prove(subject: Subject, ranked: Ranking) -> dict[Atom, int]:
-    """The answers that the engine derives and that are no facts, with their rows among the queries."""
+def _answers_to_prove(ranked: Ranking) -> dict[Atom, int]:
+    """The answers that the engine derives, with their rows among the queries."""
     queries = recount.read_atoms(ranked.queries.tolist())
     provable = ranked.query_row[ranked.answer_provable].tolist()
-    answers = {queries[row]: row for row in provable}
-    return {
-        atom: row
-        for atom, row in answers.items()
-        if atom not in subject.facts.all
-    }
+    return {queries[row]: row for row in provable}
 
 
 # -- evidence

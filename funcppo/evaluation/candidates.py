@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from funcppo import random
-from funcppo.logic import fixpoint, row_index, triple_index
-from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic import row_index, triple_index
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex, TripleIndex
 from funcppo.types import I64, Bool
 
@@ -67,7 +66,9 @@ class CandidateTable(NamedTuple):
     is_answer: Bool[Tensor, "L"]  # the candidate is the answer itself
     # candidates of the query, listed here or not
     n_candidates: I64[Tensor, "Q"]
-    answer_provable: Bool[Tensor, "Q"]  # T_P derives the answer
+    answer_provable: Bool[
+        Tensor, "Q"
+    ]  # T_P derives the answer, a fact from other facts
 
 
 class _EntityTable(NamedTuple):
@@ -120,7 +121,6 @@ def check_queries(
 
 def list_candidates(
     protocol: RankingProtocol,
-    model: LeastModel,
     filter_index: FilterIndex,
     queries: I64[Tensor, "Q W"],
     query_id: I64[Tensor, "Q"],
@@ -132,7 +132,6 @@ def list_candidates(
     The answer is one of the candidates, and is listed by the same rule.
 
     Args:
-      model: T_P, in which sampled candidates are looked up.
       query_id: see `sample_corruptions`.
       pool: the entities to rank against, ascending.
     """
@@ -162,8 +161,9 @@ def list_candidates(
     is_listed = torch.nn.functional.pad(others.mask, (1, 0), value=True)
     atom = _corrupt(queries, side, entity)
     if not protocol.score_unprovable:
-        is_derivable = fixpoint.atom_height(model, atom) >= 0
-        is_listed = is_listed & is_derivable
+        is_listed = is_listed & triple_index.contains(
+            filter_index.derivable_triples, atom, side
+        )
 
     query_row, column = is_listed.nonzero(as_tuple=True)
     return CandidateTable(

@@ -23,9 +23,12 @@ from funcppo.logic import (
     fixpoint,
     proof,
     proof_builder,
+    query_answering,
 )
+from funcppo.logic.joins import RowBudget
 from funcppo.logic.proof import Atom, Proof
 from funcppo.logic.proof_builder import Choice, Program
+from funcppo.logic.query_answering import QueryResult
 from funcppo.logic.triple_index import TAIL
 from funcppo.prover import env as prover_env
 from funcppo.prover.env import EnvState, World
@@ -36,6 +39,9 @@ from funcppo.prover.task import (
     with_answers,
 )
 from funcppo.types import F32, I64
+
+# rows that the joins make for the proof of a known fact
+MAX_FACT_PROOF_ROWS = 30_000_000
 
 
 def most_probable_proof(
@@ -100,15 +106,18 @@ def build_program(task: ProverTask) -> Program:
 def smallest_proof(
     task: ProverTask, atom: Tensor, program: Program
 ) -> Proof | None:
-    """A proof of the smallest height of an atom, or None if T_P does not derive it or it is a fact.
+    """A proof of the smallest height of an atom, of a fact from other facts; None if there is none.
 
     Args:
       atom: ground, [W].
       program: what `build_program` returns.
     """
     task = with_answers(task, atom[None], (TAIL,), with_facts=True)
-    if int(fixpoint.atom_height(task.least_model, atom.long())) < 1:
+    height = int(fixpoint.atom_height(task.least_model, atom.long()))
+    if height < 0:
         return None
+    if height == 0:
+        return prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS).proof
     derive = partial(
         derivations.find_derivation, task.kb, task.sizes, task.least_model
     )
@@ -120,6 +129,29 @@ def smallest_proof(
     )
     _check_proof(task, built, program)
     return built
+
+
+def prove_from_other_facts(
+    task: ProverTask, atom: Tensor, max_rows: int
+) -> QueryResult:
+    """Prove or refute a ground atom, which does not count as a fact in its own proof, up to the height of a task.
+
+    Args:
+      atom: [W].
+      max_rows: rows that the joins may make.
+
+    Raises:
+      RowBudgetExceeded: they make more.
+    """
+    return query_answering.prove_ground(
+        task.kb,
+        task.sizes,
+        tuple(atom.tolist()),
+        max_height=task.max_height,
+        max_atoms=task.cfg.max_atoms,
+        object_identity=task.least_model.object_identity,
+        budget=RowBudget(max_rows),
+    )
 
 
 def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:

@@ -41,7 +41,7 @@ from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
 from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import evidence, link_embedding
 from funcppo.prover.evidence import FactIndex
-from funcppo.prover.task import ProverTask, known_triples
+from funcppo.prover.task import ProverTask, is_unproved_fact, known_triples
 from funcppo.types import F64, I32, I64, Bool
 
 # questions whose derivations are found one question at a time; for more, the rules are applied to all facts
@@ -416,7 +416,8 @@ class Predictor:
         is_derived = torch.isin(
             torch.arange(len(atoms), device=atoms.device), torch.cat(rows)
         )
-        return is_derived[kbase.find_atoms(index, task.sizes, atoms)]
+        is_derived = is_derived[kbase.find_atoms(index, task.sizes, atoms)]
+        return is_derived & ~is_unproved_fact(task, atoms)
 
 
 def make_predictor(

@@ -75,7 +75,9 @@ class Ranking(NamedTuple):
     side: I64[Tensor, "Q"]  # the argument that is replaced
     query_row: I64[Tensor, "Q"]  # row of the query in `queries`
     relation: I64[Tensor, "Q"]  # predicate id of the query
-    answer_provable: Bool[Tensor, "Q"]  # T_P derives the answer
+    answer_provable: Bool[
+        Tensor, "Q"
+    ]  # T_P derives the answer, a fact from other facts
     answer_score: I64[Tensor, "Q"]  # quantised score of the answer
     listed_score: I64[Tensor, "L"]  # quantised score of a listed candidate
     listed_row: I64[Tensor, "L"]  # the row that it is a candidate of, below Q
@@ -204,7 +206,6 @@ def rank_queries(
     tables = [
         list_candidates(
             protocol,
-            model,
             filter_index,
             queries.long(),
             query_id,

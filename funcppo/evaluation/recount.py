@@ -199,6 +199,28 @@ def apply_steps(
     return atoms
 
 
+def is_proved(
+    logic: Logic,
+    facts: Atoms,
+    fact: Atom,
+    max_height: int,
+    max_atoms: int,
+    deadline: float,
+) -> bool:
+    """Whether T_P derives a fact in `max_height` steps from the other facts.
+
+    Raises:
+      OutOfTime: the deadline is reached, or there are more than `max_atoms` atoms.
+    """
+    others = Atoms(facts.all - {fact}, logic.n_constants)
+    atoms = apply_steps(logic, others, max_height - 1, max_atoms, deadline)
+    return any(
+        derive(logic, rule, atoms, deadline, leave_one_out=False, binding=found)
+        for rule in logic.rules
+        if (found := match(rule[0], fact, logic.n_constants)) is not None
+    )
+
+
 # -- ranks
 
 

@@ -54,6 +54,7 @@ from funcppo.prover.network import Params
 from funcppo.prover.task import (
     ProverTask,
     inference_world,
+    is_unproved_fact,
     with_answers,
 )
 from funcppo.runtime import cudagraph_trees, memory
@@ -512,7 +513,8 @@ def _score_chunks_by_rules(
 def _score_existence(task: ProverTask, height: int, atoms: Tensor, /) -> Tensor:
     """Score 1 for atoms that T_P derives within a height, else 0."""
     task = with_answers(task, atoms, (TAIL,))
-    return baselines.exists(task.least_model, height, atoms)
+    log_odds = baselines.exists(task.least_model, height, atoms)
+    return log_odds.masked_fill(is_unproved_fact(task, atoms), -torch.inf)
 
 
 def _score_derivations(

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from funcppo.logic import (
 )
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import (
+    CountCallback,
     RuleCounts,
     count_rules,
     with_confidence,
@@ -387,9 +389,11 @@ def _try_heights(
         for object_identity in identities:
             identity = " with object identity" if object_identity else ""
             tried = f"height {height}{identity}"
-            on_phase(
-                f"choosing settings: {tried}, within {MAX_TRIAL_ROWS:,} rows of joins{_time_limit(sample.deadline)}"
+            limits = f"within {MAX_TRIAL_ROWS:,} rows of joins{_time_limit(sample.deadline)}"
+            show = partial(
+                _show_stage, on_phase, f"choosing settings: {tried}, {limits}"
             )
+            show("T_P" if height > 1 else "listing candidates", 0, None)
             try_one = _try_scores if trials else _try_with_fewer
             try:
                 sample, found = try_one(
@@ -398,6 +402,7 @@ def _try_heights(
                     height,
                     object_identity,
                     counts_of,
+                    show,
                 )
                 trials += found
             except RowBudgetExceeded as error:
@@ -413,6 +418,23 @@ def _try_heights(
     return sample, trials, not_tried
 
 
+class _StageCallback(Protocol):
+    """Receives the part of a trial that is worked on, how much of it is done, and of how much."""
+
+    def __call__(self, stage: str, done: int, total: int | None, /) -> None: ...
+
+
+def _show_stage(
+    on_phase: PhaseCallback,
+    text: str,
+    stage: str,
+    done: int,
+    total: int | None,
+) -> None:
+    """Show a stage of the trials that a text names."""
+    on_phase(f"{text}: {stage}", done, total)
+
+
 def _time_limit(deadline: Deadline) -> str:
     """The seconds that are left, as words that follow on another limit."""
     if math.isinf(deadline.at):
@@ -426,6 +448,7 @@ def _try_with_fewer(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
+    show: _StageCallback,
 ) -> tuple[_Sample, list[Trial]]:
     """The first trials, of fewer queries where those of all take too long.
 
@@ -437,7 +460,7 @@ def _try_with_fewer(
         )
         try:
             _, trials = _try_scores(
-                first, options, height, object_identity, counts_of
+                first, options, height, object_identity, counts_of, show
             )
         except RowBudgetExceeded:
             n_queries = int(len(sample.queries) * FEWER_QUERIES)
@@ -456,11 +479,13 @@ def _try_scores(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
+    show: _StageCallback,
 ) -> tuple[_Sample, list[Trial]]:
     """The sample, and the trials of all smoothings and scores at a height.
 
     Args:
       counts_of: the counts without and with object identity; those with it are added where they are missing.
+      show: receives how much is done of counting rules, listing candidates and ranking.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than `MAX_TRIAL_ROWS` or take too long, or there are too many
@@ -473,17 +498,26 @@ def _try_scores(
             sample.sizes,
             object_identity=object_identity,
             budget=budget,
+            progress=partial(show, "counting rules"),
         )
         counts_of |= {object_identity: counts}
     counts = counts_of[object_identity]
     if height > 1:
         # The first step makes a row at least for each head of each rule.
         RowBudget(MAX_TRIAL_ROWS).spend(int(counts.body_pairs.sum()))
-    candidates = _list_candidates(sample, height, object_identity, budget)
+    candidates = _list_candidates(
+        sample,
+        height,
+        object_identity,
+        budget,
+        partial(show, "listing candidates"),
+    )
     trials: list[Trial] = []
+    n_trials = len(options.smoothings) * len(options.scores)
     for smoothing in options.smoothings:
         kb = with_confidence(sample.kb, counts, smoothing)
         for score in options.scores:
+            show("ranking", len(trials), n_trials)
             if sample.deadline.is_over:
                 raise RowBudgetExceeded("more time than was left")
             mrr, n_atoms = _rank(sample, candidates, kb, score)
@@ -494,7 +528,11 @@ def _try_scores(
 
 
 def _list_candidates(
-    sample: _Sample, height: int, object_identity: bool, budget: RowBudget
+    sample: _Sample,
+    height: int,
+    object_identity: bool,
+    budget: RowBudget,
+    progress: CountCallback,
 ) -> _Candidates:
     """What one application of the rules to T_P of the height below derives for the queries."""
     sizes = sample.sizes
@@ -531,6 +569,7 @@ def _list_candidates(
             object_identity,
             budget,
             sample.memory_share,
+            progress,
         )
     else:
         part = partial_fixpoint.restricted_step(
@@ -541,6 +580,7 @@ def _list_candidates(
             max_derivations,
             object_identity,
             budget,
+            progress,
         )
     if part is None:
         raise RowBudgetExceeded(f"more than {max_derivations:,} derivations")

@@ -33,17 +33,13 @@ from funcppo.evaluation.prediction import (
 from funcppo.experiment import run_proofs
 from funcppo.experiment.subject import Subject, make_subject_predictor
 from funcppo.json_io import Json
-from funcppo.logic import proof, query_answering
-from funcppo.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.logic import proof
+from funcppo.logic.joins import RowBudgetExceeded
 from funcppo.logic.proof import Proof
 from funcppo.logic.proof_builder import Program
-from funcppo.logic.query_answering import QueryResult
 from funcppo.logic.triple_index import HEAD, SIDE_NAMES, TAIL
-from funcppo.prover.task import ProverTask
 
 PROVED, NOT_DERIVABLE, UNPROVED = "proved", "not derivable", "unproved"
-# rows that the joins make for the proof of a known fact
-MAX_FACT_PROOF_ROWS = 30_000_000
 NO_EMBEDDING = (
     "unproved answers: expected a run with link embeddings, which alone rank them, got none (`funcppo train` has them "
     "where valid gains by them, or by --questions.embedding True)"
@@ -363,34 +359,11 @@ class Answerer:
     def _proof_from_other_facts(self, atom: Tensor) -> Proof | None:
         """A smallest proof of an atom that may be a fact; None if there is none, or it takes too much work."""
         try:
-            return prove_from_other_facts(
-                self.subject.task, atom, MAX_FACT_PROOF_ROWS
+            return explain.prove_from_other_facts(
+                self.subject.task, atom, explain.MAX_FACT_PROOF_ROWS
             ).proof
         except RowBudgetExceeded:
             return None
-
-
-def prove_from_other_facts(
-    task: ProverTask, atom: Tensor, max_rows: int
-) -> QueryResult:
-    """Prove or refute a ground atom, which does not count as a fact in its own proof, up to the height of a task.
-
-    Args:
-      atom: [W].
-      max_rows: rows that the joins may make.
-
-    Raises:
-      RowBudgetExceeded: they make more.
-    """
-    return query_answering.prove_ground(
-        task.kb,
-        task.sizes,
-        tuple(atom.tolist()),
-        max_height=task.max_height,
-        max_atoms=task.cfg.max_atoms,
-        object_identity=task.least_model.object_identity,
-        budget=RowBudget(max_rows),
-    )
 
 
 def read_open_query(dataset: Dataset, text: str) -> tuple[OpenQuery, Query]:

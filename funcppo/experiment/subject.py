@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -36,6 +38,7 @@ from funcppo.prover.task import (
     ignore_phase,
     with_rule_counts,
 )
+from funcppo.runtime.distributed import Processes
 
 PROOF_SCORES = ("success", "best-proof", "greedy")
 POLICY_SCORES = (*PROOF_SCORES, "evidence")
@@ -170,6 +173,7 @@ def dataset_subject(
     device: str = "cpu",
     on_phase: PhaseCallback = ignore_phase,
     choice_seconds: float = CHOICE_SECONDS,
+    processes: Processes | None = None,
 ) -> Subject:
     """A data set with a score by rule confidences; what is left open is chosen by its valid split.
 
@@ -180,6 +184,8 @@ def dataset_subject(
       on_phase: receives what is being done.
       choice_seconds: time limit of the choice, with T_P up to a height above 1 that is chosen; notes say what is left
         out for it. Counting the rules, which every score needs, is not cut.
+      processes: those that share the work, each of which calls this: rank 0 chooses within the time, and a height is
+        taken if every process has computed its T_P within the time; None for one process.
 
     Raises:
       ValueError: there are no rules, or a setting or the score is bad.
@@ -189,15 +195,22 @@ def dataset_subject(
     if cfg.object_identity is not True:
         dataset, count_notes = with_rule_counts(dataset, on_phase)
     deadline = Deadline(at=time.monotonic() + choice_seconds)
-    choice = choose_settings(
-        dataset,
-        cfg,
-        None if is_open else score,
-        on_phase,
-        deadline.share(COMPARISON_SHARE),
-    )
+    if processes is not None:
+        # Those that wait see that this one gets on.
+        on_phase = partial(_report_phase, processes, on_phase)
+
+    def choose() -> SettingsChoice:
+        return choose_settings(
+            dataset,
+            cfg,
+            None if is_open else score,
+            on_phase,
+            deadline.share(COMPARISON_SHARE),
+        )
+
+    choice = choose() if processes is None else _share_choice(processes, choose)
     task, chosen_score, notes = _build_chosen_task(
-        dataset, choice, device, on_phase, deadline
+        dataset, choice, device, on_phase, deadline, processes
     )
     return Subject(
         task,
@@ -207,17 +220,43 @@ def dataset_subject(
     )
 
 
+def _report_phase(
+    processes: Processes,
+    on_phase: PhaseCallback,
+    text: str,
+    done: int = 0,
+    total: int | None = None,
+) -> None:
+    """Tell a callback and the other processes what this one does."""
+    on_phase(text, done, total)
+    processes.report(f"{text} {done} of {total}" if total else text)
+
+
+def _share_choice(
+    processes: Processes, choose: Callable[[], SettingsChoice]
+) -> SettingsChoice:
+    """The settings that rank 0 chooses; it alone knows which of them there was time for."""
+    if processes.is_main:
+        # Every process has counted the rules.
+        choice = choose()._replace(rule_counts=None)
+        processes.share_bytes("choice of settings", pickle.dumps(choice))
+        return choice
+    return pickle.loads(processes.share_bytes("choice of settings"))
+
+
 def _build_chosen_task(
     dataset: Dataset,
     choice: SettingsChoice,
     device: str,
     on_phase: PhaseCallback,
     deadline: Deadline,
+    processes: Processes | None,
 ) -> tuple[ProverTask, str, list[str]]:
     """The task with the settings that are chosen, or if its T_P takes too much with the best of the next lower height.
 
     Args:
       deadline: of T_P where there is a lower height; none is tried instead of the lowest one.
+      processes: a height is not taken if its T_P takes too much in one of them.
 
     Returns:
       The task, the score at its height, and a note for each height that took too much.
@@ -234,6 +273,7 @@ def _build_chosen_task(
         is_lowest = candidate is candidates[-1]
         # Of a stored graph nothing is held that each query can derive.
         derives_by_query = dataset.fact_tables is not None and height == 1
+        task, problem = None, ""
         try:
             task = build_task(
                 dataset,
@@ -246,9 +286,13 @@ def _build_chosen_task(
         except ValueError as error:
             if is_lowest:
                 raise
-            notes.append(f"height {height} not taken: {error}")
-        else:
+            problem = str(error)
+        if processes is not None and not is_lowest:
+            problems = processes.exchange(f"T_P to height {height}", problem)
+            problem = next(filter(None, problems), "")
+        if task is not None and not problem:
             return task, candidate.score, notes
+        notes.append(f"height {height} not taken: {problem}")
     raise AssertionError("a choice has settings for a height")
 
 

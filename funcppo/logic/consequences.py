@@ -88,6 +88,12 @@ class Derivations(NamedTuple):
     rule: I64[Tensor, "n"]  # id of the rule
 
 
+class CountCallback(Protocol):
+    """Receives how many rules are counted or applied, and of how many."""
+
+    def __call__(self, n_done: int, n_rules: int, /) -> None: ...
+
+
 def iter_consequences(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -96,6 +102,7 @@ def iter_consequences(
     leave_one_out: bool = False,
     object_identity: bool = False,
     budget: RowBudget | None = None,
+    progress: CountCallback | None = None,
 ) -> Iterator[Consequences]:
     """Yield the consequences of one rule after another, so that only one rule's are in memory.
 
@@ -104,14 +111,17 @@ def iter_consequences(
       leave_one_out: omit a fact that the rule derives only from bodies that contain the fact itself.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule; None for no reports.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     relations = _relations_of(kb, rule_ids)
-    for applied in _apply_rules(
+    n_rules = sizes.n_rules if rule_ids is None else len(rule_ids)
+    applied_rules = _apply_rules(
         kb, sizes, relations, rule_ids, object_identity, budget
-    ):
+    )
+    for n_applied, applied in enumerate(applied_rules, 1):
         rule, columns, fact, _ = applied
         if leave_one_out:
             circular = _circular_heads(kb, sizes, relations, applied, budget)
@@ -127,6 +137,8 @@ def iter_consequences(
             rule=torch.full_like(columns[0], rule.id),
             fact=fact,
         )
+        if progress is not None:
+            progress(n_applied, n_rules)
 
 
 def _relations_of(
@@ -184,12 +196,6 @@ def collect_consequences(
     no_rule = kb.rule_ids_by_predicate[:0]
     empty = Consequences(kb.facts[:0], no_rule, no_rule)
     return Consequences(*(torch.cat(columns) for columns in zip(empty, *parts)))
-
-
-class CountCallback(Protocol):
-    """Receives how many rules are counted, and of how many."""
-
-    def __call__(self, n_counted: int, n_rules: int, /) -> None: ...
 
 
 def count_rules(
@@ -301,6 +307,8 @@ def iter_derivations(
     max_height: int,
     atoms: I32[Tensor, "L W"],
     leave_one_out: bool = True,
+    budget: RowBudget | None = None,
+    progress: CountCallback | None = None,
 ) -> Iterator[Derivations]:
     """Yield, for one rule after another, the atoms of a list that it derives in step `max_height` of T_P.
 
@@ -310,6 +318,11 @@ def iter_derivations(
       model: holds at least `max_height - 1` steps of T_P; its object identity applies to the rules.
       atoms: the list; distinct, in lexicographic order.
       leave_one_out: omit an atom that the rule derives only from bodies that contain the atom itself.
+      budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule; None for no reports.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     # Above height 1, bodies may hold derived atoms: apply the rules to a knowledge base in which those are facts.
     body_kb = kb
@@ -332,6 +345,8 @@ def iter_derivations(
         rule_ids=rule_ids,
         leave_one_out=leave_one_out,
         object_identity=model.object_identity,
+        budget=budget,
+        progress=progress,
     )
     for part in parts:
         row = find_atoms(atom_index, sizes, part.atoms.long())

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import consequences, row_index, sorting
-from funcppo.logic.consequences import Derivations
+from funcppo.logic.consequences import CountCallback, Derivations
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import ragged_arange
+from funcppo.logic.joins import RowBudget, ragged_arange
 from funcppo.logic.kb import (
     AtomIndex,
     KBSizes,
@@ -46,6 +46,8 @@ def build_derivability_index(
     model: LeastModel,
     max_height: int,
     max_derivations: int,
+    budget: RowBudget | None = None,
+    progress: CountCallback | None = None,
 ) -> DerivabilityIndex | None:
     """Index all atoms of a model for searches up to a height.
 
@@ -56,9 +58,14 @@ def build_derivability_index(
       model: what T_P derives in `max_height` steps.
       max_height: the greatest height of a search.
       max_derivations: the most pairs of an atom and a rule to hold.
+      budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule; None for no reports.
 
     Returns:
       The index; None if there are more than `max_derivations` pairs.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     parts = consequences.iter_derivations(
         kb,
@@ -67,6 +74,8 @@ def build_derivability_index(
         max_height,
         model.atoms,
         leave_one_out=max_height == 1,
+        budget=budget,
+        progress=progress,
     )
     keys = [model.height[:0].to(torch.int64)]
     n_derivations = 0
@@ -79,7 +88,7 @@ def build_derivability_index(
     return DerivabilityIndex(
         atom_index=model.atom_index,
         height=model.height,
-        derivation_keys=sorting.sort_values(torch.cat(keys)),
+        derivation_keys=sorting.sort_parts(keys),
     )
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.logic.consequences import iter_consequences
+from funcppo.logic.consequences import CountCallback, iter_consequences
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.firing_chunks import (
     fired_atoms,
@@ -48,6 +48,8 @@ def priority_sample(
     sizes: KBSizes,
     max_atoms: int,
     object_identity: bool = False,
+    budget: RowBudget | None = None,
+    progress: CountCallback | None = None,
 ) -> I32[Tensor, "n W"]:
     """Sample atoms that one step of T_P derives and that are not facts, always the same ones.
 
@@ -57,9 +59,14 @@ def priority_sample(
     Args:
       max_atoms: the size of the sample; fewer if fewer atoms are derived.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
+      budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule; None for no reports.
 
     Returns:
       The atoms in lexicographic order; none that only rules of confidence 0 derive.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
 
     Source: Duffield, Lund and Thorup 2007, "Priority sampling for estimation of arbitrary subset sums", JACM 54(6).
     """
@@ -68,7 +75,13 @@ def priority_sample(
     sample: list[_RankedAtoms] = [no_atoms]
     n_held = 0
     max_rank = torch.inf
-    for part in iter_consequences(kb, sizes, object_identity=object_identity):
+    for part in iter_consequences(
+        kb,
+        sizes,
+        object_identity=object_identity,
+        budget=budget,
+        progress=progress,
+    ):
         rank = _hash_to_uniform(part.atoms) / confidence[part.rule]
         is_candidate = (part.fact < 0) & (rank < max_rank)
         candidates = _RankedAtoms(
@@ -97,6 +110,7 @@ def restricted_step(
     max_derivations: int,
     object_identity: bool = False,
     budget: RowBudget | None = None,
+    progress: CountCallback | None = None,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive the facts, the sample, and the consequences of one step that some query may have as a candidate.
 
@@ -108,6 +122,7 @@ def restricted_step(
       max_derivations: the most pairs of an atom and a rule that derives it to hold.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule; None for no reports.
 
     Returns:
       The model of these atoms, of height 0 or 1 and never complete, and the index of the rules that derive each of them
@@ -131,6 +146,7 @@ def restricted_step(
         leave_one_out=True,
         object_identity=object_identity,
         budget=budget,
+        progress=progress,
     ):
         is_fact = part.fact >= 0
         codes = _argument_codes(part.atoms, sizes)
@@ -165,6 +181,7 @@ def answered_step(
     object_identity: bool = False,
     budget: RowBudget | None = None,
     memory_share: float = 1.0,
+    progress: CountCallback | None = None,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive what one step derives in answer to some queries, by their questions; the facts among the answers are held.
 
@@ -174,6 +191,7 @@ def answered_step(
       queries: atoms of two arguments; a ranking replaces one of them.
       sides: the arguments that are replaced, each in turn.
       memory_share: of the largest chunks of questions whose firings may be held at once.
+      progress: receives how many questions are answered, and of how many; None for no reports.
 
     Other arguments, what is returned and what is raised are those of `restricted_step`.
     """
@@ -181,13 +199,16 @@ def answered_step(
     atom_parts = [kb.facts[:0]]
     rule_parts = [kb.rule_ids_by_predicate[:0]]
     n_derivations = 0
-    for side in sides:
+    asked = [open_questions(queries, side) for side in sides]
+    n_questions = sum(len(of_side.entity) for of_side in asked)
+    n_answered = 0
+    for of_side in asked:
         for questions, firings in iter_firing_chunks(
-            plan,
-            open_questions(queries, side),
-            object_identity=object_identity,
-            budget=budget,
+            plan, of_side, object_identity=object_identity, budget=budget
         ):
+            n_answered += len(questions.entity)
+            if progress is not None:
+                progress(n_answered, n_questions)
             atom_parts.append(fired_atoms(questions, firings, sizes))
             rule_parts.append(firings.rule)
             n_derivations += len(firings.rule)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import expand_ranges
-from funcppo.logic.kb import KBSizes
+from funcppo.logic.kb import KBSizes, find_atoms
 from funcppo.logic.row_index import binary_search
 from funcppo.logic.sorting import unique_values
 from funcppo.types import I32, I64, Bool
@@ -41,7 +41,8 @@ class FilterIndex(NamedTuple):
 
     # the known triples, of all splits and of facts.txt, which are filtered from the candidates
     true_triples: TripleIndex
-    derivable_triples: TripleIndex  # the triples that T_P derives
+    # the triples that T_P derives, without facts that no other facts prove if they are asked
+    derivable_triples: TripleIndex
 
 
 class AnswerRange(NamedTuple):
@@ -97,17 +98,24 @@ def build_filter_index(
     model: LeastModel,
     true_atoms: I32[Tensor, "N W"],
     pool: I64[Tensor, "E"],
+    unproved_facts: I32[Tensor, "n W"] | None = None,
 ) -> FilterIndex:
     """Build the indices of the true and of the derivable triples.
 
     Args:
       true_atoms: the known atoms, of all splits and of facts.txt.
       pool: the entities to rank against, ascending.
+      unproved_facts: facts that are not derivable when they are asked, since no other facts prove them; None for none.
     """
+    derivable = model.atoms
+    if unproved_facts is not None and len(unproved_facts):
+        row = find_atoms(model.atom_index, sizes, unproved_facts.long())
+        is_kept = torch.ones_like(model.height, dtype=torch.bool)
+        derivable = derivable[is_kept.index_fill(0, row[row >= 0], False)]
     return FilterIndex(
         true_triples=build_triple_index(true_atoms, sizes.n_constants, pool),
         derivable_triples=build_triple_index(
-            model.atoms, sizes.n_constants, pool
+            derivable, sizes.n_constants, pool
         ),
     )
 
@@ -163,9 +171,16 @@ def binary_atoms(atoms: Tensor) -> Tensor:
     """The atoms of exactly two arguments."""
     if atoms.shape[1] <= TAIL:
         return atoms.new_zeros((0, TAIL + 1))
+    return atoms[is_binary(atoms)]
+
+
+def is_binary(atoms: Tensor) -> Tensor:
+    """Whether each atom has exactly two arguments."""
+    if atoms.shape[1] <= TAIL:
+        return torch.zeros_like(atoms[:, 0], dtype=torch.bool)
     has_second_argument = atoms[:, TAIL] > 0
     has_no_third_argument = (atoms[:, TAIL + 1 :] == 0).all(1)
-    return atoms[has_second_argument & has_no_third_argument]
+    return has_second_argument & has_no_third_argument
 
 
 def _sorted_keys(

@@ -46,6 +46,14 @@ def unique_rows(table: Tensor) -> Tensor:
     return cast("Tensor", torch.unique(table, dim=0))  # pyright: ignore[reportUnknownMemberType]
 
 
+def unique_rows_with_inverse(
+    table: Tensor,
+) -> tuple[Tensor, I64[Tensor, "n"]]:
+    """The distinct rows of a table, in lexicographic order, and the place of each row of the table among them."""
+    result = torch.unique(table, dim=0, return_inverse=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor]", result)
+
+
 def runs(values: Tensor) -> tuple[Tensor, I64[Tensor, "r"]]:
     """The value and the length of each run of equal consecutive values."""
     result = torch.unique_consecutive(values, return_counts=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]

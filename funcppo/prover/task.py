@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from funcppo.data.dataset import entity_ids
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import (
     derivability,
+    fact_proofs,
     firing_chunks,
     fixpoint,
     partial_fixpoint,
@@ -31,6 +33,7 @@ from funcppo.logic import (
 )
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import (
+    CountCallback,
     RuleCounts,
     count_rules,
     with_confidence,
@@ -38,9 +41,10 @@ from funcppo.logic.consequences import (
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import RowBudget
+from funcppo.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import ResolveConfig
+from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import env as prover_env
 from funcppo.prover import network
 from funcppo.prover.config import (
@@ -50,7 +54,7 @@ from funcppo.prover.config import (
     proof_settings,
 )
 from funcppo.prover.env import World
-from funcppo.types import I32, I64
+from funcppo.types import I32, I64, Bool
 
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 # the derivability index holds at most this many derivations times `max_atoms`
@@ -61,7 +65,10 @@ MAX_HEADS_PER_ATOM = 4
 MAX_STEP_ROWS = 50_000_000
 # rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
 MAX_COUNT_ROWS = 100_000_000
+# rows of joins to index derivations by, some minutes of work
+MAX_INDEX_ROWS = 1_000_000_000
 COUNTING = "computing rule confidences"
+INDEXING = "indexing derivations"
 # size of the sample of derived atoms, if T_P is too large to hold
 MAX_SAMPLED_ATOMS = 500_000
 
@@ -103,6 +110,10 @@ class ProverTask:
 
     filter_index: triple_index.FilterIndex
     """Known triples, which are filtered from the candidates, and derivable ones; none with `answers_plan`."""
+
+    unproved_facts: I32[Tensor, "n W"]
+    """Known facts among the triples of valid and test that other facts do not prove: as answers they are not provable,
+    since a fact is no fact while it is asked."""
 
     answers_plan: FiringPlan | None
     """What the atoms that queries ask for are derived from, see `with_answers`; None if what is needed is held."""
@@ -192,19 +203,18 @@ def build_task(
         dataset, cfg, settings.max_height, derived.derivability_index
     )
     notes = [*dataset.notes, *count_notes, *derived.notes]
-    if derived.derivability_index is None and with_derivations:
-        notes.append(
-            "too many derivations to hold: the policy does not see which rules derive its goal"
-        )
 
     # What queries are ranked against.
     on_phase("indexing candidates")
+    unproved_facts, fact_notes = _unproved_facts(
+        dataset, cfg, kb, sizes, settings
+    )
     pool, is_countries = entity_pool(dataset)
     known = torch.from_numpy(
         dataset.facts[:0] if derives_by_query else known_triples(dataset)
     )
     filter_index = triple_index.build_filter_index(
-        sizes, derived.model, known, pool
+        sizes, derived.model, known, pool, unproved_facts
     )
 
     host_task = ProverTask(
@@ -219,9 +229,10 @@ def build_task(
         fact_selection=fact_selection,
         entity_pool=pool,
         filter_index=filter_index,
+        unproved_facts=unproved_facts,
         answers_plan=None,
         is_countries=is_countries,
-        notes=tuple(notes),
+        notes=(*notes, *fact_notes),
     )
     task = _move_search_tensors(with_ranking_on(host_task, device), device)
     if derives_by_query:
@@ -323,8 +334,21 @@ def with_answers(
         answered.least_model,
         torch.cat([facts, known]).to(device),
         task.entity_pool,
+        task.unproved_facts,
     )
     return replace(answered, filter_index=filter_index)
+
+
+def is_unproved_fact(
+    task: ProverTask, atoms: I64[Tensor, "n W"]
+) -> Bool[Tensor, "n"]:
+    """Whether each atom is one of the task's `unproved_facts`."""
+    facts, sizes = task.unproved_facts, task.sizes
+    index = kbase.index_sorted_atoms(
+        facts, sizes.n_predicates, sizes.n_constants
+    )
+    found = kbase.find_atoms(index, sizes, atoms.long().to(facts.device)) >= 0
+    return found.to(atoms.device)
 
 
 def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
@@ -416,12 +440,20 @@ def _derived_atoms(
     )
     if model.complete and not with_derivations:
         return _DerivedAtoms(model, None, None, [])
-    on_phase("indexing derivations")
     if model.complete:
-        index = derivability.build_derivability_index(
-            kb, sizes, model, settings.max_height, max_derivations
+        # At height 1 what is counted is what is derived; no join is made where that cannot be held.
+        is_known = settings.max_height == 1 and dataset.rule_estimates is None
+        n_others = int((counts.body_pairs - counts.circular_support).sum())
+        index, index_notes = _index_derivations(
+            kb,
+            sizes,
+            model,
+            settings.max_height,
+            n_others if is_known else 0,
+            max_derivations,
+            on_phase,
         )
-        return _DerivedAtoms(model, index, None, [])
+        return _DerivedAtoms(model, index, None, index_notes)
 
     stop_reason = model.stop_reason
     if not with_derivations:
@@ -432,21 +464,89 @@ def _derived_atoms(
             not is_mapped,
             f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked",
         )
-    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
+    queries = torch.from_numpy(held_out_triples(dataset))
+    try:
+        part = _index_part(
+            kb, sizes, queries, settings, max_derivations, on_phase
+        )
+    except RowBudgetExceeded as error:
+        raise ValueError(
+            f"{dataset.name}: T_P to height 1 {stop_reason}; {error}: expected fewer rules, or a run that learns from "
+            "questions, which needs no index (--learner questions)"
+        ) from None
+    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
+    return part._replace(notes=[note])
+
+
+def _index_derivations(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    height: int,
+    n_known: int,
+    max_derivations: int,
+    on_phase: PhaseCallback,
+) -> tuple[DerivabilityIndex | None, list[str]]:
+    """The rules that derive each atom of a model; None with a note if they are too many, or take too much work.
+
+    Args:
+      n_known: derivations that there are at least.
+    """
+    blind = "the policy does not see which rules derive its goal"
+    index = None
+    if n_known <= max_derivations:
+        try:
+            index = derivability.build_derivability_index(
+                kb,
+                sizes,
+                model,
+                height,
+                max_derivations,
+                RowBudget(MAX_INDEX_ROWS),
+                _show_indexing(on_phase, sizes),
+            )
+        except RowBudgetExceeded as error:
+            return None, [f"{INDEXING} makes {error}: {blind}"]
+    if index is None:
+        return None, [f"too many derivations to hold: {blind}"]
+    return index, []
+
+
+def _index_part(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    queries: I32[Tensor, "Q W"],
+    settings: ProofSettings,
+    max_derivations: int,
+    on_phase: PhaseCallback,
+) -> _DerivedAtoms:
+    """What queries ask of T_P to height 1, and a sample of it, with the rules that derive each atom.
+
+    Raises:
+      RowBudgetExceeded: the joins make more than `MAX_INDEX_ROWS` rows, or there are too many derivations.
+    """
+    budget = RowBudget(MAX_INDEX_ROWS)
+    show = _show_indexing(on_phase, sizes)
+    identity = settings.object_identity
     sample = partial_fixpoint.priority_sample(
-        kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
+        kb, sizes, MAX_SAMPLED_ATOMS, identity, budget, show
     )
     part = partial_fixpoint.restricted_step(
-        kb, sizes, queries, sample, max_derivations, settings.object_identity
+        kb, sizes, queries, sample, max_derivations, identity, budget, show
     )
     if part is None:
-        raise ValueError(
-            f"{dataset.name}: T_P to height 1 {stop_reason}; "
+        raise RowBudgetExceeded(
             f"the queries of valid and test need more than {max_derivations} derivations"
         )
     model, index = part
-    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
-    return _DerivedAtoms(model, index, sample, [note])
+    return _DerivedAtoms(model, index, sample, [])
+
+
+def _show_indexing(on_phase: PhaseCallback, sizes: KBSizes) -> CountCallback:
+    """Show the phase, and return what shows how many rules it has applied."""
+    text = f"{INDEXING}, within {MAX_INDEX_ROWS:,} rows of joins"
+    on_phase(text, 0, sizes.n_rules)
+    return partial(on_phase, text)
 
 
 def _without_atoms(
@@ -466,6 +566,36 @@ def _without_atoms(
         facts=None if with_facts else none,
     )
     return _DerivedAtoms(model, None, None, [note])
+
+
+def _unproved_facts(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    settings: ProofSettings,
+) -> tuple[I32[Tensor, "n W"], list[str]]:
+    """The known facts among valid and test that other facts do not prove; a note on those that are not decided."""
+    held_out = unique_rows(torch.from_numpy(held_out_triples(dataset)))
+    facts = held_out[kbase.contains(kb, sizes, held_out)]
+    found = fact_proofs.fact_heights(
+        kb,
+        sizes,
+        facts,
+        max_height=settings.max_height,
+        max_atoms=cfg.max_atoms,
+        budget=RowBudget(fact_proofs.MAX_FACT_ROWS),
+        object_identity=settings.object_identity,
+        memory_share=cfg.memory_share,
+    )
+    notes: list[str] = []
+    if found.n_undecided:
+        notes.append(
+            f"{found.n_undecided:,} of {len(facts):,} triples of valid and test that are known facts count as not "
+            "provable: whether other facts prove them was not decided within "
+            f"{fact_proofs.MAX_FACT_ROWS:,} rows of joins"
+        )
+    return facts[found.height < 0], notes
 
 
 def _choose_fact_selection(
@@ -674,5 +804,6 @@ def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
         task,
         least_model=moved_model,
         filter_index=tree.map(to_device, task.filter_index),
+        unproved_facts=to_device(task.unproved_facts),
         entity_pool=to_device(task.entity_pool),
     )

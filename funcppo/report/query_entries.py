@@ -14,6 +14,10 @@ from torch import Tensor
 
 from funcppo.data import Dataset, format_atom, format_rule
 from funcppo.evaluation import evidence_explanation, rank_metrics
+from funcppo.evaluation.explain import (
+    MAX_FACT_PROOF_ROWS,
+    prove_from_other_facts,
+)
 from funcppo.evaluation.prediction import (
     OpenQuery,
     RankedAnswers,
@@ -22,11 +26,9 @@ from funcppo.evaluation.prediction import (
 from funcppo.evaluation.ranking import stratified_sample
 from funcppo.experiment import run_proofs
 from funcppo.experiment.answers import (
-    MAX_FACT_PROOF_ROWS,
     Answerer,
     AnswerProof,
     format_query,
-    prove_from_other_facts,
 )
 from funcppo.logic import query_answering
 from funcppo.logic.joins import RowBudgetExceeded

@@ -21,12 +21,14 @@ from funcppo.data.dataset import assign_ids
 from funcppo.data.lexer import QUOTED_PATTERN, shorten, unquote
 from funcppo.data.queries import read_query
 from funcppo.data.similar_names import unknown_name_message
+from funcppo.evaluation.explain import (
+    MAX_FACT_PROOF_ROWS,
+    prove_from_other_facts,
+)
 from funcppo.evaluation.prediction import OpenQuery
 from funcppo.experiment.answers import (
-    MAX_FACT_PROOF_ROWS,
     Answerer,
     format_query,
-    prove_from_other_facts,
     read_open_query,
 )
 from funcppo.logic.fixpoint import Verdict

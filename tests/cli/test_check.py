@@ -219,3 +219,67 @@ def test_a_data_set_without_rules_is_one_line(monkeypatch, capsys, tmp_path):
         (tmp_path / f"{split}.txt").write_text("a\tr\tb\n")
     assert funcppo(monkeypatch, "check", tmp_path) == 2
     assert "expected rules" in capsys.readouterr().err
+
+
+# -- test triples that are known facts
+
+# Of the four, p(a, b) and p(c, d) are in train too.
+LEAKY_TEST = "a\tp\tb\nc\tp\td\ng\tp\th\nc\tq\td\n"
+
+
+@pytest.fixture(params=[1, 2])
+def leaky(tmp_path, request):
+    """A folder, a height, and which of its test triples the rules derive from other facts within that height.
+
+    p(a, b) and p(g, h) follow from q. p(c, d) does not; at height 2 it follows from q(c, d), which only p(c, d) itself
+    derives.
+    """
+    (tmp_path / "train.txt").write_text(
+        "a\tp\tb\na\tq\tb\nc\tp\td\ng\tq\th\ne\tp\tf\n"
+    )
+    (tmp_path / "valid.txt").write_text("e\tq\tf\n")
+    (tmp_path / "test.txt").write_text(LEAKY_TEST)
+    back = "q(X,Y) :- p(X,Y).\n" if request.param == 2 else ""
+    (tmp_path / "rules.txt").write_text("p(X,Y) :- q(X,Y).\n" + back)
+    return tmp_path, str(request.param), [True, False, True, bool(back)]
+
+
+@pytest.mark.parametrize("score", ["noisy-or", "exists", "max-confidence"])
+@pytest.mark.parametrize("negatives", ["all", "5"])
+def test_a_known_fact_is_provable_if_other_facts_prove_it(
+    leaky, monkeypatch, capsys, score, negatives
+):
+    """`evaluate`, its --details, `provable`, `data`, `predict` and `check` say the same."""
+    folder, height, is_provable = leaky
+    n_provable = sum(is_provable)
+    score += f"@{height}" if score == "exists" else ""
+    settings = ["--height", height, "--score", score]
+    details = folder / "details.jsonl"
+
+    def run(program, *args):
+        assert funcppo(monkeypatch, program, folder, *args, "--json", "-") == 0
+        return json.loads(capsys.readouterr().out)
+
+    result = run(
+        "evaluate", *settings, "--negatives", negatives, "--details", details
+    )
+    lines = [json.loads(line) for line in details.read_text().splitlines()]
+    assert result["ceiling"] == n_provable / 4
+    for line in lines:
+        expected = is_provable[line["query_row"]]
+        assert line["answer_provable"] == expected
+        assert line["status"] == ("proved" if expected else "refuted")
+        assert (line["log_score"] is not None) == expected
+        assert (line["proof"] is not None) == expected
+
+    provable = run("provable", "--height", height)
+    assert provable["n_known_facts"] == 2
+    assert list(provable["n_derivable_by_height"].values())[-1] == n_provable
+    derivable = run("data", "--height", height)["derivable"]["test"]
+    assert sum(derivable.values()) == n_provable
+
+    (query,) = run("predict", "p(c, X)", "--known", *settings)["queries"]
+    verdicts = {a["entity"]: a["verdict"] for a in query["answers"]}
+    assert verdicts["d"] == "not derivable"
+    checks = run("check", *FAST)["checks"]
+    assert [part["n_disagreeing"] for part in checks] == [0] * 4

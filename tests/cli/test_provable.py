@@ -55,7 +55,7 @@ def test_the_table_says_the_same(folder, capsys):
         if line.startswith("│")
     ]
     assert rows == [
-        ["0", "5", "1", "0.2000"],
+        ["0", "5", "0", "0.0000"],
         ["1", "9", "3", "0.6000"],
         ["2", "12", "3", "0.6000"],
         ["3", "14", "4", "0.8000"],
@@ -125,7 +125,7 @@ def test_rules_that_derive_nothing_leave_the_facts(folder, capsys):
     assert provable(folder) == 0
     rows = capsys.readouterr().out.splitlines()
     (row,) = [line for line in rows if line.startswith("│")]
-    assert row.replace("│", " ").split() == ["0", "5", "1", "0.2000"]
+    assert row.replace("│", " ").split() == ["0", "5", "0", "0.0000"]
 
 
 def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(

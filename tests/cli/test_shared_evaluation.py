@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -11,6 +12,7 @@ import pytest
 
 from funcppo.data import load
 from funcppo.evaluation import evaluator as evaluation
+from funcppo.experiment import subject
 from tests.cli.processes import run_processes
 
 DATA = "family_tree:30:1"
@@ -197,3 +199,72 @@ def test_a_run_that_searches_is_evaluated_with_the_batch_sizes_of_rank_0(
         results.append(json.loads(ended[0].out))
     assert files[0] == files[1]
     assert results[0]["mrr"] == results[1]["mrr"]
+
+
+# -- settings that are chosen within a time, of which processes have no common clock
+
+
+def notes_of(folder, n, *args, prepare=lambda rank: None):
+    """The details of processes that choose settings, and the notes of rank 0.
+
+    a follows from b, and b from c, which the facts are of: height 2 ranks valid best.
+    """
+    graph = folder / "graph"
+    shutil.rmtree(graph, ignore_errors=True)
+    graph.mkdir()
+    for split, relations, rows in (
+        ("train", "abc", range(6, 9)),
+        ("train", "c", range(6)),
+        ("valid", "a", range(3)),
+        ("test", "a", range(3, 6)),
+    ):
+        with (graph / f"{split}.txt").open("a") as file:
+            file.writelines(
+                f"x{i}\t{name}\ty{i}\n" for i in rows for name in relations
+            )
+    (graph / "rules.txt").write_text("a(X,Y) :- b(X,Y).\nb(X,Y) :- c(X,Y).\n")
+    details = folder / f"{n}.jsonl"
+    words = ("evaluate", graph, "--json", "-", "--details", details)
+    ended = run_processes(n, folder, *words, *args, prepare=prepare)
+    assert [x.status for x in ended] == [0] * n, ended
+    return details.read_bytes(), json.loads(ended[0].out)["notes"]
+
+
+def test_rank_0_chooses_the_settings_of_all(tmp_path):
+    """The others do not choose, so that it does not matter which of them has time for what."""
+    alone, notes = notes_of(tmp_path, 1)
+    assert any(note.startswith("height 2 chosen") for note in notes)
+
+    def prepare(rank):
+        def refuse(*args):
+            raise AssertionError("rank 1 chose too")
+
+        if rank == 1:
+            subject.choose_settings = refuse
+
+    assert notes_of(tmp_path, 2, prepare=prepare) == (alone, notes)
+
+
+def test_the_choice_of_several_processes_ends_in_time(tmp_path):
+    _, notes = notes_of(tmp_path, 2, "--choice-seconds", "1e-6")
+    assert any(
+        note.startswith("height 1 not tried: more time") for note in notes
+    )
+
+
+def test_a_height_that_one_process_has_no_time_for_is_taken_by_none(tmp_path):
+    build_task = subject.build_task
+
+    def prepare(rank):
+        def build_in_time(dataset, cfg, *args, **kwargs):
+            if rank == 1 and cfg.max_height == 2:
+                raise ValueError("T_P to height 2 takes more time than is left")
+            return build_task(dataset, cfg, *args, **kwargs)
+
+        subject.build_task = build_in_time
+
+    _, notes = notes_of(tmp_path, 2, prepare=prepare)
+    (note,) = [note for note in notes if "not taken" in note]
+    assert note == (
+        "height 2 not taken: T_P to height 2 takes more time than is left"
+    )

@@ -24,15 +24,21 @@ s(X, X) :- r(X, Z), r(Z, X)
 """
 
 
-def subject_of(seed=1, score="noisy-or@3", **settings):
-    """An evaluator of an untrained score on a random graph of two relations over ten entities."""
+def subject_of(seed=1, score="noisy-or@3", n_known=0, **settings):
+    """An evaluator of an untrained score on a random graph of two relations over ten entities.
+
+    So many of the test triples are known facts.
+    """
     rng = np.random.default_rng(seed)
     cells = rng.permutation(200)[:64]
     triples = [
         (f"e{i % 10}", "rs"[int(i >= 100)], f"e{i // 10 % 10}") for i in cells
     ]
     dataset = data.from_triples(
-        triples[:50], triples[50:55], triples[55:], rules=RULES
+        triples[:50],
+        triples[50:55],
+        triples[:n_known] + triples[55 + n_known :],
+        rules=RULES,
     )
     task = build_task(dataset, ProverTaskConfig(**settings))
     program = explain.build_program(task)
@@ -82,6 +88,9 @@ def compare(subject, seconds=SECONDS):
         dict(
             max_height=1, smoothing=5.0, score="noisy-or-directed-linked-last"
         ),
+        dict(max_height=1, smoothing=None, n_known=8),
+        dict(max_height=2, smoothing=None, n_known=8),
+        dict(max_height=3, object_identity=True, smoothing=5.0, n_known=8),
     ],
     ids=str,
 )

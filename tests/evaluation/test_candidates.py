@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from funcppo import random
 from funcppo.evaluation import candidates, rank_metrics
 from funcppo.evaluation.rank_metrics import ZERO_SCORE
-from funcppo.logic import fixpoint, kb, triple_index
+from funcppo.logic import triple_index
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
 from tests.learning import DATA
 
@@ -218,15 +218,8 @@ def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(
 def test_a_table_lists_the_candidates_that_need_a_score(
     world, n_negatives, score_unprovable, seed
 ):
-    """The provable ones, or all of them; `derivable` plays T_P without any rule: every atom is a fact."""
+    """The provable ones, or all of them; `derivable` plays T_P."""
     C, pool, known, derivable, side, asked = world
-    base, sizes = kb.build(
-        table(derivable).numpy(),
-        np.zeros((0, 2, 3), int),
-        n_constants=C,
-        n_predicates=2,
-    )
-    model = fixpoint.least_model(base, sizes, max_height=1, max_atoms=100)
     pool_, known_index, derivable_index = indices(C, pool, known, derivable)
     protocol = candidates.RankingProtocol(
         n_negatives=n_negatives, score_unprovable=score_unprovable, seed=seed
@@ -234,7 +227,6 @@ def test_a_table_lists_the_candidates_that_need_a_score(
     rows, ids = torch.tensor(asked), torch.arange(len(asked)) + 5
     got = candidates.list_candidates(
         protocol,
-        model,
         FilterIndex(known_index, derivable_index),
         rows,
         ids,

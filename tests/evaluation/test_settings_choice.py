@@ -199,10 +199,12 @@ def test_fewer_queries_choose_where_all_take_too_long(monkeypatch):
     now = [0.0]
     list_candidates = settings_choice._list_candidates
 
-    def take_seconds(sample, height, object_identity, budget):
+    def take_seconds(sample, height, object_identity, budget, progress):
         now[0] += float(len(sample.queries))
         budget.spend(0)
-        return list_candidates(sample, height, object_identity, budget)
+        return list_candidates(
+            sample, height, object_identity, budget, progress
+        )
 
     monkeypatch.setattr(settings_choice, "_list_candidates", take_seconds)
     monkeypatch.setattr(settings_choice, "FEWER_QUERIES", 0.25)
@@ -216,6 +218,37 @@ def test_fewer_queries_choose_where_all_take_too_long(monkeypatch):
     choice = choose_settings(graph, cfg, deadline=over)
     assert not choice.trials
     assert choice.notes[0].startswith("height 1 not tried: more time")
+
+
+def test_each_stage_shows_how_much_of_it_is_done():
+    """Counts of rules, questions or rules whose candidates are listed, and rankings: they tell the time left."""
+    calls = []
+    graph = random_graph()
+    choose_settings(graph, OPEN, on_phase=lambda *call: calls.append(call))
+    stages: dict[str, list] = {}
+    for text, *done in calls:
+        if text.startswith("choosing settings: "):
+            stages.setdefault(text, []).append(tuple(done))
+
+    def of(words, stage):
+        (found,) = [
+            done
+            for text, done in stages.items()
+            if text.startswith(f"choosing settings: {words}, within")
+            and text.endswith(f": {stage}")
+        ]
+        return found
+
+    # Questions of both sides, each once, and at height 1 the beginning of the stage.
+    asked = {(side, row[3 - side]) for row in graph.valid for side in (1, 2)}
+    *_, last = of("height 1", "listing candidates")
+    assert last == (len(asked), len(asked))
+    assert of("height 1", "ranking") == [(i, 12) for i in range(12)]
+    identity = "height 1 with object identity"
+    assert of(identity, "counting rules") == [(i, 4) for i in range(1, 5)]
+    assert of(identity, "ranking") == [(i, 12) for i in range(12)]
+    assert of("height 2", "T_P") == [(0, None)]
+    assert of("height 2", "listing candidates") == [(i, 4) for i in range(1, 5)]
 
 
 def count_estimates(notes) -> int:

@@ -80,3 +80,38 @@ def test_a_gpu_sorts_the_same():
         sorting.sort_keys(key), sorting.sort_keys(key.cuda())
     ):
         assert torch.equal(here, there.cpu())
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(0, 2**30)
+)
+def test_parts_are_sorted_a_range_of_values_at_a_time(lengths, seed):
+    """Equal to one sort of all; no sort of distinct values is of many more than are to be sorted at once, here 16."""
+    n = sum(lengths)
+    generator = torch.Generator().manual_seed(seed)
+    values = 7 * torch.randperm(n, generator=generator) - 100
+    parts = list(values.split(lengths))
+    sizes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorting, "MAX_SORTED_AT_ONCE", 16)
+        patch.setattr(sorting, "SAMPLES_PER_RANGE", 4)
+        sort = sorting.sort_values
+        patch.setattr(
+            sorting,
+            "sort_values",
+            lambda part: sizes.append(len(part)) or sort(part),
+        )
+        found = sorting.sort_parts(parts)
+    assert torch.equal(found, sort(values))
+    # A part has up to 60, the sample of which the bounds are quantiles 80.
+    assert max(sizes) <= 80
+    assert n <= 150 or max(sizes) < n
+
+
+def test_equal_values_of_several_parts_stay():
+    part = torch.tensor([3, 1, 3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorting, "MAX_SORTED_AT_ONCE", 2)
+        patch.setattr(sorting, "SAMPLES_PER_RANGE", 1)
+        found = sorting.sort_parts([part, part])
+    assert found.tolist() == [1, 1, 3, 3, 3, 3]

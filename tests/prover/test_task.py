@@ -10,7 +10,7 @@ from funcppo import data, random, train_step, tree
 from funcppo.deadline import Deadline
 from funcppo.evaluation import explain
 from funcppo.evaluation import scorers as scorers_
-from funcppo.logic import fixpoint, triple_index
+from funcppo.logic import fact_proofs, fixpoint, triple_index
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
@@ -29,6 +29,7 @@ def test_every_tensor_of_a_task_is_on_the_requested_device():
             task.kb,
             task.derivability_index,
             task.filter_index,
+            task.unproved_facts,
             task.entity_pool,
             model,
         )
@@ -226,3 +227,131 @@ def test_a_deadline_ends_t_p_above_height_1_as_one_line():
         prover_task.build_task(dataset, settings, deadline=over)
     low = dataclasses.replace(SETTINGS, max_height=1)
     assert prover_task.build_task(dataset, low, deadline=over).max_height == 1
+
+
+LEAKY = data.from_triples(
+    [("a", "p", "b"), ("a", "q", "b"), ("c", "p", "d"), ("g", "q", "h")],
+    [("c", "p", "d")],
+    [("a", "p", "b"), ("g", "p", "h")],
+    rules="p(X, Y) :- q(X, Y)\nq(X, Y) :- p(X, Y)",
+)
+
+
+@pytest.mark.parametrize("height", [1, 2])
+@pytest.mark.parametrize("with_derivations", [False, True])
+@pytest.mark.parametrize("max_atoms", [1000, 4])
+def test_a_known_fact_is_derivable_by_other_facts_alone(
+    height, with_derivations, max_atoms
+):
+    """q(a, b) proves p(a, b); nothing but p(c, d) proves itself. Whether T_P is held or each query derives its own."""
+    if height > 1 and max_atoms == 4:
+        pytest.skip("T_P above height 1 must be held")
+    task = prover_task.build_task(
+        LEAKY,
+        ProverTaskConfig(max_height=height, smoothing=5.0, max_atoms=max_atoms),
+        with_derivations=with_derivations,
+    )
+    a, b, c, d, g, h = (LEAKY.entities.index(x) + 1 for x in "abcdgh")
+    assert task.unproved_facts.tolist() == [[1, c, d]]
+    queries = torch.tensor([[1, a, b], [1, c, d], [1, g, h]])
+    assert prover_task.is_unproved_fact(task, queries).tolist() == [
+        False,
+        True,
+        False,
+    ]
+    answered = prover_task.with_answers(task, queries, (HEAD, TAIL))
+    for side in (HEAD, TAIL):
+        derivable = triple_index.contains(
+            answered.filter_index.derivable_triples, queries, side
+        )
+        assert derivable.tolist() == [True, False, True]
+
+
+def test_known_facts_that_are_not_decided_are_noted(monkeypatch):
+    monkeypatch.setattr(fact_proofs, "MAX_FACT_ROWS", 0)
+    task = prover_task.build_task(
+        LEAKY, ProverTaskConfig(max_height=1, smoothing=5.0)
+    )
+    assert len(task.unproved_facts) == 2
+    (note,) = [note for note in task.notes if "not decided" in note]
+    assert note.startswith("2 of 2 triples of valid and test")
+
+
+# -- indexing derivations, whose work is bounded
+
+INDEXED = data.from_triples(
+    [("a", "q", "b"), ("b", "q", "c"), ("c", "q", "d")],
+    [("a", "p", "b")],
+    [("b", "p", "c")],
+    rules="p(X, Y) :- q(X, Y)\np(X, Y) :- q(X, Z), q(Z, Y)",
+)
+
+
+def phases_of(**settings):
+    """The calls of the phase with their bound, and the task."""
+    calls = []
+    settings = {"max_height": 1, "smoothing": 5.0} | settings
+    task = prover_task.build_task(
+        INDEXED,
+        ProverTaskConfig(**settings),
+        on_phase=lambda *call: calls.append(call),
+    )
+    return [c for c in calls if c[0].startswith(prover_task.INDEXING)], task
+
+
+@pytest.mark.parametrize("height", [1, 2])
+def test_indexing_derivations_shows_its_bound_and_how_much_is_done(height):
+    calls, task = phases_of(max_height=height)
+    text = "indexing derivations, within 1,000,000,000 rows of joins"
+    assert calls == [(text, 0, 2), (text, 1, 2), (text, 2, 2)]
+    assert task.derivability_index is not None
+
+
+@pytest.mark.parametrize("height", [1, 2])
+def test_indexing_beyond_its_bound_is_left_out_and_noted(height, monkeypatch):
+    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
+    calls, task = phases_of(max_height=height)
+    assert len(calls) == 1  # no rule was applied
+    assert task.derivability_index is None
+    assert task.fact_selection == "policy"
+    (note,) = [note for note in task.notes if "indexing" in note]
+    assert note.startswith(
+        "indexing derivations makes more than 1 rows of joins: the policy"
+    )
+
+
+def test_derivations_that_cannot_be_held_are_not_indexed(monkeypatch):
+    """The counts of the rules tell: 3 heads of the first, 2 of the second."""
+    for most, is_held in ((5, True), (4, False)):
+        monkeypatch.setattr(prover_task, "MAX_DERIVATIONS_PER_ATOM", most / 8)
+        calls, task = phases_of(max_atoms=8)
+        assert (task.derivability_index is not None) == is_held
+        assert bool(calls) == is_held
+        assert any("too many derivations" in n for n in task.notes) != is_held
+
+
+def test_a_part_of_t_p_beyond_its_bound_is_refused_in_one_line(monkeypatch):
+    calls, task = phases_of(max_atoms=4)
+    # The sample, then what is asked.
+    assert [call[1] for call in calls] == [0, 1, 2, 1, 2]
+    assert task.derived_sample is not None
+    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
+    with pytest.raises(ValueError, match=r"more than 1 rows.*--learner"):
+        phases_of(max_atoms=4)
+
+
+def test_an_interrupt_ends_indexing_after_the_rule_that_is_applied():
+    applied = []
+
+    def interrupt(text, done=0, total=None):
+        if text.startswith(prover_task.INDEXING) and done:
+            applied.append(done)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prover_task.build_task(
+            INDEXED,
+            ProverTaskConfig(max_height=1, smoothing=5.0),
+            on_phase=interrupt,
+        )
+    assert applied == [1]
