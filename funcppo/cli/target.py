@@ -32,7 +32,7 @@ def is_run_folder(target: str) -> bool:
 def open_dataset(
     target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
 ) -> Dataset:
-    """Load the data set of a target, showing so, and print its notes on standard error.
+    """Load the data set of a target, showing so on standard error.
 
     Args:
       target: folder of a training run, embedded name, folder or file of a data set.
@@ -57,9 +57,7 @@ def open_dataset(
         cfg = run_config.data
 
     with show_status(make_console(use_stderr=True), "reading data"):
-        dataset = load(target, rules, cfg=cfg)
-    print_notes_to_stderr(dataset.notes)
-    return dataset
+        return load(target, rules, cfg=cfg)
 
 
 def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
@@ -72,7 +70,8 @@ def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
 
 
 def print_notes_to_stderr(notes: Iterable[str]) -> None:
-    """Print notes, one a line, where they do not mix with a result."""
+    """Print notes, one a line, where they do not mix with a result, and after what has been printed of it."""
+    sys.stdout.flush()
     for line in notes:
         print(f"note: {line}", file=sys.stderr)
 

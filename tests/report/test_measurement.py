@@ -47,6 +47,7 @@ def test_missing_files_are_noted_and_missing_lines_counted(runs, tmp_path):
     run = run_start.open_run(folder)
     found = measurement.measure(run, folder, max_ranked=1).measured
     assert not found.is_finished and found.results == {}
+    assert found.is_trained
     assert any(
         note.startswith("results.json is missing") for note in found.notes
     )
