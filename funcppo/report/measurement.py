@@ -68,7 +68,8 @@ def check_same_data(folders: Sequence[Path]) -> None:
 
 def fingerprint(dataset: Dataset) -> str:
     """A hash of names and splits, whatever the rules."""
-    return dataclasses.replace(dataset, rules=dataset.rules[:0]).fingerprint
+    no_rules = dataset.rules[:0, :0]  # the longest rule widens the table
+    return dataclasses.replace(dataset, rules=no_rules).fingerprint
 
 
 def measure(
