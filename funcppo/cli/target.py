@@ -45,19 +45,21 @@ def open_dataset(
     Raises:
       ValueError: the target is neither a run nor a data set, or `rules` or `cfg` are given for a run.
     """
-    if is_run_folder(target):
-        check_read_as_trained(target, cfg)
-        if rules is not None:
-            raise ValueError(
-                f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
-            )
-        run_config = read_config(Path(target))
-        target = run_config.dataset
-        rules = run_config.rules
-        cfg = run_config.data
+    status = show_status(make_console(use_stderr=True), "reading data")
+    if not is_run_folder(target):
+        with status:
+            return load(target, rules, cfg=cfg)
 
-    with show_status(make_console(use_stderr=True), "reading data"):
-        return load(target, rules, cfg=cfg)
+    check_read_as_trained(target, cfg)
+    if rules is not None:
+        raise ValueError(
+            f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
+        )
+    from funcppo.experiment.run_start import load_dataset_of
+
+    folder = Path(target)
+    with status:
+        return load_dataset_of(read_config(folder), folder)
 
 
 def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:

@@ -67,6 +67,10 @@ def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
     ):
         open_dataset(str(tmp_path), rule_file)
 
+    write_config(RunConfig(dataset=str(tmp_path / "moved")), tmp_path)
+    with pytest.raises(ValueError, match="the run needs its data set"):
+        open_dataset(str(tmp_path), None)
+
 
 def test_the_rules_of_a_data_set_are_replaced_by_those_of_a_file(rule_file):
     assert open_dataset("countries_s2", rule_file).rule_weights.tolist() == [
