@@ -23,11 +23,7 @@ from typing import (
 
 from funcppo.cli.common import JsonObject, select_device
 from funcppo.cli.console import make_console, show_status
-from funcppo.cli.target import (
-    check_read_as_trained,
-    is_run_folder,
-    print_notes_to_stderr,
-)
+from funcppo.cli.target import check_read_as_trained, is_run_folder
 from funcppo.data.config import DataConfig
 from funcppo.data.lexer import shorten
 from funcppo.experiment.config import CHOICE_SECONDS
@@ -503,8 +499,8 @@ def open_answerer(
     score: str,
     device: str,
     choice_seconds: float,
-) -> Answerer:
-    """The answerer of a command line, as `load_subject` loads it; its notes are printed on standard error."""
+) -> tuple[Answerer, list[str]]:
+    """The answerer of a command line, as `load_subject` loads it, and notes on the data and on what was chosen."""
     from funcppo.experiment.answers import Answerer
 
     with show_status(make_console(use_stderr=True), "reading data") as status:
@@ -525,8 +521,7 @@ def open_answerer(
         notes.append(
             f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
         )
-    print_notes_to_stderr(notes)
-    return answerer
+    return answerer, notes
 
 
 def _make_policy_scorer(

@@ -176,7 +176,7 @@ class Predict:
         """Answer with an --out FILE that no other process writes; the exit status."""
         self._check_shareable()
         set_target_threads(self.target, self.threads)
-        answerer = open_answerer(
+        answerer, notes = open_answerer(
             self.target,
             self.rules,
             self.data,
@@ -192,8 +192,14 @@ class Predict:
 
         self._check_same_setup(answerer)
         if self.new:
-            return self._list_new_facts(answerer)
-        return self._answer_queries(answerer)
+            status = self._list_new_facts(answerer)
+        else:
+            queries, query_notes = self._read_queries(answerer)
+            status = self._answer_queries(answerer, queries)
+            notes += query_notes
+        # Answers come first; an error stands alone.
+        print_notes_to_stderr(notes)
+        return status
 
     def _check_shareable(self) -> None:
         """Raise ValueError if several processes are to list new facts."""
@@ -254,9 +260,10 @@ class Predict:
 
     # -- queries
 
-    def _answer_queries(self, answerer: Answerer) -> int:
+    def _answer_queries(
+        self, answerer: Answerer, queries: Sequence[_ParsedQuery]
+    ) -> int:
         """Answer the queries, some at a time, until all are answered or an interrupt."""
-        queries = self._read_queries(answerer)
         is_quiet = "-" in (self.csv, self.json)
         processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
@@ -385,8 +392,10 @@ class Predict:
             )
         return answered
 
-    def _read_queries(self, answerer: Answerer) -> list[_ParsedQuery]:
-        """The queries of the command line or of the file.
+    def _read_queries(
+        self, answerer: Answerer
+    ) -> tuple[list[_ParsedQuery], tuple[str, ...]]:
+        """The queries of the command line or of the file, and notes on a single one.
 
         Raises:
           ValueError: a query is bad; of a file, the message names the line.
@@ -395,8 +404,7 @@ class Predict:
 
         if self.query is not None:
             query, read = read_open_query(answerer.dataset, self.query)
-            print_notes_to_stderr(read.notes)
-            return [_ParsedQuery(query, self.query)]
+            return [_ParsedQuery(query, self.query)], read.notes
         path = Path(str(self.queries))
         queries: list[_ParsedQuery] = []
         text = path.read_text(encoding="utf-8-sig")
@@ -410,7 +418,7 @@ class Predict:
             queries.append(_ParsedQuery(query, line.removesuffix("\r")))
         if not queries:
             raise ValueError(f"{path}: expected a query a line, got none")
-        return queries
+        return queries, ()
 
     def _write_answers(
         self,

@@ -18,7 +18,12 @@ from funcppo.cli.options import (
     JsonOutput,
     OptionalFile,
 )
-from funcppo.cli.target import data_files, fixpoint_progress, open_dataset
+from funcppo.cli.target import (
+    data_files,
+    fixpoint_progress,
+    open_dataset,
+    print_notes_to_stderr,
+)
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.ranges import PositiveFloat, PositiveInt, Size
@@ -120,6 +125,7 @@ class Provable:
           ValueError: it has no rules, or another process has other data.
         """
         dataset = open_dataset(self.dataset, self.rules, self.data)
+        print_notes_to_stderr(dataset.notes)
         if not len(dataset.rules) and len(dataset.test):
             raise ValueError(
                 f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"

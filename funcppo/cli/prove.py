@@ -31,6 +31,7 @@ from funcppo.cli.target import (
 )
 from funcppo.data import Dataset, format_atom, format_rule
 from funcppo.data.config import DEFAULT_CONFIG
+from funcppo.data.lexer import escape_unprintable
 from funcppo.data.queries import read_query
 from funcppo.data.writers import proof_names
 from funcppo.experiment.config import read_config
@@ -117,7 +118,6 @@ class Prove:
         query = read_query(
             open_dataset(self.target, self.rules, self.data), self.query
         )
-        print_notes_to_stderr(query.notes)
         dataset = query.dataset
         atom: Atom = tuple(query.atom.tolist())
         variables = query.variables
@@ -137,6 +137,8 @@ class Prove:
                 write_json("-", report.result)
             else:
                 sys.stdout.write(report.text)
+        # The answer comes first; an error stands alone.
+        print_notes_to_stderr([*dataset.notes, *query.notes])
         return EXIT_STATUS[report.result["verdict"]]
 
     def _with_settings_of_run(self) -> Prove:
@@ -565,7 +567,7 @@ def _answers_text(options: Prove, result: JsonObject) -> str:
     limits = _height_text(options.height) + _object_identity_text(result)
     order = f", by the score {result['score']}" if result["score"] else ""
     lines = [
-        f"{at_least}{n_answers:,} {noun} to {options.query}{limits}{order}"
+        f"{at_least}{n_answers:,} {noun} to {escape_unprintable(options.query)}{limits}{order}"
     ]
 
     for answer in result["answers"]:

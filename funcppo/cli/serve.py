@@ -20,7 +20,11 @@ from funcppo.cli.options import (
     OptionalFile,
     TargetArgument,
 )
-from funcppo.cli.target import data_files, set_target_threads
+from funcppo.cli.target import (
+    data_files,
+    print_notes_to_stderr,
+    set_target_threads,
+)
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.prover.config import ProverTaskConfig
@@ -98,7 +102,7 @@ class Serve:
         with listener:
             self._warn()
             set_target_threads(self.target, self.threads)
-            answerer = open_answerer(
+            answerer, notes = open_answerer(
                 self.target,
                 self.rules,
                 self.data,
@@ -111,6 +115,7 @@ class Serve:
                 self.device,
                 self.choice_seconds,
             )
+            print_notes_to_stderr(notes)
             from funcppo.serve.app import Site
             from funcppo.serve.explorer import Explorer
 

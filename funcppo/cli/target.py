@@ -32,7 +32,7 @@ def is_run_folder(target: str) -> bool:
 def open_dataset(
     target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
 ) -> Dataset:
-    """Load the data set of a target, showing so, and print its notes on standard error.
+    """Load the data set of a target, showing so on standard error.
 
     Args:
       target: folder of a training run, embedded name, folder or file of a data set.
@@ -45,21 +45,21 @@ def open_dataset(
     Raises:
       ValueError: the target is neither a run nor a data set, or `rules` or `cfg` are given for a run.
     """
-    if is_run_folder(target):
-        check_read_as_trained(target, cfg)
-        if rules is not None:
-            raise ValueError(
-                f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
-            )
-        run_config = read_config(Path(target))
-        target = run_config.dataset
-        rules = run_config.rules
-        cfg = run_config.data
+    status = show_status(make_console(use_stderr=True), "reading data")
+    if not is_run_folder(target):
+        with status:
+            return load(target, rules, cfg=cfg)
 
-    with show_status(make_console(use_stderr=True), "reading data"):
-        dataset = load(target, rules, cfg=cfg)
-    print_notes_to_stderr(dataset.notes)
-    return dataset
+    check_read_as_trained(target, cfg)
+    if rules is not None:
+        raise ValueError(
+            f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
+        )
+    from funcppo.experiment.run_start import load_dataset_of
+
+    folder = Path(target)
+    with status:
+        return load_dataset_of(read_config(folder), folder)
 
 
 def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
@@ -72,7 +72,8 @@ def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
 
 
 def print_notes_to_stderr(notes: Iterable[str]) -> None:
-    """Print notes, one a line, where they do not mix with a result."""
+    """Print notes, one a line, where they do not mix with a result, and after what has been printed of it."""
+    sys.stdout.flush()
     for line in notes:
         print(f"note: {line}", file=sys.stderr)
 

@@ -87,6 +87,25 @@ class _SearchTooLong(Exception):
     """A search has computed more successors than it may."""
 
 
+def load_dataset_of(run_config: RunConfig, folder: Path) -> Dataset:
+    """Load the data set of a trained run.
+
+    Args:
+      folder: of the run, for the error.
+
+    Raises:
+      ValueError: it is not where it was in training, or cannot be read.
+    """
+    try:
+        return data.load(
+            run_config.dataset, run_config.rules, cfg=run_config.data
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{folder}: the run needs its data set {shorten(run_config.dataset)} as in training: {error}"
+        ) from None
+
+
 def prepare_run(
     run_config: RunConfig,
     folder: Path,
@@ -111,16 +130,12 @@ def prepare_run(
         checkpoint that does not belong to them.
     """
     on_phase("reading data")
-    try:
+    if resume:
+        dataset = load_dataset_of(run_config, folder)
+    else:
         dataset = data.load(
             run_config.dataset, run_config.rules, cfg=run_config.data
         )
-    except ValueError as error:
-        if not resume:
-            raise
-        raise ValueError(
-            f"{folder}: the run needs its data set {shorten(run_config.dataset)} as in training: {error}"
-        ) from None
     if not resume:
         run_time = run_time or RunTime(run_config.seconds)
         run_time.end_phase("reading")

@@ -26,7 +26,12 @@ from funcppo.evaluation.settings_choice import (
     choose_settings,
     describe_choice,
 )
-from funcppo.experiment import question_run, run_start, validation
+from funcppo.experiment import (
+    question_run,
+    run_start,
+    training,
+    validation,
+)
 from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.experiment.run import Run
 from funcppo.prover import link_embedding
@@ -107,7 +112,7 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
         return Subject(run.task, score, None, notes, embedding)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]
-    if update >= n_updates:
+    if training.is_finished(run):
         notes = []
     return Subject(run.task, score, run, notes, embedding)
 

@@ -13,7 +13,7 @@ from funcppo import data, json_io
 from funcppo.data import Dataset
 from funcppo.evaluation import scorers
 from funcppo.evaluation.ranking import selection_metric
-from funcppo.experiment import metrics_log
+from funcppo.experiment import metrics_log, training
 from funcppo.experiment.answers import Answerer
 from funcppo.experiment.config import METRICS_FILE, RESULTS_FILE, read_config
 from funcppo.experiment.run import Run
@@ -68,7 +68,8 @@ def check_same_data(folders: Sequence[Path]) -> None:
 
 def fingerprint(dataset: Dataset) -> str:
     """A hash of names and splits, whatever the rules."""
-    return dataclasses.replace(dataset, rules=dataset.rules[:0]).fingerprint
+    no_rules = dataset.rules[:0, :0]  # the longest rule widens the table
+    return dataclasses.replace(dataset, rules=no_rules).fingerprint
 
 
 def measure(
@@ -143,6 +144,7 @@ def _measure_run(
         notes=tuple(dict.fromkeys(notes)),
         update=int(run.state.train_state.update),
         n_updates=run.cfg.ppo.n_updates,
+        is_trained=training.is_finished(run),
         best_update=int(run.state.best_update),
         metric_name=selection_metric(task),
         default_score_note=(

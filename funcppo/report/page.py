@@ -131,7 +131,7 @@ def _band_cells(drawn: Band, n_runs: int) -> list[str]:
 def _warnings(run: RunMeasurements) -> list[str]:
     """What a reader must know before the numbers."""
     lines: list[str] = []
-    if run.update < run.n_updates:
+    if not run.is_trained:
         lines.append(
             f"unfinished: the run stands at update {run.update:,} of {run.n_updates:,}"
         )
@@ -165,6 +165,9 @@ def _run_table(run: RunMeasurements) -> Table:
     """How a run was made."""
     sizes = run.dataset
     versions: dict[str, str] = run.results.get("versions", {})
+    updates = f"{run.update:,} of {run.n_updates:,}"
+    if run.is_trained and run.update < run.n_updates:
+        updates += ", stopped early"
     rows = [
         ("data set", display(str(sizes["name"]))),
         (
@@ -181,9 +184,9 @@ def _run_table(run: RunMeasurements) -> Table:
         ("seed", str(run.config.seed)),
         (
             "updates",
-            f"{run.update:,} of {run.n_updates:,}; parameters of update {run.best_update:,}, the best on valid"
+            f"{updates}; parameters of update {run.best_update:,}, the best on valid"
             if sizes["valid"]
-            else f"{run.update:,} of {run.n_updates:,}; there is no valid split to choose parameters by",
+            else f"{updates}; there is no valid split to choose parameters by",
         ),
         ("device", f"{run.config.device}, {run.config.precision} precision"),
         (

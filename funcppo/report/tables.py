@@ -94,6 +94,8 @@ class RunMeasurements:
     """Updates made."""
     n_updates: int
     """Updates of the whole run."""
+    is_trained: bool
+    """Whether the last update was made, or the run was stopped early."""
     best_update: int
     """The update whose parameters are evaluated."""
     metric_name: str
@@ -123,8 +125,8 @@ class RunMeasurements:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all updates were made, and the run was evaluated."""
-        return self.update >= self.n_updates and bool(self.results)
+        """Whether the run was trained to its end, and evaluated."""
+        return self.is_trained and bool(self.results)
 
     @property
     def trained(self) -> ScoreRanks:

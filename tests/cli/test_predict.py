@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -461,3 +462,16 @@ def test_a_target_that_is_neither_is_told_as_both(monkeypatch, capsys):
     assert funcppo(monkeypatch, "predict", "runs/none", "p(e1, X)") == 2
     error = capsys.readouterr().err
     assert contains(error, "unknown data set 'runs/none'...or of a run")
+
+
+def test_answers_come_before_the_notes_and_an_error_alone(
+    graph, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.stderr", sys.stdout)
+    assert funcppo(monkeypatch, "predict", graph, "p(e1, X)") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("p(e1, X): ")
+    assert lines[-1].startswith("note: no trained run")
+    monkeypatch.undo()
+    assert funcppo(monkeypatch, "predict", graph, "p(e99, X)") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

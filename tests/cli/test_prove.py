@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -16,7 +17,7 @@ from funcppo.experiment.run import save_checkpoint
 from funcppo.logic import proof as proof_
 from funcppo.prover.config import ProverTaskConfig
 from tests import prolog
-from tests.cli.runner import contains, json_of, prove
+from tests.cli.runner import contains, funcppo, json_of, prove
 
 WORLD = """
 path(X, Y) :- path(X, Z), edge(Z, Y).
@@ -178,6 +179,27 @@ def test_an_entity_spelt_like_a_variable_is_pointed_out(world, capsys):
     note = "note: D is a variable here; the entity is 'D', in single quotes"
     assert note in seen.err.splitlines()
     assert seen.out.startswith("2 answers")
+
+
+def test_the_answer_comes_before_the_notes_and_an_error_alone(
+    world, capsys, monkeypatch
+):
+    monkeypatch.setattr("sys.stderr", sys.stdout)
+    assert prove(world, "edge(c, D)") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2 answers") and lines[-1].startswith("note: D")
+    monkeypatch.undo()
+    assert funcppo(monkeypatch, "prove", world, "edgy(c, D)") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_terminal_gets_no_control_character_of_a_query(tmp_path, capsys):
+    graph = tmp_path / "graph.tsv"
+    graph.write_text("a\x1b[31m\tnear\tb\x07\n")
+    assert prove(str(graph), "near('a\x1b[31m', ?x)") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "1 answer to near('a\\x1b[31m', ?x)"
+    assert "\x1b" not in second and "\x07" not in second
 
 
 # the answers of Prolog

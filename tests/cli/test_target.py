@@ -12,6 +12,7 @@ from funcppo.cli.target import (
     fixpoint_progress,
     is_run_folder,
     open_dataset,
+    print_notes_to_stderr,
     set_target_threads,
 )
 from funcppo.data import load
@@ -66,6 +67,10 @@ def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
     ):
         open_dataset(str(tmp_path), rule_file)
 
+    write_config(RunConfig(dataset=str(tmp_path / "moved")), tmp_path)
+    with pytest.raises(ValueError, match="the run needs its data set"):
+        open_dataset(str(tmp_path), None)
+
 
 def test_the_rules_of_a_data_set_are_replaced_by_those_of_a_file(rule_file):
     assert open_dataset("countries_s2", rule_file).rule_weights.tolist() == [
@@ -76,22 +81,9 @@ def test_the_rules_of_a_data_set_are_replaced_by_those_of_a_file(rule_file):
     )
 
 
-def test_the_notes_of_a_data_set_are_printed_on_standard_error(
-    tmp_path, capsys
-):
-    """A relation of the valid split that no training triple has is worth a note."""
-    for name, text in {
-        "train": "a\tr\tb\n",
-        "valid": "a\ts\tc\n",
-        "test": "a\tr\tb\n",
-    }.items():
-        (tmp_path / f"{name}.txt").write_text(text)
-    dataset = open_dataset(str(tmp_path), None)
-    assert dataset.notes
-    assert capsys.readouterr() == (
-        "",
-        "".join(f"note: {line}\n" for line in dataset.notes),
-    )
+def test_notes_are_printed_on_standard_error(capsys):
+    print_notes_to_stderr(["one", "two"])
+    assert capsys.readouterr() == ("", "note: one\nnote: two\n")
 
 
 def test_progress_off_a_terminal_prints_no_steps(capsys):

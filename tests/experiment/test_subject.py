@@ -80,6 +80,19 @@ def test_a_run_has_its_own_score_by_default(run):
         run_subject(run, "evidence", "R")
 
 
+def test_a_run_that_stopped_early_is_not_called_unfinished(run):
+    config = replace(run.run_config, early_stop_validations=1)
+    state = run.state._replace(
+        best_valid_metric=torch.tensor(1.0),
+        train_state=run.state.train_state._replace(update=torch.tensor(2)),
+    )
+    stopped = replace(run, run_config=config, state=state, pending_row=None)
+    assert run_subject(stopped).notes == []
+    assert run_subject(replace(run, state=state)).notes == [
+        "the run stands at update 2 of 4"
+    ]
+
+
 def test_a_score_of_all_entities_ranks_no_answers(run):
     subject = run_subject(run, "greedy")
     with pytest.raises(ValueError, match="--score greedy: expected"):

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from funcppo import data
 from funcppo.experiment import run_start
 from funcppo.report import measurement, page
 from tests.report.graphs import write_graph
@@ -47,6 +48,7 @@ def test_missing_files_are_noted_and_missing_lines_counted(runs, tmp_path):
     run = run_start.open_run(folder)
     found = measurement.measure(run, folder, max_ranked=1).measured
     assert not found.is_finished and found.results == {}
+    assert found.is_trained
     assert any(
         note.startswith("results.json is missing") for note in found.notes
     )
@@ -85,3 +87,17 @@ def test_other_data_are_refused_and_the_same_under_another_path_not(
     measurement.check_same_data([runs["questions"], copies["same"]])
     with pytest.raises(ValueError, match="other triples"):
         measurement.check_same_data([runs["questions"], copies["other"]])
+
+
+def test_data_are_the_same_whatever_the_length_of_the_rules(tmp_path):
+    short, long = tmp_path / "short.txt", tmp_path / "long.txt"
+    short.write_text("locatedIn(X, Y) :- neighborOf(X, Y)\n")
+    long.write_text(
+        "locatedIn(X, Y) :- neighborOf(X, Z), neighborOf(Z, W), locatedIn(W, Y)\n"
+    )
+    prints = [
+        measurement.fingerprint(data.load(name, str(rules)))
+        for name in ("countries_s1", "countries_s2")
+        for rules in (short, long)
+    ]
+    assert prints[0] == prints[1] != prints[2] == prints[3]

@@ -159,6 +159,7 @@ def test_what_a_run_lacks_is_said(reports):
     lacking = dataclasses.replace(
         run,
         update=1,
+        is_trained=False,
         best_update=0,
         results={},
         log=(),
@@ -172,6 +173,9 @@ def test_what_a_run_lacks_is_said(reports):
     assert "no update of PPO ranked valid better" in text
     assert "no test split: nothing is ranked" in text
     assert text.count("Not drawn: ") == 7
+    stopped = dataclasses.replace(run, update=1)
+    text = page.render([RunReport(stopped, [])])
+    assert "1 of 4, stopped early" in text and "unfinished" not in text
     sampled = dataclasses.replace(run, n_test=900)
     text = page.render([RunReport(sampled, [])])
     assert "14 of 900 test queries are ranked" in text
