@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +22,15 @@ import torch
 
 from funcppo import trainer, tree
 from funcppo.atomic_io import write_atomically
+from funcppo.experiment.loggers import LoggerName
 from funcppo.experiment.training import CHECKPOINT_SECONDS
 from funcppo.learner import Learner
 from funcppo.rl.many import Evaluations, State, init_many, prepare_many
 from funcppo.trainer import (
     N_EPISODES,
     Callback,
+    MetricsLog,
+    Progress,
     TrainResult,
     UpdateIntervals,
 )
@@ -106,6 +110,7 @@ def search(
     callbacks: Sequence[Callback] = (),
     n_episodes: int = N_EPISODES,
     checkpoint: str | Path | None = None,
+    log: tuple[str | Path, Sequence[LoggerName]] | None = None,
 ) -> Iterator[list[Trial]]:
     """Train trials, each with every seed, and yield those of each rung with their returns so far, the best first.
 
@@ -120,6 +125,8 @@ def search(
       callbacks: as of `train_many`, with a first axis of trials and seeds; one that returns true ends the search.
       checkpoint: file that holds the states, and the rungs before; if it exists, the search yields these rungs again
         and goes on, to the bits of one that was not stopped.
+      log: a folder, and names as of `fp.MetricsLog`: trial N is logged in its subfolder trial-N, by settings with its
+        own numbers.
 
     Raises:
       ValueError: a number is out of range, or the checkpoint is damaged or of another search.
@@ -141,13 +148,14 @@ def search(
         members = tuple(seeds) * len(alive)
         if int(state.update[0]) < update:
             stepper = prepare_many(learner, members, state, strategy)
-            trained = _train_to(
-                update,
-                stepper,
-                state,
-                callbacks,
-                partial(_save, path, learner, plan, tuple(found)),
-            )
+            with _logging_trials(log, alive, len(seeds)) as logs:
+                trained = _train_to(
+                    update,
+                    stepper,
+                    state,
+                    [*logs, *callbacks],
+                    partial(_save, path, learner, plan, tuple(found)),
+                )
             if trained.is_stopped:
                 return
             state = trained.state
@@ -281,6 +289,55 @@ def _read_rungs(
         ]
         for rung in stored["rungs"]
     ]
+
+
+# Logs of trials
+
+
+@dataclass(frozen=True, slots=True)
+class _TrialLog:
+    """A callback that logs one of the trials that are trained side by side."""
+
+    log: MetricsLog
+    scalars: Mapping[str, float]
+    members: slice  # of the states
+
+    def __call__(self, progress: Progress[Any]) -> None:
+        """Log an update of the trial, which is made with its own numbers."""
+        learner, seeds = progress.learner, progress.seeds or ()
+        ppo = replace(learner.cfg.ppo, **self.scalars)
+        metrics = tree.map(lambda x: x[self.members], progress.metrics)
+        self.log(
+            replace(
+                progress,
+                learner=replace(learner, cfg=replace(learner.cfg, ppo=ppo)),
+                seeds=seeds[self.members],
+                metrics=metrics,
+            )
+        )
+
+
+@contextmanager
+def _logging_trials(
+    log: tuple[str | Path, Sequence[LoggerName]] | None,
+    trials: Sequence[Trial],
+    n_seeds: int,
+) -> Iterator[list[Callback]]:
+    """A callback for each trial; their logs are closed at the end."""
+    if log is None:
+        yield []
+        return
+    folder, names = log
+    with ExitStack() as stack:
+        callbacks: list[Callback] = []
+        for i, trial in enumerate(trials):
+            metrics_log = MetricsLog(
+                Path(folder) / f"trial-{trial.number}", *names
+            )
+            stack.callback(metrics_log.close)
+            members = slice(i * n_seeds, (i + 1) * n_seeds)
+            callbacks.append(_TrialLog(metrics_log, trial.scalars, members))
+        yield callbacks
 
 
 # The table
