@@ -149,7 +149,8 @@ class Rl:
     log: LoggerNames = ()
     """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv,
     tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be
-    given. Of a search each trial has a log of its own, metrics.jsonl too, in RUN/trials/trial-N. Default: nowhere."""
+    given. Of a search each trial has a log of its own, metrics.jsonl too, in RUN/trials/trial-N, and wandb is refused.
+    Default: nowhere."""
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
@@ -186,6 +187,11 @@ class Rl:
                 "ENV: expected an environment, got none (see --help)"
             )
         check_loggers(self.log)
+        if "wandb" in self.log and self.search != "none":
+            raise ValueError(
+                "--log: expected csv or tensorboard with --search, "
+                "got wandb, whose runs cannot be open side by side"
+            )
         with (
             self._folder() as folder,
             lock_folder(folder),
@@ -432,6 +438,8 @@ def _train_trials(
 
     checkpoint = folder / CHECKPOINT_FILE
     drawn = searching.draw_trials(learner, config.trials, config.seed)
+    trials_folder = folder / TRIALS_FOLDER
+    logs = [trainer.MetricsLog(trials_folder, *log)] if log else []
     rungs: list[list[Trial]] = []
     with (
         show_status(console, "preparing the training step") as status,
@@ -449,10 +457,9 @@ def _train_trials(
             seeds=run.seeds_of(config),
             device=config.device,
             strategy=config.strategy,
-            callbacks=[display],
+            callbacks=[*logs, display],
             n_episodes=config.episodes,
             checkpoint=checkpoint,
-            log=(folder / TRIALS_FOLDER, log) if log else None,
         )
         with suppress(KeyboardInterrupt):
             for rung in found:

@@ -134,7 +134,7 @@ def _check_reset(
 ) -> Any:
     """A state after a reset."""
     reset = partial(env.reset, env.cfg)
-    state = _call("reset", reset, world, key)
+    state = _call("reset", reset, world=world, key=key)
     _check_tree("reset", "state", state)
     _check_vmap("reset", lambda k: reset(world, k), key)
     _check_rows(env, "reset", lambda e, k: e.reset(e.cfg, world, k), (key,))
@@ -150,7 +150,8 @@ def _check_reset(
 
 def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     """The observation of a state."""
-    obs = _call("observe", partial(env.observe, env.cfg), world, state)
+    observe = partial(env.observe, env.cfg)
+    obs = _call("observe", observe, world=world, state=state)
     _check_tree("observe", "observation", obs)
 
     spec = env.spec
@@ -189,7 +190,7 @@ def _check_step(
     """The state after a step, and which rows have finished."""
     name = "step_functional"
     step = partial(env.step_functional, env.cfg)
-    result: Any = _call(name, step, world, *arguments)
+    result: Any = _call(name, step, world=world, **arguments._asdict())
     if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
         raise ValueError(
             f"{name}: expected (state, fp.Timestep), got {type(cast(Any, result)).__name__}"
@@ -260,41 +261,65 @@ def _check_finished(
         )
 
 
-def _call(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function that writes to no argument, and gives the same result again."""
-    leaves = tree.leaves(arguments)
-    values = [leaf.clone() for leaf in leaves]
+def check_pure(
+    env: AnyEnvironment, world: object, state: Any, action: Tensor, key: Tensor
+) -> None:
+    """Check on one step that functions overwrite no argument, and repeat their results for the same key.
+
+    Args:
+      key: one for each row.
+
+    Raises:
+      ValueError: one line that names the function and the tensor.
+    """
+    bound = {
+        name: partial(getattr(env, name), env.cfg, world)
+        for name in ("reset", "observe", "step_functional")
+    }
+    arguments: dict[str, dict[str, Any]] = {
+        "reset": {"key": key},
+        "observe": {"state": state},
+        "step_functional": {"state": state, "action": action, "key": key},
+    }
+    for name, fn in bound.items():
+        _call(name, fn, **arguments[name], tolerance=TOLERANCE)
+
+
+def _call(
+    name: str,
+    fn: Callable[..., Any],
+    tolerance: float = 0.0,
+    **arguments: Any,
+) -> Any:
+    """The result of a function that writes to no argument, and gives the same result again.
+
+    Args:
+      arguments: in the order of the function's, under the names that an error says.
+    """
+    values = tree.map(torch.clone, tuple(arguments.values()))
     try:
-        result = fn(*arguments)
+        result = fn(*arguments.values())
     except Exception as error:  # whatever a function of a user's raises
         raise ValueError(
             f"{name}: expected a result, got {_describe(error)}"
         ) from error
-    for path, leaf, value in zip(_paths(arguments), leaves, values):
-        if not _is_equal(leaf, value, 0.0):
-            raise ValueError(
-                f"{name}: {path}: expected an argument that stays as it is, got one that is overwritten"
-            )
+    for (argument, tensors), value in zip(arguments.items(), values):
+        leaves = zip(
+            tree.paths(tensors), tree.leaves(tensors), tree.leaves(value)
+        )
+        for path, leaf, before in leaves:
+            if not _is_equal(leaf, before, 0.0):
+                place = f"{argument}.{path}".rstrip(".")
+                raise ValueError(
+                    f"{name}: {place}: expected an argument that stays as it is, got one that is overwritten"
+                )
 
-    again = fn(*arguments)
+    again = fn(*arguments.values())
     if tree.structure(again) == tree.structure(result) and _all_tensors(result):
         _check_equal(
-            f"{name} a second time with the same key", again, result, 0.0
+            f"{name} a second time with the same key", again, result, tolerance
         )
     return result
-
-
-def _paths(arguments: tuple[Any, ...]) -> list[str]:
-    """Names of the leaves of the arguments (world, state, action, key), (world, key) or (world, state)."""
-    names = {4: ("world", "state", "action", "key")}.get(len(arguments))
-    if names is None:
-        is_key = isinstance(arguments[1], Tensor)
-        names = ("world", "key" if is_key else "state")
-    return [
-        f"{name}.{path}".rstrip(".")
-        for name, argument in zip(names, arguments)
-        for path in tree.paths(argument)
-    ]
 
 
 def _all_tensors(value: Any) -> bool:

@@ -22,7 +22,6 @@ import torch
 
 from funcppo import trainer, tree
 from funcppo.atomic_io import write_atomically
-from funcppo.experiment.loggers import LoggerName
 from funcppo.experiment.training import CHECKPOINT_SECONDS
 from funcppo.learner import Learner
 from funcppo.rl.many import Evaluations, State, init_many, prepare_many
@@ -110,7 +109,6 @@ def search(
     callbacks: Sequence[Callback] = (),
     n_episodes: int = N_EPISODES,
     checkpoint: str | Path | None = None,
-    log: tuple[str | Path, Sequence[LoggerName]] | None = None,
 ) -> Iterator[list[Trial]]:
     """Train trials, each with every seed, and yield those of each rung with their returns so far, the best first.
 
@@ -122,14 +120,14 @@ def search(
       trials: of `draw_trials`.
       seeds: of each trial; the mean over them is what trials are compared by.
       strategy: as of `train_many`.
-      callbacks: as of `train_many`, with a first axis of trials and seeds; one that returns true ends the search.
+      callbacks: as of `train_many`, with a first axis of trials and seeds; one that returns true ends the search. A
+        `MetricsLog` logs each trial in a subfolder of its own, trial-N.
       checkpoint: file that holds the states, and the rungs before; if it exists, the search yields these rungs again
         and goes on, to the bits of one that was not stopped.
-      log: a folder, and names as of `fp.MetricsLog`: trial N is logged in its subfolder trial-N, by settings with its
-        own numbers.
 
     Raises:
-      ValueError: a number is out of range, or the checkpoint is damaged or of another search.
+      ValueError: a number is out of range, the checkpoint is damaged or of another search, or trials are to be logged
+        by W&B.
     """
     trainer.check_positive(
         total_steps=total_steps, trials=len(trials), seeds=len(seeds)
@@ -147,13 +145,12 @@ def search(
     for update in updates[len(found) :]:
         members = tuple(seeds) * len(alive)
         if int(state.update[0]) < update:
-            stepper = prepare_many(learner, members, state, strategy)
-            with _logging_trials(log, alive, len(seeds)) as logs:
+            with _logging_trials(callbacks, alive, len(seeds)) as by_trial:
                 trained = _train_to(
                     update,
-                    stepper,
+                    prepare_many(learner, members, state, strategy),
                     state,
-                    [*logs, *callbacks],
+                    by_trial,
                     partial(_save, path, learner, plan, tuple(found)),
                 )
             if trained.is_stopped:
@@ -319,25 +316,26 @@ class _TrialLog:
 
 @contextmanager
 def _logging_trials(
-    log: tuple[str | Path, Sequence[LoggerName]] | None,
-    trials: Sequence[Trial],
-    n_seeds: int,
+    callbacks: Sequence[Callback], trials: Sequence[Trial], n_seeds: int
 ) -> Iterator[list[Callback]]:
-    """A callback for each trial; their logs are closed at the end."""
-    if log is None:
-        yield []
-        return
-    folder, names = log
+    """The callbacks with a log for each trial in place of each `MetricsLog`; these are closed at the end."""
+    by_trial: list[Callback] = []
     with ExitStack() as stack:
-        callbacks: list[Callback] = []
-        for i, trial in enumerate(trials):
-            metrics_log = MetricsLog(
-                Path(folder) / f"trial-{trial.number}", *names
-            )
-            stack.callback(metrics_log.close)
-            members = slice(i * n_seeds, (i + 1) * n_seeds)
-            callbacks.append(_TrialLog(metrics_log, trial.scalars, members))
-        yield callbacks
+        for callback in callbacks:
+            if not isinstance(callback, MetricsLog):
+                by_trial.append(callback)
+                continue
+            if "wandb" in callback.names:
+                raise ValueError(
+                    "log: expected csv or tensorboard with a search, "
+                    "got wandb, whose runs cannot be open side by side"
+                )
+            for i, trial in enumerate(trials):
+                log = callback.in_subfolder(f"trial-{trial.number}")
+                stack.callback(log.close)
+                members = slice(i * n_seeds, (i + 1) * n_seeds)
+                by_trial.append(_TrialLog(log, trial.scalars, members))
+        yield by_trial
 
 
 # The table

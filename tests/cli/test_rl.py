@@ -283,6 +283,10 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
         ((), "ENV: expected an environment, got none"),
         (("cartpole-v1",), "the nearest is CartPole-v1"),
         (("Breakout",), "expected an environment, got none of that name"),
+        (
+            ("CartPole-v1", "--search", "random", "--log", "csv", "wandb"),
+            "--log: expected csv or tensorboard with --search",
+        ),
         (("CartPole-v1", "--resume"), "--resume: expected --out RUN too"),
         (
             ("CartPole-v1", "--resume", "--overwrite"),
@@ -311,6 +315,7 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
 def test_bad_input_is_one_line_and_exit_2(
     words, problem, monkeypatch, capsys, tmp_path
 ):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     words = [word.format(tmp=tmp_path) for word in words]
     assert funcppo(monkeypatch, "rl", *words) == 2
     error = capsys.readouterr().err

@@ -175,9 +175,8 @@ def test_each_trial_is_logged_as_the_run_of_its_numbers(tmp_path):
     """Of halving, the logs of two trials end with the first rung; the others go on as alone, but for rounding."""
     trials = draw_trials(LEARNER, 4)
     options = {"method": "halving", "seeds": (3, 4), "n_episodes": 2}
-    first, last = search(
-        LEARNER, 4 * 32, trials, log=(tmp_path, ["csv"]), **options
-    )
+    options["callbacks"] = [fp.MetricsLog(tmp_path, "csv")]
+    first, last = search(LEARNER, 4 * 32, trials, **options)
     for trial in first:
         is_kept = trial.number in [other.number for other in last]
         folder = tmp_path / f"trial-{trial.number}"
@@ -201,6 +200,17 @@ def test_each_trial_is_logged_as_the_run_of_its_numbers(tmp_path):
         for row, other in zip(rows, expected, strict=False):
             for name in ("steps", "n_episodes", "loss", "learning_rate"):
                 assert row[name] == pytest.approx(other[name], rel=1e-3), name
+
+
+def test_trials_are_not_logged_by_runs_of_wandb_side_by_side(
+    monkeypatch, tmp_path
+):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logs = [fp.MetricsLog(tmp_path, "wandb")]
+    trials = draw_trials(LEARNER, 2)
+    with pytest.raises(ValueError, match=r"^log: expected csv.*, got wandb"):
+        next(search(LEARNER, 32, trials, callbacks=logs))
 
 
 def test_a_checkpoint_of_another_search_is_refused(tmp_path):
