@@ -66,6 +66,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 
 from experiments import paths
+from funcppo.envs.registry import ENVIRONMENTS
 
 Row = dict[str, Any]
 Record = dict[str, Any]
@@ -957,8 +958,17 @@ def learning_curves() -> str:
         f"{row['machine']['device']}; torch {row['machine']['torch'].split('+')[0]}; {row['machine']['commit']}"
         for row in record["rows"]
     )
+    recorded = {row["env"] for row in record["rows"]}
+    is_variant = re.compile(r"MinAtar/.*-v0").fullmatch  # with all six actions
+    missing = [
+        name
+        for name in ENVIRONMENTS
+        if name not in recorded and not is_variant(name)
+    ]
+    note = f"\nNot recorded: {', '.join(missing)}.\n" if missing else ""
     return (
         table(head, rows)
+        + note
         + f"\nRecord: `experiments/results/learning_curves.json` ({'; '.join(machines)}).\n"
     )
 

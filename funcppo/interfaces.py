@@ -31,6 +31,7 @@ All parameters of these functions are positional, so that an implementation name
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
@@ -243,6 +244,8 @@ class HostEnvironment:
     # The same environment in host objects of its own.
     evaluation: Environment[Any, Any, Any, Any]
     n_envs: int | None  # rows; None: as many as there are keys in a reset
+    # Tries the host objects by some steps and a seed; a ValueError says what is wrong with them.
+    check: Callable[[int, int], None]
 
 
 class InitFn(Protocol[Params]):

@@ -26,8 +26,9 @@ from typing import (
 import torch
 from torch import Tensor
 
-from funcppo import train_step, tree
+from funcppo import random, train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.envs.laws import check_pure
 from funcppo.envs.wrappers import stand_in_env
 from funcppo.interfaces import (
     Agent,
@@ -37,6 +38,7 @@ from funcppo.interfaces import (
     NetworkFactory,
     NoWorld,
 )
+from funcppo.recurrence import apply_agent
 from funcppo.train_step import (
     EAGER_PARTS,
     Metrics,
@@ -356,7 +358,8 @@ def compile(
       A learner with a `step` of the same contract, and the `record` of what was tried.
 
     Raises:
-      ValueError: there is no such strategy.
+      ValueError: there is no such strategy; or a function of the environment overwrites an argument, or differs when
+        it is called again with the same key, which is tried on one step before anything is compiled.
       Exception: whatever a strategy that is chosen by name raises.
     """
     from funcppo.runtime.compile import choices
@@ -364,6 +367,8 @@ def compile(
 
     if tolerance is None:
         tolerance = DEFAULT_TOLERANCE
+    if learner.cfg.env.host is None:
+        _check_pure(learner, state)
     group = learner.group
     if group is None:
         return _compile(learner, state, strategy, backend, tolerance)
@@ -371,6 +376,20 @@ def compile(
         compiled = _compile(learner, state, strategy, backend, tolerance)
         group.check_equal(choices(compiled.record))
     return compiled
+
+
+def _check_pure(
+    learner: Learner[Any, Any], state: TrainState[Any, Any]
+) -> None:
+    """Check the functions of the environment on one step by the policy, as `laws.check_pure`."""
+    env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
+    n_rows = tree.leaves(state.env_state)[0].shape[0]
+    with torch.no_grad():
+        obs = env.observe(env.cfg, world, state.env_state)
+        output, _ = apply_agent(agent, world, state.params, obs, state.memory)
+        action = agent.distribution.sample(state.key, output)
+        step_keys = random.split(state.key, n_rows)
+        check_pure(env, world, state.env_state, action, step_keys)
 
 
 def _compile(

@@ -256,7 +256,8 @@ def rollout_step(
     check_tensor(
         timestep.reward, rows, dtype, "step_functional: Timestep.reward"
     )
-    check_tensor(value, rows, value.dtype, "value of the network")
+    value_dtype = getattr(value, "dtype", dtype)
+    check_tensor(value, rows, value_dtype, "value of the network")
     if agent.initial_memory is not None:
         _check_memory(rollout_state.memory, memory)
 

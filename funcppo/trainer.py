@@ -166,7 +166,7 @@ class MetricsLog:
         """
         loggers.check_loggers(names)
         self._path = Path(folder) / METRICS_FILE
-        self._names = names
+        self.names = names
         self._open = ExitStack()
         self._loggers: list[loggers.MetricsLogger] | None = None
 
@@ -179,6 +179,10 @@ class MetricsLog:
         for logger in self._loggers:
             logger.log(metrics_log.mean_over_seeds(rows)[0])
 
+    def in_subfolder(self, name: str) -> MetricsLog:
+        """A log of the same kinds in a subfolder."""
+        return MetricsLog(self._path.parent / name, *self.names)
+
     def close(self) -> None:
         """Write what is held back."""
         self._open.close()
@@ -188,7 +192,7 @@ class MetricsLog:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         metrics_log.truncate(self._path, progress.update - 1)
         opened = loggers.open_loggers(
-            self._names,
+            self.names,
             self._path.parent,
             metrics_log.mean_over_seeds(metrics_log.read(self._path)),
             settings_text(progress.learner.cfg),

@@ -161,6 +161,7 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
                 ("train", "fp.train("),
                 ("save", "np.savez"),
                 ("export", "torch.export.save"),
+                ("render", "fp.envs.render"),
                 ("gymnasium", "fp.envs.gymnasium"),
                 ("ppo", "fp.compile"),
             )
@@ -168,7 +169,7 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
         )
         for block in code
     ] == [
-        *("ppo", "gymnasium", "wrap", "networks", "memory"),
+        *("ppo", "render", "gymnasium", "wrap", "networks", "memory"),
         *("Net", "Recurrent", "train", "save", "export"),
     ]
     *first, saving, exporting = code

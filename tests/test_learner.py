@@ -14,6 +14,7 @@ from torch import Tensor
 import funcppo as fp
 from funcppo import train_step, tree
 from funcppo.config import PPOConfig
+from funcppo.envs.classic_control import cartpole
 from funcppo.learner import PPOOptions
 from tests.learning import (
     WORLD,
@@ -368,6 +369,56 @@ def test_a_state_of_another_learner_is_refused(fast):
 def test_an_unknown_strategy_is_refused(fast):
     with pytest.raises(ValueError, match="strategy"):
         fp.compile(fast[0], fast[0].init(KEY), strategy="quickest")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda state: state.motion.add_(1.0),
+            "state.motion: expected an argument that stays as it is, got one that is overwritten",
+        ),
+        (
+            lambda state: state._replace(motion=torch.rand_like(state.motion)),
+            "a second time with the same key: state.motion: expected",
+        ),
+    ],
+)
+def test_an_environment_that_is_not_pure_is_refused_before_it_is_compiled(
+    change, problem
+):
+    def step(cfg, world, state, action, key):
+        reached, timestep = cartpole.step_functional(
+            cfg, world, state, action, key
+        )
+        changed = change(state)
+        is_state = isinstance(changed, type(state))
+        return changed if is_state else reached, timestep
+
+    env = replace(
+        fp.envs.cartpole(), step_functional=step, step_with_autoreset=None
+    )
+    ppo = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=4)
+    state = ppo.init(fp.random.key(0))
+    with pytest.raises(ValueError, match=f"^step_functional.*{problem}") as e:
+        fp.compile(ppo, state, backend="no backend is reached")
+    assert "\n" not in str(e.value)
+
+
+def test_a_value_that_is_no_tensor_is_named():
+    agent = fp.Agent(
+        cfg=None,
+        init=lambda cfg, key: (torch.zeros(4, 2),),
+        apply=lambda cfg, world, params, obs: fp.PolicyValue(
+            obs @ params[0],
+            0.0,  # pyright: ignore[reportArgumentType]
+        ),
+    )
+    ppo = fp.ppo(env=fp.envs.cartpole(), network=agent)
+    with pytest.raises(
+        TypeError, match=r"^value of the network: .*\[4\], got float$"
+    ):
+        ppo.step(ppo.init(fp.random.key(0)))
 
 
 def test_a_learner_is_a_frozen_value():

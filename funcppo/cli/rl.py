@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import shutil
 import tempfile
 import time
 import warnings
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from funcppo.trainer import Progress
 
 TRIALS_FILE = "trials.csv"
+TRIALS_FOLDER = "trials"
 MAX_SHOWN_TRIALS = 10
 # The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
 PREVIOUS_CHECKPOINT = f"previous-{CHECKPOINT_FILE}"
@@ -147,7 +149,8 @@ class Rl:
     log: LoggerNames = ()
     """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv,
     tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be
-    given. Default: nowhere."""
+    given. Of a search each trial has a log of its own, metrics.jsonl too, in RUN/trials/trial-N, and wandb is refused.
+    Default: nowhere."""
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
@@ -184,8 +187,11 @@ class Rl:
                 "ENV: expected an environment, got none (see --help)"
             )
         check_loggers(self.log)
-        if self.log and self.search != "none":
-            raise ValueError("--log: expected none with --search")
+        if "wandb" in self.log and self.search != "none":
+            raise ValueError(
+                "--log: expected csv or tensorboard with --search, "
+                "got wandb, whose runs cannot be open side by side"
+            )
         with (
             self._folder() as folder,
             lock_folder(folder),
@@ -245,7 +251,9 @@ class Rl:
         console: Console,
     ) -> int:
         """Search in a folder that no other process writes to; the exit status."""
-        rungs, trained = _train_trials(config, learner, folder, console)
+        rungs, trained = _train_trials(
+            config, learner, self.log, folder, console
+        )
         if not rungs or rungs[-1][0].steps < config.steps:
             self._print_interrupted(trained.update, console)
             return trained.exit_status
@@ -282,6 +290,7 @@ class Rl:
             )
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / TRIALS_FOLDER, ignore_errors=True)
         write_config(config, folder)
 
     def _print_interrupted(self, update: int, console: Console) -> None:
@@ -418,6 +427,7 @@ def _train(
 def _train_trials(
     config: RLConfig,
     learner: Learner[Any, Any],
+    log: tuple[LoggerName, ...],
     folder: Path,
     console: Console,
 ) -> tuple[list[list[Trial]], _TrainingEnd]:
@@ -428,6 +438,8 @@ def _train_trials(
 
     checkpoint = folder / CHECKPOINT_FILE
     drawn = searching.draw_trials(learner, config.trials, config.seed)
+    trials_folder = folder / TRIALS_FOLDER
+    logs = [trainer.MetricsLog(trials_folder, *log)] if log else []
     rungs: list[list[Trial]] = []
     with (
         show_status(console, "preparing the training step") as status,
@@ -445,7 +457,7 @@ def _train_trials(
             seeds=run.seeds_of(config),
             device=config.device,
             strategy=config.strategy,
-            callbacks=[display],
+            callbacks=[*logs, display],
             n_episodes=config.episodes,
             checkpoint=checkpoint,
         )

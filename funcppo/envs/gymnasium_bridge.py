@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from funcppo import random
+from funcppo.envs import gymnasium_laws
 from funcppo.interfaces import (
     AnyEnvironment,
     Environment,
@@ -444,7 +445,10 @@ def gymnasium(
     return replace(
         _environment(cfg, actions, make_rows(n_envs)),
         host=HostEnvironment(
-            stand_in=stand_in, evaluation=evaluation, n_envs=n_envs
+            stand_in=stand_in,
+            evaluation=evaluation,
+            n_envs=n_envs,
+            check=partial(gymnasium_laws.check_environment, name, make_env),
         ),
     )
 

@@ -54,6 +54,11 @@ def check(
     dtypes. The functions write to no argument, repeat their results for the same key, run under `torch.vmap`, and treat
     each row alone. A finished row stays as it is, with reward 0.
 
+    Of an environment that steps on the host (`fp.envs.gymnasium`) these are tried: that observations are of their
+    space, rewards finite and flags bools; that a time limit truncates; that equal seeds give equal episodes, in each
+    row alone as among others; and `check_env` of Gymnasium. Whether its functions are pure cannot be told: such steps
+    are neither vectorised nor compiled. A warning says so if no episode ended, and none need ever.
+
     Args:
       env: the environment.
       world: the tensors that it reads and no step changes.
@@ -63,17 +68,11 @@ def check(
 
     Raises:
       TypeError: `env` is no environment.
-      ValueError: one line that names the function, and the tensor, that breaks a law; or the environment steps on the
-        host.
+      ValueError: one line that names the function, and the tensor, that breaks a law.
     """
     if not isinstance(env, Environment):
         raise TypeError(
             f"env: expected an Environment, got {type(env).__name__}"
-        )
-    if env.host is not None:
-        raise ValueError(
-            "env: expected pure functions, got an environment that steps on the host; "
-            "gymnasium.utils.env_checker.check_env checks those of Gymnasium"
         )
     if sample_action is None:
         if env.spec is None:
@@ -89,6 +88,10 @@ def check(
             )
 
     keys = random.split(random.key(seed), n_steps + 1)
+    if env.host is not None:
+        env.host.check(n_steps, seed)
+        _check_host(evaluation_env(env), world, sample_action, keys)
+        return
     row_keys = random.split(keys[0], N_ROWS)
     state = _check_reset(env, world, row_keys)
     finished = torch.zeros(N_ROWS, dtype=torch.bool)
@@ -131,7 +134,7 @@ def _check_reset(
 ) -> Any:
     """A state after a reset."""
     reset = partial(env.reset, env.cfg)
-    state = _call("reset", reset, world, key)
+    state = _call("reset", reset, world=world, key=key)
     _check_tree("reset", "state", state)
     _check_vmap("reset", lambda k: reset(world, k), key)
     _check_rows(env, "reset", lambda e, k: e.reset(e.cfg, world, k), (key,))
@@ -147,7 +150,8 @@ def _check_reset(
 
 def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     """The observation of a state."""
-    obs = _call("observe", partial(env.observe, env.cfg), world, state)
+    observe = partial(env.observe, env.cfg)
+    obs = _call("observe", observe, world=world, state=state)
     _check_tree("observe", "observation", obs)
 
     spec = env.spec
@@ -186,7 +190,7 @@ def _check_step(
     """The state after a step, and which rows have finished."""
     name = "step_functional"
     step = partial(env.step_functional, env.cfg)
-    result: Any = _call(name, step, world, *arguments)
+    result: Any = _call(name, step, world=world, **arguments._asdict())
     if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
         raise ValueError(
             f"{name}: expected (state, fp.Timestep), got {type(cast(Any, result)).__name__}"
@@ -257,41 +261,65 @@ def _check_finished(
         )
 
 
-def _call(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function that writes to no argument, and gives the same result again."""
-    leaves = tree.leaves(arguments)
-    values = [leaf.clone() for leaf in leaves]
+def check_pure(
+    env: AnyEnvironment, world: object, state: Any, action: Tensor, key: Tensor
+) -> None:
+    """Check on one step that functions overwrite no argument, and repeat their results for the same key.
+
+    Args:
+      key: one for each row.
+
+    Raises:
+      ValueError: one line that names the function and the tensor.
+    """
+    bound = {
+        name: partial(getattr(env, name), env.cfg, world)
+        for name in ("reset", "observe", "step_functional")
+    }
+    arguments: dict[str, dict[str, Any]] = {
+        "reset": {"key": key},
+        "observe": {"state": state},
+        "step_functional": {"state": state, "action": action, "key": key},
+    }
+    for name, fn in bound.items():
+        _call(name, fn, **arguments[name], tolerance=TOLERANCE)
+
+
+def _call(
+    name: str,
+    fn: Callable[..., Any],
+    tolerance: float = 0.0,
+    **arguments: Any,
+) -> Any:
+    """The result of a function that writes to no argument, and gives the same result again.
+
+    Args:
+      arguments: in the order of the function's, under the names that an error says.
+    """
+    values = tree.map(torch.clone, tuple(arguments.values()))
     try:
-        result = fn(*arguments)
+        result = fn(*arguments.values())
     except Exception as error:  # whatever a function of a user's raises
         raise ValueError(
             f"{name}: expected a result, got {_describe(error)}"
         ) from error
-    for path, leaf, value in zip(_paths(arguments), leaves, values):
-        if not _is_equal(leaf, value, 0.0):
-            raise ValueError(
-                f"{name}: {path}: expected an argument that stays as it is, got one that is overwritten"
-            )
+    for (argument, tensors), value in zip(arguments.items(), values):
+        leaves = zip(
+            tree.paths(tensors), tree.leaves(tensors), tree.leaves(value)
+        )
+        for path, leaf, before in leaves:
+            if not _is_equal(leaf, before, 0.0):
+                place = f"{argument}.{path}".rstrip(".")
+                raise ValueError(
+                    f"{name}: {place}: expected an argument that stays as it is, got one that is overwritten"
+                )
 
-    again = fn(*arguments)
+    again = fn(*arguments.values())
     if tree.structure(again) == tree.structure(result) and _all_tensors(result):
         _check_equal(
-            f"{name} a second time with the same key", again, result, 0.0
+            f"{name} a second time with the same key", again, result, tolerance
         )
     return result
-
-
-def _paths(arguments: tuple[Any, ...]) -> list[str]:
-    """Names of the leaves of the arguments (world, state, action, key), (world, key) or (world, state)."""
-    names = {4: ("world", "state", "action", "key")}.get(len(arguments))
-    if names is None:
-        is_key = isinstance(arguments[1], Tensor)
-        names = ("world", "key" if is_key else "state")
-    return [
-        f"{name}.{path}".rstrip(".")
-        for name, argument in zip(names, arguments)
-        for path in tree.paths(argument)
-    ]
 
 
 def _all_tensors(value: Any) -> bool:
@@ -419,3 +447,86 @@ def _check_rows(
     _check_equal(
         f"{name} of rows {rows.tolist()} alone", alone, among_all, TOLERANCE
     )
+
+
+# Environments that step on the host
+
+
+class _HostStep(NamedTuple):
+    """A step of rows on the host."""
+
+    obs: Any
+    action: Tensor
+    timestep: Timestep
+    next_obs: Any  # before finished rows are reset
+
+
+def _check_host(
+    env: AnyEnvironment,
+    world: object,
+    sample_action: SampleActionFn,
+    keys: I64[Tensor, "T 2"],
+) -> None:
+    """Check that episodes follow from seeds and actions, and rows from their own alone."""
+    row_keys = random.split(keys, N_ROWS)
+    first = env.reset(env.cfg, world, row_keys[0])
+
+    def sample_checked(t: int, state: Any) -> Tensor:
+        obs = _check_observe(env, world, state)
+        return sample_action(keys[t], obs)
+
+    steps = _step_host(env, world, first, row_keys, sample_checked)
+    for step in steps:
+        _check_timestep(env, step.timestep)
+
+    again = _step_host(
+        env, world, first, row_keys, lambda t, _: steps[t].action
+    )
+    _check_same_steps("a second time with the same seeds", again, steps)
+
+    rows = torch.tensor([N_ROWS - 1, 0])
+    first, of_rows = _take((first, steps), rows)
+    alone = _step_host(
+        env, world, first, row_keys[:, rows], lambda t, _: of_rows[t].action
+    )
+    _check_same_steps(f"of rows {rows.tolist()} alone", alone, of_rows)
+
+
+def _step_host(
+    env: AnyEnvironment,
+    world: object,
+    first: Any,
+    keys: I64[Tensor, "T B 2"],
+    choose_action: Callable[[int, Any], Tensor],
+) -> list[_HostStep]:
+    """Steps of rows, by the action for the number of a step and its state; finished rows are reset.
+
+    Args:
+      first: a state whose running moments count.
+      keys: of the first states, and of each step.
+    """
+    state = env.reset(env.cfg, world, keys[0])
+    is_new = torch.ones(keys.shape[1], dtype=torch.bool)
+    state = base.restart(env, world, first, is_new, state)
+    steps: list[_HostStep] = []
+    for t, key in enumerate(keys[1:]):
+        obs = env.observe(env.cfg, world, state)
+        action = choose_action(t, state)
+        state, timestep = env.step_functional(
+            env.cfg, world, state, action, key
+        )
+        next_obs = env.observe(env.cfg, world, state)
+        steps.append(_HostStep(obs, action, timestep, next_obs))
+
+        sample = base.sample_reset(env, world, key)
+        blank = cast(Any, env.reset_from_sample)(env.cfg, world, sample)
+        finished = timestep.terminated | timestep.truncated
+        state = base.restart(env, world, state, finished, blank)
+    return steps
+
+
+def _check_same_steps(
+    words: str, actual: list[_HostStep], expected: list[_HostStep]
+) -> None:
+    for t, (a, b) in enumerate(zip(actual, expected), 1):
+        _check_equal(f"step {t} {words}", a, b, TOLERANCE)

@@ -69,4 +69,7 @@ def _nearest(name: str) -> str:
     found = difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.6)
     if found:
         return f"the nearest is {by_lower_case[found[0]]}"
-    return f"there are {', '.join(ENVIRONMENTS)}"
+    return (
+        f"there are {', '.join(ENVIRONMENTS)}; "
+        f"fp.envs.gymnasium makes those of Gymnasium"
+    )

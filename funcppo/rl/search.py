@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,8 @@ from funcppo.rl.many import Evaluations, State, init_many, prepare_many
 from funcppo.trainer import (
     N_EPISODES,
     Callback,
+    MetricsLog,
+    Progress,
     TrainResult,
     UpdateIntervals,
 )
@@ -117,12 +120,14 @@ def search(
       trials: of `draw_trials`.
       seeds: of each trial; the mean over them is what trials are compared by.
       strategy: as of `train_many`.
-      callbacks: as of `train_many`, with a first axis of trials and seeds; one that returns true ends the search.
+      callbacks: as of `train_many`, with a first axis of trials and seeds; one that returns true ends the search. A
+        `MetricsLog` logs each trial in a subfolder of its own, trial-N.
       checkpoint: file that holds the states, and the rungs before; if it exists, the search yields these rungs again
         and goes on, to the bits of one that was not stopped.
 
     Raises:
-      ValueError: a number is out of range, or the checkpoint is damaged or of another search.
+      ValueError: a number is out of range, the checkpoint is damaged or of another search, or trials are to be logged
+        by W&B.
     """
     trainer.check_positive(
         total_steps=total_steps, trials=len(trials), seeds=len(seeds)
@@ -140,14 +145,14 @@ def search(
     for update in updates[len(found) :]:
         members = tuple(seeds) * len(alive)
         if int(state.update[0]) < update:
-            stepper = prepare_many(learner, members, state, strategy)
-            trained = _train_to(
-                update,
-                stepper,
-                state,
-                callbacks,
-                partial(_save, path, learner, plan, tuple(found)),
-            )
+            with _logging_trials(callbacks, alive, len(seeds)) as by_trial:
+                trained = _train_to(
+                    update,
+                    prepare_many(learner, members, state, strategy),
+                    state,
+                    by_trial,
+                    partial(_save, path, learner, plan, tuple(found)),
+                )
             if trained.is_stopped:
                 return
             state = trained.state
@@ -281,6 +286,56 @@ def _read_rungs(
         ]
         for rung in stored["rungs"]
     ]
+
+
+# Logs of trials
+
+
+@dataclass(frozen=True, slots=True)
+class _TrialLog:
+    """A callback that logs one of the trials that are trained side by side."""
+
+    log: MetricsLog
+    scalars: Mapping[str, float]
+    members: slice  # of the states
+
+    def __call__(self, progress: Progress[Any]) -> None:
+        """Log an update of the trial, which is made with its own numbers."""
+        learner, seeds = progress.learner, progress.seeds or ()
+        ppo = replace(learner.cfg.ppo, **self.scalars)
+        metrics = tree.map(lambda x: x[self.members], progress.metrics)
+        self.log(
+            replace(
+                progress,
+                learner=replace(learner, cfg=replace(learner.cfg, ppo=ppo)),
+                seeds=seeds[self.members],
+                metrics=metrics,
+            )
+        )
+
+
+@contextmanager
+def _logging_trials(
+    callbacks: Sequence[Callback], trials: Sequence[Trial], n_seeds: int
+) -> Iterator[list[Callback]]:
+    """The callbacks with a log for each trial in place of each `MetricsLog`; these are closed at the end."""
+    by_trial: list[Callback] = []
+    with ExitStack() as stack:
+        for callback in callbacks:
+            if not isinstance(callback, MetricsLog):
+                by_trial.append(callback)
+                continue
+            if "wandb" in callback.names:
+                raise ValueError(
+                    "log: expected csv or tensorboard with a search, "
+                    "got wandb, whose runs cannot be open side by side"
+                )
+            for i, trial in enumerate(trials):
+                log = callback.in_subfolder(f"trial-{trial.number}")
+                stack.callback(log.close)
+                members = slice(i * n_seeds, (i + 1) * n_seeds)
+                by_trial.append(_TrialLog(log, trial.scalars, members))
+        yield by_trial
 
 
 # The table

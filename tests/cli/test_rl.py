@@ -221,7 +221,8 @@ def test_an_interrupted_search_is_resumed_bit_for_bit(
 ):
     """The first of two rungs ends after update 2: it stops in that rung, at or after its end, and in the second."""
     words = (*WORDS, "--search", "halving", "--trials", 4, "--steps", 128)
-    assert funcppo(monkeypatch, *words, "--out", tmp_path / "whole") == 0
+    log = ("--log", "csv")
+    assert funcppo(monkeypatch, *words, *log, "--out", tmp_path / "whole") == 0
 
     def stop(display, progress):
         if progress.update == update:
@@ -231,14 +232,32 @@ def test_an_interrupted_search_is_resumed_bit_for_bit(
     part = tmp_path / "part"
     with monkeypatch.context() as patch:
         patch.setattr(rl._Display, "__call__", stop)
-        assert funcppo(patch, *words, "--out", part) == 143
+        assert funcppo(patch, *words, *log, "--out", part) == 143
     assert "interrupted after update " in capsys.readouterr().out
     assert not (part / "results.json").exists()
 
-    assert funcppo(monkeypatch, "rl", "--out", part, "--resume") == 0
+    assert funcppo(monkeypatch, "rl", *log, "--out", part, "--resume") == 0
+    for number in range(4):
+        logs = [
+            run / "trials" / f"trial-{number}"
+            for run in (tmp_path / "whole", part)
+        ]
+        rows, resumed_rows = map(read_rows, logs)
+        assert rows == resumed_rows
+        lines = (logs[1] / "metrics.csv").read_text().splitlines()
+        assert len(lines) == 1 + rows[-1]["update"]
     for name in ("trials.csv", "checkpoint.npz", "results.json"):
         whole = (tmp_path / "whole" / name).read_bytes()
         assert (part / name).read_bytes() == whole, name
+
+
+def test_a_new_search_removes_the_logs_of_an_earlier_one(monkeypatch, tmp_path):
+    words = (*WORDS, "--search", "random", "--steps", 32, "--out", tmp_path)
+    words = (*words, "--log", "jsonl", "--trials")
+    assert funcppo(monkeypatch, *words, 3) == 0
+    assert funcppo(monkeypatch, *words, 2, "--overwrite") == 0
+    names = sorted(path.name for path in (tmp_path / "trials").iterdir())
+    assert names == ["trial-0", "trial-1"]
 
 
 def test_a_run_without_a_search_has_no_trials(
@@ -265,8 +284,8 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
         (("cartpole-v1",), "the nearest is CartPole-v1"),
         (("Breakout",), "expected an environment, got none of that name"),
         (
-            ("CartPole-v1", "--search", "random", "--log", "csv"),
-            "--log: expected none with --search",
+            ("CartPole-v1", "--search", "random", "--log", "csv", "wandb"),
+            "--log: expected csv or tensorboard with --search",
         ),
         (("CartPole-v1", "--resume"), "--resume: expected --out RUN too"),
         (
@@ -296,6 +315,7 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
 def test_bad_input_is_one_line_and_exit_2(
     words, problem, monkeypatch, capsys, tmp_path
 ):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     words = [word.format(tmp=tmp_path) for word in words]
     assert funcppo(monkeypatch, "rl", *words) == 2
     error = capsys.readouterr().err

@@ -7,7 +7,9 @@ import math
 import pytest
 
 import funcppo as fp
+from funcppo.experiment import metrics_log
 from funcppo.rl import search as search_module
+from funcppo.rl.many import train_many
 from funcppo.rl.search import (
     RANGES,
     Trial,
@@ -167,6 +169,48 @@ def test_a_search_continued_from_its_checkpoint_equals_one_without_a_stop(
     assert continued == whole
     # A search that is finished yields its rungs again, from the states of the last one.
     assert list(search(LEARNER, 4 * 32, trials, **options)) == whole
+
+
+def test_each_trial_is_logged_as_the_run_of_its_numbers(tmp_path):
+    """Of halving, the logs of two trials end with the first rung; the others go on as alone, but for rounding."""
+    trials = draw_trials(LEARNER, 4)
+    options = {"method": "halving", "seeds": (3, 4), "n_episodes": 2}
+    options["callbacks"] = [fp.MetricsLog(tmp_path, "csv")]
+    first, last = search(LEARNER, 4 * 32, trials, **options)
+    for trial in first:
+        is_kept = trial.number in [other.number for other in last]
+        folder = tmp_path / f"trial-{trial.number}"
+        rows = metrics_log.read(folder / "metrics.jsonl")
+        assert [(row["seed"], row["update"]) for row in rows] == [
+            (seed, update)
+            for update in range(1, 5 if is_kept else 3)
+            for seed in (3, 4)
+        ]
+
+        alone = tmp_path / f"alone-{trial.number}"
+        scalars = {name: [x, x] for name, x in trial.scalars.items()}
+        train_many(
+            LEARNER,
+            4 * 32,
+            seeds=(3, 4),
+            scalars=scalars,
+            callbacks=[fp.MetricsLog(alone)],
+        )
+        expected = metrics_log.read(alone / "metrics.jsonl")
+        for row, other in zip(rows, expected, strict=False):
+            for name in ("steps", "n_episodes", "loss", "learning_rate"):
+                assert row[name] == pytest.approx(other[name], rel=1e-3), name
+
+
+def test_trials_are_not_logged_by_runs_of_wandb_side_by_side(
+    monkeypatch, tmp_path
+):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logs = [fp.MetricsLog(tmp_path, "wandb")]
+    trials = draw_trials(LEARNER, 2)
+    with pytest.raises(ValueError, match=r"^log: expected csv.*, got wandb"):
+        next(search(LEARNER, 32, trials, callbacks=logs))
 
 
 def test_a_checkpoint_of_another_search_is_refused(tmp_path):
