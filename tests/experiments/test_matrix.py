@@ -495,15 +495,15 @@ def test_nothing_that_the_report_hoped_for_works(of):
         if cell["approach"] == "H"
     }
     usual = ends.pop("export of the usual step")
-    assert usual == ("fails" if tables.version(of) >= (2, 11) else "wrong")
+    assert usual == ("fails" if tables.version(of) >= (2, 10) else "wrong")
     assert len(ends) == 4 and set(ends.values()) == {"fails"}
 
 
 @pytest.mark.parametrize("of", RECORDS, ids=NAMES)
-def test_inductor_takes_a_scan_from_2_11(of):
+def test_inductor_takes_a_scan_from_2_10(of):
     (cell,) = cells_of(of, ("E",), "scan")
     assert cell["status"] == (
-        "one graph" if tables.version(of) >= (2, 11) else "fails"
+        "one graph" if tables.version(of) >= (2, 10) else "fails"
     )
 
 
