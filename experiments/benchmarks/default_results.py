@@ -107,6 +107,7 @@ def train(
         cost = call([*words, *options])
         results = json.loads((out / "results.json").read_text())
         config = json.loads((out / "config.json").read_text())
+    results.pop("calibration", None)
     for scores in results["test"].values():
         scores.pop("by_group", None)
     results["dataset"] = name

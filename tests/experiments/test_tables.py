@@ -608,12 +608,19 @@ def test_the_graphs_are_counted_by_how_they_ended():
         "success, untrained": 0.25,
         "success, trained": 0.35,
     }
+    chosen = {
+        "rule_score": "noisy-or",
+        "notes": ["answers are ranked by the trained policy"],
+    }
+    note = "answers are ranked by the rule score noisy-or, mrr 0.3 on valid"
+    by_rules = {"rule_score": "noisy-or", "notes": [note]}
     wrong = {"status": 2, "error": "funcppo: expected a b"}
     empty = (
         "funcppo: graph: no rules given, and the data hold none with support 5"
     )
     runs = [
-        graph_run(1500, mrr=mrr, n_rules=1200, ceiling=0.9),
+        graph_run(1500, mrr=mrr, n_rules=1200, ceiling=0.9, **chosen),
+        graph_run(1600, mrr=mrr, n_rules=1, ceiling=0.9, **by_rules),
         graph_run(500, **wrong),
         graph_run(600, **wrong),
         graph_run(700, status=2, error=empty),
@@ -622,12 +629,13 @@ def test_the_graphs_are_counted_by_how_they_ended():
     text = tables.fifty_graphs_table({"runs": runs})
     sizes = ["1,000", "5"]
     cost = ["61", "0.95"]
-    *without, last = parse(text)
+    *without, last, by_rule_score = parse(text)
     assert [row[2] for row in without] == ["500", "600", "700", "800"]
-    assert without[0] == [*sizes, "500", "", *cost, "", "", "", ""]
+    assert without[0] == [*sizes, "500", "", *cost, "", "", "", "", ""]
     scores = ["0.9000", "0.1000", "0.3000 (max-confidence)", "0.3500"]
-    assert last == [*sizes, "1,500", "1,200", *cost, *scores]
-    assert "5 runs; 1 over the time limit; 2 failed; 1 without a rule." in text
+    assert last == [*sizes, "1,500", "1,200", *cost, *scores, "0.3500"]
+    assert by_rule_score[-2:] == ["0.3500", "0.2000"]
+    assert "6 runs; 1 over the time limit; 2 failed; 1 without a rule." in text
     assert text.endswith("- 2 failed: `funcppo: expected a b`\n")
 
 
