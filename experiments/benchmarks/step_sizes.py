@@ -48,9 +48,6 @@ def main() -> None:
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":  # for what a large network starts from
-        n_cores = len(os.sched_getaffinity(0))
-        os.environ["MATRIX_THREADS"] = str(max(1, n_cores // N_TOGETHER))
     rows: list[dict[str, Any]] = []
     for size in args.sizes:
         os.environ["MATRIX_SIZE"] = size

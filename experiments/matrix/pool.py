@@ -46,7 +46,7 @@ class Worker:
             "TORCHINDUCTOR_CACHE_DIR": self.folder,
             "TRITON_CACHE_DIR": f"{self.folder}/triton",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "OMP_NUM_THREADS": os.environ.get("MATRIX_THREADS", "1"),
+            "OMP_NUM_THREADS": "1",
             "TMPDIR": self.folder,
         }
         began = time.perf_counter()

@@ -52,6 +52,18 @@ def default_dtype():
 # the oracle and the verdicts
 
 
+def test_a_worker_gives_cells_the_same_numbers_by_the_shapes_alone(monkeypatch):
+    expected = problem.make(torch.float64, "cpu")
+    monkeypatch.setattr(problem, "_structure", full_step_matrix.network_shapes)
+    given = problem.make(torch.float64, "cpu")
+    for one, other in zip(
+        tree.leaves((expected.params, expected.batches)),
+        tree.leaves((given.params, given.batches)),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
 def test_the_oracle_equals_the_pure_step():
     """autograd + clip_grad_norm_ + torch.optim.Adam against func.grad_and_value + optim; float64, so 1e-12."""
     torch.set_default_dtype(torch.float64)
