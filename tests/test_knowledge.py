@@ -194,7 +194,8 @@ def test_a_query_says_how_its_names_were_read():
     found = opened.predict("'p (old)'(c, ?t)")
     assert [answer.entity for answer in found] == ["d"] and not found.notes
     found = opened.predict("'p (old)'(X, ?t)", known=True)
-    assert found.query == "'p (old)'('X', X)"
+    assert found.query == "'p (old)'('X', Y)"
+    assert opened.predict(found.query).query == found.query
     assert found.notes == ("X is an entity here; write ?x for a variable",)
     assert "note: X is an entity here" in repr(found)
     with pytest.raises(ValueError, match="head or tail, got neither"):

@@ -206,10 +206,10 @@ def _decode_term(dataset: Dataset, term: int) -> Variable | str:
     if term <= dataset.n_constants:
         return dataset.entities[term - 1]
     index = term - dataset.n_constants - 1
-    return Variable(_variable_name(index))
+    return Variable(variable_name(index))
 
 
-def _variable_name(index: int) -> str:
+def variable_name(index: int) -> str:
     """X, Y, Z, W, V1, V2, ... for index 0, 1, ..."""
     letters = "XYZW"
     if index < len(letters):
@@ -227,7 +227,7 @@ def _with_named_variables(
         new_variables = _anyburl_variables(clause.head, variables)
     else:
         new_variables = {
-            variable: Variable(_variable_name(i))
+            variable: Variable(variable_name(i))
             for i, variable in enumerate(variables)
         }
 
