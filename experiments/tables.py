@@ -48,6 +48,7 @@ a line that names its records, hardware, versions and commits):
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
+    loading                     seconds and memory of reading two million lines, by reader
 """
 
 from __future__ import annotations
@@ -1531,6 +1532,18 @@ def performance_processes() -> str:
     return table(head, rows) + origin(*PROCESS_RECORDS)
 
 
+def loading() -> str:
+    """The block of this name."""
+    record = load_record("loading")
+    rows = [
+        [row["reader"], f"{row['seconds']:.2f}", f"{row['peak_mb']:,.0f} MB"]
+        for row in record["rows"]
+    ]
+    rows[0][0] = "one triple, by text"
+    head = [f"{record['n_triples']:,} lines by", "seconds", "memory"]
+    return table(head, rows) + origin("loading")
+
+
 def process_equality() -> str:
     """The block of this name."""
     name = "process_equality-h100"
@@ -1726,6 +1739,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-evaluator": performance_evaluator,
     "performance-index": performance_index,
     "performance-lookup": performance_lookup,
+    "loading": loading,
     "performance-processes": performance_processes,
     "process-equality": process_equality,
     "shared-mining": shared_mining,
