@@ -234,7 +234,7 @@ def worker(cell_id: str, device: str) -> int:
     polyfills.register()
     # A problem draws its own numbers and needs the shapes of the network alone, whose numbers take minutes when it is
     # large. Set here, where it leaves the code that the records are of as it is.
-    vars(problem)["_structure"] = network_shapes
+    problem._structure = network_shapes
     cell = registry.by_id(cell_id)
     send: Callable[[Any], None] = lambda result: print(
         f"{pool.MARK}{json.dumps(result)}", flush=True

@@ -2,11 +2,11 @@
 
     python experiments/benchmarks/question_results.py --data DIR --only kinships
 
-Rules are mined at the defaults of `funcppo mine` (`--rules` takes a file instead). Whether degrees are weighed, the
-epoch of the listwise fit and the update of PPO are chosen by MRR on valid; test is ranked once, after all choices. A
-data set without a pair of valid that train links leaves all facts between the two entities of a question out. The row
-`no links` is the listwise fit without the facts that link a candidate to the question's entity: in some benchmarks no
-pair is linked twice, which these facts give away.
+`--rules` takes rules that `funcppo mine` wrote at its defaults. The power of the odds that all methods start from,
+whether degrees are weighed, the epoch of the listwise fit and the update of PPO are chosen by MRR on valid; test is
+ranked once, after all choices. A data set without a pair of valid that train links leaves all facts between the two
+entities of a question out. The row `no links` is the listwise fit without the facts that link a candidate to the
+question's entity: in some benchmarks no pair is linked twice, which these facts give away.
 """
 
 from __future__ import annotations
@@ -213,6 +213,12 @@ def fit_seed(
     first = by_degrees[0]._replace(
         world=tree.map(lambda x: x.to(problem.device), by_degrees[0].world)
     )
+    powers = {
+        power: with_options(first, odds_power=power)
+        for power in question_run.ODDS_POWERS
+    }
+    power = max(powers, key=lambda p: initial_mrr(problem, powers[p]))
+    first = powers[power]
     variants = {
         "": first,
         "degrees weighed": with_options(first, uses_degrees=True),
@@ -234,7 +240,7 @@ def fit_seed(
             seed,
             valid_mrr(problem, untrained),
             0.0,
-            "learning rate 0",
+            f"learning rate 0, power {power:g}",
             untrained,
         ),
         outcome,
@@ -253,13 +259,19 @@ def fit_seed(
 
 
 def with_options(
-    collected: TrainingQuestions, **options: bool
+    collected: TrainingQuestions, **options: float
 ) -> TrainingQuestions:
-    """The same questions with other evidence weighed."""
+    """The same questions with other evidence weighed, or other initial weights."""
     aggregation = replace(collected.policy.aggregation, **options)
     return collected._replace(
         policy=replace(collected.policy, aggregation=aggregation)
     )
+
+
+def initial_mrr(problem: Problem, collected: TrainingQuestions) -> float:
+    """MRR on valid before training."""
+    initial = questions.init(collected.policy, random.key(0, problem.device))
+    return valid_mrr(problem, make_score(collected, initial))
 
 
 def fit(
