@@ -384,11 +384,12 @@ def _check_pure(
     """Check the functions of the environment on one step by the policy, as `laws.check_pure`."""
     env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
     n_rows = tree.leaves(state.env_state)[0].shape[0]
+    key = state.key.view(-1, 2)[0]  # of the first shard
     with torch.no_grad():
         obs = env.observe(env.cfg, world, state.env_state)
         output, _ = apply_agent(agent, world, state.params, obs, state.memory)
-        action = agent.distribution.sample(state.key, output)
-        step_keys = random.split(state.key, n_rows)
+        action = agent.distribution.sample(key, output)
+        step_keys = random.split(key, n_rows)
         check_pure(env, world, state.env_state, action, step_keys)
 
 
