@@ -3,7 +3,7 @@
     python experiments/benchmarks/tuned_results.py --data DIR --only family
     python experiments/benchmarks/tuned_results.py --data DIR --only wn18rr --device cuda --jobs 3
 
-The options were set by what ranks valid better. The record is written after every run, and what it holds is not run
+The options were set by what ranks valid better; what stands before a `+` names the data set. The record is written after every run, and what it holds is not run
 again. `--rules` takes rules that `funcppo mine` has written with the options of the set.
 """
 
@@ -60,6 +60,14 @@ SETTINGS = {
         ],
     ),
 }
+SETTINGS["wn18rr+embeddings"] = Options(
+    SETTINGS["wn18rr"].mining,
+    [
+        *SETTINGS["wn18rr"].training,
+        *("--questions.embedding", "True", "--embedding.rank", "64"),
+        *("--embedding.seconds", "300"),
+    ],
+)
 
 
 def main() -> None:
@@ -86,7 +94,7 @@ def main() -> None:
     seeds = [s for s in args.seeds if (args.only, s) not in present]
     if not seeds:
         return
-    target = str((args.data / args.only).resolve())
+    target = str((args.data / args.only.partition("+")[0]).resolve())
     options = SETTINGS[args.only]
     rules, mining = args.rules, None
     if rules is None:
