@@ -1,5 +1,7 @@
 """Work is done in order; what takes too long is ended, what is too much is refused, and the thread goes on."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -44,6 +46,27 @@ def test_work_that_takes_too_long_is_ended_in_one_line():
     assert error.value.status == 503
     worker.seconds = 60
     assert worker.submit(lambda: 2).result(60) == 2
+
+
+TRACED_AFTER_WORK = """
+import sys
+from funcppo.serve.worker import Worker
+assert Worker(60, 8).submit(lambda: 2).result(60) == 2
+sys.settrace(lambda *event: None)
+(lambda: None)()
+print("done")
+"""
+
+
+def test_work_leaves_the_interpreter_nothing_to_do():
+    """CPython 3.11 calls no function under a debugger while an error for a thread is said to stand and none does."""
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED_AFTER_WORK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "done\n", done.stderr
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
