@@ -36,7 +36,7 @@ NAMES = st.text(
 @given(NAMES)
 def test_a_suggestion_can_be_pasted_into_a_query(name):
     pasted = similar_names_hint(name, [name]).removeprefix("close: ")
-    dataset = from_triples([(name, "r", "b")])
+    dataset = from_triples([(name, "r", f"{name}b")])
     assert parse_query(dataset, f"r({pasted}, ?x)").tolist() == [1, 1, 3]
 
 
