@@ -1,6 +1,6 @@
 """Claim: on a GPU the switches of graphs do what they say, metrics tell of it, and a run outlives SIGTERM.
 
-    python experiments/checks/gpu_operations.py --out experiments/results/gpu_operations-h100.json
+    python experiments/checks/gpu_operations.py --out experiments/results/gpu_operations-h200.json
 
 A small prover is trained and its test split ranked under `funcppo profile`, with `--graphs auto` and `--graphs off`,
 and `--metrics-file`. A row has how often CUDA graphs were launched, what the metrics say (graphs recorded, replayed or
