@@ -536,6 +536,7 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
 TUNED_LABELS = {
     "family": "Family",
     "wn18rr": "WN18RR",
+    "wn18rr+embeddings": "WN18RR, link embeddings",
     "fb15k-237": "FB15k-237",
 }
 
@@ -550,7 +551,8 @@ def tuned() -> str:
         runs = [run for run in record["runs"] if run["set"] == name]
         if not runs:
             continue
-        rows.append(tuned_row(label, runs, published_text(label)))
+        published = published_text(label.partition(",")[0])
+        rows.append(tuned_row(label, runs, published))
         words = runs[0]["options"]
         mining = " ".join(words["mining"])
         training = " ".join(words["training"])

@@ -3,8 +3,9 @@
     python experiments/benchmarks/tuned_results.py --data DIR --only family
     python experiments/benchmarks/tuned_results.py --data DIR --only wn18rr --device cuda --jobs 3
 
-The options were set by what ranks valid better; what stands before a `+` names the data set. The record is written after every run, and what it holds is not run
-again. `--rules` takes rules that `funcppo mine` has written with the options of the set.
+The options were set by what ranks valid better; a name before a `+` is that of the data set. The record is written
+after every run, and what it holds is not run again. `--rules` takes rules that `funcppo mine` has written with the
+options of the set.
 """
 
 from __future__ import annotations
