@@ -412,7 +412,7 @@ def sizes(of: list[Record]) -> str:
     for file in sorted(record.RESULTS.glob("step_sizes-*.json")):
         found = json.loads(file.read_text())
         device = found["machine"]["device"].removeprefix("NVIDIA ")
-        for row in found["rows"]:
+        for row in sorted(found["rows"], key=lambda row: row["hidden"]):
             shape = f"{row['obs']}, {row['hidden']}, {row['actions']}; {row['rows']} rows"
             rows.append(
                 [

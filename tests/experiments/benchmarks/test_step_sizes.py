@@ -8,6 +8,7 @@ import os
 from experiments import full_step_matrix  # noqa: F401  (registers the ways)
 from experiments.benchmarks import step_sizes
 from experiments.matrix import pool, problem, registry, tables
+from experiments.paths import RESULTS
 
 
 def test_every_size_runs_the_same_cells_beside_eager_training(
@@ -43,3 +44,14 @@ def test_the_large_network_has_fifty_million_parameters():
     size = problem.SIZES["large"]
     actor_and_critic = 2 * (size.obs + 1 + size.actions) * size.hidden
     assert 5.0e7 < actor_and_critic < 5.5e7
+
+
+def test_a_large_network_gains_less_than_a_fifth_on_a_gpu():
+    record = json.loads((RESULTS / "step_sizes-h200.json").read_text())
+    speedups = [
+        row["speedup"]
+        for row in record["rows"]
+        if row["size"] == "large" and "/none/" not in row["cell"]
+        if "speedup" in row
+    ]
+    assert len(speedups) == 9 and 1.0 < min(speedups) <= max(speedups) < 1.2
