@@ -1054,10 +1054,7 @@ def _evaluate(
     test = _test_metrics(run, rule_scores, console, run_time, temperature)
     run_time.end_phase("ranking of test")
     if test.n_queries < n_all:
-        notes.append(
-            f"test: the metrics are those of a random sample, {test.n_queries:,} of {n_all:,} queries: all would take "
-            "too long (--seconds; `funcppo evaluate` ranks all)"
-        )
+        notes.append(_sample_note(test.n_queries, n_all))
         print_notes(console, notes[-1:])
     return {
         "dataset": run.run_config.dataset,
@@ -1135,6 +1132,19 @@ def _describe_calibration(
             for state, counted in bins.items()
         }
     return found
+
+
+def _sample_note(n_queries: int, n_all: int) -> str:
+    """Why test has no metrics, or those of a part of its queries."""
+    if not n_queries:
+        return (
+            f"test: none of {n_all:,} queries is ranked: no time was left (--seconds; `funcppo evaluate` "
+            "ranks all)"
+        )
+    return (
+        f"test: the metrics are those of a random sample, {n_queries:,} of {n_all:,} queries: all would take "
+        "too long (--seconds; `funcppo evaluate` ranks all)"
+    )
 
 
 def _test_metrics(

@@ -1111,3 +1111,10 @@ def test_a_run_that_learns_from_questions_through_all_programs(
     capsys.readouterr()
     assert funcppo(monkeypatch, "evaluate", out, "--score", "success") == 2
     assert "learnt from questions, expected evidence" in capsys.readouterr().err
+
+
+def test_a_test_split_that_no_time_is_left_for_is_no_sample():
+    assert train_module._sample_note(0, 93).startswith(
+        "test: none of 93 queries"
+    )
+    assert "sample, 5 of 93 queries" in train_module._sample_note(5, 93)
