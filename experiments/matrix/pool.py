@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 from experiments.paths import ROOT
 
 MARK = "@cell "  # begins a line that is meant for the parent
-TIMING_LIMIT = 60.0  # seconds of a block; more where a cell may be examined for longer
+# seconds of a block; more where a cell may be examined for longer
+TIMING_LIMIT = 60.0
 BASELINE = "0/eager, fused Adam/none/default"
 SCRIPT = ROOT / "experiments" / "full_step_matrix.py"
 Result = dict[str, Any]
