@@ -124,11 +124,15 @@ def fixpoint_progress() -> Iterator[StepCallback]:
     """Show the steps of T_P on standard error.
 
     Returns:
-      A context that yields the function to call after each step, with the step, its atoms and the seconds so far.
+      A context that yields the function to call before each step and after each of its rules.
     """
     with show_status(make_console(use_stderr=True), "reading") as status:
 
-        def show_step(step: int, n_atoms: int, seconds: float) -> None:
-            status.update(f"T_P step {step + 1}, from {n_atoms:,} atoms")
+        def show_step(
+            step: int, n_atoms: int, n_done: int, n_rules: int
+        ) -> None:
+            status.update(
+                f"T_P step {step + 1}, from {n_atoms:,} atoms", n_done, n_rules
+            )
 
         yield show_step

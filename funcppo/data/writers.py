@@ -6,6 +6,7 @@ of a file in a format that `funcppo.data.readers` reads.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from funcppo.data.dataset import Dataset
+from funcppo.data.dataset import Dataset, index_entities
 from funcppo.data.lexer import (
     is_anyburl_variable,
     is_bare_name,
@@ -215,6 +216,15 @@ def variable_name(index: int) -> str:
     if index < len(letters):
         return letters[index]
     return f"V{index - len(letters) + 1}"
+
+
+def free_variable(dataset: Dataset) -> int:
+    """The id of the first variable whose name no entity has, so that a query with it is read as it was written."""
+    entities = index_entities(dataset)
+    index = next(
+        i for i in itertools.count() if variable_name(i) not in entities
+    )
+    return dataset.n_constants + 1 + index
 
 
 def _with_named_variables(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from funcppo.data import Dataset, format_atom, format_rule, proof_names
 from funcppo.data.lexer import format_name
+from funcppo.data.writers import free_variable
 from funcppo.logic import triple_index
 from funcppo.logic.question_types import LeftOut, Questions
 from funcppo.logic.triple_index import HEAD, TAIL
@@ -320,8 +321,8 @@ def _term_text(dataset: Dataset, term: int) -> str:
 
 
 def _question_text(dataset: Dataset, e: Explanation) -> str:
-    """The question, with a variable for what is asked."""
-    variable = dataset.n_constants + 1
+    """The question, with a variable for what is asked that is no entity's name."""
+    variable = free_variable(dataset)
     return _atom_text(dataset, e.predicate, e.side, variable, e.given)
 
 

@@ -33,7 +33,6 @@ from funcppo.logic import (
 )
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import (
-    CountCallback,
     RuleCounts,
     count_rules,
     with_confidence,
@@ -510,7 +509,7 @@ def _try_scores(
         height,
         object_identity,
         budget,
-        partial(show, "listing candidates"),
+        show,
     )
     trials: list[Trial] = []
     n_trials = len(options.smoothings) * len(options.scores)
@@ -532,12 +531,19 @@ def _list_candidates(
     height: int,
     object_identity: bool,
     budget: RowBudget,
-    progress: CountCallback,
+    show: _StageCallback,
 ) -> _Candidates:
     """What one application of the rules to T_P of the height below derives for the queries."""
     sizes = sample.sizes
+    progress = partial(show, "listing candidates")
     facts_kb = sample.kb
     if height > 1:
+
+        def show_step(
+            step: int, n_atoms: int, n_done: int, n_rules: int
+        ) -> None:
+            show(f"T_P step {step + 1}", n_done, n_rules)
+
         below = fixpoint.least_model(
             sample.kb,
             sizes,
@@ -545,6 +551,7 @@ def _list_candidates(
             max_atoms=sample.max_atoms,
             object_identity=object_identity,
             budget=budget,
+            progress=show_step,
         )
         if not below.complete:
             raise RowBudgetExceeded(f"T_P {below.stop_reason}")

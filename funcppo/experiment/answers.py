@@ -6,7 +6,6 @@ The command line and the Python interface both ask an `Answerer`.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,10 +16,9 @@ import torch
 from torch import Tensor
 
 from funcppo.data import Dataset, format_atom, proof_names
-from funcppo.data.dataset import index_entities
 from funcppo.data.lexer import shorten
 from funcppo.data.queries import Query, read_query
-from funcppo.data.writers import variable_name
+from funcppo.data.writers import free_variable
 from funcppo.evaluation import (
     evidence_explanation,
     explain,
@@ -397,11 +395,7 @@ def read_open_query(dataset: Dataset, text: str) -> tuple[OpenQuery, Query]:
 
 def format_query(dataset: Dataset, query: OpenQuery) -> str:
     """A query as text, with a variable for what is asked that is no entity's name."""
-    entities = index_entities(dataset)
-    index = next(
-        i for i in itertools.count() if variable_name(i) not in entities
-    )
-    variable = dataset.n_constants + 1 + index
+    variable = free_variable(dataset)
     arguments = (
         (variable, query.given)
         if query.side == HEAD

@@ -365,7 +365,7 @@ def train(
 
             yield run, metrics
             _check_divergence(run, folder, update, n_bad_updates)
-            if stopping:
+            if stopping or run.pending_row is not None:
                 break
     peers.decide(False)
 
@@ -382,14 +382,11 @@ def _record_update(
     stopping: bool,
     is_bad: bool,
 ) -> Run:
-    """The run after an update, which is logged, and validated and saved if that is due.
+    """The run after an update, which is logged, and validated and saved if that is due; pending where that is stopped.
 
     Args:
       row: the metrics of the update.
       is_bad: it met a number that is not finite; then it is neither validated nor saved.
-
-    Raises:
-      ValidationStopped: `on_validation` stops a validation.
     """
     saves = (stopping or saver.is_due()) and not is_bad
     validates = _is_validation_due(run, int(row["update"])) and not is_bad
@@ -402,7 +399,10 @@ def _record_update(
         return run
     run = dataclasses.replace(run, pending_row=row)
     saver.save(run)
-    return _validate_and_save(run, saver, on_validation, monitor)
+    try:
+        return _validate_and_save(run, saver, on_validation, monitor)
+    except ValidationStopped:
+        return run
 
 
 def assist(captured: CapturedStep[TrainState, Metrics], peers: Peers) -> None:

@@ -88,7 +88,7 @@ def build_derivability_index(
     return DerivabilityIndex(
         atom_index=model.atom_index,
         height=model.height,
-        derivation_keys=sorting.sort_parts(keys),
+        derivation_keys=sorting.sort_values(torch.cat(keys)),
     )
 
 

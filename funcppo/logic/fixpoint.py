@@ -97,10 +97,13 @@ class LeastModel:
 
 
 class StepCallback(Protocol):
-    """Function that is called before each step of T_P, and so after each completed one."""
+    """Function that is called before each step of T_P, and after each rule of it."""
 
-    def __call__(self, step: int, n_atoms: int, seconds: float, /) -> None:
-        """Report the last completed step (0: the facts), the number of atoms after it, and the time since the start."""
+    def __call__(
+        self, step: int, n_atoms: int, n_done: int, n_rules: int, /
+    ) -> None:
+        """Receive the last completed step (0: the facts), the number of atoms after it, and how many rules of the next
+        step are applied, of how many."""
 
 
 class HeadsOfRules(Protocol):
@@ -160,7 +163,8 @@ def least_model(
         stays exact up to the step before, and `stop_reason` says so.
       predicates: derive only these and those that their rules depend on; None for all.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      progress: is called before each step; None for no reports.
+      progress: is called before each step and after each of its rules, unless several processes share these; None for
+        no reports.
       budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
         bound.
       share: of several processes, each of which calls this with the same arguments; there is no budget then. None: this
@@ -175,10 +179,17 @@ def least_model(
     stop: _Stop | None = None
     reached_fixpoint = False
     while not (stop or reached_fixpoint or state.step == max_height):
-        if progress is not None:
-            progress(state.step, state.counts[-1], time.perf_counter() - start)
+        active = (
+            rules.with_body_in(state.delta) if state.previous else rules.all
+        )
+        _report_rules(progress, state, 0, len(active))
         queries = _semi_naive_queries(
-            rules, state, sizes, object_identity, budget
+            active,
+            state,
+            sizes,
+            object_identity,
+            budget,
+            progress if share is None else None,
         )
         max_new = max_atoms - state.counts[-1]
         try:
@@ -460,20 +471,32 @@ def _budget_code(error: RowBudgetExceeded) -> StopCode:
     return StopCode.TIME_LIMIT if is_late else StopCode.MAX_ROWS
 
 
+def _report_rules(
+    progress: StepCallback | None, state: _State, n_done: int, n_rules: int
+) -> None:
+    """Report how many rules of the step after a state are applied."""
+    if progress is not None:
+        progress(state.step, state.counts[-1], n_done, n_rules)
+
+
 def _semi_naive_queries(
-    rules: _RuleSet,
+    active: Sequence[Rule],
     state: _State,
     sizes: KBSizes,
     object_identity: bool,
     budget: RowBudget | None,
+    progress: StepCallback | None,
 ) -> Iterator[tuple[Rule, ConjunctiveQuery]]:
     """Yield queries whose answers are the bodies that hold an atom of the last step, with their rules.
 
     A body is found once: by the query for its first atom of the last step. Atoms left of it are older, atoms right
     of it are of any step.
+
+    Args:
+      active: the rules with an atom of the last step in their body; all in the first step.
+      progress: is called after each rule; None for no reports.
     """
-    active = rules.with_body_in(state.delta) if state.previous else rules.all
-    for rule in active:
+    for n_done, rule in enumerate(active, 1):
         inequalities = (
             object_identity_constraints(rule, sizes.n_constants)
             if object_identity
@@ -507,6 +530,7 @@ def _semi_naive_queries(
                     budget=budget,
                 )
                 yield rule, query
+        _report_rules(progress, state, n_done, len(active))
 
 
 def _iter_new_heads(

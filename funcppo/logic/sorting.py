@@ -6,23 +6,20 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.logic.typed_torch import int_list
 from funcppo.types import F32, I64, Bool
 
 KEY_BITS = 63  # bits of a non-negative int64
 _SIGN_BIT = 1 << 31
 # below this many keys a sort by torch takes less than packing does
 MIN_PACKED = 2048
-# values that `sort_parts` sorts at a time, in well under a second: Python answers a signal between two calls
+# values that numpy sorts in one call, in well under a second: Python answers a signal between two calls
 MAX_SORTED_AT_ONCE = 1 << 22
-SAMPLES_PER_RANGE = 1 << 10
 
 
 class SortedKeys(NamedTuple):
@@ -44,33 +41,9 @@ def sort_values(values: Tensor) -> Tensor:
     """The values of an integer tensor of one dimension, ascending."""
     if values.is_cuda or len(values) < MIN_PACKED:
         return torch.sort(values).values
-    return _from_numpy(np.sort(values.numpy()))
-
-
-def sort_parts(parts: Sequence[Tensor]) -> Tensor:
-    """All values of some integer tensors of one dimension, ascending; sorted one range of values after another.
-
-    Args:
-      parts: each of few enough values to sort at once.
-    """
-    n_ranges = -(-sum(map(len, parts)) // MAX_SORTED_AT_ONCE)
-    if n_ranges <= 1:
-        return sort_values(torch.cat(list(parts)))
-    ascending = [sort_values(part) for part in parts]
-
-    # Ranges hold about as many values each: their bounds are quantiles of a sample that each part has its share of.
-    step = MAX_SORTED_AT_ONCE // SAMPLES_PER_RANGE
-    sample = sort_values(torch.cat([part[::step] for part in ascending]))
-    place = torch.arange(1, n_ranges, device=sample.device)
-    bounds = sample[place * len(sample) // n_ranges]
-    pieces: list[list[Tensor]] = [[] for _ in range(n_ranges)]
-    for part in ascending:
-        split = int_list(torch.searchsorted(part, bounds))
-        for piece, start, stop in zip(
-            pieces, [0, *split], [*split, len(part)], strict=True
-        ):
-            piece.append(part[start:stop])
-    return torch.cat([sort_values(torch.cat(piece)) for piece in pieces])
+    array = values.numpy().copy()
+    _sort_in_place(array)
+    return _from_numpy(array)
 
 
 def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
@@ -85,7 +58,7 @@ def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
     packed = key.numpy().astype(np.int64)
     packed <<= position_bits
     packed |= np.arange(len(key))
-    packed.sort()
+    _sort_in_place(packed)
     order = packed & ((1 << position_bits) - 1)
     packed >>= position_bits
     return SortedKeys(_from_numpy(packed).to(key.dtype), _from_numpy(order))
@@ -131,6 +104,17 @@ def first_of_run(sorted_key: Tensor) -> Bool[Tensor, "n"]:
     return torch.cat(
         [torch.ones_like(sorted_key[:1], dtype=torch.bool), is_new]
     )
+
+
+def _sort_in_place(array: np.ndarray) -> None:
+    """Sort integers as one call does, but in many short calls: first those below the median, then the others."""
+    if len(array) <= MAX_SORTED_AT_ONCE:
+        array.sort()
+        return
+    middle = len(array) // 2
+    array.partition(middle)
+    _sort_in_place(array[:middle])
+    _sort_in_place(array[middle:])
 
 
 def _from_numpy(array: np.ndarray) -> Tensor:

@@ -381,8 +381,10 @@ def _least_model(
       ValueError: T_P up to a greater height cannot be held.
     """
 
-    def show_step(step: int, n_atoms: int, seconds: float) -> None:
-        on_phase(f"T_P step {step + 1}, from {n_atoms:,} atoms")
+    def show_step(step: int, n_atoms: int, n_done: int, n_rules: int) -> None:
+        on_phase(
+            f"T_P step {step + 1}, from {n_atoms:,} atoms", n_done, n_rules
+        )
 
     model = fixpoint.least_model(
         kb,

@@ -88,7 +88,7 @@ def test_notes_are_printed_on_standard_error(capsys):
 
 def test_progress_off_a_terminal_prints_no_steps(capsys):
     with fixpoint_progress() as show_step:
-        show_step(3, 1234, 0.5)
+        show_step(3, 1234, 0, 5)
     assert "T_P" not in capsys.readouterr().out
 
 

@@ -229,3 +229,13 @@ def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):
             assert e.rule_score + e.own_degree_weight == pytest.approx(
                 e.score, abs=1e-5
             )
+
+
+def test_the_variable_of_the_question_is_no_entity(subject):
+    task, _ = subject
+    _, _, e = next(explanations(subject))
+    names = ["X", "Y", *task.dataset.entities[2:]]
+    dataset = replace(task.dataset, entities=names)
+    fields = evidence_explanation.to_json(dataset, e)
+    assert "Z" in fields["question"]
+    assert fields["question"] in evidence_explanation.to_lines(dataset, e)[0]

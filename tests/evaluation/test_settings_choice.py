@@ -199,12 +199,10 @@ def test_fewer_queries_choose_where_all_take_too_long(monkeypatch):
     now = [0.0]
     list_candidates = settings_choice._list_candidates
 
-    def take_seconds(sample, height, object_identity, budget, progress):
+    def take_seconds(sample, height, object_identity, budget, show):
         now[0] += float(len(sample.queries))
         budget.spend(0)
-        return list_candidates(
-            sample, height, object_identity, budget, progress
-        )
+        return list_candidates(sample, height, object_identity, budget, show)
 
     monkeypatch.setattr(settings_choice, "_list_candidates", take_seconds)
     monkeypatch.setattr(settings_choice, "FEWER_QUERIES", 0.25)

@@ -208,6 +208,15 @@ def test_a_yielded_run_is_at_the_update_just_made(run, tmp_path):
     assert updates == [1, 2, 3, 4]
 
 
+def test_a_run_stopped_in_a_validation_is_yielded_as_it_is_saved(run, tmp_path):
+    """With what the validations before have chosen, and the update that waits for its own."""
+    after, metrics = trained(run, tmp_path, stop_at=2)
+    assert len(metrics) == int(after.state.train_state.update) == 2
+    assert saved_update(tmp_path) == after.pending_row["update"] == 2
+    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    assert float(after.state.best_valid_metric) == rows[0]["best_valid_metric"]
+
+
 def test_the_best_parameters_are_kept_while_training_continues(
     run, monkeypatch, tmp_path
 ):

@@ -330,13 +330,16 @@ def test_the_step_after_a_model_derives_what_the_next_model_has_more(
     assert not fixpoint.derived_in_next_step(world, model, others[:0]).numel()
 
 
-def test_progress_is_reported_after_each_step():
+def test_progress_is_reported_before_each_step_and_after_each_rule():
     reports = []
-    model = model_of(
-        GRAPH,
-        progress=lambda step, atoms, seconds: reports.append((step, atoms)),
-    )
-    assert reports == list(enumerate(model.n_atoms_after_step))
+    model = model_of(GRAPH, progress=lambda *report: reports.append(report))
+    expected = []
+    for step, n_atoms in enumerate(model.n_atoms_after_step):
+        n_rules = next(r[3] for r in reports if r[0] == step)
+        expected += [(step, n_atoms, i, n_rules) for i in range(n_rules + 1)]
+    assert reports == expected
+    # All rules are applied in the first step.
+    assert reports[0][3] == len(GRAPH.rules)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

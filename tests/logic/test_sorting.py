@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -82,36 +85,33 @@ def test_a_gpu_sorts_the_same():
         assert torch.equal(here, there.cpu())
 
 
-@given(
-    st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(0, 2**30)
-)
-def test_parts_are_sorted_a_range_of_values_at_a_time(lengths, seed):
-    """Equal to one sort of all; no sort of distinct values is of many more than are to be sorted at once, here 16."""
-    n = sum(lengths)
-    generator = torch.Generator().manual_seed(seed)
-    values = 7 * torch.randperm(n, generator=generator) - 100
-    parts = list(values.split(lengths))
-    sizes = []
+class _RecordedArray(np.ndarray):
+    """An array that records how many values each call sorts."""
+
+    n_sorted: ClassVar[list[int]] = []
+
+    def sort(self, *args, **options):
+        self.n_sorted.append(len(self))
+        super().sort(*args, **options)
+
+
+@given(st.lists(st.integers(-9, 99), max_size=200))
+def test_no_call_sorts_more_than_its_share(values):
+    """Python answers a signal only between two calls."""
+    _RecordedArray.n_sorted.clear()
+    array = np.array(values, dtype=np.int64).view(_RecordedArray)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sorting, "MAX_SORTED_AT_ONCE", 16)
-        patch.setattr(sorting, "SAMPLES_PER_RANGE", 4)
-        sort = sorting.sort_values
-        patch.setattr(
-            sorting,
-            "sort_values",
-            lambda part: sizes.append(len(part)) or sort(part),
-        )
-        found = sorting.sort_parts(parts)
-    assert torch.equal(found, sort(values))
-    # A part has up to 60, the sample of which the bounds are quantiles 80.
-    assert max(sizes) <= 80
-    assert n <= 150 or max(sizes) < n
+        sorting._sort_in_place(array)
+    assert array.tolist() == sorted(values)
+    assert max(_RecordedArray.n_sorted) <= 16
 
 
-def test_equal_values_of_several_parts_stay():
-    part = torch.tensor([3, 1, 3])
+@given(key_tensors())
+def test_many_keys_are_sorted_as_few(key):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorting, "MAX_SORTED_AT_ONCE", 2)
-        patch.setattr(sorting, "SAMPLES_PER_RANGE", 1)
-        found = sorting.sort_parts([part, part])
-    assert found.tolist() == [1, 1, 3, 3, 3, 3]
+        patch.setattr(sorting, "MAX_SORTED_AT_ONCE", 100)
+        values, keys = sorting.sort_values(key), sorting.sort_keys(key)
+    assert torch.equal(values, sorting.sort_values(key))
+    assert torch.equal(keys.key, values)
+    assert torch.equal(keys.order, sorting.sort_keys(key).order)
