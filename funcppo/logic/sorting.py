@@ -19,7 +19,7 @@ _SIGN_BIT = 1 << 31
 # below this many keys a sort by torch takes less than packing does
 MIN_PACKED = 2048
 # values that numpy sorts in one call, in well under a second: Python answers a signal between two calls
-MAX_SORTED_AT_ONCE = 1 << 22
+MAX_SORTED_AT_ONCE = 1 << 24
 
 
 class SortedKeys(NamedTuple):
