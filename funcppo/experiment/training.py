@@ -307,10 +307,11 @@ def train(
 ) -> Iterator[tuple[Run, dict[str, float]]]:
     """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
 
-    The training state of a yielded run is the buffers of the step, which the next update overwrites. The metrics log
-    gets a line at every update, and one before the first update for the validation of the initial parameters. The
-    checkpoint is written before and after every validation, after an update that ends `checkpoint_seconds` or more
-    after the last one, at a stop, and when a KeyboardInterrupt ends an update.
+    The last update of a resumed run whose validation was stopped is yielded after the validation. The training state of
+    a yielded run is the buffers of the step, which the next update overwrites. The metrics log gets a line at every
+    update, and one before the first update for the validation of the initial parameters. The checkpoint is written
+    before and after every validation, after an update that ends `checkpoint_seconds` or more after the last one, at a
+    stop, and when a KeyboardInterrupt ends an update.
 
     Args:
       run: the run, at its start or resumed.
@@ -335,8 +336,12 @@ def train(
     )
     saver.whole_state = peers.gather(captured.state)
     with suppress(ValidationStopped):
+        pending = run.pending_row
         run = _begin(run, saver, captured, report_or_stop, monitor)
         first_update = int(run.state.train_state.update) + 1
+        is_last = stopped_early(run) or first_update > run.cfg.ppo.n_updates
+        if pending is not None and is_last:
+            yield run, pending
         for update in range(first_update, run.cfg.ppo.n_updates + 1):
             if stopped_early(run):
                 break

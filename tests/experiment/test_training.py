@@ -217,6 +217,22 @@ def test_a_run_stopped_in_a_validation_is_yielded_as_it_is_saved(run, tmp_path):
     assert float(after.state.best_valid_metric) == rows[0]["best_valid_metric"]
 
 
+def test_a_run_stopped_in_its_last_validation_is_yielded_when_resumed(
+    run, tmp_path
+):
+    after, _ = trained(run, tmp_path, stop_at=N_UPDATES)
+    assert after.pending_row is not None
+    resumed = run_start.prepare_run(run.run_config, tmp_path, resume=True)
+    captured, _ = training.prepare_train_step(resumed)
+    updates = training.train(
+        resumed, tmp_path, captured, lambda: False, Monitor()
+    )
+    ((ended, numbers),) = updates
+    assert ended.pending_row is None and numbers["update"] == N_UPDATES
+    last = metrics_log.read(tmp_path / METRICS_FILE)[-1]
+    assert float(ended.state.best_valid_metric) == last["best_valid_metric"]
+
+
 def test_the_best_parameters_are_kept_while_training_continues(
     run, monkeypatch, tmp_path
 ):
