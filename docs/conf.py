@@ -77,12 +77,13 @@ def write_investigation(app: object) -> None:
     }
 
     def page_link(link: re.Match[str]) -> str:
-        text, target = link.groups()
+        text, target, anchor = link.groups(default="")
         name = by_path.get(target.removeprefix("../../"))
-        return f"[{text}]({name})" if name else text
+        return f"[{text}]({name}{anchor})" if name else text
 
     for name, path in pages.items():
-        text = re.sub(r"\[([^]]+)\]\(([^)#:]+)\)", page_link, path.read_text())
+        link = r"\[([^]]+)\]\(([^)#:]+)(#[^)]+)?\)"
+        text = re.sub(link, page_link, path.read_text())
         (MADE / name).write_text(text)
 
 

@@ -805,6 +805,10 @@ def open(
         )
         return Knowledge(subject)
     folder = Path(source)
+    if folder.is_file():
+        raise ValueError(
+            f"{folder}: expected the folder of a run, or a graph (funcppo.load(file)), got a file"
+        )
     run = run_start.open_run(folder, device)
     return Knowledge(run_subject(run, score, str(folder)), run, folder)
 

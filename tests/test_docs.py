@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -62,6 +64,25 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
             continue
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), target
+
+
+def test_links_of_pages_that_are_made_lead_to_made_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # which conf.py sets
+    spec = importlib.util.spec_from_file_location("conf", DOCS / "conf.py")
+    assert spec is not None and spec.loader is not None
+    conf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    monkeypatch.setattr(conf, "MADE", tmp_path)
+    conf.write_investigation(None)
+
+    pages = {path.name: path for path in tmp_path.glob("*.md")}
+    assert {f"_made/{name}" for name in pages} == MADE
+    for page in pages.values():
+        text = FENCE.sub("", page.read_text())
+        for target in re.findall(r"\]\(([^)\s:]+)\)", text):
+            name, _, anchor = target.partition("#")
+            linked = pages[name] if name else page
+            assert not anchor or anchor in anchors(linked), target
 
 
 def test_every_program_has_its_help_on_the_page_of_the_command_line():

@@ -246,6 +246,10 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
             lambda k: fp.open(fp.load([("a", "p", "b")])),
             r"expected rules \(funcppo.mine",
         ),
+        (
+            lambda k: fp.open(__file__),
+            r"expected the folder of a run, or a graph .*got a file",
+        ),
         (lambda k: fp.load([]), "load: expected at least one triple, got none"),
         (lambda k: fp.mine("countries_s1", seconds=-1), "seconds: expected"),
     ],

@@ -3,8 +3,8 @@
     python experiments/checks/wheel.py
 
 Needs the packages build and twine. It checks the metadata (`twine check --strict`), that the wheel holds every file of
-the package that is in git, that the bare wheel imports no package beyond its dependencies and names the extra that a
-program lacks, and that the wheel with the extra `cli` trains and predicts. Exit status 1 if a check fails.
+the package that is in git, that the wheel without extras imports no optional package, that programs without their extra
+name it, and that the wheel with the extra `cli` trains and predicts. Exit status 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-# what dependencies of the core bring is theirs
+# uses the core, then prints the optional packages that were imported
 CORE = """
 import sys
 import funcppo as fp
@@ -31,7 +31,7 @@ optional = {"tyro", "rich", "filelock", "ruamel", "matplotlib", "starlette"}
 optional |= {"prometheus_client", "tensorboard", "wandb"}
 print("core imports", sorted(optional & set(sys.modules)))
 """
-# each program with what it needs beyond the extra cli
+# for each extra a command that needs it beside the extra cli
 LACKING = {
     "plot": ["plot", "countries_s1", "--kind", "curves", "--out", "x.svg"],
     "serve": ["serve", "countries_s1"],
@@ -109,7 +109,7 @@ def check_files(wheel: Path) -> None:
         packed = {n for n in archive.namelist() if n.startswith("funcppo/")}
     check(
         packed == tracked,
-        f"the wheel holds the {len(tracked)} files of git, but for {sorted(packed ^ tracked) or 'none'}",
+        f"the wheel holds the {len(tracked)} files of git; differing: {sorted(packed ^ tracked) or 'none'}",
     )
 
 
