@@ -48,7 +48,7 @@ def main() -> None:
         known = json.loads(args.out.read_text())["rows"]
         rows = {row["torch"]: row for row in known}
 
-    record = {"machine": describe_machine()}
+    record: dict[str, Any] = {"machine": describe_machine()}
     for python in args.python:
         row = examine(python)
         rows[row["torch"]] = row

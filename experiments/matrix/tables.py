@@ -484,10 +484,10 @@ def whole(of: Record) -> str:
                 f"{c['parity'][dtype]:.0e}" if dtype in c["parity"] else ""
                 for dtype in ("float64", "float32")
             ),
-            *(
-                str(c.get(key, ""))
-                for key in ("compile_s", "step_us", "recordings")
-            ),
+            str(c.get("compile_s", "")),
+            _time(of, {**c, "mode": ""}) if "step_us" in c else "",
+            f"{c['peak_bytes'] / 1e9:.3f}" if "peak_bytes" in c else "",
+            str(c.get("recordings", "")),
             c["error"]["message"]
             if "error" in c
             else "; ".join(c.get("skips", [])),
@@ -500,7 +500,8 @@ def whole(of: Record) -> str:
         "float64 error",
         "float32 error",
         "compile, s",
-        "µs a step",
+        "a step, times as fast (quartiles)",
+        "GB held",
         "recordings",
         "message",
     ]
