@@ -20,18 +20,18 @@ NOT_RUN = "not run"
 DECISIONS = (
     (
         "functional code, or code that you may rewrite",
-        "compile the whole step, transform inside (the recipe below)",
+        "compile the whole step, transform inside (first recipe)",
         "A/written back outside",
     ),
     (
         "a CleanRL-style script: `loss.backward()`, `clip_grad_norm_`, `optimizer.step()`",
-        "set the flag `trace_autograd_ops`; compile all three, with the optimizer's step undecorated",
+        "set the flag `trace_autograd_ops`; compile `autograd.grad`, clipping and the bare step (second recipe)",
         "B/gradients copied into p.grad",
     ),
     (
-        "the same, and only the optimizer may be replaced",
-        "`autograd.grad` under the flag, and torch's Adam as a function",
-        "C/torch's functional Adam",
+        "the same, and `backward()` must stay",
+        "set the flag; call torch's Adam as a function",
+        "1/repaired",
     ),
     (
         "a trainer that calls `backward()` and `step()` itself (Lightning, torchrl)",

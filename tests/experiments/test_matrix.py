@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 import re
 import socket
@@ -569,6 +571,19 @@ def test_graph_trees_record_one_graph_steps_and_lose_what_is_fed_back(of):
     assert "mutated inputs" in inside["skips"][0]
 
 
+@pytest.mark.parametrize("of", [of for of in RECORDS if of["device"] != "cpu"])
+def test_a_graph_gains_more_than_compiling_and_both_gain_most(of):
+    """Of the ways in the decision table, by quartiles that do not overlap."""
+    cells = of["cells"]
+    graph = cells["0/eager, fused Adam/none/manual graph"]["speedup_quartiles"]
+    ways = [f"{name}/inductor" for _, _, name in tables.DECISIONS]
+    ways.remove("0/eager, fused Adam/inductor")
+    for way in ways:
+        compiled = cells[f"{way}/default"]["speedup_quartiles"]
+        both = cells[f"{way}/manual graph"]["speedup_quartiles"]
+        assert compiled[1] < graph[0] and graph[1] < both[0], way
+
+
 @pytest.mark.parametrize(
     "of",
     [r for r in RECORDS if any(name.startswith("I/") for name in r["cells"])],
@@ -591,6 +606,10 @@ def test_what_else_a_step_may_hold(of):
         assert ends[variant] == "**one graph**", variant
     around = "the wrapped loss compiled, eager backward, fused Adam"
     assert ends[around] == "fails: Unsupported"
+    if tables.label(of) == "2.14.1, cpu":  # beside which it was installed
+        (program,) = cells_of(of, ("I",), "ExecuTorch", "eager")
+        assert "execute() failed" in program["error"]["message"]
+        assert program["error"]["dtype"] == "float64"
     inside = "the compiled loss wrapped, eager backward, fused Adam"
     assert ends[inside] == "one graph, of the loss only"
     if of["device"] != "cpu":
@@ -725,41 +744,99 @@ def test_every_section_ends_in_the_name_of_a_test_that_exists():
             assert f"def {test}(" in (ROOT / file).read_text(), test
 
 
-def test_the_recipe_is_one_graph_and_equals_torch(monkeypatch):
-    """The code as printed, run by aot_eager in float64, against autograd, clip_grad_norm_ and torch.optim.Adam."""
+def run_printed(title: str, monkeypatch, **names) -> dict:
+    """What the code printed in a section leaves behind, compiled by aot_eager in float64."""
     torch.set_default_dtype(torch.float64)
     section = next(
-        part for part in TEXT.split("\n## ") if part.startswith("The recipe")
+        part for part in TEXT.split("\n## ") if part.startswith(title)
     )
     code = "\n".join(
         line[4:]
         for line in section.splitlines()
         if line.startswith("    ") or not line.strip()
     )
-    torch.manual_seed(0)
-    batches = [
-        (3 * torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(3)
-    ]
     monkeypatch.setattr(
         torch, "compile", partial(torch.compile, backend="aot_eager")
     )
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    told = {"batches": batches}
-    exec(code, told)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    exec(code, names)
+    return names
 
-    model = told["model"]  # still as it began: the recipe overwrites nothing
+
+def random_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Observations and actions of three minibatches."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    return [(3 * torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(3)]
+
+
+def train_eagerly(model, batches) -> None:
+    """The updates by autograd, clip_grad_norm_ and torch.optim.Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
     for obs, action in batches:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(obs), action).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
+
+
+def test_the_recipe_is_one_graph_and_equals_torch(monkeypatch):
+    """The code as printed; 1e-12 of params that move by 1e-3."""
+    batches = random_batches()
+    names = run_printed("The recipe\n", monkeypatch, batches=batches)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+    model = names["model"]  # still as it began: the recipe overwrites nothing
+    train_eagerly(model, batches)
     for name, want in model.named_parameters():
         torch.testing.assert_close(
-            told["state"][0][name], want.detach(), rtol=0, atol=1e-12
+            names["state"][0][name], want.detach(), rtol=0, atol=1e-12
         )
+
+
+def test_the_recipe_with_an_optimizer_is_one_graph_and_equals_torch(
+    monkeypatch,
+):
+    """The code as printed; 1e-12 of params that move by 1e-3."""
+    batches = random_batches()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2)
+    )
+    expected = copy.deepcopy(model)
+    with torch._dynamo.config.patch(trace_autograd_ops=False):
+        names = run_printed(
+            "The recipe for a script", monkeypatch, torch=torch, model=model
+        )
+        for obs, action in batches:
+            names["update"](obs, action)
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == 1
+
+    train_eagerly(expected, batches)
+    for got, want in zip(
+        model.parameters(), expected.parameters(), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
+def test_a_bare_step_after_backward_is_refused():
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    bare_step = inspect.unwrap(torch.optim.Adam.step)
+
+    def update(obs):
+        model(obs).sum().backward()
+        with torch.no_grad():
+            bare_step(optimizer)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(update, backend="aot_eager", fullgraph=True)
+    with (
+        torch._dynamo.config.patch(trace_autograd_ops=True),
+        pytest.raises(Exception, match="pending mutation on parameter"),
+    ):
+        compiled(torch.ones(3, 4))
 
 
 # the four causes, and write-backs
