@@ -538,6 +538,7 @@ TUNED_LABELS = {
     "wn18rr": "WN18RR",
     "wn18rr+embeddings": "WN18RR, link embeddings",
     "fb15k-237": "FB15k-237",
+    "fb15k-237+embeddings": "FB15k-237, link embeddings",
 }
 
 

@@ -1,6 +1,7 @@
 """Question: what is compiling a training step worth for a small, a middling and a large network?
 
     python experiments/benchmarks/step_sizes.py --out experiments/results/step_sizes-h200.json
+    python experiments/benchmarks/step_sizes.py --sizes large --limit 900 --rounds 5 --out FILE  # on a CPU
 
 The cells of `full_step_matrix.py` that INVESTIGATION.md recommends, each size in turns with eager training (see
 experiments/matrix/pool.py): microseconds a step with quartiles, speed-up, seconds of compiling, and on a GPU the most
@@ -45,19 +46,20 @@ def main() -> None:
         "--sizes", nargs="+", choices=problem.SIZES, default=[*problem.SIZES]
     )
     parser.add_argument("--limit", type=float, default=240.0, help="seconds")
+    parser.add_argument("--rounds", type=int, default=11, help="of timing")
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows: list[dict[str, Any]] = []
     for size in args.sizes:
         os.environ["MATRIX_SIZE"] = size
-        for row in measured(device, args.limit):
+        for row in measured(device, args.limit, args.rounds):
             rows.append({"size": size, **problem.SIZES[size]._asdict(), **row})
         record = {"machine": describe_machine(device), "rows": rows}
         write_record(args.out, record)
 
 
-def measured(device: str, limit: float) -> list[dict[str, Any]]:
+def measured(device: str, limit: float, rounds: int) -> list[dict[str, Any]]:
     """A row for each cell, examined one after another and timed in turns."""
     names = [pool.BASELINE]
     if device == "cuda":
@@ -71,7 +73,9 @@ def measured(device: str, limit: float) -> list[dict[str, Any]]:
         rows.append({"cell": name, **row})
         print(json.dumps(rows[-1]), flush=True)
 
-    plan = pool.Plan(device, limit, N_TOGETHER, len(names), lambda name: True)
+    plan = pool.Plan(
+        device, limit, N_TOGETHER, len(names), lambda name: True, rounds
+    )
     pool.run(names, plan, keep)
     return rows
 

@@ -69,6 +69,16 @@ SETTINGS["wn18rr+embeddings"] = Options(
         *("--embedding.seconds", "300"),
     ],
 )
+SETTINGS["fb15k-237+embeddings"] = Options(
+    SETTINGS["fb15k-237"].mining,
+    [
+        *("--questions.seconds", "150", "--listwise.max-steps", "2000"),
+        *("--questions.max-firings", "400000000", "--seconds", "3600"),
+        *("--questions.degrees", "False", "--listwise.max-gradients", "2e9"),
+        *("--questions.embedding", "True", "--embedding.rank", "64"),
+        *("--embedding.seconds", "120", "--steps", "8192"),
+    ],
+)
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from experiments.paths import ROOT
 
 MARK = "@cell "  # begins a line that is meant for the parent
-TIMING_LIMIT = 60.0  # seconds of a block
-ROUNDS = 11
+# seconds of a block; more where a cell may be examined for longer
+TIMING_LIMIT = 60.0
 BASELINE = "0/eager, fused Adam/none/default"
 SCRIPT = ROOT / "experiments" / "full_step_matrix.py"
 Result = dict[str, Any]
@@ -80,7 +80,7 @@ class Worker:
             self.process.stdin.flush()
         except BrokenPipeError:
             return {}
-        return self._read(TIMING_LIMIT) or {}
+        return self._read(max(TIMING_LIMIT, self.limit)) or {}
 
     def alive(self) -> bool:
         """Whether it waits."""
@@ -138,6 +138,7 @@ class Plan(NamedTuple):
     # finished processes that wait until all is quiet, to be timed, at most
     wave: int
     timed: Callable[[str], bool]  # whether a cell is timed
+    rounds: int = 11  # blocks of each cell
 
 
 def run(
@@ -198,7 +199,8 @@ def time_in_turns(
         baseline.start()
         workers = [baseline, *(worker for worker, _ in waiting)]
         rounds = [
-            [worker.time_block() for worker in workers] for _ in range(ROUNDS)
+            [worker.time_block() for worker in workers]
+            for _ in range(plan.rounds)
         ]
     finally:
         baseline.close()

@@ -34,6 +34,7 @@ from funcppo.interfaces import (
     Environment,
     EnvironmentSpec,
     HostEnvironment,
+    MaskedObservation,
     Timestep,
 )
 from funcppo.ranges import Size, check_fields
@@ -58,6 +59,9 @@ class GymnasiumConfig:
     observation_dtype: torch.dtype
     n_values: Size | None  # of a discrete observation, which becomes one-hot
     scale_images: bool  # uint8 observations become numbers of [0, 1]
+    mask_size: (
+        Size | None
+    )  # actions of `info["action_mask"]`, if it is observed
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
@@ -68,14 +72,25 @@ class EnvState(NamedTuple):
     """What each row observed last."""
 
     obs: Tensor  # [B, ...], as Gymnasium returned it; float32 in place of other numbers than uint8 and int64
+    action_mask: Bool[Tensor, "B S"]  # S is 0 where it is not observed
     terminated: Bool[Tensor, "B"]
     truncated: Bool[Tensor, "B"]
     # Calls of the host environments so far; equal in all rows, and different in each state.
     clock: I64[Tensor, "B"]
 
 
-def observe(cfg: GymnasiumConfig, world: object, state: EnvState) -> Tensor:
-    """The observation [B, ...]: one-hot if it is discrete, and by default scaled to [0, 1] if it is of uint8."""
+def observe(
+    cfg: GymnasiumConfig, world: object, state: EnvState
+) -> Tensor | MaskedObservation:
+    """The observation [B, ...], beside the legal actions where these are observed."""
+    features = _features(cfg, state)
+    if cfg.mask_size is None:
+        return features
+    return MaskedObservation(features, state.action_mask)
+
+
+def _features(cfg: GymnasiumConfig, state: EnvState) -> Tensor:
+    """One-hot if the observation is discrete, and by default scaled to [0, 1] if it is of uint8."""
     if cfg.n_values is not None:
         values = torch.arange(cfg.n_values, device=state.obs.device)
         return (state.obs.unsqueeze(-1) == values).to(torch.float32)
@@ -102,6 +117,9 @@ def _blank_state(
     obs = zero.view(-1, *[1] * len(cfg.observation_shape))
     return EnvState(
         obs=obs.expand(-1, *cfg.observation_shape).to(cfg.observation_dtype),
+        action_mask=torch.ones_like(key[:, :1], dtype=torch.bool).expand(
+            -1, cfg.mask_size or 0
+        ),
         terminated=zero.to(torch.bool),
         truncated=zero.to(torch.bool),
         clock=zero,
@@ -119,7 +137,7 @@ def _make_up_step(
     reward_key, end_key = random.split(key).unbind(-2)
     terminated = random.uniform(end_key, ()) < TERMINATION_PROBABILITY
     truncated = torch.zeros_like(terminated)
-    reached = EnvState(state.obs, terminated, truncated, state.clock)
+    reached = state._replace(terminated=terminated, truncated=truncated)
     reward = random.normal(reward_key, ())
     return reached, Timestep(reward, terminated, truncated)
 
@@ -131,6 +149,7 @@ class _Results(NamedTuple):
     """What the host environments returned last, for each row."""
 
     obs: np.ndarray
+    action_mask: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
 
@@ -184,10 +203,15 @@ class HostRows:
             )
 
         seeds = random.bits(key, ()) >> 1  # 31 bits
-        obs, _ = self._vector_env.reset(seed=seeds.tolist())
+        obs, infos = self._vector_env.reset(seed=seeds.tolist())
         never = np.zeros(n_rows, dtype=np.bool_)
         self._must_reset = never
-        self._results = _Results(self._to_observation(obs), never, never)
+        self._results = _Results(
+            self._to_observation(obs),
+            _read_mask(cfg, infos, ~never),
+            never,
+            never,
+        )
         return self._next_state(key.device)
 
     def step(
@@ -206,15 +230,18 @@ class HostRows:
         actions = self._read(state, action)
         if self._must_reset.any():  # of rows that had finished
             self._vector_env.reset(options={"reset_mask": self._must_reset})
-        obs, reward, terminated, truncated, _ = self._vector_env.step(
+        obs, reward, terminated, truncated, infos = self._vector_env.step(
             self._to_action(actions)
         )
         self._must_reset = terminated | truncated
 
         before = self._results
         was_finished = before.terminated | before.truncated
+        goes_on = ~(was_finished | self._must_reset)
+        mask = _read_mask(cfg, infos, goes_on)
         self._results = _Results(
             obs=_select(was_finished, before.obs, self._to_observation(obs)),
+            action_mask=_select(was_finished, before.action_mask, mask),
             terminated=_select(was_finished, before.terminated, terminated),
             truncated=_select(was_finished, before.truncated, truncated),
         )
@@ -238,13 +265,15 @@ class HostRows:
         is_finished: np.ndarray = to_host(finished).numpy()
         if not is_finished.any():
             return state
-        obs, _ = self._vector_env.reset(
+        obs, infos = self._vector_env.reset(
             options={"reset_mask": is_finished.copy()}
         )
         before = self._results
+        mask = _read_mask(cfg, infos, is_finished)
         self._must_reset = self._must_reset & ~is_finished
         self._results = _Results(
             obs=_select(is_finished, self._to_observation(obs), before.obs),
+            action_mask=_select(is_finished, mask, before.action_mask),
             terminated=before.terminated & ~is_finished,
             truncated=before.truncated & ~is_finished,
         )
@@ -283,9 +312,10 @@ class HostRows:
     def _next_state(self, device: torch.device) -> EnvState:
         """The results as a state of their own."""
         self._clock += 1
-        obs, terminated, truncated = self._results
+        obs, action_mask, terminated, truncated = self._results
         state = EnvState(
             obs=torch.from_numpy(obs),
+            action_mask=torch.from_numpy(action_mask),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             clock=torch.full((len(obs),), self._clock),
@@ -296,6 +326,45 @@ class HostRows:
 def _select(rows: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Rows of `a` where `rows` is true, of `b` elsewhere; a new array."""
     return np.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+
+def _read_mask(
+    cfg: GymnasiumConfig, infos: dict[str, Any], goes_on: np.ndarray
+) -> np.ndarray:
+    """The legal actions [B, S]; all are where no mask is observed.
+
+    Args:
+      infos: of a vector environment.
+      goes_on: rows that are stepped next, which need a legal action; others may have none.
+
+    Raises:
+      ValueError: a row has no mask, or no legal action.
+    """
+    shape = len(goes_on), cfg.mask_size or 0
+    if cfg.mask_size is None:
+        return np.ones(shape, np.bool_)
+    has_mask = infos.get("_action_mask", np.zeros_like(goes_on))
+    _require(cfg, goes_on & ~has_mask, "a mask in its info")
+    if not has_mask.any():
+        return np.ones(shape, np.bool_)
+
+    mask = np.asarray(infos["action_mask"]).reshape(len(goes_on), -1) != 0
+    if mask.shape != shape:
+        raise ValueError(
+            f"{cfg.name}: action_mask: expected {shape[1]} numbers, got {mask.shape[1]}"
+        )
+    is_empty = ~mask.any(1)
+    _require(cfg, goes_on & is_empty, "a legal action")
+    return mask | is_empty[:, None]
+
+
+def _require(cfg: GymnasiumConfig, lacks: np.ndarray, what: str) -> None:
+    """Raise ValueError naming the first row that lacks something."""
+    if lacks.any():
+        row = int(np.flatnonzero(lacks)[0])
+        raise ValueError(
+            f"{cfg.name}: action_mask: expected {what}, row {row} has none"
+        )
 
 
 def _make_vector_env(
@@ -393,6 +462,7 @@ def gymnasium(
     n_envs: int | None = None,
     vectorization_mode: VectorizationMode = "sync",
     scale_images: bool = True,
+    action_mask: bool = False,
     **make_options: Any,
 ) -> AnyEnvironment:
     """An environment of Gymnasium, stepped on the host by its vector environments.
@@ -407,11 +477,13 @@ def gymnasium(
       n_envs: rows, which `fp.ppo` then takes by default; None: as many as the learner has.
       vectorization_mode: "sync" steps rows in turn, "async" each in a process of its own.
       scale_images: observe uint8 numbers as float32 of [0, 1]; else as they are, for a network that reads them.
+      action_mask: observe `info["action_mask"]` too, as `fp.MaskedObservation`; illegal actions are then never made.
       make_options: keyword arguments of `gymnasium.make`, e.g. `max_episode_steps=200`.
 
     Raises:
       ModuleNotFoundError: Gymnasium is not installed.
-      ValueError: Gymnasium cannot make the environment, or its spaces are others.
+      ValueError: Gymnasium cannot make the environment, its spaces are others, or actions that are not discrete shall
+        be masked.
       TypeError: options for an environment that is handed in as a function.
 
     Source: Towers et al. 2024, "Gymnasium: a standard interface for reinforcement learning environments",
@@ -423,6 +495,10 @@ def gymnasium(
     observations = _read_observation_space(name, first.observation_space)
     actions = _read_action_space(name, first.action_space)
     first.close()
+    if action_mask and actions.is_continuous:
+        raise ValueError(
+            f"action_mask: expected discrete actions, those of {name} are continuous"
+        )
 
     cfg = GymnasiumConfig(
         name=name,
@@ -433,6 +509,7 @@ def gymnasium(
         observation_dtype=observations.dtype,
         n_values=observations.n_values,
         scale_images=scale_images,
+        mask_size=actions.size if action_mask else None,
     )
     make_rows = partial(HostRows, make_env, observations, actions)
     evaluation = _environment(cfg, actions, make_rows(None))
@@ -448,7 +525,12 @@ def gymnasium(
             stand_in=stand_in,
             evaluation=evaluation,
             n_envs=n_envs,
-            check=partial(gymnasium_laws.check_environment, name, make_env),
+            check=partial(
+                gymnasium_laws.check_environment,
+                name,
+                make_env,
+                mask_size=cfg.mask_size,
+            ),
         ),
     )
 

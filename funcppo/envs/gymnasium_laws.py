@@ -16,25 +16,31 @@ import numpy as np
 
 
 def check_environment(
-    name: str, make_env: Callable[[], Any], n_steps: int, seed: int
+    name: str,
+    make_env: Callable[[], Any],
+    n_steps: int,
+    seed: int,
+    mask_size: int | None = None,
 ) -> None:
     """Run an environment by random actions, then Gymnasium's own checks; silent if it keeps its interface.
 
     Observations are of their space, rewards are finite numbers, flags are bools, and a time limit truncates. Then
     `check_env` of Gymnasium tries seeds, options of a reset, and whether what is returned is overwritten later; what it
-    recommends beyond that, by warnings, is left out.
+    recommends beyond that, by warnings, is left out. It is left out where actions are masked: it makes illegal ones.
 
     Args:
       name: begins each line.
       n_steps: how many steps to try.
+      mask_size: actions of `info["action_mask"]`, if it is observed.
 
     Raises:
       ValueError: one line that names the method and what it returned.
     """
     env = make_env()
     try:
-        n_episodes = _check_episodes(name, env, n_steps, seed)
-        _run_gymnasium_checks(name, env)
+        n_episodes = _check_episodes(name, env, mask_size, n_steps, seed)
+        if mask_size is None:
+            _run_gymnasium_checks(name, env)
         if not n_episodes and _time_limit(env) is None:
             warnings.warn(
                 f"{name}: no episode ended in {n_steps} random steps, and there is no time limit: "
@@ -61,38 +67,67 @@ def _run_gymnasium_checks(name: str, env: Any) -> None:
             ) from error
 
 
-def _check_episodes(name: str, env: Any, n_steps: int, seed: int) -> int:
+def _check_episodes(
+    name: str, env: Any, mask_size: int | None, n_steps: int, seed: int
+) -> int:
     """Check what random steps return; the number of episodes that ended."""
+    rng = np.random.default_rng(seed)
     env.action_space.seed(seed)
-    _check_reset(name, env, seed)
+    info = _check_reset(name, env, seed)
     n_episodes = length = 0
     for _ in range(n_steps):
         length += 1
-        is_over = _check_step(name, env, length)
+        action = env.action_space.sample()
+        if mask_size is not None:
+            action = _sample_legal(name, env.action_space, info, mask_size, rng)
+        is_over, info = _check_step(name, env, action, length)
         if is_over:
-            _check_reset(name, env, None)
+            info = _check_reset(name, env, None)
             n_episodes, length = n_episodes + 1, 0
     return n_episodes
 
 
-def _check_reset(name: str, env: Any, seed: int | None) -> None:
+def _sample_legal(
+    name: str, space: Any, info: Any, mask_size: int, rng: np.random.Generator
+) -> Any:
+    """A random action among those that `info` calls legal."""
+    mask = np.asarray(info.get("action_mask", ())).reshape(-1)
+    if mask.shape != (mask_size,):
+        raise ValueError(
+            f"{name}: info: action_mask: expected {mask_size} numbers, got {mask.size}"
+        )
+    sizes = np.atleast_1d(getattr(space, "nvec", mask_size)).reshape(-1)
+    parts = np.split(mask != 0, np.cumsum(sizes)[:-1])
+    if not all(part.any() for part in parts):
+        raise ValueError(
+            f"{name}: info: action_mask: expected a legal action, got none"
+        )
+    chosen = [rng.choice(np.flatnonzero(part)) for part in parts]
+    return np.reshape(chosen, space.shape) + space.start
+
+
+def _check_reset(name: str, env: Any, seed: int | None) -> Any:
+    """The info of a reset."""
     result = _call(f"{name}: reset", env.reset, seed=seed)
     if not isinstance(result, tuple) or len(result) != 2:
         raise ValueError(
             f"{name}: reset: expected (observation, info), got {_describe(result)}"
         )
     _check_observation(f"{name}: reset", env.observation_space, result[0])
+    return result[1]
 
 
-def _check_step(name: str, env: Any, length: int) -> bool:
-    """Whether a random step, which makes the episode so long, ends it."""
+def _check_step(
+    name: str, env: Any, action: Any, length: int
+) -> tuple[bool, Any]:
+    """Whether a step, which makes the episode so long, ends it, and its info."""
     place = f"{name}: step"
-    result = _call(place, env.step, env.action_space.sample())
+    result = _call(place, env.step, action)
     if not isinstance(result, tuple) or len(result) != 5:
         raise ValueError(
             f"{place}: expected (observation, reward, terminated, truncated, info), got {_describe(result)}"
         )
-    obs, reward, terminated, truncated, _ = result
+    obs, reward, terminated, truncated, info = result
     _check_observation(place, env.observation_space, obs)
     if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
         raise ValueError(
@@ -110,7 +145,7 @@ def _check_step(name: str, env: Any, length: int) -> bool:
         raise ValueError(
             f"{place}: truncated: expected true after max_episode_steps = {limit} steps, got false"
         )
-    return bool(terminated or truncated)
+    return bool(terminated or truncated), info
 
 
 def _check_observation(place: str, space: Any, obs: Any) -> None:

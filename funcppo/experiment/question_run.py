@@ -138,9 +138,14 @@ def untrained_params(setup: QuestionSetup, device: str) -> Params:
 
 def with_odds_power(setup: QuestionSetup, power: float) -> QuestionSetup:
     """The setup whose untrained weights add powers of the odds."""
-    weighed = dataclasses.replace(setup.policy.aggregation, odds_power=power)
-    policy = dataclasses.replace(setup.policy, aggregation=weighed)
+    policy = _weighing(setup.policy, odds_power=power)
     return dataclasses.replace(setup, policy=policy)
+
+
+def _weighing(policy: PolicyConfig, **settings: bool | float) -> PolicyConfig:
+    """The policy with other settings of its aggregation."""
+    aggregation = dataclasses.replace(policy.aggregation, **settings)
+    return dataclasses.replace(policy, aggregation=aggregation)
 
 
 def make_scorer(
@@ -294,12 +299,11 @@ def collect(
         deadline=deadline,
     )
     world = tree.map(lambda x: x.to(device), collected.world)
-    weighed = dataclasses.replace(
-        collected.policy.aggregation,
+    policy = _weighing(
+        collected.policy,
         uses_embedding=setup.policy.aggregation.uses_embedding,
         odds_power=setup.policy.aggregation.odds_power,
     )
-    policy = dataclasses.replace(collected.policy, aggregation=weighed)
     return dataclasses.replace(setup, world=world, policy=policy), collected
 
 
@@ -311,7 +315,6 @@ def with_embedding(
     Args:
       left_out: what a training question leaves out.
     """
-    weighed = dataclasses.replace(setup.policy.aggregation, uses_embedding=True)
     world = setup.world
     if world is not None:
         listed = evidence.with_prior(world.evidence, embedding, left_out)
@@ -319,7 +322,7 @@ def with_embedding(
     return dataclasses.replace(
         setup,
         facts=setup.facts._replace(embedding=embedding),
-        policy=dataclasses.replace(setup.policy, aggregation=weighed),
+        policy=_weighing(setup.policy, uses_embedding=True),
         world=world,
     )
 
@@ -346,10 +349,7 @@ def fit_listwise(
     n_fits = len(degrees) if metric else 1
     for i, uses_degrees in enumerate(degrees[:n_fits]):
         part = deadline.share(1 / (n_fits - i))
-        weighed = dataclasses.replace(
-            setup.policy.aggregation, uses_degrees=uses_degrees
-        )
-        policy = dataclasses.replace(setup.policy, aggregation=weighed)
+        policy = _weighing(setup.policy, uses_degrees=uses_degrees)
         variant = dataclasses.replace(setup, policy=policy)
         fits += _iter_fits(variant, cfg, seed, device, metric, on_phase, part)
     if metric is None:

@@ -295,6 +295,71 @@ def test_several_discrete_actions_are_taken_at_once():
 # What the bridge refuses
 
 
+class Alternating(Counter):
+    """Ends at an illegal action, by an error; what is legal changes with each step, and after the last nothing is."""
+
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), self.info()
+
+    def step(self, action):
+        assert self.info()["action_mask"][action]
+        self.count += 1
+        is_over = self.count >= 3
+        info = {"action_mask": np.zeros(3, np.int8)} if is_over else self.info()
+        return self.observe(), float(action), is_over, False, info
+
+    def info(self):
+        return {"action_mask": np.array(np.arange(3) != self.count, np.int8)}
+
+
+def test_masked_actions_are_observed_and_no_illegal_one_is_made():
+    env = fp.envs.gymnasium(Alternating, n_envs=3, action_mask=True)
+    fp.check(env, n_steps=16)
+    state = env.reset(env.cfg, None, keys(3))
+    observed = env.observe(env.cfg, None, state)
+    assert observed.action_mask.tolist() == [[False, True, True]] * 3
+    actions = torch.tensor([1, 2, 1])
+    state, _ = env.step_functional(env.cfg, None, state, actions, keys(3))
+    assert state.action_mask.tolist() == [[True, False, True]] * 3
+
+    # An illegal action would be an error of the environment.
+    ppo = fp.ppo(env=env, network=NETWORK, n_steps=24, n_updates=4)
+    result = fp.train(ppo, 4 * 3 * 24)
+    assert result.update == 4
+    assert fp.evaluate_policy(ppo, result.state, n_episodes=3).greedy.mean > 0
+
+
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [
+        ({}, "expected a mask in its info, row 0 has none"),
+        ({"action_mask": [1, 0]}, "expected 3 numbers, got 2"),
+        ({"action_mask": [0, 0, 0]}, "expected a legal action, row 0 has none"),
+    ],
+)
+def test_a_mask_that_is_missing_or_wrong_is_named(monkeypatch, info, problem):
+    monkeypatch.setattr(
+        Alternating,
+        "info",
+        lambda self: {name: np.array(x) for name, x in info.items()},
+    )
+    env = fp.envs.gymnasium(Alternating, action_mask=True)
+    with pytest.raises(
+        ValueError, match=f"^Alternating: action_mask: {problem}$"
+    ):
+        env.reset(env.cfg, None, keys(2))
+    with pytest.raises(ValueError, match=r"^Alternating: .*action_mask"):
+        fp.check(env, n_steps=4)
+
+
+def test_actions_that_are_not_discrete_cannot_be_masked():
+    with pytest.raises(ValueError, match=r"^action_mask: .* are continuous$"):
+        fp.envs.gymnasium("Pendulum-v1", action_mask=True)
+
+
 def test_an_environment_that_cannot_be_made_is_named():
     with pytest.raises(ValueError, match=r"^CartPole-v77: .*version") as error:
         fp.envs.gymnasium("CartPole-v77")

@@ -267,9 +267,8 @@ def test_the_cells_of_a_wave_are_timed_in_turns(monkeypatch):
             return super().time_block()
 
     monkeypatch.setattr(pool, "Worker", Recorded)
-    monkeypatch.setattr(pool, "ROUNDS", 2)
     ended = {}
-    plan = pool.Plan("cpu", 1.0, 1, 2, lambda name: name != "untimed")
+    plan = pool.Plan("cpu", 1.0, 1, 2, lambda name: name != "untimed", 2)
     pool.run(["a", "untimed", "b", "c"], plan, ended.__setitem__)
     assert list(ended) == ["untimed", "a", "b", "c"]
     assert "speedup" not in ended["untimed"] and ended["c"]["speedup"] == 1.0
