@@ -1663,6 +1663,11 @@ def large_graph_sizes() -> str:
     return table(head, rows) + origin("large_graph")
 
 
+def _line_of(lines: Sequence[str], word: str) -> str:
+    """The first line that holds a word; empty if none does."""
+    return next((line for line in lines if word in line), "")
+
+
 def compiler_faults() -> str:
     """The block of this name."""
     rows = []
@@ -1671,9 +1676,18 @@ def compiler_faults() -> str:
         copied = row["said"]["storage_of_tensor_wrapper"][0]
         is_swapped = "= [1.0, 1.0], [0.0, 0.0]," in inductor
         is_counted = all("count = 1.0" in line for line in (aot, inductor))
+        said = [
+            _line_of(row["said"].get(name, []), word)
+            for name, word in (
+                ("vmap_over_collective", "under vmap"),
+                ("callbacks_cleared", "after it"),
+            )
+        ]
         rows.append(
             [
                 row["torch"],
+                said[0].partition("under vmap ")[2] or "not run",
+                said[1].partition("reset, ")[2].partition(" ")[0] or "not run",
                 "right" if is_swapped else "lost",
                 "right" if is_counted else "lost",
                 "yes" if "Cannot access storage" in copied else "no",
@@ -1682,6 +1696,8 @@ def compiler_faults() -> str:
         )
     head = [
         "PyTorch, CPU",
+        "sums under vmap (wanted: [3.0, 30.0])",
+        "compilations told of after a reset (wanted: 1)",
         "swap, Inductor",
         "write to a 0-d tensor",
         "*Cannot access storage* from a copy under a transform",

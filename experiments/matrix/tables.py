@@ -20,18 +20,18 @@ NOT_RUN = "not run"
 DECISIONS = (
     (
         "functional code, or code that you may rewrite",
-        "compile the whole step, transform inside (the recipe below)",
+        "compile the whole step, transform inside (first recipe)",
         "A/written back outside",
     ),
     (
         "a CleanRL-style script: `loss.backward()`, `clip_grad_norm_`, `optimizer.step()`",
-        "set the flag `trace_autograd_ops`; compile all three, with the optimizer's step undecorated",
+        "set the flag `trace_autograd_ops`; compile `autograd.grad`, clipping and the bare step (second recipe)",
         "B/gradients copied into p.grad",
     ),
     (
-        "the same, and only the optimizer may be replaced",
-        "`autograd.grad` under the flag, and torch's Adam as a function",
-        "C/torch's functional Adam",
+        "the same, and `backward()` must stay",
+        "set the flag; call torch's Adam as a function",
+        "1/repaired",
     ),
     (
         "a trainer that calls `backward()` and `step()` itself (Lightning, torchrl)",
@@ -484,10 +484,10 @@ def whole(of: Record) -> str:
                 f"{c['parity'][dtype]:.0e}" if dtype in c["parity"] else ""
                 for dtype in ("float64", "float32")
             ),
-            *(
-                str(c.get(key, ""))
-                for key in ("compile_s", "step_us", "recordings")
-            ),
+            str(c.get("compile_s", "")),
+            _time(of, {**c, "mode": ""}) if "step_us" in c else "",
+            f"{c['peak_bytes'] / 1e9:.3f}" if "peak_bytes" in c else "",
+            str(c.get("recordings", "")),
             c["error"]["message"]
             if "error" in c
             else "; ".join(c.get("skips", [])),
@@ -500,7 +500,8 @@ def whole(of: Record) -> str:
         "float64 error",
         "float32 error",
         "compile, s",
-        "µs a step",
+        "a step, times as fast (quartiles)",
+        "GB held",
         "recordings",
         "message",
     ]

@@ -54,4 +54,16 @@ def test_a_large_network_gains_less_than_a_fifth_on_a_gpu():
         if row["size"] == "large" and "/none/" not in row["cell"]
         if "speedup" in row
     ]
+    failed = [row["cell"] for row in record["rows"] if "error" in row]
+    assert len(failed) == 3 and all(name.startswith("C/") for name in failed)
     assert len(speedups) == 9 and 1.0 < min(speedups) <= max(speedups) < 1.2
+
+
+def test_a_middling_network_gains_less_than_a_fifth_on_a_cpu():
+    record = json.loads((RESULTS / "step_sizes-cpu.json").read_text())
+    speedups = [
+        row["speedup"]
+        for row in record["rows"]
+        if row["size"] == "middle" and "/none/" not in row["cell"]
+    ]
+    assert len(speedups) == 4 and 1.0 < min(speedups) <= max(speedups) < 1.2
