@@ -67,3 +67,9 @@ def test_a_middling_network_gains_less_than_a_fifth_on_a_cpu():
         if row["size"] == "middle" and "/none/" not in row["cell"]
     ]
     assert len(speedups) == 4 and 1.0 < min(speedups) <= max(speedups) < 1.2
+
+
+def test_a_large_network_gains_nothing_beyond_the_spread_on_a_cpu():
+    record = json.loads((RESULTS / "step_sizes-cpu-large.json").read_text())
+    spreads = [row["speedup_quartiles"] for row in record["rows"]]
+    assert len(spreads) == 5 and all(low < 1.0 < high for low, high in spreads)
