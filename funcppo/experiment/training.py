@@ -339,8 +339,7 @@ def train(
         pending = run.pending_row
         run = _begin(run, saver, captured, report_or_stop, monitor)
         first_update = int(run.state.train_state.update) + 1
-        is_last = stopped_early(run) or first_update > run.cfg.ppo.n_updates
-        if pending is not None and is_last:
+        if pending is not None and is_finished(run):
             yield run, pending
         for update in range(first_update, run.cfg.ppo.n_updates + 1):
             if stopped_early(run):
