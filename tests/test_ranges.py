@@ -223,6 +223,7 @@ def configs():
             observation_dtype=torch.float32,
             n_values=None,
             scale_images=True,
+            mask_size=None,
         ),
         GameConfig(),
         TimeLimitConfig(max_steps=1),
