@@ -338,10 +338,11 @@ def train(
     with suppress(ValidationStopped):
         pending = run.pending_row
         run = _begin(run, saver, captured, report_or_stop, monitor)
-        first_update = int(run.state.train_state.update) + 1
         if pending is not None and is_finished(run):
             yield run, pending
-        for update in range(first_update, run.cfg.ppo.n_updates + 1):
+
+        n_made = int(run.state.train_state.update)
+        for update in range(n_made + 1, run.cfg.ppo.n_updates + 1):
             if stopped_early(run):
                 break
             peers.decide(True)

@@ -590,6 +590,7 @@ def _unproved_facts(
         object_identity=settings.object_identity,
         memory_share=cfg.memory_share,
     )
+
     notes: list[str] = []
     if found.n_undecided:
         notes.append(
