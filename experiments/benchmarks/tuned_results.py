@@ -75,8 +75,9 @@ SETTINGS["fb15k-237+embeddings"] = Options(
         *("--questions.seconds", "150", "--listwise.max-steps", "2000"),
         *("--questions.max-firings", "400000000", "--seconds", "3600"),
         *("--questions.degrees", "False", "--listwise.max-gradients", "2e9"),
-        *("--questions.embedding", "True", "--embedding.rank", "64"),
-        *("--embedding.seconds", "120", "--steps", "8192"),
+        *("--questions.embedding", "True", "--embedding.rank", "256"),
+        *("--embedding.batch-size", "2048", "--embedding.n-epochs", "40"),
+        *("--embedding.penalty", "0.05", "--steps", "8192"),
     ],
 )
 
