@@ -140,8 +140,8 @@ class _Edges(NamedTuple):
 
 def chain_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
     """The steps of a path rule's body from the first argument of its head to the second; None for other rules."""
-    head = _binary(rule.head)
-    body = [_binary(atom) for atom in rule.body]
+    head = binary_atom(rule.head)
+    body = [binary_atom(atom) for atom in rule.body]
     if head is None:
         return None
 
@@ -168,7 +168,7 @@ def chain_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
     return tuple(steps) if steps and here == end > n_constants else None
 
 
-def _binary(atom: tuple[int, ...]) -> tuple[int, int, int] | None:
+def binary_atom(atom: tuple[int, ...]) -> tuple[int, int, int] | None:
     """The predicate and the arguments of an atom; None if these are not two."""
     if len(atom) <= TAIL or not atom[TAIL] or any(atom[TAIL + 1 :]):
         return None

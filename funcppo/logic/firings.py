@@ -5,8 +5,10 @@ application of it to the facts derives the atom with the candidate in the place 
 assignment of the rule's variables that makes its body true.
 
 Path rules are walked together (`logic.chains`). The others are conjunctive queries, and those that differ in their
-constants alone are solved as one: the constants become variables, and a relation holds the constants of each rule.
-`plan_firings` and `iter_firings` are the entry points.
+constants and the predicate of their head alone are solved as one: these become variables, and a relation holds their
+values in each rule. If the body is a single atom, its predicate becomes a variable too, of a relation of all facts, so
+that thousands of rules about hundreds of predicates have a handful of shapes. `plan_firings` and `iter_firings` are the
+entry points.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from funcppo.logic import chains, joins
+from funcppo.logic import chains, joins, row_index
 from funcppo.logic.chains import ChainPlan
 from funcppo.logic.joins import ConjunctiveQuery, Inequality, RowBudget
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.question_types import Firings, LeftOut, Questions
 from funcppo.logic.relations import (
+    Literal,
     Relation,
     Table,
     find_rows,
@@ -31,7 +34,6 @@ from funcppo.logic.relations import (
 from funcppo.logic.rules import (
     Atom,
     Rule,
-    body_query,
     relations_by_predicate,
     rules_from_kb,
 )
@@ -42,21 +44,22 @@ from funcppo.logic.typed_torch import int_list
 
 @dataclass(frozen=True, slots=True)
 class _QuestionGroup:
-    """The questions about one side of one predicate."""
+    """The questions about one side."""
 
     side: int
     row: Tensor  # of each question, in the order of the relation
-    relation: Relation  # (entity, left out) of each question
+    relation: Relation  # (predicate, entity, left out) of each question
 
 
 @dataclass(frozen=True, slots=True)
 class _RuleGroup:
-    """Rules that differ in their constants alone."""
+    """Rules of one shape: they differ in what a template has variables for."""
 
-    template: Rule  # with variables in place of the constants
-    variables: tuple[int, ...]  # those that stand for constants
-    constants: Relation  # the constants of each rule, in the same order
+    template: Rule
+    variables: tuple[int, ...]  # those of the template that rules differ in
+    values: Relation  # what they stand for in each rule, in the same order
     rule: Tensor  # id of each rule, in the order of the relation
+    predicates: frozenset[int]  # of the heads of all rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,15 @@ class FiringPlan:
 
     sizes: KBSizes
     chains: ChainPlan
-    relations: dict[int, Relation]  # of the facts that `groups` name
+    facts: Relation  # (predicate, arguments) of bodies of a single atom
+    relations: dict[int, Relation]  # of the facts that longer bodies name
     groups: tuple[_RuleGroup, ...]  # the rules that are no path rules
     memory_share: float = 1.0  # of the largest chunks of questions
+
+    @property
+    def n_ids(self) -> int:
+        """The largest constant or predicate; terms of templates above are variables."""
+        return _n_ids(self.sizes)
 
 
 def plan_firings(
@@ -82,19 +91,42 @@ def plan_firings(
     others: list[Rule] = []
     for rule in rules_from_kb(kb):
         steps = chains.chain_steps(rule, sizes.n_constants)
-        if steps is None:
-            others.append(rule)
-        else:
+        if steps is not None:
             path_rules.append((rule, steps))
+        elif chains.binary_atom(rule.head):  # others answer no question
+            others.append(rule)
+
+    in_single: set[int] = set()
+    in_longer: set[int] = set()
+    for rule in others:
+        named = in_single if len(rule.body) == 1 else in_longer
+        named.update(atom[0] for atom in rule.body)
     return FiringPlan(
         sizes,
         chains.plan_chains(kb, sizes, path_rules),
-        relations_by_predicate(
-            kb.facts, {atom[0] for rule in others for atom in rule.body}
-        ),
+        _facts_of(kb, in_single),
+        relations_by_predicate(kb.facts, in_longer),
         tuple(_group_rules(others, sizes, kb.facts.device)),
         memory_share,
     )
+
+
+def _n_ids(sizes: KBSizes) -> int:
+    """The largest constant or predicate."""
+    return max(sizes.n_constants, sizes.n_predicates)
+
+
+def _shift(sizes: KBSizes) -> int:
+    """What is added to a variable, so that it is larger than all predicates too."""
+    return _n_ids(sizes) - sizes.n_constants
+
+
+def _facts_of(kb: KnowledgeBase, predicates: set[int]) -> Relation:
+    """The facts of some predicates, which are in lexicographic order: their predicate and their arguments."""
+    wanted = kb.facts.new_tensor(sorted(predicates))
+    facts = kb.facts[torch.isin(kb.facts[:, 0], wanted)].long()
+    columns = tuple(column.contiguous() for column in facts.unbind(1))
+    return Relation(columns, len(facts))
 
 
 def iter_firings(
@@ -126,61 +158,82 @@ def iter_firings(
         object_identity=object_identity,
         budget=budget,
     )
+    asked = set(int_list(unique_values(questions.predicate)))
     question_groups = _group_questions(questions, plan.sizes)
     for rules in plan.groups:
-        template = rules.template
-        if any(atom[0] not in plan.relations for atom in template.body):
+        if asked.isdisjoint(rules.predicates):
             continue
-        query = body_query(
-            template,
-            [plan.relations[atom[0]] for atom in template.body],
-            plan.sizes.n_constants,
-            _identity_constraints(rules) if object_identity else (),
+        body = _body_literals(plan, rules.template)
+        if body is None:
+            continue
+        query = ConjunctiveQuery(
+            body,
+            output_variables=(),
+            inequalities=tuple(
+                _identity_constraints(rules) if object_identity else ()
+            ),
+            n_constants=plan.n_ids,
             budget=budget,
+            is_counted=True,
         )
-        query = replace(query, is_counted=True)
-        for group in question_groups.get(template.head[0], ()):
+        for group in question_groups:
             yield from _fire(rules, query, group, left_out)
+
+
+def _body_literals(
+    plan: FiringPlan, template: Rule
+) -> tuple[Literal, ...] | None:
+    """The literals of a template's body; None if no fact has one of its predicates."""
+    literals: list[Literal] = []
+    for predicate, *arguments in template.body:
+        if predicate > plan.n_ids:
+            relation = plan.facts
+            terms = (predicate, *arguments)
+        elif predicate in plan.relations:
+            relation = plan.relations[predicate]
+            terms = tuple(arguments)
+        else:
+            return None
+        literals.append(make_literal(relation, terms, plan.n_ids))
+    return tuple(literals)
 
 
 def _group_questions(
     questions: Questions, sizes: KBSizes
-) -> dict[int, list[_QuestionGroup]]:
-    """The questions by predicate and side."""
-    base = sizes.n_constants + 1
-    groups: dict[int, list[_QuestionGroup]] = {}
-    for predicate in int_list(unique_values(questions.predicate)):
-        groups[predicate] = []
-        for side in (HEAD, TAIL):
-            is_member = questions.predicate == predicate
-            row = (is_member & (questions.side == side)).nonzero().squeeze(1)
-            if not len(row):
-                continue
-            keys = questions.entity[row] * base + questions.left_out[row]
-            keys, order = sort_keys(keys)
-            relation = Relation((keys // base, keys % base), len(row))
-            groups[predicate].append(_QuestionGroup(side, row[order], relation))
+) -> list[_QuestionGroup]:
+    """The questions by side."""
+    columns = (questions.predicate, questions.entity, questions.left_out)
+    bits = [_n_ids(sizes).bit_length()] * len(columns)
+    groups: list[_QuestionGroup] = []
+    for side in (HEAD, TAIL):
+        row = (questions.side == side).nonzero().squeeze(1)
+        if not len(row):
+            continue
+        of_side = tuple(column[row] for column in columns)
+        _, keys = row_index.encode_rows(of_side, bits)
+        order = sort_keys(keys).order
+        relation = Relation(tuple(c[order] for c in of_side), len(row))
+        groups.append(_QuestionGroup(side, row[order], relation))
     return groups
 
 
 def _group_rules(
     rules: Sequence[Rule], sizes: KBSizes, device: torch.device
 ) -> Iterator[_RuleGroup]:
-    """Yield the rules, those together that differ in their constants alone; a repeated rule in a group of its own."""
-    first_variable = 1 + max(
+    """Yield the rules, those of one shape together; a repeated rule in a group of its own."""
+    largest = max(
         [sizes.n_constants]
         + [t for r in rules for atom in (r.head, *r.body) for t in atom[1:]]
     )
+    first_lifted = 1 + largest + _shift(sizes)
     groups: dict[tuple[Rule, int], dict[tuple[int, ...], int]] = {}
     for rule in rules:
-        template, constants = _lift_constants(
-            rule, sizes.n_constants, first_variable
-        )
+        template, values = _lift(rule, sizes, first_lifted)
         repetition = 0
-        while constants in groups.get((template, repetition), {}):
+        while values in groups.get((template, repetition), {}):
             repetition += 1
         group = groups.setdefault((template, repetition), {})
-        group[constants] = rule.id
+        group[values] = rule.id
 
     for (template, _), members in groups.items():
         rows = sorted(members)
@@ -188,31 +241,42 @@ def _group_rules(
         n_lifted = len(rows[0])
         yield _RuleGroup(
             template=template,
-            variables=tuple(range(first_variable, first_variable + n_lifted)),
-            constants=Relation(
+            variables=tuple(range(first_lifted, first_lifted + n_lifted)),
+            values=Relation(
                 tuple(c.contiguous() for c in columns.unbind(1)), len(rows)
             ),
             rule=torch.tensor([members[row] for row in rows], device=device),
+            predicates=frozenset(head for head, *_ in rows),
         )
 
 
-def _lift_constants(
-    rule: Rule, n_constants: int, first_variable: int
+def _lift(
+    rule: Rule, sizes: KBSizes, first_lifted: int
 ) -> tuple[Rule, tuple[int, ...]]:
-    """The rule with a new variable for each occurrence of a constant, and these constants."""
-    constants: list[int] = []
+    """The template of a rule, and what its new variables stand for, the predicate of the head first.
 
-    def lift(atom: Atom) -> Atom:
-        terms = [atom[0]]
+    Args:
+      first_lifted: the first of the new variables, which are the largest terms.
+    """
+    values: list[int] = []
+
+    def lift(value: int) -> int:
+        values.append(value)
+        return first_lifted + len(values) - 1
+
+    def lift_atom(atom: Atom, lifts_predicate: bool) -> Atom:
+        terms = [lift(atom[0]) if lifts_predicate else atom[0]]
         for term in atom[1:]:
-            if 0 < term <= n_constants:
-                constants.append(term)
-                term = first_variable + len(constants) - 1
-            terms.append(term)
+            if term > sizes.n_constants:
+                terms.append(term + _shift(sizes))
+            else:
+                terms.append(lift(term) if term else 0)
         return tuple(terms)
 
-    head, *body = (lift(atom) for atom in (rule.head, *rule.body))
-    return Rule(0, head, tuple(body)), tuple(constants)
+    head = lift_atom(rule.head, True)
+    is_single = len(rule.body) == 1
+    body = tuple(lift_atom(atom, is_single) for atom in rule.body)
+    return Rule(0, head, body), tuple(values)
 
 
 def _identity_constraints(rules: _RuleGroup) -> list[Inequality]:
@@ -237,23 +301,21 @@ def _fire(
     left_out: LeftOut,
 ) -> Iterator[Firings]:
     """Yield the firings of some rules for the questions of a group."""
-    n_constants = query.n_constants
+    n_ids = query.n_constants
     head = rules.template.head
     given = head[HEAD + TAIL - group.side]
     asked = head[group.side]
 
     # The answer that is left out is one more variable, which only the questions bind.
-    variables = {v for literal in query.literals for v in literal.variables}
-    unknown = 1 + max(variables.union(head, rules.variables))
-    literals = [make_literal(group.relation, (given, unknown), n_constants)]
-    if rules.variables:
-        literals.append(
-            make_literal(rules.constants, rules.variables, n_constants)
-        )
+    unknown = 1 + rules.variables[-1]
+    question = make_literal(group.relation, (head[0], given, unknown), n_ids)
+    values = make_literal(rules.values, rules.variables, n_ids)
     output = {given, unknown, asked, *rules.variables}
     query = replace(
         query,
-        literals=(*literals, *query.literals),
+        literals=(question, values, *query.literals),
+        # Rules of all predicates, joined first, would meet all questions.
+        first=question if len(query.literals) == 1 else None,
         inequalities=(
             *query.inequalities,
             *_unknown_facts(rules.template, group.side, unknown, left_out),
@@ -263,8 +325,7 @@ def _fire(
     tables = list(joins.iter_answers(query))
     if tables:
         answers = joins.union(tables, query.constant_bits)
-        terms = given, unknown, asked
-        yield _to_firings(rules, group, answers, terms, n_constants)
+        yield _to_firings(rules, group, answers, (given, unknown, asked), n_ids)
 
 
 def _unknown_facts(
@@ -280,8 +341,10 @@ def _unknown_facts(
             continue
         if left_out == "pair":
             inequalities += [(fact, arguments), (fact[::-1], arguments)]
-        elif atom[0] == template.head[0]:
-            inequalities.append((fact, arguments))
+        else:
+            inequalities.append(
+                ((template.head[0], *fact), (atom[0], *arguments))
+            )
     return inequalities
 
 
@@ -290,7 +353,7 @@ def _to_firings(
     group: _QuestionGroup,
     answers: Table,
     terms: tuple[int, int, int],
-    n_constants: int,
+    n_ids: int,
 ) -> Firings:
     """The answers of some rules as firings.
 
@@ -301,11 +364,10 @@ def _to_firings(
     assert counts is not None  # the query is counted
     columns = dict(zip(answers.variables, answers.columns))
     given, unknown, candidate = (columns[term] for term in terms)
-    question, _ = find_rows((given, unknown), group.relation, n_constants)
-    rule = torch.zeros_like(question)
-    if rules.variables:
-        constants = tuple(columns[v] for v in rules.variables)
-        rule, _ = find_rows(constants, rules.constants, n_constants)
+    values = tuple(columns[v] for v in rules.variables)
+    rule, _ = find_rows(values, rules.values, n_ids)
+    predicate = values[0]
+    question, _ = find_rows((predicate, given, unknown), group.relation, n_ids)
     return Firings(
         question=group.row[question],
         candidate=candidate,

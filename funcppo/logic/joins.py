@@ -117,6 +117,8 @@ class ConjunctiveQuery:
     budget: RowBudget | None = None  # None: no bound
     # count the assignments that give each answer
     is_counted: bool = False
+    # the literal to start from; None for that of the smallest relation
+    first: Literal | None = None
 
     @property
     def constant_bits(self) -> int:
@@ -367,10 +369,12 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
 def _choose_step(table: Table, query: ConjunctiveQuery) -> JoinStep:
     """The literal to join now: of those that share a variable, the one with the fewest resulting rows."""
     if not table.variables:
-        smallest = min(
-            query.literals, key=lambda literal: literal.relation.size
-        )
-        return _make_step(table, smallest, query)
+        first = query.first
+        if first is None or first not in query.literals:
+            first = min(
+                query.literals, key=lambda literal: literal.relation.size
+            )
+        return _make_step(table, first, query)
     steps = [
         _make_step(table, literal, query)
         for literal in query.literals

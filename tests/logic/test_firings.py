@@ -128,6 +128,39 @@ def test_rules_that_differ_in_constants_alone_are_told_apart():
     }
 
 
+def test_rules_of_one_shape_about_many_predicates_are_solved_as_one():
+    # more predicates than constants, whose numbers no variable may have
+    n_predicates = 9
+    facts = tuple((p, 1 + p % 2, 2) for p in range(1, n_predicates + 1))
+    a, b = 3, 4  # variables
+    rules = tuple(
+        ((p, a, 1 + p % 2), (q, a, b))
+        for p in range(1, n_predicates + 1)
+        for q in range(1, n_predicates + 1)
+    )
+    program = Program(2, (2,) * n_predicates, facts, rules)
+    plan = plan_firings(*kb.build(**program.arrays()))
+    assert len(plan.groups) == 1
+    rows = all_questions(program)
+    found = fire(program, rows)
+    assert found == brute_force(program, rows)
+    assert len({rule for _, _, rule in found}) == len(rules)
+
+
+def test_rules_about_other_predicates_cost_a_question_no_join():
+    program = Program(
+        3,
+        (2, 2),
+        ((LIKES, 1, 2), (2, 1, 2)),
+        (((2, X, Y), (LIKES, Y, X), (LIKES, X, Y)),),
+    )
+    budget = RowBudget(10**6)
+    assert not fire(program, [(LIKES, TAIL, 1, 0)], budget=budget)
+    assert not budget.n_joins
+    fire(program, [(2, TAIL, 1, 0)], budget=budget)
+    assert budget.n_joins
+
+
 def test_the_work_is_bounded_by_the_budget():
     program = Program(
         3, (2,), ((LIKES, 1, 2),), (((LIKES, X, Y), (LIKES, Y, X)),)
