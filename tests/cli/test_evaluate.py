@@ -161,6 +161,10 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
             "--resume, --overwrite: expected --details FILE",
         ),
         (("{tmp}",), "train.txt"),
+        (
+            ("{run}", "--metrics-file", "{tmp}"),
+            "--metrics-file ...: expected a file in a folder that exists",
+        ),
         (("countries_s1", "--memory", "1MB"), "--memory 1000000: ... at least"),
         (("{run}", "--memory", "1MB"), "--memory 1000000: ... at least"),
     ],
