@@ -67,7 +67,7 @@ class RolloutMetrics(NamedTuple):
     episode_length_sum: F32[Tensor, ""]  # sum of their lengths, steps
     n_truncated_episodes: F32[Tensor, ""]  # how many of them were truncated
     # Share of the variance of the value targets that the values explain, before the update; NaN if all targets are
-    # equal.
+    # equal, or a value or a target of any row is not finite.
     explained_variance: F32[Tensor, ""]
 
 

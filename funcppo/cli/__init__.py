@@ -26,6 +26,7 @@ from funcppo.cli.common import (
     EXIT_CLOSED_PIPE,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    STANDARD_OUTPUT,
     Terminated,
     check_output_path,
     exit_with_error,
@@ -87,7 +88,8 @@ def main() -> NoReturn:
         _discard_output()
         sys.exit(EXIT_CLOSED_PIPE)
     except OSError as error:
-        print(f"funcppo: standard output: {error.strerror}", file=sys.stderr)
+        line = f"funcppo: {STANDARD_OUTPUT}: {error.strerror}"
+        print(line, file=sys.stderr)
         _discard_output()
         sys.exit(EXIT_BAD_INPUT)
 
@@ -142,8 +144,8 @@ def _run(arguments: Sequence[str]) -> int:
     except FieldError as error:
         exit_with_error(f"{option_name(error.field)}: {error.problem}")
     except (ValueError, OSError) as error:
-        # A closed standard output is left to `main`.
-        if isinstance(error, BrokenPipeError) and error.filename is None:
+        # A standard output that is closed or full is left to `main`.
+        if isinstance(error, OSError) and _is_of_output(error):
             raise
         exit_with_error(_error_line(error))
     except (MemoryError, OverflowError, RuntimeError) as error:
@@ -346,6 +348,13 @@ def _error_line(error: Exception) -> str:
         text = f"{error.filename}: {error.strerror}"
     # Spaces within a line may be those of a name.
     return " ".join(line.strip() for line in text.split("\n")).strip()
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether writing to standard output failed."""
+    if isinstance(error, BrokenPipeError):
+        return error.filename is None
+    return error.filename == STANDARD_OUTPUT
 
 
 def _is_of_collective(error: Exception) -> bool:

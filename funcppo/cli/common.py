@@ -33,6 +33,7 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_TERMINATED = 143  # 128 + SIGTERM
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
+STANDARD_OUTPUT = "standard output"  # its name in errors
 
 # after a signal, work in progress may end by itself for so long
 GRACE_SECONDS = 0.5
@@ -61,6 +62,29 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+@contextmanager
+def named_output(name: str) -> Iterator[None]:
+    """Name a stream in the errors of writing to it, such as that the disk is full; a closed pipe is no such error."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        error.filename = error.filename or name
+        raise
+
+
+def write_output(text: str) -> None:
+    """Write a text to standard output, at once.
+
+    Raises:
+      OSError: names standard output.
+    """
+    with named_output(STANDARD_OUTPUT):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
 def write_json(destination: str | None, value: JsonObject) -> None:
     """Write an object, with the version of its format, where `--json` says.
 
@@ -74,7 +98,7 @@ def write_json(destination: str | None, value: JsonObject) -> None:
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     text = json_io.escape_unprintable(text)
     if destination == "-":
-        sys.stdout.write(text)
+        write_output(text)
         return
 
     from funcppo.atomic_io import write_atomically
@@ -273,15 +297,18 @@ def metrics_exported(
     """Export metrics of a program meanwhile, as --metrics-port and --metrics-file ask for; None if they do not.
 
     Raises:
-      ValueError: the port is taken, or prometheus-client is missing.
+      ValueError: the port is taken, the file cannot be written, or prometheus-client is missing.
     """
     if port is None and file is None:
         yield None
         return
 
+    path = Path(file) if file else None
+    if path is not None:
+        check_output_path("--metrics-file", path)
+
     from funcppo.experiment import telemetry
 
-    path = Path(file) if file else None
     processes = distributed.current_processes()
     versions = {name: package_version(name) for name in ("funcppo", "torch")}
     with telemetry.export(port, path, program, versions) as exporter:

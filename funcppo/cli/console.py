@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -27,7 +27,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from funcppo.cli.common import JsonObject
+from funcppo.cli.common import (
+    STANDARD_OUTPUT,
+    JsonObject,
+    named_output,
+)
 
 # characters a line, where the output is not a terminal: tables are as wide as their names, so that none is cut in two
 FILE_OUTPUT_WIDTH = 10_000
@@ -49,6 +53,11 @@ class _PlainConsole(Console):
         )
         if not self.is_terminal:
             self.width = FILE_OUTPUT_WIDTH
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; an error of the system names the stream."""
+        with named_output("standard error" if self.stderr else STANDARD_OUTPUT):
+            super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
         """Raise the error again: rich would exit with status 1, which `funcppo prove` uses for a refutation."""

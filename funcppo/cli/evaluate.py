@@ -46,7 +46,12 @@ from funcppo.cli.options import (
     OptionalFile,
     TargetArgument,
 )
-from funcppo.cli.target import data_files, set_target_threads
+from funcppo.cli.target import (
+    data_files,
+    debug_files,
+    is_run_folder,
+    set_target_threads,
+)
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
@@ -167,7 +172,7 @@ class Evaluate:
         self._check_outputs()
         with (
             lock_output(self.details),
-            debug_mode(self.debug, [Path(x) for x in [self.details] if x]),
+            debug_mode(self.debug, self._debug_files()),
             graphs_allowed(self.graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "evaluate"
@@ -244,6 +249,13 @@ class Evaluate:
 
             shared_evaluation.check_same_setup(processes, setup, self.device)
         return setup
+
+    def _debug_files(self) -> list[Path]:
+        """Files to attach to a report of a bug: of the run, if one is evaluated, and of this evaluation."""
+        files = (
+            debug_files(Path(self.target)) if is_run_folder(self.target) else []
+        )
+        return files + [Path(x) for x in [self.details] if x]
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""

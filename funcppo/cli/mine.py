@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from funcppo.cli.common import (
     check_overwrites,
     select_device,
     write_json,
+    write_output,
 )
 from funcppo.cli.console import (
     make_console,
@@ -239,7 +239,7 @@ class Mine:
 
         rules, counts, result = mined
         if str(self.out) == "-":
-            sys.stdout.write(format_rule_table(rules, counts, self.format))
+            write_output(format_rule_table(rules, counts, self.format))
         else:
             rule_cache.write_rule_file(self.out, rules, counts, self.format)
         notes = compatibility_notes(rules, self.format)

@@ -24,6 +24,7 @@ from funcppo.cli.common import (
     defer_interrupt,
     select_device,
     write_json,
+    write_output,
 )
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.evaluation_setup import open_answerer
@@ -286,8 +287,7 @@ class Predict:
             for batch in batches:
                 answered += batch
                 if not is_quiet:
-                    sys.stdout.write("".join(query.text for query in batch))
-                    sys.stdout.flush()
+                    write_output("".join(query.text for query in batch))
                 speed = len(answered) / (time.perf_counter() - start)
                 note = f"{speed:,.1f} queries/s"
                 bar.update("answering", len(answered), len(queries), note)
@@ -451,7 +451,7 @@ class Predict:
             # Control characters of names are data in a file and commands to a terminal.
             is_terminal = sys.stdout.isatty()
             lines = map(escape_unprintable, text.split("\n"))
-            sys.stdout.write("\n".join(lines) if is_terminal else text)
+            write_output("\n".join(lines) if is_terminal else text)
             return
         content = text.encode()
         write_atomically(Path(self.csv), lambda file: file.write(content))

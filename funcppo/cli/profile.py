@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from funcppo import cli
-from funcppo.cli.common import JsonObject, write_json
+from funcppo import atomic_io, cli
+from funcppo.cli.common import (
+    JsonObject,
+    check_output_path,
+    check_overwrites,
+    write_json,
+)
 from funcppo.cli.console import make_console
 from funcppo.cli.options import JsonOutput, OptionalFile, Program
 from funcppo.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -71,6 +81,11 @@ class Profile:
         program = _parse_command(self.command)
         if program is None:
             return 0
+        if self.trace is not None:
+            check_output_path("--trace", Path(self.trace))
+            check_overwrites(
+                [("--json", self.json), ("--trace", self.trace)], []
+            )
         import torch
 
         from funcppo.runtime.monitor import Monitor
@@ -93,10 +108,10 @@ class Profile:
                 f"--seconds {self.seconds:g}: expected a window with an operator, got none from --after {self.after:g} "
                 f"on in the {seconds:.0f} s of the program"
             )
-        if self.trace is not None:
-            profile.export_chrome_trace(self.trace)
         write_json(self.json, report)
         _print_report(make_console(use_stderr=True), report)
+        if self.trace is not None:
+            _write_trace(profile, Path(self.trace))
         return status
 
 
@@ -180,6 +195,42 @@ def _describe(profile: profile, n_rows: int) -> JsonObject:
         ],
         "waits": [_row(event) for event in waits],
     }
+
+
+def _write_trace(profile: profile, path: Path) -> None:
+    """Write all events to a file, compressed if its name ends in .gz.
+
+    PyTorch logs that it cannot write a file and raises nothing, so that it writes to a temporary one, which is checked.
+
+    Raises:
+      OSError: a file cannot be written, or PyTorch wrote a part of its one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(whole))
+        if not _ends_as_json(whole):
+            raise OSError(
+                f"--trace {path}: expected all events in a file in {tempfile.gettempdir()}, got some; is it full?"
+            )
+
+        def write(file: IO[bytes]) -> None:
+            with open(whole, "rb") as events:
+                if path.suffix != ".gz":
+                    shutil.copyfileobj(events, file)
+                    return
+                with gzip.GzipFile(fileobj=file, mode="wb") as compressed:
+                    shutil.copyfileobj(events, compressed)
+
+        atomic_io.write_atomically(path, write)
+
+
+def _ends_as_json(path: Path) -> bool:
+    """Whether a file is there and ends as a JSON object does."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-min(16, path.stat().st_size), os.SEEK_END)
+        return file.read().rstrip().endswith(b"}")
 
 
 def _own_time(event: Any) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json as jsonlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 import numpy as np
 from tyro.conf import Positional, arg
 
-from funcppo.cli.common import JsonObject, check_overwrites, write_json
+from funcppo.cli.common import (
+    JsonObject,
+    check_overwrites,
+    write_json,
+    write_output,
+)
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.options import (
     DataOptions,
@@ -136,7 +140,7 @@ class Prove:
             if self.format == "json":
                 write_json("-", report.result)
             else:
-                sys.stdout.write(report.text)
+                write_output(report.text)
         # The answer comes first; an error stands alone.
         print_notes_to_stderr([*dataset.notes, *query.notes])
         return EXIT_STATUS[report.result["verdict"]]

@@ -14,7 +14,13 @@ from funcppo.cli.console import make_console, show_status
 from funcppo.data import Dataset, load
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.data.stored_graph import is_stored_graph
-from funcppo.experiment.config import CONFIG_FILE, RUN_FILES, read_config
+from funcppo.experiment.config import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    RESULTS_FILE,
+    RUN_FILES,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from funcppo.logic.fixpoint import StepCallback
@@ -27,6 +33,12 @@ _DATA_FILE = re.compile(r"(train|valid|test|facts|rules)\.")
 def is_run_folder(target: str) -> bool:
     """Whether the target is the folder of a training run: only such a folder holds a config.json."""
     return (Path(target) / CONFIG_FILE).is_file()
+
+
+def debug_files(run_folder: Path) -> list[Path]:
+    """Files of a run to attach to a report of a bug."""
+    names = (CONFIG_FILE, METRICS_FILE, RESULTS_FILE)
+    return [run_folder / name for name in names]
 
 
 def open_dataset(

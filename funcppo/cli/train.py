@@ -52,7 +52,7 @@ from funcppo.cli.options import (
     MetricsPort,
     OptionalFile,
 )
-from funcppo.cli.target import data_files
+from funcppo.cli.target import data_files, debug_files
 from funcppo.config import PPOConfig
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.experiment.config import (
@@ -98,8 +98,6 @@ if TYPE_CHECKING:
     from funcppo.runtime.monitor import Monitor
     from funcppo.train_step import Metrics, TrainState
 
-# of a run, to attach to a report of a bug
-DEBUG_FILES = (CONFIG_FILE, METRICS_FILE, RESULTS_FILE)
 # of the derivations that can be held, those that mined rules may plan for
 HOLDABLE_SHARE = 0.5
 MAX_PROOF_QUERIES = 20  # queries that are searched for a proof to print
@@ -262,7 +260,7 @@ class Train:
         self._check_outputs()
         with (
             lock_folder(self.out),
-            debug_mode(self.debug, [self.out / name for name in DEBUG_FILES]),
+            debug_mode(self.debug, debug_files(self.out)),
             graphs_allowed(self.graphs, self.device),
             self._memory_limited(),
             metrics_exported(

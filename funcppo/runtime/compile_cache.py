@@ -239,8 +239,10 @@ class CachedFunction(Generic[Result]):
                 recompile_reason=reason,
             )
         )
-        if loaded is None and _sources_unchanged():
+        if loaded is None and _source_times() == _SOURCE_TIMES:
             _save_code(path, code)
+        elif loaded is None:
+            self._record_uncached("the sources changed since they were read")
         return code
 
     def _compile_ahead_of_time(
@@ -507,15 +509,13 @@ def _hash_sources() -> str:
     return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
-def _sources_unchanged() -> bool:
-    """Return whether the sources on disk are those that this process runs."""
-    return all(
-        path.stat().st_mtime <= _IMPORT_TIME
-        for path in PACKAGE_DIR.rglob("*.py")
-    )
+def _source_times() -> dict[Path, int]:
+    """When each source on disk was changed, in nanoseconds by the clock of its file system."""
+    return {path: path.stat().st_mtime_ns for path in PACKAGE_DIR.rglob("*.py")}
 
 
-_IMPORT_TIME = time.time()
+# Those of the sources that this process runs.
+_SOURCE_TIMES = _source_times()
 _SOURCE_DIGEST = _hash_sources()
 # of what these sources and this PyTorch compiled, in Inductor's cache directory
 CODE_DIR = f"{PACKAGE_DIR.name}/{torch.__version__}-{_SOURCE_DIGEST[:16]}"

@@ -61,6 +61,24 @@ def test_the_metrics_are_those_of_the_lines_in_details(
 FAILURES = "funcppo_strategy_failures_total"
 
 
+@pytest.mark.parametrize("of_run", [True, False])
+def test_debugging_names_the_files_of_the_run_and_of_the_evaluation(
+    trained, monkeypatch, capsys, tmp_path, of_run
+):
+    target = trained if of_run else "countries_s1"
+    ranks = tmp_path / "ranks.jsonl"
+    words = ("evaluate", target, "--debug", "--queries", 1, "--details", ranks)
+    assert funcppo(monkeypatch, *words) == 0
+    (line,) = (
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("debug: ")
+    )
+    assert str(ranks) in line
+    for name in ("config.json", "metrics.jsonl", "results.json"):
+        assert (f"{target}/{name}" in line) == of_run
+
+
 def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
     path = tmp_path / "funcppo.prom"
     words = ("evaluate", trained, "--metrics-file", path, "--json", "-")
@@ -161,6 +179,10 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
             "--resume, --overwrite: expected --details FILE",
         ),
         (("{tmp}",), "train.txt"),
+        (
+            ("{run}", "--metrics-file", "{tmp}"),
+            "--metrics-file ...: expected a file in a folder that exists",
+        ),
         (("countries_s1", "--memory", "1MB"), "--memory 1000000: ... at least"),
         (("{run}", "--memory", "1MB"), "--memory 1000000: ... at least"),
     ],

@@ -355,10 +355,19 @@ def test_head_takes_the_first_line_and_no_traceback_follows():
 @pytest.mark.skipif(
     not os.path.exists("/dev/full"), reason="no /dev/full on this system"
 )
-def test_a_full_disk_behind_standard_output_is_one_line():
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"],
+        ["data", "countries_s1"],
+        ["data", "countries_s1", "--json", "-"],
+    ],
+    ids=["text", "table", "json"],
+)
+def test_a_full_disk_behind_standard_output_is_one_line(words):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*PYTHON, "--version"],
+            [*PYTHON, *words],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

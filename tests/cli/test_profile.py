@@ -6,6 +6,7 @@ import gzip
 import json
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +113,14 @@ def test_a_program_does_under_a_profile_what_it_does_without(
         (("doctor",), "PROGRAM: expected one of train, evaluate, mine"),
         ((*MINE, "x", "--no-such"), "--no-such"),
         (("--after", "600", *MINE, "{tmp}/x.tsv"), "--after 600: expected"),
+        (
+            ("--trace", "{tmp}/none/t.json", *MINE, "{tmp}/x.tsv"),
+            "--trace {tmp}/none/t.json: expected a file in a folder that exists",
+        ),
+        (
+            ("--json", "{tmp}/x", "--trace", "{tmp}/x", *MINE, "{tmp}/y"),
+            "--trace {tmp}/x: expected another file than that of --json",
+        ),
     ],
 )
 def test_what_cannot_be_profiled_is_one_line(
@@ -120,4 +129,38 @@ def test_what_cannot_be_profiled_is_one_line(
     words = [word.format(tmp=tmp_path) for word in words]
     assert funcppo(monkeypatch, "profile", *words) == 2
     *_, error = capsys.readouterr().err.splitlines()
-    assert error.startswith("funcppo: ") and message in error
+    assert error.startswith("funcppo: ")
+    assert message.format(tmp=tmp_path) in error
+
+
+def write_a_part(path: str) -> None:
+    """What PyTorch leaves on a full disk, having logged an error."""
+    Path(path).write_text('{"traceEvents": [{"ph": "X", "na')
+
+
+@pytest.mark.parametrize(
+    "export, file, message",
+    [
+        (write_a_part, "t.json", "--trace {file}: expected all events"),
+        (lambda path: None, "t.json.gz", "--trace {file}: expected all events"),
+        (None, "/dev/full", "{file}: No space left on device"),
+    ],
+    ids=["part", "nothing", "full"],
+)
+def test_a_trace_that_cannot_be_written_leaves_the_table_and_the_json(
+    profiled, monkeypatch, capsys, tmp_path, export, file, message
+):
+    monkeypatch.setattr(mine, "Mine", Stages)
+    if export is not None:
+        monkeypatch.setattr(
+            torch.profiler.profile,
+            "export_chrome_trace",
+            lambda profile, path: export(path),
+        )
+    file = tmp_path / file
+    status, report = profiled("--seconds", "600", "--trace", file, "mine")
+    assert status == 2 and "aten::cos" in names(report)
+    *table, error = capsys.readouterr().err.splitlines()
+    assert message.format(file=file) in error
+    assert any("aten::cos" in line for line in table)
+    assert file == Path("/dev/full") or not file.exists()

@@ -783,6 +783,10 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
         ),
         (("--out", "{tmp}/x"), "DATASET: expected a data set, got none"),
         (
+            ("countries_s1", "--out", "{tmp}/x", "--metrics-file", "{tmp}/y/z"),
+            "--metrics-file ...y/z: expected a file in a folder that exists",
+        ),
+        (
             ("countries_s1", "--out", "{tmp}/x", "--lern", "3"),
             "Unrecognized options: --lern",
         ),

@@ -194,12 +194,20 @@ def test_a_tensor_that_a_function_holds_is_not_taken_for_another(folder):
 def test_nothing_is_cached_if_the_sources_changed_since_they_were_imported(
     folder, monkeypatch
 ):
-    monkeypatch.setattr(compile_cache, "_IMPORT_TIME", 0.0)
-    torch.testing.assert_close(
-        CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1],
-        torch.tensor(3.0),
-    )
-    assert files(folder) == []
+    """The times of files alone count: a clock that lags behind them changes nothing."""
+    monkeypatch.setattr(compile_cache, "uncached_reasons", {})
+    late = dict.fromkeys(compile_cache._source_times(), 2**62)
+    monkeypatch.setattr(compile_cache, "_source_times", lambda: late)
+    for times, n_files in ((compile_cache._SOURCE_TIMES, 0), (late, 1)):
+        monkeypatch.setattr(compile_cache, "_SOURCE_TIMES", times)
+        torch.testing.assert_close(
+            CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1],
+            torch.tensor(3.0),
+        )
+        assert len(files(folder)) == n_files
+    assert compile_cache.uncached_reasons == {
+        "clip_by_global_norm": "the sources changed since they were read"
+    }
 
 
 def test_what_cannot_be_compiled_ahead_of_time_is_compiled_with_guards(

@@ -6,6 +6,8 @@ from functools import cache, partial
 
 import pytest
 import torch
+from torch._inductor.utils import get_first_incompatible_cudagraph_node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo import random
 from funcppo.runtime.capture import capture, without_cuda_graphs
@@ -36,6 +38,40 @@ def test_the_options_are_those_of_the_mode():
         torch._inductor.list_mode_options("reduce-overhead")
         == CUDAGRAPH_OPTIONS
     )
+
+
+RECORDED_OPERATORS = {
+    "index_put by numbers": lambda x: x.index_put(
+        (torch.tensor([0, 2, 2]),), x[:3], accumulate=True
+    ),
+    "multinomial": lambda x: x.multinomial(2),
+    "cumsum": lambda x: x.cumsum(0),
+    "where": lambda x: torch.where(x > 0, x, 0),
+}
+UNRECORDED_OPERATORS = {
+    "item": lambda x: x * x.sum().item(),
+    "nonzero": lambda x: x.nonzero(),
+    "index by a mask": lambda x: x[x > 0],
+    "index_put by a mask": lambda x: x.index_put((x > 0,), torch.tensor(1.0)),
+}
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_the_operators_that_are_not_recorded_are_those_of_the_documentation(
+    is_deterministic,
+):
+    """Also under deterministic algorithms, where versions of PyTorch before 2.11 record fewer."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        for name, fn in (RECORDED_OPERATORS | UNRECORDED_OPERATORS).items():
+            traced = make_fx(
+                fn, tracing_mode="symbolic", _allow_non_fake_inputs=True
+            )(torch.ones(8))
+            refused = get_first_incompatible_cudagraph_node(traced)
+            assert (refused is None) == (name in RECORDED_OPERATORS), name
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def test_a_result_outlives_the_next_call_and_each_call_begins_a_step(
