@@ -273,7 +273,7 @@ def metrics_exported(
     """Export metrics of a program meanwhile, as --metrics-port and --metrics-file ask for; None if they do not.
 
     Raises:
-      ValueError: the port is taken, or prometheus-client is missing.
+      ValueError: the port is taken, the file cannot be written, or prometheus-client is missing.
     """
     if port is None and file is None:
         yield None
@@ -282,6 +282,8 @@ def metrics_exported(
     from funcppo.experiment import telemetry
 
     path = Path(file) if file else None
+    if path:
+        check_output_path("--metrics-file", path)
     processes = distributed.current_processes()
     versions = {name: package_version(name) for name in ("funcppo", "torch")}
     with telemetry.export(port, path, program, versions) as exporter:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from funcppo import atomic_io
 from funcppo.experiment.metric_specs import (
     COUNTERS_OF_ROW,
     GAUGES_OF_ROW,
@@ -283,8 +282,11 @@ class Exporter:
         if self._file is None:
             return
         # It renames a whole file; these numbers need not outlive a power failure.
-        with atomic_io.named_errors(self._file):
+        try:
             write_to_textfile(str(self._file), self.telemetry.registry)
+        except OSError as error:
+            error.filename = str(self._file)  # not the file that it renames
+            raise
 
 
 @contextmanager

@@ -248,7 +248,8 @@ def test_without_the_package_a_line_says_what_to_install(monkeypatch):
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     path = tmp_path / "missing" / "m.prom"
     with (
-        pytest.raises(OSError, match="missing"),
+        pytest.raises(OSError, match="missing") as error,
         telemetry.export(None, path, "train", VERSIONS),
     ):
         pass
+    assert error.value.filename == str(path)
