@@ -276,7 +276,7 @@ class Predictions(_Table, Sequence[Answer]):
     def _title(self) -> str:
         left_out = ", itself left out (with_self keeps it)" * self.n_self
         return (
-            f"{self.query}: {self.n_new:,} new answers, {self.n_known:,} known{left_out}, "
+            f"{self.query}: {self.n_new:,} new answer{'s' * (self.n_new != 1)}, {self.n_known:,} known{left_out}, "
             f"score {self.score}{''.join(f'; note: {note}' for note in self.notes)}"
         )
 

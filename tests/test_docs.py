@@ -173,6 +173,17 @@ def test_the_code_for_many_learners_runs(capsys):
     assert "torch.Size([3])" in capsys.readouterr().out
 
 
+def test_the_code_of_the_rl_command_from_python_runs(capsys):
+    """With fewer steps."""
+    text = (DOCS / "rl_command.md").read_text()
+    text = text.partition("## From Python")[2]
+    code = "\n".join(re.findall(r"^    (.*)$", text, re.MULTILINE))
+    assert "2048, seeds=2, evaluate_every=4" in code
+    run_code([code.replace("2048", "256").replace("every=4", "every=1")])
+    returns = capsys.readouterr().out.splitlines()
+    assert len(returns) == 2, "one line for each seed"
+
+
 def test_the_notebook_of_an_own_environment_runs(capsys):
     """The others, which take longer, are run by `make docs`."""
     text = (DOCS / "notebooks" / "own_environment.md").read_text()

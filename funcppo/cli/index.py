@@ -137,7 +137,7 @@ def _with_counts(
     from funcppo.logic.consequences import count_rules
     from funcppo.prover.task import as_counts
 
-    on_phase(f"counting {len(dataset.rules):,} rules")
+    on_phase("counting rules")
     built, sizes = kb.build(
         dataset.facts,
         dataset.rules,
@@ -145,7 +145,12 @@ def _with_counts(
         n_predicates=dataset.n_predicates,
         tables=tables,
     )
-    counts = count_rules(built, sizes, known=as_counts(dataset.rule_counts))
+    counts = count_rules(
+        built,
+        sizes,
+        known=as_counts(dataset.rule_counts),
+        progress=lambda done, total: on_phase("counting rules", done, total),
+    )
     return dataclasses.replace(
         dataset, rule_counts=torch.stack(counts, dim=1).numpy()
     )

@@ -125,11 +125,11 @@ class Provable:
           ValueError: it has no rules, or another process has other data.
         """
         dataset = open_dataset(self.dataset, self.rules, self.data)
-        print_notes_to_stderr(dataset.notes)
         if not len(dataset.rules) and len(dataset.test):
             raise ValueError(
                 f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
             )
+        print_notes_to_stderr(dataset.notes)
         if processes is not None:
             processes.check_equal("setup", {"data": dataset.fingerprint})
         return dataset

@@ -93,7 +93,7 @@ def _parse_atom(dataset: Dataset, text: str) -> Atom:
     """The atom of a query, in names."""
     tokens = tokenize_line(text, partial(_is_variable, dataset))
     try:
-        atom, next_index = parse_atom(tokens, 0, prolog=False)
+        atom, next_index = parse_atom(tokens, 0, prolog=dataset.is_program)
         next_token = tokens[next_index]
         if next_token.kind != "end":
             raise ValueError(

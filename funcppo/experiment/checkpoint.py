@@ -182,6 +182,9 @@ def read(path: Path) -> Checkpoint:
       ValueError: a newer version of funcppo wrote it.
     """
     try:
+        # NumPy would take a file that is no archive for a pickle, and advise how to load that.
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("not an archive of arrays")
         with np.load(path) as file:
             arrays = dict(file)
         meta = json_io.parse_object(

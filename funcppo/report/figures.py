@@ -103,13 +103,15 @@ def draw_curves(runs: Sequence[RunMeasurements]) -> Picture:
         axes.plot(
             curve.update, drawn.mean, color=BLUE, marker=marker, markersize=3
         )
-        axes.fill_between(
+        # A band at a single update has no width.
+        draw_band = axes.fill_between if len(curve.update) > 1 else axes.vlines
+        draw_band(
             curve.update,
             drawn.low,
             drawn.high,
             color=BLUE,
             alpha=0.25,
-            linewidth=0,
+            linewidth=0 if len(curve.update) > 1 else 6,
         )
         axes.margins(x=0.03)
         # An offset or a factor above the axis would stand in the title.

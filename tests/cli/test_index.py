@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from funcppo.cli import console
 from funcppo.data import stored_graph
 from funcppo.logic import chains
 from funcppo.prover import task
@@ -32,6 +33,20 @@ def graph(tmp_path):
         "0.5\tq(X,e9) :- p(X,Y)\n"
     )
     return folder
+
+
+def test_what_is_done_of_counting_rules_is_told(graph, monkeypatch, tmp_path):
+    told = []
+
+    def update(self, text, done=None, total=None, *rest):
+        told.append((text, done, total))
+
+    monkeypatch.setattr(console.WorkDisplay, "update", update)
+    out = tmp_path / "graph.idx"
+    assert funcppo(monkeypatch, "index", graph, "--out", out) == 0
+    counting = [row[1:] for row in told if row[0] == "counting rules"]
+    assert counting[-1] == (5, 5)
+    assert [row[0] for row in counting[1:]] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from funcppo.data import load
 from tests import oracles
-from tests.cli.runner import json_of, provable
+from tests.cli.runner import funcppo, json_of, provable
 
 TRAIN = "a\te\tb\nb\te\tc\nc\te\td\nd\te\te\na\tp\tb\n"
 TEST = "a\tp\tc\na\tp\te\nb\tp\tb\nc\tp\td\na\tp\tb\n"
@@ -249,3 +251,16 @@ def test_a_data_set_without_rules_is_one_line(folder, tmp_path):
     (tmp_path / "rules.txt").unlink()
     with pytest.raises(ValueError, match="expected rules"):
         provable(folder)
+
+
+def test_the_error_of_a_data_set_without_rules_comes_without_notes(
+    folder, monkeypatch, capsys
+):
+    """Its test split repeats a known fact, which a note counts where the program goes on."""
+    assert funcppo(monkeypatch, "provable", folder) == 0
+    assert "note: " in capsys.readouterr().err
+    (Path(folder) / "rules.txt").unlink()
+    assert funcppo(monkeypatch, "provable", folder) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("funcppo: ") and error.count("\n") == 1
+    assert "expected rules (--rules FILE" in error

@@ -134,3 +134,13 @@ def test_predicates_of_a_program_are_found_by_name_and_arity():
     assert read(d, "p(a, X)")[0] == [2, 1, 3]
     with pytest.raises(ValueError, match="expected 1 or 2 arguments for 'p'"):
         read_query(d, "p(a, b, X)")
+
+
+def test_an_integer_in_quotes_is_no_number_in_a_program():
+    """In Prolog p('1') fails where p(1) holds; a data set has names alone."""
+    d = from_text("p(1).")
+    assert read(d, "p(1)")[0] == [1, 1]
+    with pytest.raises(ValueError, match="expected the number 1 without"):
+        read_query(d, "p('1')")
+    names = from_triples([("1", "r", "2")])
+    assert read(names, "r('1', '2')")[0] == [1, 1, 2]

@@ -292,6 +292,16 @@ def test_the_error_is_that_of_the_latest_where_both_are_damaged(tmp_path):
         checkpoint.find_readable(path, "earlier.npz")
 
 
+def test_the_error_of_a_file_that_is_no_archive_names_no_pickle(tmp_path):
+    """NumPy's own message advises to load the file unsafely."""
+    path = tmp_path / "c.npz"
+    path.write_bytes(b"xx")
+    with pytest.raises(checkpoint.DamagedCheckpointError) as error:
+        checkpoint.read(path)
+    assert "pickle" not in str(error.value)
+    assert "not an archive" in str(error.value)
+
+
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path):
     path = write_two(tmp_path)
     checkpoint.save(path, state(), {**META, "format": 99})

@@ -74,6 +74,21 @@ def test_curves_draw_mean_and_band(shown):
     np.testing.assert_allclose(axes.lines[0].get_ydata(), curve.value.mean(0))
 
 
+def test_the_band_of_a_single_update_can_be_seen(shown):
+    """It is a bar from low to high; a filled area would have no width."""
+    runs = [
+        dataclasses.replace(run, log=({"update": 0, "valid_metric": metric},))
+        for run, metric in zip(shown, (0.2, 0.6))
+    ]
+    picture = figures.draw("curves", runs)
+    drawn = tables.band(picture.table[0].value)
+    (bars,) = picture.figure.axes[0].collections
+    (bar,) = bars.get_segments()
+    np.testing.assert_allclose(bar, [[0, drawn.low[0]], [0, drawn.high[0]]])
+    assert (drawn.high[0] > drawn.low[0]) == (len(shown) > 1)
+    assert bars.get_linewidth()[0] > 0
+
+
 def test_an_axis_has_no_offset_and_shows_no_rounding_as_a_change(shown):
     log = [
         {"update": i, "valid_metric": 0.897 + i * 1e-6, "loss": 1 + i * 1e-9}
