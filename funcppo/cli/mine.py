@@ -238,16 +238,18 @@ class Mine:
         from funcppo.experiment import rule_cache
 
         rules, counts, result = mined
-        if str(self.out) == "-":
-            write_output(format_rule_table(rules, counts, self.format))
-        else:
-            rule_cache.write_rule_file(self.out, rules, counts, self.format)
         notes = compatibility_notes(rules, self.format)
 
+        # Kept first: nothing is lost where FILE cannot be written.
         cfg = self._config(dataset)
         default = rule_cache.mining_config(dataset, seconds=cfg.seconds)
         if cfg == default and result.interrupt is None and len(rules.rules):
             notes.append(_cache(dataset, cfg, mined))
+
+        if str(self.out) == "-":
+            write_output(format_rule_table(rules, counts, self.format))
+        else:
+            rule_cache.write_rule_file(self.out, rules, counts, self.format)
         return notes
 
 

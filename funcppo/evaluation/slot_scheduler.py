@@ -222,7 +222,8 @@ def score_candidates(
 
     Args:
       candidates: ground atoms, at least one.
-      on_progress: called before the first step, and every few steps.
+      on_progress: called before the first step, and every few steps; on a CPU, where they are slow, after each. What
+        it raises ends the search.
       load_chunks: such as `runtime.host_transfer.prefetch`.
       make_readback: such as `runtime.host_transfer.AsyncReadback`.
 
@@ -231,7 +232,7 @@ def score_candidates(
     """
     results: list[SearchResult] = []
     active_row_steps, row_steps = 0, 0
-    n_scored = 0
+    n_scored, n_started = 0, 0
     on_progress(0, len(candidates))
     for part in load_chunks(candidates, cfg.chunk_size):
         padding = part.new_zeros(
@@ -245,6 +246,8 @@ def score_candidates(
         while not finished:
             for _ in range(_STEPS_PER_READBACK):
                 state = step(cfg, world, params, chunk, state)
+                if not chunk.is_cuda:
+                    on_progress(n_scored + n_started, len(candidates))
             row_steps += _STEPS_PER_READBACK * cfg.rows_per_step
 
             numbers = read(
@@ -252,13 +255,12 @@ def score_candidates(
             )
             if numbers is not None:
                 n_started, finished = numbers.tolist()
-                on_progress(
-                    n_scored + min(n_started, len(part)), len(candidates)
-                )
+                n_started = min(n_started, len(part))
+                on_progress(n_scored + n_started, len(candidates))
 
         results.append(_copy_rows(state.results, len(part)))
         active_row_steps += int(state.active_row_steps)
-        n_scored += len(part)
+        n_scored, n_started = n_scored + len(part), 0
     return ScoringRun(
         results=tree.map(
             lambda *parts: torch.cat(parts), results[0], *results[1:]

@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from funcppo import json_io
-from funcppo.atomic_io import write_atomically
+from funcppo.atomic_io import named_errors, write_atomically
 from funcppo.evaluation.prediction import OpenQuery
 from funcppo.experiment.answers import (
     CSV_COLUMNS,
@@ -136,7 +136,8 @@ def derive(
     has_loops = bool(answerer.predictor.has_loops[predicate])
     leave_out_self = not (with_self or has_loops)
     head, size = first_head, FIRST_STEP_HEADS
-    with open(file.part_path, "ab") as output:
+    path = file.part_path
+    with named_errors(path), open(path, "ab") as output:
         while head <= n_heads:
             start = time.perf_counter()
             heads = range(head, min(head + size, n_heads + 1))

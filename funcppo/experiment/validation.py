@@ -74,6 +74,9 @@ MAX_ROWS_PER_STEP = 512
 MAX_SUCCESSORS_PER_STEP = 4096
 GPU_ROWS_FACTOR = 16  # times as many rows on a GPU
 CHUNK_SIZE = 2048
+# Where rules alone score candidates, a CPU has smaller chunks if the successors of one are more: a deadline or a signal
+# ends a ranking between two chunks.
+MAX_CHUNK_SUCCESSORS = 1 << 16
 # test queries whose ranking tells how many there is time for
 FIRST_ROUND = 16
 # what the metric on valid must gain where linked candidates come last
@@ -710,7 +713,7 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
     if is_cuda(run.run_config.device):
         rows *= GPU_ROWS_FACTOR
     rows_per_step = max(beam, rows)
-    return scorers.search_config(
+    cfg = scorers.search_config(
         run.task,
         run.cfg,
         score,
@@ -719,6 +722,10 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
         rows_per_step=rows_per_step,
         chunk_size=CHUNK_SIZE,
     )
+    if is_cuda(run.run_config.device) or scorers.needs_search(run.task, cfg):
+        return cfg
+    most = max(1, MAX_CHUNK_SUCCESSORS // max_successors)
+    return dataclasses.replace(cfg, chunk_size=min(CHUNK_SIZE, most))
 
 
 def validation_queries(run: Run) -> np.ndarray:

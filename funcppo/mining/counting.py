@@ -7,6 +7,7 @@ depend on the first.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -158,15 +159,10 @@ def count_exactly(
     """
     groups: list[tuple[Tensor, list[CountTask]]] = []
     for first, last in paths.pack(found.cost, CHUNK_ROWS):
-        largest = float(found.cost[first:last].max())
-        n_ranges = max(1, math.ceil(largest / CHUNK_ROWS))
+        n_ranges = _count_ranges(found.cost[first:last])
         for rows, length in _rows_by_length(found, first, last):
             labels = found.rules.labels[rows]
-            tasks = [
-                CountTask(labels, length, i / n_ranges, (i + 1) / n_ranges)
-                for i in range(n_ranges)
-            ]
-            groups.append((rows, tasks))
+            groups.append((rows, _tasks(labels, length, n_ranges, 1.0)))
 
     with closing(
         count([task for _, tasks in groups for task in tasks])
@@ -183,6 +179,22 @@ def count_exactly(
             yield CountedPart(rows, rules, whole.fact, whole.rule)
 
 
+def _count_ranges(cost: F64[Tensor, "R"]) -> int:
+    """In how many ranges of the sources some rules are counted, so that none costs more than a chunk in one."""
+    return max(1, math.ceil(float(cost.max()) / CHUNK_ROWS))
+
+
+def _tasks(
+    labels: Tensor, length: int, n_ranges: int, high: float
+) -> list[CountTask]:
+    """Rules to count from the sources of a priority below `high`, one range of these after the other."""
+    ends = [*(high * i / n_ranges for i in range(n_ranges)), high]
+    return [
+        CountTask(labels, length, low, end)
+        for low, end in itertools.pairwise(ends)
+    ]
+
+
 def estimate(
     edges: EdgeIndex,
     found: FoundRules,
@@ -193,6 +205,8 @@ def estimate(
 ) -> Iterator[CountedPart]:
     """Yield estimated counts of path rules from one sample of the sources, part by part, until the time is over.
 
+    A rule that costs more than a chunk is counted from one range of the sample after the other.
+
     Args:
       found: rules with what they cost; their counts are not read.
       priority: a random number in [0, 1) for each entity, independent of what the rules were chosen by.
@@ -202,20 +216,27 @@ def estimate(
     """
     fraction = min(1.0, max_rows / max(float(found.cost.sum()), 1.0))
     sources = SourceRange(priority, 0.0, fraction)
-    groups: list[tuple[Tensor, CountTask]] = []
-    for first, last in paths.pack(found.cost * fraction, CHUNK_ROWS):
+    cost = found.cost * fraction
+    groups: list[tuple[Tensor, list[CountTask]]] = []
+    for first, last in paths.pack(cost, CHUNK_ROWS):
+        n_ranges = _count_ranges(cost[first:last])
         for rows, length in _rows_by_length(found, first, last):
             labels = found.rules.labels[rows]
-            groups.append((rows, CountTask(labels, length, 0.0, fraction)))
+            groups.append((rows, _tasks(labels, length, n_ranges, fraction)))
 
-    with closing(count([task for _, task in groups])) as counted:
-        for rows, task in groups:
-            if budget.is_late():
-                return
-            part = next(counted)
-            budget.spend(float(found.cost[rows].sum()) * fraction)
-            rules = estimate_rules(edges, task.labels, sources, part.sums)
-            yield CountedPart(rows, rules, part.fact, part.rule)
+    with closing(
+        count([task for _, tasks in groups for task in tasks])
+    ) as counted:
+        for rows, tasks in groups:
+            parts: list[CountedRules] = []
+            for _ in tasks:
+                if budget.is_late():
+                    return
+                parts.append(next(counted))
+                budget.spend(float(cost[rows].sum()) / len(tasks))
+            whole = _add_up(parts)
+            rules = estimate_rules(edges, tasks[0].labels, sources, whole.sums)
+            yield CountedPart(rows, rules, whole.fact, whole.rule)
 
 
 def estimate_rules(

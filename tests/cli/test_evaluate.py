@@ -96,18 +96,6 @@ def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
     assert "funcppo_finished 1.0" in lines
 
 
-def test_a_metrics_file_without_a_folder_is_named_before_any_work(
-    trained, monkeypatch, capsys, tmp_path
-):
-    path = tmp_path / "missing" / "funcppo.prom"
-    assert (
-        funcppo(monkeypatch, "evaluate", trained, "--metrics-file", path) == 2
-    )
-    assert capsys.readouterr().err == (
-        f"funcppo: --metrics-file {path}: expected a file in a folder that exists\n"
-    )
-
-
 def test_the_notes_on_a_run_and_on_its_search_are_told(
     trained, monkeypatch, capsys
 ):

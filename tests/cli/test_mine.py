@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from unittest.mock import Mock
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -308,11 +308,11 @@ def test_a_full_disk_is_one_line_that_names_the_file_and_leaves_the_old_one(
     monkeypatch, capsys, tmp_path
 ):
     (tmp_path / "r").write_text("old")
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")),
-    )
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
     assert (
         funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r")
         == 2
@@ -423,6 +423,23 @@ def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
     assert funcppo(monkeypatch, *train, "--out", tmp_path / "run") == 0
     assert "those mined before" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "run/rules.tsv").read_text() == out.read_text()
+
+
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no /dev/full on this system"
+)
+def test_a_full_disk_leaves_the_rules_to_training(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    full = ("mine", "family_tree:60:2", "--out", "/dev/full")
+    assert funcppo(monkeypatch, *full) == 2
+    assert capsys.readouterr().err.endswith(
+        "funcppo: /dev/full: No space left on device\n"
+    )
+    (kept,) = (tmp_path / "cache").glob("funcppo/*.tsv")
+    assert mine("family_tree:60:2", "--out", str(tmp_path / "rules")) == 0
+    assert kept.read_bytes() == (tmp_path / "rules").read_bytes()
 
 
 def test_a_cache_that_cannot_be_written_is_a_note(

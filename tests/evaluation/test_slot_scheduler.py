@@ -275,6 +275,25 @@ def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(
         assert active == also
 
 
+@pytest.mark.parametrize("n_steps", range(6))
+def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
+    cfg, world, params, atoms = setup(5, "success", beam=6, chunk_size=48)
+    steps = []
+
+    def step(*arguments):
+        steps.append(None)
+        return slot_scheduler.evaluate_step(*arguments)
+
+    def stop(n_started, n_candidates):
+        assert 0 <= n_started <= n_candidates == len(atoms)
+        if len(steps) == n_steps:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        score_candidates(cfg, world, params, atoms, step, stop)
+    assert len(steps) == n_steps
+
+
 @pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=6, phases=PHASES)

@@ -1,6 +1,7 @@
 """New facts of a relation: the same file after an interruption at any byte, and no file of other settings."""
 
 import json
+import os
 
 import pytest
 
@@ -117,3 +118,17 @@ def test_other_work_is_neither_resumed_nor_replaced(answerer, tmp_path):
         relation_facts.open_file(file, resume=True, overwrite=False)
     first = relation_facts.open_file(other, resume=False, overwrite=True)
     assert first == 1 and not file.part_path.read_bytes()
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="no /dev/full on this system"
+)
+def test_a_full_disk_is_an_error_that_names_the_part(answerer, tmp_path):
+    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
+    first = relation_facts.open_file(file, resume=False, overwrite=False)
+    file.part_path.unlink()
+    file.part_path.symlink_to("/dev/full")
+    predicate = answerer.dataset.predicates.index("p") + 1
+    with pytest.raises(OSError) as error:
+        list(relation_facts.derive(answerer, predicate, file, first))
+    assert error.value.filename == str(file.part_path)

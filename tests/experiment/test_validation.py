@@ -184,6 +184,33 @@ def test_the_search_settings_bound_rows_and_successors(run):
     assert settings(16, "success", "cuda") == (16 * 256, 64, 16 * 128)
 
 
+@pytest.mark.parametrize(
+    ("max_successors", "device", "needs_search", "chunk_size"),
+    [
+        (4, "cpu", False, 2048),
+        (32, "cpu", False, 2048),  # 65,536 successors
+        (1024, "cpu", False, 64),
+        (100_000, "cpu", False, 1),
+        (1024, "cpu", True, 2048),
+        (1024, "cuda", False, 2048),
+    ],
+)
+def test_chunks_that_rules_score_on_a_cpu_are_soon_over(
+    max_successors, device, needs_search, chunk_size, run, monkeypatch
+):
+    """By hand: at most 65,536 successors, between which the deadline of a validation is read."""
+    monkeypatch.setattr(scorers, "needs_search", lambda *_: needs_search)
+    env_cfg = run.cfg.env.cfg
+    resolve = replace(env_cfg.resolve, max_successors=max_successors)
+    cfg = replace(
+        run.cfg,
+        env=replace(run.cfg.env, cfg=replace(env_cfg, resolve=resolve)),
+    )
+    run = replace(run, cfg=cfg, run_config=replace(CONFIG, device=device))
+    config = validation.run_search_config(run, "success")
+    assert config.chunk_size == chunk_size
+
+
 def test_validation_queries_are_a_fixed_sample(run):
     first, again = (
         validation.validation_queries(run),

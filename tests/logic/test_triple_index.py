@@ -106,6 +106,29 @@ def test_answers_are_those_of_python_sets(case):
 
 
 @given(indexed_triples())
+def test_many_keys_are_looked_up_part_by_part(case):
+    """At most three in one call, in any shape, with what one call for all of them gives."""
+    n_constants, pool, triples, side, _ = case
+    index = build(n_constants, pool, triples)
+    base = n_constants + 1
+    key = torch.arange(4 * base * base).view(4, base, base)
+    whole = triple_index.contains_key(index, key, side)
+    sizes = []
+
+    def search(keys, wanted, **options):
+        sizes.append(wanted.numel())
+        return searchsorted(keys, wanted, **options)
+
+    searchsorted = torch.searchsorted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triple_index, "MAX_SEARCHED_AT_ONCE", 3)
+        patch.setattr(torch, "searchsorted", search)
+        parts = triple_index.contains_key(index, key, side)
+    assert torch.equal(parts, whole) and parts.shape == key.shape
+    assert max(sizes) <= 3
+
+
+@given(indexed_triples())
 def test_keys_are_ascending_and_distinct_and_their_order_of_insertion_does_not_matter(
     case,
 ):

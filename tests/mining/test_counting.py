@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from random import Random
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from funcppo import tree
 from funcppo.mining import counting, mined_rules, paths
 from funcppo.mining.budget import Budget
 from funcppo.mining.mined_rules import FoundRules
@@ -156,6 +158,41 @@ def test_an_estimate_from_all_sources_is_exact():
     for part, other in zip((exact, longer), estimates):
         for column, estimated in zip(part.rules, other.rules):
             assert torch.equal(column, estimated)
+
+
+def test_an_estimate_that_costs_more_than_a_chunk_is_made_range_by_range():
+    """From .4 of the sources: five ranges of a chunk of rows, with the sums of the sample as a whole."""
+    edges = large_graph()
+    priority = torch.rand(
+        edges.n_entity_ids, generator=torch.Generator().manual_seed(1)
+    )
+    count = counter(edges, priority)
+    chunk = paths.CHUNK_ROWS
+    tasks = []
+
+    def estimates(cost):
+        def record(some):
+            tasks.append([(task.low, task.high) for task in some])
+            return count(some)
+
+        budget = Budget(max_rows=10**12, seconds=1e9)
+        found = to_count([[0, 3], [2, 0]], cost)
+        parts = counting.estimate(
+            edges, found, priority, record, budget, 0.4 * 2 * cost
+        )
+        rules = [part.rules for part in parts]
+        assert budget.rows == pytest.approx(0.4 * 2 * cost)
+        return tree.map(lambda *column: torch.cat(column), *rules)
+
+    whole, parted = estimates(1.0), estimates(12.5 * chunk)
+    for column, other in zip(parted, whole, strict=True):
+        assert torch.equal(column, other)
+    assert int((whole.std_error > 0).sum()) > 0
+    one_by_one, ranges = tasks
+    assert one_by_one == [(0.0, 0.4)]
+    ends = [0.0, 0.08, 0.16, 0.24, 0.32, 0.4]
+    both = 2 * [*itertools.pairwise(ends)]
+    assert ranges == [pytest.approx(ends) for ends in both]
 
 
 def test_a_sample_that_shows_no_difference_has_an_error_all_the_same():
