@@ -148,7 +148,8 @@ class Train:
     )
     """Time limit of the whole run in seconds, from reading the data to the ranking of test; None for no limit. It is
     divided over the phases: what does not fit is sampled or left out, and a note counts it. Work that an option of its
-    own sets (--steps, --questions.max-questions, --listwise.max-gradients) is done whole and does not count. With
+    own sets (--steps, --questions.max-questions, --listwise.max-gradients) is done whole and does not count. The
+    counts of rules that are given, and the index of what they derive, are made whole too, with progress. With
     --resume, of what is left to do."""
     seed: int = _DEFAULT.seed
     """Random seed of the initial weights, the training queries and the actions."""
