@@ -1,6 +1,6 @@
 # `make train` and `make test` on a fresh machine: Python 3.11+, a C++ compiler and make are all they need.
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 BIN := .venv/bin
 
 .PHONY: train test check tables matrix docs clean

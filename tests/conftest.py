@@ -1,4 +1,4 @@
-"""Settings of the whole suite: no deadlines, one thread, a compile cache of its own, a count of skipped tests."""
+"""Settings of the whole suite: no deadlines, one thread a process, its own compile cache, a count of skipped tests."""
 
 import gc
 import os
@@ -7,6 +7,8 @@ from collections import Counter
 # In each new cache folder Inductor compiles a probe for each set of vector instructions that the processor names: 20 s,
 # and nothing here tests the compiler. It is read as PyTorch is imported, by the processes of tests too.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Programs that tests start beside each other would wait for each other's threads: ten times as long as with one each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
