@@ -32,6 +32,7 @@ from funcppo.cli.common import (
     JsonObject,
     named_output,
 )
+from funcppo.deadline import NO_DEADLINE, Deadline
 
 # characters a line, where the output is not a terminal: tables are as wide as their names, so that none is cut in two
 FILE_OUTPUT_WIDTH = 10_000
@@ -136,7 +137,10 @@ class _TimeLeft(ProgressColumn):
 class WorkDisplay:
     """What a program does: a bar in a terminal, elsewhere a line on standard error every `LINE_SECONDS`."""
 
-    def __init__(self, console: Console, text: str) -> None:
+    def __init__(
+        self, console: Console, text: str, deadline: Deadline = NO_DEADLINE
+    ) -> None:
+        self._deadline = deadline
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
@@ -214,7 +218,9 @@ class WorkDisplay:
     def time_left(self, now: float) -> str:
         """Return how long the phase will take, in words; empty where that is not known."""
         left = self._phase.seconds_left(now, self._total)
-        return "" if left is None else f"about {left:.0f} s left"
+        if left is None:
+            return ""
+        return f"about {min(left, self._deadline.seconds_left):.0f} s left"
 
     def _start_phase(self, text: str, first_done: int) -> None:
         """Begin a phase; one that had done less under the same text goes on, such as training after a validation."""
@@ -243,9 +249,15 @@ class WorkDisplay:
                 print(line, file=sys.stderr, flush=True)
 
 
-def show_status(console: Console, text: str) -> WorkDisplay:
-    """Return a display of work that begins with a text, to be used as a context; `update_status` changes it."""
-    return WorkDisplay(console, text)
+def show_status(
+    console: Console, text: str, deadline: Deadline = NO_DEADLINE
+) -> WorkDisplay:
+    """Return a display of work that begins with a text, to be used as a context; `update_status` changes it.
+
+    Args:
+      deadline: when the work ends, whatever is done.
+    """
+    return WorkDisplay(console, text, deadline)
 
 
 def update_status(status: WorkDisplay, text: str) -> None:

@@ -728,7 +728,7 @@ class Train:
             settings = dataclasses.asdict(run.run_config)
             with (
                 open_loggers(self.log, self.out, rows, settings) as loggers,
-                show_status(console, "training") as status,
+                show_status(console, "training", deadline) as status,
                 defer_interrupt() as interrupt,
             ):
                 updates = training.train(
@@ -1239,6 +1239,8 @@ def _print_results(
         )
         notes.append(
             f"no update of PPO ranked valid better than {start}, whose parameters are kept"
+            if int(run.state.train_state.update)
+            else f"no update of PPO was made: 'trained' is {start}"
         )
     print_notes(console, notes)
     with show_status(console, "looking for a proof to print"):

@@ -143,8 +143,11 @@ def _warnings(run: RunMeasurements) -> list[str]:
             if run.score == "evidence"
             else "the untrained policy"
         )
+        reason = (
+            f"ranked valid better than {start}" if run.update else "was made"
+        )
         lines.append(
-            f"no update of PPO ranked valid better than {start}: 'trained' is what it started from"
+            f"no update of PPO {reason}: 'trained' is what it started from"
         )
 
     if run.default_score_note:

@@ -15,6 +15,7 @@ from funcppo.cli.console import (
     print_notes,
     show_status,
 )
+from funcppo.deadline import Deadline
 from tests.cli.runner import funcppo
 
 NAMES = ["[/x]", "[bold]", ":smile:", "[link=a]b[/link]", "\\[x]"]
@@ -143,6 +144,16 @@ def test_the_time_left_follows_the_last_half_of_the_time(clock):
     clock.now = 50.0
     display.update("ranking", 0, 100)
     assert display.line(51.0) == "ranking: 0 of 100, 51 s"
+
+
+def test_no_more_time_is_left_than_until_the_deadline(clock):
+    """Ten more updates would take 50 s; the run ends in 30."""
+    deadline = Deadline(at=40.0, clock=clock.monotonic)
+    display = show_status(make_console(use_stderr=False), "training", deadline)
+    for now, done in ((0.0, 0), (5.0, 1), (10.0, 2)):
+        clock.now = now
+        display.update("training", done, 12)
+    assert display.line(10.0) == "training: 2 of 12, 10 s, about 30 s left"
 
 
 def test_lines_go_to_standard_error_where_there_is_no_terminal(

@@ -173,6 +173,9 @@ def test_what_a_run_lacks_is_said(reports):
     assert "no update of PPO ranked valid better" in text
     assert "no test split: nothing is ranked" in text
     assert text.count("Not drawn: ") == 7
+    unchanged = dataclasses.replace(run, update=0, best_update=0)
+    text = page.render([RunReport(unchanged, [])])
+    assert "no update of PPO was made" in text
     stopped = dataclasses.replace(run, update=1)
     text = page.render([RunReport(stopped, [])])
     assert "1 of 4, stopped early" in text and "unfinished" not in text
