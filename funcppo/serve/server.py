@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import signal
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
-    from types import FrameType
 
     import uvicorn
     from starlette.types import ASGIApp
@@ -99,20 +97,8 @@ def make_server(app: ASGIApp, workers: Sequence[Worker]) -> uvicorn.Server:
     """
     import uvicorn
 
-    received: list[int] = []  # signals
-
     class Server(uvicorn.Server):
         """A server that does not wait for work at its end."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            received.append(sig)
-            super().handle_exit(sig, frame)
-
-        def run(self, sockets: list[socket.socket] | None = None) -> None:
-            super().run(sockets)
-            # Uvicorn raises it again too, but what that raises is lost where Python handles it in a finaliser.
-            if received:
-                signal.raise_signal(received[0])
 
         async def shutdown(
             self, sockets: list[socket.socket] | None = None

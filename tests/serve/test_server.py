@@ -1,12 +1,10 @@
 """The socket: free ports, taken ones, hosts of others; the address of a browser; missing packages; idle connections."""
 
-import signal
 import socket
 import threading
 import urllib.request
 
 import pytest
-import uvicorn
 
 from funcppo.serve import server
 
@@ -32,16 +30,6 @@ def test_a_port_in_use_is_one_line():
 def test_a_host_that_is_none_of_this_machine_is_one_line(host):
     with pytest.raises(ValueError, match=r"^--host .*expected"):
         server.open_socket(host, 0).close()
-
-
-def test_a_signal_whose_exception_is_lost_ends_the_program_too(monkeypatch):
-    def end(ending, sockets=None):
-        """As if Python had handled the signal that Uvicorn raises again in a finaliser."""
-        ending.handle_exit(signal.SIGINT, None)
-
-    monkeypatch.setattr(uvicorn.Server, "run", end)
-    with pytest.raises(KeyboardInterrupt):
-        server.make_server(None, ()).run()
 
 
 def test_a_missing_package_is_one_line(monkeypatch):
