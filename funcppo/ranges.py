@@ -227,7 +227,8 @@ def _expected_kind(kind: object, value: object) -> str | None:
     if kind is bool:
         return None if isinstance(value, bool) else "true or false"
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return None if isinstance(value, kind) else f"a {kind.__name__}"
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        return None if isinstance(value, kind) else f"{article} {kind.__name__}"
     return None
 
 

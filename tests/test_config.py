@@ -123,7 +123,7 @@ def test_a_problem_is_acted_and_learnt_with_the_same_agent_by_default():
             lambda: PPOConfig(half_value_loss=1),
             "half_value_loss: expected true",
         ),
-        (lambda: PPOConfig(adam=None), "adam: expected a AdamConfig"),
+        (lambda: PPOConfig(adam=None), "adam: expected an AdamConfig"),
         (lambda: AdamConfig(b1=1.0), "b1: expected 0 to below 1, got 1.0"),
         (lambda: AdamConfig(eps=-1e-5), "eps: expected 0 or more"),
         (lambda: Schedule(kind="bogus"), "kind: expected one of"),
