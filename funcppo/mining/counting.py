@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple, Protocol
 
@@ -121,6 +121,13 @@ class CountTask(NamedTuple):
     high: float
 
 
+class _TaskGroup(NamedTuple):
+    """Rules that are counted from one range of the sources after the other."""
+
+    rows: I64[Tensor, "r"]  # in the table of all
+    tasks: list[CountTask]
+
+
 class CountFn(Protocol):
     """Counts rules, as `count_tasks`."""
 
@@ -157,42 +164,50 @@ def count_exactly(
       budget: pays for the work.
       share: share of the budget at which counting stops.
     """
-    groups: list[tuple[Tensor, list[CountTask]]] = []
-    for first, last in paths.pack(found.cost, CHUNK_ROWS):
-        n_ranges = _count_ranges(found.cost[first:last])
+    groups = _group_tasks(found, found.cost, 1.0)
+    for rows, whole in _count_groups(
+        groups, found.cost, count, budget, lambda: budget.is_exhausted(share)
+    ):
+        rules = _exact_rules(edges, found.rules.labels[rows], whole.sums)
+        yield CountedPart(rows, rules, whole.fact, whole.rule)
+
+
+def _group_tasks(
+    found: FoundRules, cost: F64[Tensor, "R"], high: float
+) -> list[_TaskGroup]:
+    """Rules to count from the sources of a priority below `high`, in ranges none of which costs more than a chunk."""
+    groups: list[_TaskGroup] = []
+    for first, last in paths.pack(cost, CHUNK_ROWS):
+        n_ranges = max(1, math.ceil(float(cost[first:last].max()) / CHUNK_ROWS))
+        ends = [*(high * i / n_ranges for i in range(n_ranges)), high]
         for rows, length in _rows_by_length(found, first, last):
             labels = found.rules.labels[rows]
-            groups.append((rows, _tasks(labels, length, n_ranges, 1.0)))
+            tasks = [
+                CountTask(labels, length, low, end)
+                for low, end in itertools.pairwise(ends)
+            ]
+            groups.append(_TaskGroup(rows, tasks))
+    return groups
 
-    with closing(
-        count([task for _, tasks in groups for task in tasks])
-    ) as counted:
-        for rows, tasks in groups:
+
+def _count_groups(
+    groups: Sequence[_TaskGroup],
+    cost: F64[Tensor, "R"],
+    count: CountFn,
+    budget: Budget,
+    is_over: Callable[[], bool],
+) -> Iterator[tuple[I64[Tensor, "n"], CountedRules]]:
+    """Yield the rows of each group and the sums over its tasks, until the work is over."""
+    tasks = [task for group in groups for task in group.tasks]
+    with closing(count(tasks)) as counted:
+        for group in groups:
             parts: list[CountedRules] = []
-            for _ in tasks:
-                if budget.is_exhausted(share):
+            for _ in group.tasks:
+                if is_over():
                     return
                 parts.append(next(counted))
-                budget.spend(float(found.cost[rows].sum()) / len(tasks))
-            whole = _add_up(parts)
-            rules = _exact_rules(edges, tasks[0].labels, whole.sums)
-            yield CountedPart(rows, rules, whole.fact, whole.rule)
-
-
-def _count_ranges(cost: F64[Tensor, "R"]) -> int:
-    """In how many ranges of the sources some rules are counted, so that none costs more than a chunk in one."""
-    return max(1, math.ceil(float(cost.max()) / CHUNK_ROWS))
-
-
-def _tasks(
-    labels: Tensor, length: int, n_ranges: int, high: float
-) -> list[CountTask]:
-    """Rules to count from the sources of a priority below `high`, one range of these after the other."""
-    ends = [*(high * i / n_ranges for i in range(n_ranges)), high]
-    return [
-        CountTask(labels, length, low, end)
-        for low, end in itertools.pairwise(ends)
-    ]
+                budget.spend(float(cost[group.rows].sum()) / len(group.tasks))
+            yield group.rows, _add_up(parts)
 
 
 def estimate(
@@ -217,26 +232,13 @@ def estimate(
     fraction = min(1.0, max_rows / max(float(found.cost.sum()), 1.0))
     sources = SourceRange(priority, 0.0, fraction)
     cost = found.cost * fraction
-    groups: list[tuple[Tensor, list[CountTask]]] = []
-    for first, last in paths.pack(cost, CHUNK_ROWS):
-        n_ranges = _count_ranges(cost[first:last])
-        for rows, length in _rows_by_length(found, first, last):
-            labels = found.rules.labels[rows]
-            groups.append((rows, _tasks(labels, length, n_ranges, fraction)))
-
-    with closing(
-        count([task for _, tasks in groups for task in tasks])
-    ) as counted:
-        for rows, tasks in groups:
-            parts: list[CountedRules] = []
-            for _ in tasks:
-                if budget.is_late():
-                    return
-                parts.append(next(counted))
-                budget.spend(float(cost[rows].sum()) / len(tasks))
-            whole = _add_up(parts)
-            rules = estimate_rules(edges, tasks[0].labels, sources, whole.sums)
-            yield CountedPart(rows, rules, whole.fact, whole.rule)
+    groups = _group_tasks(found, cost, fraction)
+    for rows, whole in _count_groups(
+        groups, cost, count, budget, budget.is_late
+    ):
+        labels = found.rules.labels[rows]
+        rules = estimate_rules(edges, labels, sources, whole.sums)
+        yield CountedPart(rows, rules, whole.fact, whole.rule)
 
 
 def estimate_rules(
