@@ -65,8 +65,9 @@ SETTINGS["wn18rr+embeddings"] = Options(
     SETTINGS["wn18rr"].mining,
     [
         *SETTINGS["wn18rr"].training,
-        *("--questions.embedding", "True", "--embedding.rank", "64"),
-        *("--embedding.seconds", "300"),
+        *("--questions.embedding", "True", "--embedding.rank", "256"),
+        *("--embedding.batch-size", "2048", "--embedding.penalty", "0.1"),
+        *("--embedding.seconds", "600"),
     ],
 )
 SETTINGS["fb15k-237+embeddings"] = Options(
