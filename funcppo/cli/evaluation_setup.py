@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         SearchConfig,
         SearchResult,
     )
-    from funcppo.evaluation.evaluator import Evaluator
+    from funcppo.evaluation.evaluator import Evaluator, ProofFinder
     from funcppo.evaluation.ranking import (
         RankingProtocol,
         Scorer,
@@ -276,7 +276,7 @@ def prepare_evaluation(
         notes = [*notes, *more]
 
     subject = subject._replace(task=task, notes=notes)
-    prove = _make_prover(subject, split) if with_proofs else _no_proof
+    prove = _make_prover(subject) if with_proofs else _no_proofs
     return EvaluationSetup(
         evaluator=_build_evaluator(options, subject, scorer, protocol, prove),
         score=score,
@@ -663,7 +663,7 @@ def _build_evaluator(
     subject: Subject,
     scorer: Scorer | ScorerBySide,
     protocol: RankingProtocol,
-    prove: Callable[[Tensor], Proof | None],
+    prove: ProofFinder,
 ) -> Evaluator:
     """The evaluator of a subject."""
     from funcppo.evaluation.beam_search import UNPROVED_PENALTY
@@ -687,24 +687,21 @@ def _build_evaluator(
     )
 
 
-def _make_prover(
-    subject: Subject, split: np.ndarray
-) -> Callable[[Tensor], Proof | None]:
-    """A function from an answer to its proof: the policy's, or without a policy a smallest one."""
+def _make_prover(subject: Subject) -> ProofFinder:
+    """A function from answers to their proofs: the policy's, or without a policy smallest ones."""
     from funcppo.evaluation import explain
     from funcppo.experiment import run_proofs
 
     program = explain.build_program(subject.task)
     run = subject.policy_run
     if run is None:
-        return partial(explain.smallest_proof, subject.task, program=program)
-    if run.questions is not None:
-        return run_proofs.SplitProofs(run, split, program)
-    return partial(run_proofs.most_probable_proof, run, program=program)
+        return partial(explain.smallest_proofs, subject.task, program=program)
+    return partial(run_proofs.most_probable_proofs, run, program=program)
 
 
-def _no_proof(atom: Tensor) -> None:
-    """Return None."""
+def _no_proofs(atoms: Tensor) -> list[Proof | None]:
+    """No proof of any atom."""
+    return [None] * len(atoms)
 
 
 def _log_settings(

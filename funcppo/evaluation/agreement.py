@@ -486,7 +486,7 @@ def _proof_errors(
     """What is wrong with the engine's proof of an atom; None if a policy's search finds none."""
     evaluator = subject.evaluator
     try:
-        proof = evaluator.prove(query)
+        (proof,) = evaluator.prove(query[None])
     except AssertionError as error:  # the engine checks its proofs too
         return [str(error)]
     if proof is None:

@@ -25,6 +25,7 @@ from funcppo.logic import proof
 from funcppo.logic.proof import Proof
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.task import ProverTask
+from funcppo.types import I64
 
 # Queries are ranked in chunks: scoring many candidates at once is fast, and what is ranked together is lost together
 # when the process is killed.
@@ -33,6 +34,8 @@ TARGET_CHUNK_SECONDS = 1.0
 # listed candidates of a chunk, which bound its memory
 MAX_CHUNK_CANDIDATES = 1 << 20
 MAX_CHUNK_GROWTH = 4  # factor from one chunk to the next
+# queries of a chunk whose answers are proved together, before the first of their records is yielded
+PROOF_QUERIES = 256
 # Where processes share a split, they take windows of it: candidates of one, and windows of a split at least.
 WINDOW_CANDIDATES = 1 << 15
 MIN_WINDOWS = 64
@@ -41,10 +44,10 @@ RANK_POLICIES = rank_metrics.TIE_POLICIES[:3]
 
 
 class ProofFinder(Protocol):
-    """Finds a proof of an answer that was proved."""
+    """Finds proofs of answers that were proved."""
 
-    def __call__(self, atom: Tensor, /) -> Proof | None:
-        """A proof of the atom, [W]; None where no proof is to be recorded."""
+    def __call__(self, atoms: I64[Tensor, "n W"], /) -> list[Proof | None]:
+        """A proof of each atom; None where no proof is to be recorded."""
         ...
 
 
@@ -161,47 +164,59 @@ def _iter_records(
     evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
 ) -> Iterator[list[Record]]:
     """Yield the records of each query in the order of `rows`, one for each side."""
-    task = evaluator.task
+    by_query = _records_without_proofs(evaluator, ranked, rows)
+    order = np.argsort(rows, kind="stable").tolist()
+    for start in range(0, len(order), PROOF_QUERIES):
+        queries = order[start : start + PROOF_QUERIES]
+        records = [by_query[query] for query in queries]
+        yield from _with_proofs(evaluator, records, ranked.queries[queries])
+
+
+def _records_without_proofs(
+    evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
+) -> list[list[Record]]:
+    """The records of each query, one for each side."""
     near_boundary = set(ranked.listed_row[ranked.near_boundary].tolist())
     ranks = _ranks_by_policy(ranked)
     expected_reciprocal = rank_metrics.expected_reciprocal_ranks(
         ranked.counts
     ).tolist()
     other_scores = _other_scores(ranked)
+    with_scores = evaluator.all_scores or evaluator.task.is_countries
 
-    ranked_rows: list[list[int]] = [[] for _ in rows]
+    records: list[list[Record]] = [[] for _ in rows]
     for i, query in enumerate(ranked.query_row.tolist()):
-        ranked_rows[query].append(i)
-
-    for query in np.argsort(rows, kind="stable").tolist():
-        records: list[Record] = []
-        for i in ranked_rows[query]:
-            record = {"query_row": int(rows[query])}
-            record |= _answer_record(evaluator, ranked, i)
-            record["rank"] = ranks[i]
-            record["reciprocal_rank"] = expected_reciprocal[i]
-            is_scored = record["quantised_score"] is not None
-            record["n_scored"] = len(other_scores[i]) + is_scored
-            record["near_boundary"] = i in near_boundary
-            if evaluator.all_scores or task.is_countries:
-                record["other_quantised_scores"] = other_scores[i]
-            records.append(record)
-        yield _with_proof(evaluator, records, ranked.queries[query])
+        record: Record = {"query_row": int(rows[query])}
+        record |= _answer_record(evaluator, ranked, i)
+        record["rank"] = ranks[i]
+        record["reciprocal_rank"] = expected_reciprocal[i]
+        is_scored = record["quantised_score"] is not None
+        record["n_scored"] = len(other_scores[i]) + is_scored
+        record["near_boundary"] = i in near_boundary
+        if with_scores:
+            record["other_quantised_scores"] = other_scores[i]
+        records[query].append(record)
+    return records
 
 
-def _with_proof(
-    evaluator: Evaluator, records: list[Record], answer: Tensor
-) -> list[Record]:
-    """The records of a query with a proof of its answer, which all sides have in common, where it was proved."""
-    is_proved = [record["status"] == "proved" for record in records]
-    answer_proof = evaluator.prove(answer) if any(is_proved) else None
-    proof_fields = answer_proof and _proof_to_dict(
-        evaluator.task.dataset, answer_proof
-    )
-    return [
-        {**record, "proof": proof_fields if proved else None}
-        for record, proved in zip(records, is_proved)
+def _with_proofs(
+    evaluator: Evaluator,
+    records: list[list[Record]],
+    answers: I64[Tensor, "Q W"],
+) -> Iterator[list[Record]]:
+    """The records of queries with a proof of each answer, which its sides have in common, where it was proved."""
+    is_proved = [
+        any(record["status"] == "proved" for record in sides)
+        for sides in records
     ]
+    proofs = iter(evaluator.prove(answers[is_proved]) if any(is_proved) else ())
+    for sides, proved in zip(records, is_proved):
+        found = next(proofs) if proved else None
+        fields = found and _proof_to_dict(evaluator.task.dataset, found)
+        yield [
+            {**side, "proof": fields if side["status"] == "proved" else None}
+            for side in sides
+        ]
 
 
 def _answer_record(evaluator: Evaluator, ranked: Ranking, i: int) -> Record:

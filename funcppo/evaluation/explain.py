@@ -1,8 +1,8 @@
 """Proofs of single atoms, checked before they are returned.
 
 `most_probable_proof` gives the proof that a policy finds most probable, with the probability of each choice;
-`smallest_proof` gives a proof of the smallest height without a policy. Both build proofs from a `Program`, which
-`build_program` makes once for many atoms.
+`smallest_proof` gives a proof of the smallest height without a policy, `smallest_proofs` those of many atoms. All build
+proofs from a `Program`, which `build_program` makes once for many atoms.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ from funcppo.logic import (
     proof_builder,
     query_answering,
 )
+from funcppo.logic.fixpoint import FactTable
 from funcppo.logic.joins import RowBudget
 from funcppo.logic.proof import Atom, Proof
 from funcppo.logic.proof_builder import Choice, Program
 from funcppo.logic.query_answering import QueryResult
 from funcppo.logic.triple_index import TAIL
+from funcppo.logic.typed_torch import unique_rows_with_inverse
 from funcppo.prover import env as prover_env
 from funcppo.prover.env import EnvState, World
 from funcppo.prover.network import Params
-from funcppo.prover.task import (
-    ProverTask,
-    inference_world,
-    with_answers,
-)
+from funcppo.prover.task import ProverTask, inference_world
 from funcppo.types import F32, I64
 
 # rows that the joins make for the proof of a known fact
@@ -112,7 +110,8 @@ def smallest_proof(
       atom: ground, [W].
       program: what `build_program` returns.
     """
-    task = with_answers(task, atom[None], (TAIL,), with_facts=True)
+    if task.answers_plan is not None:
+        return smallest_proofs(task, atom[None], program)[0]
     height = int(fixpoint.atom_height(task.least_model, atom.long()))
     if height < 0:
         return None
@@ -129,6 +128,49 @@ def smallest_proof(
     )
     _check_proof(task, built, program)
     return built
+
+
+def smallest_proofs(
+    task: ProverTask, atoms: I64[Tensor, "n W"], program: Program
+) -> list[Proof | None]:
+    """A proof of the smallest height of each of some atoms, as `smallest_proof` gives it.
+
+    Where each query derives its own answers, the rules that derive all of the atoms are found together.
+    """
+    if task.answers_plan is None:
+        return [smallest_proof(task, atom, program) for atom in atoms]
+
+    proofs: list[Proof | None] = []
+    facts = _facts_on_host(task)
+    for atom, rule in zip(atoms, _first_rules(task, atoms)):
+        if _to_tuple(atom) in program.fact_set:
+            built = prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS)
+            proofs.append(built.proof)
+        elif rule is None:
+            proofs.append(None)
+        else:
+            goal = _to_tuple(atom)
+            built = _apply_rule(task, facts, program, goal, rule, None)
+            _check_proof(task, built, program)
+            proofs.append(built)
+    return proofs
+
+
+def _first_rules(
+    task: ProverTask, atoms: I64[Tensor, "n W"]
+) -> list[int | None]:
+    """The first rule in file order that derives each atom from facts; None where none does.
+
+    Args:
+      task: each query derives its own answers.
+    """
+    none = task.sizes.n_rules
+    distinct, place = unique_rows_with_inverse(atoms.long())
+    first = torch.full((len(distinct),), none, device=task.kb.facts.device)
+    for row, rule in scorers.iter_answer_derivations(task, TAIL, distinct):
+        first = first.scatter_reduce(0, row, rule, "amin")
+    rules = first[place.to(first.device)].tolist()
+    return [rule if rule < none else None for rule in rules]
 
 
 def prove_from_other_facts(
@@ -226,7 +268,12 @@ def _prove_by_rule(
     slot = int(torch.where(derives, policy, -1.0).argmax())
     rule = int(state.successors.rule[0, slot])
     return _apply_rule(
-        task, program, _to_tuple(atom), rule, float(policy[slot])
+        task,
+        _facts_on_host(task),
+        program,
+        _to_tuple(atom),
+        rule,
+        float(policy[slot]),
     )
 
 
@@ -243,26 +290,38 @@ def proof_by_rule(
       atom: [W].
       probability: of the rule among those that derive the atom.
     """
-    if len(task.least_model.atoms) < task.sizes.n_facts:
-        # The facts are mapped from a file, and the model does not hold them.
-        task = with_answers(task, atom[None], (TAIL,), with_facts=True)
-    built = _apply_rule(task, program, _to_tuple(atom), rule, probability)
+    built = _apply_rule(
+        task,
+        _facts_on_host(task),
+        program,
+        _to_tuple(atom),
+        rule,
+        probability,
+    )
     _check_proof(task, built, program)
     return built
 
 
+def _facts_on_host(task: ProverTask) -> FactTable:
+    """The facts where the many small joins of single proofs do not wait for a GPU."""
+    kb = task.kb._replace(facts=task.kb.facts.cpu())
+    identity = task.least_model.object_identity
+    return fixpoint.fact_table(kb, task.sizes, identity)
+
+
 def _apply_rule(
     task: ProverTask,
+    facts: FactTable,
     program: Program,
     goal: Atom,
     rule: int,
-    probability: float,
+    probability: float | None,
 ) -> Proof:
     """The proof by a rule over facts that satisfy its body."""
     body = derivations.find_ground_body(
         task.kb,
         task.sizes,
-        task.least_model,
+        facts,
         goal,
         rule,
         height=1,

@@ -339,7 +339,8 @@ class Answerer:
         """
         run = self.subject.policy_run
         task = self.subject.task
-        if run is None or run.questions is None:
+        is_by_query = run is None and task.answers_plan is not None
+        if not is_by_query and (run is None or run.questions is None):
             task = self.predictor.task_for(atom[None])
         evidence = None
         if run is not None:

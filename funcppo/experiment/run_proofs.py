@@ -1,10 +1,9 @@
-"""Proofs of single atoms by the policy of a run, and the evidence that it weighs."""
+"""Proofs of atoms by the policy of a run, and the evidence that it weighs."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from funcppo.evaluation import (
     explain,
 )
 from funcppo.evaluation.evidence_explanation import Explanation, Weights
-from funcppo.evaluation.evidence_ranking import MIN_CHUNK_QUERIES
 from funcppo.experiment.question_run import QuestionSetup
 from funcppo.experiment.run import Run
 from funcppo.logic.proof import Proof
@@ -23,6 +21,7 @@ from funcppo.logic.proof_builder import Program
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation
 from funcppo.prover.aggregation import Params
+from funcppo.types import I64
 
 
 class BestRule(NamedTuple):
@@ -59,41 +58,25 @@ def most_probable_proof(
     return explain.proof_by_rule(run.task, program, atom, best.rule, best.share)
 
 
-class SplitProofs:
-    """Proofs of the answers of a split by a run that learns from questions; the rules of many queries at a time."""
-
-    def __init__(self, run: Run, split: np.ndarray, program: Program) -> None:
-        self._run = run
-        self._program = program
-        self._split = torch.from_numpy(np.ascontiguousarray(split)).long()
-        self._row = {
-            tuple(atom): row
-            for row, atom in reversed(list(enumerate(self._split.tolist())))
-        }
-        self._best: dict[int, BestRule | None] = {}
-        # the queries that were solved last, and how many
-        self._stop, self._size = 0, 1
-
-    def __call__(self, atom: Tensor, /) -> Proof | None:
-        """The proof by the rule with the largest share as an answer about the tail; None if no rule derives it."""
-        key = tuple(atom.tolist())
-        row = self._row[key]
-        if row not in self._best:
-            # Queries that are asked for in order are solved ahead.
-            is_next = 0 <= row - self._stop <= self._size
-            size = min(4 * self._size, MIN_CHUNK_QUERIES) if is_next else 1
-            self._stop, self._size = row + size, size
-            best = _best_rules(self._run, self._split[row : self._stop])
-            self._best = dict(enumerate(best, row))
-        rule = self._best[row]
-        if rule is None:
-            return None
-        return explain.proof_by_rule(
-            self._run.task, self._program, atom, rule.rule, rule.share
+def most_probable_proofs(
+    run: Run, atoms: I64[Tensor, "n W"], program: Program
+) -> list[Proof | None]:
+    """The proof that a run finds most probable of each of some atoms, as `most_probable_proof` gives it."""
+    if run.questions is None:
+        return [most_probable_proof(run, atom, program) for atom in atoms]
+    proofs: list[Proof | None] = []
+    for atom, best in zip(atoms, _best_rules(run, atoms)):
+        if best is None:
+            proofs.append(None)
+            continue
+        built = explain.proof_by_rule(
+            run.task, program, atom, best.rule, best.share
         )
+        proofs.append(built)
+    return proofs
 
 
-def _best_rules(run: Run, atoms: Tensor) -> list[BestRule | None]:
+def _best_rules(run: Run, atoms: I64[Tensor, "n W"]) -> list[BestRule | None]:
     """The rule with the largest share of each atom as an answer about its tail; None where no rule derives it."""
     setup = run.questions
     assert setup is not None, "the run learns from questions"

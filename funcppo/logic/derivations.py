@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from funcppo.logic import fixpoint, joins
-from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.fixpoint import FactTable, LeastModel
 from funcppo.logic.joins import Inequality
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.relations import Relation
@@ -77,7 +77,7 @@ def find_derivation(
 def find_ground_body(
     kb: KnowledgeBase,
     sizes: KBSizes,
-    model: LeastModel,
+    model: LeastModel | FactTable,
     atom: Atom,
     rule: int,
     height: int,
@@ -107,7 +107,7 @@ def _read_rule(kb: KnowledgeBase, rule_id: int) -> Rule:
 def _smallest_body(
     rule: Rule,
     atom: Atom,
-    model: LeastModel,
+    model: LeastModel | FactTable,
     height: int,
     excluded_atom: Atom | None = None,
 ) -> tuple[Atom, ...] | None:
@@ -165,7 +165,10 @@ def _substitute_constraints(
 
 
 def _atoms_below(
-    model: LeastModel, atom: Atom, height: int, excluded_atom: Atom | None
+    model: LeastModel | FactTable,
+    atom: Atom,
+    height: int,
+    excluded_atom: Atom | None,
 ) -> Relation:
     """The atoms of smaller height that match an open atom, without the excluded one."""
     atoms, heights = fixpoint.matching_atoms(model, atom)

@@ -96,6 +96,15 @@ class LeastModel:
     sizes: KBSizes  # of the knowledge base that the model was derived from
 
 
+class FactTable(NamedTuple):
+    """The facts of a knowledge base as a table that `matching_atoms` reads, without an index of its own."""
+
+    atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
+    height: I32[Tensor, "n"]  # 0, in one place of memory
+    object_identity: bool  # as of a `LeastModel`
+    sizes: KBSizes
+
+
 class StepCallback(Protocol):
     """Function that is called before each step of T_P, and after each rule of it."""
 
@@ -311,7 +320,20 @@ def verdict(
     return torch.where(is_present, int(Verdict.PROVED), if_absent)
 
 
-def matching_atoms(model: LeastModel, atom: Atom) -> MatchingAtoms:
+def fact_table(
+    kb: KnowledgeBase, sizes: KBSizes, object_identity: bool
+) -> FactTable:
+    """The facts of a knowledge base, whose memory it shares."""
+    height = torch.zeros(1, dtype=torch.int32, device=kb.facts.device)
+    return FactTable(
+        atoms=kb.facts,
+        height=height.expand(len(kb.facts)),
+        object_identity=object_identity,
+        sizes=sizes,
+    )
+
+
+def matching_atoms(model: LeastModel | FactTable, atom: Atom) -> MatchingAtoms:
     """Find the atoms of a model that match an open atom.
 
     Args:

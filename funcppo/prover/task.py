@@ -293,15 +293,12 @@ def with_answers(
     task: ProverTask,
     queries: I64[Tensor, "Q W"],
     sides: Sequence[int],
-    *,
-    with_facts: bool = False,
 ) -> ProverTask:
     """The task with all known and derivable answers of some queries; the same where T_P is held.
 
     Args:
       queries: atoms of two arguments, each of which is replaced in turn.
       sides: the arguments that are replaced.
-      with_facts: the model holds all facts, not the answers among them alone.
     """
     plan = task.answers_plan
     if plan is None:
@@ -319,7 +316,7 @@ def with_answers(
         sizes,
         derived,
         object_identity=identity,
-        facts=None if with_facts else facts,
+        facts=facts,
     )
 
     held_out = torch.from_numpy(held_out_triples(task.dataset)).to(facts.device)

@@ -46,7 +46,7 @@ def subject_of(seed=1, score="noisy-or@3", n_known=0, **settings):
         task=task,
         protocol=RankingProtocol(sides=ranked_sides(task)),
         scorer=scorers.make_untrained_scorer(task, score),
-        prove=lambda atom: explain.smallest_proof(task, atom, program),
+        prove=lambda atoms: explain.smallest_proofs(task, atoms, program),
         proof_threshold=-math.inf,
         all_scores=False,
     )
@@ -173,12 +173,12 @@ def test_a_wrong_score_is_reported(subject):
 
 
 def test_a_wrong_leaf_of_a_proof_is_reported(subject):
-    def prove(atom):
-        built = subject.evaluator.prove(atom)
+    def prove(atoms):
+        (built,) = subject.evaluator.prove(atoms)
         *nodes, leaf = built.nodes
         goal = (leaf.goal[0], leaf.goal[1], leaf.goal[2] % 10 + 1)
         wrong = dataclasses.replace(leaf, goal=goal)
-        return dataclasses.replace(built, nodes=(*nodes, wrong))
+        return [dataclasses.replace(built, nodes=(*nodes, wrong))]
 
     proofs = compare(with_evaluator(subject, prove=prove))["proofs"]
     assert proofs.n_compared == proofs.n_disagreeing > 0
@@ -187,10 +187,10 @@ def test_a_wrong_leaf_of_a_proof_is_reported(subject):
 
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_an_answer_without_a_proof_is_reported(subject, is_refused):
-    def prove(atom):
+    def prove(atoms):
         if is_refused:
             raise AssertionError("expected a proof that holds, got none")
-        return None
+        return [None] * len(atoms)
 
     proofs = compare(with_evaluator(subject, prove=prove))["proofs"]
     assert proofs.n_compared == proofs.n_disagreeing > 0

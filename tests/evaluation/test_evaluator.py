@@ -27,7 +27,7 @@ def make_evaluator(dataset: Dataset, score: str, **protocol) -> Evaluator:
     task = prover_task.build_task(dataset, ProverTaskConfig(max_height=2))
     scorer, prove = (
         scorers.make_untrained_scorer(task, score),
-        lambda atom: None,
+        lambda atoms: [None] * len(atoms),
     )
     return Evaluator(
         task=task,
@@ -78,17 +78,17 @@ def test_the_records_of_a_query_are_worked_by_hand():
     root = Node(
         goal=(2, b, d), rule=0, substitution=(), probability=None, children=()
     )
-    calls = []
+    proof, calls = Proof(nodes=(root,)), []
     evaluator_ = Evaluator(
         task=task,
         protocol=RankingProtocol(),
         scorer=scorer,
-        prove=lambda atom: calls.append(atom.tolist()) or Proof(nodes=(root,)),
+        prove=lambda atoms: calls.append(atoms.tolist()) or [proof],
         proof_threshold=-float("inf"),
         all_scores=True,
     )
     head, tail = all_records(evaluator_, dataset.valid)
-    assert calls == [[2, b, d]]  # one proof for both sides
+    assert calls == [[[2, b, d]]]  # one proof for both sides
     common = {
         "query_row": 0,
         "relation": "far",

@@ -123,7 +123,7 @@ def compare(task, weights, explain=None):
         task=task,
         protocol=ranking.RankingProtocol(sides=(HEAD, TAIL)),
         scorer=lambda atoms: torch.zeros(len(atoms), dtype=torch.float64),
-        prove=lambda atom: None,
+        prove=lambda atoms: [None] * len(atoms),
         proof_threshold=-float("inf"),
         all_scores=False,
     )

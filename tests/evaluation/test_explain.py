@@ -141,6 +141,39 @@ def test_the_proof_by_search_has_the_probability_of_the_best_path():
             assert product == pytest.approx(math.exp(log_prob), rel=1e-4)
 
 
+@pytest.mark.parametrize("object_identity", [False, True])
+def test_smallest_proofs_by_query_are_those_of_a_held_model(
+    object_identity, monkeypatch
+):
+    """Facts, derived atoms and others; the rules of all atoms are found by one pass over their questions."""
+    dataset = data.load("family_tree:30:0")
+    settings = ProverTaskConfig(
+        max_height=1, smoothing=5.0, object_identity=object_identity
+    )
+    held = prover_task.build_task(dataset, settings)
+    monkeypatch.setattr(prover_task, "MAX_HEADS_PER_ATOM", 0)
+    by_query = prover_task.build_task(dataset, settings, with_derivations=False)
+    assert by_query.answers_plan is not None and held.answers_plan is None
+
+    derived = derived_atoms(held, 40).long()
+    others = torch.tensor([[1, i, i] for i in range(1, 9)])
+    facts = held.kb.facts[::7].long()
+    atoms = torch.cat([facts, derived.flip(0), others, derived[:2]])
+    program = explain.build_program(held)
+    passes = []
+    iter_derivations = scorers.iter_answer_derivations
+    monkeypatch.setattr(
+        scorers,
+        "iter_answer_derivations",
+        lambda *args: passes.append(1) or iter_derivations(*args),
+    )
+    proofs = explain.smallest_proofs(by_query, atoms, program)
+    assert len(passes) == 1
+    assert proofs == [explain.smallest_proof(held, x, program) for x in atoms]
+    assert all(proofs[len(facts) : len(facts) + len(derived)])
+    assert not all(proofs) and any(proofs[: len(facts)])
+
+
 # -- limits
 
 
