@@ -752,7 +752,7 @@ class Train:
                             "training",
                             update,
                             run.cfg.ppo.n_updates,
-                            _training_note(run, numbers),
+                            note=_training_note(run, numbers),
                         )
         run_time.end_phase("training", is_set=not is_bounded)
         return _end_training(run, console, interrupt, deadline.is_over, record)
@@ -779,9 +779,15 @@ def _tell_others(on_phase: PhaseCallback) -> PhaseCallback:
     if processes is None:
         return on_phase
 
-    def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
+    def tell(
+        text: str,
+        done: int = 0,
+        total: int | None = None,
+        deadline: Deadline = NO_DEADLINE,
+        /,
+    ) -> None:
         processes.report(f"{text} {done} of {total}" if total else text)
-        on_phase(text, done, total)
+        on_phase(text, done, total, deadline)
 
     return tell
 
