@@ -186,9 +186,7 @@ def _describe(profile: profile, n_rows: int) -> JsonObject:
     return {
         "cpu_ms": sum(event.self_cpu_time_total for event in averages) / 1e3,
         "device_ms": on_device / 1e3,
-        "n_kernels": sum(
-            event.count for event in averages if is_kernel(event)
-        ),
+        "n_kernels": sum(event.count for event in averages if is_kernel(event)),
         "rows": [
             _row(event)
             for event in sorted(averages, key=_own_time, reverse=True)[:n_rows]

@@ -129,7 +129,8 @@ class Warm(Train):
             setup = prepare_evaluation(options, status.update)
         if setup.uncompiled:
             raise ValueError(
-                f"--search: expected a score that searches, got {setup.score}"
+                f"--search: expected a run whose score needs a search, got {self.dataset}, whose score ({setup.score}) "
+                "follows from the rules that derive a candidate"
             )
         return report | {"notes": setup.notes}
 
