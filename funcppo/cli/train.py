@@ -361,7 +361,7 @@ class Train:
         config = read_config(self.out)
         set_threads(config.threads)
         select_device(config.device)
-        _set_precision(config)
+        set_matmul_precision(config)
         run = run_start.prepare_run(config, self.out, resume=True)
         run = run_build.with_training_data(run, for_validation=False)
         peers = sharing.connect(processes, run)
@@ -706,7 +706,7 @@ class Train:
         )
         from funcppo.runtime.monitor import Monitor
 
-        _set_precision(run.run_config)
+        set_matmul_precision(run.run_config)
         is_bounded = self.steps is None
         deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
         with Monitor() as monitor:
@@ -764,7 +764,7 @@ def _with_eager_strategy(run: Run) -> Run:
     return dataclasses.replace(run, run_config=config)
 
 
-def _set_precision(config: RunConfig) -> None:
+def set_matmul_precision(config: RunConfig) -> None:
     """Set the precision of matrix products."""
     import torch
 
