@@ -146,7 +146,8 @@ def check_spaces(
             output, _ = apply_agent(
                 agent, world, params, obs, rollout_state.memory
             )
-        except RuntimeError as error:  # of shapes or dtypes that do not fit
+        # of shapes, dtypes or a structure that do not fit
+        except (AttributeError, RuntimeError, TypeError) as error:
             line = str(error).partition("\n")[0]
             raise ValueError(
                 f"network: expected one that can be applied to the observations of the environment, {_describe(obs)}, "

@@ -159,6 +159,25 @@ def test_a_state_without_a_row_for_each_environment_is_refused_by_name():
         learner.init(KEY)
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda obs: (obs, obs), "4], torch.float32 [2, 4], got: 'tuple'"),
+        (lambda obs: obs.double(), "torch.float64 [2, 4], got: expected"),
+    ],
+)
+def test_observations_that_a_network_cannot_read_are_refused_in_one_line(
+    change, text
+):
+    env = fp.envs.cartpole()
+    observe = env.observe
+    other = replace(env, observe=lambda *args: change(observe(*args)))
+    learner = fp.ppo(env=other, network=fp.nets.mlp(4), n_envs=2, n_steps=4)
+    with pytest.raises(ValueError, match=r"^network: expected one") as error:
+        learner.step(learner.init(fp.random.key(0)))
+    assert text in str(error.value) and "\n" not in str(error.value)
+
+
 def test_a_step_that_returns_no_timestep_is_refused_in_one_line():
     env = fp.envs.cartpole()
 

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
@@ -41,6 +42,7 @@ from experiments.paths import DATA
 from experiments.provenance import describe_machine
 from funcppo import data, tree
 from funcppo.logic import fixpoint, kb, resolve
+from funcppo.logic.consequences import count_rules
 from funcppo.logic.derivations import find_derivation
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 
@@ -343,20 +345,7 @@ def state(folder: Path, name: str, rules: str, height: str) -> Row:
     dataset = data.load(folder / name, folder / name / rules)
     knowledge_base, sizes = build_kb(dataset)
     cfg = resolve.make_resolve_config(knowledge_base, sizes, int(height))
-    with_rule = dataset.train[
-        np.isin(dataset.train[:, 0], dataset.rules[:, 0, 0])
-    ]
-    root = torch.from_numpy(
-        with_rule[
-            np.random.default_rng(SEED).choice(len(with_rule), N_SEARCHES)
-        ]
-    )
-    padding = torch.zeros(
-        (N_SEARCHES, cfg.max_goals, sizes.atom_width), dtype=torch.int32
-    )
-    goals = resolve.Goals(
-        torch.cat([root[:, None], padding[:, 1:]], 1), padding[..., 0]
-    )
+    root, goals = draw_searches(dataset, cfg, sizes, N_SEARCHES)
 
     n_successors = n_goals = bytes_held = 0
     seconds = []
@@ -393,6 +382,29 @@ def state(folder: Path, name: str, rules: str, height: str) -> Row:
         "bytes_a_successor_goals_packed": round(goals_packed, 1),
         "microseconds_a_row": [round(1e6 * x / N_SEARCHES, 2) for x in seconds],
     }
+
+
+def draw_searches(
+    dataset: data.Dataset,
+    cfg: resolve.ResolveConfig,
+    sizes: KBSizes,
+    n_searches: int,
+) -> tuple[Tensor, resolve.Goals]:
+    """Searches of train facts of which some rule could derive one, at their start: the queries, and the goals."""
+    with_rule = dataset.train[
+        np.isin(dataset.train[:, 0], dataset.rules[:, 0, 0])
+    ]
+    root = torch.from_numpy(
+        with_rule[
+            np.random.default_rng(SEED).choice(len(with_rule), n_searches)
+        ]
+    )
+    padding = torch.zeros(
+        (n_searches, cfg.max_goals, sizes.atom_width), dtype=torch.int32
+    )
+    return root, resolve.Goals(
+        torch.cat([root[:, None], padding[:, 1:]], 1), padding[..., 0]
+    )
 
 
 def random_successor(successors: resolve.Successors) -> resolve.Goals:

@@ -141,6 +141,7 @@ class WorkDisplay:
         self, console: Console, text: str, deadline: Deadline = NO_DEADLINE
     ) -> None:
         self._deadline = deadline
+        self._phase_deadline = NO_DEADLINE
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
@@ -173,7 +174,13 @@ class WorkDisplay:
             self._bar.stop()
 
     def update(
-        self, text: str, done: int = 0, total: int | None = None, note: str = ""
+        self,
+        text: str,
+        done: int = 0,
+        total: int | None = None,
+        deadline: Deadline = NO_DEADLINE,
+        *,
+        note: str = "",
     ) -> None:
         """Change what is shown; another text begins a phase, whose time starts at 0, or goes on with an earlier one.
 
@@ -181,11 +188,13 @@ class WorkDisplay:
           text: what is being done.
           done: how much of it is.
           total: how much there is; None if that is not known.
+          deadline: when this part ends, whatever is done.
           note: a free text behind the time.
         """
         if text != self._text:
             self._start_phase(text, done)
         self._done, self._total, self._note = done, total, note
+        self._phase_deadline = deadline
         self._phase.record(time.monotonic(), done)
         if self._bar:
             self._bar.update(
@@ -220,7 +229,9 @@ class WorkDisplay:
         left = self._phase.seconds_left(now, self._total)
         if left is None:
             return ""
-        return f"about {min(left, self._deadline.seconds_left):.0f} s left"
+        for deadline in (self._deadline, self._phase_deadline):
+            left = min(left, deadline.seconds_left)
+        return f"about {left:.0f} s left"
 
     def _start_phase(self, text: str, first_done: int) -> None:
         """Begin a phase; one that had done less under the same text goes on, such as training after a validation."""

@@ -346,7 +346,7 @@ class Evaluate:
                 n_scored += _count_scored(query, setup, exporter)
                 note = _speed_text(n_scored, start)
                 n_done = len(records) // n_sides
-                status.update("ranking", n_done, len(rows), note)
+                status.update("ranking", n_done, len(rows), note=note)
                 if interrupt.requested:
                     break
         if log:

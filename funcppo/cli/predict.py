@@ -290,7 +290,7 @@ class Predict:
                     write_output("".join(query.text for query in batch))
                 speed = len(answered) / (time.perf_counter() - start)
                 note = f"{speed:,.1f} queries/s"
-                bar.update("answering", len(answered), len(queries), note)
+                bar.update("answering", len(answered), len(queries), note=note)
                 if interrupt.requested:
                     break
         seconds = time.perf_counter() - start
@@ -494,7 +494,7 @@ class Predict:
             ):
                 done = progress.n_heads
                 note = f"{progress.n_facts:,} facts"
-                bar.update("deriving", done, n_heads, note)
+                bar.update("deriving", done, n_heads, note=note)
                 if interrupt.requested:
                     break
         if done < n_heads:

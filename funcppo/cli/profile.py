@@ -186,9 +186,7 @@ def _describe(profile: profile, n_rows: int) -> JsonObject:
     return {
         "cpu_ms": sum(event.self_cpu_time_total for event in averages) / 1e3,
         "device_ms": on_device / 1e3,
-        "n_kernels": sum(
-            event.count for event in averages if _is_kernel(event)
-        ),
+        "n_kernels": sum(event.count for event in averages if is_kernel(event)),
         "rows": [
             _row(event)
             for event in sorted(averages, key=_own_time, reverse=True)[:n_rows]
@@ -238,7 +236,7 @@ def _own_time(event: Any) -> float:
     return event.self_cpu_time_total + event.self_device_time_total
 
 
-def _is_kernel(event: Any) -> bool:
+def is_kernel(event: Any) -> bool:
     """Whether an event ran on the device."""
     return event.self_device_time_total > 0 and event.self_cpu_time_total == 0
 

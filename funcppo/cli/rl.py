@@ -378,7 +378,7 @@ class _Display:
             "training",
             progress.update,
             progress.n_updates,
-            f"{self._returns}{progress.steps_per_second:,.0f} steps/s",
+            note=f"{self._returns}{progress.steps_per_second:,.0f} steps/s",
         )
         return self._interrupt.requested
 

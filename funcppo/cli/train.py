@@ -361,7 +361,7 @@ class Train:
         config = read_config(self.out)
         set_threads(config.threads)
         select_device(config.device)
-        _set_precision(config)
+        set_matmul_precision(config)
         run = run_start.prepare_run(config, self.out, resume=True)
         run = run_build.with_training_data(run, for_validation=False)
         peers = sharing.connect(processes, run)
@@ -706,7 +706,7 @@ class Train:
         )
         from funcppo.runtime.monitor import Monitor
 
-        _set_precision(run.run_config)
+        set_matmul_precision(run.run_config)
         is_bounded = self.steps is None
         deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
         with Monitor() as monitor:
@@ -752,7 +752,7 @@ class Train:
                             "training",
                             update,
                             run.cfg.ppo.n_updates,
-                            _training_note(run, numbers),
+                            note=_training_note(run, numbers),
                         )
         run_time.end_phase("training", is_set=not is_bounded)
         return _end_training(run, console, interrupt, deadline.is_over, record)
@@ -764,7 +764,7 @@ def _with_eager_strategy(run: Run) -> Run:
     return dataclasses.replace(run, run_config=config)
 
 
-def _set_precision(config: RunConfig) -> None:
+def set_matmul_precision(config: RunConfig) -> None:
     """Set the precision of matrix products."""
     import torch
 
@@ -779,9 +779,15 @@ def _tell_others(on_phase: PhaseCallback) -> PhaseCallback:
     if processes is None:
         return on_phase
 
-    def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
+    def tell(
+        text: str,
+        done: int = 0,
+        total: int | None = None,
+        deadline: Deadline = NO_DEADLINE,
+        /,
+    ) -> None:
         processes.report(f"{text} {done} of {total}" if total else text)
-        on_phase(text, done, total)
+        on_phase(text, done, total, deadline)
 
     return tell
 

@@ -26,7 +26,7 @@ from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import prepare_evaluation
 from funcppo.cli.options import JsonOutput, TargetArgument
 from funcppo.cli.target import is_run_folder
-from funcppo.cli.train import Train
+from funcppo.cli.train import Train, set_matmul_precision
 from funcppo.experiment.config import (
     RunConfig,
     iter_differences,
@@ -129,7 +129,8 @@ class Warm(Train):
             setup = prepare_evaluation(options, status.update)
         if setup.uncompiled:
             raise ValueError(
-                f"--search: expected a score that searches, got {setup.score}"
+                f"--search: expected a run whose score needs a search, got {self.dataset}, whose score ({setup.score}) "
+                "follows from the rules that derive a candidate"
             )
         return report | {"notes": setup.notes}
 
@@ -166,6 +167,8 @@ def _compile(run: Run, console: Console) -> JsonObject:
     """Compile the training step of a run; the JSON of --json."""
     from funcppo.experiment import training
 
+    # Code for another precision is other code.
+    set_matmul_precision(run.run_config)
     with (
         _compiled_functions() as report,
         show_status(console, "compiling the training step"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -98,7 +99,7 @@ def open_log(
 
 
 def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Check that a file of records may be written at a path, before hours of work.
+    """Check that a file of records may be written at a path, before hours of work, and leave none there.
 
     Raises:
       ValueError: it may not. The message is one line.
@@ -107,8 +108,13 @@ def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise ValueError(
             f"{path}: expected --resume, --overwrite or a new file, got a file that exists"
         )
+    folder = path.resolve().parent
     try:
-        with open(path, "ab"):
+        with (
+            open(path, "ab")
+            if path.exists()
+            else tempfile.TemporaryFile(dir=folder)
+        ):
             pass
     except OSError as error:
         raise ValueError(

@@ -390,7 +390,10 @@ def _try_heights(
             tried = f"height {height}{identity}"
             limits = f"within {MAX_TRIAL_ROWS:,} rows of joins{_time_limit(sample.deadline)}"
             show = partial(
-                _show_stage, on_phase, f"choosing settings: {tried}, {limits}"
+                _show_stage,
+                on_phase,
+                f"choosing settings: {tried}, {limits}",
+                sample.deadline,
             )
             show("T_P" if height > 1 else "listing candidates", 0, None)
             try_one = _try_scores if trials else _try_with_fewer
@@ -426,12 +429,13 @@ class _StageCallback(Protocol):
 def _show_stage(
     on_phase: PhaseCallback,
     text: str,
+    deadline: Deadline,
     stage: str,
     done: int,
     total: int | None,
 ) -> None:
     """Show a stage of the trials that a text names."""
-    on_phase(f"{text}: {stage}", done, total)
+    on_phase(f"{text}: {stage}", done, total, deadline)
 
 
 def _time_limit(deadline: Deadline) -> str:

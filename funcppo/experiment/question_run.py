@@ -427,14 +427,14 @@ def _iter_fits(
     if not cfg.learning_rate:
         return
     phase = _describe_fit(setup)
-    on_phase(phase, 0, cfg.n_epochs)
+    on_phase(phase, 0, cfg.n_epochs, deadline)
     epochs = question_training.fit_listwise(
         setup.policy, world, params, cfg, seed, deadline
     )
     for epoch, params in enumerate(epochs, 1):
         value = metric(setup, params) if metric else unknown
         yield _Fit(setup, params, value, epoch)
-        on_phase(phase, epoch, cfg.n_epochs)
+        on_phase(phase, epoch, cfg.n_epochs, deadline)
 
 
 def _describe_fit(setup: QuestionSetup) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -196,13 +197,14 @@ def _list_within_bounds(
     seconds = min(cfg.seconds, deadline.seconds_left)
     if cfg.max_questions is None:
         work.deadline = deadline.at_most(seconds)
-    on_phase("listing evidence of training questions", 0, n_all)
+    show = partial(_show_listing, on_phase, total=n_all, deadline=work.deadline)
+    show(0)
 
     for part in parts:
         listed.append(part)
         n_questions += len(part.label)
         n_firings += len(part.rule) + len(part.link_label) // LINKS_PER_FIRING
-        on_phase("listing evidence of training questions", n_questions, n_all)
+        show(n_questions)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
         if work.deadline.is_over:
@@ -215,6 +217,14 @@ def _list_within_bounds(
     return _ListedQuestions(
         evidence.concatenate(listed), n_questions, stopped_by
     )
+
+
+def _show_listing(
+    on_phase: PhaseCallback, done: int, *, total: int, deadline: Deadline
+) -> None:
+    """Show how many questions are listed."""
+    text = "listing evidence of training questions"
+    on_phase(text, done, total, deadline)
 
 
 def with_prior(

@@ -231,9 +231,10 @@ def _report_phase(
     text: str,
     done: int = 0,
     total: int | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> None:
     """Tell a callback and the other processes what this one does."""
-    on_phase(text, done, total)
+    on_phase(text, done, total, deadline)
     processes.report(f"{text} {done} of {total}" if total else text)
 
 

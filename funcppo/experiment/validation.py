@@ -424,7 +424,7 @@ def _report_or_stop(
     """
     if deadline.is_over:
         raise _TimeOver
-    on_phase(text, done, total)
+    on_phase(text, done, total, deadline)
 
 
 def _rank_parts(

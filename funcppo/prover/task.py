@@ -129,9 +129,18 @@ class PhaseCallback(Protocol):
     """Receives what is being done."""
 
     def __call__(
-        self, text: str, done: int = 0, total: int | None = None, /
+        self,
+        text: str,
+        done: int = 0,
+        total: int | None = None,
+        deadline: Deadline = NO_DEADLINE,
+        /,
     ) -> None:
-        """Receive what is being done, how much of it is, and of how much, if that is known."""
+        """Receive what is being done, how much of it is, and of how much, if that is known.
+
+        Args:
+          deadline: ends it, whatever is left.
+        """
         ...
 
 
@@ -144,7 +153,13 @@ class _DerivedAtoms(NamedTuple):
     notes: list[str]
 
 
-def ignore_phase(text: str, done: int = 0, total: int | None = None, /) -> None:
+def ignore_phase(
+    text: str,
+    done: int = 0,
+    total: int | None = None,
+    deadline: Deadline = NO_DEADLINE,
+    /,
+) -> None:
     """Show nothing."""
 
 

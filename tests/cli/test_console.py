@@ -123,7 +123,7 @@ def test_a_line_on_work_holds_what_is_done_the_time_and_the_time_left(
     display.update("training", 4, 12)
     assert display.line(10.0) == "training: 4 of 12, 10 s"
     clock.now = 22.0
-    display.update("training", 7, 12, "return 0.5")
+    display.update("training", 7, 12, note="return 0.5")
     expected = "training: 7 of 12, 22 s, about 20 s left, return 0.5"
     assert display.line(22.0) == expected
     display.update("ranking")
@@ -156,6 +156,20 @@ def test_no_more_time_is_left_than_until_the_deadline(clock):
     assert display.line(10.0) == "training: 2 of 12, 10 s, about 30 s left"
 
 
+def test_no_more_time_is_left_than_a_part_of_the_work_has(clock):
+    """The end of a part does not bound the next one."""
+    deadline = Deadline(at=25.0, clock=clock.monotonic)
+    display = show_status(make_console(use_stderr=False), "listing")
+    for now, done in ((0.0, 0), (5.0, 1), (10.0, 2)):
+        clock.now = now
+        display.update("listing", done, 12, deadline)
+    assert display.line(10.0) == "listing: 2 of 12, 10 s, about 15 s left"
+    for now, done in ((10.0, 0), (15.0, 1), (20.0, 2)):
+        clock.now = now
+        display.update("fitting", done, 12)
+    assert display.line(20.0) == "fitting: 2 of 12, 10 s, about 50 s left"
+
+
 def test_lines_go_to_standard_error_where_there_is_no_terminal(
     monkeypatch, capsys
 ):
@@ -174,7 +188,7 @@ def test_a_terminal_shows_a_bar_with_its_note():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120)
     with show_status(console, "[bold]") as display:
-        display.update("[/x]", 3, 4, "7 [b]candidates/s")
+        display.update("[/x]", 3, 4, note="7 [b]candidates/s")
     shown = file.getvalue()
     assert "[/x]" in shown and "3 of 4" in shown and "7 [b]cand" in shown
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from funcppo.cli import evaluation_setup
 from funcppo.cli.warm import Warm
@@ -35,6 +36,18 @@ def one_compiled(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def restore_precision():
+    """Makes the precision of products what it is in a new process, where no program has set it."""
+
+    def restore():
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.fp32_precision = "none"
+
+    yield restore
+    torch.set_float32_matmul_precision("highest")
+
+
 def warm(monkeypatch, capsys, *words) -> dict:
     capsys.readouterr()
     assert funcppo(monkeypatch, "warm", *words, "--json", "-") == 0
@@ -42,12 +55,13 @@ def warm(monkeypatch, capsys, *words) -> dict:
 
 
 def test_training_finds_what_was_compiled_before(
-    one_compiled, trained, monkeypatch, capsys, tmp_path
+    one_compiled, trained, monkeypatch, capsys, tmp_path, restore_precision
 ):
     """By the counters of the cache: one function compiled, then none; of other sizes it is another one."""
     # what other tests of this process left there
     monkeypatch.setattr(compile_cache, "uncached_reasons", {})
     cache = ("--cache-dir", one_compiled)
+    restore_precision()
     first = warm(monkeypatch, capsys, "countries_s1", *OPTIONS, *cache)
     assert list(first["compiled"]) == ["apply_gradients"]
     assert (first["found"], first["uncached_reasons"]) == ({}, {})
@@ -55,12 +69,14 @@ def test_training_finds_what_was_compiled_before(
     assert first["cache_dir"] == str(one_compiled / "inductor")
     assert first["seconds"] > first["compiled"]["apply_gradients"] > 0.0
 
+    restore_precision()
     out = tmp_path / "run"
     words = ("countries_s1", "--out", out, *OPTIONS, *cache)
     assert funcppo(monkeypatch, "train", *words) == 0
     last = metrics_log.read(out / METRICS_FILE)[-1]
     assert (last["compiles"], last["cache_hits"]) == (0, 1)
 
+    restore_precision()
     of_run = warm(monkeypatch, capsys, out, *cache)
     assert list(of_run["found"]) == ["apply_gradients"]
     assert of_run["compiled"] == {}
@@ -143,7 +159,8 @@ def test_only_the_search_of_a_policy_is_compiled(trained, monkeypatch, capsys):
     line = "--search: expected a trained run, whose policy searches"
     assert line in capsys.readouterr().err
     assert funcppo(monkeypatch, "warm", trained, "--search") == 2
-    assert "--search: expected a score that searches" in capsys.readouterr().err
+    line = "follows from the rules that derive a candidate"
+    assert line in capsys.readouterr().err
 
 
 def test_a_run_too_short_to_be_compiled_says_so(monkeypatch, capsys):
@@ -151,6 +168,27 @@ def test_a_run_too_short_to_be_compiled_says_so(monkeypatch, capsys):
     assert funcppo(monkeypatch, "warm", *words) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "nothing to compile: compiling would take longer" in output
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_code_is_compiled_for_the_precision_of_the_run(
+    monkeypatch, capsys, precision, restore_precision
+):
+    """Train sets it; a cache key has it, and tells one that was set from the default."""
+    seen = []
+
+    def observe(fn, *args):
+        seen.append(compile_cache._global_torch_settings())
+        return fn
+
+    restore_precision()
+    default = compile_cache._global_torch_settings()
+    monkeypatch.setattr(compilation, "compile_function", observe)
+    words = ("countries_s1", *OPTIONS, "--precision", precision)
+    warm(monkeypatch, capsys, *words)
+    torch.set_float32_matmul_precision(precision)
+    assert {*seen} == {compile_cache._global_torch_settings()}
+    assert default not in seen
 
 
 def test_a_run_is_compiled_for_with_its_own_settings(

@@ -267,6 +267,20 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_work(
         assert "expected a file that can be written" in capsys.readouterr().err
 
 
+def test_an_evaluation_that_ends_before_it_ranks_leaves_no_file(
+    tmp_path, monkeypatch, capsys
+):
+    """An empty one beside no settings looks like an evaluation without results."""
+    path = tmp_path / "details.jsonl"
+    command = ("evaluate", "no_such_set", "--details", path)
+    assert funcppo(monkeypatch, *command) == 2
+    assert "no_such_set" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    path.touch()  # a file of the user stays
+    assert funcppo(monkeypatch, *command) == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     """And finds a rank that was tampered with, a score, and a summary of other lines."""
     path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"

@@ -299,6 +299,43 @@ def test_a_prior_output_may_be_mutated_where_an_eager_input_may_not():
     assert not monitor.cudagraph_skip_reasons
 
 
+class Counter(torch.nn.Module):
+    """A module that writes into its buffer and its parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n_calls", torch.zeros(8, device="cuda"))
+        self.scale = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+
+    def forward(self, x):
+        self.n_calls.add_(1)
+        self.scale.sub_(1)
+        return x + self.n_calls * self.scale
+
+
+def test_a_parameter_may_be_mutated_where_another_tensor_may_not():
+    """What a module holds stays where it is, and each replay writes there; a tensor of a closure is an input."""
+    n_calls = torch.zeros(8, device="cuda")
+
+    def count(x):
+        n_calls.add_(1)
+        return x + n_calls
+
+    xs = [torch.zeros(8, device="cuda") for _ in range(5)]
+    bad = run(tree_compiled(count), xs)
+    assert bad.cudagraph_recordings == 0
+    assert set(bad.cudagraph_skip_codes()) == {SkipCode.MUTATED_INPUTS}
+    assert n_calls.tolist() == [5.0] * 8  # right, and launch by launch
+
+    torch._dynamo.reset()
+    module = Counter()
+    with torch.no_grad():
+        good = run(tree_compiled(module), xs)
+    assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
+    assert module.n_calls.tolist() == [5.0] * 8
+    assert module.scale.tolist() == [-5.0] * 8
+
+
 def test_memory_that_lives_longer_than_at_the_recording_records_again():
     """The second graph may reuse memory of the first output, if that was dead when it was recorded."""
 

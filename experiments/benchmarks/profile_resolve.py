@@ -1,0 +1,300 @@
+"""Where the time of a resolution step goes: its phases, operators and kernels, uncompiled, compiled and as CUDA graphs.
+
+    python experiments/benchmarks/profile_resolve.py --device cuda --out experiments/results/resolve-h200.json
+
+`resolve` alone, the unification of a prover's step, without a policy: goals of train facts after one random successor.
+Modes:
+
+    eager           PyTorch's operators, one after another
+    graph           the same, replayed as a CUDA graph (on a GPU)
+    compiled        as one graph by Inductor
+    compiled graph  the same, replayed as a CUDA graph (on a GPU): what a compiled training step or search runs
+
+The successors of all modes are equal, or the program ends with an error. A row holds the median microseconds a call, as
+the host sees them; the kernels of a call and their time; the operators, or the kernels of a GPU, with the most time of
+their own; and, where nothing is compiled or replayed, the time of each phase of `resolve` with what it calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
+
+from experiments.benchmarks.logic import (
+    build_kb,
+    draw_searches,
+    random_successor,
+)
+from experiments.benchmarks.side_by_side import Row, write_record
+from experiments.provenance import describe_machine
+from funcppo import data, tree
+from funcppo.cli.profile import is_kernel
+from funcppo.logic import resolve
+from funcppo.runtime import compile as strategies
+from funcppo.runtime.capture import capture
+
+# functions of the module that make up `resolve`
+PHASES = (
+    "_match_clauses",
+    "_compact_clauses",
+    "_build_resolvents",
+    "_is_known_fact",
+    "_compact_goals",
+)
+
+N_PROFILED = 10  # calls
+
+Step = Callable[[], resolve.Successors]
+
+
+class Work(NamedTuple):
+    """A call of `resolve`."""
+
+    cfg: resolve.ResolveConfig
+    call: Step
+    arguments: tuple[Any, ...]
+
+
+def main() -> None:
+    """Profile each mode of each graph and batch, and write the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--graphs",
+        nargs="+",
+        default=["countries_s3", "family_tree:2000:1"],
+        help="embedded data sets, or folders",
+    )
+    parser.add_argument("--height", type=int, default=2)
+    parser.add_argument("--batch", nargs="+", type=int, default=[512, 16384])
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--eager", action="store_true", help="compile nothing")
+    parser.add_argument(
+        "--top", type=int, default=8, help="operators or kernels of a row"
+    )
+    parser.add_argument("--out", type=Path, help="record to write")
+    args = parser.parse_args()
+
+    machine = describe_machine(args.device)
+    rows: list[Row] = []
+    for name in args.graphs:
+        for batch in args.batch:
+            for row in profile_modes(args, name, batch):
+                rows.append(row)
+                print_row(row)
+                if args.out is not None:
+                    record = {"machine": machine, "seed": 0, "rows": rows}
+                    write_record(args.out, record)
+
+
+def profile_modes(
+    args: argparse.Namespace, name: str, batch: int
+) -> Iterator[Row]:
+    """Yield the row of each mode.
+
+    Raises:
+      RuntimeError: the successors of a mode are others than the eager ones, or no CUDA graph is recorded.
+    """
+    work = make_work(name, args.height, batch, args.device)
+    expected = tree.leaves(work.call())
+    steps = {"eager": work.call}
+    if not args.eager:
+        steps["compiled"] = compile_call(work)
+    if args.device != "cpu":
+        steps["graph"] = replay_call(work.call, args.device)
+        if not args.eager:
+            steps["compiled graph"] = replay_call(
+                steps["compiled"], args.device
+            )
+
+    for mode, step in steps.items():
+        found = tree.leaves(step())
+        pairs = zip(expected, found, strict=True)
+        if not all(torch.equal(one, other) for one, other in pairs):
+            raise RuntimeError(
+                f"{name}, {batch} rows, {mode}: expected the eager successors"
+            )
+        yield {
+            "graph": name,
+            "height": args.height,
+            "rows": batch,
+            "max_successors": work.cfg.max_successors,
+            "max_goals": work.cfg.max_goals,
+            "mode": mode,
+            "microseconds": time_calls(step, args.device, args.repeats),
+            **profile_calls(step, args.device, args.top),
+            **(profile_phases(step, args.device) if mode == "eager" else {}),
+        }
+
+
+def make_work(name: str, height: int, batch: int, device: str) -> Work:
+    """The second step of searches of train facts."""
+    torch.manual_seed(0)
+    dataset = data.load(name)
+    kb, sizes = build_kb(dataset)
+    cfg = resolve.make_resolve_config(kb, sizes, height)
+    root, goals = draw_searches(dataset, cfg, sizes, batch)
+    goals = random_successor(resolve.resolve(cfg, kb, goals, root))
+    on_device = tree.map(lambda x: x.to(device), (kb, goals, root))
+    return Work(cfg, partial(resolve.resolve, cfg, *on_device), on_device)
+
+
+def compile_call(work: Work) -> Step:
+    """The call as one compiled graph, which has run."""
+    step = partial(
+        strategies.compile_function(resolve.resolve),
+        work.cfg,
+        *work.arguments,
+    )
+    step()
+    return step
+
+
+def replay_call(call: Step, device: str) -> Step:
+    """A call as a CUDA graph, which has run.
+
+    Raises:
+      CaptureError: none can be recorded.
+    """
+
+    def step(state: Tensor) -> tuple[Tensor, resolve.Successors]:
+        return state, call()
+
+    return capture(step, torch.zeros((), device=device), strict=True).step
+
+
+def time_calls(step: Step, device: str, n_repeats: int) -> float:
+    """The median microseconds of a call, the wait for the device included."""
+    times = []
+    for _ in range(n_repeats):
+        synchronise(device)
+        start = time.perf_counter()
+        step()
+        synchronise(device)
+        times.append(1e6 * (time.perf_counter() - start))
+    return round(statistics.median(times), 1)
+
+
+def profile_calls(step: Step, device: str, n_rows: int) -> Row:
+    """The operators or kernels of a call with the most time of their own."""
+    averages = profile_step(step, device).key_averages()
+    on_device = device != "cpu"
+
+    def own_time(event: Any) -> float:
+        return (
+            event.self_device_time_total
+            if on_device
+            else event.self_cpu_time_total
+        )
+
+    kernels = [event for event in averages if is_kernel(event)]
+    kernel_time = sum(event.self_device_time_total for event in kernels)
+    shown = kernels if on_device else averages
+    return {
+        "n_kernels": sum(event.count for event in kernels) / N_PROFILED,
+        "kernel_microseconds": round(kernel_time / N_PROFILED, 1),
+        "costliest": [
+            {
+                "name": event.key[:70],
+                "calls": event.count / N_PROFILED,
+                "microseconds": round(own_time(event) / N_PROFILED, 1),
+            }
+            for event in sorted(shown, key=own_time, reverse=True)[:n_rows]
+        ],
+    }
+
+
+def profile_phases(step: Step, device: str) -> Row:
+    """The microseconds of each phase, with what it calls: of its kernels on a GPU."""
+    with labelled_phases():
+        profile = profile_step(step, device)
+    phases: dict[str, float] = {}
+    for event in profile.key_averages():
+        # A GPU lists a label once more, from the first of its kernels to the last one.
+        if event.key in PHASES and event.cpu_time_total > 0:
+            microseconds = (
+                event.cpu_time_total
+                if device == "cpu"
+                else event.device_time_total
+            )
+            phases[event.key] = round(microseconds / N_PROFILED, 1)
+    return {"phases": phases}
+
+
+@contextmanager
+def labelled_phases() -> Iterator[None]:
+    """Show the phases of `resolve` in profiles."""
+    with ExitStack() as stack:
+        for name in PHASES:
+            labelled = label(name, getattr(resolve, name))
+            stack.enter_context(mock.patch.object(resolve, name, labelled))
+        yield
+
+
+def label(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a range of a profile."""
+
+    @wraps(fn)
+    def call(*args: Any) -> Any:
+        with record_function(name):
+            return fn(*args)
+
+    return call
+
+
+def profile_step(step: Step, device: str) -> torch.profiler.profile:
+    """The profile of some calls, after others that warm the profiler up."""
+
+    def profile_again() -> torch.profiler.profile:
+        with torch.profiler.profile(acc_events=True) as profile:
+            for _ in range(N_PROFILED):
+                step()
+            synchronise(device)
+        return profile
+
+    profile_again()
+    return profile_again()
+
+
+def synchronise(device: str) -> None:
+    """Wait for the device."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def print_row(row: Row) -> None:
+    """Print a row: the call, its phases, its operators or kernels."""
+    print(
+        f"{row['graph']}, {row['rows']:,} rows, {row['mode']}: {row['microseconds']:,.0f} µs; "
+        f"{row['n_kernels']:g} kernels, {row['kernel_microseconds']:,.0f} µs",
+        flush=True,
+    )
+    for name, microseconds in row.get("phases", {}).items():
+        print(f"  phase {name:48} {microseconds:10,.0f} µs")
+    for event in row["costliest"]:
+        print(
+            f"  {event['name']:46} {event['calls']:6g} x {event['microseconds']:10,.0f} µs"
+        )
+
+
+if __name__ == "__main__":
+    main()
