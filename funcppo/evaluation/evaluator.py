@@ -38,6 +38,8 @@ MAX_CHUNK_GROWTH = 4  # factor from one chunk to the next
 PROOF_QUERIES = 256
 # Where processes share a split, they take windows of it: candidates of one, and windows of a split at least.
 WINDOW_CANDIDATES = 1 << 15
+# the same where queries derive their own answers: a window makes as many joins whether it has few queries or many
+QUESTION_WINDOW_CANDIDATES = 1 << 19
 MIN_WINDOWS = 64
 # tie policies under which a query has one rank
 RANK_POLICIES = rank_metrics.TIE_POLICIES[:3]
@@ -122,7 +124,10 @@ def plan_windows(
     )
     per_query = max(n_candidates // max(len(rows), 1), 1)
     for_sharing = -(-len(rows) // MIN_WINDOWS)
-    size = max(1, min(WINDOW_CANDIDATES // per_query, for_sharing))
+    most = WINDOW_CANDIDATES
+    if evaluator.task.answers_plan is not None:
+        most = QUESTION_WINDOW_CANDIDATES
+    size = max(1, min(most // per_query, for_sharing))
     size = max(size, evaluator.min_chunk_queries)
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 

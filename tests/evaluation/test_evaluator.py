@@ -23,8 +23,16 @@ from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 
 
-def make_evaluator(dataset: Dataset, score: str, **protocol) -> Evaluator:
-    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=2))
+ONE_STEP = ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False)
+
+
+def make_evaluator(
+    dataset: Dataset,
+    score: str,
+    prover: ProverTaskConfig = ProverTaskConfig(max_height=2),
+    **protocol,
+) -> Evaluator:
+    task = prover_task.build_task(dataset, prover)
     scorer, prove = (
         scorers.make_untrained_scorer(task, score),
         lambda atoms: [None] * len(atoms),
@@ -258,6 +266,26 @@ def test_windows_hold_every_query_once_and_their_records_are_those_of_chunks():
         for record in query
     ]
     assert records == all_records(evaluator_, dataset.test)
+
+
+def test_windows_are_larger_where_queries_derive_their_own_answers(monkeypatch):
+    """Each window makes all joins, so that small ones cost more."""
+    dataset = data.load("family_tree:30:1")
+    held = make_evaluator(dataset, "noisy-or", prover=ONE_STEP)
+    monkeypatch.setattr(prover_task, "MAX_HEADS_PER_ATOM", 0)
+    by_query = dataclasses.replace(
+        held,
+        task=prover_task.build_task(dataset, ONE_STEP, with_derivations=False),
+    )
+    assert by_query.task.answers_plan is not None
+    monkeypatch.setattr(evaluator, "WINDOW_CANDIDATES", 1)
+    monkeypatch.setattr(evaluator, "MIN_WINDOWS", 4)
+    rows = np.arange(20)
+    sizes = [
+        [len(w) for w in evaluator.plan_windows(x, dataset.test, rows)]
+        for x in (held, by_query)
+    ]
+    assert sizes == [[1] * 20, [5] * 4]
 
 
 @pytest.mark.parametrize(
