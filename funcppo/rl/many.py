@@ -67,7 +67,8 @@ def train_many(
       The states after the run, stacked, and its evaluations, each one of all seeds.
 
     Raises:
-      ValueError: a number is out of range, or the checkpoint is damaged or of another learner.
+      ValueError: a number is out of range, PyTorch has no such device, or the checkpoint is damaged or of another
+        learner.
     """
     seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     trainer.check_positive(
@@ -77,6 +78,7 @@ def train_many(
         n_episodes=n_episodes,
     )
     trainer.check_callbacks(callbacks)
+    trainer.check_device(device)
     learner = trainer.with_length(learner, total_steps)
     path = trainer.checkpoint_path(checkpoint)
     first = init_many(learner, seeds, device, scalars)
