@@ -1298,7 +1298,7 @@ def performance_startup() -> str:
 SCORING_LABELS = {
     "replaced": "every candidate in chunks of 512 (the former design, compiled)",
     "refilled": "refilled slots, compiled, replayed as a CUDA graph",
-    "refilled, not compiled": "refilled slots, not compiled, as `evaluate` does",
+    "refilled, not compiled": "refilled slots, not compiled, as `evaluate` does up to ten million candidates",
     "prefiltered": "only candidates that T_P derives",
 }
 RANKING_LABELS = {  # record, row: data set and rules

@@ -17,6 +17,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    NamedTuple,
     TypedDict,
     Unpack,
     cast,
@@ -137,9 +138,36 @@ class Learner(Generic[Params, State]):
           The state after the update, and its metrics.
 
         Raises:
-          TypeError: the environment or the network returns a tensor of another shape or dtype than `interfaces` says.
+          TypeError: the environment or the network returns a tensor of another shape or dtype than `interfaces` says;
+            or what is handed in is no state, or its params and moments differ in dtype.
         """
+        if not torch.compiler.is_compiling():
+            _check_state(state)
         return train_step.train_step(self.cfg, self.world, state)
+
+
+class _Learnt(NamedTuple):
+    """What an update changes by gradients: all of one dtype."""
+
+    params: object
+    mu: object
+    nu: object
+
+
+def _check_state(state: Any) -> None:
+    """Check a state that is handed in, whose parts may have been replaced.
+
+    Raises:
+      TypeError: it is no state, or its params and moments differ in dtype.
+    """
+    if not isinstance(state, TrainState):
+        raise TypeError(
+            f"state: expected a TrainState, as init returns it, got {type(state).__name__}"
+        )
+    whole = cast("TrainState[Any, Any]", state)
+    moments = whole.opt_state
+    learnt = _Learnt(whole.params, moments.mu, moments.nu)
+    tree.check_common_dtype(learnt, "state")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -360,6 +388,7 @@ def compile(
     Raises:
       ValueError: there is no such strategy; or a function of the environment overwrites an argument, or differs when
         it is called again with the same key, which is tried on one step before anything is compiled.
+      TypeError: what is handed in is no state, or its params and moments differ in dtype.
       Exception: whatever a strategy that is chosen by name raises.
     """
     from funcppo.runtime.compile import choices
@@ -367,6 +396,7 @@ def compile(
 
     if tolerance is None:
         tolerance = DEFAULT_TOLERANCE
+    _check_state(state)
     if learner.cfg.env.host is None:
         _check_pure(learner, state)
     group = learner.group

@@ -277,8 +277,8 @@ def train(
       The state after the run, and its evaluations.
 
     Raises:
-      ValueError: a number is out of range, the checkpoint is damaged or of another learner, or torchrun started several
-        processes, and the learner is not of `fp.distribute`.
+      ValueError: a number is out of range, PyTorch has no such device, the checkpoint is damaged or of another learner,
+        or torchrun started several processes, and the learner is not of `fp.distribute`.
     """
     n_processes = launched_size()
     if n_processes > 1 and learner.group is None:
@@ -293,6 +293,7 @@ def train(
         checkpoint_every=checkpoint_every,
     )
     check_callbacks(callbacks)
+    check_device(device)
     learner = with_length(learner, total_steps)
     path = checkpoint_path(checkpoint)
     # Of several processes rank 0 reads the checkpoint.
@@ -623,6 +624,25 @@ def check_callbacks(callbacks: object) -> None:
             raise TypeError(
                 f"callbacks: expected a list of functions, got {callback!r}{'' if is_sequence else ' alone'}"
             )
+
+
+def check_device(device: object) -> None:
+    """Check that tensors can be made on a device.
+
+    Raises:
+      ValueError: PyTorch has no such device, or it holds no numbers.
+    """
+    problem = ""
+    try:
+        place = torch.empty(0, device=cast(Any, device)).device
+        problem = "which holds no numbers" if place.type == "meta" else ""
+    # PyTorch without CUDA raises an AssertionError.
+    except (AssertionError, RuntimeError, TypeError) as error:
+        problem = str(error).partition("\n")[0]
+    if problem:
+        raise ValueError(
+            f"device: expected one that PyTorch has here, such as cpu or cuda, got {device!r}: {problem}"
+        )
 
 
 def checkpoint_path(checkpoint: str | Path | None) -> Path | None:

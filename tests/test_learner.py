@@ -380,6 +380,52 @@ def test_a_returned_state_with_one_part_replaced_goes_on_from_there(fast):
     assert_trees_equal(state.params, params, rtol=0, atol=0)
 
 
+def first_leaf_as(dtype):
+    """Changes the dtype of the first leaf alone."""
+
+    def change(whole):
+        first, *others = tree.leaves(whole)
+        return tree.unflatten(whole, [first.to(dtype), *others])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda state: None, "expected a TrainState, as init returns it, got "),
+        (lambda state: state.params, "expected a TrainState, as init"),
+        (
+            lambda state: state._replace(
+                params=first_leaf_as(torch.bfloat16)(state.params)
+            ),
+            "expected torch.bfloat16 in every tensor, got torch.float32 at params.hidden",
+        ),
+        (
+            lambda state: state._replace(
+                params=tree.map(torch.Tensor.double, state.params)
+            ),
+            "expected torch.float64 in every tensor, got torch.float32 at mu.hidden",
+        ),
+        (
+            lambda state: state._replace(
+                opt_state=state.opt_state._replace(
+                    nu=first_leaf_as(torch.float64)(state.opt_state.nu)
+                )
+            ),
+            "expected torch.float32 in every tensor, got torch.float64 at nu.hidden",
+        ),
+    ],
+)
+def test_what_is_no_state_or_mixes_dtypes_is_refused_by_name(change, text):
+    learner = small(fp.envs.cartpole())
+    state = change(learner.init(KEY))
+    for step in (learner.step, lambda state: fp.compile(learner, state)):
+        with pytest.raises(TypeError, match=f"^state: {text}") as error:
+            step(state)
+        assert "\n" not in str(error.value)
+
+
 def test_a_state_of_another_learner_is_refused(fast):
     with pytest.raises(ValueError, match="expected"):
         fast[1].step(small(network=fp.nets.mlp(8)).init(KEY))

@@ -217,3 +217,9 @@ def test_draws_use_no_global_generator():
 @given(st.floats(1e-30, 1e30) | st.floats(-1e30, -1e-30) | st.just(0.0))
 def test_bounds_are_rounded_as_float32_rounds(x):
     assert random.round_to_float32(x) == float(np.float32(x))
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None])
+def test_a_seed_that_is_no_integer_is_refused_by_name(seed):
+    with pytest.raises(TypeError, match=r"^seed: expected an integer, got"):
+        random.key(seed)

@@ -413,6 +413,15 @@ def test_what_is_no_learner_and_no_callback_is_named(arguments, problem):
             fp.train(LEARNER, 32, callbacks=arguments[0])
 
 
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99", 1.5])
+def test_a_device_that_there_is_not_is_refused_in_one_line(device):
+    learner = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(4))
+    for train in (fp.train, fp.train_many):
+        with pytest.raises(ValueError, match=r"^device: expected") as error:
+            train(learner, 64, device=device)
+        assert "\n" not in str(error.value)
+
+
 def test_the_folder_of_a_checkpoint_is_made_before_training(tmp_path):
     path = tmp_path / "a" / "b.npz"
     seen = [lambda progress: path.parent.is_dir()]

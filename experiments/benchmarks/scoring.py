@@ -9,7 +9,7 @@ query and side, an untrained policy, one process. Rows:
                               of which take 20 steps; compiled
     refilled                  slots take the next candidate when they are done; compiled, and on a GPU replayed as a
                               CUDA graph
-    refilled, not compiled    as `funcppo evaluate` runs it
+    refilled, not compiled    as `funcppo evaluate` runs it up to ten million candidates
     prefiltered               `refilled` on the provable candidates alone; its candidates a second count all
 
 Every row has its largest difference from the first one's scores. Last come full filtered rankings of all test triples,

@@ -670,10 +670,23 @@ class ActionRangeConfig:
             )
 
 
+def _check_continuous(env: AnyEnvironment) -> None:
+    """Raise ValueError if the environment states discrete actions."""
+    if env.spec is not None and not env.spec.continuous_actions:
+        raise ValueError(
+            "env.spec: expected continuous actions, got discrete ones"
+        )
+
+
 def clip_action(
     env: AnyEnvironment, low: float = -1.0, high: float = 1.0
 ) -> AnyEnvironment:
-    """Clip each component of a continuous action to [low, high]."""
+    """Clip each component of a continuous action to [low, high].
+
+    Raises:
+      ValueError: actions are discrete, which would be other ones then.
+    """
+    _check_continuous(env)
     cfg = ActionRangeConfig(low=low, high=high)
     return _wrap(env, _begin_plain, cfg, step_functional=_step_clip_action)
 
@@ -688,7 +701,12 @@ def _step_clip_action(
 def rescale_action(
     env: AnyEnvironment, low: float, high: float
 ) -> AnyEnvironment:
-    """Map each component of a continuous action from [-1, 1] to [low, high]."""
+    """Map each component of a continuous action from [-1, 1] to [low, high].
+
+    Raises:
+      ValueError: actions are discrete, which would be other ones then.
+    """
+    _check_continuous(env)
     cfg = ActionRangeConfig(low=low, high=high)
     return _wrap(env, _begin_plain, cfg, step_functional=_step_rescale_action)
 

@@ -7,6 +7,7 @@ result.state.params                      # every tensor has a first axis of 8
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def train_many(
       The states after the run, stacked, and its evaluations, each one of all seeds.
 
     Raises:
-      ValueError: a number is out of range, or the checkpoint is damaged or of another learner.
+      ValueError: a number is out of range, PyTorch has no such device, or the checkpoint is damaged or of another
+        learner.
     """
     seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     trainer.check_positive(
@@ -77,6 +79,7 @@ def train_many(
         n_episodes=n_episodes,
     )
     trainer.check_callbacks(callbacks)
+    trainer.check_device(device)
     learner = trainer.with_length(learner, total_steps)
     path = trainer.checkpoint_path(checkpoint)
     first = init_many(learner, seeds, device, scalars)
@@ -106,7 +109,7 @@ def init_many(
       scalars: by name of a field of `losses.Scalars`, a number for each seed.
 
     Raises:
-      ValueError: there is no such scalar, or it has not one number for each seed.
+      ValueError: there is no such scalar, it has not one number for each seed, or one is out of range.
     """
     states = [learner.init(random.key(seed, device)) for seed in seeds]
     state = tree.map(lambda *leaves: torch.stack(leaves), *states)
@@ -118,6 +121,8 @@ def init_many(
             raise ValueError(
                 f"scalars: {name}: expected {len(seeds)} numbers, got {len(numbers)}"
             )
+        for number in numbers:
+            replace(learner.cfg.ppo, **{name: number})  # checks its range
         values = torch.tensor(numbers, dtype=torch.float32, device=device)
         changed = state.scalars._replace(**{name: values})
         state = state._replace(scalars=changed)

@@ -313,8 +313,16 @@ def test_a_learner_learns_in_a_wrapped_environment():
             "probability: expected 0 to 1",
         ),
         (
-            lambda: wrappers.rescale_action(CARTPOLE, 2.0, 1.0),
+            lambda: wrappers.rescale_action(fp.envs.pendulum(), 2.0, 1.0),
             "high: expected more than low",
+        ),
+        (
+            lambda: wrappers.rescale_action(CARTPOLE, -2.0, 2.0),
+            "env.spec: expected continuous actions, got discrete ones",
+        ),
+        (
+            lambda: wrappers.clip_action(CARTPOLE),
+            "env.spec: expected continuous actions, got discrete ones",
         ),
         (
             lambda: wrappers.normalize_reward(CARTPOLE, gamma=2.0),

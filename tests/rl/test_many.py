@@ -138,6 +138,14 @@ def test_a_number_of_seeds_stands_for_those_from_0():
             {"scalars": {"gamma": [1]}},
             "scalars: gamma: expected 2 numbers, got 1",
         ),
+        (
+            {"scalars": {"gamma": [0.9, 1.5]}},
+            "gamma: expected 0 to 1, got 1.5",
+        ),
+        (
+            {"scalars": {"learning_rate": [1e-3, float("nan")]}},
+            "learning_rate: expected 0 or more, got nan",
+        ),
         ({"strategy": "fast"}, "strategy: expected auto, fastest, one-graph"),
     ],
 )
