@@ -17,6 +17,7 @@ a line that names its records, hardware, versions and commits):
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
     questions                   a row a data set and method: learning from question episodes
     embedding-prior             the same, with and without a prior by link embeddings
+    fold-election               the same, with rules that are elected without the fact of a question
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
@@ -455,6 +456,37 @@ def embedding_prior() -> str:
     commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
     return table(head, lines) + (
         f"\nRecord: `experiments/results/embedding_prior.json` ({machine['device']}, shared with other work; "
+        f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
+    )
+
+
+def fold_election() -> str:
+    """The block of this name."""
+    rows = load_record("fold_election")["rows"]
+    head = ["data", "rules", "rules that a fold elects", "questions"]
+    head += ["valid MRR", "gain on valid, +- its error", "test MRR"]
+    lines: list[list[str]] = []
+    for name, rules in dict.fromkeys(
+        (row["set"], row["rules"]) for row in rows
+    ):
+        runs = [r for r in rows if (r["set"], r["rules"]) == (name, rules)]
+        gain = mean(run["valid_gain"] for run in runs)
+        error = mean(run["valid_gain_error"] for run in runs)
+        lines.append(
+            [
+                name,
+                rules,
+                f"{mean(runs[0]['elected_share']):.0%}" if error else "",
+                f"{mean(run['n_questions'] for run in runs):,.0f}",
+                mean_and_spread([run["valid_mrr"] for run in runs]),
+                f"{gain:+.4f} ± {error:.4f}" if error else "",
+                mean_and_spread([run["test_mrr"] for run in runs]),
+            ]
+        )
+    machine = rows[0]["machine"]
+    commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
+    return table(head, lines) + (
+        f"\nRecord: `experiments/results/fold_election.json` ({machine['device']}; "
         f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
     )
 
@@ -1734,6 +1766,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "fifty-graphs": fifty_graphs,
     "questions": question_results,
     "embedding-prior": embedding_prior,
+    "fold-election": fold_election,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,

@@ -23,8 +23,8 @@ PRODUCTS_PER_LOGIT = 3
 # operations for each number that a step looks up or moves
 OPERATIONS_PER_LOOKUP = 100
 OPERATIONS_PER_MOVED = 20
-# operations in a second, and seconds of a step that does next to nothing; on an H100 WN18RR and FB15k-237 with vectors of
-# rank 256 took 1.5e13 and 1.4e13 (phases of `experiments/results/tuned_results.json`)
+# operations in a second, and seconds of a step that does next to nothing; on an H100 WN18RR and FB15k-237 with vectors
+# of rank 256 took 1.5e13 and 1.4e13 (phases of `experiments/results/tuned_results.json`)
 CPU_OPERATIONS_PER_SECOND = 3e9
 GPU_OPERATIONS_PER_SECOND = 1e13
 STEP_SECONDS = 3e-3

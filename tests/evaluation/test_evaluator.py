@@ -22,14 +22,14 @@ from funcppo.logic.proof import Node, Proof
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 
-
+TWO_STEPS = ProverTaskConfig(max_height=2)
 ONE_STEP = ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False)
 
 
 def make_evaluator(
     dataset: Dataset,
     score: str,
-    prover: ProverTaskConfig = ProverTaskConfig(max_height=2),
+    prover: ProverTaskConfig = TWO_STEPS,
     **protocol,
 ) -> Evaluator:
     task = prover_task.build_task(dataset, prover)
