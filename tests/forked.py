@@ -48,6 +48,14 @@ def printed(path: Path, *args: str) -> list[str]:
     return ended.out.splitlines()
 
 
+def printed_by(code: str) -> list[str]:
+    """The lines that a program of a few lines prints; it must end well."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(code)
+        return printed(path)
+
+
 def _run_here(
     path: Path, args: tuple[str, ...], cwd: str, files: list[Path]
 ) -> None:
