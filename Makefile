@@ -14,9 +14,10 @@ BIN := .venv/bin
 train: .venv/installed
 	$(BIN)/funcppo train clans:1500:0 --prover.hard-negative-fraction 0.5 --out runs/clans --overwrite
 
+# Without bytecode on disk each of the many processes that tests start would compile the package anew: a second each.
 test: .venv/installed
 	@command -v swipl >/dev/null || echo "note: SWI-Prolog (swipl) is not installed: the tests that compare with it will be skipped"
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 15
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 15
 
 check: .venv/installed
 	$(BIN)/ruff check

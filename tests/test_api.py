@@ -15,6 +15,7 @@ import pytest
 
 import funcppo as fp
 from funcppo.distributions import Distribution
+from tests.forked import printed_by
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,7 +48,7 @@ def test_settings_and_environments_are_found_without_torch():
 )
 def test_the_training_step_stays_a_module_and_ppo_a_function(first):
     code = f"import funcppo; {first}; print(type(funcppo.train_step).__name__, type(funcppo.ppo).__name__)"
-    assert run_python(code) == "module function"
+    assert printed_by(code) == ["module function"]
 
 
 @pytest.mark.parametrize("name", sorted(set(fp.__all__) - {"__version__"}))
@@ -81,7 +82,7 @@ def test_an_unknown_name_is_an_attribute_error(module):
 def test_environments_and_networks_are_functions_whatever_was_imported_before():
     code = "import funcppo.envs.classic_control.cartpole, funcppo.nets.feedforward, funcppo as fp; "
     code += "print([type(x).__name__ for x in (fp.envs.cartpole, fp.envs.pendulum, fp.nets.mlp)])"
-    assert run_python(code) == "['function', 'function', 'function']"
+    assert printed_by(code) == ["['function', 'function', 'function']"]
 
 
 def test_help_begins_with_the_table_of_contents():

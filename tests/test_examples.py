@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from funcppo.prover import questions
 from funcppo.prover.question_config import ListwiseConfig, Penalty
 from funcppo.runtime.compile import select_strategy
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
+from tests.forked import printed, printed_by
 from tests.learning import WORLD, assert_trees_equal
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -27,11 +26,8 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 def printed_numbers(name: str) -> list[float]:
     """The last number of each line that an example prints."""
-    command = [sys.executable, str(FOLDER / name)]
-    output = subprocess.run(
-        command, capture_output=True, text=True, check=True
-    ).stdout
-    return [float(line.split()[-1]) for line in output.splitlines()]
+    lines = printed(FOLDER / name)
+    return [float(line.split()[-1]) for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -201,15 +197,11 @@ def check_exported(policy: torch.nn.Module, path: Path):
     program = f"""
 import sys, torch
 policy = torch.export.load({str(path)!r}).module()
-print([policy(x).tolist() for x in torch.load("obs.pt")], "funcppo" in sys.modules)
+print([policy(x).tolist() for x in torch.load({str(path.with_name("obs.pt"))!r})], "funcppo" in sys.modules)
 """
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=path.parent
-    )
     expected = [policy(x).tolist() for x in obs]
     assert {*expected[1]} == {0, 1}
-    assert result.stdout == f"{expected} False\n"
+    assert printed_by(program) == [f"{expected} False"]
 
 
 def test_a_grandparent_that_nobody_stated_is_proved(capsys):

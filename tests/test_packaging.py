@@ -6,7 +6,9 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -37,15 +39,25 @@ def modules(requirements) -> set[str]:
     return {MODULES.get(name, name) for name in distributions(requirements)}
 
 
-def imports(folder: str) -> set[str]:
+class Names(NamedTuple):
+    """What the code of a folder may take from a distribution."""
+
+    imports: set[str]  # modules
+    texts: set[str]  # every text; importlib takes some of them
+
+
+@cache
+def names(folder: str) -> Names:
     """Modules that the code of a folder imports, and the texts that may name one."""
-    found: set[str] = set()
+    found = Names(set(), set())
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
+                found.imports.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level:
-                found.add(node.module or "")
+                found.imports.add(node.module or "")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.texts.add(node.value)
     return found
 
 
@@ -53,17 +65,6 @@ def first_parts(names: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def texts(folder: str) -> set[str]:
-    """Every text in the code of a folder; importlib takes some of them."""
-    return {
-        node.value
-        for path in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-
-
-IMPORTED = imports("funcppo")
 OPTIONAL = {
     name
     for extra in EXTRAS
@@ -74,10 +75,11 @@ OPTIONAL = {
 
 def test_what_is_imported_is_declared():
     declared = modules([*PROJECT["dependencies"], *OPTIONAL])
-    foreign = first_parts(IMPORTED) - set(sys.stdlib_module_names)
+    imported = names("funcppo").imports
+    foreign = first_parts(imported) - set(sys.stdlib_module_names)
     # ruamel is a namespace, whose module has a dot
     assert foreign - {"funcppo"} - GUESTS <= first_parts(declared)
-    assert any(name.startswith("ruamel.yaml") for name in IMPORTED)
+    assert any(name.startswith("ruamel.yaml") for name in imported)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +87,13 @@ def test_what_is_imported_is_declared():
     [extra for extra in EXTRAS if extra not in (*FOR_DEVELOPERS, "all")],
 )
 def test_what_an_extra_declares_is_imported(extra):
-    used = first_parts(IMPORTED) | IMPORTED | texts("funcppo")
+    imported = names("funcppo").imports
+    used = first_parts(imported) | imported | names("funcppo").texts
     assert modules(EXTRAS[extra]) <= used
 
 
 def test_what_the_tests_declare_is_imported():
-    used = first_parts(imports("tests") | texts("tests"))
+    used = first_parts(names("tests").imports | names("tests").texts)
     needed = distributions(EXTRAS["test"]) - TOOLS
     assert {MODULES.get(name, name) for name in needed} <= used
 

@@ -26,4 +26,6 @@ def work(rank, port):
 
 
 if __name__ == "__main__":
-    processes.spawn(work, (sys.argv[1],), nprocs=2)
+    processes.start_processes(
+        work, (sys.argv[1],), nprocs=2, start_method="fork"
+    )

@@ -50,19 +50,40 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     assert capsys.readouterr().out == f"funcppo {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], *([name, "--help"] for name in cli.PROGRAMS)],
-    ids=" ".join,
-)
-def test_the_help_comes_without_torch(arguments):
-    code = "import atexit, sys; from funcppo.cli import main; sys.argv = ['funcppo', *sys.argv[1:]]\n"
-    code += "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "False\n")
-    assert done.stdout.startswith("usage: funcppo ")
+HELP_WORDS = [["--help"], *([name, "--help"] for name in cli.PROGRAMS)]
+# Prints each help in turn with its exit status, its errors, and whether PyTorch was imported for it or before.
+HELP_PROGRAM = """
+import contextlib, io, json, sys
+from funcppo.cli import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["funcppo", *words]
+    out, err = io.StringIO(), io.StringIO()
+    status = None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code
+    told = status, out.getvalue(), err.getvalue(), "torch" in sys.modules
+    print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps():
+    """What one process prints as the help of each program."""
+    command = [sys.executable, "-c", HELP_PROGRAM, json.dumps(HELP_WORDS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    return dict(zip(map(" ".join, HELP_WORDS), map(json.loads, lines)))
+
+
+@pytest.mark.parametrize("words", [" ".join(words) for words in HELP_WORDS])
+def test_the_help_comes_without_torch(words, helps):
+    status, out, err, has_torch = helps[words]
+    assert (status, err, has_torch) == (0, "", False)
+    assert out.startswith("usage: funcppo ")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import inspect
 import json
 import re
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +31,7 @@ from experiments.matrix import (
     tables,
 )
 from funcppo import optim, tree
+from tests.forked import printed
 
 ROOT = Path(__file__).parents[2]
 TEXT = paths.INVESTIGATION.read_text()
@@ -850,14 +849,8 @@ def test_a_bare_step_after_backward_is_refused():
 
 def said(name: str, *args: str) -> list[str]:
     """What a reproducer prints."""
-    script = ROOT / "experiments" / "reproducers" / f"{name}.py"
-    done = subprocess.run(
-        [sys.executable, str(script), *args],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines()
+    folder = ROOT / "experiments" / "reproducers"
+    return printed(folder / f"{name}.py", *args)
 
 
 def test_the_autograd_engine_is_traced_only_where_the_flag_says_so():

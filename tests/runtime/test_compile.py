@@ -560,7 +560,7 @@ def test_a_strategy_that_fails_in_another_process_is_passed_over():
         WORLD,
         state(),
         "auto",
-        "aot_eager",
+        "eager",
         agree=peers,
     )
     assert record.strategy == "forward"
@@ -585,7 +585,7 @@ def test_others_hear_of_a_strategy_that_fails_here():
     peers = Peers()
     failing = with_parts(minibatch_step=broken("minibatch_step", "no"))
     select_strategy(
-        collect, failing, CFG, WORLD, state(), "auto", "aot_eager", agree=peers
+        collect, failing, CFG, WORLD, state(), "auto", "eager", agree=peers
     )
     failures = [failure for what, failure in peers.own if what == "one-graph"]
     assert len(failures) == 1 and failures[0]
@@ -650,7 +650,7 @@ def test_processes_that_learn_together_compare_no_times(monkeypatch):
         WORLD,
         state(),
         "fastest",
-        "aot_eager",
+        "eager",
         agree=Peers(),
     )
     assert record.strategy == "one-graph" and record.times_ms == {}
