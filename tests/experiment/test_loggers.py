@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import struct
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -103,15 +104,28 @@ def iter_records(data: bytes):
             record = b""
 
 
+def wandb_records(path, make_record):
+    """The records of a run, whose end W&B's process may write after `finish` has returned."""
+    deadline = time.monotonic() + 60
+    while True:
+        records = []
+        for data in iter_records(path.read_bytes()):
+            record = make_record()
+            record.ParseFromString(data)
+            records.append(record)
+        if any(record.HasField("exit") for record in records):
+            return records
+        assert time.monotonic() < deadline, "the run has no end"
+        time.sleep(0.05)
+
+
 def wandb_history(folder) -> list[tuple[int, dict[str, str]]]:
     """The step and the values of each line of the offline runs in a folder, which have one id."""
     from wandb.proto import wandb_internal_pb2
 
     lines, ids = [], set()
     for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
-        for data in iter_records(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+        for record in wandb_records(path, wandb_internal_pb2.Record):
             if record.HasField("run"):
                 ids.add(record.run.run_id)
             values = {
@@ -131,6 +145,10 @@ def test_an_offline_run_of_wandb_goes_on_under_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     write(tmp_path, ROWS[:2], ["wandb"])
+    # W&B names the folder of an offline run by the second, and writes over one of the same name.
+    second = int(time.time())
+    while int(time.time()) == second:
+        time.sleep(0.05)
     write(tmp_path, ROWS[2:], ["wandb"], earlier=ROWS[:2])
     assert wandb_history(tmp_path) == [
         (0, {"valid_metric": "0.25"}),
