@@ -38,6 +38,7 @@ a line that names its records, hardware, versions and commits):
     performance-redesign        the same work before and after the redesign of the package
     performance-time-to-score   wall time to a return, JAX beside
     performance-startup         seconds to the end of the first iteration (a sentence)
+    performance-resolve         the resolution step of the prover alone: uncompiled, compiled, as a CUDA graph
     performance-scoring         candidates scored, the former design beside; full rankings
     performance-evaluator       an evaluation under limits of memory
     performance-index           building the index of 20 million facts, lookups among them (a sentence)
@@ -1756,6 +1757,32 @@ def older_pytorch() -> str:
     return table(head, rows) + origin("older_pytorch")
 
 
+def performance_resolve() -> str:
+    """The block of this name."""
+    rows = load_record("resolve-h100")["rows"]
+    modes = ("eager", "graph", "compiled", "compiled graph")
+    head = ["graph", "rows", "eager", "CUDA graph", "compiled"]
+    head += ["compiled, CUDA graph", "its kernels", "their time"]
+    lines: list[list[str]] = []
+    for name, batch in dict.fromkeys((r["graph"], r["rows"]) for r in rows):
+        by_mode = {
+            r["mode"]: r
+            for r in rows
+            if (r["graph"], r["rows"]) == (name, batch)
+        }
+        best = by_mode["compiled graph"]
+        lines.append(
+            [
+                name,
+                f"{batch:,}",
+                *(f"{by_mode[mode]['microseconds']:,.0f}" for mode in modes),
+                f"{best['n_kernels']:.0f}",
+                f"{best['kernel_microseconds']:,.0f}",
+            ]
+        )
+    return table(head, lines) + origin("resolve-h100")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "older-pytorch": older_pytorch,
     "compiler-faults": compiler_faults,
@@ -1787,6 +1814,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-redesign": performance_redesign,
     "performance-time-to-score": performance_time_to_score,
     "performance-startup": performance_startup,
+    "performance-resolve": performance_resolve,
     "performance-scoring": performance_scoring,
     "performance-evaluator": performance_evaluator,
     "performance-index": performance_index,
