@@ -49,7 +49,7 @@ PROOF_SCORES = ("success", "best-proof", "greedy")
 POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
-UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P (with -linked-last at its end, or not)"
+UNTRAINED_SCORES = "exists@H, max-confidence, max-plus, noisy-or or noisy-or@P (with -linked-last at its end, or not)"
 
 
 class Subject(NamedTuple):
@@ -352,8 +352,13 @@ def make_subject_predictor(subject: Subject) -> Predictor:
     """The predictor of a subject, which ranks answers by the scorer that ranks splits.
 
     Raises:
-      ValueError: the score is greedy, which tells candidates without a proof apart.
+      ValueError: the score is greedy, which tells candidates without a proof apart, or max-plus, whose order is one of
+        candidates that are ranked together.
     """
+    if subject.score == scorers.MAX_PLUS:
+        raise ValueError(
+            f"--score {scorers.MAX_PLUS}: expected another score, {scorers.MAX_PLUS} is for `funcppo evaluate` alone"
+        )
     if subject.score == "greedy":
         raise ValueError(
             "--score greedy: expected a score of what the rules derive, greedy ranks all other entities too"

@@ -203,7 +203,9 @@ def test_an_unknown_score_is_refused(name):
         scorers.make_untrained_scorer(untrained()[0], name)
 
 
-@pytest.mark.parametrize("name", ["max-confidence", "noisy-or", "noisy-or@3"])
+@pytest.mark.parametrize(
+    "name", ["max-confidence", "max-plus", "noisy-or", "noisy-or@3"]
+)
 def test_untrained_scores_are_the_same_from_the_index_and_from_joins(name):
     task, _, _, atoms = untrained()
     assert task.derivability_index is not None
