@@ -55,7 +55,9 @@ from funcppo.evaluation.ranking import (
 )
 from funcppo.evaluation.scorers import make_untrained_scorer
 from funcppo.experiment import rule_cache
+from funcppo.experiment.identity_counts import count_mined_rules
 from funcppo.logic import consequences
+from funcppo.logic.joins import RowBudget
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
@@ -157,12 +159,17 @@ def compare(args: argparse.Namespace, scratch: Path) -> Record:
 
 
 def mine(folder: Path, constants: bool, scratch: Path) -> Path:
-    """A file of AnyBURL with rules that funcppo mines."""
+    """A file of AnyBURL with rules that funcppo mines and counts under object identity."""
     path = scratch / "mined.txt"
     mined = rule_cache.mine_dataset(
         load(folder, facts_only=True), MiningConfig(constants=constants)
     )
-    rule_cache.write_rule_file(path, mined.dataset, mined.statistics, "AnyBURL")
+    counted = count_mined_rules(
+        mined.dataset, mined.statistics, RowBudget(sys.maxsize)
+    )
+    rule_cache.write_rule_file(
+        path, counted.dataset, counted.statistics, "AnyBURL"
+    )
     return path
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from funcppo.experiment.rule_cache import MinedDataset
 
 MAX_PRINTED_RULES = 5
+IDENTITY_SHARE = 0.25  # of the limits, for counts under object identity
+PLAIN_COUNTS_NOTE = "counts are without object identity, by which AnyBURL and PyClause apply rules: --object-identity"
 _DEFAULT = MiningConfig()
 
 
@@ -71,6 +74,10 @@ class Mine:
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
     """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
     three."""
+    object_identity: bool = False
+    """Count under object identity, as AnyBURL and PyClause do: different variables of a rule bind different entities,
+    none of which the rule names. For --format AnyBURL alone; a quarter of --seconds and of --max-rows is kept for it.
+    Default: off, the counts are without."""
     max_length: int | None = None
     """Maximum number of atoms in a rule body, 1 to 5. Paths of 4 and 5 atoms are for sparse graphs: relations with too
     many of them are left out. Default: 3; 2 in a tiny dense graph (at most 2,000 facts, at least one for each pair of
@@ -132,7 +139,8 @@ class Mine:
                 mined = self._mine(
                     dataset, console, pool.map_tasks, processes.report
                 )
-        notes = [*mined.result.notes, *self._write(dataset, mined)]
+        mined, more = self._count_under_identity(mined)
+        notes = [*mined.result.notes, *more, *self._write(dataset, mined)]
         seconds = time.perf_counter() - start
         summary = _summarise(self, mined, notes, seconds) | {
             "settings": asdict(self._config(dataset)),
@@ -186,11 +194,20 @@ class Mine:
             field.name: getattr(self, field.name)
             for field in fields(MiningConfig)
         }
+        if self.object_identity:
+            options["seconds"] = (1 - IDENTITY_SHARE) * self.seconds
+            if self.max_rows is not None:
+                rows = int((1 - IDENTITY_SHARE) * self.max_rows)
+                options["max_rows"] = max(1, rows)
         given = {k: v for k, v in options.items() if v is not None}
         return rule_cache.mining_config(dataset, **given)
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
+        if self.object_identity and self.format != "AnyBURL":
+            raise ValueError(
+                f"--object-identity: expected --format AnyBURL, got {self.format}, whose counts are without"
+            )
         if str(self.out) != "-":
             check_output_path("--out", self.out)
         # Rules are not read, and may be written beside the triples.
@@ -229,6 +246,54 @@ class Mine:
                 max(1, distributed.launched_size()),
             )
 
+    def _count_under_identity(
+        self, mined: MinedDataset
+    ) -> tuple[MinedDataset, list[str]]:
+        """The mined rules with the counts that the file is to have, and notes on them."""
+        import torch
+
+        from funcppo.deadline import Deadline
+        from funcppo.experiment.identity_counts import count_mined_rules
+        from funcppo.logic.joins import RowBudget
+        from funcppo.mining.mined_rules import select_rules
+
+        result = mined.result
+        if not self.object_identity:
+            is_plain = self.format == "AnyBURL" and len(mined.dataset.rules) > 0
+            return mined, [PLAIN_COUNTS_NOTE] if is_plain else []
+        if result.interrupt is not None:
+            return mined, [PLAIN_COUNTS_NOTE]
+        seconds_left = self.seconds - result.seconds
+        at = time.monotonic() + max(seconds_left, IDENTITY_SHARE * self.seconds)
+        budget = RowBudget(
+            int(result.max_rows * IDENTITY_SHARE / (1 - IDENTITY_SHARE)),
+            deadline=Deadline(at=at),
+        )
+        with show_status(
+            make_console(use_stderr=True), "counting under object identity"
+        ) as display:
+            counted = count_mined_rules(
+                mined.dataset,
+                mined.statistics,
+                budget,
+                partial(display.report, "counting under object identity"),
+            )
+        mined = mined._replace(
+            dataset=counted.dataset,
+            statistics=counted.statistics,
+            result=replace(
+                result,
+                rules=select_rules(
+                    result.rules,
+                    torch.from_numpy(counted.is_kept).to(
+                        result.rules.support.device
+                    ),
+                ),
+                interrupt=counted.interrupt,
+            ),
+        )
+        return mined, list(counted.notes)
+
     def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
         """Write the rules, also to the cache if `train` would mine them with these settings; notes on the files."""
         from funcppo.data.rule_tables import (
@@ -243,7 +308,8 @@ class Mine:
         # Kept first: nothing is lost where FILE cannot be written.
         cfg = self._config(dataset)
         default = rule_cache.mining_config(dataset, seconds=cfg.seconds)
-        if cfg == default and result.interrupt is None and len(rules.rules):
+        is_default = cfg == default and not self.object_identity
+        if is_default and result.interrupt is None and len(rules.rules):
             notes.append(_cache(dataset, cfg, mined))
 
         if str(self.out) == "-":

@@ -75,9 +75,15 @@ def test_rules_that_funcppo_mines_rank_the_same(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    out = folder / "record.json"
     words = [str(folder), "--split", "valid", "--unseen", "0"]
+    words += ["--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["pyclause_ranking.py", *words])
     assert pyclause_ranking.main() == 0
+    (row,) = json.loads(out.read_text())["files"].values()
+    assert row["rules"] > 0
+    assert row["counts"]["different"] == 0
+    assert row["counts"]["file_differs_from_both"] == 0
 
 
 def test_other_confidences_are_found(
