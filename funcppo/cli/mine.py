@@ -56,9 +56,10 @@ class Mine:
     """Mine rules from the training triples of a data set and write them with their counts.
 
     The rules are closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom in either direction; with --constants also
-    h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). A rule is kept if it is the most confident one for some fact that it derives
-    from other facts. The same options give the same file, unless the time is over before the work; a note then says so.
-    Ctrl-C or SIGTERM ends the search, and the rules found by then are written.
+    h(X,c) :- b(X,Z), h(X,c) :- b(X,d), and the same with h(X,X). A rule is kept if it is the most
+    confident one for some fact that it derives from other facts. The same options give the same file, unless the time
+    is over before the work; a note then says so. Ctrl-C or SIGTERM ends the search, and the rules found by then are
+    written.
 
     Exit status: 0 written, also if no rule was found; 2 bad input; 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
@@ -87,7 +88,8 @@ class Mine:
     min_confidence: float = _DEFAULT.min_confidence
     """Minimum leave-one-out confidence, 0 to 1."""
     constants: bool = _DEFAULT.constants
-    """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). Default: off."""
+    """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d), and with h(X,X) in place of h(X,c).
+    Default: off."""
     votes_per_fact: int | None = None
     """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
     graph."""
@@ -382,8 +384,11 @@ def _summarise(
     options: Mine, mined: MinedDataset, notes: list[str], seconds: float
 ) -> JsonObject:
     """The JSON of --json, without the memory."""
+    from funcppo.mining.mined_rules import SAME_ENTITY
+
     rules, _, result = mined
-    is_path = result.rules.end_constants[:, 0] == 0
+    head_end = result.rules.end_constants[:, 0]
+    is_path = head_end == 0
     has_error = (result.rules.std_error > 0) | (result.rules.pca_std_error > 0)
 
     # The first label of a row is the head; a body that is shorter than the table ends with negative labels.
@@ -396,7 +401,8 @@ def _summarise(
         "n_path_rules_by_length": {
             str(length): n for length, n in sorted(n_by_length.items())
         },
-        "n_constant_rules": int((~is_path).sum()),
+        "n_constant_rules": int((head_end > 0).sum()),
+        "n_loop_rules": int((head_end == SAME_ENTITY).sum()),
         "n_candidate_rules": result.n_candidates,
         "n_estimated_rules": int(has_error.sum()),
         "stages": [asdict(stage) for stage in result.stages],
@@ -434,6 +440,8 @@ def _print_summary(
     ]
     if summary["n_constant_rules"]:
         kinds.append(f"{summary['n_constant_rules']} with constants")
+    if summary["n_loop_rules"]:
+        kinds.append(f"{summary['n_loop_rules']} with a head h(X, X)")
     console.print(
         f"{summary['dataset']}: {summary['n_rules']} rules ({', '.join(kinds)}) of {summary['n_candidate_rules']} "
         f"candidates in {summary['mining_seconds']:.1f} s: {summary['out']}"
