@@ -446,7 +446,8 @@ def rule_score(name: str) -> RuleScore:
     """Return the score of atoms from the confidences of the rules that derive them.
 
     Args:
-      name: `max-confidence`, `max-plus`, `noisy-or` or `noisy-or@P`, of confidences to the power P.
+      name: `max-confidence`, `max-plus`, or `noisy-or`, of the N most confident rules with `-top-N` after it, and of
+        confidences to the power P with `@P` at its end.
 
     Raises:
       ValueError: another name.
@@ -456,12 +457,19 @@ def rule_score(name: str) -> RuleScore:
         return baselines.max_confidence
     if name == MAX_PLUS:
         return partial(baselines.max_plus, grid_step=SCORE_GRID_STEP)
-    if name == "noisy-or":
-        return partial(baselines.noisy_or, power=1.0)
-    if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
-        return partial(baselines.noisy_or, power=float(number))
-    names = "success, best-proof, greedy, exists@H, max-confidence, max-plus, noisy-or or noisy-or@P"
-    raise ValueError(f"score {shorten(name)}: expected {names}, P from 1 to 99")
+    top = re.fullmatch(r"noisy-or(?:-top-([1-9]\d{0,3}))?", kind)
+    is_power = re.fullmatch(r"[1-9]\d?(\.\d+)?", number)
+    if top and (is_power or kind == name):
+        power = float(number or 1)
+        if top[1] is None:
+            return partial(baselines.noisy_or, power=power)
+        return partial(
+            baselines.noisy_or_of_best, n_best=int(top[1]), power=power
+        )
+    names = "success, best-proof, greedy, exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N"
+    raise ValueError(
+        f"score {shorten(name)}: expected {names} or noisy-or-top-N@P, N from 1 to 9999, P from 1 to 99"
+    )
 
 
 def search_config(

@@ -49,7 +49,10 @@ PROOF_SCORES = ("success", "best-proof", "greedy")
 POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
-UNTRAINED_SCORES = "exists@H, max-confidence, max-plus, noisy-or or noisy-or@P (with -linked-last at its end, or not)"
+UNTRAINED_SCORES = (
+    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P or noisy-or-top-N (all but max-plus with -linked-last at "
+    "their end, or not)"
+)
 
 
 class Subject(NamedTuple):

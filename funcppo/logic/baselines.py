@@ -97,6 +97,36 @@ def noisy_or(
     return log_root - log_complement
 
 
+def noisy_or_of_best(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    n_best: int,
+    power: float = 1.0,
+) -> F64[Tensor, "L"]:
+    """The noisy-or of the most confident rules that derive each atom, as log-odds.
+
+    Rules that derive an atom after many others add little but repeat what those say.
+
+    Args:
+      derivations: by some rules at a time, in any order.
+      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
+      n_best: how many rules count for an atom.
+      power: as in `noisy_or`.
+
+    Returns:
+      [L]; -inf for an atom that no rule derives.
+
+    Source: Betz et al. 2024, "PyClause: Simple and efficient rule handling for knowledge graphs" (noisy-or top-h).
+    """
+    rules = _rules_by_atom(_rule_confidence(kb), derivations, n_atoms)
+    atom_row = torch.repeat_interleave(rules.n_rules)
+    place = torch.arange(len(atom_row), device=atom_row.device)
+    is_best = place - rules.start[atom_row] < n_best
+    best = Derivations(atom_row[is_best], rules.rule[is_best])
+    return noisy_or(kb, [best], n_atoms, power)
+
+
 def max_plus(
     kb: KnowledgeBase,
     derivations: Iterable[Derivations],

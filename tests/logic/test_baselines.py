@@ -286,3 +286,27 @@ def test_max_plus_compares_confidences_in_lexicographic_order(
                 assert (lines[i] < lines[j]) == (places[i] < places[j])
         if sum(g == group[i] for g in group) == 1:
             assert lines[i] == rounded[i]
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=5, max_size=5),
+    pairs,
+    st.integers(1, 6),
+    st.sampled_from([1.0, 3.0]),
+)
+@settings(max_examples=100)
+def test_noisy_or_of_the_best_rules_is_that_of_the_largest_confidences(
+    support, found, n_best, power
+):
+    own = [
+        sorted((support[r] / 4 for a, r in found if a == atom))[-n_best:]
+        for atom in range(7)
+    ]
+    want = [
+        (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
+        for confidences in own
+    ]
+    got = scored(
+        baselines.noisy_or_of_best, support, found, n_best=n_best, power=power
+    )
+    assert got == pytest.approx(want, rel=1e-12)
