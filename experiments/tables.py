@@ -21,6 +21,7 @@ a line that names its records, hardware, versions and commits):
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
     mining                      mined rules alone: how many, seconds, and how they rank untrained
+    published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
     mined-counts                the miner's counts against those of rule files by others
     learning-control            returns on CartPole and Pendulum
@@ -751,6 +752,28 @@ def mining() -> str:
     return (
         mining_table(record)
         + f"\n{seconds}. Record: `experiments/results/mining_results.json`.\n"
+    )
+
+
+def published_miners() -> str:
+    """The block of this name."""
+    metrics = ("mrr", "hits@1", "hits@10")
+    rows = [
+        [
+            row["data"],
+            f"[{row['system']}]({row['url']})",
+            *(
+                "-" if row[name] is None else f"{row[name]:.3f}"
+                for name in metrics
+            ),
+            row["mining"],
+        ]
+        for row in load_record("published_miners")["rows"]
+    ]
+    head = ["data", "system", "MRR", "Hits@1", "Hits@10", "mining"]
+    return (
+        table(head, rows)
+        + "\nRecord: `experiments/results/published_miners.json`.\n"
     )
 
 
@@ -1738,6 +1761,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,
     "mining": mining,
+    "published-miners": published_miners,
     "mining-bounds": mining_bounds,
     "mined-counts": mined_counts,
     "learning-control": learning_control,
