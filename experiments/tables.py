@@ -704,19 +704,17 @@ def mining_table(record: Record) -> str:
         "max-confidence, plain counts",
         "noisy-or, plain counts",
     ]
-    head += ["max-confidence", "noisy-or", "noisy-or@3", "ceiling", "commit"]
+    chosen_scores = ("max-confidence", "max-plus", "noisy-or", "noisy-or@3")
+    head += [*chosen_scores, "ceiling", "commit"]
     rows = []
     for name, result in record["sets"].items():
         metric, metric_label = main_metric(name)
         plain = result["rankings"].get("plain", {}).get("test", {})
         chosen = result["rankings"].get("chosen", {}).get("test", {})
         columns = [(plain, "max-confidence"), (plain, "noisy-or")]
-        columns += [
-            (chosen, score)
-            for score in ("max-confidence", "noisy-or", "noisy-or@3")
-        ]
+        columns += [(chosen, score) for score in chosen_scores]
         cells = [
-            f"{scores[score][metric]:.3f}" if scores else ""
+            f"{scores[score][metric]:.3f}" if score in scores else "-"
             for scores, score in columns
         ]
         ceiling = f"{chosen['max-confidence']['ceiling']:.3f}" if chosen else ""
