@@ -59,9 +59,9 @@ def count_mined_rules(
     support = statistics.support.copy()
     predictions = statistics.body_pairs.copy()
     is_counted = np.zeros(len(support), bool)
-    facts, sizes = kb.from_dataset(dataset)
     interrupt = None
     try:
+        facts, sizes = kb.from_dataset(dataset)
         for n_counted, applied in enumerate(
             consequences.iter_consequences(
                 facts,
@@ -94,13 +94,21 @@ def count_mined_rules(
         ),
         RuleStatistics(*(column[kept] for column in counted)),
         kept,
-        _notes(int((~is_counted).sum()), int((~kept).sum())),
+        _notes(
+            int((~is_counted).sum()),
+            int((~kept).sum()),
+            "an interrupt"
+            if interrupt
+            else "the limits of time, rows or memory",
+        ),
         interrupt,
     )
 
 
-def _notes(n_uncounted: int, n_without_support: int) -> tuple[str, ...]:
-    """What was left out or not counted."""
+def _notes(
+    n_uncounted: int, n_without_support: int, reason: str
+) -> tuple[str, ...]:
+    """What was left out or not counted, and why not."""
     notes: list[str] = []
     if n_without_support:
         notes.append(
@@ -108,7 +116,6 @@ def _notes(n_uncounted: int, n_without_support: int) -> tuple[str, ...]:
         )
     if n_uncounted:
         notes.append(
-            f"{n_uncounted:,} rules have counts without object identity: the limits of time, rows or memory did not "
-            "suffice to count them with it"
+            f"{n_uncounted:,} rules have counts without object identity: {reason} kept them from being counted with it"
         )
     return tuple(notes)
