@@ -22,6 +22,7 @@ a line that names its records, hardware, versions and commits):
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
     mining                      mined rules alone: how many, seconds, and how they rank untrained
+    published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
     mined-counts                the miner's counts against those of rule files by others
     learning-control            returns on CartPole and Pendulum
@@ -736,19 +737,17 @@ def mining_table(record: Record) -> str:
         "max-confidence, plain counts",
         "noisy-or, plain counts",
     ]
-    head += ["max-confidence", "noisy-or", "noisy-or@3", "ceiling", "commit"]
+    chosen_scores = ("max-confidence", "max-plus", "noisy-or", "noisy-or@3")
+    head += [*chosen_scores, "ceiling", "commit"]
     rows = []
     for name, result in record["sets"].items():
         metric, metric_label = main_metric(name)
         plain = result["rankings"].get("plain", {}).get("test", {})
         chosen = result["rankings"].get("chosen", {}).get("test", {})
         columns = [(plain, "max-confidence"), (plain, "noisy-or")]
-        columns += [
-            (chosen, score)
-            for score in ("max-confidence", "noisy-or", "noisy-or@3")
-        ]
+        columns += [(chosen, score) for score in chosen_scores]
         cells = [
-            f"{scores[score][metric]:.3f}" if scores else ""
+            f"{scores[score][metric]:.3f}" if score in scores else "-"
             for scores, score in columns
         ]
         ceiling = f"{chosen['max-confidence']['ceiling']:.3f}" if chosen else ""
@@ -784,6 +783,28 @@ def mining() -> str:
     return (
         mining_table(record)
         + f"\n{seconds}. Record: `experiments/results/mining_results.json`.\n"
+    )
+
+
+def published_miners() -> str:
+    """The block of this name."""
+    metrics = ("mrr", "hits@1", "hits@10")
+    rows = [
+        [
+            row["data"],
+            f"[{row['system']}]({row['url']})",
+            *(
+                "-" if row[name] is None else f"{row[name]:.3f}"
+                for name in metrics
+            ),
+            row["mining"],
+        ]
+        for row in load_record("published_miners")["rows"]
+    ]
+    head = ["data", "system", "MRR", "Hits@1", "Hits@10", "mining"]
+    return (
+        table(head, rows)
+        + "\nRecord: `experiments/results/published_miners.json`.\n"
     )
 
 
@@ -1798,6 +1819,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,
     "mining": mining,
+    "published-miners": published_miners,
     "mining-bounds": mining_bounds,
     "mined-counts": mined_counts,
     "learning-control": learning_control,

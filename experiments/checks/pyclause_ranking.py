@@ -11,6 +11,8 @@ bound to different entities, and rank all entities, filtered by all splits. Comp
 - MRR and Hits@k of these scores, candidates of equal score in random order (expected). PyClause itself breaks ties, by
   the other rules (maxplus) and then by the frequency of the entity: `mrr_in_its_order` is the MRR of its own order,
   an answer that no rule predicts counting 0.
+- the order of PyClause's `maxplus`: funcppo's `max-plus` may tie where PyClause's frequencies decide, and never
+  contradicts it.
 - the predictions and right predictions of each rule, counted by PyClause from the facts and by funcppo under object
   identity.
 
@@ -53,7 +55,9 @@ from funcppo.evaluation.ranking import (
 )
 from funcppo.evaluation.scorers import make_untrained_scorer
 from funcppo.experiment import rule_cache
+from funcppo.experiment.identity_counts import count_mined_rules
 from funcppo.logic import consequences
+from funcppo.logic.joins import RowBudget
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
@@ -145,6 +149,7 @@ def compare(args: argparse.Namespace, scratch: Path) -> Record:
         "commit": current_commit(),
     }
     task = with_file_counts(task, rule_file, args.unseen)
+    row["max_plus"] = compare_order(task, theirs["rankings"]["max-confidence"])
     queries = getattr(dataset, args.split)
     for name in SCORES:
         row["scores"][name] = compare_scores(
@@ -154,12 +159,17 @@ def compare(args: argparse.Namespace, scratch: Path) -> Record:
 
 
 def mine(folder: Path, constants: bool, scratch: Path) -> Path:
-    """A file of AnyBURL with rules that funcppo mines."""
+    """A file of AnyBURL with rules that funcppo mines and counts under object identity."""
     path = scratch / "mined.txt"
     mined = rule_cache.mine_dataset(
         load(folder, facts_only=True), MiningConfig(constants=constants)
     )
-    rule_cache.write_rule_file(path, mined.dataset, mined.statistics, "AnyBURL")
+    counted = count_mined_rules(
+        mined.dataset, mined.statistics, RowBudget(sys.maxsize)
+    )
+    rule_cache.write_rule_file(
+        path, counted.dataset, counted.statistics, "AnyBURL"
+    )
     return path
 
 
@@ -313,6 +323,34 @@ def compare_scores(
     }
 
 
+def compare_order(task: ProverTask, lists: Record) -> Record:
+    """Neighbours in PyClause's lists that `max-plus` has the other way round, and those that it tells apart."""
+    dataset = task.dataset
+    entity_id = {name: i for i, name in enumerate(dataset.entities, 1)}
+    relation_id = {name: i for i, name in enumerate(dataset.predicates, 1)}
+    n_pairs, n_apart, n_contradicted = 0, 0, 0
+    scorer = make_untrained_scorer(task, "max-plus")
+    assert not isinstance(scorer, ScorerBySide)  # derivations are held
+    for direction, relation, source, candidates in iter_lists(lists):
+        atoms = []
+        for candidate in candidates:
+            head, _, tail = triple(direction, relation, source, candidate)
+            atoms.append(
+                (relation_id[relation], entity_id[head], entity_id[tail])
+            )
+        table = torch.tensor(atoms, dtype=torch.int32).view(-1, 3)
+        in_order, row = torch.unique(table, dim=0, return_inverse=True)
+        scores = scorer(in_order)[row]
+        n_pairs += max(len(scores) - 1, 0)
+        n_apart += int((scores[1:] != scores[:-1]).sum())
+        n_contradicted += int((scores[1:] > scores[:-1]).sum())
+    return {
+        "neighbours": n_pairs,
+        "apart": n_apart,
+        "contradicted": n_contradicted,
+    }
+
+
 def rank(
     task: ProverTask, queries: np.ndarray, scorers: ScorerBySide
 ) -> Ranking:
@@ -414,7 +452,7 @@ def mrr_in_order(dataset: Dataset, queries: np.ndarray, lists: Record) -> float:
 
 def is_different(row: Record) -> bool:
     """Whether the programs differ anywhere."""
-    if row["counts"]["different"]:
+    if row["counts"]["different"] or row["max_plus"]["contradicted"]:
         return True
     for score in row["scores"].values():
         if score["different_scores"] or score["only_in_pyclause"]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from funcppo.experiment.rule_cache import MinedDataset
 
 MAX_PRINTED_RULES = 5
+IDENTITY_SHARE = 0.25  # of the limits, for counts under object identity
+PLAIN_COUNTS_NOTE = "counts are without object identity, by which AnyBURL and PyClause apply rules: --object-identity"
 _DEFAULT = MiningConfig()
 
 
@@ -53,9 +56,10 @@ class Mine:
     """Mine rules from the training triples of a data set and write them with their counts.
 
     The rules are closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom in either direction; with --constants also
-    h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). A rule is kept if it is the most confident one for some fact that it derives
-    from other facts. The same options give the same file, unless the time is over before the work; a note then says so.
-    Ctrl-C or SIGTERM ends the search, and the rules found by then are written.
+    h(X,c) :- b(X,Z), h(X,c) :- b(X,d), and the same with h(X,X). A rule is kept if it is the most
+    confident one for some fact that it derives from other facts. The same options give the same file, unless the time
+    is over before the work; a note then says so. Ctrl-C or SIGTERM ends the search, and the rules found by then are
+    written.
 
     Exit status: 0 written, also if no rule was found; 2 bad input; 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
@@ -71,6 +75,10 @@ class Mine:
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
     """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
     three."""
+    object_identity: bool = False
+    """Count under object identity, as AnyBURL and PyClause do: different variables of a rule bind different entities,
+    none of which the rule names. For --format AnyBURL alone; a quarter of --seconds and of --max-rows is kept for it.
+    Default: off, the counts are without."""
     max_length: int | None = None
     """Maximum number of atoms in a rule body, 1 to 5. Paths of 4 and 5 atoms are for sparse graphs: relations with too
     many of them are left out. Default: 3; 2 in a tiny dense graph (at most 2,000 facts, at least one for each pair of
@@ -80,7 +88,8 @@ class Mine:
     min_confidence: float = _DEFAULT.min_confidence
     """Minimum leave-one-out confidence, 0 to 1."""
     constants: bool = _DEFAULT.constants
-    """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). Default: off."""
+    """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d), and with h(X,X) in place of h(X,c).
+    Default: off."""
     votes_per_fact: int | None = None
     """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
     graph."""
@@ -132,7 +141,8 @@ class Mine:
                 mined = self._mine(
                     dataset, console, pool.map_tasks, processes.report
                 )
-        notes = [*mined.result.notes, *self._write(dataset, mined)]
+        mined, more = self._count_under_identity(mined)
+        notes = [*mined.result.notes, *more, *self._write(dataset, mined)]
         seconds = time.perf_counter() - start
         summary = _summarise(self, mined, notes, seconds) | {
             "settings": asdict(self._config(dataset)),
@@ -186,11 +196,20 @@ class Mine:
             field.name: getattr(self, field.name)
             for field in fields(MiningConfig)
         }
+        if self.object_identity:
+            options["seconds"] = (1 - IDENTITY_SHARE) * self.seconds
+            if self.max_rows is not None:
+                rows = int((1 - IDENTITY_SHARE) * self.max_rows)
+                options["max_rows"] = max(1, rows)
         given = {k: v for k, v in options.items() if v is not None}
         return rule_cache.mining_config(dataset, **given)
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
+        if self.object_identity and self.format != "AnyBURL":
+            raise ValueError(
+                f"--object-identity: expected --format AnyBURL, got {self.format}, whose counts are without"
+            )
         if str(self.out) != "-":
             check_output_path("--out", self.out)
         # Rules are not read, and may be written beside the triples.
@@ -229,6 +248,54 @@ class Mine:
                 max(1, distributed.launched_size()),
             )
 
+    def _count_under_identity(
+        self, mined: MinedDataset
+    ) -> tuple[MinedDataset, list[str]]:
+        """The mined rules with the counts that the file is to have, and notes on them."""
+        import torch
+
+        from funcppo.deadline import Deadline
+        from funcppo.experiment.identity_counts import count_mined_rules
+        from funcppo.logic.joins import RowBudget
+        from funcppo.mining.mined_rules import select_rules
+
+        result = mined.result
+        if not self.object_identity:
+            is_plain = self.format == "AnyBURL" and len(mined.dataset.rules) > 0
+            return mined, [PLAIN_COUNTS_NOTE] if is_plain else []
+        if result.interrupt is not None:
+            return mined, [PLAIN_COUNTS_NOTE]
+        seconds_left = self.seconds - result.seconds
+        at = time.monotonic() + max(seconds_left, IDENTITY_SHARE * self.seconds)
+        budget = RowBudget(
+            int(result.max_rows * IDENTITY_SHARE / (1 - IDENTITY_SHARE)),
+            deadline=Deadline(at=at),
+        )
+        with show_status(
+            make_console(use_stderr=True), "counting under object identity"
+        ) as display:
+            counted = count_mined_rules(
+                mined.dataset,
+                mined.statistics,
+                budget,
+                partial(display.report, "counting under object identity"),
+            )
+        mined = mined._replace(
+            dataset=counted.dataset,
+            statistics=counted.statistics,
+            result=replace(
+                result,
+                rules=select_rules(
+                    result.rules,
+                    torch.from_numpy(counted.is_kept).to(
+                        result.rules.support.device
+                    ),
+                ),
+                interrupt=counted.interrupt,
+            ),
+        )
+        return mined, list(counted.notes)
+
     def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
         """Write the rules, also to the cache if `train` would mine them with these settings; notes on the files."""
         from funcppo.data.rule_tables import (
@@ -243,7 +310,8 @@ class Mine:
         # Kept first: nothing is lost where FILE cannot be written.
         cfg = self._config(dataset)
         default = rule_cache.mining_config(dataset, seconds=cfg.seconds)
-        if cfg == default and result.interrupt is None and len(rules.rules):
+        is_default = cfg == default and not self.object_identity
+        if is_default and result.interrupt is None and len(rules.rules):
             notes.append(_cache(dataset, cfg, mined))
 
         if str(self.out) == "-":
@@ -316,8 +384,11 @@ def _summarise(
     options: Mine, mined: MinedDataset, notes: list[str], seconds: float
 ) -> JsonObject:
     """The JSON of --json, without the memory."""
+    from funcppo.mining.mined_rules import SAME_ENTITY
+
     rules, _, result = mined
-    is_path = result.rules.end_constants[:, 0] == 0
+    head_end = result.rules.end_constants[:, 0]
+    is_path = head_end == 0
     has_error = (result.rules.std_error > 0) | (result.rules.pca_std_error > 0)
 
     # The first label of a row is the head; a body that is shorter than the table ends with negative labels.
@@ -330,7 +401,8 @@ def _summarise(
         "n_path_rules_by_length": {
             str(length): n for length, n in sorted(n_by_length.items())
         },
-        "n_constant_rules": int((~is_path).sum()),
+        "n_constant_rules": int((head_end > 0).sum()),
+        "n_loop_rules": int((head_end == SAME_ENTITY).sum()),
         "n_candidate_rules": result.n_candidates,
         "n_estimated_rules": int(has_error.sum()),
         "stages": [asdict(stage) for stage in result.stages],
@@ -368,6 +440,8 @@ def _print_summary(
     ]
     if summary["n_constant_rules"]:
         kinds.append(f"{summary['n_constant_rules']} with constants")
+    if summary["n_loop_rules"]:
+        kinds.append(f"{summary['n_loop_rules']} with a head h(X, X)")
     console.print(
         f"{summary['dataset']}: {summary['n_rules']} rules ({', '.join(kinds)}) of {summary['n_candidate_rules']} "
         f"candidates in {summary['mining_seconds']:.1f} s: {summary['out']}"

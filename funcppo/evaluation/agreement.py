@@ -290,7 +290,7 @@ class _ScoreSource:
 def _is_policy_score(score: str) -> bool:
     """Whether a score is a policy's."""
     name, _ = split_linked_last(score)
-    return name.partition("@")[0] not in RULE_SCORES
+    return not name.startswith(RULE_SCORES)
 
 
 def _rows(ranked: Ranking) -> list[_Row]:

@@ -13,6 +13,7 @@ the same ranks as scoring every entity (for every score but `greedy`, whose prot
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -51,6 +52,18 @@ class Scorer(Protocol):
           atoms: distinct, in lexicographic order.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExactScorer:
+    """A scorer whose log-odds are exact: candidates of a query whose scores differ within a step of the grid do not
+    tie."""
+
+    scorer: Scorer
+
+    def __call__(self, atoms: I32[Tensor, "L W"], /) -> F64[Tensor, "L"]:
+        """As `Scorer`."""
+        return self.scorer(atoms)
 
 
 class ScorerBySide(NamedTuple):
@@ -216,17 +229,23 @@ def rank_queries(
     ]
     scored = _score_tables(scorer, tables, protocol.sides, model.sizes)
 
-    # The scores of all sides are one table; each side's part of it gives the counts of its queries.
-    listed_score = rank_metrics.quantise(scored.log_odds)[scored.row]
-    parts = listed_score.split([len(table.query_row) for table in tables])
-    side_ranks = [_rank_side(table, part) for table, part in zip(tables, parts)]
-
     n_queries, n_sides = len(queries), len(tables)
     query_row = torch.arange(n_queries, device=queries.device)
     relation = queries[:, 0].long()
-    listed_row = [
-        table.query_row + i * n_queries for i, table in enumerate(tables)
-    ]
+    listed_row = torch.cat(
+        [table.query_row + i * n_queries for i, table in enumerate(tables)]
+    )
+
+    # The scores of all sides are one table; each side's part of it gives the counts of its queries.
+    if _is_exact(scorer):
+        listed_score = rank_metrics.quantise_in_order(
+            scored.log_odds[scored.row], listed_row
+        )
+    else:
+        listed_score = rank_metrics.quantise(scored.log_odds)[scored.row]
+    parts = listed_score.split([len(table.query_row) for table in tables])
+    side_ranks = [_rank_side(table, part) for table, part in zip(tables, parts)]
+
     near_boundary = rank_metrics.near_boundary(
         scored.log_odds, LOG_ODDS_TOLERANCE
     )
@@ -241,13 +260,20 @@ def rank_queries(
         answer_provable=torch.cat([table.answer_provable for table in tables]),
         answer_score=torch.cat([ranks.answer_score for ranks in side_ranks]),
         listed_score=listed_score,
-        listed_row=torch.cat(listed_row),
+        listed_row=listed_row,
         is_answer=torch.cat([table.is_answer for table in tables]),
         near_boundary=near_boundary[scored.row],
         scored_atom=scored.atom,
         scored_side=scored.side,
         log_odds=scored.log_odds,
     )
+
+
+def _is_exact(scorer: Scorer | ScorerBySide) -> bool:
+    """Whether scores that differ within a step of the grid do not tie."""
+    if isinstance(scorer, ScorerBySide):
+        return isinstance(scorer.head, ExactScorer)
+    return isinstance(scorer, ExactScorer)
 
 
 def summarise_ranking(

@@ -323,7 +323,8 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
     """The log-odds of a score of the rules that derive an atom; -inf without a rule.
 
     Args:
-      name: `max-confidence`, `noisy-or` or `noisy-or@P`, (1 - prod_r (1 - confidence(r)^P))^(1 / P).
+      name: `max-confidence`, `noisy-or` or `noisy-or@P`, (1 - prod_r (1 - confidence(r)^P))^(1 / P), or either with
+        `-top-N` after noisy-or: the N largest confidences alone.
     """
     best = max(confidences, default=0.0)
     if best in (0.0, 1.0):
@@ -331,8 +332,13 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
     if name == "max-confidence":
         return math.log(best) - math.log1p(-best)
 
+    kind, _, number = name.partition("@")
+    n_best = kind.removeprefix("noisy-or").removeprefix("-top-")
+    if n_best:
+        confidences = sorted(confidences, reverse=True)[: int(n_best)]
+
     # The product is exp(-exponent): it is far too small for a float where many rules agree.
-    power = float(name.partition("@")[2] or 1)
+    power = float(number or 1)
     exponent = math.fsum(-math.log1p(-(c**power)) for c in confidences)
     if exponent > _LARGE_EXPONENT:
         return exponent + math.log(power)

@@ -23,7 +23,8 @@ from funcppo.evaluation.beam_search import (
     SearchResult,
     log_odds,
 )
-from funcppo.evaluation.ranking import Scorer, ScorerBySide
+from funcppo.evaluation.rank_metrics import SCORE_GRID_STEP
+from funcppo.evaluation.ranking import ExactScorer, Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import (
     ChunkLoader,
     ProgressCallback,
@@ -72,6 +73,9 @@ LINKED_LAST = "-linked-last"
 DIRECTED_LINKED_LAST = "-directed-linked-last"
 # Their log-odds are bounded and moved below those of all others, which are far above -9e5.
 MAX_LINKED_LOG_ODDS, LINKED_SHIFT = 1e5, 1e6
+
+# compares candidates by more than its value, which only a ranking of whole queries does
+MAX_PLUS = "max-plus"
 
 LinkedTest = Callable[[Tensor], Tensor]
 
@@ -358,6 +362,8 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
       ValueError: another name.
     """
     base, ending = split_linked_last(name)
+    if ending and base == MAX_PLUS:
+        raise ValueError(f"score {name}: {MAX_PLUS} has no variant {ending}")
     if ending:
         is_directed = ending == DIRECTED_LINKED_LAST
         is_linked = make_linked_test(task, is_directed=is_directed)
@@ -373,11 +379,13 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
         return partial(_score_existence, task, int(number))
     score = rule_score(name)
     if derives_by_question(task):
-        return ScorerBySide(
-            head=partial(_score_answers, task, score, HEAD),
-            tail=partial(_score_answers, task, score, TAIL),
-        )
-    return partial(_score_derivations, task, score)
+        head = partial(_score_answers, task, score, HEAD)
+        tail = partial(_score_answers, task, score, TAIL)
+        if name == MAX_PLUS:
+            return ScorerBySide(ExactScorer(head), ExactScorer(tail))
+        return ScorerBySide(head=head, tail=tail)
+    scorer = partial(_score_derivations, task, score)
+    return ExactScorer(scorer) if name == MAX_PLUS else scorer
 
 
 def split_linked_last(name: str) -> tuple[str, str]:
@@ -438,7 +446,8 @@ def rule_score(name: str) -> RuleScore:
     """Return the score of atoms from the confidences of the rules that derive them.
 
     Args:
-      name: `max-confidence`, `noisy-or` or `noisy-or@P`, of confidences to the power P.
+      name: `max-confidence`, `max-plus`, or `noisy-or`, of the N most confident rules with `-top-N` after it, and of
+        confidences to the power P with `@P` at its end.
 
     Raises:
       ValueError: another name.
@@ -446,12 +455,21 @@ def rule_score(name: str) -> RuleScore:
     kind, _, number = name.partition("@")
     if name == "max-confidence":
         return baselines.max_confidence
-    if name == "noisy-or":
-        return partial(baselines.noisy_or, power=1.0)
-    if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
-        return partial(baselines.noisy_or, power=float(number))
-    names = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
-    raise ValueError(f"score {shorten(name)}: expected {names}, P from 1 to 99")
+    if name == MAX_PLUS:
+        return partial(baselines.max_plus, grid_step=SCORE_GRID_STEP)
+    top = re.fullmatch(r"noisy-or(?:-top-([1-9]\d{0,3}))?", kind)
+    is_power = re.fullmatch(r"[1-9]\d?(\.\d+)?", number)
+    if top and (is_power or kind == name):
+        power = float(number or 1)
+        if top[1] is None:
+            return partial(baselines.noisy_or, power=power)
+        return partial(
+            baselines.noisy_or_of_best, n_best=int(top[1]), power=power
+        )
+    names = "success, best-proof, greedy, exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N"
+    raise ValueError(
+        f"score {shorten(name)}: expected {names} or noisy-or-top-N@P, N from 1 to 9999, P from 1 to 99"
+    )
 
 
 def search_config(

@@ -617,6 +617,7 @@ def _rank(
         )
         return rule_score(kb, derivations, len(atoms))
 
+    is_exact = score == scorers.MAX_PLUS
     ranked = ranking.rank_queries(
         sample.protocol,
         candidates.model,
@@ -624,7 +625,7 @@ def _rank(
         sample.queries,
         torch.arange(len(sample.queries)),
         sample.pool,
-        score_atoms,
+        ranking.ExactScorer(score_atoms) if is_exact else score_atoms,
     )
     expected = rank_metrics.expected_reciprocal_ranks(ranked.counts)
     return float(expected.mean()), len(ranked.scored_atom)

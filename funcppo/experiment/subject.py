@@ -49,7 +49,10 @@ PROOF_SCORES = ("success", "best-proof", "greedy")
 POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
-UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P (with -linked-last at its end, or not)"
+UNTRAINED_SCORES = (
+    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P or noisy-or-top-N (all but max-plus with -linked-last at "
+    "their end, or not)"
+)
 
 
 class Subject(NamedTuple):
@@ -290,9 +293,19 @@ def _build_chosen_task(
                 deadline=NO_DEADLINE if is_lowest else deadline,
             )
         except ValueError as error:
-            if is_lowest:
-                raise
             problem = str(error)
+        if is_lowest and problem and processes is None and height == 1:
+            # What each query derives on its own is never held.
+            on_phase("deriving the answers of each query on its own")
+            task = build_task(
+                dataset, candidate.settings, device, with_derivations=False
+            )
+            notes.append(
+                f"each query derives its own answers: {problem.partition(': expected ')[0]}"
+            )
+            problem = ""
+        if is_lowest and problem:
+            raise ValueError(problem)
         if processes is not None and not is_lowest:
             problems = processes.exchange(f"T_P to height {height}", problem)
             problem = next(filter(None, problems), "")
@@ -353,8 +366,13 @@ def make_subject_predictor(subject: Subject) -> Predictor:
     """The predictor of a subject, which ranks answers by the scorer that ranks splits.
 
     Raises:
-      ValueError: the score is greedy, which tells candidates without a proof apart.
+      ValueError: the score is greedy, which tells candidates without a proof apart, or max-plus, whose order is one of
+        candidates that are ranked together.
     """
+    if subject.score == scorers.MAX_PLUS:
+        raise ValueError(
+            f"--score {scorers.MAX_PLUS}: expected another score, {scorers.MAX_PLUS} is for `funcppo evaluate` alone"
+        )
     if subject.score == "greedy":
         raise ValueError(
             "--score greedy: expected a score of what the rules derive, greedy ranks all other entities too"

@@ -35,7 +35,7 @@ class MiningConfig:
     min_confidence: UnitInterval = 0.01
     """Minimum leave-one-out confidence of a rule, from 0 to 1."""
     constants: bool = False
-    """Whether to look for rules with constants too: h(X, c) :- b(X, Z) and h(X, c) :- b(X, d)."""
+    """Whether to look for rules with constants too, h(X, c) :- b(X, Z) and h(X, c) :- b(X, d), and with h(X, X)."""
     votes_per_fact: PositiveInt = 1
     """A rule is kept if it is among this many best rules of some fact that it derives."""
     seconds: PositiveFloat = 120.0

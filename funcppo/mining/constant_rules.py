@@ -1,10 +1,13 @@
 """Rules with constants: h(X, c) :- b(X, Z) and h(X, c) :- b(X, d), and the same with either atom the other way round.
 
+And rules with X twice in the head, whose bodies have the same two shapes: h(X, X) :- b(X, Z) and h(X, X) :- b(X, d).
+
 An edge from X is a *feature* of X: its label and target for the second shape, its label alone for the first. Which
 features occur together is the product of the sparse boolean matrix of entities and features with its transpose,
 computed here by a join over the entities, block by block of heads, those with the most facts first.
 
-Source: Meilicke et al. 2019, "Anytime bottom-up rule learning", section 3 (acyclic rules AC1 and AC2).
+Source: Meilicke et al. 2019, "Anytime bottom-up rule learning", section 3 (acyclic rules AC1 and AC2);
+Meilicke et al. 2024, "Anytime bottom-up rule learning for large-scale knowledge graph completion" (heads h(X, X)).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from funcppo.mining.budget import Budget
 from funcppo.mining.counting import CountedPart
 from funcppo.mining.mined_rules import (
     MAX_RULE_ATOMS,
+    SAME_ENTITY,
     FoundRules,
     MinedRules,
     select_rules,
@@ -43,7 +47,9 @@ class _Features(NamedTuple):
 class ConstantSearch(NamedTuple):
     """The heads and the bodies to combine."""
 
-    heads: I64[Tensor, "n"]  # edges, grouped by label and target
+    heads: I64[Tensor, "n"]  # edges, grouped by what they are a head of
+    # what each edge is a head of: label and target, or a predicate whose two arguments are equal
+    head_code: I64[Tensor, "n"]
     bodies: tuple[_Features, _Features]  # labels alone, and with targets
     # how many bodies of either shape the source of each head edge has
     n_bodies: tuple[I64[Tensor, "n"], I64[Tensor, "n"]]
@@ -65,15 +71,21 @@ def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
     edge_features = _frequent_features(edges.source, code, edges, min_support)
 
     # Heads: edges whose label and target are frequent, the most frequent first.
-    count = _count_values(code).count
-    head = (count >= min_support).nonzero().squeeze(1)
-    head = head[sorting.sort_keys(code[head]).order]
-    most_first = torch.sort(count[head], descending=True, stable=True)
-    head = head[most_first.indices]
+    is_loop = (edges.source == edges.target) & (edges.label % 2 == 0)
+    loop = is_loop.nonzero().squeeze(1)
+    head = torch.cat([torch.arange(len(code), device=code.device), loop])
+    head_code = torch.cat([code, _first_loop_code(edges) + edges.label[loop]])
+    count = _count_values(head_code).count
+    row = (count >= min_support).nonzero().squeeze(1)
+    row = row[sorting.sort_keys(head_code[row]).order]
+    most_first = torch.sort(count[row], descending=True, stable=True)
+    row = row[most_first.indices]
+    head = head[row]
     bodies = (label_features, edge_features)
     source = edges.source[head]
     return ConstantSearch(
         heads=head,
+        head_code=head_code[row],
         bodies=bodies,
         n_bodies=(
             torch.diff(bodies[0].offsets)[source],
@@ -86,11 +98,11 @@ def find_constant_rules(
     edges: EdgeIndex, search: ConstantSearch, budget: Budget
 ) -> Iterator[FoundRules]:
     """Yield the rules of all heads and bodies, block by block; each rule is in one block."""
-    code = _edge_code(edges)[search.heads]
+    code = search.head_code
     for bodies, n_bodies in zip(search.bodies, search.n_bodies):
         for first, last in paths.pack_runs(code, n_bodies, CHUNK_ROWS):
             block = search.heads[first:last]
-            yield _rules_of_block(edges, bodies, block)
+            yield _rules_of_block(edges, bodies, block, code[first:last])
             budget.spend(float(n_bodies[first:last].sum()))
 
 
@@ -144,6 +156,11 @@ def _edge_code(edges: EdgeIndex) -> Tensor:
     return edges.label * edges.n_entity_ids + edges.target
 
 
+def _first_loop_code(edges: EdgeIndex) -> int:
+    """The least code of a head h(X, X), above those of labels and targets."""
+    return edges.n_labels * edges.n_entity_ids
+
+
 def _frequent_features(
     source: Tensor, code: Tensor, edges: EdgeIndex, min_support: int
 ) -> _Features:
@@ -174,41 +191,39 @@ def _count_values(code: Tensor) -> _ValueCounts:
 
 
 def _rules_of_block(
-    edges: EdgeIndex, bodies: _Features, head_edges: Tensor
+    edges: EdgeIndex, bodies: _Features, head_edges: Tensor, head_code: Tensor
 ) -> FoundRules:
-    """The rules whose heads are the features of these edges, which are all edges of each of them."""
+    """The rules whose heads have these codes, with all edges of each of them."""
     start = bodies.offsets[edges.source[head_edges]]
     end = bodies.offsets[edges.source[head_edges] + 1]
     row, feature = expand_ranges(start, end - start)
     edge = head_edges[row]
 
     # A rule does not derive its head from the same atom.
-    code = _edge_code(edges)[edge]
+    code = head_code[row]
     differs = (code != bodies.code[feature]).nonzero().squeeze(1)
-    edge = edge[differs]
-    feature = feature[differs]
-    head_number = _count_values(code[differs]).number
+    edge, feature, code = edge[differs], feature[differs], code[differs]
+    head_number = _count_values(code).number
+    has_twice = code >= _first_loop_code(edges)
 
     # Number the pairs of head and body; count their facts.
     pair = head_number * len(bodies.n_entities) + bodies.number[feature]
     rule = sorting.unique_inverse(pair).inverse
     support = torch.bincount(rule)
-    is_circular = _is_circular(edges, edge, bodies.code[feature])
+    is_circular = _is_circular(edges, edge, bodies.code[feature], has_twice)
     circular_support = torch.bincount(
         rule, is_circular.double(), minlength=len(support)
     )
 
     # Any pair of a rule tells its labels and constants.
-    number = torch.arange(len(rule), device=rule.device)
-    example = torch.zeros_like(support).scatter(0, rule, number)
+    example = _example_rows(rule, len(support))
     head = edge[example]
     body_code = bodies.code[feature[example]]
     labels = torch.stack(
         [edges.label[head], body_code // edges.n_entity_ids], 1
     )
-    constants = torch.stack(
-        [edges.target[head], body_code % edges.n_entity_ids], 1
-    )
+    head_end = edges.target[head].masked_fill(has_twice[example], SAME_ENTITY)
+    constants = torch.stack([head_end, body_code % edges.n_entity_ids], 1)
     n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
     zeros = torch.zeros_like(circular_support)
     rules = MinedRules(
@@ -228,11 +243,23 @@ def _rules_of_block(
     )
 
 
-def _is_circular(edges: EdgeIndex, edge: Tensor, code: Tensor) -> Tensor:
+def _example_rows(rule: Tensor, n_rules: int) -> Tensor:
+    """A row of each rule."""
+    rows = torch.arange(len(rule), device=rule.device)
+    return rows.new_zeros(n_rules).scatter(0, rule, rows)
+
+
+def _is_circular(
+    edges: EdgeIndex, edge: Tensor, code: Tensor, has_twice: Tensor
+) -> Tensor:
     """Whether the body holds through the head's own fact alone.
 
     A body h(X, Z) holds through h(X, c) alone where X has no other edge of the label. Walked the other way, the fact
     h(c, c) is an edge of its own: a body of that label and target, or with no other edge of that label, is it again.
+    For a head h(X, X) the body h(X, c) is that fact where X is c.
+
+    Args:
+      has_twice: the head is h(X, X).
     """
     label = code // edges.n_entity_ids
     constant = code % edges.n_entity_ids
@@ -245,7 +272,6 @@ def _is_circular(edges: EdgeIndex, edge: Tensor, code: Tensor) -> Tensor:
     n_edges = torch.diff(edges.starts.offsets)[found.position]
     is_only_edge = torch.zeros_like(is_loop)
     is_only_edge = is_only_edge.index_copy(0, found.row, n_edges == 1)
-    is_reversed_loop = is_same_fact_reversed & (constant == source)
-    return is_same_fact & torch.where(
-        constant == 0, is_only_edge, is_reversed_loop
-    )
+    may_be_it = is_same_fact_reversed | has_twice
+    is_it_again = may_be_it & (constant == source)
+    return is_same_fact & torch.where(constant == 0, is_only_edge, is_it_again)

@@ -32,6 +32,8 @@ from funcppo.types import F64, I64, Bool
 SMOOTHING_COUNT = (
     5.0  # wrong pairs added to the counts of a rule for each atom of its body
 )
+# in place of the constant that a head ends in: it ends where it begins, h(X, X)
+SAME_ENTITY = -1
 MAX_RULE_ATOMS = MAX_PATH_LENGTH + 1  # atoms of the longest rule, head included
 
 
@@ -43,7 +45,7 @@ class MinedRules(NamedTuple):
     ]  # label of the head, from X, and labels of the body's edges, from X; -1 for none
     end_constants: I64[
         Tensor, "R 2"
-    ]  # constants that the head and a body of one edge end in; 0 for a variable
+    ]  # constants that the head (or `SAME_ENTITY`) and a body of one edge end in; 0 for a variable
     support: F64[Tensor, "R"]
     circular_support: F64[Tensor, "R"]
     body_pairs: F64[Tensor, "R"]
@@ -194,8 +196,9 @@ def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 6 3"]:
 
     # The head ends in Y or a constant. A path body ends in Y, a body beside a constant in its own constant or in Y.
     head_constant, body_constant = rules.end_constants.unbind(1)
-    has_constant = head_constant > 0
+    has_constant = head_constant != 0
     head_end = torch.where(has_constant, head_constant, y)
+    head_end = torch.where(head_constant == SAME_ENTITY, x, head_end)
     constant_body_end = torch.where(body_constant > 0, body_constant, y)
     body_end = torch.where(has_constant, constant_body_end, head_end)
 

@@ -115,7 +115,15 @@ def test_the_notes_on_a_run_and_on_its_search_are_told(
 
 
 @pytest.mark.parametrize(
-    "score", ["exists@1", "max-confidence", "noisy-or@3", "greedy", "success"]
+    "score",
+    [
+        "exists@1",
+        "max-confidence",
+        "max-plus",
+        "noisy-or@3",
+        "greedy",
+        "success",
+    ],
 )
 def test_every_score_ranks(trained, monkeypatch, capsys, score):
     args = (
@@ -154,6 +162,10 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
             "--score: expected exists@H with H from 0 to 999999999, got",
         ),
         (("{run}", "--score", "loud"), "success, best-proof, greedy, exists@H"),
+        (
+            ("countries_s1", "--score", "max-plus-linked-last"),
+            "max-plus has no variant -linked-last",
+        ),
         (
             ("{run}", "--object-identity", "True"),
             "--object-identity: ... is a trained run, which has its own",

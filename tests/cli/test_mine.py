@@ -177,6 +177,35 @@ def test_the_columns_of_the_table_are_the_counts(folder, tmp_path, capsys):
     )
 
 
+def test_a_file_for_anyburl_says_or_has_what_it_counts_by(tmp_path, capsys):
+    """p leads on from a to b, c and d, and q from b to itself and to c: p(X, Y) :- p(X, Z), q(Z, Y), as by hand."""
+    data = tmp_path / "graph.tsv"
+    lines = ["a p b", "a p c", "a p d", "b q b", "b q c", "b q d"]
+    data.write_text("".join(line.replace(" ", "\t") + "\n" for line in lines))
+    out = tmp_path / "rules.txt"
+    arguments = [str(data), "--out", str(out), "--format", "AnyBURL"]
+    arguments += [
+        "--min-support",
+        "1",
+        "--votes-per-fact",
+        "9",
+        "--max-length",
+        "2",
+    ]
+    counts = []
+    for options in ([], ["--object-identity"]):
+        assert mine(*arguments, *options) == 0
+        text = capsys.readouterr().out
+        assert ("without object identity" in text) == (not options)
+        (line,) = (
+            line
+            for line in out.read_text().splitlines()
+            if line.endswith("p(X,Y) <= p(X,A), q(A,Y)")
+        )
+        counts.append(line.split("\t")[:3])
+    assert counts == [["3", "3", "1"], ["2", "2", "1"]]
+
+
 def test_rules_go_to_standard_output_and_all_else_elsewhere(
     folder, tmp_path, capsys
 ):
@@ -270,6 +299,10 @@ def test_without_a_rule_above_the_thresholds_the_file_holds_none(
         (
             ("countries_s1", "--out", "{tmp}/r", "--memory", "10MB"),
             "--memory 10000000: expected at least",
+        ),
+        (
+            ("countries_s1", "--out", "{tmp}/r", "--object-identity"),
+            "--object-identity: expected --format AnyBURL, got tsv",
         ),
         (("{tmp}", "--out", "{tmp}/r"), "train.txt"),
     ],

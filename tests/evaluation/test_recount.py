@@ -134,6 +134,10 @@ def test_scores_without_a_rule_and_of_a_certain_one():
         assert recount.rule_score(name, [0.5, 1.0]) == math.inf
         assert recount.rule_score(name, [0.75]) == pytest.approx(math.log(3))
     assert recount.rule_score("max-confidence", [0.2, 0.5]) == 0.0
+    for ending in ("", "@3"):
+        assert recount.rule_score(
+            f"noisy-or-top-2{ending}", [0.1, 0.5, 0.2, 0.7]
+        ) == recount.rule_score(f"noisy-or{ending}", [0.7, 0.5])
 
 
 # -- the oracles

@@ -192,6 +192,9 @@ def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
         "noisy-or@",
         "noisy-or@0",
         "noisy-or@100",
+        "noisy-or-top-0",
+        "noisy-or-top-",
+        "noisy-or-top-5@",
         "best",
     ],
 )
@@ -203,7 +206,10 @@ def test_an_unknown_score_is_refused(name):
         scorers.make_untrained_scorer(untrained()[0], name)
 
 
-@pytest.mark.parametrize("name", ["max-confidence", "noisy-or", "noisy-or@3"])
+@pytest.mark.parametrize(
+    "name",
+    ["max-confidence", "max-plus", "noisy-or", "noisy-or@3", "noisy-or-top-2"],
+)
 def test_untrained_scores_are_the_same_from_the_index_and_from_joins(name):
     task, _, _, atoms = untrained()
     assert task.derivability_index is not None

@@ -6,15 +6,17 @@ import pytest
 import torch
 
 from funcppo import data
-from funcppo.evaluation import settings_choice
+from funcppo.evaluation import ranking, settings_choice
 from funcppo.evaluation.settings_choice import choose_settings
 from funcppo.experiment.subject import (
     check_untrained_score,
     dataset_subject,
     height_of_score,
     make_subject_predictor,
+    make_subject_scorer,
     run_subject,
 )
+from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 
 OPEN = ProverTaskConfig(
@@ -113,3 +115,29 @@ def test_existence_sets_the_height():
     for score in ("exists@3", "exists@x"):
         with pytest.raises(ValueError, match="--score"):
             height_of_score(score, 2)
+
+
+def test_what_is_too_much_to_hold_is_derived_by_query(monkeypatch):
+    dataset = data.load("countries_s1")
+    cfg = ProverTaskConfig(
+        max_height=1, smoothing=5.0, object_identity=False, max_atoms=1111
+    )
+    held = dataset_subject(
+        dataset, replace(cfg, max_atoms=10**6), "max-confidence"
+    )
+    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
+    subject = dataset_subject(dataset, cfg, "max-confidence")
+    assert held.task.answers_plan is None
+    assert subject.task.answers_plan is not None
+    assert "each query derives its own answers" in subject.notes[-1]
+    counts = [
+        ranking.rank_split(
+            part.task,
+            dataset.test,
+            make_subject_scorer(part, part.task),
+            ranking.RankingProtocol(),
+        ).counts
+        for part in (held, subject)
+    ]
+    for want, got in zip(*counts):
+        assert torch.equal(want, got)

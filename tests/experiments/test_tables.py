@@ -206,15 +206,15 @@ def test_mining():
             test["plain"][score][metric]
             for score in ("max-confidence", "noisy-or")
         ]
-        chosen = [
-            test["chosen"][score][metric]
-            for score in ("max-confidence", "noisy-or", "noisy-or@3")
-        ]
+        scores = ("max-confidence", "max-plus", "noisy-or", "noisy-or@3")
+        chosen = [test["chosen"].get(score, {}).get(metric) for score in scores]
         ceiling = test["chosen"]["max-confidence"]["ceiling"]
-        assert [*map(float, row[4:-1])] == [
-            pytest.approx(value, abs=5.1e-4)
-            for value in (*plain, *chosen, ceiling)
-        ]
+        values = (*plain, *chosen, ceiling)
+        for cell, value in zip(row[4:-1], values, strict=True):
+            if value is None:  # the record is older than the score
+                assert cell == "-"
+            else:
+                assert float(cell) == pytest.approx(value, abs=5.1e-4)
 
 
 def test_mined_counts():

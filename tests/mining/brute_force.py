@@ -116,6 +116,7 @@ def constant_clauses():
         (label // 2 + 1, x, y) if label % 2 == 0 else (label // 2 + 1, y, x)
     )
     heads = [atom(label, X, c) for label in range(4) for c in range(1, 7)]
+    heads += [(predicate, X, X) for predicate in (1, 2)]
     bodies = [
         atom(label, X, d) for label in range(4) for d in (*range(1, 7), Y)
     ]

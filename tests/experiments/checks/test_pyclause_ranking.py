@@ -61,6 +61,8 @@ def test_a_rule_file_ranks_the_same(
     assert status == 0
     assert row["rules"] == 5  # without the zero rule
     assert row["counts"]["different"] == 0
+    assert row["max_plus"]["apart"] > 10
+    assert row["max_plus"]["contradicted"] == 0
     for score in row["scores"].values():
         assert score["candidates"] > 100
         assert score["different_scores"] == score["only_in_pyclause"] == 0
@@ -73,9 +75,15 @@ def test_rules_that_funcppo_mines_rank_the_same(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    out = folder / "record.json"
     words = [str(folder), "--split", "valid", "--unseen", "0"]
+    words += ["--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["pyclause_ranking.py", *words])
     assert pyclause_ranking.main() == 0
+    (row,) = json.loads(out.read_text())["files"].values()
+    assert row["rules"] > 0
+    assert row["counts"]["different"] == 0
+    assert row["counts"]["file_differs_from_both"] == 0
 
 
 def test_other_confidences_are_found(
@@ -116,6 +124,23 @@ def test_candidates_that_only_one_predicts_are_found(
     assert status == 1
     assert row["counts"]["different_without_constants"] > 0
     assert row["scores"]["max-confidence"][found] > 0
+
+
+def test_another_order_of_what_the_best_rule_predicts_is_found(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    other = folder / "other"
+    other.mkdir()
+    code = (STAND_IN / "c_clause.py").read_text()
+    assert "key = values if self.is_max" in code
+    code = code.replace("key = values if", "key = values[:1] if")
+    (other / "c_clause.py").write_text(code)
+    (other / "clause.py").write_text((STAND_IN / "clause.py").read_text())
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    status, row = run_main(monkeypatch, folder)
+    assert status == 1
+    assert row["max_plus"]["contradicted"] > 0
+    assert row["scores"]["max-confidence"]["different_scores"] == 0
 
 
 def test_what_pyclause_refuses_is_passed_on(
