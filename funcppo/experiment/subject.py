@@ -290,22 +290,13 @@ def _build_chosen_task(
                 device,
                 on_phase,
                 with_derivations=not derives_by_query,
+                by_query_if_large=True,
                 deadline=NO_DEADLINE if is_lowest else deadline,
             )
         except ValueError as error:
+            if is_lowest:
+                raise
             problem = str(error)
-        if is_lowest and problem and processes is None and height == 1:
-            # What each query derives on its own is never held.
-            on_phase("deriving the answers of each query on its own")
-            task = build_task(
-                dataset, candidate.settings, device, with_derivations=False
-            )
-            notes.append(
-                f"each query derives its own answers: {problem.partition(': expected ')[0]}"
-            )
-            problem = ""
-        if is_lowest and problem:
-            raise ValueError(problem)
         if processes is not None and not is_lowest:
             problems = processes.exchange(f"T_P to height {height}", problem)
             problem = next(filter(None, problems), "")

@@ -170,6 +170,7 @@ def build_task(
     on_phase: PhaseCallback = ignore_phase,
     *,
     with_derivations: bool = True,
+    by_query_if_large: bool = False,
     deadline: Deadline = NO_DEADLINE,
 ) -> ProverTask:
     """Build the task of a data set on the host, and move it to `device` as a whole.
@@ -184,6 +185,8 @@ def build_task(
       on_phase: receives what is being computed.
       deadline: when T_P up to a height above 1 ends; it is an error then.
       with_derivations: index the rules that derive each atom, which searches and training by proofs read.
+      by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers. Otherwise what
+        valid and test need of it is held, and a sample to train on.
 
     Raises:
       ValueError: a setting is not chosen yet, there are no rules, or T_P up to a height above 1 exceeds
@@ -210,10 +213,13 @@ def build_task(
         counts,
         settings,
         with_derivations,
+        by_query_if_large,
         deadline,
         on_phase,
     )
-    derives_by_query = not (with_derivations or derived.model.complete)
+    derives_by_query = not derived.model.complete and (
+        by_query_if_large or not with_derivations
+    )
     fact_selection = _choose_fact_selection(
         dataset, cfg, settings.max_height, derived.derivability_index
     )
@@ -422,6 +428,7 @@ def _derived_atoms(
     counts: RuleCounts,
     settings: ProofSettings,
     with_derivations: bool,
+    by_query_if_large: bool,
     deadline: Deadline,
     on_phase: PhaseCallback,
 ) -> _DerivedAtoms:
@@ -436,14 +443,19 @@ def _derived_atoms(
     n_heads = int(counts.body_pairs.sum())
     is_mapped = dataset.fact_tables is not None
     is_large = n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
+    by_query = partial(
+        _without_atoms,
+        kb,
+        sizes,
+        settings,
+        not is_mapped,
+        f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked",
+    )
     if not with_derivations and (is_mapped or is_large):
-        return _without_atoms(
-            kb,
-            sizes,
-            settings,
-            not is_mapped,
-            f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked",
-        )
+        return by_query()
+    by_query_if_large = by_query_if_large and settings.max_height == 1
+    if by_query_if_large and _n_heads_at_least(kb, counts) > cfg.max_atoms:
+        return by_query()
     # What a resumed run computes again must not depend on the time.
     budget = RowBudget(
         sys.maxsize if with_derivations else MAX_STEP_ROWS,
@@ -454,6 +466,8 @@ def _derived_atoms(
     )
     if model.complete and not with_derivations:
         return _DerivedAtoms(model, None, None, [])
+    if by_query_if_large and not model.complete:
+        return by_query()
     if model.complete:
         # At height 1 what is counted is what is derived; no join is made where that cannot be held.
         is_known = settings.max_height == 1 and dataset.rule_estimates is None
@@ -554,6 +568,14 @@ def _index_part(
         )
     model, index = part
     return _DerivedAtoms(model, index, sample, [])
+
+
+def _n_heads_at_least(kb: KnowledgeBase, counts: RuleCounts) -> int:
+    """Atoms that one step derives at least: of each predicate those of the rule that derives most."""
+    most = torch.zeros_like(kb.rule_offsets).scatter_reduce(
+        0, kb.rules[:, 0, 0].long(), counts.body_pairs.long(), "amax"
+    )
+    return int(most.sum())
 
 
 def _show_indexing(on_phase: PhaseCallback, sizes: KBSizes) -> CountCallback:

@@ -117,19 +117,22 @@ def test_existence_sets_the_height():
             height_of_score(score, 2)
 
 
-def test_what_is_too_much_to_hold_is_derived_by_query(monkeypatch):
+@pytest.mark.parametrize("is_foreseen", [False, True])
+def test_what_is_too_much_to_hold_is_derived_by_query(monkeypatch, is_foreseen):
+    """Whether the counts of the rules tell, or T_P that was computed in vain."""
     dataset = data.load("countries_s1")
+    if not is_foreseen:
+        monkeypatch.setattr(prover_task, "_n_heads_at_least", lambda *_: 0)
     cfg = ProverTaskConfig(
         max_height=1, smoothing=5.0, object_identity=False, max_atoms=1111
     )
     held = dataset_subject(
         dataset, replace(cfg, max_atoms=10**6), "max-confidence"
     )
-    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
     subject = dataset_subject(dataset, cfg, "max-confidence")
     assert held.task.answers_plan is None
     assert subject.task.answers_plan is not None
-    assert "each query derives its own answers" in subject.notes[-1]
+    assert "each query its own when it is asked" in subject.task.notes[-1]
     counts = [
         ranking.rank_split(
             part.task,
