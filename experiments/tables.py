@@ -18,6 +18,7 @@ a line that names its records, hardware, versions and commits):
     questions                   a row a data set and method: learning from question episodes
     embedding-prior             the same, with and without a prior by link embeddings
     fold-election               the same, with rules that are elected without the fact of a question
+    walk-feature                the same, with the probability of a random walk in place of the share of groundings
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
@@ -488,7 +489,31 @@ def fold_election() -> str:
     machine = rows[0]["machine"]
     commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
     return table(head, lines) + (
-        f"\nRecord: `experiments/results/fold_election.json` ({machine['device']}; "
+        f"\nRecord: `experiments/results/fold_election.json` ({machine['device']}, shared with other work; "
+        f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
+    )
+
+
+def walk_feature() -> str:
+    """The block of this name."""
+    rows = load_record("walk_feature")["rows"]
+    head = ["data", "evidence of a rule", "valid MRR"]
+    head += ["gain on valid, +- its error"]
+    lines: list[list[str]] = []
+    for row in rows:
+        gain, error = row["valid_gain"], row["valid_gain_error"]
+        lines.append(
+            [
+                row["set"],
+                row["method"],
+                mean_and_spread(row["valid_mrr"]),
+                f"{gain:+.4f} ± {error:.4f}" if error else "",
+            ]
+        )
+    machine = rows[0]["machine"]
+    commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
+    return table(head, lines) + (
+        f"\nRecord: `experiments/results/walk_feature.json` ({machine['device']}, shared with other work; "
         f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
     )
 
@@ -1815,6 +1840,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "questions": question_results,
     "embedding-prior": embedding_prior,
     "fold-election": fold_election,
+    "walk-feature": walk_feature,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,

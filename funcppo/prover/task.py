@@ -439,23 +439,19 @@ def _derived_atoms(
     Raises:
       ValueError: even the part is too large.
     """
-    max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
-    n_heads = int(counts.body_pairs.sum())
     is_mapped = dataset.fact_tables is not None
-    is_large = n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
-    by_query = partial(
-        _without_atoms,
-        kb,
-        sizes,
-        settings,
-        not is_mapped,
-        f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked",
-    )
-    if not with_derivations and (is_mapped or is_large):
-        return by_query()
+    by_query = partial(_without_atoms, kb, sizes, settings, not is_mapped)
     by_query_if_large = by_query_if_large and settings.max_height == 1
-    if by_query_if_large and _n_heads_at_least(kb, counts) > cfg.max_atoms:
-        return by_query()
+    n_heads = int(counts.body_pairs.sum())
+    is_many = n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
+    is_too_many = _n_heads_at_least(kb, counts) > cfg.max_atoms
+    if (by_query_if_large and is_too_many) or (
+        not with_derivations and (is_mapped or is_many)
+    ):
+        return by_query(
+            f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
+        )
+
     # What a resumed run computes again must not depend on the time.
     budget = RowBudget(
         sys.maxsize if with_derivations else MAX_STEP_ROWS,
@@ -464,11 +460,9 @@ def _derived_atoms(
     model = _least_model(
         dataset, settings, cfg.max_atoms, kb, sizes, budget, on_phase
     )
-    if model.complete and not with_derivations:
-        return _DerivedAtoms(model, None, None, [])
-    if by_query_if_large and not model.complete:
-        return by_query()
     if model.complete:
+        if not with_derivations:
+            return _DerivedAtoms(model, None, None, [])
         # At height 1 what is counted is what is derived; no join is made where that cannot be held.
         is_known = settings.max_height == 1 and dataset.rule_estimates is None
         n_others = int((counts.body_pairs - counts.circular_support).sum())
@@ -478,24 +472,45 @@ def _derived_atoms(
             model,
             settings.max_height,
             n_others if is_known else 0,
-            max_derivations,
+            MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
             on_phase,
         )
         return _DerivedAtoms(model, index, None, index_notes)
-
-    stop_reason = model.stop_reason
-    if not with_derivations:
-        return _without_atoms(
-            kb,
-            sizes,
-            settings,
-            not is_mapped,
-            f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked",
+    if by_query_if_large or not with_derivations:
+        return by_query(
+            f"T_P to height 1 {model.stop_reason}: each query derives its own answers when it is asked"
         )
+    return _held_part(
+        dataset, cfg, kb, sizes, settings, model.stop_reason, on_phase
+    )
+
+
+def _held_part(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    settings: ProofSettings,
+    stop_reason: str,
+    on_phase: PhaseCallback,
+) -> _DerivedAtoms:
+    """What valid and test need of T_P to height 1, and a sample to train on.
+
+    Args:
+      stop_reason: why T_P is not complete.
+
+    Raises:
+      ValueError: even that is too large.
+    """
     queries = torch.from_numpy(held_out_triples(dataset))
     try:
         part = _index_part(
-            kb, sizes, queries, settings, max_derivations, on_phase
+            kb,
+            sizes,
+            queries,
+            settings,
+            MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
+            on_phase,
         )
     except RowBudgetExceeded as error:
         raise ValueError(
