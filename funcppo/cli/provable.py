@@ -467,6 +467,8 @@ def _print_extent(console: Console, result: JsonObject) -> None:
         parts = [f"the fixpoint is reached at height {height}"]
     if result["out_of_core"]:
         parts.append("counted by DuckDB, out of core")
+
+    # what counts as a proof
     if result["object_identity"]:
         parts.append(
             "object identity: the variables of a rule bind different constants, none of which it names"
@@ -481,5 +483,6 @@ def _print_extent(console: Console, result: JsonObject) -> None:
         parts.append(
             f"of {result['n_undecided_facts']:,} this was not decided: they do not count"
         )
+
     parts.append(f"{result['fixpoint_seconds']:.2f} s")
     console.print("; ".join(parts))

@@ -713,6 +713,7 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
     if is_cuda(run.run_config.device):
         rows *= GPU_ROWS_FACTOR
     rows_per_step = max(beam, rows)
+
     cfg = scorers.search_config(
         run.task,
         run.cfg,
@@ -724,6 +725,7 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
     )
     if is_cuda(run.run_config.device) or scorers.needs_search(run.task, cfg):
         return cfg
+    # Without a search a chunk holds the successors of all its candidates.
     most = max(1, MAX_CHUNK_SUCCESSORS // max_successors)
     return dataclasses.replace(cfg, chunk_size=min(CHUNK_SIZE, most))
 

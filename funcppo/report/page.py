@@ -261,6 +261,7 @@ def _gains_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
         f"{mean:+.4f}" if np.isnan(error) else f"{mean:+.4f} ± {error:.4f}"
         for mean, error in zip(table.gain.mean(0), table.error)
     ]
+
     names = ("relation", "queries and sides", "rule score", "untrained")
     listed = _table(
         (*names, "trained", "gain over the better of the two"),
