@@ -37,6 +37,9 @@ def test_no_name_of_a_record_tells_its_history():
 def test_every_record_names_its_commit_and_versions():
     for file in paths.RESULTS.glob("*.json"):
         text = file.read_text()
+        if file.stem == "published_miners":  # what others report
+            assert all(row["url"] for row in json.loads(text)["rows"])
+            continue
         assert '"commit"' in text and (
             '"torch"' in text or '"numpy"' in text
         ), file.name
