@@ -423,6 +423,7 @@ def _print_summary(
 ) -> None:
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.data import format_rule
+    from funcppo.evaluation import calibration
 
     rules, counts, result = mined
     if not len(rules.rules):
@@ -451,7 +452,8 @@ def _print_summary(
         support = counts.support[i]
         body_pairs = counts.body_pairs[i]
         confidence = support / max(body_pairs, 1)
+        low, high = calibration.wilson(support, body_pairs)
         rule = format_rule(rules, rules.rules[i])
         console.print(
-            f"{support:8.0f} of {body_pairs:8.0f}  {confidence:.3f}  {rule}"
+            f"{support:8.0f} of {body_pairs:8.0f}  {confidence:.3f} ({low:.2f} to {high:.2f})  {rule}"
         )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from funcppo.evaluation import calibration
 from funcppo.report import figures, tables
 from funcppo.report.measurement import RunReport
 from funcppo.report.names import display, score_text
@@ -372,9 +373,16 @@ def _rules_table(runs: Sequence[RunMeasurements]) -> tuple[Table, ...]:
             f"{s:,} of {pairs:,.0f}"
             for s, pairs in zip(table.support, table.body_pairs)
         ),
+        (
+            f"{value:.3f} ({low:.2f} to {high:.2f})"
+            for value, low, high in zip(
+                table.confidence,
+                *calibration.wilson(table.support, table.body_pairs),
+            )
+        ),
         *(
             [f"{value:.3f}" for value in values]
-            for values in (table.confidence, table.before, table.after)
+            for values in (table.before, table.after)
         ),
         (f"{n:,}" for n in table.n_firings),
         (f"{n:,}" for n in table.n_proofs),

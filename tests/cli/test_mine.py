@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import re
 import os
 import signal
 import subprocess
@@ -473,6 +474,26 @@ def test_a_full_disk_leaves_the_rules_to_training(
     (kept,) = (tmp_path / "cache").glob("funcppo/*.tsv")
     assert mine("family_tree:60:2", "--out", str(tmp_path / "rules")) == 0
     assert kept.read_bytes() == (tmp_path / "rules").read_bytes()
+
+
+def test_the_best_rules_are_printed_with_the_interval_of_their_confidence(
+    capsys, tmp_path
+):
+    out = tmp_path / "rules.tsv"
+    assert mine("family_tree:60:2", "--out", str(out)) == 0
+    lines = re.findall(
+        r"^ +(\d+) of +(\d+)  (\S+) \((\S+) to (\S+)\)  (.*) :- ",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    assert len(lines) == 5
+    for support, pairs, confidence, low, high, _ in lines:
+        k, n, z2 = int(support), int(pairs), 1.96**2
+        assert float(confidence) == pytest.approx(k / n, abs=5e-4)
+        # The ends of the interval are where (k / n - p)^2 = z^2 p (1 - p) / n.
+        roots = np.roots([n + z2, -(2 * k + z2), k * k / n])
+        ends = [float(low), float(high)]
+        assert ends == pytest.approx(sorted(roots.real), abs=6e-3)
 
 
 def test_a_cache_that_cannot_be_written_is_a_note(
