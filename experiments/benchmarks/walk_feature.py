@@ -40,19 +40,21 @@ from funcppo.data import load
 from funcppo.experiment import question_run, question_training
 from funcppo.experiment.question_training import TrainingQuestions
 from funcppo.logic import chains
-from funcppo.logic.chains import BACKWARD, FORWARD
+from funcppo.logic.chains import BACKWARD, FORWARD, Neighbours
+from funcppo.logic.joins import expand_ranges
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.rules import rules_from_kb
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import aggregation, evidence
+from funcppo.prover import aggregation
 from funcppo.prover.aggregation import AggregationWorld, Batch, Params
 from funcppo.prover.evidence import Evidence
 from funcppo.prover.question_config import QuestionConfig
 from funcppo.types import F32, F64, I64
 
-SETS = ("kinships", "nations", "umls")
+SETS = ("kinships", "nations", "umls", "family", "wn18rr")
 METHODS = ("share", "walk", "share and walk")
+MAX_QUESTIONS = 50_000
 
 
 class Fit(NamedTuple):
@@ -60,6 +62,14 @@ class Fit(NamedTuple):
 
     valid: Tensor
     chosen: str
+
+
+class Ends(NamedTuple):
+    """Where walks have come, ascending by row and entity once merged."""
+
+    row: I64[Tensor, "n"]  # what the walk started from
+    entity: I64[Tensor, "n"]
+    probability: F64[Tensor, "n"]
 
 
 def main() -> None:
@@ -136,9 +146,12 @@ def describe(
 def collect(
     problem: Problem, left_out: LeftOut, seed: int
 ) -> TrainingQuestions:
-    """The training questions, with the power of the odds that ranks valid best before the fit."""
+    """The training questions, with what ranks valid best before a walk is weighed.
+
+    As in `question_results` these are the power of the odds before the fit, and whether degrees are weighed after it.
+    """
     # A number of questions, because seconds would make the record depend on the machine.
-    cfg = QuestionConfig(left_out=left_out, max_questions=50_000)
+    cfg = QuestionConfig(left_out=left_out, max_questions=MAX_QUESTIONS)
     collected = question_training.collect_questions(
         problem.task, problem.facts, cfg, seed, uses_degrees=False
     )
@@ -146,7 +159,17 @@ def collect(
         question_results.with_options(collected, odds_power=power)
         for power in question_run.ODDS_POWERS
     ]
-    return max(by_power, key=lambda x: question_results.initial_mrr(problem, x))
+    best = max(by_power, key=lambda x: question_results.initial_mrr(problem, x))
+    variants = [
+        question_results.with_options(best, uses_degrees=uses_degrees)
+        for uses_degrees in (False, True)
+    ]
+    return max(
+        variants,
+        key=lambda x: float(
+            fit(problem, x, left_out, "share", seed).valid.mean()
+        ),
+    )
 
 
 def fit(
@@ -171,7 +194,10 @@ def fit(
         for side, parts in problem.valid.items()
     }
     problem = problem._replace(valid=valid)
-    fitted, _, _ = question_results.fit(problem, collected, seed, "")
+    uses_degrees = collected.policy.aggregation.uses_degrees
+    fitted, _, _ = question_results.fit(
+        problem, collected, seed, "degrees weighed" if uses_degrees else ""
+    )
     ranks = embedding_prior.rank(
         problem, problem.valid_queries, valid, fitted.score
     )
@@ -208,7 +234,7 @@ def walk_probability(
     kb: KnowledgeBase, sizes: KBSizes, listed: Evidence, left_out: LeftOut
 ) -> F64[Tensor, "N"]:
     """The probability that a walk along each rule's body ends in the candidate of its firing; 0 if it is no path."""
-    adjacency = count_facts(kb, sizes)
+    neighbours = chains.plan_chains(kb, sizes, ()).neighbours
     candidate = torch.repeat_interleave(listed.firing_offsets.diff())
     question = listed.question[candidate]
     entity = listed.entity[candidate]
@@ -228,25 +254,14 @@ def walk_probability(
             firing = firing[side[firing] == asked]
             row, place = torch.unique(question[firing], return_inverse=True)
             ends = walk_from(
-                adjacency,
+                neighbours,
                 path,
                 listed.given[row],
                 listed.left_out[row],
                 fact_step(rule.head[0], asked) if left_out == "fact" else None,
             )
-            walk[firing] = ends[place, entity[firing]]
-            assert (walk[firing] > 0).all(), "a walk leads where a rule does"
+            walk[firing] = look_up(ends, place, entity[firing])
     return walk
-
-
-def count_facts(kb: KnowledgeBase, sizes: KBSizes) -> F64[Tensor, "S C C"]:
-    """Whether a fact leads from an entity to another one, by step (see `chains`)."""
-    n_steps, base = evidence.n_labels(sizes), sizes.n_constants + 1
-    adjacency = torch.zeros(n_steps, base, base, dtype=torch.float64)
-    predicate, head, tail = evidence.binary_facts(kb)[:, : TAIL + 1].T
-    adjacency[2 * predicate + FORWARD, head, tail] = 1.0
-    adjacency[2 * predicate + BACKWARD, tail, head] = 1.0
-    return adjacency
 
 
 def fact_step(predicate: int, asked: int) -> int:
@@ -255,54 +270,59 @@ def fact_step(predicate: int, asked: int) -> int:
 
 
 def walk_from(
-    adjacency: F64[Tensor, "S C C"],
+    neighbours: Neighbours,
     steps: tuple[int, ...],
     given: I64[Tensor, "n"],
     answer: I64[Tensor, "n"],
     along: int | None,
-) -> F64[Tensor, "n C"]:
+) -> Ends:
     """The probability that a walk from each entity ends in each other one.
 
     Args:
       answer: what is left out is between it and the given entity; 0 for nothing.
       along: the step of the fact that is left out; None for all facts of the pair.
     """
-    index = torch.arange(len(given))
-    here = torch.zeros(len(given), adjacency.shape[1], dtype=torch.float64)
-    here[index, given] = 1.0
-    # Of all facts between an entity and itself the first change takes away each.
-    is_seen_before = (given == answer)[:, None] & (along is None)
+    rows = torch.arange(len(given))
+    here = Ends(rows, given, torch.ones(len(given), dtype=torch.float64))
     for step in steps:
-        there = here @ normalise(adjacency[step])
+        start, count = neighbours.find(
+            torch.full_like(here.entity, step), here.entity
+        )
+        way, position = expand_ranges(start, count)
+        there = neighbours.entity(torch.full_like(way, step), position)
 
-        # Two rows differ without what is left out.
-        if along in (None, step):
-            there += here[index, given][:, None] * change_of_row(
-                adjacency[step], given, answer
-            )
-        if along in (None, step ^ 1):
-            change = change_of_row(adjacency[step], answer, given)
-            change = here[index, answer][:, None] * change
-            there += torch.where(is_seen_before, 0.0, change)
-        here = there
+        # Those along what is left out are no neighbours.
+        row, entity = here.row[way], here.entity[way]
+        onwards = (entity == given[row]) & (there == answer[row])
+        backwards = (entity == answer[row]) & (there == given[row])
+        is_left_out = (onwards & (along in (None, step))) | (
+            backwards & (along in (None, step ^ 1))
+        )
+        way, there = way[~is_left_out], there[~is_left_out]
+        count = torch.bincount(way, minlength=len(count))
+        probability = here.probability[way] / count[way]
+        here = merge(Ends(here.row[way], there, probability))
     return here
 
 
-def change_of_row(
-    adjacency: F64[Tensor, "C C"],
-    row: I64[Tensor, "n"],
-    column: I64[Tensor, "n"],
-) -> F64[Tensor, "n C"]:
-    """What leaving out an entry changes in a row of probabilities."""
-    counts = adjacency[row]
-    without = counts.clone()
-    without[torch.arange(len(row)), column] = 0.0
-    return normalise(without) - normalise(counts)
+def merge(ends: Ends) -> Ends:
+    """Walks of a row that have come to the same entity as one."""
+    pairs = torch.stack([ends.row, ends.entity], 1)
+    pairs, place = torch.unique(pairs, dim=0, return_inverse=True)
+    none = torch.zeros(len(pairs), dtype=torch.float64)
+    row, entity = pairs.unbind(1)
+    return Ends(row, entity, none.index_add(0, place, ends.probability))
 
 
-def normalise(counts: F64[Tensor, "n C"]) -> F64[Tensor, "n C"]:
-    """Rows that sum to 1; those without an entry stay 0."""
-    return counts / counts.sum(1, keepdim=True).clamp_min(1.0)
+def look_up(
+    ends: Ends, row: I64[Tensor, "n"], entity: I64[Tensor, "n"]
+) -> F64[Tensor, "n"]:
+    """The probabilities of pairs of a row and an entity, all of which there are."""
+    base = 1 + int(ends.entity.max()) if len(ends.entity) else 1
+    wanted = row * base + entity
+    position = torch.searchsorted(ends.row * base + ends.entity, wanted)
+    assert torch.equal(ends.entity[position], entity), "a rule fires at an end"
+    return ends.probability[position]
 
 
 # -- the score with both

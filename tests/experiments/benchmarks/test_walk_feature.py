@@ -132,13 +132,16 @@ def test_each_method_weighs_its_features():
     walk, share = torch.tensor([0.75, 0.25]), torch.tensor([2 / 3, 1 / 3])
     scale = aggregation.LOG_SCALE
     # what a score adds to the sum of its firings before the logarithm
-    tolerance = dict(rtol=0.0, atol=1e-4)
+    atol = 1e-4
     torch.testing.assert_close(
-        by_walk - by_share, 0.9 * (walk / share).log() / scale, **tolerance
+        by_walk - by_share,
+        0.9 * (walk / share).log() / scale,
+        rtol=0.0,
+        atol=atol,
     )
     torch.testing.assert_close(neither, by_share)
     torch.testing.assert_close(
-        both - by_share, 1.5 * walk.log() / scale, **tolerance
+        both - by_share, 1.5 * walk.log() / scale, rtol=0.0, atol=atol
     )
 
 
