@@ -508,7 +508,9 @@ def walk_feature() -> str:
                 row["set"],
                 row["method"],
                 mean_and_spread(row["valid_mrr"]),
-                f"{gain:+.4f} ± {error:.4f}" if error else "",
+                f"{gain:+.4f} ± {error:.4f}"
+                if row["method"] != "share"
+                else "",
             ]
         )
     machine = rows[0]["machine"]
