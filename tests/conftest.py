@@ -30,17 +30,6 @@ def pytest_configure():
     gc.set_threshold(100_000, 20, 20)
 
 
-def pytest_collection_finish():
-    """Leave the thousands of tests, and all modules that they import, out of every later pass for garbage."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_unconfigure():
-    """Let what was left out be freed."""
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def separate_compile_cache(tmp_path_factory):
     """Tests patch what they compile: no program may find such code, and no test that of a program.
