@@ -425,10 +425,22 @@ def question_results() -> str:
                 f"{mean(run['seconds'] for run in runs):.0f}",
             ]
         )
+    return table(head, lines) + record_line("question_results", rows)
+
+
+def record_line(
+    name: str, rows: Sequence[Row], *, is_shared: bool = False
+) -> str:
+    """The line that names a record and the machine, version and commits of its rows.
+
+    Args:
+      is_shared: other work ran beside.
+    """
     machine = rows[0]["machine"]
     commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
-    return table(head, lines) + (
-        f"\nRecord: `experiments/results/question_results.json` ({machine['device']}; "
+    shared = ", shared with other work" if is_shared else ""
+    return (
+        f"\nRecord: `experiments/results/{name}.json` ({machine['device']}{shared}; "
         f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
     )
 
@@ -456,11 +468,8 @@ def embedding_prior() -> str:
                 f"{mean(run['seconds'] for run in runs):.0f}",
             ]
         )
-    machine = rows[0]["machine"]
-    commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
-    return table(head, lines) + (
-        f"\nRecord: `experiments/results/embedding_prior.json` ({machine['device']}, shared with other work; "
-        f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
+    return table(head, lines) + record_line(
+        "embedding_prior", rows, is_shared=True
     )
 
 
@@ -487,11 +496,8 @@ def fold_election() -> str:
                 mean_and_spread([run["test_mrr"] for run in runs]),
             ]
         )
-    machine = rows[0]["machine"]
-    commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
-    return table(head, lines) + (
-        f"\nRecord: `experiments/results/fold_election.json` ({machine['device']}, shared with other work; "
-        f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
+    return table(head, lines) + record_line(
+        "fold_election", rows, is_shared=True
     )
 
 
@@ -513,11 +519,8 @@ def walk_feature() -> str:
                 else "",
             ]
         )
-    machine = rows[0]["machine"]
-    commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
-    return table(head, lines) + (
-        f"\nRecord: `experiments/results/walk_feature.json` ({machine['device']}, shared with other work; "
-        f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
+    return table(head, lines) + record_line(
+        "walk_feature", rows, is_shared=True
     )
 
 
@@ -541,12 +544,7 @@ def relation_smoothing() -> str:
             change = f" ({gain:+.4f} ± {error:.4f})" if error else ""
             cells.append(f"{row['valid_mrr']:.4f}{change}")
         lines.append([name, score, *cells])
-    machine = rows[0]["machine"]
-    commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
-    return table(head, lines) + (
-        f"\nRecord: `experiments/results/relation_smoothing.json` ({machine['device']}; "
-        f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
-    )
+    return table(head, lines) + record_line("relation_smoothing", rows)
 
 
 DEFAULTS_LABELS = {

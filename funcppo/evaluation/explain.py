@@ -141,7 +141,7 @@ def smallest_proofs(
         return [smallest_proof(task, atom, program) for atom in atoms]
 
     proofs: list[Proof | None] = []
-    facts = _facts_on_host(task)
+    facts = facts_on_host(task)
     for atom, rule in zip(atoms, _first_rules(task, atoms)):
         if _to_tuple(atom) in program.fact_set:
             built = prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS)
@@ -269,7 +269,7 @@ def _prove_by_rule(
     rule = int(state.successors.rule[0, slot])
     return _apply_rule(
         task,
-        _facts_on_host(task),
+        facts_on_host(task),
         program,
         _to_tuple(atom),
         rule,
@@ -283,16 +283,18 @@ def proof_by_rule(
     atom: Tensor,
     rule: int,
     probability: float,
+    facts: FactTable | None = None,
 ) -> Proof:
     """The proof of an atom by one application of a rule to facts, which derives it.
 
     Args:
       atom: [W].
       probability: of the rule among those that derive the atom.
+      facts: what `facts_on_host` returns; None copies them for this call.
     """
     built = _apply_rule(
         task,
-        _facts_on_host(task),
+        facts or facts_on_host(task),
         program,
         _to_tuple(atom),
         rule,
@@ -302,7 +304,7 @@ def proof_by_rule(
     return built
 
 
-def _facts_on_host(task: ProverTask) -> FactTable:
+def facts_on_host(task: ProverTask) -> FactTable:
     """The facts where the many small joins of single proofs do not wait for a GPU."""
     kb = task.kb._replace(facts=task.kb.facts.cpu())
     identity = task.least_model.object_identity

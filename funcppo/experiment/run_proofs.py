@@ -65,12 +65,13 @@ def most_probable_proofs(
     if run.questions is None:
         return [most_probable_proof(run, atom, program) for atom in atoms]
     proofs: list[Proof | None] = []
+    facts = explain.facts_on_host(run.task)
     for atom, best in zip(atoms, _best_rules(run, atoms)):
         if best is None:
             proofs.append(None)
             continue
         built = explain.proof_by_rule(
-            run.task, program, atom, best.rule, best.share
+            run.task, program, atom, best.rule, best.share, facts
         )
         proofs.append(built)
     return proofs
