@@ -49,7 +49,7 @@ a line that names its records, hardware, versions and commits):
     compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
     process-equality            how far two processes are from one, of what learning moved
-    shared-mining               mining on two GPUs
+    shared-work                 ranking and mining on two GPUs
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
@@ -73,6 +73,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 
 from experiments import paths
 from funcppo.envs.registry import ENVIRONMENTS
+from funcppo.rl.settings import published_settings
 
 Row = dict[str, Any]
 Record = dict[str, Any]
@@ -1063,7 +1064,7 @@ def learning_curves() -> str:
         rows.append(
             [
                 row["env"],
-                f"{row['steps'][-1]:,}",
+                _steps_text(row),
                 f"{row['seconds'][-1]:,.0f}",
                 _return_text(row["greedy"]),
                 _return_text(row["sampled"]),
@@ -1087,6 +1088,14 @@ def learning_curves() -> str:
         + note
         + f"\nRecord: `experiments/results/learning_curves.json` ({'; '.join(machines)}).\n"
     )
+
+
+def _steps_text(row: Row) -> str:
+    """The steps of a learning curve; of how many, where the run was stopped before its end."""
+    steps = row["steps"][-1]
+    if row["is_complete"]:
+        return f"{steps:,}"
+    return f"{steps:,} of {published_settings(row['env']).steps:,}"
 
 
 def _return_text(policy: Row) -> str:
@@ -1680,22 +1689,29 @@ def process_equality() -> str:
     return table(head, rows) + origin(name)
 
 
-def shared_mining() -> str:
+def shared_work() -> str:
     """The block of this name."""
-    name = "shared_mining-h100"
+    records = {
+        "ranking": "shared_ranking-h100",
+        "mining": "shared_mining-h100",
+    }
     rows = [
         [
+            work,
             str(row["processes"]),
             f"{row['seconds']:.1f}",
             f"{row['work_seconds']:.1f}",
             f"{row['work_speed_up']:.2f}",
             "yes" if row["is_equal"] else "no",
         ]
-        for row in load_record(name)["rows"]
+        for work, name in records.items()
+        for row in sorted(
+            load_record(name)["rows"], key=lambda row: row["processes"]
+        )
     ]
-    head = ["GPUs", "seconds of the program", "of mining in it"]
-    head += ["speed-up of mining", "equal bytes"]
-    return table(head, rows) + origin(name)
+    head = ["work", "GPUs", "seconds of the program", "of the work in it"]
+    head += ["speed-up of the work", "equal bytes"]
+    return table(head, rows) + origin(*records.values())
 
 
 def large_graph() -> str:
@@ -1900,7 +1916,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "loading": loading,
     "performance-processes": performance_processes,
     "process-equality": process_equality,
-    "shared-mining": shared_mining,
+    "shared-work": shared_work,
     "large-graph": large_graph,
     "large-graph-sizes": large_graph_sizes,
 }
