@@ -196,8 +196,12 @@ def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
         torch.testing.assert_close(row[: last - first], expected[first:last])
 
 
-def test_the_score_compiles_as_one_graph_with_its_gradient():
-    cfg, world, params, found = problem(VILLAGE, ask(all_questions(VILLAGE)))
+@pytest.mark.parametrize("walks", [False, True])
+def test_the_score_compiles_as_one_graph_with_its_gradient(walks):
+    questions = ask(all_questions(VILLAGE))
+    cfg, world, params, found = problem(
+        VILLAGE, questions, walks, uses_walks=walks
+    )
     params = random_params(params)
     rows = torch.arange(len(found.label))
     size = aggregation.capacity(found, rows)
