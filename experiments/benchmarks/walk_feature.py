@@ -2,9 +2,9 @@
 
     python experiments/benchmarks/walk_feature.py --data DIR --only kinships --rules FILE
 
-A walk starts at the entity of a question and follows the body of a path rule: at each atom it takes one of the facts
-that it may take, all with the same probability, and it ends where there is none (`logic.chains`). Its probability is
-that of ending in the candidate. The share is the probability that a grounding, all of the question and the rule having
+A walk starts at the entity of a question and follows the body of a path rule: at each atom it takes one of the matching
+facts, all with the same probability, and it ends where there is none (`logic.chains`). Its probability is that of
+ending in the candidate. The share is the probability that a grounding, all of the question and the rule having
 the same, ends in the candidate. A rule that is no path rule has its share in place of a walk.
 
 Rows: the listwise fit with the share; with the logarithm of the probability of the walk in its place, which the package

@@ -327,9 +327,9 @@ def walk_probabilities(
 ) -> dict[int, Fraction] | None:
     """The probability that a random walk along a rule's body ends in each entity; None if the body is no path.
 
-    The walk starts at the argument of the query that is not replaced. At each atom it takes one of the facts that it
-    may take, all with the same probability: those that are not left out and, under object identity, lead to an entity
-    where it has not been. It ends early where there is none.
+    The walk starts at the argument of the query that is not replaced. At each atom it takes one of the matching facts
+    that are not left out, all with the same probability. It ends early where there is none and, under object identity,
+    where it comes back to an entity.
 
     Arguments are those of `count_groundings`.
 
@@ -356,10 +356,9 @@ def walk_probabilities(
             found = match(goal, atom, logic.n_constants)
             if found is not None and atom not in left_out:
                 ends.append(found[steps[0].end])
-        if logic.object_identity:
-            ends = [end for end in ends if end not in way]
         for end in ends:
-            walk_on(steps[1:], [*way, end], chance / len(ends))
+            if not (logic.object_identity and end in way):
+                walk_on(steps[1:], [*way, end], chance / len(ends))
 
     walk_on(path, [query[kept]], Fraction(1))
     return chances

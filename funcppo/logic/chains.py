@@ -6,12 +6,11 @@ sequence of steps, each along a predicate in one direction. The sequences of all
 a common beginning are walked once, and walks that meet are merged: they carry the number of ways to get there. Under
 object identity a walk has to remember its way, and none are merged.
 
-They may carry a probability too: that of a random walk, which at each atom takes one of the facts that it may take,
-all with the same chance. It may take none that the question leaves out and, under object identity, none that leads
-to an entity where it has been; it ends early where there is none. Probabilities are whole numbers of `WALK_UNIT`: a
-walk's is divided by the number of those facts and rounded down, but not to 0, and walks that meet add up. So it is
-the same on any device and in any order, and that of a firing is off by less than a unit for each atom of each of its
-groundings.
+They may carry a probability too: that of a random walk, which at each atom takes one of the matching facts that the
+question does not leave out, all with the same chance. It ends early where there is none and, under object identity,
+where it comes back to an entity. Probabilities are whole numbers of `WALK_UNIT`: that of a walk is divided by the
+number of those facts and rounded down, but not to 0, and those of walks that meet add up. So it is the same on any
+device and in any order, and that of a firing is off by less than a unit for each atom of each of its groundings.
 
 `plan_chains` builds the tries of both sides, `iter_chain_firings` walks them.
 """
@@ -150,14 +149,6 @@ class _Edges(NamedTuple):
     # the neighbours that the step leads to
     start: I64[Tensor, "m"]
     n_neighbours: I64[Tensor, "m"]
-
-
-class _NextWalks(NamedTuple):
-    """Walks along some edges, before those are left out that a walk may not take."""
-
-    walks: Walks
-    edge: I64[Tensor, "n"]  # position of the edge of each
-    is_allowed: Bool[Tensor, "n"]
 
 
 def chain_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
@@ -387,42 +378,55 @@ class _Walker:
         """Yield the walks along some edges, those that meet merged where they may be."""
         chance = walks.probability
         if len(chance):
-            n_allowed = self._count_allowed(walks, edges).clamp_min(1)
-            chance = (chance[edges.row] // n_allowed).clamp_min(1)
-        for longer, edge, is_allowed in self._iter_longer(walks, edges):
+            n_left = self._count_left(walks, edges).clamp_min(1)
+            chance = (chance[edges.row] // n_left).clamp_min(1)
+        for longer, edge in self._iter_longer(walks, edges):
             self._spend(len(edge))
             longer = longer._replace(probability=_select_or_none(chance, edge))
-            longer = _select(longer, is_allowed)
-            yield longer if self.object_identity else self._merge(longer)
 
-    def _iter_longer(self, walks: Walks, edges: _Edges) -> Iterator[_NextWalks]:
-        """Yield the walks along some edges, without probabilities, and whether each may be taken."""
+            # Under object identity no entity is visited twice.
+            is_kept = ~self._uses_left_out(longer, edges.step[edge])
+            if self.object_identity:
+                for entity in longer.path[:-1]:
+                    is_kept &= entity != longer.path[-1]
+                yield _select(longer, is_kept)
+            else:
+                yield self._merge(_select(longer, is_kept))
+
+    def _iter_longer(
+        self, walks: Walks, edges: _Edges
+    ) -> Iterator[tuple[Walks, I64[Tensor, "n"]]]:
+        """Yield the walks along some edges, without probabilities, and the position of the edge of each."""
         for edge, position in ragged_arange(edges.start, edges.n_neighbours):
             row = edges.row[edge]
             there = self.neighbours.entity(edges.step[edge], position)
-            longer = Walks(
-                walks.question[row],
-                edges.child[edge],
-                (*(entity[row] for entity in walks.path), there),
-                walks.n_ways[row],
-                probability=row[:0],
+            yield (
+                Walks(
+                    walks.question[row],
+                    edges.child[edge],
+                    (*(entity[row] for entity in walks.path), there),
+                    walks.n_ways[row],
+                    probability=row[:0],
+                ),
+                edge,
             )
 
-            # Under object identity no entity is visited twice.
-            is_allowed = ~self._uses_left_out(longer, edges.step[edge])
-            if self.object_identity:
-                for entity in longer.path[:-1]:
-                    is_allowed &= entity != there
-            yield _NextWalks(longer, edge, is_allowed)
+    def _count_left(self, walks: Walks, edges: _Edges) -> I64[Tensor, "m"]:
+        """How many neighbours each edge has by facts that its question does not leave out."""
+        # What is left out is between the entity of the question and its answer.
+        question, here = walks.question[edges.row], walks.path[-1][edges.row]
+        answer = self.questions.left_out[question]
+        is_end = (here == self.questions.entity[question]) | (here == answer)
+        at = (is_end & (answer > 0)).nonzero().squeeze(1)
+        n_left = edges.n_neighbours
+        if not len(at):
+            return n_left
 
-    def _count_allowed(self, walks: Walks, edges: _Edges) -> I64[Tensor, "m"]:
-        """How many facts a walk may take along each edge."""
-        n_allowed = edges.n_neighbours
-        for part in self._iter_longer(walks, edges):
-            n_allowed = n_allowed.index_add(
-                0, part.edge, -(~part.is_allowed).long()
-            )
-        return n_allowed
+        some = _Edges(*(column[at] for column in edges))
+        for longer, edge in self._iter_longer(walks, some):
+            is_left_out = self._uses_left_out(longer, some.step[edge])
+            n_left = n_left.index_add(0, at[edge], -is_left_out.long())
+        return n_left
 
     def _uses_left_out(
         self, walks: Walks, step: I64[Tensor, "n"]

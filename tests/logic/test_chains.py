@@ -100,7 +100,7 @@ def test_probabilities_of_walks_that_meet_add_up(object_identity):
 
 @pytest.mark.parametrize("object_identity", [False, True])
 def test_walks_are_the_same_in_small_pieces(object_identity, monkeypatch):
-    """Also where the facts that a walk may take are in two of them."""
+    """Also where the neighbours of an entity are in two of them."""
     questions = ask((H, TAIL, 1, 0), (H, HEAD, 8, 0), (H, HEAD, 9, 0))
     options = dict(object_identity=object_identity, with_walks=True)
     whole = walk(questions, 4, **options)

@@ -125,13 +125,12 @@ def walk_by_hand(program, rule, row, left_out, object_identity):
         there = [
             fact[other]
             for fact in facts
-            if len(fact) == 3
-            and fact[0] == goal[0]
-            and fact[place] == here
-            and not (object_identity and fact[other] in visited)
+            if len(fact) == 3 and fact[0] == goal[0] and fact[place] == here
         ]
         others = [g for g in goals if g is not goal]
         for end in there:
+            if object_identity and end in visited:
+                continue
             walk_on(goal[other], [*visited, end], others, chance / len(there))
 
     walk_on(head[HEAD + TAIL - side], [entity], body, Fraction(1))
@@ -178,8 +177,8 @@ def test_a_walk_divides_by_the_facts_that_are_left():
     assert probabilities((LIKES, TAIL, 1, 2)) == {1: 0.5, 2: 0.5}
     # Without all facts of 1 and 3 it leads to 2, where the walk ends.
     assert probabilities((LIKES, TAIL, 1, 3), left_out="pair") == {}
-    # Under object identity the second step does not lead back.
-    assert probabilities((LIKES, TAIL, 1, 0), object_identity=True) == {2: 0.5}
+    # Under object identity a walk that comes back ends.
+    assert probabilities((LIKES, TAIL, 1, 0), object_identity=True) == {2: 0.25}
 
 
 def test_a_walk_keeps_a_unit_however_unlikely_it_is():

@@ -190,18 +190,20 @@ def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
         assert float(mine.min()) == pytest.approx(float(expected))
 
 
-@given(programs, st.booleans())
-@settings(max_examples=40)
-def test_walks_are_those_of_firings_and_change_nothing_else(program, identity):
+@given(programs, st.booleans(), st.sampled_from([None, 1]))
+@settings(max_examples=60)
+def test_walks_are_those_of_firings_and_change_nothing_else(
+    program, identity, n_best
+):
     rows = all_questions(program)
-    cfg = EvidenceConfig(object_identity=identity)
+    cfg = EvidenceConfig(object_identity=identity, n_best=n_best)
     found = collect(program, ask(rows), cfg, with_walks=True)
     units = walks(program, rows, object_identity=identity)
     expected = {key: n * WALK_UNIT for key, n in units.items()}
     keys = firings_of(found)
     for key, walk in zip(keys, found.walk.tolist(), strict=True):
         assert walk == pytest.approx(expected.pop(key), rel=1e-6)  # float32
-    assert not expected
+    assert n_best or not expected
 
     plain = collect(program, ask(rows), cfg)
     for name, column in evidence.without_walks(found)._asdict().items():
