@@ -181,6 +181,31 @@ def test_a_walk_divides_by_the_facts_that_are_left():
     assert probabilities((LIKES, TAIL, 1, 0), object_identity=True) == {2: 0.25}
 
 
+@pytest.mark.parametrize("left_out", ["fact", "pair"])
+def test_a_walk_does_not_go_back_along_what_is_left_out(left_out):
+    """likes(X, Y) <- knows(X, Z), likes(W, Z), knows(W, Y), from 1: to 2 or 3, and from 2 back to 1 or 4."""
+    w, knows = 7, 2
+    program = Program(
+        4,
+        (2, 2),
+        (
+            *((LIKES, 1, 2), (LIKES, 4, 2)),
+            *((knows, 1, 2), (knows, 1, 3), (knows, 4, 3), (knows, 2, 4)),
+        ),
+        (((LIKES, X + 1, Y + 1), (knows, X + 1, Z + 1), (LIKES, w + 1, Z + 1),
+          (knows, w + 1, Y + 1)),),
+    )  # fmt: skip
+
+    def probabilities(answer):
+        row = (LIKES, TAIL, 1, answer)
+        found = walks(program, [row], left_out=left_out)
+        return {end: n * WALK_UNIT for (_, end, _), n in found.items()}
+
+    assert probabilities(0) == {2: 0.125, 3: 0.125 + 0.25}
+    # From 2 it goes to 4 alone; without all facts of 1 and 2 it does not come to 2.
+    assert probabilities(2) == ({3: 0.5} if left_out == "fact" else {})
+
+
 def test_a_walk_keeps_a_unit_however_unlikely_it_is():
     """Eight steps, each to one of 256 entities, have a chance of 2 ** -64."""
     n_wide, n_steps = 256, 8
