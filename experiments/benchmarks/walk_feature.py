@@ -2,15 +2,15 @@
 
     python experiments/benchmarks/walk_feature.py --data DIR --only kinships --rules FILE
 
-A walk starts at the entity of a question and follows the body of a path rule: at each atom it picks one of the matching
-facts, all with the same probability, and it ends where there is none. Its probability is that of ending in the
-candidate. The fact of a training question is left out of it, as of all other evidence. The share is the probability
-that a grounding, all of the question and the rule having the same, ends in the candidate. A rule that is no path rule
-has its share in place of a walk, and a walk may visit an entity twice, also where the rules' variables are kept apart.
+A walk starts at the entity of a question and follows the body of a path rule: at each atom it takes one of the matching
+facts, all with the same probability, and it ends where there is none (`logic.chains`). Its probability is that of
+ending in the candidate. The share is the probability that a grounding, all of the question and the rule having
+the same, ends in the candidate. A rule that is no path rule has its share in place of a walk.
 
-Rows: the listwise fit with the share, as the package has it; with the logarithm of the probability of the walk in its
-place; and with both. The epoch is chosen by MRR on valid, which is all that is ranked: no test is read. The gain over
-the first row has its standard error, queries paired. `--rules` takes rules that `funcppo mine` wrote at its defaults.
+Rows: the listwise fit with the share; with the logarithm of the probability of the walk in its place, which the package
+weighs with `--questions.walks`; and with both. The epoch is chosen by MRR on valid, which is all that is ranked: no
+test is read. The gain over the first row has its standard error, queries paired. `--rules` takes rules that
+`funcppo mine` wrote at its defaults.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -39,18 +40,16 @@ from experiments.provenance import describe_machine
 from funcppo.data import load
 from funcppo.experiment import question_run, question_training
 from funcppo.experiment.question_training import TrainingQuestions
-from funcppo.logic import chains
-from funcppo.logic.chains import BACKWARD, FORWARD, Neighbours
-from funcppo.logic.joins import expand_ranges
-from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.question_types import LeftOut
-from funcppo.logic.rules import rules_from_kb
-from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import aggregation
-from funcppo.prover.aggregation import AggregationWorld, Batch, Params
-from funcppo.prover.evidence import Evidence
+from funcppo.prover import aggregation, evidence
+from funcppo.prover.aggregation import (
+    AggregationConfig,
+    AggregationWorld,
+    Batch,
+    Params,
+)
 from funcppo.prover.question_config import QuestionConfig
-from funcppo.types import F32, F64, I64
+from funcppo.types import F32
 
 SETS = ("kinships", "nations", "umls", "family", "wn18rr")
 METHODS = ("share", "walk", "share and walk")
@@ -62,14 +61,6 @@ class Fit(NamedTuple):
 
     valid: Tensor
     chosen: str
-
-
-class Ends(NamedTuple):
-    """Where walks have come, ascending by row and entity once merged."""
-
-    row: I64[Tensor, "n"]  # what the walk started from
-    entity: I64[Tensor, "n"]
-    probability: F64[Tensor, "n"]
 
 
 def main() -> None:
@@ -88,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     start = time.perf_counter()
     dataset = load(str(args.data / args.only), rules=str(args.rules))
-    problem = question_results.prepare(dataset, "cpu")
+    problem = with_walks(question_results.prepare(dataset, "cpu"))
     linked = question_run.share_of_linked(problem.task, dataset.valid)
     left_out: LeftOut = "fact" if linked > 0 else "pair"
     fits: dict[str, list[Fit]] = {method: [] for method in METHODS}
@@ -96,8 +87,7 @@ def main() -> None:
         collected = collect(problem, left_out, seed)
         say(start, f"{args.only}, seed {seed}: {collected.notes[0]}")
         for method in METHODS:
-            with weighing(method):
-                outcome = fit(problem, collected, left_out, method, seed)
+            outcome = fit(problem, collected, method, seed)
             fits[method].append(outcome)
             mrr = float(outcome.valid.mean())
             say(start, f"{method}: {mrr:.4f} ({outcome.chosen})")
@@ -120,6 +110,16 @@ def main() -> None:
         for method, outcomes in fits.items()
     ]
     write_record(args.out, {"rows": others + rows})
+
+
+def with_walks(problem: Problem) -> Problem:
+    """The problem with the probabilities of walks in its evidence."""
+    task = problem.task
+    facts = evidence.index_facts(task.kb, task.sizes, with_walks=True)
+    valid = question_results.collect_evidence(
+        task, facts, problem.valid_queries
+    )
+    return problem._replace(facts=facts, valid=valid)
 
 
 def describe(
@@ -166,163 +166,29 @@ def collect(
     ]
     return max(
         variants,
-        key=lambda x: float(
-            fit(problem, x, left_out, "share", seed).valid.mean()
-        ),
+        key=lambda x: float(fit(problem, x, "share", seed).valid.mean()),
     )
 
 
 def fit(
     problem: Problem,
     collected: TrainingQuestions,
-    left_out: LeftOut,
     method: str,
     seed: int,
 ) -> Fit:
     """The listwise fit at the epoch that ranks valid best."""
-    kb, sizes = problem.task.kb, problem.task.sizes
-    world = collected.world
-    listed = add_walks(kb, sizes, world.evidence, left_out, method)
-    collected = collected._replace(world=world._replace(evidence=listed))
-    valid = {
-        side: [
-            part._replace(
-                evidence=add_walks(kb, sizes, part.evidence, left_out, method)
-            )
-            for part in parts
-        ]
-        for side, parts in problem.valid.items()
-    }
-    problem = problem._replace(valid=valid)
+    collected = question_results.with_options(
+        collected, uses_walks=method == "walk"
+    )
     uses_degrees = collected.policy.aggregation.uses_degrees
-    fitted, _, _ = question_results.fit(
-        problem, collected, seed, "degrees weighed" if uses_degrees else ""
-    )
-    ranks = embedding_prior.rank(
-        problem, problem.valid_queries, valid, fitted.score
-    )
+    with weighing(method):
+        fitted, _, _ = question_results.fit(
+            problem, collected, seed, "degrees weighed" if uses_degrees else ""
+        )
+        ranks = embedding_prior.rank(
+            problem, problem.valid_queries, problem.valid, fitted.score
+        )
     return Fit(ranks, fitted.chosen)
-
-
-# -- the probability of a walk
-
-
-def add_walks(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    listed: Evidence,
-    left_out: LeftOut,
-    method: str,
-) -> Evidence:
-    """Evidence whose total of groundings gives a firing the share that the method weighs.
-
-    The feature of the score is n_groundings / n_all_groundings. For a walk the denominator is such that this is its
-    probability. With both, there are two columns.
-    """
-    if method == "share":
-        return listed
-    n_all = listed.n_all_groundings.float()
-    walk = walk_probability(kb, sizes, listed, left_out)
-    by_walk = (listed.n_groundings / walk).float()
-    by_walk = torch.where(walk > 0, by_walk, n_all)
-    if method == "share and walk":
-        by_walk = torch.stack([n_all, by_walk], 1)
-    return listed._replace(n_all_groundings=by_walk)
-
-
-def walk_probability(
-    kb: KnowledgeBase, sizes: KBSizes, listed: Evidence, left_out: LeftOut
-) -> F64[Tensor, "N"]:
-    """The probability that a walk along each rule's body ends in the candidate of its firing; 0 if it is no path."""
-    neighbours = chains.plan_chains(kb, sizes, ()).neighbours
-    candidate = torch.repeat_interleave(listed.firing_offsets.diff())
-    question = listed.question[candidate]
-    entity = listed.entity[candidate]
-    side = listed.label[question] % 2 + HEAD
-    by_rule = torch.argsort(listed.rule, stable=True)
-    counts = torch.bincount(listed.rule, minlength=sizes.n_rules + 1)
-    groups = by_rule.split(counts.tolist())
-
-    walk = torch.zeros(len(listed.rule), dtype=torch.float64)
-    for rule in rules_from_kb(kb):
-        steps = chains.chain_steps(rule, sizes.n_constants)
-        if steps is None:
-            continue
-        to_head = tuple(step ^ 1 for step in reversed(steps))
-        for asked, path in ((TAIL, steps), (HEAD, to_head)):
-            firing = groups[rule.id]
-            firing = firing[side[firing] == asked]
-            row, place = torch.unique(question[firing], return_inverse=True)
-            ends = walk_from(
-                neighbours,
-                path,
-                listed.given[row],
-                listed.left_out[row],
-                fact_step(rule.head[0], asked) if left_out == "fact" else None,
-            )
-            walk[firing] = look_up(ends, place, entity[firing])
-    return walk
-
-
-def fact_step(predicate: int, asked: int) -> int:
-    """The step from the question's entity to its answer along the fact that is asked for."""
-    return 2 * predicate + (FORWARD if asked == TAIL else BACKWARD)
-
-
-def walk_from(
-    neighbours: Neighbours,
-    steps: tuple[int, ...],
-    given: I64[Tensor, "n"],
-    answer: I64[Tensor, "n"],
-    along: int | None,
-) -> Ends:
-    """The probability that a walk from each entity ends in each other one.
-
-    Args:
-      answer: what is left out is between it and the given entity; 0 for nothing.
-      along: the step of the fact that is left out; None for all facts of the pair.
-    """
-    rows = torch.arange(len(given))
-    here = Ends(rows, given, torch.ones(len(given), dtype=torch.float64))
-    for step in steps:
-        start, count = neighbours.find(
-            torch.full_like(here.entity, step), here.entity
-        )
-        way, position = expand_ranges(start, count)
-        there = neighbours.entity(torch.full_like(way, step), position)
-
-        # Those along what is left out are no neighbours.
-        row, entity = here.row[way], here.entity[way]
-        onwards = (entity == given[row]) & (there == answer[row])
-        backwards = (entity == answer[row]) & (there == given[row])
-        is_left_out = (onwards & (along in (None, step))) | (
-            backwards & (along in (None, step ^ 1))
-        )
-        way, there = way[~is_left_out], there[~is_left_out]
-        count = torch.bincount(way, minlength=len(count))
-        probability = here.probability[way] / count[way]
-        here = merge(Ends(here.row[way], there, probability))
-    return here
-
-
-def merge(ends: Ends) -> Ends:
-    """Walks of a row that have come to the same entity as one."""
-    pairs = torch.stack([ends.row, ends.entity], 1)
-    pairs, place = torch.unique(pairs, dim=0, return_inverse=True)
-    none = torch.zeros(len(pairs), dtype=torch.float64)
-    row, entity = pairs.unbind(1)
-    return Ends(row, entity, none.index_add(0, place, ends.probability))
-
-
-def look_up(
-    ends: Ends, row: I64[Tensor, "n"], entity: I64[Tensor, "n"]
-) -> F64[Tensor, "n"]:
-    """The probabilities of pairs of a row and an entity, all of which there are."""
-    base = 1 + int(ends.entity.max()) if len(ends.entity) else 1
-    wanted = row * base + entity
-    position = torch.searchsorted(ends.row * base + ends.entity, wanted)
-    assert torch.equal(ends.entity[position], entity), "a rule fires at an end"
-    return ends.probability[position]
 
 
 # -- the score with both
@@ -337,17 +203,20 @@ def weighing(method: str) -> Iterator[None]:
     weigh_six = aggregation.firing_amounts
 
     def weigh_seven(
-        world: AggregationWorld, params: Params, batch: Batch
+        cfg: AggregationConfig,
+        world: AggregationWorld,
+        params: Params,
+        batch: Batch,
     ) -> F32[Tensor, "N"]:
-        by_share, by_walk = batch.n_all_groundings.unbind(1)
         weight = params.feature_weight
         amount = weigh_six(
+            cfg,
             world,
             params._replace(feature_weight=weight[..., :-1]),
-            batch._replace(n_all_groundings=by_share),
+            batch,
         )
-        n_groundings = batch.n_groundings.clamp_min(1).float()
-        walk = n_groundings / by_walk.clamp_min(1)
+        by_walk = replace(cfg, uses_walks=True)
+        walk = aggregation.share_or_walk(by_walk, batch)
         label = batch.label[batch.firing_row]
         weight = weight[label, world.shape[batch.rule], -1]
         return amount * (weight * walk.log() / aggregation.LOG_SCALE).exp()

@@ -184,7 +184,12 @@ def _compare_evidence(
     assert left_out != "auto", "a stored run has what it chose"
     explain = partial(run_proofs.explain_answer, run)
     yield agreement.compare_evidence(
-        subject, explain, left_out, ranked, seconds
+        subject,
+        explain,
+        left_out,
+        ranked,
+        seconds,
+        weighs_walks=run.questions.policy.aggregation.uses_walks,
     )
 
 

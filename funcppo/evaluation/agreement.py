@@ -36,6 +36,9 @@ from funcppo.prover.task import ProverTask, known_triples
 RULE_SCORES = ("max-confidence", "noisy-or")
 # log-odds; float64 sums in another order, as the recount makes them, differ by less
 LOG_ODDS_TOLERANCE = 1e-7
+# The engine's probabilities of walks are float32 of whole numbers of 2 ** -60, rounded at each atom.
+WALK_TOLERANCE = 1e-6
+WALK_ROUNDING = 1e-12
 # part of the seconds that one rule or query may take
 MAX_SHARE = 0.1
 # atoms that the recount of T_P holds
@@ -523,12 +526,15 @@ def compare_evidence(
     left_out: LeftOut,
     ranked: Ranking,
     seconds: float,
+    *,
+    weighs_walks: bool = False,
 ) -> Agreement:
     """Count the evidence of answers of ranked queries again: rules, groundings, fan-out, linking facts, degrees.
 
     Args:
       explain: gives the engine's.
       left_out: what is left out of the evidence of an answer that is a known fact.
+      weighs_walks: the probabilities of random walks are evidence too.
     """
     start = time.monotonic()
     format_atom = proof_names(subject.evaluator.task.dataset).format_atom
@@ -542,7 +548,9 @@ def compare_evidence(
         found = explain(torch.tensor(row.query), row.side)
         deadline = _item_deadline(start, seconds)
         try:
-            again = _recount_evidence(subject, row, left_out, deadline)
+            again = _recount_evidence(
+                subject, row, left_out, weighs_walks, deadline
+            )
         except recount.RecountLimitError:
             n_late += 1
             continue
@@ -553,7 +561,7 @@ def compare_evidence(
         lines += [
             f"{name}: {key} {engine.get(key, 0)}, recounted {again.get(key, 0)}"
             for key in dict.fromkeys((*engine, *again))
-            if engine.get(key, 0) != again.get(key, 0)
+            if _differ(engine.get(key, 0), again.get(key, 0))
         ]
     return Agreement(
         kind="evidence",
@@ -580,12 +588,27 @@ def _evidence_counts(found: Explanation | None) -> dict[str, object]:
                 rule.n_all_groundings,
             )
         }
+        if rule.walk is not None:
+            counts |= {f"walk of rule {rule.rule}": rule.walk}
     links = sorted((fact.predicate, fact.place) for fact in found.facts)
     return counts | {"linking facts": links}
 
 
+def _differ(one: object, other: object) -> bool:
+    """Whether two numbers of an answer differ, probabilities by more than their rounding."""
+    if isinstance(one, float) and isinstance(other, float):
+        return not math.isclose(
+            one, other, rel_tol=WALK_TOLERANCE, abs_tol=WALK_ROUNDING
+        )
+    return one != other
+
+
 def _recount_evidence(
-    subject: Subject, row: _Row, left_out: LeftOut, deadline: float
+    subject: Subject,
+    row: _Row,
+    left_out: LeftOut,
+    weighs_walks: bool,
+    deadline: float,
 ) -> dict[str, object]:
     """The counts of `_evidence_counts` over the sets of the recount.
 
@@ -603,7 +626,7 @@ def _recount_evidence(
 
     counts: dict[str, object] = {}
     for i, rule in enumerate(subject.logic.rules):
-        found = recount.count_groundings(
+        arguments = (
             subject.logic,
             rule,
             subject.facts,
@@ -612,9 +635,14 @@ def _recount_evidence(
             unknown,
             deadline,
         )
-        if answer in found:
-            groundings = found[answer], len(found), sum(found.values())
-            counts |= {f"rule {i}": groundings}
+        found = recount.count_groundings(*arguments)
+        if answer not in found:
+            continue
+        groundings = found[answer], len(found), sum(found.values())
+        counts |= {f"rule {i}": groundings}
+        walks = recount.walk_probabilities(*arguments) if weighs_walks else None
+        if walks is not None:
+            counts |= {f"walk of rule {i}": float(walks.get(answer, 0))}
     if not counts:
         return {}
     links = [

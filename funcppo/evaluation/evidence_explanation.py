@@ -41,6 +41,9 @@ class WeighedRule(NamedTuple):
     n_groundings: int
     fan_out: int  # candidates that it derives for the question
     n_all_groundings: int  # for all these
+    # Probability that a random walk along its body ends in the candidate, which the score weighs in place of the share
+    # of groundings; None where it weighs that.
+    walk: float | None
 
 
 class WeighedFact(NamedTuple):
@@ -139,14 +142,16 @@ def _explain_row(
     cfg, params = weights.cfg, weights.params
     batch = aggregation.whole(found)
     scores = aggregation.score(cfg, weights.world, params, batch).double()
-    amounts = aggregation.firing_amounts(weights.world, params, batch).double()
+    amounts = aggregation.firing_amounts(
+        cfg, weights.world, params, batch
+    ).double()
 
     firings = slice(*found.firing_offsets[row : row + 2].tolist())
     links = slice(*found.link_offsets[row : row + 2].tolist())
     total = float(amounts[firings].sum())
     rules = [
         _weigh_rule(
-            weights.world,
+            weights,
             found,
             i,
             float(amounts[i]) / max(total, aggregation.MIN_SUM),
@@ -199,7 +204,7 @@ def _explain_row(
 
 
 def _weigh_rule(
-    world: AggregationWorld,
+    weights: Weights,
     found: Evidence,
     i: int,
     share: float,
@@ -210,7 +215,8 @@ def _weigh_rule(
     Args:
       smoothing: what was added to the body pairs of every rule.
     """
-    rule = int(found.rule[i])
+    world, rule = weights.world, int(found.rule[i])
+    walk = float(found.walk[i]) if weights.cfg.uses_walks else 0.0
     return WeighedRule(
         rule=rule,
         share=share,
@@ -219,6 +225,7 @@ def _weigh_rule(
         n_groundings=int(found.n_groundings[i]),
         fan_out=int(found.fan_out[i]),
         n_all_groundings=int(found.n_all_groundings[i]),
+        walk=walk or None,
     )
 
 
@@ -246,7 +253,7 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         lines.append(
             f"             right for {rule.support:,} of {_count(rule.body_pairs, 'pair')} in train; derives this by "
             f"{_count(rule.n_groundings, 'grounding')}, {_count(rule.fan_out, 'candidate')} by "
-            f"{rule.n_all_groundings:,} in all"
+            f"{rule.n_all_groundings:,} in all{_walk_text(rule)}"
         )
     if len(e.rules) > MAX_PRINTED_RULES:
         others = sum(rule.share for rule in e.rules[MAX_PRINTED_RULES:])
@@ -263,6 +270,13 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
             f"  {e.linked_weight:+.2f}  some fact links it to {format_name(_term_text(dataset, e.given))}"
         )
     return lines + _describe_candidate(dataset, e)
+
+
+def _walk_text(rule: WeighedRule) -> str:
+    """The probability of a random walk along the rule's body, where it is weighed."""
+    if rule.walk is None:
+        return ""
+    return f"; a random walk ends here with probability {rule.walk:.3g}"
 
 
 def _describe_candidate(dataset: Dataset, e: Explanation) -> list[str]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 from funcppo.logic.proof import Proof
@@ -38,6 +39,14 @@ class Logic:
     n_constants: int
     # different variables of a rule bind different constants, none of which the rule names
     object_identity: bool
+
+
+class _Step(NamedTuple):
+    """An atom of a body that is a path."""
+
+    atom: Atom
+    start: int  # the variable that it leads from
+    end: int  # the variable that it leads to
 
 
 class RankCounts(NamedTuple):
@@ -305,6 +314,85 @@ def count_groundings(
 
     extend(rule[1:], start)
     return counts
+
+
+def walk_probabilities(
+    logic: Logic,
+    rule: Rule,
+    facts: Atoms,
+    query: Atom,
+    side: int,
+    left_out: AbstractSet[Atom],
+    deadline: float,
+) -> dict[int, Fraction] | None:
+    """The probability that a random walk along a rule's body ends in each entity; None if the body is no path.
+
+    The walk starts at the argument of the query that is not replaced. At each atom it takes one of the matching facts
+    that are not left out, all with the same probability. It ends early where there is none and, under object identity,
+    where it comes back to an entity.
+
+    Arguments are those of `count_groundings`.
+
+    Raises:
+      OutOfTime: the deadline is reached.
+    """
+    kept = 3 - side
+    path = _order_path(rule, kept, logic.n_constants)
+    if path is None or rule[0][0] != query[0]:
+        return None
+    chances: dict[int, Fraction] = {}
+
+    def walk_on(
+        steps: Sequence[_Step], way: list[int], chance: Fraction
+    ) -> None:
+        if time.monotonic() > deadline:
+            raise RecountLimitError
+        if not steps:
+            chances[way[-1]] = chances.get(way[-1], Fraction(0)) + chance
+            return
+        goal = substitute(steps[0].atom, {steps[0].start: way[-1]})
+        ends: list[int] = []
+        for atom in facts.shortest_list(goal):
+            found = match(goal, atom, logic.n_constants)
+            if found is not None and atom not in left_out:
+                ends.append(found[steps[0].end])
+        for end in ends:
+            if not (logic.object_identity and end in way):
+                walk_on(steps[1:], [*way, end], chance / len(ends))
+
+    walk_on(path, [query[kept]], Fraction(1))
+    return chances
+
+
+def _order_path(rule: Rule, kept: int, n_constants: int) -> list[_Step] | None:
+    """The atoms of a body in the order in which they lead from one argument of the head to the other.
+
+    Args:
+      kept: the argument to start from.
+
+    Returns:
+      None if they do not: each variable but these two stands in two atoms, and there is no constant.
+    """
+    head, *others = rule
+    if len(head) != 3 or any(len(atom) != 3 for atom in others):
+        return None
+    here = head[kept]
+    visited = {here}
+    path: list[_Step] = []
+    while others:
+        leaving = [atom for atom in others if here in atom[1:]]
+        if len(leaving) != 1:
+            return None
+        (atom,) = leaving
+        others.remove(atom)
+        end = atom[2] if atom[1] == here else atom[1]
+        if end in visited:
+            return None
+        path.append(_Step(atom, here, end))
+        visited.add(end)
+        here = end
+    is_path = here == head[3 - kept] and min(visited) > n_constants
+    return path if path and is_path else None
 
 
 def list_candidates(

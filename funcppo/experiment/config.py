@@ -211,6 +211,9 @@ def read_config(folder: Path) -> RunConfig:
         # And they learnt from proofs.
         raw.setdefault("learner", "proofs")
         raw.setdefault("questions", {})
+        # Earlier ones that learnt from questions weighed no walks.
+        if isinstance(raw["questions"], dict):
+            raw["questions"].setdefault("walks", False)
         raw.setdefault("embedding", {})
         raw.setdefault("listwise", {"penalty": {}})
         return from_json(RunConfig, raw, prefix="")

@@ -83,6 +83,7 @@ class ListwiseFit(NamedTuple):
     setup: QuestionSetup
     params: Params
     quality: ValidQuality | None  # None where there is no valid split
+    n_epochs: int  # that there was time for
     notes: list[str]
 
 
@@ -104,15 +105,22 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     """Index the facts of a task of height 1.
 
     Args:
-      cfg: degrees and embeddings that are left open are not weighed, and odds start with power 1.
+      cfg: degrees, walks and embeddings that are left open are not weighed, and odds start with power 1. Evidence has
+        the probabilities of walks unless these are off.
     """
-    facts = evidence.index_facts(task.kb, task.sizes, task.cfg.memory_share)
+    facts = evidence.index_facts(
+        task.kb,
+        task.sizes,
+        task.cfg.memory_share,
+        with_walks=cfg.walks is not False,
+    )
     world = aggregation.make_world(task.kb, task.sizes, facts)
     weighed = AggregationConfig(
         sizes=task.sizes,
         n_shapes=aggregation.n_shapes(world),
         uses_links=cfg.links,
         uses_degrees=cfg.degrees is True,
+        uses_walks=cfg.walks is True,
         uses_embedding=cfg.embedding is True,
         odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
     )
@@ -301,10 +309,32 @@ def collect(
     world = tree.map(lambda x: x.to(device), collected.world)
     policy = _weighing(
         collected.policy,
+        uses_walks=setup.policy.aggregation.uses_walks,
         uses_embedding=setup.policy.aggregation.uses_embedding,
         odds_power=setup.policy.aggregation.odds_power,
     )
     return dataclasses.replace(setup, world=world, policy=policy), collected
+
+
+def with_walks(setup: QuestionSetup) -> QuestionSetup:
+    """The setup, whose evidence has walks, with a policy that weighs them."""
+    policy = _weighing(setup.policy, uses_walks=True)
+    return dataclasses.replace(setup, policy=policy)
+
+
+def without_walks(setup: QuestionSetup) -> QuestionSetup:
+    """The setup with neither walks in its evidence nor a policy that weighs them."""
+    plan = dataclasses.replace(setup.facts.plan, with_walks=False)
+    world = setup.world
+    if world is not None:
+        listed = evidence.without_walks(world.evidence)
+        world = world._replace(evidence=listed)
+    return dataclasses.replace(
+        setup,
+        facts=setup.facts._replace(plan=plan),
+        policy=_weighing(setup.policy, uses_walks=False),
+        world=world,
+    )
 
 
 def with_embedding(
@@ -356,7 +386,9 @@ def fit_listwise(
         notes = [
             f"listwise fit: epoch {cfg.n_epochs}, the last: there is no valid split to choose by"
         ]
-        return ListwiseFit(fits[-1].setup, fits[-1].params, None, notes)
+        return ListwiseFit(
+            fits[-1].setup, fits[-1].params, None, cfg.n_epochs, notes
+        )
 
     best = max(fits, key=lambda fit: fit.metric)
     notes = [
@@ -376,7 +408,9 @@ def fit_listwise(
         notes.append("listwise fit: it was ended by the time of the run")
     if len(degrees) > 1:
         notes.append(_describe_degrees(fits, best))
-    return ListwiseFit(best.setup, best.params, best.quality, notes)
+    return ListwiseFit(
+        best.setup, best.params, best.quality, cfg.n_epochs, notes
+    )
 
 
 def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:
@@ -441,7 +475,8 @@ def _describe_fit(setup: QuestionSetup) -> str:
     """The name of a listwise fit, of which a run may have several: each has its own progress and time left."""
     aggregation = setup.policy.aggregation
     parts = ["degrees"] * aggregation.uses_degrees
+    parts += ["walks"] * aggregation.uses_walks
     parts += ["link embeddings"] * aggregation.uses_embedding
-    return (
-        f"listwise fit with {' and '.join(parts)}" if parts else "listwise fit"
-    )
+    *first, last = parts or [""]
+    listing = f"{', '.join(first)} and {last}" if first else last
+    return f"listwise fit with {listing}" if listing else "listwise fit"

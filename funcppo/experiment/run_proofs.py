@@ -92,7 +92,10 @@ def _best_rules(run: Run, atoms: I64[Tensor, "n W"]) -> list[BestRule | None]:
         prefix = questions.predicate * base + questions.entity
         key = prefix[part.question] * base + part.entity
         amounts = aggregation.firing_amounts(
-            setup.aggregation, params, aggregation.whole(part)
+            setup.policy.aggregation,
+            setup.aggregation,
+            params,
+            aggregation.whole(part),
         )
         for row in (
             torch.isin(key, wanted.to(key.device)).nonzero().squeeze(1).tolist()

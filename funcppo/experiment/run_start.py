@@ -73,6 +73,8 @@ from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 # empty places of the tables included; and if there are more test queries, if these do. A successor takes 15 to 40
 # microseconds on one CPU thread, and a run ranks valid some 15 times.
 MAX_TRIAL_SUCCESSORS = 400_000
+# of the time of the listwise fits, where one with walks follows those with and without degrees
+SHARE_WITHOUT_WALKS = 2 / 3
 
 
 class _ScoredRun(NamedTuple):
@@ -602,6 +604,7 @@ def _start_from_fit(
         options,
         max_questions=collected.n_questions,
         degrees=weighed.uses_degrees,
+        walks=weighed.uses_walks,
         embedding=weighed.uses_embedding,
     )
     ppo, parts_notes = memory_plan.split_minibatches(
@@ -651,10 +654,10 @@ def _fit_with_embedding(
     options = run.run_config.questions
     if options.embedding is True:
         run, notes = _embed(run, run.questions, on_phase, run_time)
-        fitted = _fit(run, options.degrees, valid_seconds, on_phase, run_time)
+        run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
         return run, fitted._replace(notes=[*notes, *fitted.notes])
 
-    plain = _fit(run, options.degrees, valid_seconds, on_phase, run_time)
+    run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
     if options.embedding is False or plain.quality is None:
         return run, plain
     embedded, notes = _embed(run, plain.setup, on_phase, run_time)
@@ -671,6 +674,81 @@ def _fit_with_embedding(
         f"link embeddings off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
     ]
     return run, plain._replace(notes=[*plain.notes, *notes])
+
+
+def _fit_rules(
+    run: Run,
+    valid_seconds: float,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
+) -> tuple[Run, ListwiseFit]:
+    """The listwise fit, with walks where these are set or rank valid better beyond chance; and its run.
+
+    Args:
+      run: its questions are listed, with walks unless these are off.
+      valid_seconds: that a ranking of valid takes.
+    """
+    config, setup = run.run_config, run.questions
+    assert setup is not None and setup.world is not None
+    if config.questions.walks != "auto":
+        return run, _fit(
+            run, config.questions.degrees, valid_seconds, on_phase, run_time
+        )
+
+    may_try = (
+        run.valid_evidence is not None
+        and config.listwise.learning_rate > 0
+        and bool(setup.world.evidence.walk.any())
+    )
+    plain = _fit(
+        run,
+        config.questions.degrees,
+        valid_seconds,
+        on_phase,
+        run_time,
+        share=SHARE_WITHOUT_WALKS if may_try else 1.0,
+    )
+    if may_try:
+        fitted = _fit_walks(run, plain, valid_seconds, on_phase, run_time)
+        if fitted.setup.policy.aggregation.uses_walks:
+            return run, fitted
+        plain = fitted
+    run = dataclasses.replace(run, questions=question_run.without_walks(setup))
+    return run, plain._replace(setup=question_run.without_walks(plain.setup))
+
+
+def _fit_walks(
+    run: Run,
+    plain: ListwiseFit,
+    valid_seconds: float,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
+) -> ListwiseFit:
+    """The listwise fit with walks if it ranks valid better beyond chance than the one without, otherwise that one.
+
+    Args:
+      run: its questions are listed, with walks.
+      plain: the fit without walks, whose other evidence is weighed, in as many epochs.
+      valid_seconds: that a ranking of valid takes.
+    """
+    assert run.questions is not None and plain.quality is not None
+    listwise = dataclasses.replace(
+        run.run_config.listwise, n_epochs=plain.n_epochs
+    )
+    walking = dataclasses.replace(
+        run,
+        run_config=dataclasses.replace(run.run_config, listwise=listwise),
+        questions=question_run.with_walks(run.questions),
+    )
+    degrees = plain.setup.policy.aggregation.uses_degrees
+    fitted = _fit(walking, degrees, valid_seconds, on_phase, run_time)
+    assert fitted.quality is not None, "there are valid queries"
+    comparison = f"{plain.quality.metric:.4f} with the share of groundings, {fitted.quality.metric:.4f} with walks"
+    if question_run.is_better(fitted.quality, plain.quality):
+        note = f"walks on: valid {comparison}"
+        return fitted._replace(notes=[*fitted.notes, note])
+    note = f"walks off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
+    return plain._replace(notes=[*plain.notes, note])
 
 
 def _embed(
@@ -722,19 +800,21 @@ def _fit(
     valid_seconds: float,
     on_phase: PhaseCallback,
     run_time: RunTime,
+    share: float = 1.0,
 ) -> ListwiseFit:
     """The listwise fit that ranks valid best, of those that there is time for; its notes say which these are.
 
     Args:
       run: its questions are listed.
       valid_seconds: that a ranking of valid takes.
+      share: of the time, where another fit follows.
     """
     config, setup = run.run_config, run.questions
     assert setup is not None and setup.world is not None
     is_set = config.listwise.max_gradients is not None
     is_embedded = link_embedding.n_models(setup.facts.embedding) > 0
     end = run_time.EMBEDDING if is_embedded else run_time.FIT
-    deadline = NO_DEADLINE if is_set else run_time.until(end)
+    deadline = NO_DEADLINE if is_set else run_time.until(end).share(share)
     plan = question_bounds.plan_fit(
         config.listwise,
         setup.policy,

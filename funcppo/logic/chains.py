@@ -6,6 +6,12 @@ sequence of steps, each along a predicate in one direction. The sequences of all
 a common beginning are walked once, and walks that meet are merged: they carry the number of ways to get there. Under
 object identity a walk has to remember its way, and none are merged.
 
+They may carry a probability too: that of a random walk, which at each atom takes one of the matching facts that the
+question does not leave out, all with the same chance. It ends early where there is none and, under object identity,
+where it comes back to an entity. Probabilities are whole numbers of `WALK_UNIT`: that of a walk is divided by the
+number of those facts and rounded down, but not to 0, and those of walks that meet add up. So it is the same on any
+device and in any order, and that of a firing is off by less than a unit for each atom of each of its groundings.
+
 `plan_chains` builds the tries of both sides, `iter_chain_firings` walks them.
 """
 
@@ -25,8 +31,13 @@ from funcppo.logic.joins import (
     ragged_arange,
 )
 from funcppo.logic.kb import KBSizes, KnowledgeBase, find_postings
-from funcppo.logic.question_types import Firings, LeftOut, Questions
-from funcppo.logic.relations import Table, distinct
+from funcppo.logic.question_types import (
+    WALK_UNIT,
+    Firings,
+    LeftOut,
+    Questions,
+)
+from funcppo.logic.relations import group_rows, sum_by_group
 from funcppo.logic.rules import Rule
 from funcppo.logic.sorting import sort_keys
 from funcppo.logic.triple_index import HEAD, TAIL
@@ -125,6 +136,8 @@ class Walks(NamedTuple):
     # the entities on the way, the last one last; that one alone if walks are merged
     path: tuple[I64[Tensor, "n"], ...]
     n_ways: I64[Tensor, "n"]
+    # in units of WALK_UNIT, at least 1; without entries where it is not asked for
+    probability: I64[Tensor, "n"]
 
 
 class _Edges(NamedTuple):
@@ -258,10 +271,14 @@ def iter_chain_firings(
     left_out: LeftOut,
     object_identity: bool,
     budget: RowBudget | None = None,
+    with_walks: bool = False,
 ) -> Iterator[Firings]:
     """Yield the firings of path rules, on each side those of shorter bodies first.
 
-    Arguments are those of `firings.iter_firings`.
+    Args:
+      with_walks: with the probabilities of random walks.
+
+    Other arguments are those of `firings.iter_firings`.
 
     Raises:
       RowBudgetExceeded: the walks take more rows than the budget allows.
@@ -279,8 +296,13 @@ def iter_chain_firings(
         )
         root = trie.root[questions.predicate]
         row = ((questions.side == side) & (root > 0)).nonzero().squeeze(1)
+        certain = torch.full_like(row, int(1 / WALK_UNIT))
         walks = Walks(
-            row, root[row], (questions.entity[row],), torch.ones_like(row)
+            row,
+            root[row],
+            (questions.entity[row],),
+            n_ways=torch.ones_like(row),
+            probability=certain if with_walks else certain[:0],
         )
         while len(walks.question):
             walks = walker.walk_on(walks)
@@ -316,6 +338,7 @@ class _Walker:
             torch.cat([piece.node for piece in pieces]),
             tuple(torch.cat(part) for part in zip(*(p.path for p in pieces))),
             torch.cat([piece.n_ways for piece in pieces]),
+            torch.cat([piece.probability for piece in pieces]),
         )
         if len(pieces) == 1 or self.object_identity:
             return longer
@@ -334,6 +357,7 @@ class _Walker:
             ended.path[-1][row],
             self.trie.rule[position],
             ended.n_ways[row],
+            _select_or_none(ended.probability, row),
         )
 
     def _iter_edges(self, walks: Walks) -> Iterator[_Edges]:
@@ -352,25 +376,57 @@ class _Walker:
 
     def _iter_next(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
         """Yield the walks along some edges, those that meet merged where they may be."""
-        for edge, position in ragged_arange(edges.start, edges.n_neighbours):
+        chance = walks.probability
+        if len(chance):
+            n_left = self._count_left(walks, edges).clamp_min(1)
+            chance = (chance[edges.row] // n_left).clamp_min(1)
+        for longer, edge in self._iter_longer(walks, edges):
             self._spend(len(edge))
-            row = edges.row[edge]
-            there = self.neighbours.entity(edges.step[edge], position)
-            longer = Walks(
-                walks.question[row],
-                edges.child[edge],
-                (*(entity[row] for entity in walks.path), there),
-                walks.n_ways[row],
-            )
+            longer = longer._replace(probability=_select_or_none(chance, edge))
 
             # Under object identity no entity is visited twice.
             is_kept = ~self._uses_left_out(longer, edges.step[edge])
             if self.object_identity:
                 for entity in longer.path[:-1]:
-                    is_kept &= entity != there
+                    is_kept &= entity != longer.path[-1]
                 yield _select(longer, is_kept)
             else:
                 yield self._merge(_select(longer, is_kept))
+
+    def _iter_longer(
+        self, walks: Walks, edges: _Edges
+    ) -> Iterator[tuple[Walks, I64[Tensor, "n"]]]:
+        """Yield the walks along some edges, without probabilities, and the position of the edge of each."""
+        for edge, position in ragged_arange(edges.start, edges.n_neighbours):
+            row = edges.row[edge]
+            there = self.neighbours.entity(edges.step[edge], position)
+            yield (
+                Walks(
+                    walks.question[row],
+                    edges.child[edge],
+                    (*(entity[row] for entity in walks.path), there),
+                    walks.n_ways[row],
+                    probability=row[:0],
+                ),
+                edge,
+            )
+
+    def _count_left(self, walks: Walks, edges: _Edges) -> I64[Tensor, "m"]:
+        """How many neighbours each edge has by facts that its question does not leave out."""
+        # What is left out is between the entity of the question and its answer.
+        question, here = walks.question[edges.row], walks.path[-1][edges.row]
+        answer = self.questions.left_out[question]
+        is_end = (here == self.questions.entity[question]) | (here == answer)
+        at = (is_end & (answer > 0)).nonzero().squeeze(1)
+        n_left = edges.n_neighbours
+        if not len(at):
+            return n_left
+
+        some = _Edges(*(column[at] for column in edges))
+        for longer, edge in self._iter_longer(walks, some):
+            is_left_out = self._uses_left_out(longer, some.step[edge])
+            n_left = n_left.index_add(0, at[edge], -is_left_out.long())
+        return n_left
 
     def _uses_left_out(
         self, walks: Walks, step: I64[Tensor, "n"]
@@ -392,20 +448,27 @@ class _Walker:
         return (onwards & (step == along)) | (backwards & (step == along ^ 1))
 
     def _merge(self, walks: Walks) -> Walks:
-        """Walks that have come to the same node and entity as one, with the sum of their ways."""
+        """Walks that have come to the same node and entity as one, with the sums of their ways and probabilities."""
         columns = (walks.question, walks.node, walks.path[-1])
         sizes = (
             len(self.questions.entity),
             len(self.trie.rule_offsets),
             self.sizes.n_constants,
         )
-        table = distinct(
-            Table((0, 1, 2), columns, len(walks.node), walks.n_ways),
-            max(sizes).bit_length(),
+        groups = group_rows(columns, max(sizes).bit_length())
+        question, node, entity = (
+            column.index_select(0, groups.first) for column in columns
         )
-        question, node, entity = table.columns
-        assert table.counts is not None
-        return Walks(question, node, (entity,), table.counts)
+        probability = walks.probability
+        if len(probability):
+            probability = sum_by_group(groups, probability)
+        return Walks(
+            question,
+            node,
+            (entity,),
+            sum_by_group(groups, walks.n_ways),
+            probability,
+        )
 
     def _spend(self, n_rows: int) -> None:
         """Count the rows of a join.
@@ -424,4 +487,12 @@ def _select(walks: Walks, is_kept: Bool[Tensor, "n"]) -> Walks:
         walks.node[is_kept],
         tuple(entity[is_kept] for entity in walks.path),
         walks.n_ways[is_kept],
+        _select_or_none(walks.probability, is_kept),
     )
+
+
+def _select_or_none(
+    probability: I64[Tensor, "n"], row: Tensor
+) -> I64[Tensor, "m"]:
+    """Some of the probabilities; none where there are none."""
+    return probability[row] if len(probability) else probability

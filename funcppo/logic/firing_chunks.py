@@ -27,6 +27,7 @@ from funcppo.logic.question_types import (
     Firings,
     LeftOut,
     Questions,
+    select_firings,
     select_questions,
 )
 from funcppo.logic.triple_index import HEAD, TAIL
@@ -173,7 +174,7 @@ def _bounded_firings(
             return None
         work.n_left_out += 1
         none = questions.entity[:0]
-        return Firings(none, none, none, none)
+        return Firings(none, none, none, none, none)
 
 
 def sorted_firings(
@@ -192,13 +193,12 @@ def sorted_firings(
         budget=budget,
     )
     none = questions.entity[:0]
-    empty = Firings(none, none, none, none)
+    empty = Firings(none, none, none, none, none)
     firings = Firings(*(torch.cat(columns) for columns in zip(empty, *parts)))
-    *key, counts = firings
+    key = firings.question, firings.candidate, firings.rule
     bounds = len(questions.entity), plan.sizes.n_constants, plan.sizes.n_rules
     _, code = row_index.encode_rows(key, [n.bit_length() for n in bounds])
-    order = sorting.sort_keys(code).order
-    return Firings(*(column[order] for column in (*key, counts)))
+    return select_firings(firings, sorting.sort_keys(code).order)
 
 
 def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
@@ -250,7 +250,7 @@ def _answers(chunk: FiringChunk, sizes: KBSizes) -> I32[Tensor, "n W"]:
     is_first = sorting.first_of_run(firings.question * base + firings.candidate)
     return fired_atoms(
         chunk.questions,
-        Firings(*(column[is_first] for column in firings)),
+        select_firings(firings, is_first),
         sizes,
     )
 

@@ -72,6 +72,7 @@ class FiringPlan:
     relations: dict[int, Relation]  # of the facts that longer bodies name
     groups: tuple[_RuleGroup, ...]  # the rules that are no path rules
     memory_share: float = 1.0  # of the largest chunks of questions
+    with_walks: bool = False  # firings have the probabilities of random walks
 
     @property
     def n_ids(self) -> int:
@@ -80,12 +81,17 @@ class FiringPlan:
 
 
 def plan_firings(
-    kb: KnowledgeBase, sizes: KBSizes, memory_share: float = 1.0
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    memory_share: float = 1.0,
+    *,
+    with_walks: bool = False,
 ) -> FiringPlan:
     """Index the facts and group the rules: once for any number of questions.
 
     Args:
       memory_share: of the largest chunks of questions whose firings may be held at once.
+      with_walks: the firings have the probabilities of random walks.
     """
     path_rules: list[tuple[Rule, tuple[int, ...]]] = []
     others: list[Rule] = []
@@ -108,6 +114,7 @@ def plan_firings(
         relations_by_predicate(kb.facts, in_longer),
         tuple(_group_rules(others, sizes, kb.facts.device)),
         memory_share,
+        with_walks,
     )
 
 
@@ -157,6 +164,7 @@ def iter_firings(
         left_out=left_out,
         object_identity=object_identity,
         budget=budget,
+        with_walks=plan.with_walks,
     )
     asked = set(int_list(unique_values(questions.predicate)))
     question_groups = _group_questions(questions, plan.sizes)
@@ -177,7 +185,9 @@ def iter_firings(
             is_counted=True,
         )
         for group in question_groups:
-            yield from _fire(rules, query, group, left_out)
+            for part in _fire(rules, query, group, left_out):
+                none = part.rule.new_zeros(len(part.rule))
+                yield part._replace(walk=none) if plan.with_walks else part
 
 
 def _body_literals(
@@ -373,4 +383,5 @@ def _to_firings(
         candidate=candidate,
         rule=rules.rule[rule],
         n_groundings=counts,
+        walk=counts[:0],
     )

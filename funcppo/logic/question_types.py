@@ -11,6 +11,8 @@ from funcppo.types import I64
 # What is unknown while a question is answered whose answer is a known fact: that fact, or all facts that link its
 # two entities.
 LeftOut = Literal["fact", "pair"]
+# Probabilities of walks are whole numbers of this: their sums are exact, and the same in any order.
+WALK_UNIT = 2.0**-60
 
 
 class Questions(NamedTuple):
@@ -30,6 +32,9 @@ class Firings(NamedTuple):
     candidate: I64[Tensor, "n"]  # the entity in the place that is asked for
     rule: I64[Tensor, "n"]  # id of the rule
     n_groundings: I64[Tensor, "n"]  # of the rule's body, at least 1
+    # The probability of a random walk from the question's entity to the candidate, a number of WALK_UNIT; 0 where the
+    # body is no path. Without entries where it is not asked for.
+    walk: I64[Tensor, "n"]
 
 
 def select_questions(
@@ -37,3 +42,19 @@ def select_questions(
 ) -> Questions:
     """Some of the questions."""
     return Questions(*(column[row] for column in questions))
+
+
+def select_firings(firings: Firings, row: Tensor) -> Firings:
+    """Some of the firings.
+
+    Args:
+      row: their positions, or a mask.
+    """
+    walk = firings.walk
+    return Firings(
+        question=firings.question[row],
+        candidate=firings.candidate[row],
+        rule=firings.rule[row],
+        n_groundings=firings.n_groundings[row],
+        walk=walk[row] if len(walk) else walk,
+    )

@@ -7,12 +7,14 @@ A `Relation` holds the argument tuples of one predicate. A `Literal` reads it at
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo.logic import row_index, sorting
 from funcppo.logic.row_index import Lookup
+from funcppo.types import I64
 
 # a view with at least one row for so many ids is indexed by id, without a search
 _MAX_IDS_PER_ROW = 16
@@ -38,6 +40,14 @@ class Table:
 
 
 UNIT_TABLE = Table((), (), 1)
+
+
+class RowGroups(NamedTuple):
+    """The rows of a table by what is in them; groups are in lexicographic order."""
+
+    first: I64[Tensor, "g"]  # a row of each group
+    order: I64[Tensor, "n"]  # all rows, group by group
+    group: I64[Tensor, "n"]  # of each of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +141,35 @@ def _add_counts(table: Table, counts: Tensor, bits: int) -> Table:
     if not table.columns:
         size = min(table.size, 1)
         return Table((), (), size, counts.sum(0, keepdim=True)[:size])
-    _, key = row_index.encode_rows(table.columns, [bits] * len(table.columns))
-    key, order = sorting.sort_keys(key)
-    is_first = sorting.first_of_run(key)
-    row = is_first.cumsum(0) - 1
-    first = order[is_first]
-    totals = torch.zeros_like(counts[: first.numel()])
+    groups = group_rows(table.columns, bits)
     return Table(
         table.variables,
-        tuple(column.index_select(0, first) for column in table.columns),
-        first.numel(),
-        totals.index_add(0, row, counts.index_select(0, order)),
+        tuple(column.index_select(0, groups.first) for column in table.columns),
+        groups.first.numel(),
+        sum_by_group(groups, counts),
+    )
+
+
+def group_rows(columns: Columns, bits: int) -> RowGroups:
+    """Group equal rows.
+
+    Args:
+      columns: at least one.
+      bits: how many bits hold any value.
+    """
+    _, key = row_index.encode_rows(columns, [bits] * len(columns))
+    key, order = sorting.sort_keys(key)
+    is_first = sorting.first_of_run(key)
+    return RowGroups(order[is_first], order, is_first.cumsum(0) - 1)
+
+
+def sum_by_group(
+    groups: RowGroups, values: I64[Tensor, "n"]
+) -> I64[Tensor, "g"]:
+    """The sum of a value over the rows of each group."""
+    totals = torch.zeros_like(values[: groups.first.numel()])
+    return totals.index_add(
+        0, groups.group, values.index_select(0, groups.order)
     )
 
 

@@ -1,7 +1,8 @@
 """A score for each candidate of a question, learnt from the evidence for and against it.
 
 With x the features of a firing (log-odds of the rule's confidence; logs of its support, its fan-out, the number of
-groundings, and their share of all groundings; and 1), the rules that derive a candidate add up by learnt shares:
+groundings, and their share of all groundings or, of a path rule, the probability of a random walk, as the settings
+say; and 1), the rules that derive a candidate add up by learnt shares:
 
     score = log sum_firings exp(feature_weight[label, shape] . x + rule_weight[side, rule])
             + own_degree_weight[label, degree] + linked_weight[label]
@@ -60,6 +61,9 @@ class AggregationConfig:
     """Weigh the facts that link a candidate to the question's entity."""
     uses_degrees: bool = False
     """Weigh the candidate's degrees in the labels other than the question's."""
+    uses_walks: bool = False
+    """Weigh the probability of a random walk along the body of a rule in place of the share of groundings, where the
+    body is a path."""
     uses_embedding: bool = False
     """Weigh the candidate's prior by link embeddings."""
     odds_power: PositiveFloat = 1.0
@@ -112,6 +116,8 @@ class Batch(NamedTuple):
     n_groundings: I64[Tensor, "N"]
     fan_out: I64[Tensor, "N"]
     n_all_groundings: I64[Tensor, "N"]
+    # without entries where the evidence has none
+    walk: F32[Tensor, "N"]
 
     link_row: I64[Tensor, "K"]  # the candidate of each link
     link_mask: Bool[Tensor, "K"]
@@ -204,7 +210,7 @@ def score(
     batch: Batch,
 ) -> F32[Tensor, "L"]:
     """The score of each candidate, a logit among the candidates of its question."""
-    amount = firing_amounts(world, params, batch)
+    amount = firing_amounts(cfg, world, params, batch)
     zero = torch.zeros_like(params.linked_weight[batch.label])
     total = torch.log(zero.index_add(0, batch.firing_row, amount) + MIN_SUM)
     total = (
@@ -221,14 +227,17 @@ def score(
 
 
 def firing_amounts(
-    world: AggregationWorld, params: Params, batch: Batch
+    cfg: AggregationConfig,
+    world: AggregationWorld,
+    params: Params,
+    batch: Batch,
 ) -> F32[Tensor, "N"]:
     """What each firing adds to the sum of its candidate; 0 for padding, and for a rule that lost its support."""
     rule, is_left_out = batch.rule, batch.is_left_out
     support = (world.support[rule] - is_left_out.float()).clamp_min(0.0)
     confidence = support / world.body_pairs[rule].clamp_min(1.0)
     n_groundings = batch.n_groundings.clamp_min(1).float()
-    share = n_groundings / batch.n_all_groundings.clamp_min(1)
+    share = share_or_walk(cfg, batch)
     fan_out = batch.fan_out.clamp_min(1).float()
 
     features = torch.stack(
@@ -250,6 +259,17 @@ def firing_amounts(
 
     is_supported = ~is_left_out | (support >= world.min_support)
     return torch.where(batch.firing_mask & is_supported, strength.exp(), 0.0)
+
+
+def share_or_walk(cfg: AggregationConfig, batch: Batch) -> F32[Tensor, "N"]:
+    """The share of groundings that each firing has, or the probability of a random walk."""
+    n_groundings = batch.n_groundings.clamp_min(1).float()
+    of_all = n_groundings / batch.n_all_groundings.clamp_min(1)
+    if not cfg.uses_walks:
+        return of_all
+    assert len(batch.walk) == len(batch.rule), "evidence of walks is there"
+    # A body that is no path has no walk.
+    return torch.where(batch.walk > 0, batch.walk, of_all)
 
 
 def _link_scores(
@@ -338,6 +358,7 @@ def gather(
     candidate, firing, link = (
         position.view(-1) for position in (candidate, firing, link)
     )
+    has_walks = len(evidence.walk) == len(evidence.rule)
     return Batch(
         label=evidence.label[question].repeat_interleave(size.n_candidates),
         entity=_take(evidence.entity, candidate),
@@ -350,6 +371,7 @@ def gather(
         n_groundings=_take(evidence.n_groundings, firing),
         fan_out=_take(evidence.fan_out, firing),
         n_all_groundings=_take(evidence.n_all_groundings, firing),
+        walk=_take(evidence.walk, firing) if has_walks else evidence.walk,
         link_row=link_row,
         link_mask=link_mask.view(-1),
         link_label=_take(evidence.link_label, link),
@@ -372,6 +394,7 @@ def whole(evidence: Evidence) -> Batch:
         n_groundings=evidence.n_groundings,
         fan_out=evidence.fan_out,
         n_all_groundings=evidence.n_all_groundings,
+        walk=evidence.walk,
         link_row=torch.repeat_interleave(n_links),
         link_mask=torch.ones_like(evidence.link_label, dtype=torch.bool),
         link_label=evidence.link_label,

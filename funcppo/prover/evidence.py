@@ -1,9 +1,9 @@
 """What speaks for and against each candidate of a question: exact counts over the facts.
 
 For a candidate speak the rules that derive it (`logic.firings`): each with the number of its groundings, its fan-out,
-which is the number of candidates that it derives for the question, and its groundings for all of these. For or against
-it speak the facts that link it to the question's entity, how many known answers of the relation asked for it is, and
-its degrees by relation.
+which is the number of candidates that it derives for the question, its groundings for all of these, and, where that is
+asked for, the probability of a random walk along its body (`logic.chains`). For or against it speak the facts that link
+it to the question's entity, how many known answers of the relation asked for it is, and its degrees by relation.
 
 A question whose answer is a known fact leaves that fact out of everything, for all of its candidates alike: out of
 groundings, degrees, links, and the supports of the rules that derive the answer. Where all facts of its pair
@@ -33,6 +33,7 @@ from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.joins import expand_ranges
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.question_types import (
+    WALK_UNIT,
     Firings,
     LeftOut,
     Questions,
@@ -93,6 +94,9 @@ class Evidence(NamedTuple):
     # candidates that the rule derives for the question
     fan_out: I64[Tensor, "N"]
     n_all_groundings: I64[Tensor, "N"]  # for all these candidates
+    # Probability that a random walk along the rule's body ends in the candidate; 0 where the body is no path. Without
+    # entries where it is not asked for.
+    walk: F32[Tensor, "N"]
 
     # facts that link candidate and question, those of its own label excepted
     link_label: I64[Tensor, "K"]
@@ -159,14 +163,19 @@ def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
 
 
 def index_facts(
-    kb: KnowledgeBase, sizes: KBSizes, memory_share: float = 1.0
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    memory_share: float = 1.0,
+    *,
+    with_walks: bool = False,
 ) -> FactIndex:
     """Index the degrees of all entities, the links between them, and the rules.
 
     Args:
       memory_share: of the largest chunks of questions whose evidence may be held at once.
+      with_walks: evidence has the probabilities of random walks.
     """
-    plan = plan_firings(kb, sizes, memory_share)
+    plan = plan_firings(kb, sizes, memory_share, with_walks=with_walks)
     facts = binary_facts(kb)
     if not len(facts):
         none = facts.new_zeros(0)
@@ -315,9 +324,23 @@ def _weigh_firings(
         n_groundings=firings.n_groundings[kept],
         fan_out=counts.fan_out[kept],
         n_all_groundings=counts.n_groundings[kept],
+        walk=_walk_probability(firings, kept),
         link_label=link_label,
     )
     return with_prior(listed, facts.embedding, cfg.left_out)
+
+
+def _walk_probability(
+    firings: Firings, kept: Bool[Tensor, "n"]
+) -> F32[Tensor, "N"]:
+    """The probabilities of the random walks of some firings; none where they were not asked for."""
+    walk = firings.walk[kept] if len(firings.walk) else firings.walk
+    return (walk.double() * WALK_UNIT).float()
+
+
+def without_walks(evidence: Evidence) -> Evidence:
+    """The evidence without the probabilities of random walks."""
+    return evidence._replace(walk=evidence.walk[:0])
 
 
 def with_prior(
@@ -395,6 +418,7 @@ def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
         n_groundings=evidence.n_groundings[firings],
         fan_out=evidence.fan_out[firings],
         n_all_groundings=evidence.n_all_groundings[firings],
+        walk=evidence.walk[firings],
         link_label=evidence.link_label[int(link[0]) : int(link[-1])],
     )
 

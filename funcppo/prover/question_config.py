@@ -26,6 +26,9 @@ class QuestionConfig:
     these facts give away. Default: on."""
     degrees: bool | Literal["auto"] = "auto"
     """Weigh the degrees of a candidate in every relation. auto: if that ranks the valid split better."""
+    walks: bool | Literal["auto"] = "auto"
+    """Weigh the probability of a random walk along the body of a rule, where that is a path, in place of the share of
+    its groundings. auto: if that ranks the valid split better by more than two standard errors."""
     embedding: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
     valid split better by more than two standard errors, and there is time to train them."""
@@ -42,7 +45,7 @@ class QuestionConfig:
     seconds: PositiveFloat = 60.0
     """Time to collect evidence in, in seconds, if --questions.max-questions is not given."""
     max_firings: Size = 10_000_000
-    """Number of firings (a candidate and a rule that derives it) to hold, about 35 bytes each. Four links count as
+    """Number of firings (a candidate and a rule that derives it) to hold, about 40 bytes each. Four links count as
     one."""
     n_best: Size = 60
     """Number of candidates of each training question that are its best by rule confidences (noisy-or@3)."""
@@ -85,7 +88,8 @@ class ListwiseConfig:
     """Maximum number of gradient steps in all; epochs beyond are left out, but not the first one."""
     max_gradients: PositiveFloat | None = None
     """Maximum number of gradients of firings and links, over the fits with and without degrees; epochs beyond are left
-    out, but not the first one. Default: 5e7 on a CPU and 8e8 on a GPU."""
+    out, but not the first one. A fit with walks after them has as many epochs. Default: 5e7 on a CPU and 8e8 on a
+    GPU."""
     batch_size: Size = 256
     """Number of questions of a gradient step."""
     max_batch_firings: Size = 4_000_000

@@ -111,6 +111,7 @@ def blank_world(world: AggregationWorld) -> QuestionWorld:
             n_groundings=none,
             fan_out=none,
             n_all_groundings=none,
+            walk=score[:0],
             link_label=none,
         ),
         question=one,

@@ -15,23 +15,26 @@ from torch import Tensor
 
 from funcppo.data import Dataset, format_rule
 from funcppo.experiment import validation
+from funcppo.experiment.question_run import QuestionSetup
 from funcppo.experiment.run import Run
 from funcppo.logic.triple_index import HEAD, SIDE_NAMES
 from funcppo.prover import aggregation
-from funcppo.prover.aggregation import AggregationWorld
 from funcppo.report.tables import LearntWeights, MovedRelation, MovedWeight
 from funcppo.types import F64, I64
 
 # weights that are listed of a run, those that moved most
 MAX_WEIGHTS = 500
+SHARE_NAME = "log of the share of groundings"
 FEATURE_NAMES = (
     "log-odds of the confidence",
     "log of the support",
     "log of the fan-out",
     "log of the groundings",
-    "log of the share of groundings",
+    SHARE_NAME,
     "constant",
 )
+# in place of the share of groundings
+WALK_NAME = "log of the probability of a random walk (of the share of groundings where there is none)"
 
 
 class _Moves(NamedTuple):
@@ -52,9 +55,7 @@ def learnt_weights(run: Run) -> LearntWeights | None:
         return None
     untrained, *_, trained = validation.policies(run).values()
     moves = list(
-        _iter_moves(
-            run.task.dataset, setup.aggregation, untrained.score, trained.score
-        )
+        _iter_moves(run.task.dataset, setup, untrained.score, trained.score)
     )
 
     # The largest changes of all kinds together.
@@ -109,14 +110,14 @@ def _by_relation(
 
 def _iter_moves(
     dataset: Dataset,
-    world: AggregationWorld,
+    setup: QuestionSetup,
     before: aggregation.Params,
     after: aggregation.Params,
 ) -> Iterator[_Moves]:
     """Yield the weights that moved, by kind."""
     head = torch.from_numpy(np.ascontiguousarray(dataset.rules[:, 0, 0])).long()
     rule_label = 2 * head + torch.arange(2)[:, None]
-    described = _describe_places(dataset, world)
+    described = _describe_places(dataset, setup)
     for name, (kind, describe) in described.items():
         new: Tensor = getattr(after, name).double().cpu()
         old: Tensor = getattr(before, name).double().cpu()
@@ -137,10 +138,14 @@ def _iter_moves(
 
 
 def _describe_places(
-    dataset: Dataset, world: AggregationWorld
+    dataset: Dataset, setup: QuestionSetup
 ) -> dict[str, tuple[str, Callable[[list[int]], str]]]:
     """The kind of each tensor of weights, and what says which evidence one of them weighs."""
-    shape = world.shape.tolist()
+    shape = setup.aggregation.shape.tolist()
+    share_name = SHARE_NAME
+    if setup.policy.aggregation.uses_walks:
+        share_name = WALK_NAME
+    names = [share_name if n == SHARE_NAME else n for n in FEATURE_NAMES]
 
     def link(label: int) -> str:
         return f"{_relation_name(dataset, label // 2)} with the candidate as {_side_name(label)}"
@@ -150,7 +155,7 @@ def _describe_places(
         n_atoms = int((rule[:, 0] > 0).sum())
         terms = rule[:, 1:]
         n_constants = int(((terms > 0) & (terms <= dataset.n_constants)).sum())
-        return f"{FEATURE_NAMES[place[2]]}, rules of {n_atoms} atoms and {n_constants} constants"
+        return f"{names[place[2]]}, rules of {n_atoms} atoms and {n_constants} constants"
 
     def degree(place: list[int]) -> str:
         label, bucket = divmod(place[0], aggregation.N_BUCKETS)

@@ -110,7 +110,9 @@ def _as_probability(
     """The probability that stands for each firing."""
     weights = tree.map(lambda x: x.to(setup.facts.degree.device), params.score)
     with torch.no_grad():
-        odds = aggregation.firing_amounts(setup.aggregation, weights, batch)
+        odds = aggregation.firing_amounts(
+            setup.policy.aggregation, setup.aggregation, weights, batch
+        )
     return (odds / (1 + odds)).double()
 
 

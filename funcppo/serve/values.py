@@ -225,6 +225,7 @@ class RuleEvidence(TypedDict):
     n_groundings: int
     fan_out: int
     n_all_groundings: int
+    walk: float | None
 
 
 class FactEvidence(TypedDict):

@@ -25,19 +25,21 @@ SECONDS = 3600.0  # never cut by the clock
 
 @pytest.fixture(scope="module", params=["fact", "pair"])
 def subject(request):
-    """A task and random weights of all evidence; identity of objects with "pair"."""
+    """A task and random weights of all evidence; identity of objects and walks with "pair"."""
     settings = ProverTaskConfig(
         max_height=1,
         smoothing=5.0,
         object_identity=request.param == "pair",
     )
     task = build_task(random_graph(), settings)
-    facts = evidence.index_facts(task.kb, task.sizes)
+    with_walks = request.param == "pair"
+    facts = evidence.index_facts(task.kb, task.sizes, with_walks=with_walks)
     world = aggregation.make_world(task.kb, task.sizes, facts)
     cfg = aggregation.AggregationConfig(
         sizes=task.sizes,
         n_shapes=aggregation.n_shapes(world),
         uses_degrees=True,
+        uses_walks=with_walks,
         uses_embedding=True,
     )
     embedding = link_embedding.init(
@@ -118,6 +120,42 @@ def test_the_recount_agrees_and_reports_what_does_not(subject):
     assert "1000" in text and "known answers" in text
 
 
+@pytest.mark.parametrize("wrong", [1.001, None])
+def test_the_recount_reports_a_wrong_probability_of_a_walk(subject, wrong):
+    task, weights = subject
+
+    def miscount(atom, side):
+        found = explain_answer(task, weights, atom, side)
+        if found is None:
+            return None
+        rules = [
+            rule._replace(walk=wrong and rule.walk and rule.walk * wrong)
+            for rule in found.rules
+        ]
+        return found._replace(rules=tuple(rules))
+
+    walks = {e.rules[0].walk is None for _, _, e in explanations(subject)}
+    compared = compare(task, weights, miscount)
+    if weights.cfg.uses_walks:
+        assert False in walks
+        assert "walk of rule" in "\n".join(compared.disagreements)
+    else:
+        assert walks == {True} and not compared.n_disagreeing
+
+
+def test_the_probability_of_a_walk_is_printed_where_it_is_weighed(subject):
+    task, weights = subject
+    e = next(e for _, _, e in explanations(subject))
+    text = "\n".join(evidence_explanation.to_lines(task.dataset, e))
+    assert ("a random walk ends here" in text) == weights.cfg.uses_walks
+    rule = e.rules[0]._replace(walk=0.125)
+    one = e._replace(rules=(rule,))
+    text = "\n".join(evidence_explanation.to_lines(task.dataset, one))
+    assert "in all; a random walk ends here with probability 0.125" in text
+    fields = evidence_explanation.to_json(task.dataset, one)
+    assert fields["rules"][0]["walk"] == 0.125
+
+
 def compare(task, weights, explain=None):
     evaluator = Evaluator(
         task=task,
@@ -139,6 +177,7 @@ def compare(task, weights, explain=None):
         weights.left_out,
         ranked,
         SECONDS,
+        weighs_walks=weights.cfg.uses_walks,
     )
 
 

@@ -1,8 +1,10 @@
 """The recount: examples worked by hand, the oracles over Python sets, and what it refuses."""
 
 import dataclasses
+import itertools
 import math
 from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -69,6 +71,64 @@ def test_a_fact_does_not_count_where_it_derives_itself():
         for leave in (False, True)
     ]
     assert counts == [(1, 1), (0, 0)]
+
+
+def walks_of(logic, query, side, left_out=frozenset(), facts=FACTS):
+    return recount.walk_probabilities(
+        logic, logic.rules[0], facts, query, side, left_out, NEVER
+    )
+
+
+def test_a_random_walk_divides_by_the_facts_that_are_not_left_out():
+    """path(X, Y) <- edge(X, Z), edge(Z, Y): from a to b, and from there to a or to c."""
+    half = Fraction(1, 2)
+    query = (PATH, A, C)
+    assert walks_of(logic_of(STEP), query, 2) == {A: half, C: half}
+    assert walks_of(logic_of(STEP), query, 1) == {A: Fraction(1)}
+    # Under object identity the walk ends where it comes back.
+    strict = dataclasses.replace(logic_of(STEP), object_identity=True)
+    assert walks_of(strict, query, 2) == {C: half}
+    assert walks_of(logic_of(STEP), query, 2, {(EDGE, B, A)}) == {
+        C: Fraction(1)
+    }
+    assert walks_of(logic_of(STEP), query, 2, {(EDGE, A, B)}) == {}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ((PATH, X, Y), (EDGE, X, Z), (EDGE, Y, Z), (EDGE, X, Y)),  # two ways
+        ((PATH, X, Y), (EDGE, X, Y), (EDGE, Y, Z)),  # goes on
+        ((PATH, X, Y), (EDGE, X, A), (EDGE, A, Y)),
+        ((PATH, X, C), (EDGE, X, C)),
+        ((PATH, X, X), (EDGE, X, X)),
+        ((PATH, X, Y), (EDGE, X, Y), (EDGE, Z)),
+    ],
+)
+def test_a_body_that_is_no_path_has_no_walk(rule):
+    assert walks_of(logic_of(rule), (PATH, A, C), 2) is None
+
+
+@given(oracles.programs, st.booleans())
+def test_walks_end_where_groundings_do(program, identity):
+    """And their probabilities are at most 1 in all."""
+    logic = Logic(
+        rules=program.rules,
+        n_constants=program.n_constants,
+        object_identity=identity,
+    )
+    facts = Atoms(program.facts, program.n_constants)
+    for rule in program.rules:
+        if len(rule[0]) != 3:
+            continue
+        for side, entity in itertools.product((1, 2), range(1, 4)):
+            query = (rule[0][0], entity, entity)
+            arguments = logic, rule, facts, query, side, set(), NEVER
+            walks = recount.walk_probabilities(*arguments)
+            if walks is not None:
+                assert set(walks) == set(recount.count_groundings(*arguments))
+                assert sum(walks.values()) <= 1
+                assert min(walks.values(), default=1) > 0
 
 
 def test_candidates_are_derived_on_both_sides():

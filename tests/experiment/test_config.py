@@ -134,6 +134,18 @@ def test_a_bad_file_of_settings_is_an_error_that_names_it(
     assert "\n" not in str(error.value)
 
 
+def test_runs_of_earlier_versions_weigh_no_walks(tmp_path):
+    write_config(RunConfig(dataset="x", learner="questions"), tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    assert raw["questions"].pop("walks") == "auto"
+    path.write_text(json.dumps(raw))
+    assert read_config(tmp_path).questions.walks is False
+    # As settings of a new run such a file leaves them open.
+    base = RunConfig(dataset="y")
+    assert read_settings(path, base).questions.walks == "auto"
+
+
 def test_a_missing_file_of_settings_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"^--config .*: No such file"):
         read_settings(tmp_path / "none.yaml", BASE)

@@ -62,6 +62,26 @@ def noise(n=40):
     return [(f"x{i}", "likes", f"x{j}") for i, j in pairs]
 
 
+def visits(n=32, n_crowd=12):
+    """Everybody knows an answer through a friend of their own, and a crowd through one that all have in common.
+
+    All that the first rule derives have one grounding; a random walk comes to the answer half of the times. The other
+    rule has less support, so that the first one keeps the least without a fact.
+    """
+    once = [("a", "once", "b"), ("a", "meets", "b")]
+    likes, knows, meets = [], [], []
+    for i in range(n):
+        likes += [(f"x{i}", "likes", f"z{i}"), (f"x{i}", "likes", "hub")]
+        knows.append((f"z{i}", "knows", f"y{i}"))
+        meets.append((f"x{i}", "meets", f"y{i}"))
+    knows += [("hub", "knows", f"w{i}") for i in range(n_crowd)]
+    return data.from_triples(
+        likes + knows + once + [fact for i, fact in enumerate(meets) if i % 3],
+        meets[::3],
+        rules="meets(X, Y) :- likes(X, Z), knows(Z, Y)\nmeets(X, Y) :- once(X, Y)",
+    )
+
+
 EMBEDDING = EmbeddingConfig(rank=4, n_folds=2, n_epochs=8, batch_size=32)
 
 
@@ -154,14 +174,14 @@ def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(
         assert not untrained.score.feature_weight[..., 1:].any()
 
 
-@pytest.mark.parametrize("embedding", [False, True])
+@pytest.mark.parametrize(("embedding", "walks"), [(False, False), (True, True)])
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
-    tmp_path, embedding
+    tmp_path, embedding, walks
 ):
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder in (whole, part):
         folder.mkdir()
-    options = replace(CONFIG.questions, embedding=embedding)
+    options = replace(CONFIG.questions, embedding=embedding, walks=walks)
     config = replace(CONFIG, questions=options, embedding=EMBEDDING)
     run = run_start.prepare_run(config, whole, resume=False)
     assert run.rule_metric is not None
@@ -180,6 +200,8 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     listed = run_build.with_training_data(changed).questions.world
     assert torch.equal(listed.prior_score, run.questions.world.prior_score)
     assert torch.equal(listed.evidence.prior, prior)
+    assert torch.equal(listed.evidence.walk, run.questions.world.evidence.walk)
+    assert bool(listed.evidence.walk.any()) == walks
     got = run_to(resumed, part, 4)
     assert got.rule_metric == expected.rule_metric == run.rule_metric
     for name, one, other in zip(
@@ -193,6 +215,98 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
         tree.ravel(got.state.start_params),
         tree.ravel(got.state.train_state.params),
     )
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_walks_are_weighed_where_valid_says_so(
+    is_better, tmp_path, monkeypatch
+):
+    graph = visits() if is_better else seating(n_tables=10)
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    config = replace(
+        CONFIG, questions=replace(CONFIG.questions, embedding=False)
+    )
+    phases = []
+    run = run_start.prepare_run(
+        config,
+        tmp_path,
+        resume=False,
+        on_phase=lambda *phase: phases.append(phase),
+    )
+    names = {phase[0] for phase in phases}
+    assert any(name.endswith("walks") for name in names)
+    notes = "\n".join(run.notes)
+    assert run.run_config.questions.walks is is_better
+    assert run.run_config.listwise.n_epochs == CONFIG.listwise.n_epochs
+    assert ("walks on: valid" in notes) == is_better
+    assert ("walks off: valid" in notes) != is_better
+    setup = run.questions
+    assert setup.policy.aggregation.uses_walks is is_better
+    assert setup.facts.plan.with_walks is is_better
+    listed = setup.world.evidence
+    assert len(listed.walk) == is_better * len(listed.rule)
+
+    # Without the choice all is the same: bits of the weights, the evidence and what PPO starts from.
+    set_ = replace(config, questions=run.run_config.questions)
+    other = run_start.prepare_run(set_, tmp_path / "set", resume=False)
+    for one, two in (
+        (run.state, other.state),
+        (listed, other.questions.world.evidence),
+    ):
+        for name, a, b in zip(
+            tree.paths(one), tree.leaves(one), tree.leaves(two), strict=True
+        ):
+            assert torch.equal(a, b), name
+
+    # Opened again, the run scores with walks too.
+    save_checkpoint(run, tmp_path)
+    again = run_start.prepare_run(run.run_config, tmp_path, resume=True)
+    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(run.task))
+    mrr = [
+        validation.evaluate_policy(
+            one, one.state.start_params, graph.valid, protocol
+        )["mrr"]
+        for one in (run, again)
+    ]
+    assert mrr[0] == mrr[1]
+
+
+def test_walks_are_not_tried_without_a_path_rule_or_a_valid_split(
+    tmp_path, monkeypatch
+):
+    graph = visits()
+    no_path = data.from_triples(
+        _triples(graph, graph.train),
+        _triples(graph, graph.valid),
+        rules="meets(X, Y) :- likes(X, Z), knows(Z, Y), likes(X, hub)\nmeets(X, b) :- once(X, b)",
+    )
+    no_valid = replace(graph, valid=graph.valid[:0])
+    for i, other in enumerate((no_path, no_valid)):
+        monkeypatch.setattr(
+            data, "load", lambda *args, other=other, **kwargs: other
+        )
+        phases = []
+        run = run_start.prepare_run(
+            CONFIG,
+            tmp_path / str(i),
+            resume=False,
+            on_phase=lambda *phase, phases=phases: phases.append(phase),
+        )
+        assert run.run_config.questions.walks is False
+        assert not any("walks" in text for text, *_ in phases)
+        assert not any("walks" in note for note in run.notes)
+        assert not len(run.questions.world.evidence.walk)
+
+
+def _triples(graph, split):
+    return [
+        (
+            graph.entities[head - 1],
+            graph.predicates[predicate - 1],
+            graph.entities[tail - 1],
+        )
+        for predicate, head, tail in split.tolist()
+    ]
 
 
 @pytest.mark.parametrize("is_better", [True, False])

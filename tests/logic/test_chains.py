@@ -86,14 +86,28 @@ def test_ways_are_counted(object_identity):
     (fired,) = walk(ask((H, TAIL, 1, 0)), 5, object_identity=object_identity)
     assert fired.candidate.tolist() == [10, 11]
     assert fired.n_groundings.tolist() == [16, 16]
+    assert not len(fired.walk)
+
+
+@pytest.mark.parametrize("object_identity", [False, True])
+def test_probabilities_of_walks_that_meet_add_up(object_identity):
+    options = dict(object_identity=object_identity, with_walks=True)
+    (fired,) = walk(ask((H, TAIL, 1, 0)), 5, **options)
+    assert fired.n_groundings.tolist() == [16, 16]
+    assert fired.walk.tolist() == [1 << 59, 1 << 59]
     assert fired.rule.tolist() == [0, 0]
 
 
-def test_walks_are_the_same_in_small_pieces(monkeypatch):
+@pytest.mark.parametrize("object_identity", [False, True])
+def test_walks_are_the_same_in_small_pieces(object_identity, monkeypatch):
+    """Also where the neighbours of an entity are in two of them."""
     questions = ask((H, TAIL, 1, 0), (H, HEAD, 8, 0), (H, HEAD, 9, 0))
-    whole = walk(questions, 4)
-    monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 2)
-    for expected, found in zip(whole, walk(questions, 4), strict=True):
+    options = dict(object_identity=object_identity, with_walks=True)
+    whole = walk(questions, 4, **options)
+    assert all(len(part.walk) for part in whole)
+    monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 1)
+    pieces = walk(questions, 4, **options)
+    for expected, found in zip(whole, pieces, strict=True):
         for one, other in zip(expected, found, strict=True):
             assert torch.equal(one, other)
 
@@ -101,9 +115,10 @@ def test_walks_are_the_same_in_small_pieces(monkeypatch):
 def test_neighbours_are_the_same_found_by_search(monkeypatch):
     """Where a table of all offsets would be too large."""
     questions = ask((H, TAIL, 1, 0), (H, HEAD, 8, 0), (H, TAIL, 19, 0))
-    whole = walk(questions, 4)
+    whole = walk(questions, 4, with_walks=True)
     monkeypatch.setattr(chains, "MAX_OFFSETS", 0)
-    for expected, found in zip(whole, walk(questions, 4), strict=True):
+    searched = walk(questions, 4, with_walks=True)
+    for expected, found in zip(whole, searched, strict=True):
         for one, other in zip(expected, found, strict=True):
             assert torch.equal(one, other)
 

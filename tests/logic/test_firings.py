@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from funcppo.logic import kb
 from funcppo.logic.firings import iter_firings, plan_firings
 from funcppo.logic.joins import RowBudget, RowBudgetExceeded
-from funcppo.logic.question_types import Questions
+from funcppo.logic.question_types import WALK_UNIT, Questions
 from funcppo.logic.triple_index import HEAD, TAIL
 from tests import oracles
 from tests.oracles import Program, programs
@@ -32,7 +33,9 @@ def fire(program, rows, **options):
     built, sizes = kb.build(**program.arrays())
     found: Counter = Counter()
     for part in iter_firings(plan_firings(built, sizes), ask(rows), **options):
-        for *triple, count in zip(*(c.tolist() for c in part), strict=True):
+        assert not len(part.walk), "nobody asks for walks"
+        columns = (column.tolist() for column in part[:4])
+        for *triple, count in zip(*columns, strict=True):
             assert count > 0 and tuple(triple) not in found, "each once"
             found[tuple(triple)] = count
     return found
@@ -69,6 +72,153 @@ def brute_force(program, rows, left_out="fact", object_identity=False):
                 if head[HEAD + TAIL - side] == entity:
                     found[question, head[side], i] += 1
     return found
+
+
+def walks(program, rows, **options):
+    """The probability of each (question, candidate, rule) in units, as firings have it."""
+    built, sizes = kb.build(**program.arrays())
+    plan = plan_firings(built, sizes, with_walks=True)
+    found: dict[tuple[int, ...], int] = {}
+    for part in iter_firings(plan, ask(rows), **options):
+        columns = (part.question, part.candidate, part.rule)
+        keys = zip(*(column.tolist() for column in columns))
+        found |= dict(zip(keys, part.walk.tolist(), strict=True))
+    return found
+
+
+def is_path(rule, n_constants):
+    """Whether the body leads from one argument of the head to the other, through each variable once."""
+    head, *body = rule
+    if len(head) != 3 or any(len(atom) != 3 for atom in body):
+        return False
+    places = Counter(term for atom in body for term in atom[1:])
+    ends = {term for term, n in places.items() if n == 1}
+    inner = {term for term, n in places.items() if n == 2}
+    if min(places, default=0) <= n_constants or ends | inner != set(places):
+        return False
+    if ends != set(head[1:]) or len(ends) != 2:
+        return False
+    reached, goals = {head[1]}, list(body)
+    for _ in body:
+        goals = [a for a in goals if not reached & set(a[1:])]
+        reached |= {t for a in body if a not in goals for t in a[1:]}
+    return reached == set(places)
+
+
+def walk_by_hand(program, rule, row, left_out, object_identity):
+    """{candidate: (probability, ways)} of a path rule, one fact after the other."""
+    _, side, entity, _ = row
+    is_unknown = unknown_facts(row, left_out)
+    facts = [fact for fact in program.facts if not is_unknown(fact)]
+    head, *body = rule
+    ends: dict[int, list[Fraction]] = {}
+
+    def walk_on(term, visited, goals, chance):
+        here = visited[-1]
+        if not goals:
+            ends.setdefault(here, []).append(chance)
+            return
+        # the one atom with the variable that was reached last
+        (goal,) = (goal for goal in goals if term in goal[1:])
+        place = HEAD if goal[HEAD] == term else TAIL
+        other = HEAD + TAIL - place
+        there = [
+            fact[other]
+            for fact in facts
+            if len(fact) == 3 and fact[0] == goal[0] and fact[place] == here
+        ]
+        others = [g for g in goals if g is not goal]
+        for end in there:
+            if object_identity and end in visited:
+                continue
+            walk_on(goal[other], [*visited, end], others, chance / len(there))
+
+    walk_on(head[HEAD + TAIL - side], [entity], body, Fraction(1))
+    return {end: (sum(parts), len(parts)) for end, parts in ends.items()}
+
+
+@given(programs, st.sampled_from(["fact", "pair"]), st.booleans())
+@settings(max_examples=150)
+def test_walks_are_those_along_single_facts(program, left_out, identity):
+    """A probability is off by less than a unit for each atom of each grounding; other bodies have none."""
+    rows = all_questions(program)
+    found = walks(program, rows, left_out=left_out, object_identity=identity)
+    assert set(found) == set(
+        brute_force(program, rows, left_out, object_identity=identity)
+    )
+    for (question, candidate, i), units in found.items():
+        rule = program.rules[i]
+        if not is_path(rule, program.n_constants):
+            assert units == 0
+            continue
+        expected, n_ways = walk_by_hand(
+            program, rule, rows[question], left_out, identity
+        )[candidate]
+        error = abs(units * Fraction(WALK_UNIT) - expected)
+        assert units > 0
+        assert error < (len(rule) - 1) * n_ways * Fraction(WALK_UNIT)
+
+
+def test_a_walk_divides_by_the_facts_that_are_left():
+    """likes(X, Y) <- likes(X, Z), likes(Z, Y), from 1: to 2 and to 3, and from 3 to 1 and to 2."""
+    program = Program(
+        3,
+        (2,),
+        ((LIKES, 1, 2), (LIKES, 1, 3), (LIKES, 3, 1), (LIKES, 3, 2)),
+        (((LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y)),),
+    )
+
+    def probabilities(row, **options):
+        found = walks(program, [row], **options)
+        return {end: n * WALK_UNIT for (_, end, _), n in found.items()}
+
+    assert probabilities((LIKES, TAIL, 1, 0)) == {1: 0.25, 2: 0.25}
+    # Without likes(1, 2), the first step leads to 3 alone.
+    assert probabilities((LIKES, TAIL, 1, 2)) == {1: 0.5, 2: 0.5}
+    # Without all facts of 1 and 3 it leads to 2, where the walk ends.
+    assert probabilities((LIKES, TAIL, 1, 3), left_out="pair") == {}
+    # Under object identity a walk that comes back ends.
+    assert probabilities((LIKES, TAIL, 1, 0), object_identity=True) == {2: 0.25}
+
+
+@pytest.mark.parametrize("left_out", ["fact", "pair"])
+def test_a_walk_does_not_go_back_along_what_is_left_out(left_out):
+    """likes(X, Y) <- knows(X, Z), likes(W, Z), knows(W, Y), from 1: to 2 or 3, and from 2 back to 1 or 4."""
+    w, knows = 7, 2
+    program = Program(
+        4,
+        (2, 2),
+        (
+            *((LIKES, 1, 2), (LIKES, 4, 2)),
+            *((knows, 1, 2), (knows, 1, 3), (knows, 4, 3), (knows, 2, 4)),
+        ),
+        (((LIKES, X + 1, Y + 1), (knows, X + 1, Z + 1), (LIKES, w + 1, Z + 1),
+          (knows, w + 1, Y + 1)),),
+    )  # fmt: skip
+
+    def probabilities(answer):
+        row = (LIKES, TAIL, 1, answer)
+        found = walks(program, [row], left_out=left_out)
+        return {end: n * WALK_UNIT for (_, end, _), n in found.items()}
+
+    assert probabilities(0) == {2: 0.125, 3: 0.125 + 0.25}
+    # From 2 it goes to 4 alone; without all facts of 1 and 2 it does not come to 2.
+    assert probabilities(2) == ({3: 0.5} if left_out == "fact" else {})
+
+
+def test_a_walk_keeps_a_unit_however_unlikely_it_is():
+    """Eight steps, each to one of 256 entities, have a chance of 2 ** -64."""
+    n_wide, n_steps = 256, 8
+    variables = [n_wide + 1, *range(n_wide + 3, n_wide + 2 + n_steps)]
+    variables.append(n_wide + 2)
+    body = [(LIKES, i, j) for i, j in itertools.pairwise(variables)]
+    rule = ((LIKES, n_wide + 1, n_wide + 2), *body)
+    star = tuple((LIKES, 1, j) for j in range(1, n_wide + 1))
+    program = Program(n_wide, (2,), star, (rule,))
+    # All ways but the loop of 1 end at once, and the walk stays there.
+    found = walks(program, [(LIKES, TAIL, 1, 0)])
+    assert found[0, 2, 0] == 1
+    assert found[0, 1, 0] == 1
 
 
 def all_questions(program):

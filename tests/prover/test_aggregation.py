@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from funcppo import random
 from funcppo.prover import aggregation, evidence
 from funcppo.prover.aggregation import AggregationConfig
 from funcppo.prover.evidence import EvidenceConfig
 from tests.logic.test_firings import HEAD, TAIL, all_questions, ask
-from tests.oracles import programs
+from tests.oracles import Program, programs
 from tests.prover.test_evidence import KNOWS, PARENT, VILLAGE, build
 
 
-def problem(program, questions, **options: Any):
+def problem(program, questions, with_walks=False, **options: Any):
     """Settings, what the score reads, initial params, and the evidence."""
-    built, sizes, facts = build(program)
+    built, sizes, facts = build(program, with_walks=with_walks)
     world = aggregation.make_world(built, sizes, facts)
     cfg = AggregationConfig(
         sizes=sizes,
@@ -111,23 +112,77 @@ def test_each_weight_acts_on_its_evidence_alone():
 
 
 def test_a_rule_that_loses_its_support_adds_nothing():
-    _, world, params, found = problem(VILLAGE, ask([(KNOWS, HEAD, 1, 2)]))
+    cfg, world, params, found = problem(VILLAGE, ask([(KNOWS, HEAD, 1, 2)]))
     world = world._replace(support=torch.full_like(world.support, 2.0))
     world = world._replace(min_support=torch.tensor(2.0))
     batch = aggregation.whole(found)
     assert batch.is_left_out.all()
-    amounts = aggregation.firing_amounts(world, params, batch)
+    amounts = aggregation.firing_amounts(cfg, world, params, batch)
     assert (amounts == 0).all()
     kept = world._replace(min_support=torch.tensor(1.0))
-    assert (aggregation.firing_amounts(kept, params, batch) > 0).all()
+    assert (aggregation.firing_amounts(cfg, kept, params, batch) > 0).all()
 
 
-@given(programs)
+LIKES, MEETS = 1, 2
+X, Y, Z = 6, 7, 8
+# meets(X, Y) <- likes(X, Z), likes(Z, Y).  meets(X, 4) <- likes(X, Z).
+CLUB = Program(
+    5,
+    (2, 2),
+    ((LIKES, 1, 2), (LIKES, 1, 3), (LIKES, 2, 4), (LIKES, 3, 4), (LIKES, 3, 5)),
+    (
+        ((MEETS, X, Y), (LIKES, X, Z), (LIKES, Z, Y)),
+        ((MEETS, X, 4), (LIKES, X, Z)),
+    ),
+)
+
+
+def test_a_walk_is_weighed_in_place_of_the_share_where_there_is_one():
+    """From 1 to 2 or 3; from 2 to 4, from 3 to 4 or 5: of three ways two end in 4, with a chance of 3/4."""
+    cfg, world, params, found = problem(
+        CLUB, ask([(MEETS, TAIL, 1, 0)]), with_walks=True
+    )
+    walking = replace(cfg, uses_walks=True)
+    batch = aggregation.whole(found)
+    shares, walks = (
+        aggregation.share_or_walk(one, batch).tolist() for one in (cfg, walking)
+    )
+    # The second rule is no path.
+    firings = zip(found.entity[batch.firing_row].tolist(), found.rule.tolist())
+    assert list(firings) == [(4, 0), (4, 1), (5, 0)]
+    assert shares == pytest.approx([2 / 3, 1.0, 1 / 3])
+    assert walks == [0.75, 1.0, 0.25]
+
+    # Untrained weights weigh neither.
+    assert torch.equal(
+        scores(cfg, world, params, found), scores(walking, world, params, found)
+    )
+    weight = params.feature_weight.clone()
+    weight[..., 4] = aggregation.LOG_SCALE
+    params = params._replace(feature_weight=weight)
+    before, after = (
+        aggregation.firing_amounts(one, world, params, batch)
+        for one in (cfg, walking)
+    )
+    change = (after / before).tolist()
+    assert change == pytest.approx([0.75 * 3 / 2, 1.0, 0.25 * 3], rel=1e-5)
+    # Evidence that has walks is scored by shares where these are weighed.
+    without = evidence.without_walks(found)
+    assert torch.equal(
+        scores(cfg, world, params, found), scores(cfg, world, params, without)
+    )
+    with pytest.raises(AssertionError, match="walks"):
+        scores(walking, world, params, without)
+
+
+@given(programs, st.booleans())
 @settings(max_examples=40)
-def test_a_padded_batch_scores_as_all_candidates_do(program):
+def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
     assume(program.rules)
     questions = ask(all_questions(program))
-    cfg, world, params, found = problem(program, questions)
+    cfg, world, params, found = problem(
+        program, questions, with_walks, uses_walks=with_walks
+    )
     params = random_params(params)
     expected = scores(cfg, world, params, found)
     rows = torch.arange(len(found.label)).flip(0)
@@ -141,8 +196,12 @@ def test_a_padded_batch_scores_as_all_candidates_do(program):
         torch.testing.assert_close(row[: last - first], expected[first:last])
 
 
-def test_the_score_compiles_as_one_graph_with_its_gradient():
-    cfg, world, params, found = problem(VILLAGE, ask(all_questions(VILLAGE)))
+@pytest.mark.parametrize("walks", [False, True])
+def test_the_score_compiles_as_one_graph_with_its_gradient(walks):
+    questions = ask(all_questions(VILLAGE))
+    cfg, world, params, found = problem(
+        VILLAGE, questions, walks, uses_walks=walks
+    )
     params = random_params(params)
     rows = torch.arange(len(found.label))
     size = aggregation.capacity(found, rows)

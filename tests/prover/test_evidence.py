@@ -8,15 +8,17 @@ from collections import Counter
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from funcppo import random
 from funcppo.logic import firing_chunks, joins, kb, triple_index
 from funcppo.logic.consequences import count_rules, with_confidence
+from funcppo.logic.question_types import WALK_UNIT
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence, link_embedding
 from funcppo.prover.evidence import EvidenceConfig
 from funcppo.prover.question_config import EmbeddingConfig
-from tests.logic.test_firings import all_questions, ask, brute_force
+from tests.logic.test_firings import all_questions, ask, brute_force, walks
 from tests.oracles import Program, programs
 
 PARENT, KNOWS = 1, 2
@@ -42,14 +44,14 @@ VILLAGE = Program(
 )
 
 
-def build(program):
+def build(program, **options):
     built, sizes = kb.build(**program.arrays())
     built = with_confidence(built, count_rules(built, sizes), smoothing=5.0)
-    return built, sizes, evidence.index_facts(built, sizes)
+    return built, sizes, evidence.index_facts(built, sizes, **options)
 
 
-def collect(program, questions, cfg=None, true_triples=None):
-    built, sizes, facts = build(program)
+def collect(program, questions, cfg=None, true_triples=None, **options):
+    built, sizes, facts = build(program, **options)
     return evidence.collect_evidence(
         built,
         sizes,
@@ -188,10 +190,32 @@ def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
         assert float(mine.min()) == pytest.approx(float(expected))
 
 
-def test_parts_are_the_whole():
+@given(programs, st.booleans(), st.sampled_from([None, 1]))
+@settings(max_examples=60)
+def test_walks_are_those_of_firings_and_change_nothing_else(
+    program, identity, n_best
+):
+    rows = all_questions(program)
+    cfg = EvidenceConfig(object_identity=identity, n_best=n_best)
+    found = collect(program, ask(rows), cfg, with_walks=True)
+    units = walks(program, rows, object_identity=identity)
+    expected = {key: n * WALK_UNIT for key, n in units.items()}
+    keys = firings_of(found)
+    for key, walk in zip(keys, found.walk.tolist(), strict=True):
+        assert walk == pytest.approx(expected.pop(key), rel=1e-6)  # float32
+    assert n_best or not expected
+
+    plain = collect(program, ask(rows), cfg)
+    for name, column in evidence.without_walks(found)._asdict().items():
+        assert torch.equal(getattr(plain, name), column), name
+
+
+@pytest.mark.parametrize("with_walks", [False, True])
+def test_parts_are_the_whole(with_walks):
     rows = all_questions(VILLAGE)
-    built, sizes, facts = build(VILLAGE)
-    whole = collect(VILLAGE, ask(rows))
+    built, sizes, facts = build(VILLAGE, with_walks=with_walks)
+    whole = collect(VILLAGE, ask(rows), with_walks=with_walks)
+    assert len(whole.walk) == with_walks * len(whole.rule)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(firing_chunks, "PILOT_QUESTIONS", 2)
         patch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 5)
@@ -204,6 +228,12 @@ def test_parts_are_the_whole():
     joined = evidence.concatenate(parts)
     for name, column in whole._asdict().items():
         assert torch.equal(getattr(joined, name), column), name
+    halves = (
+        evidence.slice_questions(whole, start, start + len(rows) // 2 + 1)
+        for start in (0, len(rows) // 2 + 1)
+    )
+    for name, column in evidence.concatenate(list(halves))._asdict().items():
+        assert torch.equal(getattr(whole, name), column), name
 
 
 def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from funcppo import data, tree
-from funcppo.experiment import run_start, validation
+from funcppo.experiment import question_run, run_start, validation
 from funcppo.report import learnt_weights
 from tests.report.graphs import ALSO, INVERSE, LIKES
 
@@ -64,9 +64,7 @@ def test_each_weight_is_said_by_what_it_weighs(runs):
 
 def test_degrees_and_the_prior_have_names_too(runs):
     run = run_start.open_run(runs["questions"])
-    describe = learnt_weights._describe_places(
-        run.task.dataset, run.questions.aggregation
-    )
+    describe = learnt_weights._describe_places(run.task.dataset, run.questions)
     likes = run.task.dataset.predicates.index(LIKES) + 1
     _, degree = describe["degree_weight"]
     label = 2 * likes
@@ -76,6 +74,21 @@ def test_degrees_and_the_prior_have_names_too(runs):
     assert describe["prior_weight"][1]([0]) == "prior by link embeddings"
     fields = set(run.state.best_params.score._fields)
     assert fields == set(describe)
+
+
+def test_a_walk_is_named_where_it_is_weighed(runs):
+    run = run_start.open_run(runs["questions"])
+
+    def name(setup):
+        _, feature = learnt_weights._describe_places(run.task.dataset, setup)[
+            "feature_weight"
+        ]
+        return feature([0, 0, 4])
+
+    plain = question_run.without_walks(run.questions)
+    assert name(plain).startswith("log of the share of groundings, rules of")
+    walking = name(question_run.with_walks(run.questions))
+    assert walking.startswith("log of the probability of a random walk")
 
 
 def test_what_training_did_not_move_is_not_listed(runs):
