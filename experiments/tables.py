@@ -995,7 +995,7 @@ def compiled_learning() -> str:
 
 def performance_strategies() -> str:
     """The block of this name."""
-    record = load_record("strategies-h200")
+    record = load_record("strategies-h100")
     strategies = ("eager", "forward", "two-graphs", "one-graph")
     labels = {
         "cartpole 4x128": "CartPole, 4 x 128, 4 epochs x 4 minibatches",
@@ -1013,7 +1013,7 @@ def performance_strategies() -> str:
     head = ["ms an iteration", *(f"`{name}`" for name in strategies)]
     difference = max(row["max_difference_from_eager"] for row in record["rows"])
     note = f"\nParams differ from those of `eager` by at most {at_most(difference)} after one update.\n"
-    return table(head, rows) + note + origin("strategies-h200")
+    return table(head, rows) + note + origin("strategies-h100")
 
 
 def performance_cartpole() -> str:

@@ -60,7 +60,6 @@ from funcppo.runtime.host_transfer import AsyncReadback
 CHUNK_SLOTS, MAX_DEPTH = 512, 20  # of the former design
 BEAM = 64  # of `success`
 N_NEGATIVES = 100
-MAX_ATOMS = 50_000_000  # of T_P, of what is ranked in full
 TUNING_CANDIDATES = 2048
 RANKED = {  # data set and rule file
     "wn18rr": ("wn18rr", "rules.txt"),
@@ -268,11 +267,7 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
     start = time.perf_counter()
     folder = args.data / name
     settings = ProverTaskConfig(
-        max_height=1,
-        max_atoms=MAX_ATOMS,
-        hard_negative_fraction=1.0,
-        embed_dim=16,
-        hidden_dim=32,
+        max_height=1, hard_negative_fraction=1.0, embed_dim=16, hidden_dim=32
     )
     task, cfg, params = untrained_policy(
         folder, str(folder / rules), settings, args.device

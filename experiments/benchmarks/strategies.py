@@ -1,6 +1,6 @@
 """What each compilation strategy is worth: one training iteration under each, and whether the numbers agree.
 
-    python experiments/benchmarks/strategies.py --device cuda --out experiments/results/strategies-h200.json
+    python experiments/benchmarks/strategies.py --device cuda --out experiments/results/strategies-h100.json
 
 Rows: a CartPole iteration (4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh) and a prover
 iteration (embedded Countries S3, 64 x 64, 2 epochs, minibatches of 128) under every strategy of `runtime/compile.py`;

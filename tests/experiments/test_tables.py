@@ -270,7 +270,7 @@ def test_compiled_learning():
 
 
 def test_strategies():
-    rows = record("strategies-h200")["rows"]
+    rows = record("strategies-h100")["rows"]
     shown = parse(tables.performance_strategies())
     assert len(shown) == 3
     for row, work in zip(
