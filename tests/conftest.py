@@ -18,6 +18,9 @@ import torch
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
 
+# Files whose tests compile the same graphs: one worker runs them, and finds in the second what the first has compiled.
+SAME_GRAPHS = {"tests/test_laws.py": "tests/runtime/test_compile.py"}
+
 
 def pytest_configure():
     """Use one thread: the tensors of tests are small, and tests run side by side.
@@ -28,6 +31,19 @@ def pytest_configure():
     # Programs set it too, and what is compiled under another setting is compiled again.
     torch.set_float32_matmul_precision("highest")
     gc.set_threshold(100_000, 20, 20)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give a file of tests to one worker, and files that compile the same graphs to the same one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            scope = super()._split_scope(nodeid)
+            return SAME_GRAPHS.get(scope, scope)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
