@@ -82,6 +82,7 @@ def _best_rules(run: Run, atoms: I64[Tensor, "n W"]) -> list[BestRule | None]:
     setup = run.questions
     assert setup is not None, "the run learns from questions"
     base = run.task.sizes.n_constants + 1
+    atoms = atoms.long()
     wanted = (atoms[:, 0] * base + atoms[:, HEAD]) * base + atoms[:, TAIL]
     params = _score_params(run, setup)
     best: dict[int, BestRule] = {}

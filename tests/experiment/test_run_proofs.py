@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from funcppo import data
 from funcppo.evaluation import explain
 from funcppo.experiment import run_proofs, run_start
 from funcppo.experiment.config import RunConfig
@@ -60,3 +63,26 @@ def test_many_proofs_are_those_of_single_answers(run):
         assert one.nodes[0].probability == pytest.approx(
             many.nodes[0].probability, abs=1e-6
         )
+
+
+def test_answers_of_many_entities_are_proved(tmp_path, monkeypatch):
+    """Two entities of 50,000 are no int32, which the atoms of a split are."""
+    pairs = [(f"x{i}", f"y{i}") for i in range(25_000)]
+    likes = [(x, "likes", y) for x, y in pairs]
+    knows = [(x, "knows", y) for x, y in pairs[-60:]]
+    graph = data.from_triples(
+        likes + knows[:40],
+        knows[40:50],
+        knows[50:],
+        rules="knows(X, Y) :- likes(X, Y)",
+    )
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    options = replace(CONFIG.questions, max_questions=None)
+    config = replace(CONFIG, questions=options)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
+    assert run.run_config.learner == "questions"
+    atoms = torch.from_numpy(graph.test.copy())
+    assert atoms.dtype == torch.int32
+    program = explain.build_program(run.task)
+    proofs = run_proofs.most_probable_proofs(run, atoms, program)
+    assert len(proofs) == 10 and all(proofs)

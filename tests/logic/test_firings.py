@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.logic import kb
+from funcppo.logic import firing_chunks, kb
 from funcppo.logic.firings import iter_firings, plan_firings
 from funcppo.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.logic.question_types import WALK_UNIT, Questions
@@ -219,6 +219,33 @@ def test_a_walk_keeps_a_unit_however_unlikely_it_is():
     found = walks(program, [(LIKES, TAIL, 1, 0)])
     assert found[0, 2, 0] == 1
     assert found[0, 1, 0] == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("identity", [False, True])
+def test_walks_are_the_same_bits_on_a_gpu(identity):
+    n = 30
+    facts = tuple(
+        (LIKES, i, j) for i in range(1, n) for j in range(1, n) if i * j % 7 < 3
+    )
+    x, y, z, w = range(n + 1, n + 5)
+    rules = (
+        ((LIKES, x, y), (LIKES, x, z), (LIKES, z, w), (LIKES, w, y)),
+        ((LIKES, x, y), (LIKES, z, x), (LIKES, z, y)),
+        ((LIKES, x, 1), (LIKES, x, z)),
+    )
+    program = Program(n, (2,), facts, rules)
+    rows = ask(all_questions(program))
+    found = {}
+    for device in ("cpu", "cuda"):
+        built, sizes = kb.build(**program.arrays(), device=device)
+        plan = plan_firings(built, sizes, with_walks=True)
+        asked = Questions(*(column.to(device) for column in rows))
+        found[device] = firing_chunks.sorted_firings(
+            plan, asked, "fact", identity
+        )
+    for one, other in zip(found["cpu"], found["cuda"], strict=True):
+        assert torch.equal(one, other.cpu())
 
 
 def all_questions(program):
