@@ -83,14 +83,6 @@ SETTINGS["fb15k-237+embeddings"] = Options(
 )
 
 
-for options in SETTINGS.values():
-    options.training.extend(["--questions.walks", "False"])
-SETTINGS["wn18rr+walks"] = Options(
-    SETTINGS["wn18rr+embeddings"].mining,
-    [*SETTINGS["wn18rr+embeddings"].training[:-1], "True"],
-)
-
-
 def main() -> None:
     """Run what the record does not hold yet."""
     parser = argparse.ArgumentParser(
