@@ -9,7 +9,8 @@ The functions behind it are `train_step.init` and `train_step.train_step`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import (
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from funcppo import random, train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
-from funcppo.envs.laws import check_pure
+from funcppo.envs.laws import check_layout, check_pure
 from funcppo.envs.wrappers import stand_in_env
 from funcppo.interfaces import (
     Agent,
@@ -140,10 +141,12 @@ class Learner(Generic[Params, State]):
         Raises:
           TypeError: the environment or the network returns a tensor of another shape or dtype than `interfaces` says;
             or what is handed in is no state, or its params and moments differ in dtype.
+          ValueError: it is a state of another learner, with which this one fails.
         """
-        if not torch.compiler.is_compiling():
-            _check_state(state)
-        return train_step.train_step(self.cfg, self.world, state)
+        if torch.compiler.is_compiling():
+            return train_step.train_step(self.cfg, self.world, state)
+        with own_state(self, state, "step"):
+            return train_step.train_step(self.cfg, self.world, state)
 
 
 class _Learnt(NamedTuple):
@@ -168,6 +171,38 @@ def _check_state(state: Any) -> None:
     moments = whole.opt_state
     learnt = _Learnt(whole.params, moments.mu, moments.nu)
     tree.check_common_dtype(learnt, "state")
+
+
+@contextmanager
+def own_state(
+    learner: Learner[Any, Any], state: TrainState[Any, Any], name: str
+) -> Generator[None]:
+    """Check the state of a function, and say so where the function fails because it is that of another learner.
+
+    Args:
+      name: of the function.
+
+    Raises:
+      TypeError: it is no state, or its params and moments differ in dtype.
+      ValueError: one line that names the first tensor of another shape or dtype.
+    """
+    _check_state(state)
+    try:
+        yield
+    except Exception as error:
+        if learner.group is None and learner.cfg.env.host is None:
+            key = random.key(0, state.key.device)
+            own = train_step.init(learner.cfg, learner.world, key)
+            parts = [
+                ("state.env_state", state.env_state, own.env_state),
+                ("state.params", state.params, own.params),
+            ]
+            for part in parts:
+                try:
+                    check_layout(name, *part)
+                except ValueError as difference:
+                    raise difference from error
+        raise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

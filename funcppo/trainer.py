@@ -31,7 +31,7 @@ from funcppo.experiment import loggers, metrics_log
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.experiment.loggers import LoggerName
 from funcppo.interfaces import AnyEnvironment
-from funcppo.learner import Learner, compile, settings_text
+from funcppo.learner import Learner, compile, own_state, settings_text
 from funcppo.recurrence import apply_agent, initial_memory
 from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep, capture
@@ -754,13 +754,15 @@ def evaluate_policy(
       seed: of the episodes, which have nothing in common with those of training.
 
     Raises:
-      ValueError: a number is out of range.
+      ValueError: a number is out of range, or the state is that of another learner, with which this one fails.
+      TypeError: what is handed in is no state.
     """
     check_positive(n_episodes=n_episodes, max_steps=max_steps)
     evaluator = Evaluator(
         learner=learner, n_episodes=n_episodes, max_steps=max_steps
     )
-    return evaluator.evaluate(state, seed)
+    with own_state(learner, state, "evaluate_policy"):
+        return evaluator.evaluate(state, seed)
 
 
 def evaluate_many(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, get_type_hints
 
@@ -424,6 +425,58 @@ def test_what_is_no_state_or_mixes_dtypes_is_refused_by_name(change, text):
         with pytest.raises(TypeError, match=f"^state: {text}") as error:
             step(state)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (
+            fp.envs.acrobot(),
+            "state.env_state: expected funcppo.envs.classic_control.cartpole."
+            "EnvState, got funcppo.envs.classic_control.acrobot.EnvState",
+        ),
+        (
+            fp.envs.pendulum(),
+            "state.env_state: expected funcppo.envs.classic_control.cartpole."
+            "EnvState, got funcppo.envs.classic_control.pendulum.EnvState",
+        ),
+    ],
+)
+def test_a_state_of_another_environment_is_named_where_a_step_fails(
+    other, text
+):
+    learner, state = small(), small(other).init(KEY)
+    calls = {"step": learner.step, "evaluate_policy": evaluated(learner)}
+    for name, call in calls.items():
+        with pytest.raises(
+            ValueError, match="^" + re.escape(f"{name}: {text}")
+        ) as error:
+            call(state)
+        assert "\n" not in str(error.value)
+
+
+def evaluated(learner):
+    return lambda state: fp.evaluate_policy(
+        learner, state, n_episodes=2, max_steps=3
+    )
+
+
+def test_an_evaluation_of_what_is_no_state_is_refused():
+    with pytest.raises(TypeError, match=r"^state: expected a TrainState"):
+        evaluated(small())(None)
+
+
+def test_an_error_of_an_environment_with_its_own_state_stays_as_it_is():
+    env = replace(fp.envs.cartpole(), observe=raise_key_error)
+    learner = small()
+    state = learner.init(KEY)
+    failing = replace(learner, cfg=replace(learner.cfg, env=env))
+    with pytest.raises(KeyError, match="mine"):
+        failing.step(state)
+
+
+def raise_key_error(*_):
+    raise KeyError("mine")
 
 
 def test_a_state_of_another_learner_is_refused(fast):

@@ -341,11 +341,32 @@ def _check_tree(name: str, part: str, value: Any) -> None:
 
 
 def _check_like(name: str, part: str, value: Any, like: Any) -> None:
-    """Check that a value has the structure, shapes and dtypes of another."""
+    """Check that a value has the structure, shapes and dtypes of another, and the leading axis of all values."""
     _check_tree(name, part, value)
-    if tree.structure(value) != tree.structure(like):
+    check_layout(name, part, value, like)
+
+
+def check_layout(name: str, part: str, value: Any, like: Any) -> None:
+    """Check that a value has the structure, shapes and dtypes of another.
+
+    Args:
+      name: of the function that is called, for the message.
+      part: of what it is called with, or returns.
+
+    Raises:
+      ValueError: one line that names the first tensor that differs.
+    """
+    has_same_structure = tree.structure(value) == tree.structure(like)
+    if not has_same_structure and tree.paths(value) != tree.paths(like):
         raise ValueError(
             f"{name}: {part}: expected the tensors {', '.join(tree.paths(like))}, got {', '.join(tree.paths(value))}"
+        )
+    if not has_same_structure:
+        kinds = (
+            f"{type(x).__module__}.{type(x).__name__}" for x in (like, value)
+        )
+        raise ValueError(
+            f"{name}: {part}: expected {next(kinds)}, got {next(kinds)}"
         )
     leaves = zip(tree.paths(like), tree.leaves(value), tree.leaves(like))
     for path, actual, expected in leaves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from typing import Any
+from typing import Any, cast
 
 from funcppo.interfaces import AnyEnvironment
 
@@ -44,8 +44,12 @@ def make(name: str, **options: Any) -> AnyEnvironment:
 
     Raises:
       ValueError: there is no environment of that name, or an option is out of range.
-      TypeError: the environment has no such option.
+      TypeError: the name is no string, or the environment has no such option.
     """
+    if not isinstance(cast(object, name), str):
+        raise TypeError(
+            f"name: expected a string such as CartPole-v1, got {type(name).__name__}"
+        )
     if name not in ENVIRONMENTS:
         raise ValueError(
             f"{name}: expected an environment, got none of that name; {_nearest(name)}"

@@ -6,7 +6,7 @@ result.state.params                      # every tensor has a first axis of 8
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,12 @@ def train_many(
     Raises:
       ValueError: a number is out of range, PyTorch has no such device, or the checkpoint is damaged or of another
         learner.
+      TypeError: seeds are no integers.
     """
+    if not isinstance(seeds, int | Iterable):
+        raise TypeError(
+            f"seeds: expected an integer or a sequence of integers, got {seeds!r}"
+        )
     seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     trainer.check_positive(
         total_steps=total_steps,

@@ -45,6 +45,11 @@ def test_an_unknown_name_is_answered_by_the_nearest(given, nearest):
     assert "\n" not in str(error.value)
 
 
+def test_what_is_no_name_is_refused():
+    with pytest.raises(TypeError, match=r"^name: expected a string such as"):
+        fp.envs.make(5)
+
+
 def test_a_name_like_none_is_answered_by_all():
     with pytest.raises(ValueError, match="there are CartPole-v1, Pendulum-v1"):
         fp.envs.make("zzz")
