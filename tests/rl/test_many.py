@@ -157,5 +157,7 @@ def test_what_is_out_of_range_is_named(options, problem):
 
 @pytest.mark.parametrize("seeds", [1.5, None])
 def test_seeds_that_are_no_integers_are_refused(seeds):
-    with pytest.raises(TypeError, match=r"^seeds: expected an integer or a seq"):
+    with pytest.raises(
+        TypeError, match=r"^seeds: expected an integer or a seq"
+    ):
         fp.train_many(LEARNER, 32, seeds=seeds)
