@@ -17,7 +17,7 @@ train: .venv/installed
 # Without bytecode on disk each of the many processes that tests start would compile the package anew: a second each.
 test: .venv/installed
 	@command -v swipl >/dev/null || echo "note: SWI-Prolog (swipl) is not installed: the tests that compare with it will be skipped"
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 15
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 15
 
 check: .venv/installed
 	$(BIN)/ruff check

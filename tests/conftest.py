@@ -20,6 +20,17 @@ hypothesis.settings.load_profile("suite")
 
 # Files whose tests compile the same graphs: one worker runs them, and finds in the second what the first has compiled.
 SAME_GRAPHS = {"tests/test_laws.py": "tests/runtime/test_compile.py"}
+# Files that take longest: they run first, so that no worker is left alone with one of them in the end.
+LONGEST = (
+    "tests/test_laws.py",
+    "tests/runtime/test_compile.py",
+    "tests/runtime/test_compile_cache.py",
+    "tests/logic/test_consequences.py",
+    "tests/logic/test_fixpoint.py",
+    "tests/test_several_processes.py",
+    "tests/runtime/test_parallel_compile.py",
+    "tests/runtime/test_whole_iteration.py",
+)
 
 
 def pytest_configure():
@@ -31,6 +42,14 @@ def pytest_configure():
     # Programs set it too, and what is compiled under another setting is compiled again.
     torch.set_float32_matmul_precision("highest")
     gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_collection_modifyitems(items):
+    """Order the files; pytest-xdist keeps that order with `--no-loadscope-reorder`."""
+    place = {file: i for i, file in enumerate(LONGEST)}
+    items.sort(
+        key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONGEST))
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
