@@ -462,10 +462,25 @@ def count_joint(task: ProverTask, name: str) -> JointCounts | None:
         task.sizes,
         object_identity=task.least_model.object_identity,
         leave_one_out=task.cfg.smoothing is not None,
-        max_derivations=int(
-            joint_counts.MAX_COUNTED_DERIVATIONS * task.cfg.memory_share
-        ),
+        max_derivations=_max_counted(task),
     )
+
+
+def describe_joint(task: ProverTask, name: str) -> list[str]:
+    """A line if the score of a name counts what pairs of rules derive, and not all of it."""
+    n_strata = joint_counts.count_strata(task.kb, _max_counted(task))
+    if without_joint(name) == name or n_strata == 1:
+        return []
+    return [
+        f"score {name}: pairs of rules are counted on one atom in {n_strata}, a sample: the rules derive "
+        f"more than {_max_counted(task):,} atoms"
+    ]
+
+
+def _max_counted(task: ProverTask) -> int:
+    """The most derivations of which the pairs of rules are counted."""
+    share = task.cfg.memory_share
+    return max(int(joint_counts.MAX_COUNTED_DERIVATIONS * share), 1)
 
 
 def without_joint(name: str) -> str:

@@ -221,12 +221,12 @@ def dataset_subject(
     task, chosen_score, notes = _build_chosen_task(
         dataset, choice, device, on_phase, deadline, processes
     )
-    return Subject(
-        task,
-        chosen_score if score == "auto" else score,
-        None,
-        [*describe_choice(choice, task.max_height), *notes, *count_notes],
-    )
+    notes += count_notes
+    if score == "auto":
+        score = chosen_score
+    notes += scorers.describe_joint(task, score)
+    described = describe_choice(choice, task.max_height)
+    return Subject(task, score, None, [*described, *notes])
 
 
 def _report_phase(

@@ -75,10 +75,7 @@ def count_joint(
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       leave_one_out: omit a fact that a rule derives only from bodies that contain the fact itself.
     """
-    n_strata = 1
-    while float(kb.body_pairs.double().sum()) > max_derivations * n_strata:
-        n_strata *= 2
-
+    n_strata = count_strata(kb, max_derivations)
     predicates = kb.rules[:, 0, 0]
     rule_ids = int_list(torch.argsort(predicates, stable=True))
     consequences = iter_consequences(
@@ -107,6 +104,15 @@ def count_joint(
         n_both=pairs.n_both * scale,
         n_facts=pairs.n_facts * scale,
     )
+
+
+def count_strata(kb: KnowledgeBase, max_derivations: int) -> int:
+    """The parts of the atoms, a power of two, of which one is counted so that the rules derive no more of its atoms."""
+    n_strata = 1
+    n_derived = float(kb.body_pairs.double().sum())
+    while n_derived > max_derivations * n_strata:
+        n_strata *= 2
+    return n_strata
 
 
 def find_shared(

@@ -120,6 +120,7 @@ def test_a_sample_holds_the_same_atoms_for_all_rules():
     exact = joint_counts.count_joint(world, sizes)
     assert exact.n_derived.tolist() == [399, 399, 398]
     assert as_dictionary(exact) == {(0, 1): (399, 0)}
+    assert joint_counts.count_strata(world, 600) == 2
     sampled = joint_counts.count_joint(world, sizes, max_derivations=600)
     n_derived = sampled.n_derived.tolist()
     assert as_dictionary(sampled) == {(0, 1): (n_derived[0], 0)}
