@@ -547,6 +547,41 @@ def relation_smoothing() -> str:
     return table(head, lines) + record_line("relation_smoothing", rows)
 
 
+def rule_redundancy() -> str:
+    """The block of this name."""
+    rows = load_record("rule_redundancy")["rows"]
+    head = ["data", "rules", "best score with independent rules", "valid MRR"]
+    head += ["noisy-or-joint, its best", "valid MRR", "test MRR, independent"]
+    head += ["test MRR, joint"]
+    lines: list[list[str]] = []
+    for row in rows:
+        plain, joint = (
+            next(
+                trial
+                for trial in row["valid"]
+                if (trial["score"], trial["constant"])
+                == (row[kind]["score"], row[kind]["constant"])
+            )
+            for kind in ("plain", "joint")
+        )
+        line = [row["set"], f"{row['n_rules']:,}"]
+        for trial in (plain, joint):
+            line.append(f"{trial['score']}, constant {trial['constant']:g}")
+            line.append(_with_gain(trial))
+        line += [f"{row['test']['plain_mrr']:.4f}", _with_gain(row["test"])]
+        lines.append(line)
+    return table(head, lines) + record_line(
+        "rule_redundancy", rows, is_shared=True
+    )
+
+
+def _with_gain(summary: Row) -> str:
+    """An MRR with its gain over that of another score and the standard error."""
+    gain, error = summary["gain"], summary["gain_error"]
+    change = f" ({gain:+.4f} ± {error:.4f})" if error else ""
+    return f"{summary['mrr']:.4f}{change}"
+
+
 DEFAULTS_LABELS = {
     "clans:1500:0": "clans:1500:0 (`make train`)",
     "countries_S1": "Countries S1",
@@ -1874,6 +1909,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,
     "relation-smoothing": relation_smoothing,
+    "rule-redundancy": rule_redundancy,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,

@@ -113,6 +113,7 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
         embedding = None
     if score not in POLICY_SCORES:
         notes = [describe_default_score(run)] if is_open else []
+        notes += scorers.describe_joint(run.task, score)
         return Subject(run.task, score, None, notes, embedding)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,11 +29,32 @@ RULES = "\n".join(
 )
 
 
+def random_graph():
+    """Two relations over twelve entities, with rules that often derive the same, and a valid split."""
+    pairs = np.random.default_rng(0).permutation(144)
+
+    def triples(rows, relation):
+        return [(f"e{i // 12}", relation, f"e{i % 12}") for i in rows]
+
+    rules = [
+        "r(X, Y) :- r(Y, X)",
+        "r(X, Y) :- s(X, Y)",
+        "r(X, Y) :- s(X, Z), s(Z, Y)",
+        "r(X, Y) :- s(X, Z), r(Z, Y)",
+        "r(X, Y) :- r(X, Z), r(Z, Y)",
+    ]
+    return data.from_triples(
+        triples(pairs[:40], "r") + triples(pairs[20:60], "s"),
+        triples(pairs[40:55], "r"),
+        rules="\n".join(rules),
+    )
+
+
 @pytest.mark.parametrize("with_derivations", [True, False])
 def test_trials_rank_as_the_scorers_do(monkeypatch, tmp_path, with_derivations):
     monkeypatch.setattr(rule_redundancy, "CHUNK_QUERIES", 7)
     task = build_task(
-        data.load("clans:60:0"),
+        random_graph(),
         SETTINGS,
         with_derivations=with_derivations,
     )
@@ -49,7 +71,7 @@ def test_trials_rank_as_the_scorers_do(monkeypatch, tmp_path, with_derivations):
         want = reciprocal_ranks(of_constant, trial.score)
         # chunks list the heads of some queries, then their tails
         assert torch.equal(got[trial].sort().values, want.sort().values)
-    assert len({float(ranks.mean()) for ranks in got.values()}) > 1
+    assert len({float(ranks.mean()) for ranks in got.values()}) > 3
 
 
 def test_the_record_has_the_best_of_valid_and_its_gain(tmp_path, monkeypatch):
@@ -66,11 +88,11 @@ def test_the_record_has_the_best_of_valid_and_its_gain(tmp_path, monkeypatch):
     rules.write_text(RULES)
     out = tmp_path / "record.json"
     words = ["--data", str(tmp_path), "--only", "nations"]
-    words += ["--rules", str(rules), "--out", str(out), "--queries", "20"]
+    words += ["--rules", str(rules), "--out", str(out), "--queries", "8"]
     monkeypatch.setattr(sys, "argv", ["rule_redundancy", *words])
     rule_redundancy.main()
     (row,) = json.loads(out.read_text())["rows"]
-    assert (row["n_rules"], row["n_valid"]) == (4, 20)
+    assert (row["n_rules"], row["n_valid"]) == (4, 8)
     assert len(row["valid"]) == 2 * (6 + 2)
     plain = [
         trial
