@@ -159,6 +159,9 @@ def noisy_or_joint(
 
     Returns:
       [L]; -inf for an atom that no rule derives.
+
+    Source: after Ott, Meilicke and Samwald 2021, arXiv:2109.08002, where rules are clustered by the atoms that they
+      derive, and the best of each cluster counts.
     """
     confidence = _rule_confidence(kb)
     log_wrong = torch.log1p(-confidence)
