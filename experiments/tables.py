@@ -550,7 +550,8 @@ def relation_smoothing() -> str:
 def rule_redundancy() -> str:
     """The block of this name."""
     rows = load_record("rule_redundancy")["rows"]
-    head = ["data", "rules", "best score with independent rules", "valid MRR"]
+    head = ["data", "rules", "queries of valid, test"]
+    head += ["best score with independent rules", "valid MRR"]
     head += ["noisy-or-joint, its best", "valid MRR", "test MRR, independent"]
     head += ["test MRR, joint"]
     lines: list[list[str]] = []
@@ -565,6 +566,7 @@ def rule_redundancy() -> str:
             for kind in ("plain", "joint")
         )
         line = [row["set"], f"{row['n_rules']:,}"]
+        line.append(f"{row['n_valid']:,}, {row['n_test']:,}")
         for trial in (plain, joint):
             line.append(f"{trial['score']}, constant {trial['constant']:g}")
             line.append(_with_gain(trial))
