@@ -23,6 +23,7 @@ a line that names its records, hardware, versions and commits):
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
     relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
+    rule-redundancy             untrained scores that count pairs of rules
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
