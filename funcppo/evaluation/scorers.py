@@ -43,9 +43,11 @@ from funcppo.logic import (
     derivability,
     firing_chunks,
     joins,
+    joint_counts,
 )
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import Derivations
+from funcppo.logic.joint_counts import JointCounts
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.question_types import Questions
 from funcppo.logic.triple_index import HEAD, TAIL
@@ -73,6 +75,11 @@ LINKED_LAST = "-linked-last"
 DIRECTED_LINKED_LAST = "-directed-linked-last"
 # Their log-odds are bounded and moved below those of all others, which are far above -9e5.
 MAX_LINKED_LOG_ODDS, LINKED_SHIFT = 1e5, 1e6
+
+# The noisy-or of this many rules, by what pairs of them derive; the prior of each pair counts for so many atoms.
+NOISY_OR_JOINT = "noisy-or-joint"
+JOINT_BEST_RULES = 10
+JOINT_PRIOR_PAIRS = 500.0
 
 # compares candidates by more than its value, which only a ranking of whole queries does
 MAX_PLUS = "max-plus"
@@ -351,12 +358,15 @@ def with_derivations(task: ProverTask, atoms: Tensor) -> World:
     return world._replace(derivability_index=index)
 
 
-def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
+def make_untrained_scorer(
+    task: ProverTask, name: str, joint: JointCounts | None = None
+) -> Scorer | ScorerBySide:
     """Make a scorer that needs no training; one for each side where each query derives its own answers.
 
     Args:
       name: `exists@H`, or a name that `rule_score` takes; with `-linked-last` at its end, candidates that a fact links
         with the entity of the query rank after all others; with `-directed-linked-last`, if in the asked direction.
+      joint: what `count_joint` returns; None to count here what the score needs.
 
     Raises:
       ValueError: another name.
@@ -368,7 +378,7 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
         is_directed = ending == DIRECTED_LINKED_LAST
         is_linked = make_linked_test(task, is_directed=is_directed)
         last = partial(_score_linked_last, is_linked)
-        scorer = make_untrained_scorer(task, base)
+        scorer = make_untrained_scorer(task, base, joint)
         if isinstance(scorer, ScorerBySide):
             head, tail = partial(last, scorer.head), partial(last, scorer.tail)
             return ScorerBySide(head=head, tail=tail)
@@ -377,7 +387,7 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
     kind, _, number = name.partition("@")
     if kind == "exists" and re.fullmatch("[0-9]{1,9}", number):
         return partial(_score_existence, task, int(number))
-    score = rule_score(name)
+    score = rule_score(name, joint or count_joint(task, name))
     if derives_by_question(task):
         head = partial(_score_answers, task, score, HEAD)
         tail = partial(_score_answers, task, score, TAIL)
@@ -442,12 +452,63 @@ def derives_by_question(task: ProverTask) -> bool:
     return task.answers_plan is not None and task.derivability_index is None
 
 
-def rule_score(name: str) -> RuleScore:
+def count_joint(task: ProverTask, name: str) -> JointCounts | None:
+    """What the pairs of a task's rules derive, if the score of this name needs it; else None."""
+    base, _ = split_linked_last(name)
+    if _joint_prior_pairs(base) is None:
+        return None
+    return joint_counts.count_joint(
+        task.kb,
+        task.sizes,
+        object_identity=task.least_model.object_identity,
+        leave_one_out=task.cfg.smoothing is not None,
+        max_derivations=_max_counted(task),
+    )
+
+
+def describe_joint(task: ProverTask, name: str) -> list[str]:
+    """A line if the score of a name counts what pairs of rules derive, and not all of it."""
+    n_strata = joint_counts.count_strata(task.kb, _max_counted(task))
+    if without_joint(name) == name or n_strata == 1:
+        return []
+    return [
+        f"score {name}: pairs of rules are counted on one atom in {n_strata}, a sample: the rules derive "
+        f"more than {_max_counted(task):,} atoms"
+    ]
+
+
+def _max_counted(task: ProverTask) -> int:
+    """The most derivations of which the pairs of rules are counted."""
+    share = task.cfg.memory_share
+    return max(int(joint_counts.MAX_COUNTED_DERIVATIONS * share), 1)
+
+
+def without_joint(name: str) -> str:
+    """The name of a score; for `noisy-or-joint` that of the noisy-or of as many rules."""
+    base, ending = split_linked_last(name)
+    if _joint_prior_pairs(base) is None:
+        return name
+    return f"noisy-or-top-{JOINT_BEST_RULES}{ending}"
+
+
+def _joint_prior_pairs(name: str) -> float | None:
+    """The number K in `noisy-or-joint@K`, or its default; None for another name."""
+    kind, at, number = name.partition("@")
+    if kind != NOISY_OR_JOINT or not (
+        re.fullmatch(r"[1-9]\d{0,8}", number) or not at
+    ):
+        return None
+    return float(number or JOINT_PRIOR_PAIRS)
+
+
+def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
     """Return the score of atoms from the confidences of the rules that derive them.
 
     Args:
       name: `max-confidence`, `max-plus`, or `noisy-or`, of the N most confident rules with `-top-N` after it, and of
-        confidences to the power P with `@P` at its end.
+        confidences to the power P with `@P` at its end; or `noisy-or-joint`, whose prior counts for K atoms with `@K`
+        at its end.
+      joint: what pairs of the rules derive, for `noisy-or-joint`.
 
     Raises:
       ValueError: another name.
@@ -457,6 +518,15 @@ def rule_score(name: str) -> RuleScore:
         return baselines.max_confidence
     if name == MAX_PLUS:
         return partial(baselines.max_plus, grid_step=SCORE_GRID_STEP)
+    prior_pairs = _joint_prior_pairs(name)
+    if prior_pairs is not None:
+        assert joint is not None, "the caller counts what pairs derive"
+        return partial(
+            baselines.noisy_or_joint,
+            joint=joint,
+            n_best=JOINT_BEST_RULES,
+            prior_pairs=prior_pairs,
+        )
     top = re.fullmatch(r"noisy-or(?:-top-([1-9]\d{0,3}))?", kind)
     is_power = re.fullmatch(r"[1-9]\d?(\.\d+)?", number)
     if top and (is_power or kind == name):
@@ -468,7 +538,8 @@ def rule_score(name: str) -> RuleScore:
         )
     names = "success, best-proof, greedy, exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N"
     raise ValueError(
-        f"score {shorten(name)}: expected {names} or noisy-or-top-N@P, N from 1 to 9999, P from 1 to 99"
+        f"score {shorten(name)}: expected {names}, noisy-or-top-N@P, noisy-or-joint or noisy-or-joint@K, "
+        "K from 1 to 999999999, N from 1 to 9999, P from 1 to 99"
     )
 
 

@@ -607,9 +607,11 @@ def _rank(
 ) -> tuple[float, int]:
     """The MRR of a score, ties in random order, and the number of atoms that were scored.
 
-    A variant linked-last is ranked as its score without links: what the rules say chooses the settings of both.
+    A variant linked-last is ranked as its score without links: what the rules say chooses the settings of both. So is
+    `noisy-or-joint` as the noisy-or of as many rules, for which pairs of rules need not be counted.
     """
-    rule_score = scorers.rule_score(scorers.split_linked_last(score)[0])
+    name, _ = scorers.split_linked_last(scorers.without_joint(score))
+    rule_score = scorers.rule_score(name)
 
     def score_atoms(atoms: Tensor, /) -> Tensor:
         derivations = derivability.iter_indexed_derivations(

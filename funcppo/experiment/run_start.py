@@ -22,7 +22,7 @@ from funcppo.evaluation.ranking import (
     RankingProtocol,
     ranked_sides,
 )
-from funcppo.evaluation.scorers import MAX_PLUS
+from funcppo.evaluation.scorers import MAX_PLUS, without_joint
 from funcppo.evaluation.settings_choice import (
     MIN_GAIN,
     HeightCandidate,
@@ -308,6 +308,10 @@ def _choose_settings(
 ) -> SettingsChoice:
     """The settings by which rule confidences rank valid best, at height 1 where the run can have no other."""
     score = run_config.rule_score
+    if without_joint(score) != score:
+        raise ValueError(
+            f"--rule-score {score}: expected another score, {score} is for `funcppo evaluate` and `funcppo predict`"
+        )
     if score == MAX_PLUS:
         raise ValueError(
             f"--rule-score {score}: expected another score, {score} is for `funcppo evaluate` alone"

@@ -34,6 +34,7 @@ from funcppo.experiment import (
 )
 from funcppo.experiment.config import CHOICE_SECONDS
 from funcppo.experiment.run import Run
+from funcppo.logic.joint_counts import JointCounts
 from funcppo.prover import link_embedding
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import (
@@ -50,8 +51,8 @@ POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
 UNTRAINED_SCORES = (
-    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P or noisy-or-top-N (all but max-plus with -linked-last at "
-    "their end, or not)"
+    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-joint or noisy-or-joint@K (all "
+    "but max-plus with -linked-last at their end, or not)"
 )
 
 
@@ -112,6 +113,7 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
         embedding = None
     if score not in POLICY_SCORES:
         notes = [describe_default_score(run)] if is_open else []
+        notes += scorers.describe_joint(run.task, score)
         return Subject(run.task, score, None, notes, embedding)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]
@@ -220,12 +222,12 @@ def dataset_subject(
     task, chosen_score, notes = _build_chosen_task(
         dataset, choice, device, on_phase, deadline, processes
     )
-    return Subject(
-        task,
-        chosen_score if score == "auto" else score,
-        None,
-        [*describe_choice(choice, task.max_height), *notes, *count_notes],
-    )
+    notes += count_notes
+    if score == "auto":
+        score = chosen_score
+    notes += scorers.describe_joint(task, score)
+    described = describe_choice(choice, task.max_height)
+    return Subject(task, score, None, [*described, *notes])
 
 
 def _report_phase(
@@ -331,16 +333,17 @@ def height_of_score(score: str, height: int | None) -> int | None:
 
 
 def make_subject_scorer(
-    subject: Subject, task: ProverTask
+    subject: Subject, task: ProverTask, joint: JointCounts | None = None
 ) -> Scorer | ScorerBySide:
     """The scorer of a subject, with the search settings of a validation.
 
     Args:
       task: the subject's, perhaps with an index of other atoms.
+      joint: what pairs of its rules derive, counted before; None to count what the score needs.
     """
     run = subject.policy_run
     if run is None:
-        return scorers.make_untrained_scorer(task, subject.score)
+        return scorers.make_untrained_scorer(task, subject.score, joint)
     if subject.score == "evidence":
         return validation.run_policy_scorer(
             run, run.state.best_params, "evidence"
@@ -381,9 +384,12 @@ def make_subject_predictor(subject: Subject) -> Predictor:
             return fact_scorer
 
         make_fact_scorer = return_fact_scorer
+    joint = None
+    if run is None:
+        joint = scorers.count_joint(subject.task, subject.score)
     return make_predictor(
         subject.task,
-        partial(make_subject_scorer, subject),
+        partial(make_subject_scorer, subject, joint=joint),
         make_fact_scorer,
         reads_derivations=make_fact_scorer is None,
     )

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.logic import fixpoint, sorting
+from funcppo.logic import fixpoint, joint_counts, sorting
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.joint_counts import JointCounts
 from funcppo.logic.kb import KnowledgeBase, rule_confidence
 from funcppo.types import F64, I32, I64
 
@@ -86,6 +87,13 @@ def noisy_or(
             neg_log_wrong_of_rule[part.rule],
         )
 
+    return _log_odds(neg_log_wrong, power)
+
+
+def _log_odds(
+    neg_log_wrong: F64[Tensor, "L"], power: float
+) -> F64[Tensor, "L"]:
+    """The log-odds of (1 - exp(-neg_log_wrong))^(1 / power)."""
     # Of the product alone; then of the root, 1 - p^(1 / power) = (1 - p) / power to 13 digits where p is near 1.
     log_odds = neg_log_wrong + torch.log(-torch.expm1(-neg_log_wrong))
     log_root = torch.nn.functional.logsigmoid(log_odds) / power
@@ -120,11 +128,79 @@ def noisy_or_of_best(
     Source: Betz et al. 2024, "PyClause: Simple and efficient rule handling for knowledge graphs" (noisy-or top-h).
     """
     rules = _rules_by_atom(_rule_confidence(kb), derivations, n_atoms)
-    atom_row = torch.repeat_interleave(rules.n_rules)
-    place = torch.arange(len(atom_row), device=atom_row.device)
-    is_best = place - rules.start[atom_row] < n_best
-    best = Derivations(atom_row[is_best], rules.rule[is_best])
+    best, _ = _best_rules(rules, n_best)
     return noisy_or(kb, [best], n_atoms, power)
+
+
+def noisy_or_joint(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    joint: JointCounts,
+    n_best: int,
+    prior_pairs: float,
+) -> F64[Tensor, "L"]:
+    """The noisy-or of the most confident rules of each atom, each without what a better one explains, as log-odds.
+
+        1 - prod_i min(1, max(1 - c_i, max_j (1 - c_ij) / (1 - c_j))),    j better than i
+        c_ij = (facts_ij + K prior_ij) / (both_ij + K)
+        prior_ij = 1 - (1 - c_j) (1 - c_i)^(1 - both_ij / (derived_i + derived_j - both_ij))
+
+    c_i is the confidence of rule i, and c_ij that of rules i and j together, from the both_ij atoms that they both
+    derive, facts_ij of them facts. Of rules that derive no common atom it is the noisy-or, and so is the score; of
+    rules that derive the same atoms only the best counts. No rule counts for more than it does alone.
+
+    Args:
+      derivations: by some rules at a time, in any order.
+      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
+      joint: what pairs of the rules derive.
+      n_best: how many rules count for an atom.
+      prior_pairs: K above 0, the atoms that the prior counts for.
+
+    Returns:
+      [L]; -inf for an atom that no rule derives.
+
+    Source: after Ott, Meilicke and Samwald 2021, arXiv:2109.08002, where rules are clustered by the atoms that they
+      derive, and the best of each cluster counts.
+    """
+    confidence = _rule_confidence(kb)
+    log_wrong = torch.log1p(-confidence)
+    rules = _rules_by_atom(confidence, derivations, n_atoms)
+    best, place = _best_rules(rules, n_best)
+    neg_log_wrong = -log_wrong[best.rule]
+    for distance in range(1, n_best):
+        row = (place >= distance).nonzero().squeeze(1)
+        rule, better = best.rule[row], best.rule[row - distance]
+        log_wrong_of_both = _log_wrong_of_both(
+            confidence, joint, rule, better, prior_pairs
+        )
+        added = (log_wrong[better] - log_wrong_of_both).clamp_min(0.0)
+        # Beside a rule of confidence 1 nothing adds anything.
+        added = torch.where(confidence[better] < 1, added, 0.0)
+        neg_log_wrong = neg_log_wrong.scatter_reduce(0, row, added, "amin")
+
+    total = torch.zeros(n_atoms, dtype=torch.float64, device=place.device)
+    total = total.scatter_add(0, best.atom_row, neg_log_wrong)
+    return _log_odds(total, 1.0)
+
+
+def _log_wrong_of_both(
+    confidence: F64[Tensor, "R"],
+    joint: JointCounts,
+    rule: I64[Tensor, "n"],
+    better: I64[Tensor, "n"],
+    prior_pairs: float,
+) -> F64[Tensor, "n"]:
+    """log(1 - c_ij) of `noisy_or_joint` for pairs of rules."""
+    n_both, n_facts = joint_counts.find_shared(joint, rule, better)
+    n_either = joint.n_derived[rule] + joint.n_derived[better] - n_both
+    share = n_both / n_either.clamp_min(1.0)
+    prior_wrong = torch.exp(
+        torch.log1p(-confidence[better])
+        + (1 - share) * torch.log1p(-confidence[rule])
+    )
+    n_wrong = n_both - n_facts + prior_pairs * prior_wrong
+    return torch.log(n_wrong / (n_both + prior_pairs))
 
 
 def max_plus(
@@ -197,6 +273,18 @@ def _rules_by_atom(
     atom = torch.arange(n_atoms + 1, device=confidence.device)
     bounds = torch.searchsorted(key, atom * base)
     return _RulesByAtom(by_confidence[key % base], bounds[:-1], bounds.diff())
+
+
+def _best_rules(
+    rules: _RulesByAtom, n_best: int
+) -> tuple[Derivations, I64[Tensor, "n"]]:
+    """The derivations by the most confident rules of each atom, and the place of each among those of its atom."""
+    atom_row = torch.repeat_interleave(rules.n_rules)
+    number = torch.arange(len(atom_row), device=atom_row.device)
+    place = number - rules.start[atom_row]
+    is_best = place < n_best
+    best = Derivations(atom_row[is_best], rules.rule[is_best])
+    return best, place[is_best]
 
 
 def _lexicographic_position(

@@ -286,7 +286,7 @@ def _count_rules(
     on_phase: PhaseCallback,
 ) -> tuple[RuleCounts, list[str]]:
     """The counts of the rules, and a note on those that are estimates."""
-    has_estimates = dataset.rule_estimates is not None
+    has_estimates = not object_identity and _are_all_estimated(dataset)
     estimated: set[int] = set()
     counts = count_rules(
         kb,
@@ -299,6 +299,17 @@ def _count_rules(
         progress=lambda done, total: on_phase(COUNTING, done, total),
     )
     return counts, _describe_estimates(estimated, sizes)
+
+
+def _are_all_estimated(dataset: Dataset) -> bool:
+    """Whether there is an estimate of each rule whose counts without object identity are not known."""
+    known, estimates = dataset.rule_counts, dataset.rule_estimates
+    if estimates is None:
+        return False
+    is_estimated = estimates[:, 0] >= 0
+    if known is None:
+        return bool(is_estimated.all())
+    return bool((is_estimated | (known[:, 0] >= 0)).all())
 
 
 def _describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:

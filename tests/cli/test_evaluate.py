@@ -121,6 +121,7 @@ def test_the_notes_on_a_run_and_on_its_search_are_told(
         "max-confidence",
         "max-plus",
         "noisy-or@3",
+        "noisy-or-joint",
         "greedy",
         "success",
     ],

@@ -195,6 +195,8 @@ def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
         "noisy-or-top-0",
         "noisy-or-top-",
         "noisy-or-top-5@",
+        "noisy-or-joint@",
+        "noisy-or-joint@0",
         "best",
     ],
 )
@@ -208,7 +210,14 @@ def test_an_unknown_score_is_refused(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["max-confidence", "max-plus", "noisy-or", "noisy-or@3", "noisy-or-top-2"],
+    [
+        "max-confidence",
+        "max-plus",
+        "noisy-or",
+        "noisy-or@3",
+        "noisy-or-top-2",
+        "noisy-or-joint@5",
+    ],
 )
 def test_untrained_scores_are_the_same_from_the_index_and_from_joins(name):
     task, _, _, atoms = untrained()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from funcppo import data
 from funcppo.deadline import Deadline
@@ -276,3 +277,26 @@ def test_estimates_stand_where_exact_counts_take_too_many_rows(monkeypatch):
     task = build_task(graph, replace(cfg, smoothing=None))
     assert task.kb.support.tolist() == (exact + 1)[:, 0].tolist()
     assert count_estimates(task.notes) == len(exact)
+
+
+@pytest.mark.parametrize("object_identity", [True, False])
+def test_without_estimates_all_rows_are_counted(monkeypatch, object_identity):
+    """Estimates are of rules without object identity; a file may hold none, or not those of all rules."""
+    cfg = replace(
+        OPEN, max_height=1, smoothing=None, object_identity=object_identity
+    )
+    expected = build_task(random_graph(), cfg).kb.support
+    monkeypatch.setattr(task_module, "MAX_COUNT_ROWS", 1)
+    unknown = np.full((len(random_graph().rules), 3), -1)
+    few = unknown.copy()
+    few[0] = 1
+    # with object identity those of all rules do not stand either
+    for estimates in (
+        unknown,
+        few,
+        np.abs(unknown) if object_identity else few,
+    ):
+        graph = replace(
+            random_graph(), rule_counts=unknown, rule_estimates=estimates
+        )
+        assert torch.equal(build_task(graph, cfg).kb.support, expected)

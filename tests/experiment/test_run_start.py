@@ -36,6 +36,15 @@ def test_queries_that_cannot_be_ranked_are_refused_before_training(tmp_path):
     run_start.prepare_run(run_config, tmp_path / "run", resume=False)
 
 
+@pytest.mark.parametrize("score", ["max-plus", "noisy-or-joint@20"])
+def test_rule_scores_that_training_does_not_read_are_refused(score, tmp_path):
+    for config in (CONFIG, open_settings()):
+        with pytest.raises(ValueError, match=f"--rule-score {score}: expected"):
+            run_start.prepare_run(
+                replace(config, rule_score=score), tmp_path, resume=False
+            )
+
+
 @pytest.mark.parametrize(
     ("success", "best_proof", "chosen"),
     [(0.5, 0.4, "success"), (0.4, 0.5, "best-proof")],

@@ -15,6 +15,7 @@ from funcppo.data import from_triples, load
 from funcppo.evaluation import rank_metrics, scorers
 from funcppo.logic import baselines, fixpoint, kb
 from funcppo.logic.consequences import Derivations
+from funcppo.logic.joint_counts import JointCounts
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from tests.oracles import Program
@@ -310,3 +311,74 @@ def test_noisy_or_of_the_best_rules_is_that_of_the_largest_confidences(
         baselines.noisy_or_of_best, support, found, n_best=n_best, power=power
     )
     assert got == pytest.approx(want, rel=1e-12)
+
+
+JOINT_PAIRS = {(0, 1): (4, 1), (0, 2): (2, 2), (1, 3): (8, 0)}
+
+
+def joint_counts_of(pairs, n_derived):
+    """`JointCounts` of 5 rules from what pairs of them derive."""
+    keys = [i * 5 + j for i, j in sorted(pairs)]
+    both, facts = zip(*(pairs[pair] for pair in sorted(pairs)), strict=True)
+    columns = (n_derived, both, facts)
+    derived, both, facts = (
+        torch.tensor(column, dtype=torch.float64) for column in columns
+    )
+    return JointCounts(derived, torch.tensor(keys), both, facts)
+
+
+def joint_score(confidences, pairs, n_derived, prior_pairs):
+    """The noisy-or of (rule, confidence), the best first, each without what a better one explains."""
+    wrong = 1.0
+    for place, (i, c) in enumerate(confidences):
+        factor = 1 - c
+        for j, better in confidences[:place]:
+            both, facts = pairs.get((min(i, j), max(i, j)), (0, 0))
+            share = both / (n_derived[i] + n_derived[j] - both)
+            prior = 1 - (1 - better) * (1 - c) ** (1 - share)
+            joint = (facts + prior_pairs * prior) / (both + prior_pairs)
+            # beside a rule that is certain nothing counts
+            added = (1 - joint) / (1 - better) if better < 1 else 1.0
+            factor = max(factor, added)
+        wrong *= min(factor, 1.0)
+    return 1 - wrong
+
+
+@given(
+    st.permutations(range(5)),
+    pairs,
+    st.integers(1, 5),
+    st.sampled_from([0.5, 10.0, 500.0]),
+)
+@settings(max_examples=200)
+def test_joint_noisy_or_counts_what_better_rules_do_not_explain(
+    support, found, n_best, prior_pairs
+):
+    n_derived = [8.0, 8.0, 4.0, 10.0, 6.0]
+    got = scored(
+        baselines.noisy_or_joint,
+        support,
+        found,
+        joint=joint_counts_of(JOINT_PAIRS, n_derived),
+        n_best=n_best,
+        prior_pairs=prior_pairs,
+    )
+    for atom in range(7):
+        own = [(r, support[r] / 4) for a, r in found if a == atom]
+        own = [(r, c) for r, c in own if c > 0]
+        own.sort(key=lambda rule: -rule[1])
+        want = joint_score(own[:n_best], JOINT_PAIRS, n_derived, prior_pairs)
+        assert got[atom] == pytest.approx(want, rel=1e-9)
+
+
+def test_joint_noisy_or_of_disjoint_and_of_equal_rules():
+    """Rules that derive no common atom are independent; of rules that derive the same atoms one counts."""
+    found = {(0, 0), (0, 1), (1, 0), (2, 2)}
+    score = partial(scored, baselines.noisy_or_joint, [1, 1, 2, 0, 0], found)
+    n_derived = [4.0] * 5
+    disjoint = joint_counts_of({(3, 4): (4, 0)}, n_derived)
+    same = joint_counts_of({(0, 1): (4, 1)}, n_derived)
+    got = score(joint=disjoint, n_best=10, prior_pairs=500.0)
+    assert got[:3] == pytest.approx([7 / 16, 1 / 4, 1 / 2])
+    got = score(joint=same, n_best=10, prior_pairs=500.0)
+    assert got[:3] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
