@@ -55,7 +55,9 @@ from funcppo.prover import evidence
 from funcppo.prover.env import World
 from funcppo.prover.network import Params
 from funcppo.prover.task import (
+    PhaseCallback,
     ProverTask,
+    ignore_phase,
     inference_world,
     is_unproved_fact,
     with_answers,
@@ -452,35 +454,36 @@ def derives_by_question(task: ProverTask) -> bool:
     return task.answers_plan is not None and task.derivability_index is None
 
 
-def count_joint(task: ProverTask, name: str) -> JointCounts | None:
-    """What the pairs of a task's rules derive, if the score of this name needs it; else None."""
+def count_joint(
+    task: ProverTask, name: str, on_phase: PhaseCallback = ignore_phase
+) -> JointCounts | None:
+    """What the pairs of a task's rules derive, if the score of this name needs it; else None.
+
+    Args:
+      on_phase: receives how many rules are applied.
+    """
     base, _ = split_linked_last(name)
     if _joint_prior_pairs(base) is None:
         return None
+    most = joint_counts.MAX_COUNTED_DERIVATIONS * task.cfg.memory_share
     return joint_counts.count_joint(
         task.kb,
         task.sizes,
         object_identity=task.least_model.object_identity,
         leave_one_out=task.cfg.smoothing is not None,
-        max_derivations=_max_counted(task),
+        max_derivations=max(int(most), 1),
+        progress=partial(on_phase, "counting pairs of rules"),
     )
 
 
-def describe_joint(task: ProverTask, name: str) -> list[str]:
-    """A line if the score of a name counts what pairs of rules derive, and not all of it."""
-    n_strata = joint_counts.count_strata(task.kb, _max_counted(task))
-    if without_joint(name) == name or n_strata == 1:
+def describe_joint(joint: JointCounts | None) -> list[str]:
+    """A line if not all of what pairs of rules derive is counted."""
+    if joint is None or joint.n_strata == 1:
         return []
     return [
-        f"score {name}: pairs of rules are counted on one atom in {n_strata}, a sample: the rules derive "
-        f"more than {_max_counted(task):,} atoms"
+        f"pairs of rules are counted on a sample of the atoms, of some relations one in {joint.n_strata}: the rules "
+        "derive too much to count it all"
     ]
-
-
-def _max_counted(task: ProverTask) -> int:
-    """The most derivations of which the pairs of rules are counted."""
-    share = task.cfg.memory_share
-    return max(int(joint_counts.MAX_COUNTED_DERIVATIONS * share), 1)
 
 
 def without_joint(name: str) -> str:

@@ -66,6 +66,8 @@ class Subject(NamedTuple):
     notes: list[str]  # what was chosen, one line each
     # link embeddings of the run; None without any
     embedding: link_embedding.Params | None = None
+    # what pairs of rules derive, if the score needs it
+    joint: JointCounts | None = None
 
 
 def open_run_subject(
@@ -86,16 +88,22 @@ def open_run_subject(
       ValueError: the folder holds no run, or the run does not have the score.
     """
     run = run_start.open_run(folder, device, on_phase)
-    return run_subject(run, score, str(folder))
+    return run_subject(run, score, str(folder), on_phase)
 
 
-def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
+def run_subject(
+    run: Run,
+    score: str = "auto",
+    name: str = "",
+    on_phase: PhaseCallback = ignore_phase,
+) -> Subject:
     """A run with one of its scores.
 
     Args:
       run: at a checkpoint.
       score: auto for its default score.
       name: of the run, for the error.
+      on_phase: receives what is being done.
 
     Raises:
       ValueError: the run does not have the score.
@@ -113,8 +121,9 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
         embedding = None
     if score not in POLICY_SCORES:
         notes = [describe_default_score(run)] if is_open else []
-        notes += scorers.describe_joint(run.task, score)
-        return Subject(run.task, score, None, notes, embedding)
+        joint = scorers.count_joint(run.task, score, on_phase)
+        notes += scorers.describe_joint(joint)
+        return Subject(run.task, score, None, notes, embedding, joint)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]
     if training.is_finished(run):
@@ -225,9 +234,10 @@ def dataset_subject(
     notes += count_notes
     if score == "auto":
         score = chosen_score
-    notes += scorers.describe_joint(task, score)
+    joint = scorers.count_joint(task, score, on_phase)
+    notes += scorers.describe_joint(joint)
     described = describe_choice(choice, task.max_height)
-    return Subject(task, score, None, [*described, *notes])
+    return Subject(task, score, None, [*described, *notes], joint=joint)
 
 
 def _report_phase(
@@ -333,17 +343,16 @@ def height_of_score(score: str, height: int | None) -> int | None:
 
 
 def make_subject_scorer(
-    subject: Subject, task: ProverTask, joint: JointCounts | None = None
+    subject: Subject, task: ProverTask
 ) -> Scorer | ScorerBySide:
     """The scorer of a subject, with the search settings of a validation.
 
     Args:
       task: the subject's, perhaps with an index of other atoms.
-      joint: what pairs of its rules derive, counted before; None to count what the score needs.
     """
     run = subject.policy_run
     if run is None:
-        return scorers.make_untrained_scorer(task, subject.score, joint)
+        return scorers.make_untrained_scorer(task, subject.score, subject.joint)
     if subject.score == "evidence":
         return validation.run_policy_scorer(
             run, run.state.best_params, "evidence"
@@ -384,12 +393,9 @@ def make_subject_predictor(subject: Subject) -> Predictor:
             return fact_scorer
 
         make_fact_scorer = return_fact_scorer
-    joint = None
-    if run is None:
-        joint = scorers.count_joint(subject.task, subject.score)
     return make_predictor(
         subject.task,
-        partial(make_subject_scorer, subject, joint=joint),
+        partial(make_subject_scorer, subject),
         make_fact_scorer,
         reads_derivations=make_fact_scorer is None,
     )

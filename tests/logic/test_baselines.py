@@ -324,7 +324,7 @@ def joint_counts_of(pairs, n_derived):
     derived, both, facts = (
         torch.tensor(column, dtype=torch.float64) for column in columns
     )
-    return JointCounts(derived, torch.tensor(keys), both, facts)
+    return JointCounts(derived, torch.tensor(keys), both, facts, n_strata=1)
 
 
 def joint_score(confidences, pairs, n_derived, prior_pairs):

@@ -50,7 +50,8 @@ def as_dictionary(joint):
     return {
         (pair // n_rules, pair % n_rules): (both, facts)
         for pair, both, facts in zip(
-            *(column.tolist() for column in joint[1:]), strict=True
+            *(c.tolist() for c in (joint.pair, joint.n_both, joint.n_facts)),
+            strict=True,
         )
     }
 
@@ -88,8 +89,9 @@ def test_counts_do_not_depend_on_the_size_of_chunks(program):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joins, "MAX_CHUNK_ROWS", 2)
         got = joint_counts.count_joint(*build(program))
-    for got_column, want_column in zip(got, want, strict=True):
+    for got_column, want_column in zip(got[:-1], want[:-1], strict=True):
         assert torch.equal(got_column, want_column)
+    assert got.n_strata == want.n_strata == 1
 
 
 @given(programs)
@@ -127,3 +129,28 @@ def test_a_sample_holds_the_same_atoms_for_all_rules():
     assert n_derived[0] == n_derived[1] != 399
     # twice a binomial number of 399: its standard deviation is 20
     assert n_derived == pytest.approx([399, 399, 398], abs=100)
+
+
+def test_a_relation_with_many_pairs_is_sampled_and_others_are_not(monkeypatch):
+    """Four equal rules of one relation make 6 pairs of each of 399 atoms; two rules of another make one."""
+    edges = tuple((1, i, i + 1) for i in range(1, 400))
+    x, y = 401, 402
+    rules = (*[((2, x, y), (1, x, y))] * 4, *[((3, x, y), (1, x, y))] * 2)
+    world, sizes = build(Program(400, (2, 2, 2), edges, rules))
+    assert joint_counts.count_joint(world, sizes).n_strata == 1
+
+    monkeypatch.setattr(joint_counts, "MAX_COUNTED_PAIRS", 1000)
+    n_done = []
+    joint = joint_counts.count_joint(
+        world, sizes, progress=lambda n, _: n_done.append(n)
+    )
+    assert joint.n_strata == 4 and n_done == [1, 2, 3, 4, 5, 6]
+    counts = as_dictionary(joint)
+    assert counts[4, 5] == (399, 0) and len(counts) == 7
+    n_sampled = counts[0, 1][0]
+    assert n_sampled % 4 == 0 and 6 * n_sampled // 4 <= 1000
+    # four times a binomial number of 399 with a share of a quarter: its standard deviation is 35
+    assert n_sampled == pytest.approx(399, abs=175)
+    assert {counts[i, j] for i in range(4) for j in range(i + 1, 4)} == {
+        (n_sampled, 0)
+    }
