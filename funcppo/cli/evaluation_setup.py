@@ -243,7 +243,7 @@ def prepare_evaluation(
     n_negatives = _parse_negatives(options.negatives)
     memory_limit = _memory_limit(options)
     subject = _load_subject(options, on_phase)
-    task, score, policy_run, notes, _ = subject
+    task, score, policy_run, notes, *_ = subject
 
     search_stats = SearchStats()
     split = getattr(task.dataset, options.split)
