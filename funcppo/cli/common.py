@@ -6,7 +6,6 @@ import _thread
 import importlib.metadata
 import json
 import os
-import platform
 import signal
 import sys
 import threading
@@ -344,17 +343,6 @@ def package_version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def package_versions() -> JsonObject:
-    """The versions that the last bits of a result depend on."""
-    import torch
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "funcppo": package_version("funcppo"),
-    }
 
 
 class Terminated(KeyboardInterrupt):
