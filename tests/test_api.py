@@ -98,7 +98,7 @@ def test_the_version_and_the_marker_of_types_are_packaged():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert (
         project["tool"]["setuptools"]["dynamic"]["version"]["attr"]
-        == "funcppo.__version__"
+        == "funcppo.version.VERSION"
     )
     assert project["tool"]["setuptools"]["package-data"]["funcppo"] == [
         "py.typed"
