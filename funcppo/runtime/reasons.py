@@ -102,6 +102,7 @@ _RECOMPILE_WORDS: Mapping[RecompileCode, Sequence[str]] = {
     RecompileCode.DEVICE: (
         "device index mismatch",
         "dispatch key set mismatch",
+        "differs: device ",
     ),
     RecompileCode.GRAD_MODE: ("requires_grad mismatch", "changed: grad_mode"),
     RecompileCode.VALUE: ("==", " is ", "len(", "type(", "differs"),

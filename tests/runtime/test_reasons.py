@@ -78,6 +78,10 @@ def test_a_skipped_graph_has_the_code_of_its_reason(text, code):
             "step: 0 differs: dtype torch.int64 before, now torch.int32",
             RecompileCode.DTYPE,
         ),
+        (
+            "step: 0 differs: device cuda:0 before, now cuda:1",
+            RecompileCode.DEVICE,
+        ),
         ("step: cfg differs", RecompileCode.VALUE),
         ("", RecompileCode.OTHER),
     ],
