@@ -310,7 +310,13 @@ def metrics_exported(
 
     processes = distributed.current_processes()
     versions = {name: package_version(name) for name in ("funcppo", "torch")}
-    with telemetry.export(port, path, program, versions) as exporter:
+    with telemetry.export(
+        port,
+        path,
+        program,
+        versions,
+        lambda line: print(f"note: {line}", file=sys.stderr),
+    ) as exporter:
         n_processes = processes.world_size if processes else 1
         exporter.telemetry.record_processes(n_processes)
         yield exporter
