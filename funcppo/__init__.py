@@ -48,6 +48,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from funcppo.version import VERSION
+
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo import envs, nets, random, train_step, tree
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
@@ -89,7 +91,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo.train_step import Metrics, TrainState
     from funcppo.trainer import MetricsLog, evaluate_policy, train
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 __all__ = [
     "CATEGORICAL",

@@ -151,7 +151,8 @@ class MetricsLog:
     """A callback that writes the metrics of each update to FOLDER/metrics.jsonl and to other places.
 
     A run that continues from its checkpoint continues them: what they hold of later updates is dropped. Of several
-    seeds each has a line of its own in metrics.jsonl; the other places get the means over seeds.
+    seeds each has a line of its own in metrics.jsonl; the other places get the means over seeds. The first line of
+    metrics.jsonl says how the step is run (null: eager), and the versions.
     """
 
     def __init__(self, folder: str | Path, *names: LoggerName) -> None:
@@ -190,7 +191,11 @@ class MetricsLog:
     def _start(self, progress: Progress[Any]) -> list[loggers.MetricsLogger]:
         """Open the files, which go on after the update before this one."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        metrics_log.truncate(self._path, progress.update - 1)
+        metrics_log.truncate(
+            self._path,
+            progress.update - 1,
+            metrics_log.run_header(progress.record),
+        )
         opened = loggers.open_loggers(
             self.names,
             self._path.parent,

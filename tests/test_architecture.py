@@ -37,6 +37,7 @@ VOCABULARY = (
     "recurrence",
     "config",
     "deadline",
+    "version",
 )
 CORE = (
     "optim",

@@ -6,7 +6,6 @@ import _thread
 import importlib.metadata
 import json
 import os
-import platform
 import signal
 import sys
 import threading
@@ -311,7 +310,13 @@ def metrics_exported(
 
     processes = distributed.current_processes()
     versions = {name: package_version(name) for name in ("funcppo", "torch")}
-    with telemetry.export(port, path, program, versions) as exporter:
+    with telemetry.export(
+        port,
+        path,
+        program,
+        versions,
+        lambda line: print(f"note: {line}", file=sys.stderr),
+    ) as exporter:
         n_processes = processes.world_size if processes else 1
         exporter.telemetry.record_processes(n_processes)
         yield exporter
@@ -344,17 +349,6 @@ def package_version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def package_versions() -> JsonObject:
-    """The versions that the last bits of a result depend on."""
-    import torch
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "funcppo": package_version("funcppo"),
-    }
 
 
 class Terminated(KeyboardInterrupt):

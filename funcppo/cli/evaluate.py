@@ -379,11 +379,13 @@ class Evaluate:
         self, setup: EvaluationSetup, records: list[Record]
     ) -> JsonObject:
         """The JSON of --json, without the total time."""
-        from funcppo.evaluation import result_log
+        from funcppo.evaluation import result_log, scorers
+        from funcppo.experiment.metrics_log import package_versions
         from funcppo.runtime import memory
 
         task = setup.evaluator.task
         uncompiled = setup.uncompiled
+        replay = scorers.search_replay(setup.search_step)
         return {
             **result_log.summarise_records(
                 records, task.dataset.predicates, with_auc=task.is_countries
@@ -400,10 +402,13 @@ class Evaluate:
             ),
             "processes": _n_processes(),
             "graphs": self.graphs,
+            **replay._asdict(),
             "compiled": uncompiled is None,
             "uncompiled_reason": uncompiled.reason if uncompiled else "",
             "uncompiled_code": uncompiled and uncompiled.code,
             "notes": _notes(setup),
+            "versions": package_versions(),
+            "device": self.device,
         }
 
     def _print_result(

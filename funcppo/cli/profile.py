@@ -182,11 +182,17 @@ def _describe(profile: profile, n_rows: int) -> JsonObject:
     """The operators and kernels with the most time of their own, and the waits for the device."""
     averages = profile.key_averages()
     on_device = sum(event.self_device_time_total for event in averages)
-    waits = [event for event in averages if event.key in WAITING_CALLS]
+    n_kernels = sum(event.count for event in averages if is_kernel(event))
+    # Without a device `aten::item` waits for none.
+    waits = [
+        event
+        for event in averages
+        if event.key in WAITING_CALLS and n_kernels > 0
+    ]
     return {
         "cpu_ms": sum(event.self_cpu_time_total for event in averages) / 1e3,
         "device_ms": on_device / 1e3,
-        "n_kernels": sum(event.count for event in averages if is_kernel(event)),
+        "n_kernels": n_kernels,
         "rows": [
             _row(event)
             for event in sorted(averages, key=_own_time, reverse=True)[:n_rows]

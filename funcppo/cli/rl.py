@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 from tyro.conf import Positional, arg
 
+from funcppo import json_io
 from funcppo.atomic_io import remove_stale_parts
 from funcppo.cli.common import (
     GraphsChoice,
@@ -25,7 +26,6 @@ from funcppo.cli.common import (
     defer_interrupt,
     graphs_allowed,
     option_name,
-    package_versions,
     select_device,
     set_threads,
     write_json,
@@ -257,7 +257,8 @@ class Rl:
         if not rungs or rungs[-1][0].steps < config.steps:
             self._print_interrupted(trained.update, console)
             return trained.exit_status
-        results = _search_results(config, rungs)
+        results = _search_results(config, folder, rungs, trained.record)
+        results["graphs"] = self.graphs
         self._write(results, folder)
         _print_trials(results, config, console)
         return 0
@@ -369,8 +370,9 @@ class _Display:
         from funcppo.experiment.training import describe_strategy
 
         if self.record is None and progress.record is not None:
-            self.record = progress.record
-            print_notes(self._console, [describe_strategy(self.record)])
+            record = describe_strategy(progress.record)
+            print_notes(self._console, [record])
+        self.record = progress.record
         if progress.evaluation is not None:
             means = [each.sampled.mean for each in progress.evaluation]
             self._returns = f"return {sum(means) / len(means):.1f}, "
@@ -480,8 +482,32 @@ def _describe_rung(rung: Sequence[Trial]) -> str:
     return f"{len(rung)} trials after {best.steps:,} steps: best return {best.mean_return:.1f}"
 
 
-def _search_results(config: RLConfig, rungs: list[list[Trial]]) -> JsonObject:
-    """The contents of results.json of a search."""
+def _stored_strategy(
+    record: StrategyRecord | None, folder: Path
+) -> JsonObject | None:
+    """How the step was run; where no update was left to make, what the files of the run say."""
+    from funcppo.experiment import metrics_log
+
+    if record is not None:
+        return dataclasses.asdict(record)
+    header = metrics_log.read_header(folder / METRICS_FILE)
+    results = folder / RESULTS_FILE
+    stored = (
+        json_io.parse_object(results, results.read_bytes())
+        if results.exists()
+        else {}
+    )
+    return header.get("strategy") or stored.get("strategy")
+
+
+def _search_results(
+    config: RLConfig,
+    folder: Path,
+    rungs: list[list[Trial]],
+    record: StrategyRecord | None,
+) -> JsonObject:
+    """The contents of results.json of a search; the strategy is that of the last rung."""
+    from funcppo.experiment import metrics_log
     from funcppo.rl.search import trial_rows
 
     return {
@@ -492,7 +518,8 @@ def _search_results(config: RLConfig, rungs: list[list[Trial]]) -> JsonObject:
         "seeds": config.seeds,
         "episodes": config.episodes,
         "trials": trial_rows(rungs),
-        "versions": package_versions(),
+        "strategy": _stored_strategy(record, folder),
+        "versions": metrics_log.package_versions(),
         "device": config.device,
     }
 
@@ -549,6 +576,7 @@ def _results(
     config: RLConfig, folder: Path, record: StrategyRecord | None
 ) -> JsonObject:
     """The contents of results.json, without the time."""
+    from funcppo.experiment import metrics_log
     from funcppo.rl import run
 
     returns = run.read_returns(folder)
@@ -560,8 +588,8 @@ def _results(
         "episodes": config.episodes,
         "returns": run.summarize(returns),
         "n_unfinished_episodes": int(returns.n_unfinished[-1]),
-        "strategy": record and dataclasses.asdict(record),
-        "versions": package_versions(),
+        "strategy": _stored_strategy(record, folder),
+        "versions": metrics_log.package_versions(),
         "device": config.device,
     }
 

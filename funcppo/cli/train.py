@@ -27,7 +27,6 @@ from funcppo.cli.common import (
     graphs_allowed,
     metrics_exported,
     option_name,
-    package_versions,
     select_device,
     set_caches,
     set_threads,
@@ -889,11 +888,7 @@ def _write_header(
     from funcppo.experiment import metrics_log
     from funcppo.experiment.run import last_logged_update
 
-    header = {
-        "strategy": dataclasses.asdict(record),
-        "graphs": graphs,
-        "versions": package_versions(),
-    }
+    header = {**metrics_log.run_header(record), "graphs": graphs}
     metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run), header)
 
 
@@ -1038,7 +1033,7 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
-    from funcppo.experiment import training, validation
+    from funcppo.experiment import metrics_log, training, validation
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
@@ -1088,7 +1083,7 @@ def _evaluate(
         "phase_seconds": run_time.phases,
         "phase_peak_bytes": run_time.peak_bytes,
         "notes": notes,
-        "versions": package_versions(),
+        "versions": metrics_log.package_versions(),
         "device": run.run_config.device,
     }
 

@@ -65,7 +65,8 @@ from funcppo.prover.task import (
 from funcppo.runtime import cudagraph_trees, memory
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
-from funcppo.runtime.protocols import CaptureOutcome
+from funcppo.runtime.protocols import CaptureOutcome, ReplayMode
+from funcppo.runtime.reasons import FallbackCode
 from funcppo.types import F64
 
 # Of log scores: sums of tens of terms, each rounded to float32.
@@ -202,6 +203,27 @@ def compile_search_step(
 def search_captures(step: SearchStep | None) -> Sequence[CaptureOutcome]:
     """How calls of a search step have been captured so far; empty where there is no step, or nothing to capture."""
     return step.captures() if isinstance(step, GraphedStep) else ()
+
+
+class SearchReplay(NamedTuple):
+    """How the steps of a search were replayed."""
+
+    replay_mode: ReplayMode  # "none" where no call replayed a CUDA graph
+    # How often a capture fell back, by code; the sentences are `graph_fallback_notes`.
+    fallback_codes: dict[FallbackCode, int]
+
+
+def search_replay(step: SearchStep | None) -> SearchReplay:
+    """How calls of a search step were replayed so far."""
+    modes: set[ReplayMode] = set()
+    codes: dict[FallbackCode, int] = {}
+    for captured in search_captures(step):
+        modes.add(captured.replay_mode)
+        code = captured.fallback_code
+        if code is not None:
+            codes[code] = codes.get(code, 0) + 1
+    replayed = sorted(modes - {"none"})
+    return SearchReplay(replayed[0] if replayed else "none", codes)
 
 
 def graph_fallback_notes(step: SearchStep | None) -> list[str]:

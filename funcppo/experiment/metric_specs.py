@@ -1,6 +1,6 @@
 """The metrics that programs export: their names, kinds, units and labels. This module imports no PyTorch.
 
-Names end in their unit; ratios lie between 0 and 1. A counter counts from the start of the process.
+Names end in their unit; ratios are at most 1. A counter counts from the start of the process.
 """
 
 from __future__ import annotations

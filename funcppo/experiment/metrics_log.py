@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from funcppo import atomic_io, json_io, tree
 from funcppo.data.lexer import shorten
 from funcppo.experiment import formats
 from funcppo.json_io import Json
+from funcppo.runtime.compile import StrategyRecord
 from funcppo.train_step import Metrics
+from funcppo.version import VERSION
 
 Row = Json  # numbers and texts of one update, by name
 
@@ -133,6 +137,27 @@ def read_header(path: Path) -> Json:
         return {}
     return {
         name: value for name, value in row.items() if name != formats.FORMAT_KEY
+    }
+
+
+def package_versions() -> Json:
+    """The versions that the last bits of a result depend on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "funcppo": VERSION,
+    }
+
+
+def run_header(record: StrategyRecord | None) -> Json:
+    """What the first line of a log says of the updates after it: how they are made, and the versions.
+
+    Args:
+      record: how the step is run; None where it is eager, and no strategy was chosen.
+    """
+    return {
+        "strategy": record and dataclasses.asdict(record),
+        "versions": package_versions(),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -257,20 +257,27 @@ class Exporter:
       monitor: what counts compilations and graphs, if anything does.
     """
 
-    def __init__(self, telemetry: Telemetry, file: Path | None) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        file: Path | None,
+        on_unwritten: Callable[[str], None],
+    ) -> None:
+        """Write nothing yet; see `export`."""
         self.telemetry = telemetry
         self.monitor: Monitor | None = None
         self._file = file
+        self._on_unwritten = on_unwritten
+        self._is_written = False  # the file, at the last attempt
+        self._was_written = False  # the file, ever
         self._refreshed_at = float("-inf")
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Once a second: record the monitor, memory and copies, and write the file, which readers see whole.
 
         Raises:
-          OSError: names the file.
+          OSError: the file cannot be written for the first time. Later it is tried again, and the program goes on.
         """
-        from prometheus_client import write_to_textfile
-
         age = time.monotonic() - self._refreshed_at
         if age < SECONDS_BETWEEN_REFRESHES and not at_once:
             return
@@ -279,15 +286,31 @@ class Exporter:
         self.telemetry.record_copies()
         if self.monitor is not None:
             self.telemetry.record_monitor(self.monitor)
-        if self._file is None:
-            return
+        if self._file is not None:
+            self._write(self._file)
+
+    def _write(self, file: Path) -> None:
+        """Write the file, or tell once that it cannot be written any more."""
+        from prometheus_client import write_to_textfile
+
         # It renames a whole file; these numbers need not outlive a power failure.
         try:
-            write_to_textfile(str(self._file), self.telemetry.registry)
+            write_to_textfile(str(file), self.telemetry.registry)
+            self._is_written = self._was_written = True
         except OSError as error:
             # not the temporary file beside it
-            error.filename = str(self._file)
-            raise
+            error.filename = str(file)
+            if not self._was_written:
+                raise
+            if self._is_written:
+                self._on_unwritten(
+                    f"{file}: {error.strerror}: the metrics there grow old until it can be written again"
+                )
+            self._is_written = False
+
+
+def _ignore(line: str, /) -> None:
+    """Do not tell that the file cannot be written."""
 
 
 @contextmanager
@@ -296,6 +319,7 @@ def export(
     file: Path | None,
     program: str,
     versions: Mapping[str, str],
+    on_unwritten: Callable[[str], None] = _ignore,
 ) -> Iterator[Exporter]:
     """Export metrics over HTTP on the loopback address, to a file, or both, until the block ends.
 
@@ -304,14 +328,16 @@ def export(
       file: in the format of the node exporter's textfile collector; None for no file.
       program: the name of the program.
       versions: by package, the labels of `funcppo_build_info`.
+      on_unwritten: receives a line where the file could be written before, and cannot be any more.
 
     Raises:
+      OSError: the file cannot be written at the start.
       ValueError: the port is taken, or prometheus-client is missing.
     """
     telemetry = Telemetry()
     telemetry.describe("build", **versions)
     telemetry.describe("run", program=program)
-    exporter = Exporter(telemetry, file)
+    exporter = Exporter(telemetry, file, on_unwritten)
     server = _serve(telemetry, port) if port is not None else None
     try:
         exporter.refresh(at_once=True)

@@ -41,7 +41,7 @@ from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
-from funcppo.runtime.reasons import FailureCode
+from funcppo.runtime.reasons import FailureCode, UntimedCode
 from funcppo.train_step import EAGER_PARTS, Metrics, Parts, TrainState
 
 # it imports Dynamo, which the evaluation of a run does without
@@ -171,10 +171,12 @@ def prepare_train_step(
     captured, record = peers.prepare(prepare) if peers else prepare()
     if strategy == "auto" and peers is None and record.untimed_reason:
         reason = "comparing strategies would take longer than it saves"
-        record = dataclasses.replace(record, untimed_reason=reason)
+        record = dataclasses.replace(
+            record, untimed_reason=reason, untimed_code=UntimedCode.SHORT_RUN
+        )
     elif not isinstance(strategy, str):
         record = dataclasses.replace(
-            record, times_ms=times_ms, untimed_reason=""
+            record, times_ms=times_ms, untimed_reason="", untimed_code=None
         )
     return captured, record
 

@@ -74,7 +74,7 @@ from funcppo.runtime.protocols import (
     TrainingParts,
     TrainingState,
 )
-from funcppo.runtime.reasons import FailureCode, FallbackCode
+from funcppo.runtime.reasons import FailureCode, FallbackCode, UntimedCode
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
@@ -141,10 +141,12 @@ class StrategyRecord:
     times_ms: dict[str, float] = field(default_factory=dict)
     # why strategies that may be faster were not compared; empty if they were
     untimed_reason: str = ""
+    untimed_code: UntimedCode | None = None  # the same as a code
     # "kernel": the rollout is one kernel of Triton; "steps": its steps are called one by one
     rollout: Literal["kernel", "steps"] = "steps"
     # why it is no kernel; empty if it is one, and where there is no GPU
     rollout_reason: str = ""
+    rollout_code: FailureCode | None = None  # the same as a code
 
 
 class SelectedStrategy(NamedTuple, Generic[Parts]):
@@ -309,7 +311,7 @@ def select_strategy(
         with _compile_parts_in_background(
             parts, _subset(calls, in_background), backend
         ) as wait:
-            parts, rollout_reason = selector.unroll_by_kernel(
+            parts, no_kernel = selector.unroll_by_kernel(
                 parts, _subset(calls, rollout_parts)
             )
             if parts.unroll is eager_unroll:
@@ -331,11 +333,13 @@ def select_strategy(
         strategy=selected,
         failures=tuple(selector.failures),
         times_ms=selector.times_ms,
-        untimed_reason=selector.untimed_reason(selected, candidates),
         rollout="steps" if parts.unroll is eager_unroll else "kernel",
-        rollout_reason=rollout_reason,
+        rollout_reason=no_kernel.message if no_kernel else "",
+        rollout_code=no_kernel and no_kernel.code,
     )
-    return SelectedStrategy(parts, record)
+    return SelectedStrategy(
+        parts, selector.with_untimed_reason(record, candidates)
+    )
 
 
 def _check_strategy(strategy: str | tuple[str, ...]) -> None:
@@ -611,23 +615,29 @@ class _StrategySelector:
 
     def unroll_by_kernel(
         self, parts: Parts, calls: _Calls
-    ) -> tuple[Parts, str]:
+    ) -> tuple[Parts, Failure | None]:
         """The parts with the whole rollout as one kernel, or as they are, and why it is none.
 
-        The reason is empty where there is no GPU, or the steps of the rollout are not to be compiled.
+        There is no reason where there is no GPU, or the steps of the rollout are not to be compiled.
         """
         steps = calls.get("rollout_step", [])
         on_gpu = steps and tree.leaves(steps[0][1:])[0].is_cuda
         if not on_gpu or self.backend != "inductor":
-            return parts, ""
+            return parts, None
         if cudagraph_trees.are_demanded():
-            return parts, "CUDAGraph Trees are asked for"
+            return parts, Failure(
+                name="rollout",
+                error_type="",
+                message="CUDAGraph Trees are asked for",
+                torch_version=torch.__version__,
+                code=FailureCode.NOT_REQUESTED,
+            )
         try:
             attempt = partial(self._compile_unroll, parts, steps)
             kernel = self._try(attempt, "rollout", use_custom_passes=False)
         except Exception as error:
-            return parts, _failure("rollout", error).message
-        return dataclasses.replace(parts, unroll=kernel), ""
+            return parts, _failure("rollout", error)
+        return dataclasses.replace(parts, unroll=kernel), None
 
     def _compile_unroll(
         self,
@@ -695,13 +705,20 @@ class _StrategySelector:
         selected = _select_fastest(working, self.times_ms)
         return working[selected], selected
 
-    def untimed_reason(self, selected: str, candidates: tuple[str, ...]) -> str:
-        """Why the candidates after the one in use were not compared with it; empty if they were, or there are none."""
-        if self.take_fastest or selected == candidates[-1]:
-            return ""
+    def with_untimed_reason(
+        self, record: StrategyRecord, candidates: tuple[str, ...]
+    ) -> StrategyRecord:
+        """The record, with why the candidates after the one in use were not compared with it, where there are any."""
+        if self.take_fastest or record.strategy == candidates[-1]:
+            return record
+        reason = "the first that works was asked for"
+        code = UntimedCode.NOT_REQUESTED
         if self.agree is not alone:
-            return "several processes learn together, and would measure different times"
-        return "the first that works was asked for"
+            reason = "several processes learn together, and would measure different times"
+            code = UntimedCode.SEVERAL_PROCESSES
+        return dataclasses.replace(
+            record, untimed_reason=reason, untimed_code=code
+        )
 
     def compile_with_fallback(
         self, attempt: CompileAttempt[Result], name: str

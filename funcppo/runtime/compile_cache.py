@@ -322,10 +322,11 @@ class CachedFunction(Generic[Result]):
 def _describe_change(
     before: _TensorKey | bytes, now: _TensorKey | bytes
 ) -> str:
-    """Which of shape, stride and dtype of two tensors differ; empty for settings, which are serialized."""
+    """What of two tensors differs, as in their `_TensorKey`; empty for settings, which are serialized."""
     if isinstance(before, bytes) or isinstance(now, bytes):
         return ""
-    properties = zip(("shape", "stride", "dtype"), before[1:4], now[1:4])
+    names = ("alias number", "shape", "stride", "dtype", "device")
+    properties = zip(names, before, now)
     changes = [
         f"{name} {old} before, now {new}"
         for name, old, new in properties

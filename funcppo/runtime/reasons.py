@@ -47,6 +47,15 @@ class FailureCode(StrEnum):
 
 
 @unique
+class UntimedCode(StrEnum):
+    """Why strategies that may be faster were not compared with the one in use."""
+
+    NOT_REQUESTED = "not_requested"
+    SHORT_RUN = "short_run"
+    SEVERAL_PROCESSES = "several_processes"
+
+
+@unique
 class SkipCode(StrEnum):
     """Why CUDAGraph Trees ran a graph without recording it."""
 
@@ -93,11 +102,15 @@ _RECOMPILE_WORDS: Mapping[RecompileCode, Sequence[str]] = {
     RecompileCode.DEVICE: (
         "device index mismatch",
         "dispatch key set mismatch",
+        "differs: device ",
     ),
     RecompileCode.GRAD_MODE: ("requires_grad mismatch", "changed: grad_mode"),
     RecompileCode.VALUE: ("==", " is ", "len(", "type(", "differs"),
 }
-_UNSUPPORTED = ("Unsupported", "UserError", "GuardOnDataDependentSymNode")
+_UNSUPPORTED = (
+    *("Unsupported", "UserError", "GuardOnDataDependentSymNode"),
+    "UnsupportedError",  # of `row_program`
+)
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")
 
 

@@ -2,15 +2,20 @@
 
 import json
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from funcppo.cli import common, evaluation_setup
 from funcppo.evaluation import evaluator, ranking, scorers
 from tests.cli.runner import contains, funcppo
+
+FILES_PAGE = Path(__file__).parents[2] / "docs" / "files.md"
 
 
 def test_the_metrics_are_those_of_the_lines_in_details(
@@ -46,6 +51,11 @@ def test_the_metrics_are_those_of_the_lines_in_details(
     assert not result["compiled"] and result["uncompiled_reason"]
     assert result["uncompiled_code"] == "no_search"
     assert result["graphs"] == "auto" and isinstance(result["notes"], list)
+    assert result["replay_mode"] == "none" and result["fallback_codes"] == {}
+    assert result["device"] == "cpu"
+    assert result["versions"]["torch"] == torch.__version__
+    fields = re.findall(r"`([\w@]+)`", FILES_PAGE.read_text())
+    assert set(result) <= set(fields)
     lines = [json.loads(line) for line in details.read_text().splitlines()]
     expected = [
         np.mean([1 / (x["n_better"] + 1 + i) for i in range(x["n_equal"] + 1)])

@@ -77,6 +77,8 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
         str(seed): value for seed, value in last.items()
     }
     assert results["strategy"]["skip_code"] == "short_run"
+    header = metrics_log.read_header(trained / "metrics.jsonl")
+    assert header == {name: results[name] for name in ("strategy", "versions")}
 
 
 def test_settings_and_returns_are_printed(monkeypatch, capsys):
@@ -207,6 +209,13 @@ def test_a_search_writes_its_table_and_is_drawn(
     results = json.loads((run / "results.json").read_text())
     assert [row["steps"] for row in results["trials"]] == steps
     assert {row["trial"] for row in results["trials"]} == {0, 1, 2, 3}
+    assert results["strategy"]["skip_code"] == "short_run"
+    assert results["graphs"] == "auto"
+    # No update is left to make, so that no strategy is chosen.
+    resume = ("rl", "--out", run, "--resume")
+    assert funcppo(monkeypatch, *resume) == 0
+    again = json.loads((run / "results.json").read_text())
+    assert again["strategy"] == results["strategy"]
     lines = (run / "trials.csv").read_text().splitlines()
     assert lines[0] == "trial,learning_rate,clip_eps,entropy_coef,steps,return"
     picture = tmp_path / "a.svg"

@@ -19,6 +19,7 @@ from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime.equivalence import EquivalenceError
 from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime.reasons import FallbackCode
 from tests.runtime.test_capture import on_gpu
 
 
@@ -362,6 +363,10 @@ def test_a_step_that_is_not_replayed_says_why():
     assert note.startswith(
         "steps of a search were not replayed as a CUDA graph: "
     )
+    replay = scorers.search_replay(step)
+    assert replay.replay_mode == "none"
+    assert replay.fallback_codes == {FallbackCode.NO_GPU: 1}
+    assert scorers.search_replay(None) == ("none", {})
 
 
 class CallTooLargeError(RuntimeError):

@@ -91,6 +91,7 @@ def test_every_section_says_what_it_means_what_to_do_and_how_to_see_it_again():
     [
         reasons.FallbackCode,
         reasons.FailureCode,
+        reasons.UntimedCode,
         reasons.SkipCode,
         reasons.RecompileCode,
     ],

@@ -253,3 +253,25 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
     ):
         pass
     assert error.value.filename == str(path)
+
+
+def test_a_file_that_cannot_be_written_any_more_ends_no_run(tmp_path):
+    """One line says so, and the file is written again as soon as it can be."""
+    path = tmp_path / "folder" / "m.prom"
+    path.parent.mkdir()
+    lines = []
+    with telemetry.export(
+        None, path, "train", VERSIONS, lines.append
+    ) as exporter:
+        path.unlink()
+        path.parent.rmdir()
+        for _ in range(2):
+            exporter.refresh(at_once=True)
+        (line,) = lines
+        assert line.startswith(f"{path}: No such file or directory: ")
+        path.parent.mkdir()
+        exporter.refresh(at_once=True)
+        assert path.exists() and len(lines) == 1
+        path.unlink()
+        path.parent.rmdir()
+    assert len(lines) == 2

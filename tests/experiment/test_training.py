@@ -24,7 +24,7 @@ from funcppo.experiment.run import learner_config, saved_update
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.compile import SelectedStrategy, StrategyRecord
 from funcppo.runtime.monitor import Monitor
-from funcppo.runtime.reasons import FailureCode
+from funcppo.runtime.reasons import FailureCode, UntimedCode
 from funcppo.train_step import EAGER_PARTS
 from tests.experiment.runs import CONFIG, N_UPDATES, trained
 
@@ -341,6 +341,7 @@ def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
             device="cpu",
             backend="inductor",
             untimed_reason="the first that works was asked for",
+            untimed_code=UntimedCode.NOT_REQUESTED,
         )
         return SelectedStrategy(EAGER_PARTS, record)
 
@@ -351,7 +352,7 @@ def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
     _, record = training.prepare_train_step(auto, earlier)
     assert asked == [("two-graphs", "one-graph", "eager")]
     assert record.strategy == "two-graphs" and record.times_ms == times
-    assert record.untimed_reason == ""
+    assert record.untimed_reason == "" and record.untimed_code is None
     line = training.describe_strategy(record)
     assert "ms a minibatch: one-graph 3, two-graphs 2, eager 9" in line
 
@@ -360,6 +361,7 @@ def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
     _, record = training.prepare_train_step(auto, earlier | {"times_ms": {}})
     assert asked[1:] == ["auto"]
     assert record.untimed_reason.endswith("take longer than it saves")
+    assert record.untimed_code == "short_run"
     line = training.describe_strategy(record)
     assert line.endswith(f"others not timed: {record.untimed_reason}")
 

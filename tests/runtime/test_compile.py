@@ -625,7 +625,7 @@ def test_the_fastest_strategy_is_selected_and_the_times_recorded(
     assert list(record.times_ms) == list(STRATEGIES)
     for got, want in zip(record.times_ms.values(), seconds):
         assert math.isclose(got, 1e3 * want, rel_tol=1e-9)
-    assert record.untimed_reason == ""
+    assert record.untimed_reason == "" and record.untimed_code is None
     got, _ = train_step(CFG, WORLD, state(), parts)
     want, _ = train_step(CFG, WORLD, state())
     assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
@@ -655,6 +655,7 @@ def test_processes_that_learn_together_compare_no_times(monkeypatch):
     )
     assert record.strategy == "one-graph" and record.times_ms == {}
     assert "several processes" in record.untimed_reason
+    assert record.untimed_code == "several_processes"
 
 
 def test_of_several_strategies_the_first_that_works_is_used(monkeypatch):
@@ -664,6 +665,7 @@ def test_of_several_strategies_the_first_that_works_is_used(monkeypatch):
     assert record.strategy == "eager"
     assert [f.name for f in record.failures] == ["two-graphs"]
     assert record.untimed_reason == "the first that works was asked for"
+    assert record.untimed_code == "not_requested"
     with pytest.raises(ValueError, match=r", got 'slow'$"):
         select(strategy=("two-graphs", "slow"))
 

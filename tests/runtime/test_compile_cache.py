@@ -10,9 +10,10 @@ import torch
 from funcppo import optim
 from funcppo.envs.classic_control import cartpole
 from funcppo.optim import clip_by_global_norm
-from funcppo.runtime import compile_cache
+from funcppo.runtime import compile_cache, reasons
 from funcppo.runtime.compile_cache import CachedFunction
 from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.reasons import RecompileCode
 from tests.forked import printed_by
 
 LIMIT = torch.tensor(1.0)
@@ -224,6 +225,23 @@ def test_compiling_again_fails_where_it_is_not_allowed(folder):
             RuntimeError, match="to be compiled again, because 0 differs"
         ):
             fn(torch.ones(3), LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        (torch.ones(3), RecompileCode.SHAPE),
+        (torch.ones(4, dtype=torch.float64), RecompileCode.DTYPE),
+        (torch.ones(4, device="meta"), RecompileCode.DEVICE),
+    ],
+)
+def test_what_changed_of_a_tensor_has_a_code(changed, code, folder):
+    fn = CachedFunction(clip_by_global_norm, None)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        fn(torch.ones(4), LIMIT)
+        with pytest.raises(RuntimeError) as caught:
+            fn(changed, LIMIT)
+    assert reasons.recompile_code(str(caught.value)) is code
 
 
 def test_a_function_is_compiled_so_often_and_no_more(folder):

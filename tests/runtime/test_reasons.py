@@ -16,7 +16,9 @@ from funcppo.runtime.reasons import (
     FallbackCode,
     RecompileCode,
     SkipCode,
+    UntimedCode,
 )
+from funcppo.runtime.row_program import UnsupportedError
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,10 @@ def test_a_skipped_graph_has_the_code_of_its_reason(text, code):
             "step: 0 differs: dtype torch.int64 before, now torch.int32",
             RecompileCode.DTYPE,
         ),
+        (
+            "step: 0 differs: device cuda:0 before, now cuda:1",
+            RecompileCode.DEVICE,
+        ),
         ("step: cfg differs", RecompileCode.VALUE),
         ("", RecompileCode.OTHER),
     ],
@@ -103,7 +109,13 @@ def test_real_recompilations_have_a_code():
 def test_every_code_is_given_somewhere():
     package = Path(reasons.__file__).parents[1]
     code = "".join(file.read_text() for file in package.rglob("*.py"))
-    for codes in (FallbackCode, FailureCode, SkipCode, RecompileCode):
+    for codes in (
+        FallbackCode,
+        FailureCode,
+        UntimedCode,
+        SkipCode,
+        RecompileCode,
+    ):
         for member in codes:
             assert f"{codes.__name__}.{member.name}" in code
 
@@ -133,3 +145,8 @@ def test_a_failure_has_the_code_of_its_exception():
     }
     for code, error in codes.items():
         assert reasons.failure_code(error) is code
+
+
+def test_a_rollout_that_is_no_kernel_has_the_code_of_what_is_not_supported():
+    error = UnsupportedError("operator aten.sort.default")
+    assert reasons.failure_code(error) is FailureCode.UNSUPPORTED

@@ -184,5 +184,6 @@ def test_a_compiled_learner_on_a_gpu_rolls_out_in_one_kernel() -> None:
     fast = fp.compile(learner, state)
     assert fast.record.rollout == "kernel"
     assert not fast.record.rollout_reason
+    assert fast.record.rollout_code is None
     state, metrics = fast.step(state)
     assert bool(torch.isfinite(metrics.grad_norm))
