@@ -101,6 +101,10 @@ METRICS = (
         "minibatches_skipped",
         "Minibatches left out: loss or gradient not finite.",
     ),
+    _counter(
+        "updates_with_rows_left_out",
+        "Updates of which rows were left out: a value not finite.",
+    ),
     _gauge(
         "nonfinite_rows_ratio", "Share of rows left out: a value not finite."
     ),

@@ -116,6 +116,8 @@ class Telemetry:
         self._set("progress_timestamp_seconds", time.time())
         for name, key in COUNTERS_OF_ROW.items():
             self._add(name, _number(row[key]))
+        if row.get("nonfinite_fraction"):
+            self._add("updates_with_rows_left_out", 1)
         for part, key in LOSSES.items():
             self._set("loss", _number(row.get(key)), part)
         for name, key in GAUGES_OF_ROW.items():

@@ -13,7 +13,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from funcppo.experiment import run_start, telemetry, training
-from funcppo.experiment.metric_specs import METRICS
+from funcppo.experiment.metric_specs import COUNTERS_OF_ROW, METRICS
 from funcppo.experiment.telemetry import Telemetry
 from funcppo.runtime import host_transfer, reasons
 from funcppo.runtime.capture import capture
@@ -134,6 +134,20 @@ def test_failures_are_counted_by_code(tmp_path):
         )
     values = samples(path.read_text())
     assert values["funcppo_strategy_failures_total", "wrong_result"] == 2
+
+
+def test_each_update_with_rows_left_out_is_counted(tmp_path):
+    """Also one of which a scrape sees only the next."""
+    path = tmp_path / "funcppo.prom"
+    row = dict.fromkeys(COUNTERS_OF_ROW.values(), 0.0) | {"seconds": 1.0}
+    with telemetry.export(None, path, "train", VERSIONS) as exporter:
+        for fraction in (0.0, 0.25, None, 0.5, 0.0):
+            exporter.telemetry.record_update(
+                row | {"nonfinite_fraction": fraction}, 1
+            )
+    values = samples(path.read_text())
+    assert values["funcppo_updates_with_rows_left_out_total",] == 2
+    assert values["funcppo_nonfinite_rows_ratio",] == 0
 
 
 def test_counts_of_a_monitor_never_fall():
