@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import urllib.request
 
 import pytest
 
+from funcppo import cli
 from funcppo.data import load
 from funcppo.evaluation import evaluator as evaluation
 from funcppo.experiment import subject
@@ -203,6 +205,28 @@ def test_processes_that_hold_other_data_end_with_one_line(tmp_path):
     assert len(lines) == 1
     assert lines[0].startswith("funcppo: rank 1: expected ")
     assert ended[1].err == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "what"),
+    [
+        (platform, "python_version", "Python"),
+        (cli, "package_version", "funcppo"),
+    ],
+)
+def test_processes_of_other_versions_end_with_one_line(
+    tmp_path, monkeypatch, module, name, what
+):
+    def older(rank):
+        if rank == 1:
+            monkeypatch.setattr(module, name, lambda *args: "0.1")
+
+    ended = run_processes(2, tmp_path, *EVALUATE, prepare=older)
+    (line,) = ended[0].err.strip().splitlines()
+    assert line.startswith(f"funcppo: rank 1: expected {what} ")
+    assert line.endswith(", as rank 0 has, got 0.1")
+    assert [x.status for x in ended] == [2, 2]
+    assert (ended[0].out, ended[1].out, ended[1].err) == ("", "", "")
 
 
 def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path):
