@@ -50,6 +50,7 @@ a line that names its records, hardware, versions and commits):
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
     process-equality            how far two processes are from one, of what learning moved
     shared-work                 ranking and mining on two GPUs
+    mining-profile              what several processes share of mining
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
@@ -1714,6 +1715,28 @@ def shared_work() -> str:
     return table(head, rows) + origin(*records.values())
 
 
+def mining_profile() -> str:
+    """The block of this name."""
+    record = load_record("mining_profile")
+    phases = ["tasks", "alone", "votes", "receive", "index"]
+    rows = []
+    for run in record["runs"]:
+        for row in run["rows"]:
+            cpu = row["cpu_seconds"]
+            seconds = [f"{cpu.get(phase, 0.0):.1f}" for phase in phases]
+            speed_ups = ["", ""]
+            if row["rank"] == 0:
+                speed_ups = [f"{run[x]:.2f}" for x in ("bound", "expected")]
+            place = [run["processes"], row["rank"], row["n_tasks"]]
+            rows.append([*place, *seconds, *speed_ups])
+    head = ["processes", "rank", "tasks", "shared: tasks"]
+    head += ["rank 0 alone: plans, choice"]
+    head += ["rank 0 alone: votes", "to send and receive", "index, of each"]
+    head += ["speed-up at most", "speed-up expected"]
+    cells = [[str(cell) for cell in row] for row in rows]
+    return table(head, cells) + origin("mining_profile")
+
+
 def large_graph() -> str:
     """The block of this name."""
     record = load_record("large_graph")
@@ -1917,6 +1940,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-processes": performance_processes,
     "process-equality": process_equality,
     "shared-work": shared_work,
+    "mining-profile": mining_profile,
     "large-graph": large_graph,
     "large-graph-sizes": large_graph_sizes,
 }

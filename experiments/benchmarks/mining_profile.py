@@ -16,7 +16,7 @@ each process, and not how two cores slow each other down. A row is one process o
 Of each phase there are the seconds of a CPU, which other programs do not lengthen much, and those of the clock; a wait
 takes the second only. From the seconds of a CPU follow two speed-ups of mining on cores of their own: `bound`, if the
 tasks of one process were cut equally at no cost, and `expected`, by the tasks as they were: an equal part of those of
-all processes, and the other phases of rank 0.
+all processes, and the other phases of rank 0. `n_tasks` and `result_bytes` are of the tasks that a process did.
 """
 
 from __future__ import annotations
@@ -160,12 +160,20 @@ def profile(args: argparse.Namespace) -> int:
 
     processes = distributed.Processes
     iter_results = processes.iter_results
+    done = {"n_tasks": 0, "result_bytes": 0}
 
     def iter_timed(
         self: Any, name: str, n_tasks: int, work: Any, **kwargs: Any
     ) -> Iterator[bytes]:
         timed = clock.wrap("tasks", work)
-        return iter_results(self, name, n_tasks, timed, **kwargs)
+
+        def do_task(task: int) -> bytes:
+            result = timed(task)
+            done["n_tasks"] += 1
+            done["result_bytes"] += len(result)
+            return result
+
+        return iter_results(self, name, n_tasks, do_task, **kwargs)
 
     processes.iter_results = iter_timed
     processes._wait = clock.wrap("wait", processes._wait)
@@ -192,6 +200,7 @@ def profile(args: argparse.Namespace) -> int:
         rank = os.environ["RANK"]
         row = {
             "rank": int(rank),
+            **done,
             "seconds": dict(clock.seconds),
             "cpu_seconds": dict(clock.cpu_seconds),
         }
