@@ -1734,7 +1734,15 @@ def mining_profile() -> str:
     head += ["rank 0 alone: votes", "to send and receive", "index, of each"]
     head += ["speed-up at most", "speed-up expected"]
     cells = [[str(cell) for cell in row] for row in rows]
-    return table(head, cells) + origin("mining_profile")
+    on_gpus = load_record("shared_mining-h100")["rows"]
+    speed_up = max(row["work_speed_up"] for row in on_gpus)
+    # of two processes: speed-up = 1 / (1 - share / 2)
+    share = 2 * (1 - 1 / speed_up)
+    sentence = (
+        f"\nTwo GPUs mine {speed_up:.2f} times as fast as one, as if {share:.0%} "
+        "of the time were shared.\n"
+    )
+    return table(head, cells) + sentence + origin("mining_profile")
 
 
 def large_graph() -> str:
