@@ -1793,14 +1793,13 @@ def large_graph_sizes() -> str:
     peak = index["peak_bytes"] / index["n_facts"]
     rows = []
     for name, (n_facts, n_entities) in LARGE_GRAPHS.items():
+        refused = ""
         if n_facts >= MAX_FACTS:
-            none = [f"over {MAX_FACTS - 1:,} facts", "", ""]
-            rows.append([name, f"{n_facts:,}", f"{n_entities:,}", *none])
-            continue
+            refused = f" (refused: more than {MAX_FACTS - 1:,})"
         rows.append(
             [
                 name,
-                f"{n_facts:,}",
+                f"{n_facts:,}{refused}",
                 f"{n_entities:,}",
                 f"{n_facts * index['bytes_per_fact'] / 1e9:,.1f} GB",
                 f"{n_facts * peak / 1e9:,.0f} GB",
@@ -1813,9 +1812,16 @@ def large_graph_sizes() -> str:
         "entities",
         "folder, shared by all processes",
         "peak while indexing",
-        "of each process that ranks",
+        "of each process that ranks, at 8 bytes an entity",
     ]
-    return table(head, rows) + origin("large_graph")
+    rank = rows_by_phase["rank"]
+    own = rank["peak_pss_private_bytes"] / rank["processes"]
+    sentence = (
+        f"\nEach of the {rank['processes']} processes of the record had "
+        f"{own / 1e9:.2f} GB of its own, of which {index['n_entities'] * 8 / 1e9:.2f} GB "
+        "are 8 bytes an entity; the rest is Python, PyTorch and buffers.\n"
+    )
+    return table(head, rows) + sentence + origin("large_graph")
 
 
 def _line_of(lines: Sequence[str], word: str) -> str:
