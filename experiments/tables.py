@@ -51,6 +51,7 @@ a line that names its records, hardware, versions and commits):
     process-equality            how far two processes are from one, of what learning moved
     shared-work                 ranking and mining on two GPUs
     mining-profile              what several processes share of mining
+    performance-one-process     one process before work could be shared, and now
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
@@ -1312,6 +1313,7 @@ S3_CALLS = 128  # rollout steps and minibatches of an iteration of `s3`
 
 
 # The record, the benchmark, the field of its time, and what stands in the table.
+ONE_PROCESS_RECORD = "one_process-cpu"
 REDESIGN_ROWS = (
     (
         "redesign-h200",
@@ -1342,8 +1344,28 @@ REDESIGN_ROWS = (
 
 def performance_redesign() -> str:
     """The block of this name."""
+    names = ("redesign-h200", "redesign-cpu")
+    return before_and_after(REDESIGN_ROWS) + origin(*names)
+
+
+def performance_one_process() -> str:
+    """The block of this name."""
+    rows = [
+        (ONE_PROCESS_RECORD, *row[1:])
+        for row in REDESIGN_ROWS
+        if row[0] == "redesign-cpu"
+    ]
+    return before_and_after(rows) + origin(ONE_PROCESS_RECORD)
+
+
+def before_and_after(specs: Sequence[tuple[str, str, str, str]]) -> str:
+    """A table of the times of a baseline and of a later commit.
+
+    Args:
+      specs: record, benchmark, field of its rows and label of each row.
+    """
     rows = []
-    for name, benchmark, field, label in REDESIGN_ROWS:
+    for name, benchmark, field, label in specs:
         record = load_record(name)
         baseline = record["baseline"]
         before: list[float] = []
@@ -1355,7 +1377,7 @@ def performance_redesign() -> str:
                 (before if is_before else after).append(row[field])
         rows.append([label, milliseconds(before), milliseconds(after)])
     head = ["ms, over the repeats", "before", "after"]
-    return table(head, rows) + origin("redesign-h200", "redesign-cpu")
+    return table(head, rows)
 
 
 def milliseconds(repeats: Sequence[float]) -> str:
@@ -1955,6 +1977,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "process-equality": process_equality,
     "shared-work": shared_work,
     "mining-profile": mining_profile,
+    "performance-one-process": performance_one_process,
     "large-graph": large_graph,
     "large-graph-sizes": large_graph_sizes,
 }
