@@ -51,6 +51,8 @@ a line that names its records, hardware, versions and commits):
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
     process-equality            how far two processes are from one, of what learning moved
     shared-work                 ranking and mining on two GPUs
+    mining-profile              what several processes share of mining
+    performance-one-process     one process before work could be shared, and now
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
@@ -1349,6 +1351,7 @@ S3_CALLS = 128  # rollout steps and minibatches of an iteration of `s3`
 
 
 # The record, the benchmark, the field of its time, and what stands in the table.
+ONE_PROCESS_RECORD = "one_process-cpu"
 REDESIGN_ROWS = (
     (
         "redesign-h200",
@@ -1379,8 +1382,28 @@ REDESIGN_ROWS = (
 
 def performance_redesign() -> str:
     """The block of this name."""
+    names = ("redesign-h200", "redesign-cpu")
+    return before_and_after(REDESIGN_ROWS) + origin(*names)
+
+
+def performance_one_process() -> str:
+    """The block of this name."""
+    rows = [
+        (ONE_PROCESS_RECORD, *row[1:])
+        for row in REDESIGN_ROWS
+        if row[0] == "redesign-cpu"
+    ]
+    return before_and_after(rows) + origin(ONE_PROCESS_RECORD)
+
+
+def before_and_after(specs: Sequence[tuple[str, str, str, str]]) -> str:
+    """A table of the times of a baseline and of a later commit.
+
+    Args:
+      specs: record, benchmark, field of its rows and label of each row.
+    """
     rows = []
-    for name, benchmark, field, label in REDESIGN_ROWS:
+    for name, benchmark, field, label in specs:
         record = load_record(name)
         baseline = record["baseline"]
         before: list[float] = []
@@ -1392,7 +1415,7 @@ def performance_redesign() -> str:
                 (before if is_before else after).append(row[field])
         rows.append([label, milliseconds(before), milliseconds(after)])
     head = ["ms, over the repeats", "before", "after"]
-    return table(head, rows) + origin("redesign-h200", "redesign-cpu")
+    return table(head, rows)
 
 
 def milliseconds(repeats: Sequence[float]) -> str:
@@ -1752,6 +1775,36 @@ def shared_work() -> str:
     return table(head, rows) + origin(*records.values())
 
 
+def mining_profile() -> str:
+    """The block of this name."""
+    record = load_record("mining_profile")
+    phases = ["tasks", "alone", "votes", "receive", "index"]
+    rows = []
+    for run in record["runs"]:
+        for row in run["rows"]:
+            cpu = row["cpu_seconds"]
+            seconds = [f"{cpu.get(phase, 0.0):.1f}" for phase in phases]
+            speed_ups = ["", ""]
+            if row["rank"] == 0:
+                speed_ups = [f"{run[x]:.2f}" for x in ("bound", "expected")]
+            place = [run["processes"], row["rank"], row["n_tasks"]]
+            rows.append([*place, *seconds, *speed_ups])
+    head = ["processes", "rank", "tasks", "shared: tasks"]
+    head += ["rank 0 alone: plans, choice"]
+    head += ["rank 0 alone: votes", "to send and receive", "index, of each"]
+    head += ["speed-up at most", "speed-up expected"]
+    cells = [[str(cell) for cell in row] for row in rows]
+    on_gpus = load_record("shared_mining-h100")["rows"]
+    speed_up = max(row["work_speed_up"] for row in on_gpus)
+    # of two processes: speed-up = 1 / (1 - share / 2)
+    share = 2 * (1 - 1 / speed_up)
+    sentence = (
+        f"\nTwo GPUs mine {speed_up:.2f} times as fast as one, as if {share:.0%} "
+        "of the time were shared.\n"
+    )
+    return table(head, cells) + sentence + origin("mining_profile")
+
+
 def large_graph() -> str:
     """The block of this name."""
     record = load_record("large_graph")
@@ -1800,14 +1853,13 @@ def large_graph_sizes() -> str:
     peak = index["peak_bytes"] / index["n_facts"]
     rows = []
     for name, (n_facts, n_entities) in LARGE_GRAPHS.items():
+        refused = ""
         if n_facts >= MAX_FACTS:
-            none = [f"over {MAX_FACTS - 1:,} facts", "", ""]
-            rows.append([name, f"{n_facts:,}", f"{n_entities:,}", *none])
-            continue
+            refused = f" (refused: more than {MAX_FACTS - 1:,})"
         rows.append(
             [
                 name,
-                f"{n_facts:,}",
+                f"{n_facts:,}{refused}",
                 f"{n_entities:,}",
                 f"{n_facts * index['bytes_per_fact'] / 1e9:,.1f} GB",
                 f"{n_facts * peak / 1e9:,.0f} GB",
@@ -1820,9 +1872,16 @@ def large_graph_sizes() -> str:
         "entities",
         "folder, shared by all processes",
         "peak while indexing",
-        "of each process that ranks",
+        "of each process that ranks, at 8 bytes an entity",
     ]
-    return table(head, rows) + origin("large_graph")
+    rank = rows_by_phase["rank"]
+    own = rank["peak_pss_private_bytes"] / rank["processes"]
+    sentence = (
+        f"\nEach of the {rank['processes']} processes of the record had "
+        f"{own / 1e9:.2f} GB of its own, of which {index['n_entities'] * 8 / 1e9:.2f} GB "
+        "are 8 bytes an entity; the rest is Python, PyTorch and buffers.\n"
+    )
+    return table(head, rows) + sentence + origin("large_graph")
 
 
 def _line_of(lines: Sequence[str], word: str) -> str:
@@ -1956,6 +2015,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-processes": performance_processes,
     "process-equality": process_equality,
     "shared-work": shared_work,
+    "mining-profile": mining_profile,
+    "performance-one-process": performance_one_process,
     "large-graph": large_graph,
     "large-graph-sizes": large_graph_sizes,
 }

@@ -31,6 +31,7 @@ from typing import (
 )
 
 INT32_MAX = 2**31 - 1
+MAX_PORT = 65_535
 INT64_MAX = 2**63 - 1
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 MAX_SHOWN_CHARACTERS = 40  # of a value in an error
@@ -77,10 +78,10 @@ class Pattern:
 
 # Sizes of tensors and counts that are multiplied.
 Size: TypeAlias = Annotated[int, Range(1, INT32_MAX)]
-FixedPort: TypeAlias = Annotated[int, Range(1, 65_535)]
+FixedPort: TypeAlias = Annotated[int, Range(1, MAX_PORT)]
 PositiveInt: TypeAlias = Annotated[int, Range(1, INT64_MAX)]
 NonNegativeInt: TypeAlias = Annotated[int, Range(0, INT64_MAX)]
-Port: TypeAlias = Annotated[int, Range(0, 65535)]  # 0: any that is free
+Port: TypeAlias = Annotated[int, Range(0, MAX_PORT)]  # 0: any that is free
 # A seed is taken modulo 2**64.
 Seed: TypeAlias = Annotated[int, Range(-INT64_MAX - 1, INT64_MAX)]
 PositiveFloat: TypeAlias = Annotated[

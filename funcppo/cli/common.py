@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import funcppo
 from funcppo import json_io
-from funcppo.ranges import is_cuda
+from funcppo.ranges import MAX_PORT, is_cuda
 from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -289,15 +289,35 @@ def debug_mode(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _own_port(port: int) -> int:
+    """The port of this process, among those of its host: the n-th has --metrics-port + n.
+
+    Raises:
+      ValueError: there is none.
+    """
+    n = distributed.local_rank()
+    if port + n > MAX_PORT:
+        raise ValueError(
+            f"--metrics-port: expected at most {MAX_PORT - n} for process {n} of the host, which serves at port "
+            f"{port} + {n}, got {port}"
+        )
+    return port + n
+
+
 @contextmanager
 def metrics_exported(
     port: int | None, file: str | None, program: str
 ) -> Iterator[Exporter | None]:
     """Export metrics of a program meanwhile, as --metrics-port and --metrics-file ask for; None if they do not.
 
+    Of several processes each has a port of its own on its host, from --metrics-port on; rank 0 alone writes the file.
+
     Raises:
       ValueError: the port is taken, the file cannot be written, or prometheus-client is missing.
     """
+    processes = distributed.current_processes()
+    if processes is not None and not processes.is_main:
+        file = None
     if port is None and file is None:
         yield None
         return
@@ -308,7 +328,8 @@ def metrics_exported(
 
     from funcppo.experiment import telemetry
 
-    processes = distributed.current_processes()
+    if processes is not None and port is not None:
+        port = _own_port(port)
     versions = {name: package_version(name) for name in ("funcppo", "torch")}
     with telemetry.export(
         port,
@@ -319,6 +340,9 @@ def metrics_exported(
     ) as exporter:
         n_processes = processes.world_size if processes else 1
         exporter.telemetry.record_processes(n_processes)
+        if processes is not None and port is not None:
+            # before any work: a port may be taken
+            processes.exchange("metrics", port)
         yield exporter
 
 

@@ -155,8 +155,8 @@ class Evaluate:
     all_scores: bool = False
     """Include the scores of all scored candidates in the --details FILE. Default: off."""
     metrics_port: MetricsPort = None
-    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Default: not
-    served."""
+    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Of several processes
+    the n-th of a host serves at PORT + n, from 0 on. Default: not served."""
     metrics_file: MetricsFile = None
     """Write the same metrics to FILE, every second or at the next queries after it. Default: no file."""
     json: JsonOutput = None
@@ -171,8 +171,14 @@ class Evaluate:
         set_caches(self.cache_dir)
         processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
-            with graphs_allowed(self.graphs, self.device):
-                return self._rank_for_main(processes)
+            with (
+                graphs_allowed(self.graphs, self.device),
+                metrics_exported(
+                    self.metrics_port, None, "evaluate"
+                ) as exporter,
+                _monitored(exporter),
+            ):
+                return self._rank_for_main(processes, exporter)
         self._check_outputs()
         with (
             lock_output(self.details),
@@ -224,18 +230,28 @@ class Evaluate:
         self._print_result(console, setup, result)
         return 0
 
-    def _rank_for_main(self, processes: Processes) -> int:
+    def _rank_for_main(
+        self, processes: Processes, exporter: Exporter | None
+    ) -> int:
         """Rank windows of the split, whose records rank 0 writes; the exit status."""
         from funcppo.cli import shared_evaluation
 
         setup = self._prepare(make_console(use_stderr=True))
+        if exporter:
+            _describe_run(exporter, setup)
+
+        def count(records: Sequence[Record]) -> None:
+            _count_scored(records, setup, exporter)
+
         rows = self._query_rows(setup.evaluator.task.dataset)
         split = getattr(setup.evaluator.task.dataset, self.split)
         done = processes.share("done")
         for _ in shared_evaluation.iter_queries(
-            processes, setup, split, rows, set(done)
+            processes, setup, split, rows, set(done), count
         ):
             pass  # rank 0 has the records
+        if exporter:
+            exporter.telemetry.finish()
         return 0
 
     def _prepare(self, console: Console) -> EvaluationSetup:

@@ -108,7 +108,7 @@ class Provable:
         dataset = self._open_dataset(processes)
         result = _count(self, dataset, max_height, processes)
         is_too_large = result["stop_code"] == StopCode.MAX_ATOMS
-        if is_too_large and self.out_of_core and self.split != "train":
+        if is_too_large and self.out_of_core:
             result = _count_out_of_core(self, dataset, max_height)
         result["total_seconds"] = round(time.perf_counter() - start, 3)
         write_json(self.json, result)
@@ -137,6 +137,10 @@ class Provable:
     def _max_height(self) -> int | None:
         """The number of steps of T_P; None for all."""
         if self.split == "train":
+            if self.out_of_core:
+                raise ValueError(
+                    "--out-of-core: expected --split valid or test, whose atoms are counted, got train"
+                )
             if self.height not in (None, 1):
                 raise ValueError(
                     f"--height {self.height}: expected 1 for --split train, whose triples are all known facts"

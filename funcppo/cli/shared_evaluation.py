@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from funcppo.cli.common import JsonObject
@@ -45,6 +45,7 @@ def iter_queries(
     split: np.ndarray,
     rows: np.ndarray,
     is_done: Collection[int],
+    on_ranked: Callable[[list[Record]], object] = lambda records: None,
 ) -> Iterator[list[Record]]:
     """Rank the windows that this process takes; on rank 0, yield the records of all queries in the order of `rows`.
 
@@ -54,6 +55,7 @@ def iter_queries(
       split: atoms [n, W].
       rows: of all queries of the evaluation.
       is_done: rows of the queries that have records already, which are not yielded again.
+      on_ranked: receives the records of each query that this process has ranked.
     """
     import numpy as np
 
@@ -72,6 +74,8 @@ def iter_queries(
     def rank(task: int) -> bytes:
         before = setup.search_stats.counts()
         records = evaluation.rank_window(setup.evaluator, split, windows[task])
+        for query in records:
+            on_ranked(query)
         after = setup.search_stats.counts()
         stats = {name: after[name] - before[name] for name in after}
         result = {

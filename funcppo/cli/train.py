@@ -215,8 +215,8 @@ class Train:
     """Folder for compiled code and mined rules, reused by later runs. Default: PyTorch's compile cache and
     $XDG_CACHE_HOME/funcppo."""
     metrics_port: MetricsPort = None
-    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Default: not
-    served."""
+    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Of several processes
+    the n-th of a host serves at PORT + n, from 0 on. Default: not served."""
     metrics_file: MetricsFile = None
     """Write the same metrics to FILE, every second or at the next update after it, as the textfile collector of the
     node exporter reads them. Default: no file."""
@@ -254,8 +254,11 @@ class Train:
         set_caches(self.cache_dir)
         processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
-            with graphs_allowed(self.graphs, self.device):
-                return self._assist(processes)
+            with (
+                graphs_allowed(self.graphs, self.device),
+                metrics_exported(self.metrics_port, None, "train") as exporter,
+            ):
+                return self._assist(processes, exporter)
         check_loggers(self.log)
         self._check_outputs()
         with (
@@ -350,10 +353,11 @@ class Train:
             processes.share("run", True)
         return run
 
-    def _assist(self, processes: Processes) -> int:
+    def _assist(self, processes: Processes, exporter: Exporter | None) -> int:
         """Make updates of a part of the run that rank 0 trains; the exit status."""
         from funcppo.experiment import peers as sharing
         from funcppo.experiment import run_build, run_start, training
+        from funcppo.runtime.monitor import Monitor
 
         # Rank 0 has written the run, with the settings that it chose and the state to go on from.
         processes.share("run")
@@ -364,9 +368,14 @@ class Train:
         run = run_start.prepare_run(config, self.out, resume=True)
         run = run_build.with_training_data(run, for_validation=False)
         peers = sharing.connect(processes, run)
-        with defer_interrupt():
-            captured, _ = training.prepare_train_step(run, peers=peers)
-            training.assist(captured, peers)
+        with defer_interrupt(), Monitor() as monitor:
+            captured, record = training.prepare_train_step(run, peers=peers)
+            if exporter is None:
+                training.assist(captured, peers)
+                return 0
+            monitor.record_capture(captured)
+            _describe_run(exporter, monitor, run, record, captured)
+            _assist_counted(exporter, run, captured, peers)
         return 0
 
     def _print_interrupted(self, console: Console) -> None:
@@ -834,6 +843,28 @@ def _early_stop_note(run: Run) -> str:
         f"none of the last {run.run_config.early_stop_validations} validations was better than that of update "
         f"{int(run.state.best_update)} (--early-stop-validations)"
     )
+
+
+def _assist_counted(
+    exporter: Exporter,
+    run: Run,
+    captured: CapturedStep[TrainState, Metrics],
+    peers: Peers,
+) -> None:
+    """Make the updates of this process's shards; the metrics record them."""
+    from funcppo.experiment import training
+
+    telemetry = exporter.telemetry
+    n_env_steps = run.cfg.ppo.n_envs * run.cfg.ppo.n_steps
+
+    def count_update(seconds: float) -> None:
+        telemetry.record_shared_update(seconds, n_env_steps)
+        exporter.refresh()
+
+    training.assist(
+        captured, peers, count_update, telemetry.record_shared_checkpoint
+    )
+    telemetry.finish()
 
 
 def _describe_run(

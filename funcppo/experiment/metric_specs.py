@@ -183,7 +183,10 @@ METRICS = (
         "kind",
         ("allocated", "reserved", "peak", "total"),
     ),
-    _counter("queries_ranked", "Queries and sides ranked by this process."),
+    _counter(
+        "queries_ranked",
+        "Queries and sides ranked; of rank 0, by all processes.",
+    ),
     _counter("candidates_scored", "Candidates scored for them."),
     _counter(
         "search_pruned", "Candidates whose search dropped partial proofs."

@@ -110,10 +110,7 @@ class Telemetry:
           row: its line of metrics.jsonl.
           n_env_steps: environment steps of the update.
         """
-        self._add("updates", 1)
-        self._add("env_steps", n_env_steps)
-        self._observe("update", _number(row["seconds"]))
-        self._set("progress_timestamp_seconds", time.time())
+        self.record_shared_update(_number(row["seconds"]), n_env_steps)
         for name, key in COUNTERS_OF_ROW.items():
             self._add(name, _number(row[key]))
         if row.get("nonfinite_fraction"):
@@ -123,6 +120,21 @@ class Telemetry:
         for name, key in GAUGES_OF_ROW.items():
             if row.get(key) is not None:
                 self._set(name, _number(row[key]))
+
+    def record_shared_update(self, seconds: float, n_env_steps: int) -> None:
+        """Record one update of several processes, whose metrics rank 0 reads.
+
+        Args:
+          n_env_steps: environment steps of all processes in the update.
+        """
+        self._add("updates", 1)
+        self._add("env_steps", n_env_steps)
+        self._observe("update", seconds)
+        self._set("progress_timestamp_seconds", time.time())
+
+    def record_shared_checkpoint(self) -> None:
+        """Record that rank 0 writes a checkpoint, of the state that all processes gave."""
+        self._set("checkpoint_timestamp_seconds", time.time())
 
     def record_validation(
         self, row: Mapping[str, object], seconds: float

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -412,17 +412,27 @@ def _record_update(
         return run
 
 
-def assist(captured: CapturedStep[TrainState, Metrics], peers: Peers) -> None:
+def assist(
+    captured: CapturedStep[TrainState, Metrics],
+    peers: Peers,
+    on_update: Callable[[float], object] = lambda seconds: None,
+    on_checkpoint: Callable[[], object] = lambda: None,
+) -> None:
     """Make the updates of this process's shards until rank 0, which calls `train`, ends the run.
 
     Args:
       captured: the training step, from `prepare_train_step`.
+      on_update: receives the seconds of each update.
+      on_checkpoint: called when the state is gathered for a checkpoint.
     """
     peers.gather(captured.state)
     while peers.decide():
+        start = time.perf_counter()
         peers.step(captured)
+        on_update(time.perf_counter() - start)
         if peers.decide():
             peers.gather(captured.state)
+            on_checkpoint()
 
 
 def _validation_interval(run: Run) -> int:

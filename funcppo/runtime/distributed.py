@@ -407,6 +407,11 @@ def launched_rank() -> int:
     return _number("RANK") if _is_launched() else 0
 
 
+def local_rank() -> int:
+    """The number of this process among those that a launcher started on its host."""
+    return _number("LOCAL_RANK" if "LOCAL_RANK" in os.environ else "RANK")
+
+
 def local_size() -> int:
     """The number of processes that share the memory of this host, at least 1."""
     return max(1, _number("LOCAL_WORLD_SIZE")) if _is_launched() else 1
@@ -495,10 +500,10 @@ def _stall_seconds() -> float:
 
 def _choose_gpu() -> None:
     """Let PyTorch see one GPU of those that it may see: that with the number of this process on its host."""
-    local_rank = _number("LOCAL_RANK" if "LOCAL_RANK" in os.environ else "RANK")
+    number = local_rank()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [] if visible is None else visible.split(",")
-    name = str(local_rank)
+    name = str(number)
     if visible is not None:
-        name = names[local_rank] if local_rank < len(names) else ""
+        name = names[number] if number < len(names) else ""
     os.environ["CUDA_VISIBLE_DEVICES"] = name

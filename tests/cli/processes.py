@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -62,6 +64,19 @@ def run_processes(
     codes = [os.waitstatus_to_exitcode(os.waitpid(x, 0)[1]) for x in children]
     texts = [[file.read_text() for file in pair] for pair in files]
     return [Ended(code, *pair) for code, pair in zip(codes, texts)]
+
+
+def free_ports(n):
+    """The first of some ports in a row that are free."""
+    while True:
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
+            sockets[0].bind(("127.0.0.1", 0))
+            port = sockets[0].getsockname()[1]
+            with suppress(OSError, OverflowError):
+                for i in range(1, n):
+                    sockets[i].bind(("127.0.0.1", port + i))
+                return port
 
 
 def _run_child(files: list[Path], calls: list[Callable[[], object]]) -> None:

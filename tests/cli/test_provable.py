@@ -240,6 +240,10 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
         (["--height", "0"], "height: expected 1 or more or fixpoint, got 0"),
         (["--max-atoms", "0"], "max_atoms: expected 1 or more, got 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
+        (
+            ["--split", "train", "--out-of-core"],
+            "--out-of-core: expected --split valid or test",
+        ),
     ],
 )
 def test_a_bad_option_is_one_line(folder, options, expected):

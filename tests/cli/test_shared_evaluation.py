@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
+import socket
 import time
+import urllib.request
 
 import pytest
 
+from funcppo import cli
 from funcppo.data import load
 from funcppo.evaluation import evaluator as evaluation
 from funcppo.experiment import subject
-from tests.cli.processes import run_processes
+from funcppo.experiment.telemetry import Telemetry
+from tests.cli.processes import free_ports, run_processes
 
 DATA = "family_tree:30:1"
 EVALUATE = ("evaluate", DATA, "--score", "noisy-or", "--height", "2")
@@ -62,6 +67,65 @@ def test_files_are_those_of_a_program_that_no_launcher_started(
     assert funcppo(monkeypatch, *EVALUATE, "--details", details) == 0
     settings = tmp_path / "details.jsonl.settings.json"
     assert details.read_bytes() + settings.read_bytes() == alone
+
+
+def test_each_process_serves_its_own_metrics_and_rank_0_writes_a_file(tmp_path):
+    port = free_ports(3)
+    file = tmp_path / "funcppo.prom"
+
+    def keep_metrics(rank):
+        finish = Telemetry.finish
+
+        def keep(metrics):
+            finish(metrics)
+            url = f"http://127.0.0.1:{port + rank}/metrics"
+            with urllib.request.urlopen(url) as answer:
+                (tmp_path / f"{rank}.metrics").write_bytes(answer.read())
+
+        Telemetry.finish = keep
+
+    options = ("--metrics-port", port, "--metrics-file", file, "--json", "-")
+    ended = run_processes(
+        3, tmp_path, *EVALUATE, *options, prepare=keep_metrics
+    )
+    assert [x.status for x in ended] == [0, 0, 0]
+    own = [(tmp_path / f"{i}.metrics").read_text() for i in range(3)]
+    for text in own:
+        assert "funcppo_world_size 3.0" in text
+        assert f'dataset="{DATA}"' in text
+        assert "funcppo_finished 1.0" in text
+    ranked = [metric(text, "funcppo_queries_ranked_total") for text in own]
+    # rank 0 counts what it writes, the others what they rank
+    assert ranked[0] == json.loads(ended[0].out)["n_queries"]
+    assert 0 <= sum(ranked[1:]) <= ranked[0]
+    assert metric(file.read_text(), "funcppo_queries_ranked_total") == ranked[0]
+
+
+def metric(text, name):
+    """The value of a series without labels."""
+    (line,) = (x for x in text.splitlines() if x.startswith(f"{name} "))
+    return float(line.split()[1])
+
+
+def test_a_taken_metrics_port_of_one_process_is_one_line(tmp_path):
+    port = free_ports(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + 1))
+        taken.listen()
+        args = (*EVALUATE, "--metrics-port", port)
+        ended = run_processes(2, tmp_path, *args)
+    assert [x.status for x in ended] == [2, 2]
+    assert ended[0].err.endswith(
+        f"funcppo: rank 1: --metrics-port: expected a free port of 127.0.0.1, got {port + 1}: Address already in use\n"
+    )
+    assert ended[1].err == ""
+
+
+def test_a_metrics_port_too_high_for_the_processes_is_one_line(tmp_path):
+    args = (*EVALUATE, "--metrics-port", 65_535)
+    ended = run_processes(2, tmp_path, *args)
+    assert [x.status for x in ended] == [2, 2]
+    assert "rank 1: --metrics-port: expected at most 65534 " in ended[0].err
 
 
 def end_at_the_third_window(folder, action):
@@ -141,6 +205,28 @@ def test_processes_that_hold_other_data_end_with_one_line(tmp_path):
     assert len(lines) == 1
     assert lines[0].startswith("funcppo: rank 1: expected ")
     assert ended[1].err == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "what"),
+    [
+        (platform, "python_version", "Python"),
+        (cli, "package_version", "funcppo"),
+    ],
+)
+def test_processes_of_other_versions_end_with_one_line(
+    tmp_path, monkeypatch, module, name, what
+):
+    def older(rank):
+        if rank == 1:
+            monkeypatch.setattr(module, name, lambda *args: "0.1")
+
+    ended = run_processes(2, tmp_path, *EVALUATE, prepare=older)
+    (line,) = ended[0].err.strip().splitlines()
+    assert line.startswith(f"funcppo: rank 1: expected {what} ")
+    assert line.endswith(", as rank 0 has, got 0.1")
+    assert [x.status for x in ended] == [2, 2]
+    assert (ended[0].out, ended[1].out, ended[1].err) == ("", "", "")
 
 
 def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path):

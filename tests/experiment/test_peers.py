@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+import urllib.request
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +14,10 @@ import pytest
 
 from funcppo.cli import common
 from funcppo.experiment import peers, training  # noqa: F401
+from funcppo.experiment.telemetry import Telemetry
 from funcppo.nets import feedforward
 from funcppo.runtime import monitor  # noqa: F401
-from tests.cli.processes import run_processes
+from tests.cli.processes import free_ports, run_processes
 from tests.cli.runner import SMALL
 
 # What is imported here need not be by each process.
@@ -45,6 +48,38 @@ def contents(run):
     with np.load(run / "checkpoint.npz") as arrays:
         names = [name for name in arrays if not name.startswith("__")]
         return metrics, {name: arrays[name].tobytes() for name in names}
+
+
+def test_each_process_exports_the_updates_it_makes(tmp_path):
+    port = free_ports(2)
+
+    def keep_metrics(rank):
+        finish = Telemetry.finish
+
+        def keep(metrics):
+            finish(metrics)
+            url = f"http://127.0.0.1:{port + rank}/metrics"
+            with urllib.request.urlopen(url) as answer:
+                (tmp_path / f"{rank}.metrics").write_bytes(answer.read())
+
+        Telemetry.finish = keep
+
+    started = time.time()
+    args = ("--metrics-port", port)
+    ended, run = train(2, tmp_path, "questions", *args, prepare=keep_metrics)
+    assert [x.status for x in ended] == [0, 0], ended
+    n_updates = contents(run)[0][-1]["update"]
+    for rank in range(2):
+        text = (tmp_path / f"{rank}.metrics").read_text()
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines())
+        assert float(values["funcppo_updates_total"]) == n_updates
+        assert float(values["funcppo_env_steps_total"]) == 96
+        assert float(values["funcppo_update_seconds_count"]) == n_updates
+        # rank 0 writes it; no rank warns that it is old
+        written = float(values["funcppo_checkpoint_timestamp_seconds"])
+        assert written > started
+        assert float(values["funcppo_finished"]) == 1
+        assert 'program="train"' in text
 
 
 @pytest.mark.parametrize("learner", OPTIONS)
