@@ -182,7 +182,11 @@ def _compiled_functions() -> Iterator[JsonObject]:
     """A report, filled when the block ends: what it compiled, what it found, where, and how long it took."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from funcppo.runtime.compile_cache import compile_events, uncached_reasons
+    from funcppo.runtime.compile_cache import (
+        compile_events,
+        uncached_codes,
+        uncached_reasons,
+    )
 
     n_before = len(compile_events)
     start = time.perf_counter()
@@ -194,6 +198,7 @@ def _compiled_functions() -> Iterator[JsonObject]:
         "compiled": _seconds(events, cache_hit=False),
         "found": _seconds(events, cache_hit=True),
         "uncached_reasons": dict(uncached_reasons),
+        "uncached_codes": dict(uncached_codes),
         "seconds": time.perf_counter() - start,
     }
 

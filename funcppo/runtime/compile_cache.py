@@ -32,6 +32,7 @@ from torch import Tensor
 from funcppo import tree
 from funcppo.runtime import agreement
 from funcppo.runtime.function_digest import NoDigestError, call_digest
+from funcppo.runtime.reasons import UncachedCode
 
 PACKAGE_DIR = Path(__file__).parents[1]
 MAX_TRACE_RESTARTS = 4  # times that tracing a function may begin again
@@ -147,6 +148,7 @@ class _CallKey(NamedTuple):
 compile_events: list[CompileEvent] = []
 # why functions are compiled with guards and not kept on disk, by name
 uncached_reasons: dict[str, str] = {}
+uncached_codes: dict[str, UncachedCode] = {}
 
 
 class CachedFunction(Generic[Result]):
@@ -183,7 +185,10 @@ class CachedFunction(Generic[Result]):
         if torch.compiler.is_compiling():
             return self._fn(*args)
         if self._function_id is None:
-            self._record_uncached("not a named function of this package")
+            self._record_uncached(
+                UncachedCode.NOT_OF_THIS_PACKAGE,
+                "not a named function of this package",
+            )
             return self._guarded(*args)
         key = _call_key(args)
         if key is None:
@@ -242,7 +247,10 @@ class CachedFunction(Generic[Result]):
         if loaded is None and _source_times() == _SOURCE_TIMES:
             _save_code(path, code)
         elif loaded is None:
-            self._record_uncached("the sources changed since they were read")
+            self._record_uncached(
+                UncachedCode.SOURCES_CHANGED,
+                "the sources changed since they were read",
+            )
         return code
 
     def _compile_ahead_of_time(
@@ -280,12 +288,15 @@ class CachedFunction(Generic[Result]):
             return None
         serialized_args = _serialize(args, allow_tensors=True)
         if serialized_args is None:
-            self._record_uncached("its settings cannot be pickled")
+            self._record_uncached(
+                UncachedCode.SETTINGS_NOT_PICKLED,
+                "its settings cannot be pickled",
+            )
             return None
         try:
             values = call_digest(self._fn, args)
         except NoDigestError as error:
-            self._record_uncached(str(error))
+            self._record_uncached(UncachedCode.NO_DIGEST, str(error))
             return None
 
         options = [
@@ -303,8 +314,10 @@ class CachedFunction(Generic[Result]):
         digest = hashlib.sha256(repr(key).encode()).hexdigest()
         return Path(cache_dir()) / CODE_DIR / digest[:32]
 
-    def _record_uncached(self, reason: str) -> None:
-        uncached_reasons.setdefault(self._name, reason)
+    def _record_uncached(self, code: UncachedCode, reason: str) -> None:
+        if self._name not in uncached_reasons:
+            uncached_reasons[self._name] = reason
+            uncached_codes[self._name] = code
 
     def _recompile_reason(self, key: _CallKey, args: tuple[object, ...]) -> str:
         """What distinguishes a call from the last one that was compiled; empty for the first."""

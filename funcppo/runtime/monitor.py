@@ -305,6 +305,7 @@ class Monitor(logging.Handler):
             report["cudagraph_skip_codes"] = self.cudagraph_skip_codes()
         if compile_cache.uncached_reasons:
             report["uncached_reasons"] = dict(compile_cache.uncached_reasons)
+            report["uncached_codes"] = dict(compile_cache.uncached_codes)
         report["fallback_reason"] = self.fallback_reason
         report["fallback_code"] = self.fallback_code
         return report

@@ -56,6 +56,16 @@ class UntimedCode(StrEnum):
 
 
 @unique
+class UncachedCode(StrEnum):
+    """Why the compiled code of a function is not kept on disk."""
+
+    NOT_OF_THIS_PACKAGE = "not_of_this_package"
+    SOURCES_CHANGED = "sources_changed"
+    SETTINGS_NOT_PICKLED = "settings_not_pickled"
+    NO_DIGEST = "no_digest"
+
+
+@unique
 class SkipCode(StrEnum):
     """Why CUDAGraph Trees ran a graph without recording it."""
 

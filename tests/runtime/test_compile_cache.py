@@ -203,6 +203,9 @@ def test_nothing_is_cached_if_the_sources_changed_since_they_were_imported(
     assert compile_cache.uncached_reasons == {
         "clip_by_global_norm": "the sources changed since they were read"
     }
+    assert compile_cache.uncached_codes["clip_by_global_norm"] == (
+        "sources_changed"
+    )
 
 
 def test_what_cannot_be_compiled_ahead_of_time_is_compiled_with_guards(
@@ -356,7 +359,9 @@ def test_code_that_reads_a_tensor_is_not_kept_and_the_reason_is_recorded(
     fn = CachedFunction(cartpole._euler_step, None)
     with Monitor() as monitor:
         torch.testing.assert_close(fn(*args), cartpole._euler_step(*args))
-        reasons = monitor.report()["uncached_reasons"]
+        report = monitor.report()
+    reasons = report["uncached_reasons"]
+    assert report["uncached_codes"]["_euler_step"] == "no_digest"
     assert files(folder) == [] and reasons == {
         "_euler_step": "funcppo.envs.classic_control.cartpole.GRAVITY is a "
         "Tensor: its values may change"

@@ -16,6 +16,7 @@ from funcppo.runtime.reasons import (
     FallbackCode,
     RecompileCode,
     SkipCode,
+    UncachedCode,
     UntimedCode,
 )
 from funcppo.runtime.row_program import UnsupportedError
@@ -112,6 +113,7 @@ def test_every_code_is_given_somewhere():
     for codes in (
         FallbackCode,
         FailureCode,
+        UncachedCode,
         UntimedCode,
         SkipCode,
         RecompileCode,
