@@ -672,8 +672,9 @@ def _fit_with_embedding(
     assert fitted.quality is not None, "there are valid queries"
     comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
     if question_run.is_better(fitted.quality, plain.quality):
+        before = [f"without link embeddings: {note}" for note in plain.notes]
         notes += [*fitted.notes, f"link embeddings on: valid {comparison}"]
-        return embedded, fitted._replace(notes=notes)
+        return embedded, fitted._replace(notes=[*before, *notes])
     notes += [
         f"link embeddings off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
     ]

@@ -342,6 +342,10 @@ def test_link_embeddings_are_weighed_where_valid_says_so(
     assert run.run_config.questions.embedding is is_better
     assert ("link embeddings on: valid" in notes) == is_better
     assert ("link embeddings off: valid" in notes) != is_better
+    # What was chosen before stays said.
+    prefix = "without link embeddings: " * is_better
+    for choice in ("listwise fit: epoch", "degrees o"):
+        assert sum(n.startswith(prefix + choice) for n in run.notes) == 1
     assert bool(weight.any()) == is_better
     assert bool(run.state.embedding.entity.numel()) == is_better
 
