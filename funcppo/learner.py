@@ -190,19 +190,29 @@ def own_state(
     try:
         yield
     except Exception as error:
-        if learner.group is None and learner.cfg.env.host is None:
-            key = random.key(0, state.key.device)
-            own = train_step.init(learner.cfg, learner.world, key)
-            parts = [
-                ("state.env_state", state.env_state, own.env_state),
-                ("state.params", state.params, own.params),
-            ]
-            for part in parts:
-                try:
-                    check_layout(name, *part)
-                except ValueError as difference:
-                    raise difference from error
+        difference = _describe_difference(learner, state, name)
+        if difference:
+            raise ValueError(difference) from error
         raise
+
+
+def _describe_difference(
+    learner: Learner[Any, Any], state: TrainState[Any, Any], name: str
+) -> str:
+    """Where a state differs from those of a learner; empty if it does not, or if the learner can make none."""
+    if learner.group is not None or learner.cfg.env.host is not None:
+        return ""
+    try:
+        key = random.key(0, state.key.device)
+        own = train_step.init(learner.cfg, learner.world, key)
+    except Exception:  # what failed before says why
+        return ""
+    try:
+        check_layout(name, "state.env_state", state.env_state, own.env_state)
+        check_layout(name, "state.params", state.params, own.params)
+    except ValueError as difference:
+        return str(difference)
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

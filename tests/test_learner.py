@@ -466,8 +466,14 @@ def test_an_evaluation_of_what_is_no_state_is_refused():
         evaluated(small())(None)
 
 
-def test_an_error_of_an_environment_with_its_own_state_stays_as_it_is():
-    env = replace(fp.envs.cartpole(), observe=raise_key_error)
+@pytest.mark.parametrize("functions", [("observe",), ("observe", "reset")])
+def test_an_error_of_an_environment_with_its_own_state_stays_as_it_is(
+    functions,
+):
+    """Also if no other state can be made, to compare with."""
+    env = replace(
+        fp.envs.cartpole(), **dict.fromkeys(functions, raise_key_error)
+    )
     learner = small()
     state = learner.init(KEY)
     failing = replace(learner, cfg=replace(learner.cfg, env=env))
