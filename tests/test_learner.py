@@ -466,23 +466,28 @@ def test_an_evaluation_of_what_is_no_state_is_refused():
         evaluated(small())(None)
 
 
-@pytest.mark.parametrize("functions", [("observe",), ("observe", "reset")])
+@pytest.mark.parametrize("can_reset", [True, False])
 def test_an_error_of_an_environment_with_its_own_state_stays_as_it_is(
-    functions,
+    can_reset,
 ):
-    """Also if no other state can be made, to compare with."""
-    env = replace(
-        fp.envs.cartpole(), **dict.fromkeys(functions, raise_key_error)
-    )
+    """Also if no other state can be made then, to compare with."""
+    env, errors = fp.envs.cartpole(), []
+
+    def observe(*_):
+        errors.append("mine")
+        raise KeyError("mine")
+
+    def reset(*args):
+        if errors and not can_reset:
+            raise ValueError("reset")
+        return env.reset(*args)
+
     learner = small()
     state = learner.init(KEY)
-    failing = replace(learner, cfg=replace(learner.cfg, env=env))
+    failing = replace(env, observe=observe, reset=reset)
+    cfg = replace(learner.cfg, env=failing)
     with pytest.raises(KeyError, match="mine"):
-        failing.step(state)
-
-
-def raise_key_error(*_):
-    raise KeyError("mine")
+        replace(learner, cfg=cfg).step(state)
 
 
 def test_a_state_of_another_learner_is_refused(fast):
