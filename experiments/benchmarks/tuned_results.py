@@ -65,6 +65,7 @@ SETTINGS["wn18rr+embeddings"] = Options(
     SETTINGS["wn18rr"].mining,
     [
         *SETTINGS["wn18rr"].training,
+        *("--questions.walks", "True"),
         *("--questions.embedding", "True", "--embedding.rank", "256"),
         *("--embedding.batch-size", "2048", "--embedding.penalty", "0.1"),
         *("--embedding.seconds", "600"),
