@@ -74,12 +74,18 @@ SETTINGS["wn18rr+embeddings"] = Options(
 SETTINGS["fb15k-237+embeddings"] = Options(
     SETTINGS["fb15k-237"].mining,
     [
-        *("--questions.seconds", "150", "--listwise.max-steps", "2000"),
-        *("--questions.max-firings", "400000000", "--seconds", "3600"),
-        *("--questions.degrees", "False", "--listwise.max-gradients", "2e9"),
+        *("--questions.seconds", "200", "--listwise.max-steps", "8000"),
+        *("--questions.max-firings", "500000000", "--seconds", "3600"),
+        *("--questions.degrees", "False", "--questions.walks", "True"),
+        *("--listwise.n-epochs", "3", "--listwise.max-gradients", "1e11"),
+        *("--listwise.penalty.rule-weight", "1e-5"),
+        *("--listwise.penalty.link-weight", "1e-5"),
         *("--questions.embedding", "True", "--embedding.rank", "256"),
         *("--embedding.batch-size", "2048", "--embedding.n-epochs", "40"),
-        *("--embedding.penalty", "0.05", "--steps", "8192"),
+        *("--embedding.penalty", "0.05", "--embedding.seconds", "600"),
+        *("--n-validation-queries", "17535", "--steps", "4096"),
+        *("--prover.max-height", "1", "--prover.smoothing", "None"),
+        *("--prover.object-identity", "False", "--rule-score", "noisy-or@2"),
     ],
 )
 
