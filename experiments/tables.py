@@ -1655,21 +1655,21 @@ LARGE_GRAPHS = {
 MAX_FACTS = 2**31  # ids of facts are int32
 
 
-PROCESS_RECORDS = ("scaling-h100", "scaling-h100-rest")
+PROCESS_RECORDS = ("scaling-h100", "scaling-h100-rest", "scaling-h200")
 
 
 def performance_processes() -> str:
     """The block of this name."""
-    found = [
-        row for name in PROCESS_RECORDS for row in load_record(name)["rows"]
-    ]
-    measured = [row for row in found if "update_ms" in row]
-    # A row that is in both is that of the second, where fewer shared the GPUs.
-    latest = {
-        (row["work"], row["scaling"], row["processes"]): row for row in measured
-    }
+    # A row that is in both of the first is that of the second, where fewer shared the GPUs.
+    latest: dict[tuple[str, str, str, int], Row] = {}
+    for name in PROCESS_RECORDS:
+        record = load_record(name)
+        gpu = record["machine"]["device"].split()[1]
+        for row in record["rows"]:
+            key = (row["work"], row["scaling"], gpu, row["processes"])
+            latest |= {key: row} if "update_ms" in row else {}
     rows = []
-    for (work, scaling, n), row in sorted(latest.items()):
+    for (work, scaling, gpu, n), row in sorted(latest.items()):
         collective = ""
         if n > 1:
             share = row["n_gathers"] * row["gather_ms"] / row["update_ms"]
@@ -1677,7 +1677,7 @@ def performance_processes() -> str:
                 f"{row['n_gathers']} x {1e3 * row['gather_ms']:.0f} µs, "
                 f"{share:.1%}"
             )
-        one_shard = latest.get((work, "weak", 1))
+        one_shard = latest.get((work, "weak", gpu, 1))
         speed_up = ""
         if one_shard is not None:
             ratio = row["steps_per_second"] / one_shard["steps_per_second"]
@@ -1686,7 +1686,7 @@ def performance_processes() -> str:
             [
                 work,
                 scaling,
-                str(n),
+                f"{n} {gpu}",
                 f"{row['n_envs']:,}",
                 str(row["n_shards"]),
                 f"{row['strategy']}, {row['n_graphs']}",
@@ -1752,27 +1752,28 @@ def process_equality() -> str:
 
 def shared_work() -> str:
     """The block of this name."""
-    records = {
-        "ranking": "shared_ranking-h100",
-        "mining": "shared_mining-h100",
-    }
+    records = (
+        "shared_ranking-h100",
+        "shared_ranking-h200",
+        "shared_mining-h200",
+    )
     rows = [
         [
-            work,
-            str(row["processes"]),
+            {"rank": "ranking", "mine": "mining"}[row["work"]],
+            f"{row['processes']} {name[-4:].upper()}",
             f"{row['seconds']:.1f}",
             f"{row['work_seconds']:.1f}",
             f"{row['work_speed_up']:.2f}",
             "yes" if row["is_equal"] else "no",
         ]
-        for work, name in records.items()
+        for name in records
         for row in sorted(
             load_record(name)["rows"], key=lambda row: row["processes"]
         )
     ]
     head = ["work", "GPUs", "seconds of the program", "of the work in it"]
     head += ["speed-up of the work", "equal bytes"]
-    return table(head, rows) + origin(*records.values())
+    return table(head, rows) + origin(*records)
 
 
 def mining_profile() -> str:
@@ -1794,14 +1795,16 @@ def mining_profile() -> str:
     head += ["rank 0 alone: votes", "to send and receive", "index, of each"]
     head += ["speed-up at most", "speed-up expected"]
     cells = [[str(cell) for cell in row] for row in rows]
-    on_gpus = load_record("shared_mining-h100")["rows"]
-    speed_up = max(row["work_speed_up"] for row in on_gpus)
-    # of two processes: speed-up = 1 / (1 - share / 2)
-    share = 2 * (1 - 1 / speed_up)
-    sentence = (
-        f"\nTwo GPUs mine {speed_up:.2f} times as fast as one, as if {share:.0%} "
-        "of the time were shared.\n"
-    )
+    parts = []
+    for row in load_record("shared_mining-h200")["rows"][1:]:
+        n, speed_up = row["processes"], row["work_speed_up"]
+        # speed-up = 1 / (1 - share + share / n)
+        share = (1 - 1 / speed_up) / (1 - 1 / n)
+        parts.append(
+            f"{n} GPUs mine {speed_up:.2f} times as fast as one, as if "
+            f"{share:.0%} of the time were shared"
+        )
+    sentence = f"\n{', and '.join(parts)}.\n"
     return table(head, cells) + sentence + origin("mining_profile")
 
 
