@@ -195,8 +195,15 @@ class Train:
     update."""
     n_validations: int = _DEFAULT.n_validations
     """Number of evaluations on the valid split during training; the parameters with the best result are kept."""
-    n_validation_queries: int = _DEFAULT.n_validation_queries
-    """Number of valid queries ranked at each validation, sampled evenly over relations."""
+    n_validation_queries: PositiveInt | None = _DEFAULT.n_validation_queries
+    """Number of valid queries ranked at each validation, a random sample. Default: all of valid where the run learns
+    from questions, 1,000 where it learns from proofs; a note says where fewer are ranked because more would compute
+    too much."""
+    validation_sample: Literal["random", "by-relation"] = (
+        _DEFAULT.validation_sample
+    )
+    """How these are drawn where they are not all of valid: random, or by-relation (evenly over relations, which counts
+    rare relations for more than test does)."""
     checkpoint_every: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 60.0
     """Save a checkpoint after the update that ends this many seconds after the last one; validations save too. It does
     not change the result."""

@@ -404,6 +404,14 @@ def ranked_sides(task: ProverTask) -> tuple[int, ...]:
     return (TAIL,) if task.is_countries else (HEAD, TAIL)
 
 
+def random_rows(n_rows: int, n: int) -> np.ndarray:
+    """At most `n` of so many rows in a random order, int64.
+
+    They are the same ones at every call, and the first of those of a larger `n`.
+    """
+    return np.random.default_rng(0).permutation(n_rows)[:n]
+
+
 def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     """Sample rows of at most `n` queries, spread evenly over relations; ascending, and the same ones at every call."""
     order = np.random.default_rng(0).permutation(len(split))

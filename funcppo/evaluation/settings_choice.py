@@ -337,8 +337,7 @@ def _draw_sample(
     dataset: Dataset, cfg: ProverTaskConfig, deadline: Deadline
 ) -> _Sample:
     """The knowledge base, and a uniform sample of the valid queries, always the same one."""
-    order = np.random.default_rng(0).permutation(len(dataset.valid))
-    rows = np.sort(order[:MAX_QUERIES])
+    rows = np.sort(ranking.random_rows(len(dataset.valid), MAX_QUERIES))
 
     kb, sizes = kbase.from_dataset(dataset)
 

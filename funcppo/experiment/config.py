@@ -126,8 +126,12 @@ class RunConfig:
     n_validations: PositiveInt = 12
     """Number of evaluations on the valid split during training; the best parameters are kept."""
 
-    n_validation_queries: PositiveInt = 1000
-    """Number of valid queries ranked at each validation, sampled evenly over relations."""
+    n_validation_queries: PositiveInt | None = None
+    """Number of valid queries ranked at each validation, a random sample; None: all of valid where the run learns from
+    questions, 1,000 where it learns from proofs. What a validation may compute bounds both."""
+
+    validation_sample: Literal["random", "by-relation"] = "random"
+    """How these are drawn where they are not all: at random, or evenly over relations, as earlier versions did."""
 
     early_stop_validations: PositiveInt | None = None
     """Number of validations in a row without a better result after which training ends; None: it goes to its last
@@ -214,6 +218,8 @@ def read_config(folder: Path) -> RunConfig:
         # Earlier ones that learnt from questions weighed no walks.
         if isinstance(raw["questions"], dict):
             raw["questions"].setdefault("walks", False)
+        # They drew valid queries evenly over relations.
+        raw.setdefault("validation_sample", "by-relation")
         raw.setdefault("embedding", {})
         raw.setdefault("listwise", {"penalty": {}})
         return from_json(RunConfig, raw, prefix="")

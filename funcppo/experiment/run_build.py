@@ -31,6 +31,7 @@ from funcppo.experiment.run import (
 from funcppo.experiment.validation import (
     count_validation_queries,
     max_validation_successors,
+    most_validation_queries,
     with_valid_evidence,
 )
 from funcppo.prover import task as prover_task
@@ -77,9 +78,7 @@ def build_run(
         )
     cfg = learner_config(run_config, task)
     n_queries = count_validation_queries(run_config, task, cfg)
-    if n_queries < min(
-        run_config.n_validation_queries, len(task.dataset.valid)
-    ):
+    if n_queries < most_validation_queries(run_config, task):
         notes.append(
             f"a validation ranks {n_queries} of {len(task.dataset.valid)} valid queries: "
             f"more would compute over {max_validation_successors(task):,} successors"
@@ -139,7 +138,8 @@ def _build_question_run(
         notes=task.notes,
         search_step=scorers.make_search_step(run_config.device),
         n_validation_queries=min(
-            run_config.n_validation_queries, len(dataset.valid)
+            run_config.n_validation_queries or len(dataset.valid),
+            len(dataset.valid),
         ),
         pending_row={"update": 0},
         questions=setup,

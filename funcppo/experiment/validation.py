@@ -33,6 +33,7 @@ from funcppo.evaluation.ranking import (
     RankedRows,
     RankingProtocol,
     ScorerBySide,
+    random_rows,
     ranked_sides,
     selection_metric,
     stratified_sample,
@@ -66,6 +67,8 @@ MAX_VALIDATION_SUCCESSORS = 1_000_000
 MIN_VALIDATION_QUERIES = 20
 # The same where rules alone score candidates, whose successors take under a microsecond.
 MAX_VALIDATION_SUCCESSORS_BY_RULES = 10_000_000
+# queries of a validation of proofs, unless a number is set
+MAX_PROOF_QUERIES = 1000
 # resolution steps that the rough count assumes for each height of a proof
 STEPS_PER_HEIGHT = 3
 # Search settings before they are tuned for the machine.
@@ -731,21 +734,34 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
 
 
 def validation_queries(run: Run) -> np.ndarray:
-    """The valid queries that every validation ranks: a fixed sample, stratified by relation."""
+    """The valid queries that every validation ranks, in their order: a fixed sample."""
     valid = run.task.dataset.valid
-    return valid[stratified_sample(valid, run.n_validation_queries)]
+    return valid[
+        np.sort(
+            validation_rows(run.run_config, valid, run.n_validation_queries)
+        )
+    ]
+
+
+def validation_rows(
+    run_config: RunConfig, valid: np.ndarray, n: int
+) -> np.ndarray:
+    """The rows of at most `n` valid queries as a run draws them."""
+    if run_config.validation_sample == "by-relation":
+        return stratified_sample(valid, n)
+    return random_rows(len(valid), n)
 
 
 def count_validation_queries(
     run_config: RunConfig, task: ProverTask, cfg: Config
 ) -> int:
-    """How many valid queries a validation ranks: as set, or as many as keep it within its bound."""
+    """How many valid queries a validation of proofs ranks: as set, or as many as keep it within its bound."""
     valid = task.dataset.valid
-    n_queries = min(run_config.n_validation_queries, len(valid))
+    n_queries = most_validation_queries(run_config, task)
     if not n_queries:
         return 0
 
-    queries = valid[stratified_sample(valid, n_queries)]
+    queries = valid[validation_rows(run_config, valid, n_queries)]
     protocol = RankingProtocol(sides=ranked_sides(task))
     n_candidates = ranking.count_candidates(task, queries, protocol)
     n_successors = cfg.env.cfg.resolve.max_successors
@@ -759,18 +775,22 @@ def count_validation_queries(
     return max(int(n_queries * share), min(MIN_VALIDATION_QUERIES, n_queries))
 
 
+def most_validation_queries(run_config: RunConfig, task: ProverTask) -> int:
+    """How many valid queries a validation of proofs may rank, if they keep it within its bound."""
+    n_queries = run_config.n_validation_queries or MAX_PROOF_QUERIES
+    return min(n_queries, len(task.dataset.valid))
+
+
 def count_test_queries(run: Run) -> int:
     """How many test queries the end of a run ranks: all, or as many as weighing their evidence has time for."""
     test = run.task.dataset.test
     if run.questions is None:
         return len(test)
-    pilot = stratified_sample(test, evidence_ranking.PILOT_QUERIES)
-    rest = np.setdiff1d(np.arange(len(test)), pilot)
     factor = question_bounds.work_factor(run.task.kb.facts.device)
     return evidence_ranking.count_queries_within(
         run.task,
         run.questions.facts,
-        test[np.concatenate([pilot, rest])],
+        test[random_rows(len(test), len(test))],
         ranked_sides(run.task),
         factor * question_run.MAX_TEST_FIRINGS,
         factor * question_run.MAX_TEST_ROWS,
@@ -782,8 +802,7 @@ def test_rows(run: Run) -> np.ndarray:
     test = run.task.dataset.test
     if not len(test):
         return np.arange(0)
-    order = np.random.default_rng(0).permutation(len(test))
-    return np.sort(order[: count_test_queries(run)])
+    return np.sort(random_rows(len(test), count_test_queries(run)))
 
 
 def max_validation_successors(task: ProverTask) -> int:
@@ -808,7 +827,10 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     setup = run.questions
     if setup is None or run.valid_evidence or not len(run.task.dataset.valid):
         return run
-    queries = validation_queries(run)
+    valid = run.task.dataset.valid
+    queries = valid[
+        validation_rows(run.run_config, valid, run.n_validation_queries)
+    ]
     sides = ranked_sides(run.task)
     factor = question_bounds.work_factor(setup.facts.degree.device)
     share = run.task.cfg.memory_share
@@ -834,10 +856,10 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     notes: list[str] = []
     if n_queries < len(queries):
         notes = [
-            f"a validation ranks {n_queries:,} of {len(run.task.dataset.valid):,} valid queries: more would {bound}"
+            f"a validation ranks {n_queries:,} of {len(valid):,} valid queries: more would {bound}"
         ]
         run = dataclasses.replace(run, n_validation_queries=n_queries)
-        queries = validation_queries(run)
+    queries = validation_queries(run)
     return dataclasses.replace(
         run,
         notes=tuple(dict.fromkeys((*run.notes, *notes))),

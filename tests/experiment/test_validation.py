@@ -222,6 +222,16 @@ def test_validation_queries_are_a_fixed_sample(run):
     }
 
 
+def test_as_many_valid_queries_are_ranked_as_the_run_may(tmp_path, monkeypatch):
+    """Of a run that learns from proofs; one that learns from questions ranks all."""
+    config = replace(CONFIG, dataset="countries_s2", n_validation_queries=None)
+    for most, n_queries in ((1000, 24), (7, 7)):
+        monkeypatch.setattr(validation, "MAX_PROOF_QUERIES", most)
+        part = run_start.prepare_run(config, tmp_path, resume=False)
+        assert len(validation.validation_queries(part)) == n_queries
+        assert not any("a validation ranks" in note for note in part.notes)
+
+
 def test_test_rows_are_all_rows_of_a_run_that_searches_proofs(run):
     test = run.task.dataset.test
     assert validation.test_rows(run).tolist() == list(range(len(test)))
