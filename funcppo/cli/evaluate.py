@@ -121,7 +121,7 @@ class Evaluate:
     choice_seconds: ChoiceSeconds = CHOICE_SECONDS
     """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
     queries: PositiveInt | None = None
-    """Rank at most N queries, sampled evenly over relations. Default: all queries."""
+    """Rank at most N queries, a random sample, always the same one. Default: all queries."""
     seed: Seed = 0
     """Random seed of the sampled corruptions; unused with --negatives all."""
     device: DeviceOption = "cpu"
@@ -303,7 +303,7 @@ class Evaluate:
         """The rows of the split that are ranked, int64 [Q]."""
         import numpy as np
 
-        from funcppo.evaluation.ranking import stratified_sample
+        from funcppo.evaluation.ranking import random_rows
 
         split = getattr(dataset, self.split)
         if not len(split):
@@ -312,7 +312,7 @@ class Evaluate:
             )
         if self.queries is None:
             return np.arange(len(split))
-        return stratified_sample(split, self.queries)
+        return np.sort(random_rows(len(split), self.queries))
 
     def _open_log(self, setup: EvaluationSetup) -> ResultLog | None:
         """The result log at --details, with the records that it holds; None without --details."""
