@@ -67,7 +67,6 @@ MAX_STEP_ROWS = 50_000_000
 MAX_COUNT_ROWS = 100_000_000
 # rows of joins to index derivations by, some minutes of work
 MAX_INDEX_ROWS = 1_000_000_000
-GPU_INDEX_ROWS = 10 * MAX_INDEX_ROWS  # in less time
 COUNTING = "computing rule confidences"
 INDEXING = "indexing derivations"
 # size of the sample of derived atoms, if T_P is too large to hold
@@ -557,8 +556,8 @@ def _index_derivations(
                 model,
                 height,
                 max_derivations,
-                RowBudget(_max_index_rows(kb)),
-                _show_indexing(on_phase, kb, sizes),
+                RowBudget(MAX_INDEX_ROWS),
+                _show_indexing(on_phase, sizes),
             )
         except RowBudgetExceeded as error:
             return None, [f"{INDEXING} makes {error}: {blind}"]
@@ -578,10 +577,10 @@ def _index_part(
     """What queries ask of T_P to height 1, and a sample of it, with the rules that derive each atom.
 
     Raises:
-      RowBudgetExceeded: the joins make more than `_max_index_rows` rows, or there are too many derivations.
+      RowBudgetExceeded: the joins make more than `MAX_INDEX_ROWS` rows, or there are too many derivations.
     """
-    budget = RowBudget(_max_index_rows(kb))
-    show = _show_indexing(on_phase, kb, sizes)
+    budget = RowBudget(MAX_INDEX_ROWS)
+    show = _show_indexing(on_phase, sizes)
     identity = settings.object_identity
     sample = partial_fixpoint.priority_sample(
         kb, sizes, MAX_SAMPLED_ATOMS, identity, budget, show
@@ -605,16 +604,9 @@ def _n_heads_at_least(kb: KnowledgeBase, counts: RuleCounts) -> int:
     return int(most.sum())
 
 
-def _max_index_rows(kb: KnowledgeBase) -> int:
-    """Rows of joins to index derivations by, on the device of a knowledge base."""
-    return GPU_INDEX_ROWS if kb.facts.is_cuda else MAX_INDEX_ROWS
-
-
-def _show_indexing(
-    on_phase: PhaseCallback, kb: KnowledgeBase, sizes: KBSizes
-) -> CountCallback:
+def _show_indexing(on_phase: PhaseCallback, sizes: KBSizes) -> CountCallback:
     """Show the phase, and return what shows how many rules it has applied."""
-    text = f"{INDEXING}, within {_max_index_rows(kb):,} rows of joins"
+    text = f"{INDEXING}, within {MAX_INDEX_ROWS:,} rows of joins"
     on_phase(text, 0, sizes.n_rules)
     return partial(on_phase, text)
 
