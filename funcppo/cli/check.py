@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from funcppo.cli.common import JsonObject, check_overwrites, write_json
 from funcppo.cli.console import (
@@ -23,22 +24,36 @@ from funcppo.cli.options import (
     OptionalFile,
     TargetArgument,
 )
-from funcppo.cli.target import data_files, set_target_threads
+from funcppo.cli.target import (
+    data_files,
+    is_run_folder,
+    set_target_threads,
+)
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import PositiveFloat, PositiveInt, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
 
     from funcppo.cli.console import WorkDisplay
     from funcppo.evaluation.agreement import Agreement, Subject
+    from funcppo.evaluation.details_lines import Details, LineSample
     from funcppo.evaluation.ranking import Ranking
     from funcppo.experiment.run import Run
 
 EXIT_DISAGREEMENT = 1
 # parts of --seconds for supports, ranks, proofs and evidence
 TIME_SHARES = (0.35, 0.35, 0.15, 0.15)
+
+
+class _Sample(NamedTuple):
+    """What is compared."""
+
+    rules: list[int]
+    rows: list[int]  # of the split
+    lines: LineSample | None  # of a details file; None without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +64,8 @@ class Check:
     backtracking over the facts, finds the candidates of queries with their scores and ranks, checks each step of the
     proofs of their answers, and counts the evidence that a run weighs which learnt from questions. A data set is
     checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken as they
-    are. What --seconds does not suffice for is left out, and a line says so.
+    are. What --seconds does not suffice for is left out, and a line says so. With --details FILE, the lines of a file
+    that `funcppo evaluate` wrote are compared with the recount: counts, scores, ranks and the shares of rules.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
@@ -62,9 +78,13 @@ class Check:
     data: DataOptions = DEFAULT_CONFIG
     """How files of triples are read and split."""
     split: Literal["test", "valid"] = "test"
-    """Split whose queries are ranked."""
+    """Split whose queries are ranked; with --details that of the file."""
+    score: str = "auto"
+    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, the one that `evaluate` ranks by."""
+    details: OptionalFile = None
+    """Compare the lines of a --details FILE of `funcppo evaluate` too, at the settings beside it. Default: no file."""
     queries: Size = 50
-    """Number of queries, a random sample; each is ranked on both sides."""
+    """Number of queries, a random sample, of --details of those in FILE; each is ranked on both sides."""
     n_rules: Size = 1000
     """Number of rules to count, a random sample."""
     seconds: PositiveFloat = 60.0
@@ -83,26 +103,24 @@ class Check:
         Returns:
           The exit status.
         """
-        check_overwrites(
-            [("--json", self.json)], data_files(self.target, self.rules)
-        )
+        self._check_outputs()
         set_target_threads(self.target, self.threads)
         console = make_console(self.json == "-")
         agreements: list[Agreement] = []
         start = time.perf_counter()
         with show_status(make_console(use_stderr=True), "reading") as status:
-            options = Evaluate(
-                target=self.target,
-                split=self.split,
-                rules=self.rules,
-                data=self.data,
-            )
+            details = self._read_details()
+            options = self._evaluation_options(details)
             setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task
+            if details is not None:
+                _check_details(details, setup, options)
             prepare_seconds = time.perf_counter() - start
             prepared = f"data read and settings chosen in {prepare_seconds:.1f} s, not counted in --seconds"
             print_notes(console, [*task.notes, *setup.notes, prepared])
-            for agreement in self._compare(setup, console, status):
+            for agreement in self._compare(
+                setup, options.split, details, console, status
+            ):
                 _print_agreement(console, agreement)
                 agreements.append(agreement)
 
@@ -110,7 +128,7 @@ class Check:
             self.json,
             {
                 "dataset": task.dataset.name,
-                "split": self.split,
+                "split": options.split,
                 "score": setup.score,
                 "height": task.max_height,
                 "smoothing": task.cfg.smoothing,
@@ -127,29 +145,78 @@ class Check:
         has_disagreement = any(a.n_disagreeing for a in agreements)
         return EXIT_DISAGREEMENT if has_disagreement else 0
 
+    def _check_outputs(self) -> None:
+        """Check that --json overwrites nothing that is read."""
+        details = [] if self.details is None else [Path(self.details)]
+        inputs = [*data_files(self.target, self.rules), *details]
+        check_overwrites([("--json", self.json)], inputs)
+
+    def _read_details(self) -> Details | None:
+        """The --details FILE; None without one.
+
+        Raises:
+          ValueError: it is bad, or was ranked by another score.
+        """
+        if self.details is None:
+            return None
+        from funcppo.evaluation import details_lines
+
+        details = details_lines.read_details(Path(self.details))
+        if self.score not in ("auto", details.score):
+            raise ValueError(
+                f"--score {self.score}: {self.details} was ranked by {details.score}"
+            )
+        return details
+
+    def _evaluation_options(self, details: Details | None) -> Evaluate:
+        """The options of the evaluation that is checked."""
+        options = Evaluate(
+            target=self.target,
+            split=self.split,
+            score=self.score,
+            rules=self.rules,
+            data=self.data,
+        )
+        if details is None:
+            return options
+        options = replace(options, split=details.split, score=details.score)
+        if is_run_folder(self.target):
+            return options  # a run has its own
+        return replace(
+            options,
+            height=details.height,
+            smoothing=details.smoothing,
+            object_identity=details.object_identity,
+        )
+
     def _compare(
-        self, setup: EvaluationSetup, console: Console, status: WorkDisplay
+        self,
+        setup: EvaluationSetup,
+        split_name: str,
+        details: Details | None,
+        console: Console,
+        status: WorkDisplay,
     ) -> Iterator[Agreement]:
         """The comparisons, one after another."""
         from funcppo.evaluation import agreement
 
-        dataset = setup.evaluator.task.dataset
-        subject = agreement.make_subject(setup.evaluator, setup.score)
-        draw = random.Random(self.seed)
-        rules = _sample(draw, len(dataset.rules), self.n_rules)
-        split = getattr(dataset, self.split)
-        rows = _sample(draw, len(split), self.queries)
+        subject = agreement.make_subject(
+            setup.evaluator, setup.score, _joint_strata(setup, details)
+        )
+        split = getattr(setup.evaluator.task.dataset, split_name)
+        sample = self._draw_sample(len(subject.logic.rules), split, details)
+        rows, lines = sample.rows, sample.lines
         seconds = [share * self.seconds for share in TIME_SHARES]
 
-        status.update(f"counting {len(rules):,} rules")
+        status.update(f"counting {len(sample.rules):,} rules")
         supports, counts = agreement.compare_supports(
-            subject, rules, seconds[0]
+            subject, sample.rules, seconds[0]
         )
         yield supports
         if not rows:
             print_notes(
                 console,
-                [f"the {self.split} split is empty: nothing else is compared"],
+                [f"the {split_name} split is empty: nothing else is compared"],
             )
             return
         status.update(f"ranking {len(rows):,} queries")
@@ -162,13 +229,55 @@ class Check:
                 f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
             ],
         )
-        yield from agreement.compare_ranks(subject, ranked, counts, seconds[1])
+        yield from agreement.compare_ranks(
+            subject, ranked, counts, seconds[1], lines
+        )
         status.update("checking proofs")
         yield agreement.compare_proofs(subject, ranked, seconds[2])
         status.update("recounting evidence")
         yield from _compare_evidence(
             subject, setup.policy_run, ranked, seconds[3]
         )
+
+    def _draw_sample(
+        self, n_rules: int, split: np.ndarray, details: Details | None
+    ) -> _Sample:
+        """The rules and queries that are compared, in random order."""
+        from funcppo.evaluation import details_lines
+
+        draw = random.Random(self.seed)
+        rules = _sample(draw, n_rules, self.n_rules)
+        if details is None:
+            return _Sample(rules, _sample(draw, len(split), self.queries), None)
+        listed = sorted({line.query_row for line in details.lines})
+        rows = [listed[i] for i in _sample(draw, len(listed), self.queries)]
+        lines = details_lines.sample_lines(details, rows)
+        return _Sample(rules, rows, lines)
+
+
+def _check_details(
+    details: Details, setup: EvaluationSetup, options: Evaluate
+) -> None:
+    """Check that a details file is one of an evaluation.
+
+    Raises:
+      ValueError: it was made of other data, rules or parameters, or at other settings.
+    """
+    from funcppo.evaluation import details_lines
+
+    details_lines.check_settings(details, setup.log_settings, options.target)
+    split = getattr(setup.evaluator.task.dataset, options.split)
+    sides = setup.evaluator.protocol.sides
+    details_lines.check_queries(details, len(split), sides)
+
+
+def _joint_strata(
+    setup: EvaluationSetup, details: Details | None
+) -> int | None:
+    """The share of atoms, one in so many, on which pairs of rules were counted; None if on all, here and there."""
+    here = setup.log_settings["joint_strata"]
+    there = details.settings.get("joint_strata") if details else None
+    return here or there
 
 
 def _compare_evidence(

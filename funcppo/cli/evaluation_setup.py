@@ -42,7 +42,11 @@ if TYPE_CHECKING:
         SearchConfig,
         SearchResult,
     )
-    from funcppo.evaluation.evaluator import Evaluator, ProofFinder
+    from funcppo.evaluation.evaluator import (
+        Evaluator,
+        ProofFinder,
+        ShareFinder,
+    )
     from funcppo.evaluation.ranking import (
         RankingProtocol,
         Scorer,
@@ -276,9 +280,11 @@ def prepare_evaluation(
         notes = [*notes, *more]
 
     subject = subject._replace(task=task, notes=notes)
-    prove = _make_prover(subject) if with_proofs else _no_proofs
+    evaluator = _build_evaluator(
+        options, subject, scorer, protocol, with_proofs=with_proofs
+    )
     return EvaluationSetup(
-        evaluator=_build_evaluator(options, subject, scorer, protocol, prove),
+        evaluator=evaluator,
         score=score,
         log_settings=_log_settings(options, subject, n_negatives),
         search_stats=search_stats,
@@ -663,7 +669,8 @@ def _build_evaluator(
     subject: Subject,
     scorer: Scorer | ScorerBySide,
     protocol: RankingProtocol,
-    prove: ProofFinder,
+    *,
+    with_proofs: bool,
 ) -> Evaluator:
     """The evaluator of a subject."""
     from funcppo.evaluation.beam_search import UNPROVED_PENALTY
@@ -678,9 +685,10 @@ def _build_evaluator(
         task=subject.task,
         protocol=protocol,
         scorer=scorer,
-        prove=prove,
+        prove=_make_prover(subject) if with_proofs else _no_proofs,
         proof_threshold=proof_threshold,
         all_scores=options.all_scores,
+        find_shares=_make_share_finder(subject) if with_proofs else None,
         min_chunk_queries=MIN_CHUNK_QUERIES
         if subject.score == "evidence"
         else FIRST_CHUNK_QUERIES,
@@ -699,6 +707,16 @@ def _make_prover(subject: Subject) -> ProofFinder:
     return partial(run_proofs.most_probable_proofs, run, program=program)
 
 
+def _make_share_finder(subject: Subject) -> ShareFinder | None:
+    """A function from answers to what counts of their rules; None but for the score noisy-or-joint."""
+    from funcppo.evaluation import joint_explanation
+
+    task, score, joint = subject.task, subject.score, subject.joint
+    if joint is None:
+        return None
+    return partial(joint_explanation.explain_answers, task, score, joint)
+
+
 def _no_proofs(atoms: Tensor) -> list[Proof | None]:
     """No proof of any atom."""
     return [None] * len(atoms)
@@ -708,7 +726,7 @@ def _log_settings(
     options: EvaluationOptions, subject: Subject, n_negatives: int | None
 ) -> JsonObject:
     """What the rank of a query depends on, beside the split."""
-    run = subject.policy_run
+    run, joint = subject.policy_run, subject.joint
     return {
         "dataset": subject.task.dataset.name,
         "fingerprint": subject.task.dataset.fingerprint,
@@ -716,6 +734,9 @@ def _log_settings(
         "smoothing": subject.task.cfg.smoothing,
         "object_identity": subject.task.cfg.object_identity,
         "score": subject.score,
+        "joint_strata": joint.n_strata
+        if joint is not None and joint.n_strata > 1
+        else None,
         "params_digest": None if run is None else digest(run.state.best_params),
         "negatives": n_negatives,
         "seed": options.seed,

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from funcppo.data import proof_names
-from funcppo.evaluation import ranking, recount
+from funcppo.evaluation import details_lines, ranking, recount
+from funcppo.evaluation.details_lines import Line, LineSample, RecountedRow
 from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.evidence_explanation import Explanation
 from funcppo.evaluation.ranking import Ranking
@@ -27,15 +28,19 @@ from funcppo.evaluation.scorers import (
     DIRECTED_LINKED_LAST,
     LINKED_SHIFT,
     MAX_LINKED_LOG_ODDS,
+    MAX_PLUS,
     split_linked_last,
 )
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.task import ProverTask, known_triples
 
-RULE_SCORES = ("max-confidence", "noisy-or")
+RULE_SCORES = ("max-confidence", "max-plus", "noisy-or")
+POLICY_SCORES = ("success", "best-proof", "greedy", "evidence")
 # log-odds; float64 sums in another order, as the recount makes them, differ by less
 LOG_ODDS_TOLERANCE = 1e-7
+# the same of scores of a search, which are float32
+SEARCH_TOLERANCE = ranking.LOG_ODDS_TOLERANCE
 # The engine's probabilities of walks are float32 of whole numbers of 2 ** -60, rounded at each atom.
 WALK_TOLERANCE = 1e-6
 WALK_ROUNDING = 1e-12
@@ -66,6 +71,8 @@ class Subject:
 
     evaluator: Evaluator
     score: str  # the name of the evaluator's score
+    # of `noisy-or-joint`: pairs of rules were counted on one in so many atoms; None if on all
+    joint_strata: int | None
     logic: Logic
     facts: Atoms
 
@@ -73,6 +80,7 @@ class Subject:
 class _Row(NamedTuple):
     """A query on a side, and what the engine says of it."""
 
+    position: int  # of the query among those that are ranked
     query: Atom
     side: int
     counts: RankCounts
@@ -83,15 +91,21 @@ class _RowDifference(NamedTuple):
 
     n_candidates: int
     verdicts: list[str]
+    n_scores: int  # that were compared
+    scores: list[str]
     rank: str  # empty if it agrees
     is_near_boundary: bool  # it differs by the rounding of scores alone
+    line: str | None  # of a details file: empty if it agrees; None without one
 
 
-def make_subject(evaluator: Evaluator, score: str) -> Subject:
+def make_subject(
+    evaluator: Evaluator, score: str, joint_strata: int | None = None
+) -> Subject:
     """Read the data of an evaluator's task for the recount.
 
     Args:
       score: the name of the evaluator's score.
+      joint_strata: of `noisy-or-joint`: pairs of rules were counted on one in so many atoms; None if on all.
     """
     dataset = evaluator.task.dataset
     logic = Logic(
@@ -104,7 +118,13 @@ def make_subject(evaluator: Evaluator, score: str) -> Subject:
     facts = Atoms(
         recount.read_atoms(dataset.facts.tolist()), dataset.n_constants
     )
-    return Subject(evaluator=evaluator, score=score, logic=logic, facts=facts)
+    return Subject(
+        evaluator=evaluator,
+        score=score,
+        joint_strata=joint_strata,
+        logic=logic,
+        facts=facts,
+    )
 
 
 # -- supports
@@ -184,14 +204,18 @@ def compare_ranks(
     ranked: Ranking,
     rule_counts: RuleCounts,
     seconds: float,
+    lines: LineSample | None = None,
 ) -> list[Agreement]:
     """Find the candidates of ranked queries again, with their scores and ranks.
 
-    Confidences are those of `rule_counts`, and the engine's for rules that were not recounted. Scores of a policy are
-    taken from the engine.
+    Confidences are those of `rule_counts`, and the engine's for rules that were not recounted. Scores of a policy, and
+    those that rest on a sample of the atoms, are taken from the engine.
+
+    Args:
+      lines: of a details file about these queries.
 
     Returns:
-      The comparison of verdicts on candidates, and that of ranks.
+      The comparisons of verdicts on candidates, of their scores if these are of rules, of ranks, and of lines.
     """
     start = time.monotonic()
     task = subject.evaluator.task
@@ -215,7 +239,9 @@ def compare_ranks(
             break
         deadline = _item_deadline(start, seconds)
         try:
-            difference = _compare_row(scores, row, atoms, known, deadline)
+            difference = _compare_row(
+                scores, row, atoms, known, deadline, lines
+            )
         except recount.RecountLimitError:
             continue
         differences.append(difference)
@@ -225,7 +251,12 @@ def compare_ranks(
             f"T_P to height {task.max_height - 1} takes too long, or holds more than {MAX_ATOMS:,} atoms",
         )
     return _summarise_rows(
-        scores, differences, len(rows), time.monotonic() - start, notes
+        scores,
+        differences,
+        len(rows),
+        None if lines is None else lines.n_total,
+        time.monotonic() - start,
+        notes,
     )
 
 
@@ -237,22 +268,35 @@ class _ScoreSource:
     ) -> None:
         task = subject.evaluator.task
         self.subject = subject
-        self.is_policy = _is_policy_score(subject.score)
+        self.name, self.ending = split_linked_last(subject.score)
+        self.prior_pairs = recount.joint_prior_pairs(self.name)
+        self.has_rule_score = _is_rule_score(subject.score)
+        self.is_recounted = self.has_rule_score and not subject.joint_strata
         self.lists_all = subject.evaluator.protocol.score_unprovable
         atoms = recount.read_atoms(ranked.scored_atom.tolist())
         sides = ranked.scored_side.tolist()
         keys = zip(atoms, sides, strict=True)
         self.engine_scores = dict(zip(keys, ranked.log_odds.tolist()))
-        _, ending = split_linked_last(subject.score)
-        self.n_links = recount.count_links(subject.facts.all if ending else ())
+        self.n_listed = len(ranked.listed_score)
+        facts = subject.facts.all
+        self.n_links = recount.count_links(facts if self.ending else ())
 
         counts = dict(enumerate(_engine_counts(task))) | dict(rule_counts)
+        # The engine holds the smoothed counts in float32.
         smoothing = float(task.cfg.smoothing or 0.0)
         self.confidence = {
-            i: support / (pairs + smoothing) if support else 0.0
+            i: support / float(np.float32(pairs + smoothing))
+            if support
+            else 0.0
             for i, (support, pairs) in counts.items()
         }
         self.n_not_recounted = len(counts) - len(rule_counts)
+        self._heads: dict[int, set[Atom]] = {}
+
+    @property
+    def compares_scores(self) -> bool:
+        """Whether scores are compared one by one; those of max-plus are an order alone."""
+        return self.is_recounted and self.name != MAX_PLUS
 
     def engine_score(self, atom: Atom, side: int) -> float | None:
         """The log-odds that the engine gives a candidate of a side; None if it lists none."""
@@ -260,22 +304,85 @@ class _ScoreSource:
         return self.engine_scores.get((atom, side), of_all_sides)
 
     def log_odds(
-        self, atom: Atom, side: int, rules: Sequence[int], *, is_derivable: bool
-    ) -> float:
-        """The log-odds of a candidate's score.
+        self, derivers: Mapping[Atom, Sequence[int]], side: int, deadline: float
+    ) -> dict[Atom, float]:
+        """The log-odds of the scores of candidates.
 
         Args:
-          rules: those that derive it.
-          is_derivable: it is derived, a fact from other facts.
+          derivers: the rules that derive each candidate, a fact from other facts.
+
+        Raises:
+          RecountLimitError: the deadline is reached.
         """
-        if not self.is_policy:
-            name, ending = split_linked_last(self.subject.score)
-            confidences = [self.confidence[i] for i in rules]
-            score = recount.rule_score(name, confidences)
-            is_directed = ending == DIRECTED_LINKED_LAST
-            if ending and self._is_linked(atom, is_directed=is_directed):
-                return min(score, MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
-            return score
+        if not self.is_recounted:
+            return {
+                atom: self._taken_score(atom, side, is_derivable=bool(rules))
+                for atom, rules in derivers.items()
+            }
+        confidences = {
+            atom: [self.confidence[i] for i in rules]
+            for atom, rules in derivers.items()
+        }
+        if self.name == MAX_PLUS:
+            return recount.order_by_confidences(confidences)
+        scores: dict[Atom, float] = {}
+        for atom, rules in derivers.items():
+            if self.prior_pairs is None:
+                score = recount.rule_score(self.name, confidences[atom])
+            else:
+                shares = self.joint_rules(rules, deadline).shares()
+                score = recount.rule_score("noisy-or", list(shares.values()))
+            is_directed = self.ending == DIRECTED_LINKED_LAST
+            if self.ending and self._is_linked(atom, is_directed=is_directed):
+                score = min(score, MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
+            scores |= {atom: score}
+        return scores
+
+    def joint_rules(
+        self, rules: Sequence[int], deadline: float
+    ) -> recount.JointRules:
+        """The rules of an atom that count in `noisy-or-joint`, with what they derive where that is recounted.
+
+        Args:
+          rules: all that derive it.
+
+        Raises:
+          RecountLimitError: the deadline is reached.
+        """
+        counted = sorted(
+            (i for i in rules if self.confidence[i] > 0),
+            key=lambda i: (-self.confidence[i], i),
+        )[: recount.N_JOINT_RULES]
+        return recount.JointRules(
+            confidence={i: self.confidence[i] for i in counted},
+            heads={i: self._derive_heads(i, deadline) for i in counted}
+            if self.is_recounted
+            else {},
+            facts=self.subject.facts.all,
+            prior_pairs=self.prior_pairs or 0.0,
+        )
+
+    def _derive_heads(self, rule: int, deadline: float) -> set[Atom]:
+        """What a rule derives from the facts, kept for later atoms."""
+        if rule not in self._heads:
+            cfg = self.subject.evaluator.task.cfg
+            heads = recount.derive(
+                self.subject.logic,
+                self.subject.logic.rules[rule],
+                self.subject.facts,
+                deadline,
+                leave_one_out=cfg.smoothing is not None,
+            )
+            n_held = sum(map(len, self._heads.values()))
+            if n_held + len(heads) > MAX_ATOMS:
+                self._heads = {}
+            self._heads |= {rule: heads}
+        return self._heads[rule]
+
+    def _taken_score(
+        self, atom: Atom, side: int, *, is_derivable: bool
+    ) -> float:
+        """The log-odds of a score that the engine computes."""
         if is_derivable or self.lists_all:
             score = self.engine_score(atom, side)
             return -math.inf if score is None else score
@@ -290,10 +397,9 @@ class _ScoreSource:
         return n_links > (atom in self.subject.facts.all)
 
 
-def _is_policy_score(score: str) -> bool:
-    """Whether a score is a policy's."""
-    name, _ = split_linked_last(score)
-    return not name.startswith(RULE_SCORES)
+def _is_rule_score(score: str) -> bool:
+    """Whether a score follows from the confidences of rules."""
+    return score.startswith(RULE_SCORES)
 
 
 def _rows(ranked: Ranking) -> list[_Row]:
@@ -301,12 +407,12 @@ def _rows(ranked: Ranking) -> list[_Row]:
     queries = recount.read_atoms(ranked.queries.tolist())
     counts = zip(*(column.tolist() for column in ranked.counts))
     rows = [
-        (query_row, _Row(queries[query_row], side, RankCounts(*row_counts)))
+        _Row(query_row, queries[query_row], side, RankCounts(*row_counts))
         for query_row, side, row_counts in zip(
             ranked.query_row.tolist(), ranked.side.tolist(), counts
         )
     ]
-    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    return sorted(rows, key=lambda row: row.position)
 
 
 def _compare_row(
@@ -315,44 +421,37 @@ def _compare_row(
     atoms: Atoms,
     known: set[Atom],
     deadline: float,
+    lines: LineSample | None,
 ) -> _RowDifference:
     """The differences of a row.
 
     Args:
       atoms: what T_P derives below the height of the task.
       known: all triples of the splits, and the facts.
+      lines: of a details file.
 
     Raises:
-      OutOfTime: the deadline is reached.
+      RecountLimitError: the deadline is reached.
     """
     task = scores.subject.evaluator.task
-    derivers = recount.find_derivers(
-        scores.subject.logic, atoms, row.query, row.side, deadline
-    )
-    log_odds: dict[Atom, float] = {}
-    verdicts: list[str] = []
+    derivers = _derive_candidates(scores.subject, row, atoms, known, deadline)
+    log_odds = scores.log_odds(derivers, row.side, deadline)
     format_atom = proof_names(task.dataset).format_atom
-    pool = task.entity_pool.tolist()
-    for atom in recount.list_candidates(row.query, row.side, pool, known):
-        rules = derivers.get(atom[row.side], [])
-        if atom in scores.subject.facts.all and not recount.is_proved(
-            scores.subject.logic,
-            scores.subject.facts,
-            atom,
-            task.max_height,
-            MAX_ATOMS,
-            deadline,
-        ):
-            rules = []
-        is_derivable = bool(rules)
-        score = scores.log_odds(
-            atom, row.side, rules, is_derivable=is_derivable
-        )
-        log_odds |= {atom: score}
-        is_listed = scores.engine_score(atom, row.side) is not None
-        if is_listed != is_derivable and not scores.lists_all:
+    verdicts: list[str] = []
+    score_lines: list[str] = []
+    n_scores = 0
+    for atom, rules in derivers.items():
+        score = scores.engine_score(atom, row.side)
+        if (score is not None) != bool(rules) and not scores.lists_all:
             verdicts.append(
-                f"{format_atom(atom)}: {_verdict(is_listed)}, recounted {_verdict(is_derivable)}"
+                f"{format_atom(atom)}: {_verdict(score is not None)}, recounted {_verdict(bool(rules))}"
+            )
+        if score is None or not scores.compares_scores:
+            continue
+        n_scores += 1
+        if not _are_close(score, log_odds[atom]):
+            score_lines.append(
+                f"{format_atom(atom)}: log-odds {score:.6f}, recounted {log_odds[atom]:.6f}"
             )
 
     counts = recount.count_ranks(row.query, log_odds)
@@ -360,26 +459,99 @@ def _compare_row(
     is_near = not is_equal and _is_near(scores, row, log_odds)
     name = f"{format_atom(row.query)}, {SIDE_NAMES[row.side]}"
     text = f"{name}: {_rank_text(row.counts)}, recounted {_rank_text(counts)}"
+    key = row.position, row.side
+    line = None if lines is None else lines.lines.get(key)
     return _RowDifference(
         n_candidates=len(log_odds),
         verdicts=verdicts,
+        n_scores=n_scores,
+        scores=score_lines,
         rank="" if is_equal or is_near else text,
         is_near_boundary=is_near,
+        line=None
+        if line is None
+        else _compare_line(scores, row, derivers, log_odds, line, deadline),
     )
+
+
+def _derive_candidates(
+    subject: Subject,
+    row: _Row,
+    atoms: Atoms,
+    known: set[Atom],
+    deadline: float,
+) -> dict[Atom, list[int]]:
+    """The candidates of a row, each with the rules that derive it, a fact from other facts."""
+    task = subject.evaluator.task
+    derivers = recount.find_derivers(
+        subject.logic, atoms, row.query, row.side, deadline
+    )
+    pool = task.entity_pool.tolist()
+    candidates: dict[Atom, list[int]] = {}
+    for atom in recount.list_candidates(row.query, row.side, pool, known):
+        rules = derivers.get(atom[row.side], [])
+        if atom in subject.facts.all and not recount.is_proved(
+            subject.logic,
+            subject.facts,
+            atom,
+            task.max_height,
+            MAX_ATOMS,
+            deadline,
+        ):
+            rules = []
+        candidates |= {atom: rules}
+    return candidates
+
+
+def _compare_line(
+    scores: _ScoreSource,
+    row: _Row,
+    derivers: Mapping[Atom, Sequence[int]],
+    log_odds: Mapping[Atom, float],
+    line: Line,
+    deadline: float,
+) -> str:
+    """Where a line of a details file differs, as text; empty if it agrees."""
+    rules = None
+    if scores.prior_pairs is not None:
+        rules = scores.joint_rules(derivers[row.query], deadline)
+    is_sampled = bool(scores.subject.joint_strata)
+    is_exact = scores.is_recounted
+    recounted = RecountedRow(
+        query=row.query,
+        text=proof_names(scores.subject.evaluator.task.dataset).format_atom(
+            row.query
+        ),
+        log_odds=log_odds,
+        listed=frozenset(
+            atom for atom in derivers if derivers[atom] or scores.lists_all
+        ),
+        is_provable=bool(derivers[row.query]),
+        tolerance=LOG_ODDS_TOLERANCE if is_exact else SEARCH_TOLERANCE,
+        has_order=not is_sampled,
+        has_scores=not is_sampled and scores.name != MAX_PLUS,
+        shares_are_score=not scores.ending,
+        joint_rules=rules,
+    )
+    errors = details_lines.line_errors(line, recounted)
+    return (
+        f"line {line.number}, {recounted.text}, {SIDE_NAMES[row.side]}: {'; '.join(errors)}"
+        if errors
+        else ""
+    )
+
+
+def _are_close(one: float, other: float) -> bool:
+    """Whether two log-odds differ by rounding alone."""
+    return one == other or abs(one - other) <= LOG_ODDS_TOLERANCE
 
 
 def _is_near(
     scores: _ScoreSource, row: _Row, log_odds: Mapping[Atom, float]
 ) -> bool:
-    """Whether the rounding of scores alone explains the engine's counts; the scores of a policy are the engine's."""
-    if scores.is_policy:
-        return False
-    bounds = recount.bound_ranks(row.query, log_odds, LOG_ODDS_TOLERANCE)
-    n_better, n_equal, n_candidates = row.counts
-    return (
-        n_candidates == len(log_odds)
-        and n_better in bounds.n_better
-        and n_better + n_equal in bounds.n_not_worse
+    """Whether the rounding of scores alone explains the engine's counts; scores that are taken are the engine's."""
+    return scores.is_recounted and details_lines.explains_counts(
+        row.counts, row.query, log_odds, LOG_ODDS_TOLERANCE
     )
 
 
@@ -401,41 +573,122 @@ def _summarise_rows(
     scores: _ScoreSource,
     differences: Sequence[_RowDifference],
     n_rows: int,
+    n_lines: int | None,
     seconds: float,
     time_notes: Sequence[str],
 ) -> list[Agreement]:
-    """The comparisons of verdicts and of ranks, which took so many seconds."""
-    notes = list(time_notes)
+    """The comparisons of verdicts, scores, ranks and lines, which took so many seconds.
+
+    Args:
+      n_lines: of a details file; None without one.
+    """
+    verdict_notes: list[str] = []
+    n_candidates = sum(row.n_candidates for row in differences)
+    n_verdicts = 0 if scores.lists_all else n_candidates
+    if scores.lists_all:
+        verdict_notes = [
+            f"verdicts not compared: {scores.subject.score} scores every candidate"
+        ]
+    agreements = [
+        _summarise(
+            "verdicts", "candidates", n_verdicts, n_verdicts, seconds,
+            [line for row in differences for line in row.verdicts], (),
+        )
+    ]  # fmt: skip
+    if scores.has_rule_score:
+        n_scores = sum(row.n_scores for row in differences)
+        agreements.append(
+            _summarise(
+                "scores", "candidates", n_scores, scores.n_listed,
+                seconds, [line for row in differences for line in row.scores],
+                _score_notes(scores),
+            )
+        )  # fmt: skip
+    notes = [*time_notes, *_rank_notes(scores, differences), *verdict_notes]
+    ranks = [row.rank for row in differences if row.rank]
+    agreements.append(
+        _summarise(
+            "ranks", "queries", len(differences), n_rows, seconds, ranks, notes
+        )
+    )
+    if n_lines is not None:
+        lines = [row.line for row in differences if row.line is not None]
+        agreements.append(
+            _summarise(
+                "details", "lines", len(lines), n_lines, seconds,
+                [line for line in lines if line], _line_notes(scores),
+            )
+        )  # fmt: skip
+    return agreements
+
+
+def _summarise(
+    kind: str,
+    unit: str,
+    n_compared: int,
+    n_total: int,
+    seconds: float,
+    disagreements: Sequence[str],
+    notes: Sequence[str],
+) -> Agreement:
+    """A comparison with a line for each item that differs."""
+    return Agreement(
+        kind=kind,
+        unit=unit,
+        n_compared=n_compared,
+        n_disagreeing=len(disagreements),
+        n_total=n_total,
+        seconds=seconds,
+        disagreements=tuple(disagreements),
+        notes=tuple(notes),
+    )
+
+
+def _rank_notes(
+    scores: _ScoreSource, differences: Sequence[_RowDifference]
+) -> list[str]:
+    """Lines on the scores behind the ranks."""
+    notes: list[str] = []
     n_near = sum(row.is_near_boundary for row in differences)
     if n_near:
         notes.append(
             f"{n_near} ranks differ by the rounding of scores alone, and count as equal"
         )
-    if scores.is_policy:
-        notes.append(f"scores are the policy's ({scores.subject.score})")
+    score = scores.subject.score
+    if score.startswith(POLICY_SCORES):
+        notes.append(f"scores are the policy's ({score})")
+    elif not scores.is_recounted:
+        notes.append(f"scores are taken as they are ({score})")
     elif scores.n_not_recounted and differences:
         notes.append(
             f"ranks take the confidences of {scores.n_not_recounted:,} rules as funcppo counts them"
         )
+    return notes
 
-    verdicts = [line for row in differences for line in row.verdicts]
-    n_verdicts = sum(row.n_candidates for row in differences)
-    if scores.lists_all:
-        n_verdicts = 0
-        notes.append(
-            f"verdicts not compared: {scores.subject.score} scores every candidate"
-        )
-    ranks = [row.rank for row in differences if row.rank]
+
+def _score_notes(scores: _ScoreSource) -> list[str]:
+    """Lines on scores that were not compared."""
+    score = scores.subject.score
+    if not scores.is_recounted:
+        return [
+            f"scores not compared: {score} cannot be recounted where pairs of rules are counted on a sample of the "
+            f"atoms, of some relations one in {scores.subject.joint_strata}; verdicts and proofs are recounted, ranks "
+            "as they follow from the scores"
+        ]
+    if not scores.compares_scores:
+        return [f"scores not compared: {score} is an order, which ranks show"]
+    return []
+
+
+def _line_notes(scores: _ScoreSource) -> list[str]:
+    """Lines on what was not compared of the lines of a details file."""
+    if not scores.subject.joint_strata:
+        return []
     return [
-        Agreement(
-            "verdicts", "candidates", n_verdicts, len(verdicts), n_verdicts,
-            seconds, tuple(verdicts), (),
-        ),
-        Agreement(
-            "ranks", "queries", len(differences), len(ranks), n_rows,
-            seconds, tuple(ranks), tuple(notes),
-        ),
-    ]  # fmt: skip
+        f"scores, better and equal candidates and shares not recounted, as {scores.subject.score} cannot be here; "
+        "verdicts of answers, numbers of candidates, rules and their confidences are, ranks and scores as they follow "
+        "from the counts and the shares of the line"
+    ]
 
 
 # -- proofs
@@ -493,8 +746,8 @@ def _proof_errors(
     except AssertionError as error:  # the engine checks its proofs too
         return [str(error)]
     if proof is None:
-        is_policy = _is_policy_score(subject.score)
-        return None if is_policy else ["there is no proof"]
+        has_rule_score = _is_rule_score(subject.score)
+        return ["there is no proof"] if has_rule_score else None
     if recount.read_atoms([proof.nodes[0].goal]) != [atom]:
         return ["it proves another atom"]
     return recount.proof_errors(

@@ -16,8 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from funcppo.data import Dataset, format_atom, proof_names
-from funcppo.evaluation import rank_metrics, ranking
+from funcppo.evaluation import joint_explanation, rank_metrics, ranking
 from funcppo.evaluation.candidates import RankingProtocol
+from funcppo.evaluation.joint_explanation import RuleShare
 from funcppo.evaluation.rank_metrics import ZERO_SCORE
 from funcppo.evaluation.ranking import Ranking, Scorer, ScorerBySide
 from funcppo.evaluation.result_log import Record
@@ -53,6 +54,16 @@ class ProofFinder(Protocol):
         ...
 
 
+class ShareFinder(Protocol):
+    """Finds what counts of each rule in the scores of answers."""
+
+    def __call__(
+        self, atoms: I64[Tensor, "n W"], side: int, /
+    ) -> list[tuple[RuleShare, ...]]:
+        """The rules of each atom as an answer about a side."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluator:
     """How queries are ranked and what is recorded of them."""
@@ -65,6 +76,8 @@ class Evaluator:
     proof_threshold: float
     # records hold the scores of all candidates that were scored
     all_scores: bool
+    # records hold what counts of each rule, by the score noisy-or-joint; None by others
+    find_shares: ShareFinder | None = None
     # queries that are ranked together at least, where each call of the scorer has a cost of its own
     min_chunk_queries: int = FIRST_CHUNK_QUERIES
 
@@ -173,8 +186,10 @@ def _iter_records(
     order = np.argsort(rows, kind="stable").tolist()
     for start in range(0, len(order), PROOF_QUERIES):
         queries = order[start : start + PROOF_QUERIES]
+        answers = ranked.queries[queries]
         records = [by_query[query] for query in queries]
-        yield from _with_proofs(evaluator, records, ranked.queries[queries])
+        records = _with_shares(evaluator, records, answers)
+        yield from _with_proofs(evaluator, records, answers)
 
 
 def _records_without_proofs(
@@ -222,6 +237,34 @@ def _with_proofs(
             {**side, "proof": fields if side["status"] == "proved" else None}
             for side in sides
         ]
+
+
+def _with_shares(
+    evaluator: Evaluator,
+    records: list[list[Record]],
+    answers: I64[Tensor, "Q W"],
+) -> list[list[Record]]:
+    """The records of queries with the shares of the rules of each answer, by the score noisy-or-joint."""
+    if evaluator.find_shares is None:
+        return records
+    dataset = evaluator.task.dataset
+    by_side: list[list[Record]] = []
+    for place, side in enumerate(evaluator.protocol.sides):
+        of_side = [sides[place] for sides in records]
+        is_proved = [record["status"] == "proved" for record in of_side]
+        proved = answers[is_proved]
+        found = iter(evaluator.find_shares(proved, side) if len(proved) else ())
+        shares = (
+            joint_explanation.to_json(dataset, next(found)) if p else None
+            for p in is_proved
+        )
+        by_side.append(
+            [
+                {**record, "rule_shares": fields}
+                for record, fields in zip(of_side, shares)
+            ]
+        )
+    return [list(sides) for sides in zip(*by_side)]
 
 
 def _answer_record(evaluator: Evaluator, ranked: Ranking, i: int) -> Record:

@@ -25,6 +25,8 @@ Binding = dict[int, int]  # of variables to constants
 GRID_STEP = 1e-4  # log-odds; scores are compared after rounding to multiples
 # above, exp(-x) leaves the range of a float
 _LARGE_EXPONENT = 500.0
+# the rules of an atom that count in `noisy-or-joint`
+N_JOINT_RULES = 10
 
 
 class RecountLimitError(Exception):
@@ -434,6 +436,83 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
     return log_score - _log_complement(-log_score)
 
 
+def order_by_confidences(
+    confidences: Mapping[Atom, Sequence[float]],
+) -> dict[Atom, float]:
+    """A score of each atom in the order of `max-plus`; -inf without a rule.
+
+    The largest confidence decides, of equal ones the second largest, and so on; more rules beat fewer.
+    """
+    keys = {
+        atom: sorted((c for c in of_atom if c > 0), reverse=True)
+        for atom, of_atom in confidences.items()
+    }
+    places = {
+        tuple(key): float(place)
+        for place, key in enumerate(sorted(keys.values()))
+    }
+    return {
+        atom: places[tuple(key)] if key else -math.inf
+        for atom, key in keys.items()
+    }
+
+
+class PairShare(NamedTuple):
+    """What counts of a rule beside a better one."""
+
+    share: float
+    n_both: int  # atoms that both derive
+    n_both_facts: int  # facts among these
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointRules:
+    """The rules that derive an atom, for `noisy-or-joint`: the most confident ones of a confidence above 0."""
+
+    confidence: Mapping[int, float]  # by the number of the rule
+    heads: Mapping[int, AbstractSet[Atom]]  # that each derives from the facts
+    facts: AbstractSet[Atom]
+    prior_pairs: float  # atoms that the prior of each pair counts for
+
+    def order(self) -> list[int]:
+        """The rules, the most confident first, equal ones by their numbers."""
+        return sorted(self.confidence, key=lambda i: (-self.confidence[i], i))
+
+    def beside(self, rule: int, better: int) -> PairShare:
+        """What counts of a rule beside a better one: 1 - (1 - c_both) / (1 - c_better).
+
+        c_both is the confidence of both together: the share of facts among the atoms that both derive and
+        `prior_pairs` more, of which 1 - (1 - c_better) (1 - c_rule)^(1 - both / either) are taken to be facts.
+        """
+        of_rule, of_better = self.heads[rule], self.heads[better]
+        both = of_rule & of_better
+        n_facts = len(both & self.facts)
+        wrong = 1 - self.confidence[better]
+        if not wrong:
+            return PairShare(0.0, len(both), n_facts)
+        overlap = Fraction(len(both), max(len(of_rule | of_better), 1))
+        prior_wrong = wrong * (1 - self.confidence[rule]) ** float(1 - overlap)
+        n_wrong = len(both) - n_facts + self.prior_pairs * prior_wrong
+        wrong_both = n_wrong / (len(both) + self.prior_pairs)
+        share = max(1 - wrong_both / wrong, 0.0)
+        return PairShare(share, len(both), n_facts)
+
+    def shares(self) -> dict[int, float]:
+        """What counts of each rule: the least beside a better one, and at most its confidence."""
+        shares: dict[int, float] = {}
+        for rule in self.order():
+            own = self.confidence[rule]
+            beside = [self.beside(rule, better).share for better in shares]
+            shares |= {rule: min([own, *beside])}
+        return shares
+
+
+def joint_prior_pairs(name: str) -> float | None:
+    """K of `noisy-or-joint@K`, 500 where it is not said; None for another score."""
+    kind, _, number = name.partition("@")
+    return float(number or 500) if kind == "noisy-or-joint" else None
+
+
 def count_links(facts: Iterable[Atom]) -> Counter[tuple[int, ...]]:
     """How many facts of two arguments link each two entities, from the first to the second."""
     return Counter(fact[1:] for fact in facts if len(fact) == 3)
@@ -452,7 +531,7 @@ def count_ranks(answer: Atom, log_odds: Mapping[Atom, float]) -> RankCounts:
     Args:
       log_odds: of the score of each candidate, the answer among them.
     """
-    lines = {atom: _grid_line(score) for atom, score in log_odds.items()}
+    lines = {atom: grid_line(score) for atom, score in log_odds.items()}
     of_answer = lines[answer]
     n_equal = sum(line == of_answer for line in lines.values()) - 1
     n_better = sum(line > of_answer for line in lines.values())
@@ -463,8 +542,8 @@ def bound_ranks(
     answer: Atom, log_odds: Mapping[Atom, float], tolerance: float
 ) -> RankBounds:
     """The counts that are possible if each score has an error of up to `tolerance` in its log-odds."""
-    low = {a: _grid_line(x - tolerance) for a, x in log_odds.items()}
-    high = {a: _grid_line(x + tolerance) for a, x in log_odds.items()}
+    low = {a: grid_line(x - tolerance) for a, x in log_odds.items()}
+    high = {a: grid_line(x + tolerance) for a, x in log_odds.items()}
     others = [atom for atom in log_odds if atom != answer]
     surely_better = sum(low[atom] > high[answer] for atom in others)
     perhaps_better = sum(high[atom] > low[answer] for atom in others)
@@ -483,7 +562,7 @@ def expected_reciprocal_rank(counts: RankCounts) -> float:
     return math.fsum(1 / rank for rank in ranks) / len(ranks)
 
 
-def _grid_line(log_odds: float) -> float:
+def grid_line(log_odds: float) -> float:
     """The line of the grid that a score is rounded to."""
     return round(log_odds / GRID_STEP) if math.isfinite(log_odds) else log_odds
 

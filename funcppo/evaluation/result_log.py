@@ -242,7 +242,7 @@ def _read_complete(
     Raises:
       ValueError: the file was made with other settings.
     """
-    file_settings = _read_settings(path)
+    file_settings = read_settings(path)
     for name in (*settings, *file_settings):
         expected, actual = settings.get(name), file_settings.get(name)
         if expected != actual:
@@ -265,7 +265,7 @@ def settings_path(path: Path) -> Path:
     return path.with_name(path.name + ".settings.json")
 
 
-def _read_settings(path: Path) -> Settings:
+def read_settings(path: Path) -> Settings:
     """Read the settings that a file of records was made with, without the format.
 
     Raises:

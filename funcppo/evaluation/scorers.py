@@ -46,6 +46,7 @@ from funcppo.logic import (
     joint_counts,
 )
 from funcppo.logic import kb as kbase
+from funcppo.logic.baselines import JointShares
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.joint_counts import JointCounts
 from funcppo.logic.kb import KnowledgeBase
@@ -67,7 +68,7 @@ from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
 from funcppo.runtime.protocols import CaptureOutcome, ReplayMode
 from funcppo.runtime.reasons import FallbackCode
-from funcppo.types import F64
+from funcppo.types import F64, I32
 
 # Of log scores: sums of tens of terms, each rounded to float32.
 SEARCH_TOLERANCE = 1e-4
@@ -514,6 +515,33 @@ def without_joint(name: str) -> str:
     if _joint_prior_pairs(base) is None:
         return name
     return f"noisy-or-top-{JOINT_BEST_RULES}{ending}"
+
+
+def joint_shares(
+    task: ProverTask,
+    name: str,
+    joint: JointCounts,
+    side: int,
+    atoms: I32[Tensor, "n W"],
+) -> JointShares:
+    """What counts of each rule in the `noisy-or-joint` of atoms as answers about a side.
+
+    Args:
+      name: of the score.
+      joint: what `count_joint` returns.
+      atoms: of two arguments, distinct, in lexicographic order.
+    """
+    base, _ = split_linked_last(name)
+    prior_pairs = _joint_prior_pairs(base)
+    assert prior_pairs is not None, "the score reads what pairs derive"
+    derivations = (
+        iter_answer_derivations(task, side, atoms)
+        if derives_by_question(task)
+        else iter_task_derivations(task, atoms)
+    )
+    return baselines.joint_shares(
+        task.kb, derivations, len(atoms), joint, JOINT_BEST_RULES, prior_pairs
+    )
 
 
 def _joint_prior_pairs(name: str) -> float | None:

@@ -22,9 +22,11 @@ from funcppo.data.writers import free_variable
 from funcppo.evaluation import (
     evidence_explanation,
     explain,
+    joint_explanation,
     rank_metrics,
 )
 from funcppo.evaluation.evidence_explanation import Explanation
+from funcppo.evaluation.joint_explanation import RuleShare
 from funcppo.evaluation.prediction import (
     OpenQuery,
     RankedAnswers,
@@ -68,24 +70,28 @@ class AnswerProof(NamedTuple):
     proof: Proof | None  # None if the search found none
     # what a run weighs that learnt from questions, as an answer to the query
     evidence: Explanation | None
+    # what counts of each rule, by the score noisy-or-joint
+    rule_shares: tuple[RuleShare, ...] | None = None
 
     def __repr__(self) -> str:
         """The lines of the proof and the evidence, for people."""
         return "\n".join(self.to_lines())
 
     def to_lines(self) -> list[str]:
-        """The proof as an indented tree, and the evidence."""
+        """The proof as an indented tree, and the evidence or the shares of the rules."""
+        shares = self.rule_shares or ()
+        share_lines = joint_explanation.to_lines(self.dataset, shares)
         if self.proof is None:
-            return ["no proof was found"]
+            return ["no proof was found", *(share_lines if shares else [])]
         names = proof_names(self.dataset)
         text = proof.to_text(self.proof, names.format_atom, names.format_rule)
         lines = text.rstrip("\n").split("\n")
         if self.evidence is not None:
             lines += evidence_explanation.to_lines(self.dataset, self.evidence)
-        return lines
+        return lines + (share_lines if shares else [])
 
     def to_json(self) -> Json:
-        """The proof and the evidence as JSON values."""
+        """The proof, and the evidence or the shares of the rules, as JSON values."""
         fields: Json = {"proof": None}
         if self.proof is not None:
             names = proof_names(self.dataset)
@@ -93,6 +99,10 @@ class AnswerProof(NamedTuple):
         if self.evidence is not None:
             fields["evidence"] = evidence_explanation.to_json(
                 self.dataset, self.evidence
+            )
+        if self.rule_shares is not None:
+            fields["rule_shares"] = joint_explanation.to_json(
+                self.dataset, self.rule_shares
             )
         return fields
 
@@ -334,6 +344,8 @@ class Answerer:
     def explain(self, atom: Tensor, side: int) -> AnswerProof:
         """The proof of a derivable atom and, of a run that weighs evidence, what it weighs for one side.
 
+        By the score noisy-or-joint, what counts of each rule.
+
         Args:
           atom: ground and of two arguments [W]; a known fact is proved from other facts.
         """
@@ -356,7 +368,12 @@ class Answerer:
             found = explain.smallest_proof(task, atom, self._program)
         if found is None:
             found = self._proof_from_other_facts(atom)
-        return AnswerProof(self.dataset, found, evidence)
+        rule_shares = None
+        if self.subject.joint is not None:
+            (rule_shares,) = joint_explanation.explain_answers(
+                task, self.subject.score, self.subject.joint, atom[None], side
+            )
+        return AnswerProof(self.dataset, found, evidence, rule_shares)
 
     def _proof_from_other_facts(self, atom: Tensor) -> Proof | None:
         """A smallest proof of an atom that may be a fact; None if there is none, or it takes too much work."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from funcppo.logic import fixpoint, joint_counts, sorting
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joint_counts import JointCounts
+from funcppo.logic.joint_counts import JointCounts, SharedAtoms
 from funcppo.logic.kb import KnowledgeBase, rule_confidence
 from funcppo.types import F64, I32, I64
 
@@ -163,36 +163,72 @@ def noisy_or_joint(
     Source: after Ott, Meilicke and Samwald 2021, arXiv:2109.08002, where rules are clustered by the atoms that they
       derive, and the best of each cluster counts.
     """
+    shares = joint_shares(kb, derivations, n_atoms, joint, n_best, prior_pairs)
+    total = shares.neg_log_wrong.new_zeros(n_atoms)
+    total = total.scatter_add(0, shares.atom_row, shares.neg_log_wrong)
+    return _log_odds(total, 1.0)
+
+
+class JointShares(NamedTuple):
+    """What counts of each rule in `noisy_or_joint`, the rules of an atom together and the best first."""
+
+    atom_row: I64[Tensor, "n"]
+    rule: I64[Tensor, "n"]
+    confidence: F64[Tensor, "n"]
+    # -log(1 - share); the share is at most the confidence
+    neg_log_wrong: F64[Tensor, "n"]
+    # the better rule beside which the rule counts least; -1 if it counts for its whole confidence
+    beside: I64[Tensor, "n"]
+
+
+def joint_shares(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    joint: JointCounts,
+    n_best: int,
+    prior_pairs: float,
+) -> JointShares:
+    """The factors of the product in `noisy_or_joint`, which has the same arguments."""
     confidence = _rule_confidence(kb)
     log_wrong = torch.log1p(-confidence)
     rules = _rules_by_atom(confidence, derivations, n_atoms)
     best, place = _best_rules(rules, n_best)
     neg_log_wrong = -log_wrong[best.rule]
+    beside = torch.full_like(place, -1)
     for distance in range(1, n_best):
         row = (place >= distance).nonzero().squeeze(1)
         rule, better = best.rule[row], best.rule[row - distance]
+        shared = joint_counts.find_shared(joint, rule, better)
         log_wrong_of_both = _log_wrong_of_both(
-            confidence, joint, rule, better, prior_pairs
+            confidence, joint, shared, rule, better, prior_pairs
         )
         added = (log_wrong[better] - log_wrong_of_both).clamp_min(0.0)
         # Beside a rule of confidence 1 nothing adds anything.
-        added = torch.where(confidence[better] < 1, added, 0.0)
+        is_certain = confidence[better] == 1
+        added = torch.where(is_certain, 0.0, added)
+        # Other rules without a common atom are independent, but for rounding.
+        is_dependent = is_certain | (shared.n_both > 0)
+        is_less = is_dependent & (added < neg_log_wrong[row])
+        beside = beside.scatter(
+            0, row, torch.where(is_less, better, beside[row])
+        )
         neg_log_wrong = neg_log_wrong.scatter_reduce(0, row, added, "amin")
-
-    total = torch.zeros(n_atoms, dtype=torch.float64, device=place.device)
-    total = total.scatter_add(0, best.atom_row, neg_log_wrong)
-    return _log_odds(total, 1.0)
+    return JointShares(
+        best.atom_row, best.rule, confidence[best.rule], neg_log_wrong, beside
+    )
 
 
 def _log_wrong_of_both(
     confidence: F64[Tensor, "R"],
     joint: JointCounts,
+    shared: SharedAtoms,
     rule: I64[Tensor, "n"],
     better: I64[Tensor, "n"],
     prior_pairs: float,
 ) -> F64[Tensor, "n"]:
     """log(1 - c_ij) of `noisy_or_joint` for pairs of rules."""
-    n_both, n_facts = joint_counts.find_shared(joint, rule, better)
+    n_both, n_facts = shared
     n_either = joint.n_derived[rule] + joint.n_derived[better] - n_both
     share = n_both / n_either.clamp_min(1.0)
     prior_wrong = torch.exp(

@@ -11,6 +11,7 @@ import pytest
 from funcppo.cli.check import Check
 from funcppo.cli.options import parse_options
 from funcppo.evaluation import candidates, explain
+from funcppo.logic import joint_counts
 from funcppo.prover import task as prover_task
 from tests.cli.runner import funcppo, json_of
 
@@ -42,6 +43,7 @@ def test_a_data_set_agrees_line_by_line(capsys):
         [
             "supports: 1 of 1 rules agree",
             "verdicts: 40 of 40 candidates agree",
+            "scores: 8 of 8 candidates agree",
             "ranks: 8 of 8 queries agree",
             "proofs: 8 of 8 proofs agree",
         ],
@@ -140,7 +142,7 @@ def test_a_dropped_candidate_is_reported(capsys, monkeypatch):
         and line.endswith("): not derivable, recounted derivable")
         for line in lines[2:6]
     )
-    assert lines[6] == "ranks: 0 of 4 queries agree"
+    assert lines[7] == "ranks: 0 of 4 queries agree"
 
 
 def test_a_wrong_leaf_of_a_proof_is_reported(capsys, monkeypatch):
@@ -156,8 +158,110 @@ def test_a_wrong_leaf_of_a_proof_is_reported(capsys, monkeypatch):
 
     monkeypatch.setattr(explain, "smallest_proof", with_wrong_leaf)
     status, lines = lines_of(capsys, "countries_s1", *FAST, "--queries", "4")
-    assert (status, lines[3]) == (1, "proofs: 0 of 4 proofs agree")
-    assert "no instance of its rule" in lines[4]
+    assert (status, lines[4]) == (1, "proofs: 0 of 4 proofs agree")
+    assert "no instance of its rule" in lines[5]
+
+
+# -- lines of --details
+
+FAMILY = "family_tree:30:0"
+JOINT = ["--score", "noisy-or-joint@20"]
+
+
+def write_details(monkeypatch, capsys, path, target, *options):
+    """The lines that `evaluate` writes."""
+    args = ["evaluate", target, "--details", path, *options]
+    assert funcppo(monkeypatch, *args) == 0
+    capsys.readouterr()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check_details(capsys, target, path):
+    """The exit status, and the comparisons by kind."""
+    args = [target, "--details", str(path), *FAST, "--queries", "500"]
+    status, result = json_of(capsys, check, *args)
+    return status, {part["kind"]: part for part in result["checks"]}
+
+
+def test_the_lines_of_a_joint_score_are_recounted(
+    monkeypatch, capsys, tmp_path
+):
+    """Also without lines; a score that is off by a step of the grid is reported with both values."""
+    path = tmp_path / "details.jsonl"
+    records = write_details(
+        monkeypatch, capsys, path, FAMILY, *JOINT, "--split", "valid"
+    )
+    status, checks = check_details(capsys, FAMILY, path)
+    assert status == 0
+    assert checks["details"]["n_compared"] == len(records)
+    assert 0 < checks["scores"]["n_compared"] == checks["scores"]["n_total"]
+    status, result = json_of(capsys, check, FAMILY, *JOINT, *FAST)
+    assert (status, result["score"]) == (0, JOINT[1])
+
+    i = next(i for i, record in enumerate(records) if record["rule_shares"])
+    score = records[i]["quantised_score"]
+    records[i]["quantised_score"] += 1
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    status, checks = check_details(capsys, FAMILY, path)
+    assert (status, checks["details"]["n_disagreeing"]) == (1, 1)
+    (line,) = checks["details"]["disagreements"]
+    assert line.startswith(f"line {i + 1}, {records[i]['atom']}, ")
+    assert f"quantised_score {score + 1}, recounted {score}" in line
+    assert checks["scores"]["n_disagreeing"] == 0
+
+
+@pytest.mark.parametrize("is_sampled_here", [False, True])
+def test_pairs_that_were_counted_on_a_sample_are_said(
+    monkeypatch, capsys, tmp_path, is_sampled_here
+):
+    path = tmp_path / "details.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joint_counts, "MAX_COUNTED_DERIVATIONS", 20)
+        records = write_details(monkeypatch, capsys, path, FAMILY, *JOINT)
+        if is_sampled_here:
+            status, checks = check_details(capsys, FAMILY, path)
+    if not is_sampled_here:
+        status, checks = check_details(capsys, FAMILY, path)
+    assert status == 0
+    assert checks["scores"]["n_compared"] == 0 < checks["scores"]["n_total"]
+    assert "cannot be recounted" in checks["scores"]["notes"][0]
+    assert checks["details"]["n_compared"] == len(records)
+    assert "not recounted" in checks["details"]["notes"][0]
+    for kind in ("supports", "verdicts", "proofs"):
+        assert checks[kind]["n_compared"] > 0
+
+
+def test_the_lines_of_a_run_are_compared_with_its_policy(
+    trained, monkeypatch, capsys, tmp_path
+):
+    path = tmp_path / "details.jsonl"
+    records = write_details(monkeypatch, capsys, path, str(trained))
+    assert "rule_shares" not in records[0]
+    status, checks = check_details(capsys, str(trained), path)
+    assert (status, checks["details"]["n_compared"]) == (0, len(records))
+    records[3]["n_equal"] += 1
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    status, checks = check_details(capsys, str(trained), path)
+    assert (status, checks["details"]["n_disagreeing"]) == (1, 1)
+
+
+def test_a_file_of_another_evaluation_is_one_line(
+    monkeypatch, capsys, tmp_path
+):
+    path = tmp_path / "details.jsonl"
+    write_details(monkeypatch, capsys, path, "countries_s1", *JOINT)
+    for args, message in (
+        ((FAMILY,), "fingerprint: expected "),
+        (("countries_s1", "--score", "noisy-or"), "was ranked by noisy-or-j"),
+        (("countries_s1", "--json", path), "which would be overwritten"),
+    ):
+        assert funcppo(monkeypatch, "check", *args, "--details", path) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    path.unlink()
+    args = ("check", "countries_s1", "--details", path)
+    assert funcppo(monkeypatch, *args) == 2
+    assert "details.jsonl: No such file" in capsys.readouterr().err
 
 
 # -- samples and bad input
@@ -172,7 +276,7 @@ def test_samples_are_as_large_as_asked_and_seeded(capsys):
     sizes = [
         [part["n_compared"] for part in result["checks"]] for result in results
     ]
-    assert (sizes[0][0], sizes[0][2]) == (3, 10)
+    assert (sizes[0][0], sizes[0][3]) == (3, 10)
     assert results[0]["checks"][0]["n_total"] > 3
     assert sizes[0] == sizes[1] != sizes[2]
 
@@ -195,7 +299,7 @@ def test_nothing_compared_is_an_error(monkeypatch, capsys, tmp_path):
     assert "1 rules not compared within" in captured.out
     assert [
         part["n_compared"] for part in json.loads(out.read_text())["checks"]
-    ] == [0, 0, 0, 0]
+    ] == [0] * 5
 
 
 @pytest.mark.parametrize(
@@ -282,4 +386,4 @@ def test_a_known_fact_is_provable_if_other_facts_prove_it(
     verdicts = {a["entity"]: a["verdict"] for a in query["answers"]}
     assert verdicts["d"] == "not derivable"
     checks = run("check", *FAST)["checks"]
-    assert [part["n_disagreeing"] for part in checks] == [0] * 4
+    assert [part["n_disagreeing"] for part in checks] == [0] * 5

@@ -58,8 +58,16 @@ def rank(subject):
     return agreement.rank_sample(subject.evaluator, split, range(len(split)))
 
 
+def compare_ranks(subject, ranked, counts=None, seconds=SECONDS, lines=None):
+    """The comparisons of candidates, by kind."""
+    results = agreement.compare_ranks(
+        subject, ranked, counts or {}, seconds, lines
+    )
+    return {result.kind: result for result in results}
+
+
 def compare(subject, seconds=SECONDS):
-    """All four comparisons, by kind."""
+    """All comparisons, by kind."""
     rule_ids = range(len(subject.logic.rules))
     supports, counts = agreement.compare_supports(subject, rule_ids, seconds)
     ranked = rank(subject)
@@ -72,6 +80,17 @@ def compare(subject, seconds=SECONDS):
 
 
 # -- agreement
+
+
+@pytest.mark.parametrize("smoothing", [None, 5.0])
+def test_the_order_of_max_plus_agrees(smoothing):
+    compared = compare(
+        subject_of(score="max-plus", max_height=1, smoothing=smoothing)
+    )
+    assert compared["ranks"].n_compared == 18
+    assert not any(result.disagreements for result in compared.values())
+    assert compared["scores"].n_compared == 0 < compared["scores"].n_total
+    assert "max-plus is an order" in compared["scores"].notes[0]
 
 
 @pytest.mark.parametrize("seed", (1, 2, 3))
@@ -87,6 +106,14 @@ def compare(subject, seconds=SECONDS):
         dict(max_height=2, smoothing=5.0, score="noisy-or@3-linked-last"),
         dict(
             max_height=1, smoothing=5.0, score="noisy-or-directed-linked-last"
+        ),
+        dict(max_height=1, smoothing=5.0, score="noisy-or-joint@3"),
+        dict(max_height=1, smoothing=0.3, score="noisy-or-joint", n_known=8),
+        dict(
+            max_height=2,
+            smoothing=None,
+            object_identity=True,
+            score="noisy-or-joint@1-linked-last",
         ),
         dict(max_height=1, smoothing=None, n_known=8),
         dict(max_height=2, smoothing=None, n_known=8),
@@ -145,7 +172,7 @@ def test_a_dropped_candidate_is_reported(subject):
         scored_side=ranked.scored_side[1:],
         log_odds=ranked.log_odds[1:],
     )
-    verdicts, _ = agreement.compare_ranks(subject, wrong, {}, SECONDS)
+    verdicts = compare_ranks(subject, wrong)["verdicts"]
     assert verdicts.n_disagreeing > 0
     assert all(
         line.endswith(": not derivable, recounted derivable")
@@ -157,7 +184,7 @@ def test_a_wrong_rank_is_reported_with_both_values(subject):
     ranked = rank(subject)
     n_better = ranked.counts.n_better + torch.eye(18, dtype=torch.int64)[4]
     wrong = ranked._replace(counts=ranked.counts._replace(n_better=n_better))
-    _, ranks = agreement.compare_ranks(subject, wrong, {}, SECONDS)
+    ranks = compare_ranks(subject, wrong)["ranks"]
     assert (ranks.n_compared, ranks.n_disagreeing) == (18, 1)
     assert f"{int(n_better[4])} better" in ranks.disagreements[0]
     assert f"recounted {int(n_better[4]) - 1} better" in ranks.disagreements[0]
@@ -170,6 +197,47 @@ def test_a_wrong_score_is_reported(subject):
     assert compare(with_evaluator(subject, scorer=scorer))[
         "ranks"
     ].n_disagreeing
+
+
+@pytest.mark.parametrize("score", ["noisy-or@3", "noisy-or-joint@3"])
+def test_a_score_that_keeps_the_ranks_is_reported(score):
+    """Scores with ten steps of the grid more than they should have."""
+    subject = subject_of(score=score, max_height=1)
+    ranked = rank(subject)
+    wrong = ranked._replace(log_odds=ranked.log_odds + 1e-3)
+    found = compare_ranks(subject, wrong)
+    assert found["ranks"].n_disagreeing == 0
+    scores = found["scores"]
+    assert 0 < scores.n_disagreeing == scores.n_compared
+    (score,) = {round(x, 6) for x in ranked.log_odds[:1].tolist()}
+    assert f"log-odds {score + 1e-3:.6f}, recounted {score:.6f}" in "\n".join(
+        scores.disagreements
+    )
+
+
+def test_pairs_of_rules_that_were_counted_wrong_are_reported():
+    """As if rules that derive an atom together had derived one fact less."""
+    subject = subject_of(score="noisy-or-joint@3", max_height=1)
+    task = subject.evaluator.task
+    joint = scorers.count_joint(task, subject.score)
+    wrong = joint._replace(n_facts=joint.n_facts - 1)
+    scorer = scorers.make_untrained_scorer(task, subject.score, wrong)
+    scores = compare(with_evaluator(subject, scorer=scorer))["scores"]
+    assert 0 < scores.n_disagreeing <= scores.n_compared
+
+
+def test_counts_of_a_sample_are_not_recounted_and_this_is_said():
+    subject = subject_of(score="noisy-or-joint@3", max_height=1)
+    subject = dataclasses.replace(subject, joint_strata=4)
+    ranked = rank(subject)
+    wrong = ranked._replace(log_odds=ranked.log_odds + 1e-3)
+    found = compare_ranks(subject, wrong)
+    assert found["scores"].n_compared == 0
+    assert found["scores"].n_total == len(ranked.listed_score)
+    assert "of some relations one in 4" in found["scores"].notes[0]
+    assert found["ranks"].n_compared == 18
+    assert found["verdicts"].n_compared > 0
+    assert not any(result.disagreements for result in found.values())
 
 
 def test_a_wrong_leaf_of_a_proof_is_reported(subject):
@@ -202,7 +270,8 @@ def test_an_answer_without_a_proof_is_reported(subject, is_refused):
 def test_what_there_is_no_time_for_is_said(subject):
     for result in compare(subject, seconds=1e-9).values():
         assert (result.n_compared, result.disagreements) == (0, ())
-        if result.kind != "verdicts":  # of the same rows as the ranks
+        # verdicts and scores are of the same rows as the ranks
+        if result.kind not in ("verdicts", "scores"):
             assert "not compared within 1e-09 seconds" in result.notes[0]
 
 
@@ -221,7 +290,7 @@ def test_linked_candidates_that_are_not_last_are_reported():
 
 
 def test_rules_that_were_not_counted_are_said(subject):
-    _, ranks = agreement.compare_ranks(subject, rank(subject), {}, SECONDS)
+    ranks = compare_ranks(subject, rank(subject))["ranks"]
     assert ranks.n_disagreeing == 0
     assert "the confidences of 5 rules as funcppo counts them" in ranks.notes[0]
 
@@ -237,6 +306,6 @@ def test_a_difference_by_rounding_alone_is_counted_apart(subject, monkeypatch):
     monkeypatch.setattr(
         recount, "rule_score", lambda name, confidences: len(confidences) * 1.0
     )
-    _, ranks = agreement.compare_ranks(subject, wrong, {}, SECONDS)
+    ranks = compare_ranks(subject, wrong)["ranks"]
     assert ranks.n_disagreeing == 0
     assert "differ by the rounding of scores alone" in ranks.notes[0]

@@ -382,3 +382,36 @@ def test_joint_noisy_or_of_disjoint_and_of_equal_rules():
     assert got[:3] == pytest.approx([7 / 16, 1 / 4, 1 / 2])
     got = score(joint=same, n_best=10, prior_pairs=500.0)
     assert got[:3] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
+
+
+def test_the_share_of_a_rule_names_the_rule_beside_which_it_counts_least():
+    """Rules 1 and 2 add a part to rule 0, rule 2 nothing to rule 1, and nothing adds to rule 3, which is certain."""
+    world, _ = kb.build(**SAME.arrays())
+    support = torch.tensor([3.0, 2.0, 1.0, 4.0, 0.0])
+    world = world._replace(
+        support=support, body_pairs=torch.full_like(support, 4.0)
+    )
+    found = [(0, 0), (0, 1), (0, 2), (0, 4), (1, 3), (1, 2), (2, 0), (2, 2)]
+    atom, rule = torch.tensor(found).unbind(1)
+    n_derived, pairs = (
+        [8.0] * 5,
+        {(0, 1): (4, 1), (0, 2): (2, 1), (1, 2): (8, 2)},
+    )
+    shares = baselines.joint_shares(
+        world,
+        [Derivations(atom, rule)],
+        3,
+        joint_counts_of(pairs, n_derived),
+        n_best=10,
+        prior_pairs=30.0,
+    )
+    assert shares.atom_row.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert shares.rule.tolist() == [0, 1, 2, 3, 2, 0, 2]
+    confidence = [0.75, 0.5, 0.25, 1.0, 0.25, 0.75, 0.25]
+    assert shares.confidence.tolist() == confidence
+    assert shares.beside.tolist() == [-1, 0, 1, -1, 3, -1, 0]
+    share = (-torch.expm1(-shares.neg_log_wrong)).tolist()
+    one = 1 - (3 + 30 * 0.25 * 0.5 ** (8 / 12)) / 34 / 0.25
+    two = 1 - (1 + 30 * 0.25 * 0.75 ** (12 / 14)) / 32 / 0.25
+    assert 0 < one < 0.5 and 0 < two < 0.25
+    assert share == pytest.approx([0.75, one, 0.0, 1.0, 0.0, 0.75, two])
