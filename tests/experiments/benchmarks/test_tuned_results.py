@@ -5,16 +5,8 @@ import json
 import pytest
 
 from experiments.benchmarks import default_results, tuned_results
-from experiments.benchmarks.default_results import Cost
 from experiments.benchmarks.tuned_results import Options
-from tests.forked import printed_by
-
-
-def call_forked(words: list[str]) -> Cost:
-    """As `default_results.call`, by a process that imports less and whose cost is not measured."""
-    code = "import sys\nfrom funcppo.cli import main\n"
-    printed_by(f"{code}sys.argv = {['funcppo', *words]!r}\nmain()\n")
-    return Cost(seconds=1.0, peak_mb=1.0)
+from tests.experiments.benchmarks.forked_call import call_forked
 
 
 def test_a_record_of_one_seed(tmp_path, monkeypatch):
