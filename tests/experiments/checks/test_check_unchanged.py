@@ -33,6 +33,7 @@ def test_numbers_leave_out_names_texts_flags_and_times():
     value = {
         "mrr": 0.5,
         "seconds": 3.0,
+        "phase_seconds": {"reading": 1.5},
         "name": "x",
         "ok": True,
         "none": None,
