@@ -1927,6 +1927,14 @@ def compiler_faults() -> str:
     return table(head, rows) + origin("compiler_faults")
 
 
+def _test_counts(tests: dict[str, Any] | None) -> str:
+    """How many tests pass, fail and are skipped."""
+    if tests is None:
+        return "not run"
+    passed, skipped = tests["passed"], tests["skipped"]
+    return f"{passed:,} pass, {len(tests['failed'])} fail, {skipped:,} skipped"
+
+
 def older_pytorch() -> str:
     """The block of this name."""
     rows = [
@@ -1937,11 +1945,12 @@ def older_pytorch() -> str:
                 for failure in row["failures"].values()
             ),
             next(filter(None, row["failures"].values()), ""),
+            _test_counts(row.get("tests")),
         ]
         for row in load_record("older_pytorch")["rows"]
     ]
     head = ["PyTorch, CPU", "eager", "`forward`", "`two-graphs`"]
-    head += ["`one-graph`", "compiled loop", "why not"]
+    head += ["`one-graph`", "compiled loop", "why not", "tests"]
     return table(head, rows) + origin("older_pytorch")
 
 
