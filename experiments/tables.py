@@ -1931,7 +1931,9 @@ def compiler_faults() -> str:
 
 
 def older_pytorch() -> str:
-    """The block of this name."""
+    """The block of this name; the column of tests is left out where none were run."""
+    recorded = load_record("older_pytorch")["rows"]
+    has_tests = any(row.get("tests") for row in recorded)
     rows = [
         [
             row["torch"],
@@ -1940,12 +1942,22 @@ def older_pytorch() -> str:
                 for failure in row["failures"].values()
             ),
             next(filter(None, row["failures"].values()), ""),
+            *([_test_counts(row["tests"])] if has_tests else []),
         ]
-        for row in load_record("older_pytorch")["rows"]
+        for row in recorded
     ]
     head = ["PyTorch, CPU", "eager", "`forward`", "`two-graphs`"]
     head += ["`one-graph`", "compiled loop", "why not"]
+    head += ["tests"] if has_tests else []
     return table(head, rows) + origin("older_pytorch")
+
+
+def _test_counts(tests: dict[str, Any] | None) -> str:
+    """How many tests pass, fail and are skipped."""
+    if tests is None:
+        return "not run"
+    passed, skipped = tests["passed"], tests["skipped"]
+    return f"{passed:,} pass, {len(tests['failed'])} fail, {skipped:,} skipped"
 
 
 def performance_resolve() -> str:

@@ -39,6 +39,10 @@ def pytest_configure():
     Garbage is collected less often: a pass over all objects of PyTorch takes long, and finds little.
     """
     torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        # The first gradient starts a thread for each GPU, and a fork of a process with such threads computes none. A
+        # build for GPUs that finds none takes eight for there as soon as it compiles.
+        torch.ones(1, requires_grad=True).sum().backward()
     # Programs set it too, and what is compiled under another setting is compiled again.
     torch.set_float32_matmul_precision("highest")
     gc.set_threshold(100_000, 20, 20)

@@ -1,10 +1,11 @@
-"""Question: what of funcppo works with older versions of PyTorch, which `pyproject.toml` refuses?
+"""Question: what of funcppo works with the oldest version of PyTorch that `pyproject.toml` takes, and what before it?
 
     python experiments/checks/older_pytorch.py PYTHON ...
 
 Each interpreter has another version of PyTorch, with optree and numpy. On a CPU it makes a training step of CartPole by
 each strategy, compiled by Inductor, compares it with the eager step, and compiles a loop that stays one
-(`loops.graph_scan`). The record is `experiments/results/older_pytorch.json`.
+(`loops.graph_scan`). An interpreter that has pytest, and so what the extra `test` brings, runs the tests of each folder
+too, in half an hour or more. The record is `experiments/results/older_pytorch.json`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # project root
 
 RECORD = ROOT / "experiments" / "results" / "older_pytorch.json"
+TESTS = ROOT / "tests"
+SOME_FAILED = 1  # the exit status of pytest where it ran all tests
 STRATEGIES = ("eager", "forward", "two-graphs", "one-graph")
 
 
@@ -54,9 +59,63 @@ def main() -> None:
             text=True,
             check=True,
         )
-        record["rows"].append(json.loads(done.stdout.splitlines()[-1]))
+        row = json.loads(done.stdout.splitlines()[-1])
+        row["tests"] = run_tests(python) if has_pytest(python) else None
+        record["rows"].append(row)
         print(json.dumps(record["rows"][-1], indent=1))
         args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def has_pytest(python: str) -> bool:
+    """Whether an interpreter has pytest."""
+    found = subprocess.run(
+        [python, "-c", "import pytest"], stderr=subprocess.DEVNULL
+    )
+    return found.returncode == 0
+
+
+def run_tests(python: str) -> dict[str, Any]:
+    """How many tests pass and are skipped with an interpreter, and the names of those that fail."""
+    folders = sorted(path.parent for path in TESTS.glob("*/__init__.py"))
+    files = sorted(TESTS.glob("test_*.py"))
+    outcomes: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
+    for paths in (*([folder] for folder in folders), files):
+        for name, outcome in _test_outcomes(python, paths):
+            outcomes[outcome].append(name)
+    return {
+        "passed": len(outcomes["passed"]),
+        "skipped": len(outcomes["skipped"]),
+        "failed": outcomes["failed"],
+    }
+
+
+def _test_outcomes(
+    python: str, paths: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
+    """The names of the tests of some files or folders, each with "passed", "skipped" or "failed".
+
+    Raises:
+      RuntimeError: pytest could not run them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        done = subprocess.run(
+            [
+                *(python, "-m", "pytest", "-n", "2", "--dist", "loadfile"),
+                *("-p", "no:cacheprovider", f"--junitxml={report}"),
+                *map(str, paths),
+            ],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        if done.returncode not in (0, SOME_FAILED):
+            raise RuntimeError(f"{paths[0]}: pytest ended with {done}")
+        for case in ElementTree.parse(report).iter("testcase"):
+            kinds = {child.tag for child in case}
+            outcome = "failed" if kinds & {"failure", "error"} else "passed"
+            if "skipped" in kinds:
+                outcome = "skipped"
+            yield f"{case.get('classname')}.{case.get('name')}", outcome
 
 
 def examine() -> dict[str, Any]:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -37,9 +40,10 @@ class AllGather:
         """The rows [world_size * n, ...] of all processes in the order of ranks, from n of this one.
 
         Raises:
-          RuntimeError: called under `torch.vmap`, which would return numbers of no meaning, or `torch.func.grad`.
+          RuntimeError: called under `torch.vmap`, which would return numbers of no meaning, or under `torch.func.grad`,
+            which would return zeros in PyTorch 2.10.
         """
-        if _is_transformed(rows):
+        if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
             raise RuntimeError(
                 "all_gather: expected a call outside of torch.vmap and torch.func.grad, which cannot transform it"
             )
@@ -47,16 +51,6 @@ class AllGather:
             rows.contiguous(), self.world_size, self.group_name
         )
         return torch.ops._c10d_functional.wait_tensor(gathered)
-
-
-def _is_transformed(x: Tensor) -> bool:
-    """Whether `torch.vmap` or `torch.func.grad` is at work on a tensor."""
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    if functorch.is_batchedtensor(x):
-        return True
-    # The compiler refuses a derivative by itself, and cannot trace the question.
-    is_compiling = torch.compiler.is_compiling()
-    return not is_compiling and functorch.is_functorch_wrapped_tensor(x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,14 +137,15 @@ def connect(processes: Processes, facts: Facts) -> Group:
     processes.check_equal(f"agreement/{next(_agreements)}", facts)
     if not distributed.is_initialized():
         has_gpu = torch.cuda.is_available()
-        distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
-            store=distributed.PrefixStore("collectives", processes.store),  # pyright: ignore[reportPrivateImportUsage]
-            rank=processes.rank,
-            world_size=processes.world_size,
-            # A process that waits longer than `Processes.deadline` allows has ended before.
-            timeout=timedelta(seconds=2 * processes.stall_seconds + 1),
-        )
+        with _discard_native_output():
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+                store=distributed.PrefixStore("collectives", processes.store),  # pyright: ignore[reportPrivateImportUsage]
+                rank=processes.rank,
+                world_size=processes.world_size,
+                # A process that waits longer than `Processes.deadline` allows has ended before.
+                timeout=timedelta(seconds=2 * processes.stall_seconds + 1),
+            )
         atexit.register(_disconnect)
     world = distributed.group.WORLD
     assert world is not None
@@ -168,6 +163,23 @@ def choose_gpu() -> None:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
+
+
+@contextmanager
+def _discard_native_output() -> Iterator[None]:
+    """Discard what C++ code prints: Gloo of PyTorch 2.10 reports each connection amid the results of a program."""
+    if sys.__stdout__ is None:  # closed: file descriptor 1 may be a socket
+        yield
+        return
+    stdout = os.dup(1)
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null_device, 1)
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(null_device)
 
 
 def _disconnect() -> None:

@@ -44,6 +44,12 @@ EAGER = "0/eager, fused Adam/none/default"
 NO_COMPILER = registry.Compiler("none", "default")
 
 
+needs_autograd_flag = pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "trace_autograd_ops"),
+    reason="PyTorch before 2.11 has no trace_autograd_ops",
+)
+
+
 @pytest.fixture(autouse=True)
 def default_dtype():
     """Cells change it."""
@@ -800,6 +806,7 @@ def test_the_recipe_is_one_graph_and_equals_torch(monkeypatch):
         )
 
 
+@needs_autograd_flag
 def test_the_recipe_with_an_optimizer_is_one_graph_and_equals_torch(
     monkeypatch,
 ):
@@ -825,6 +832,7 @@ def test_the_recipe_with_an_optimizer_is_one_graph_and_equals_torch(
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
+@needs_autograd_flag
 def test_a_bare_step_after_backward_is_refused():
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -853,6 +861,7 @@ def said(name: str, *args: str) -> list[str]:
     return printed(folder / f"{name}.py", *args)
 
 
+@needs_autograd_flag
 def test_the_autograd_engine_is_traced_only_where_the_flag_says_so():
     off, on = said("autograd_engine_not_traced")
     assert "trace_autograd_ops=False" in off
@@ -893,7 +902,7 @@ def test_no_compiled_function_reads_that_storage_in_any_recorded_version():
 
 
 def test_a_collective_under_vmap_is_wrong_in_silence():
-    """The rank's own numbers, or memory that nobody wrote, and no error.
+    """The rank's own numbers, or memory that nobody wrote, and no error, which PyTorch 2.10 raises.
 
     Nothing waits for the sums: where the collective happens to end first, they are there. Not in five runs of five.
     """
@@ -906,6 +915,9 @@ def test_a_collective_under_vmap_is_wrong_in_silence():
         told = next(line for line in lines if "vmap" in line)
         by_row, mapped = told.split(", under vmap ")
         assert by_row == "all-reduce row by row [3.0, 30.0]"
+        if torch.__version__ < "2.11":
+            assert mapped.startswith("NotImplementedError: Cannot access")
+            return
         assert mapped.startswith("[")
         results.append(mapped)
     assert set(results) != {"[3.0, 30.0]"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
@@ -43,6 +44,21 @@ def test_every_record_names_its_commit_and_versions():
         assert '"commit"' in text and (
             '"torch"' in text or '"numpy"' in text
         ), file.name
+
+
+def test_all_works_with_the_oldest_pytorch_that_is_taken():
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())
+    (bound,) = (
+        text.removeprefix("torch>=")
+        for text in project["project"]["dependencies"]
+        if text.startswith("torch>=")
+    )
+    (row,) = (
+        row
+        for row in rows("older_pytorch")
+        if row["torch"].startswith(f"{bound}.")
+    )
+    assert not any(row["failures"].values())
 
 
 def test_jax_learns_the_same_task():
