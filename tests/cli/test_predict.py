@@ -578,6 +578,25 @@ def test_interrupted_answers_are_resumed_to_the_same_files(
     assert capsys.readouterr().out == f"{out} is complete already\n"
 
 
+def test_answers_that_could_not_be_written_at_the_end_stay(
+    asked, tmp_path, monkeypatch, capsys
+):
+    args, (csv_bytes, _) = asked
+    out, part = tmp_path / "out.csv", tmp_path / "out.csv.part"
+    args = [*args, "--csv", out]
+
+    def fill_disk(self, answered):
+        raise OSError(28, "No space left on device", str(out))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predict.Predict, "_write_csv", fill_disk)
+        assert "No space left" in refused(patch, capsys, *args)
+    assert part.read_bytes().count(b"\n") == 28 and not out.exists()
+    assert funcppo(monkeypatch, "predict", *args, "--resume") == 0
+    assert "0 of 28 queries" in capsys.readouterr().err
+    assert out.read_bytes() == csv_bytes and not part.exists()
+
+
 def test_a_file_that_is_missing_beside_a_complete_one_is_written(
     asked, tmp_path, monkeypatch
 ):
