@@ -51,6 +51,7 @@ a line that names its records, hardware, versions and commits):
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
     process-equality            how far two processes are from one, of what learning moved
     shared-work                 ranking and mining on two GPUs
+    process-memory              what two processes hold that each index a data set, and where both map one index
     mining-profile              what several processes share of mining
     performance-one-process     one process before work could be shared, and now
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
@@ -1776,6 +1777,44 @@ def shared_work() -> str:
     return table(head, rows) + origin(*records)
 
 
+def process_memory() -> str:
+    """The block of this name."""
+    record = load_record("process_memory")
+    names = {"wn18rr": "WN18RR", "fb15k-237": "FB15k-237"}
+    forms = ("text", "mapped")
+    measured: dict[tuple[str, ...], Row] = {}
+    for row in record["rows"]:
+        key = (row.get("data", ""), row["work"], row.get("form", ""))
+        measured[key] = row
+
+    rows: list[list[str]] = []
+    for data, work, form in measured:
+        if form != "text" or work == "start":
+            continue
+        pair = [measured[data, work, form] for form in forms]
+        cells = [f"{x['pss_mb']:,.0f} ({x['private_mb']:,.0f})" for x in pair]
+        spared = 1 - pair[1]["pss_mb"] / pair[0]["pss_mb"]
+        rows.append([names[data], work, *cells, f"{spared:.0%}"])
+    head = ["data set", "program", "each indexes: MB (private)"]
+    head += ["both map one index: MB (private)", "spared"]
+
+    sizes: list[str] = []
+    for data, name in names.items():
+        size = measured[data, "index", ""]["mb"]
+        text, mapped = (
+            f"{measured[data, 'start', form]['cpu_seconds']:.2f} s"
+            for form in forms
+        )
+        sizes.append(
+            f"the folder of {name} has {size:.0f} MB; reading and indexing the text takes {text} of CPU time in each "
+            f"process, opening the folder {mapped}"
+        )
+    imports = measured["", "imports", ""]["private_mb"]
+    note = f"{'; '.join(sizes)}. A process that has read nothing holds {imports:.0f} MB of its own.\n"
+    note = note[0].upper() + note[1:]
+    return table(head, rows) + "\n" + note + origin("process_memory")
+
+
 def mining_profile() -> str:
     """The block of this name."""
     record = load_record("mining_profile")
@@ -2030,6 +2069,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-processes": performance_processes,
     "process-equality": process_equality,
     "shared-work": shared_work,
+    "process-memory": process_memory,
     "mining-profile": mining_profile,
     "performance-one-process": performance_one_process,
     "large-graph": large_graph,

@@ -4,11 +4,11 @@
     python experiments/checks/process_kill_campaign.py --device cuda --kills 1 --stops 1 --out FILE
 
 torchrun starts each kind of work in 2 or 4 processes, by turns: `fp.train` of a learner, `train` of questions and of
-proofs, `evaluate --details`, and `mine`. A random process is killed (SIGKILL) at a random point, or stopped (SIGSTOP),
-so that the others wait for it until their deadline. Then torchrun starts all again; or it ends, another number of
-processes goes on, is disturbed likewise, and a third number brings the work to its end. Mining, which cannot go on,
-begins anew. What is compared with the work of one undisturbed process: all tensors of the last checkpoint, and other
-files whole.
+proofs, `evaluate --details`, `predict --queries`, and `mine`. A random process is killed (SIGKILL) at a random point,
+or stopped (SIGSTOP), so that the others wait for it until their deadline. Then torchrun starts all again; or it ends,
+another number of processes goes on, is disturbed likewise, and a third number brings the work to its end. Mining, which
+cannot go on, begins anew. What is compared with the work of one undisturbed process: all tensors of the last
+checkpoint, and other files whole.
 
 With `--device cuda` the learner alone is disturbed, whose updates are compiled and replayed as CUDA graphs, in two
 processes and restarted by torchrun; it is compared with two undisturbed processes.
@@ -41,6 +41,7 @@ from experiments.benchmarks.side_by_side import write_record
 from experiments.checks.kill_campaign import TIMEOUT_SECONDS
 from experiments.paths import RESULTS, ROOT
 from experiments.provenance import describe_machine
+from funcppo import data
 from funcppo.experiment import checkpoint
 from funcppo.runtime.distributed import STALL_VARIABLE
 from funcppo.trainer import PREVIOUS_NAME
@@ -61,6 +62,8 @@ TRAIN += ("--n-validations", "2", "--n-validation-queries", "6", "--out")
 EVALUATE = ("evaluate", "family_tree:4000:1", "--resume", "--height", "2")
 EVALUATE += ("--score", "noisy-or", "--smoothing", "5", "--details")
 N_LINES = 8456  # that an evaluation writes
+PREDICT = ("predict", "family_tree:4000:1", "--resume", "--height", "2")
+PREDICT += ("--score", "noisy-or", "--smoothing", "5", "--known")
 MINE = ("mine", "family_tree:1000:1", "--max-rows", "6000000", "--out")
 
 Row = dict[str, Any]
@@ -120,7 +123,8 @@ def main() -> int:
     generator.shuffle(names)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
-        works = [gpu_work()] if args.device == "cuda" else make_works()
+        on_gpu = args.device == "cuda"
+        works = [gpu_work()] if on_gpu else make_works(Path(name))
         for row in disturb_all(works, names, Path(name), generator):
             rows.append(row)
             record = {
@@ -154,8 +158,14 @@ def summarise(rows: list[Row]) -> Row:
     }
 
 
-def make_works() -> list[Work]:
-    """All kinds of work."""
+def make_works(folder: Path) -> list[Work]:
+    """All kinds of work.
+
+    Args:
+      folder: for their input.
+    """
+    queries = folder / "queries.txt"
+    n_queries = write_queries(queries)
     works = [
         Work(
             name="learner",
@@ -169,6 +179,13 @@ def make_works() -> list[Work]:
             words=(*FUNCPPO, *EVALUATE),
             progress=count_lines,
             total=N_LINES,
+            compare=compare_files,
+        ),
+        Work(
+            name="prediction",
+            words=(*FUNCPPO, *PREDICT, "--queries", str(queries), "--csv"),
+            progress=count_part_lines,
+            total=n_queries,
             compare=compare_files,
         ),
         Work(name="mining", words=(*FUNCPPO, *MINE), compare=compare_files),
@@ -188,6 +205,17 @@ def make_works() -> list[Work]:
             )
         )
     return works
+
+
+def write_queries(path: Path) -> int:
+    """Write the queries of `PREDICT`, about the tails of its test split; their number."""
+    dataset = data.load(PREDICT[1])
+    lines = [
+        f"{dataset.predicates[r - 1]}({dataset.entities[h - 1]}, ?x)\n"
+        for r, h, _ in dataset.test.tolist()
+    ]
+    path.write_text("".join(lines))
+    return len(lines)
 
 
 def gpu_work() -> Work:
@@ -372,7 +400,15 @@ def find_rank(launcher: int, rank: int) -> int | None:
 
 def count_lines(path: Path) -> int:
     """Lines of a file; 0 where it does not exist."""
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def count_part_lines(path: Path) -> int:
+    """Lines of what stands beside a file until it is written; 0 where there is none."""
+    return count_lines(path.with_name(path.name + ".part"))
 
 
 def count_updates(path: Path, name: str) -> int:

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
     from funcppo.data import Dataset
     from funcppo.evaluation.evaluator import Evaluator
-    from funcppo.evaluation.result_log import Record, ResultLog
     from funcppo.experiment.telemetry import Exporter
+    from funcppo.record_log import Record, RecordLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ class Evaluate:
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
-        from funcppo.evaluation import result_log
+        from funcppo import record_log
 
         outputs = [
             ("--json", self.json),
@@ -288,11 +288,11 @@ class Evaluate:
             ("--metrics-file", self.metrics_file),
         ]
         if self.details is not None:
-            settings_path = result_log.settings_path(Path(self.details))
+            settings_path = record_log.settings_path(Path(self.details))
             outputs.append(("--details", str(settings_path)))
         check_overwrites(outputs, data_files(self.target, self.rules))
         if self.details is not None:
-            result_log.check_writable(
+            record_log.check_writable(
                 Path(self.details), resume=self.resume, overwrite=self.overwrite
             )
         elif self.resume or self.overwrite:
@@ -315,7 +315,7 @@ class Evaluate:
             return np.arange(len(split))
         return np.sort(random_rows(len(split), self.queries))
 
-    def _open_log(self, setup: EvaluationSetup) -> ResultLog | None:
+    def _open_log(self, setup: EvaluationSetup) -> RecordLog | None:
         """The result log at --details, with the records that it holds; None without --details."""
         from funcppo.evaluation import result_log
 
@@ -336,15 +336,16 @@ class Evaluate:
         self,
         setup: EvaluationSetup,
         rows: np.ndarray,
-        log: ResultLog | None,
+        log: RecordLog | None,
         console: Console,
         interrupt: Interrupt,
         exporter: Exporter | None,
     ) -> list[Record]:
         """The records of all queries, or of those ranked before an interrupt."""
-        from funcppo.evaluation import result_log
+        from funcppo import record_log
 
-        records = list(log.complete_records) if log else []
+        records = list(log.records) if log else []
+        print_notes(console, log.notes if log else [])
         done = {record["query_row"] for record in records}
         n_sides = len(setup.evaluator.protocol.sides)
 
@@ -360,7 +361,7 @@ class Evaluate:
         ):
             for query in self._iter_queries(setup, rows, done):
                 if log:
-                    result_log.append(log, query)
+                    record_log.append(log, query)
                 # Proofs are in the file, and large.
                 records += [{**record, "proof": None} for record in query]
 
@@ -371,7 +372,7 @@ class Evaluate:
                 if interrupt.requested:
                     break
         if log:
-            result_log.close(log)
+            record_log.close(log)
         return records
 
     def _iter_queries(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json as jsonlib
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from tyro.conf import Positional, arg
 
 from funcppo.cli.common import (
+    JSON_FORMAT,
+    Interrupt,
     JsonObject,
     check_output_path,
     check_overwrites,
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     from funcppo.evaluation.prediction import OpenQuery
     from funcppo.experiment.answers import Answer, Answerer, QueryAnswers
     from funcppo.experiment.relation_facts import RelationFile
+    from funcppo.record_log import RecordLog
 
 # queries that are answered together at first; later as many as a second allows
 FIRST_BATCH_QUERIES = 1
@@ -73,13 +78,10 @@ class _ParsedQuery(NamedTuple):
 
 
 class _AnsweredQuery(NamedTuple):
-    """What is written and printed of the answers of a query; JSON values."""
+    """What is printed and written of the answers of a query; JSON values."""
 
     text: str
     fields: JsonObject  # of --json
-    csv_rows: list[list[object]]
-    has_answers: bool
-    n_self: int  # 1 if the entity of the query was left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,9 @@ class Predict:
     With --relation R --new, all facts R(h, t) that the rules derive and no split holds are listed. They are found head
     by head and sorted at the end: FILE.part beside --out FILE grows meanwhile, and after an interruption the option
     resume continues it. Under the score evidence each is scored as an answer to R(h, X).
+
+    With --queries FILE and --csv OUT (or --json OUT, without --csv), answers are a line of JSON in OUT.part as soon as
+    they are found, and OUT is written when all are; after an interruption the option resume continues them.
 
     In a query, ?x, _ and a single capital such as X are variables; a name in single quotes is always an entity.
 
@@ -133,9 +138,10 @@ class Predict:
     out: OptionalFile = None
     """Write the new facts to FILE: CSV if it ends in .csv, otherwise lines of JSON. Default: print the first --k."""
     resume: bool = False
-    """Continue the interrupted work on --out FILE. Default: off."""
+    """Continue the interrupted work on --out FILE, or on the answers to --queries in --csv or --json FILE. Default:
+    off."""
     overwrite: bool = False
-    """Replace --out FILE if it exists. Default: off."""
+    """Replace --out FILE if it exists, or unfinished answers to --queries. Default: off."""
     csv: JsonOutput = None
     """Write the answers as CSV to FILE; - writes them to standard output in place of the text. Default: no CSV."""
     score: str = "auto"
@@ -171,11 +177,11 @@ class Predict:
         if processes is not None and not processes.is_main:
             return self._run()
         self._check_options()
-        with lock_output(self.out):
+        with lock_output(self._part_target()):
             return self._run()
 
     def _run(self) -> int:
-        """Answer with an --out FILE that no other process writes; the exit status."""
+        """Answer with a file that no other process writes; the exit status."""
         self._check_shareable()
         set_target_threads(self.target, self.threads)
         answerer, notes = open_answerer(
@@ -192,12 +198,13 @@ class Predict:
             self.choice_seconds,
         )
 
-        self._check_same_setup(answerer)
         if self.new:
             status = self._list_new_facts(answerer)
         else:
             queries, query_notes = self._read_queries(answerer)
-            status = self._answer_queries(answerer, queries)
+            settings = self._query_settings(answerer, queries)
+            self._check_same_setup(settings)
+            status = self._answer_queries(answerer, queries, settings)
             notes += query_notes
         # Answers come first; an error stands alone.
         print_notes_to_stderr(notes)
@@ -210,14 +217,13 @@ class Predict:
                 f"--new: expected one process, got {distributed.launched_size()}: several can share --queries FILE"
             )
 
-    def _check_same_setup(self, answerer: Answerer) -> None:
-        """Check that all processes answer from the same data with the same scores."""
+    def _check_same_setup(self, settings: JsonObject) -> None:
+        """Check that all processes answer the same queries from the same data with the same scores."""
         from funcppo.cli.shared_evaluation import gpu_facts
 
         processes = distributed.current_processes()
         if processes is not None:
-            facts = self._answer_settings(answerer) | gpu_facts(self.device)
-            processes.check_equal("setup", facts)
+            processes.check_equal("setup", settings | gpu_facts(self.device))
 
     def _check_options(self) -> None:
         """Check options and outputs, before any work."""
@@ -229,10 +235,15 @@ class Predict:
 
         if self.new != (self.relation is not None):
             raise ValueError("--relation, --new: expected both or neither")
-        for name in ("out", "resume", "overwrite"):
-            if getattr(self, name) and not (self.new and self.out):
+        if self.out and not self.new:
+            raise ValueError(
+                "--out: expected --relation R --new --out FILE beside it"
+            )
+        for name in ("resume", "overwrite"):
+            if getattr(self, name) and self._part_target() is None:
                 raise ValueError(
-                    f"--{name}: expected --relation R --new --out FILE beside it"
+                    f"--{name}: expected --relation R --new --out FILE, or --queries FILE with --csv FILE or "
+                    "--json FILE, beside it"
                 )
         for name in ("explain", "known", "unproved", "csv"):
             if getattr(self, name) and self.new:
@@ -251,6 +262,11 @@ class Predict:
                 f"--min-score: expected a number from 0 to 1, got {self.min_score:g}"
             )
         select_device(self.device)
+        self._check_outputs()
+
+    def _check_outputs(self) -> None:
+        """Check the files to write, before any work."""
+        from funcppo import record_log
 
         inputs = data_files(self.target, self.rules)
         inputs += [Path(self.queries)] if self.queries else []
@@ -258,47 +274,146 @@ class Predict:
         for option, path in files:
             if path is not None and path != "-":
                 check_output_path(option, Path(path))
-        check_overwrites([*files, ("--json", self.json)], inputs)
+        files.append(("--json", self.json))
+
+        part_of = self._part_target()
+        if part_of is None:
+            check_overwrites(files, inputs)
+            return
+        part = record_log.part_path(part_of)
+        option = next(x for x, path in files if path and Path(path) == part_of)
+        files += [(option, str(part))]
+        files += [(option, str(record_log.settings_path(part_of)))]
+        check_overwrites(files, inputs)
+        if not self.new:
+            record_log.check_writable(
+                part, resume=self.resume, overwrite=self.overwrite
+            )
+
+    def _part_target(self) -> Path | None:
+        """The file that has its parts beside it until all are there, for --resume to go on with; None without one."""
+        names = [self.csv, self.json] if self.queries else [self.out]
+        paths = [Path(name) for name in names if name and name != "-"]
+        # A device or a pipe has nothing beside it.
+        files = [x for x in paths if x.is_file() or not x.exists()]
+        return files[0] if files else None
 
     # -- queries
 
     def _answer_queries(
-        self, answerer: Answerer, queries: Sequence[_ParsedQuery]
+        self,
+        answerer: Answerer,
+        queries: Sequence[_ParsedQuery],
+        settings: JsonObject,
     ) -> int:
-        """Answer the queries, some at a time, until all are answered or an interrupt."""
-        is_quiet = "-" in (self.csv, self.json)
+        """Answer the queries, some at a time, until all are answered or an interrupt.
+
+        Args:
+          settings: what the answers depend on.
+        """
         processes = distributed.current_processes()
-        if processes is not None and not processes.is_main:
-            for _ in self._iter_shared(processes, answerer, queries):
+        is_main = processes is None or processes.is_main
+        is_complete = is_main and self._is_complete(settings)
+        if is_complete or not is_main:
+            for _ in self._iter_answers(answerer, queries, len(queries)):
                 pass  # rank 0 has the answers
+            if is_complete:
+                print(f"{self._part_target()} is complete already")
             return 0
 
-        answered: list[_AnsweredQuery] = []
+        log = self._open_log(queries, settings)
+        answered = list(log.records) if log else []
+        n_before = len(answered)
+        with defer_interrupt() as interrupt:
+            seconds = self._answer_rest(
+                answerer, queries, answered, log, interrupt
+            )
+
+        is_whole = len(answered) == len(queries)
+        if log and not is_whole:
+            count = f"{len(answered):,} of {len(queries):,} queries"
+            hint = f"--resume continues {log.path}"
+            print_notes_to_stderr([f"interrupted after {count}; {hint}"])
+            return interrupt.exit_status
+        self._write_answers(answerer, answered, seconds)
+        if log:
+            log.path.unlink()
+        self._print_summary(answered, n_before, len(queries), seconds)
+        return 0 if is_whole else interrupt.exit_status
+
+    def _answer_rest(
+        self,
+        answerer: Answerer,
+        queries: Sequence[_ParsedQuery],
+        answered: list[JsonObject],
+        log: RecordLog | None,
+        interrupt: Interrupt,
+    ) -> float:
+        """Add the answers of the queries that have none, until all have or an interrupt; the seconds it took."""
+        from funcppo import record_log
+
+        is_quiet = "-" in (self.csv, self.json)
+        n_before = len(answered)
         start = time.perf_counter()
+        # A repeated signal ends the queries in progress; those before stay.
         with (
-            defer_interrupt() as interrupt,
             suppress(KeyboardInterrupt),
             show_status(make_console(use_stderr=True), "answering") as bar,
         ):
-            batches = (
-                self._iter_batches(answerer, queries)
-                if processes is None
-                else self._iter_shared(processes, answerer, queries)
-            )
-            for batch in batches:
-                answered += batch
+            for batch in self._iter_answers(answerer, queries, n_before):
+                records = [query.fields for query in batch]
+                if log:
+                    record_log.append(log, records)
+                answered += records
                 if not is_quiet:
                     write_output("".join(query.text for query in batch))
-                speed = len(answered) / (time.perf_counter() - start)
-                note = f"{speed:,.1f} queries/s"
+
+                n_new = len(answered) - n_before
+                note = _speed_text(n_new, time.perf_counter() - start)
                 bar.update("answering", len(answered), len(queries), note=note)
                 if interrupt.requested:
                     break
-        seconds = time.perf_counter() - start
+        if log:
+            record_log.close(log)
+        return time.perf_counter() - start
 
-        self._write_answers(answerer, answered, seconds)
-        self._print_summary(answered, len(queries), seconds)
-        return interrupt.exit_status if len(answered) < len(queries) else 0
+    def _is_complete(self, settings: JsonObject) -> bool:
+        """Whether earlier work is resumed that has written all files.
+
+        Raises:
+          ValueError: it was done with other settings.
+        """
+        from funcppo import record_log
+
+        path = self._part_target()
+        if not self.resume or path is None:
+            return False
+        if not path.exists() or record_log.part_path(path).exists():
+            return False
+        beside = record_log.settings_path(path)
+        record_log.check_settings(beside, settings, path)
+        outputs = [name for name in (self.csv, self.json) if name]
+        return all(Path(name).is_file() for name in outputs)
+
+    def _open_log(
+        self, queries: Sequence[_ParsedQuery], settings: JsonObject
+    ) -> RecordLog | None:
+        """The answers to a file of queries that stand beside --csv or --json FILE; None without such a file."""
+        from funcppo import record_log
+
+        path = self._part_target()
+        if path is None:
+            return None
+        part = record_log.part_path(path)
+        log = record_log.open_log(
+            part,
+            record_log.settings_path(path),
+            settings,
+            resume=self.resume,
+            select=partial(_check_answers, path=part, queries=queries),
+        )
+        print_notes_to_stderr(log.notes)
+        return log
 
     def _print_self(self, n_self: int) -> None:
         """Print how many answers were left out that are the entity of their query."""
@@ -314,20 +429,49 @@ class Predict:
         )
 
     def _print_summary(
-        self, answered: Sequence[_AnsweredQuery], n_queries: int, seconds: float
+        self,
+        answered: Sequence[JsonObject],
+        n_before: int,
+        n_queries: int,
+        seconds: float,
     ) -> None:
-        """Print what was left out; of a file also how many queries were answered, and how fast."""
-        self._print_self(sum(query.n_self for query in answered))
+        """Print what was left out; of a file also how many queries were answered, and how fast.
+
+        Args:
+          n_before: queries that were answered before an interruption.
+        """
+        self._print_self(sum(query["n_self"] for query in answered))
         if self.queries is None:
             return
-        n_empty = sum(not query.has_answers for query in answered)
-        speed = len(answered) / max(seconds, 1e-9)
+        n_new = len(answered) - n_before
+        n_empty = sum(not query["answers"] for query in answered)
+        before = f", after {n_before:,} before" if n_before else ""
         print_notes_to_stderr(
             [
-                f"{len(answered):,} of {n_queries:,} queries in {seconds:.1f} s, {speed:,.1f} queries/s; "
+                f"{n_new:,} of {n_queries:,} queries in {seconds:.1f} s, {_speed_text(n_new, seconds)}{before}; "
                 f"{n_empty:,} have no answer to list"
             ]
         )
+
+    def _iter_answers(
+        self,
+        answerer: Answerer,
+        queries: Sequence[_ParsedQuery],
+        n_done: int,
+    ) -> Iterator[list[_AnsweredQuery]]:
+        """Answer all queries but the first ones, by this process alone or with others.
+
+        Args:
+          n_done: queries that are answered already; that of rank 0 counts.
+
+        Returns:
+          Yields the answers of some queries after others; on rank 0 those of all.
+        """
+        processes = distributed.current_processes()
+        if processes is None:
+            return self._iter_batches(answerer, queries[n_done:])
+        n_done = processes.share("done", n_done)
+        return self._iter_shared(processes, answerer, queries, n_done)
 
     def _iter_batches(
         self, answerer: Answerer, queries: Sequence[_ParsedQuery]
@@ -348,18 +492,24 @@ class Predict:
         processes: Processes,
         answerer: Answerer,
         queries: Sequence[_ParsedQuery],
+        n_done: int,
     ) -> Iterator[list[_AnsweredQuery]]:
         """Answer the batches that this process takes; on rank 0, yield the answers of all in order."""
+        # A batch is answered whole, so that its answers do not depend on what is done.
+        is_left = n_done < len(queries)
+        n_skipped = n_done % SHARED_BATCH_QUERIES if is_left else 0
+        starts = range(n_done - n_skipped, len(queries), SHARED_BATCH_QUERIES)
 
         def answer(task: int) -> bytes:
-            first = task * SHARED_BATCH_QUERIES
+            first = starts[task]
             batch = queries[first : first + SHARED_BATCH_QUERIES]
             answered = self._answer(answerer, batch)
             return jsonlib.dumps(answered, ensure_ascii=False).encode()
 
-        n_tasks = -(-len(queries) // SHARED_BATCH_QUERIES)
-        for block in processes.iter_results("batch", n_tasks, answer):
-            yield [_AnsweredQuery(*fields) for fields in jsonlib.loads(block)]
+        for block in processes.iter_results("batch", len(starts), answer):
+            found = [_AnsweredQuery(*fields) for fields in jsonlib.loads(block)]
+            yield found[n_skipped:]
+            n_skipped = 0
 
     def _answer(
         self, answerer: Answerer, queries: Sequence[_ParsedQuery]
@@ -386,9 +536,6 @@ class Predict:
                 _AnsweredQuery(
                     text=_answers_text(answers, score, self.known, legend),
                     fields=as_written.to_json(),
-                    csv_rows=_csv_rows(as_written),
-                    has_answers=bool(answers.answers),
-                    n_self=answers.n_self,
                 )
             )
         return answered
@@ -424,7 +571,7 @@ class Predict:
     def _write_answers(
         self,
         answerer: Answerer,
-        answered: Sequence[_AnsweredQuery],
+        answered: Sequence[JsonObject],
         seconds: float,
     ) -> None:
         """Write the answers of --json and of --csv."""
@@ -435,13 +582,13 @@ class Predict:
             "trained": subject.policy_run is not None,
             "height": subject.task.max_height,
             "notes": subject.notes,
-            "queries": [query.fields for query in answered],
+            "queries": answered,
             "seconds": seconds,
         }
         write_json(self.json, result)
         self._write_csv(answered)
 
-    def _write_csv(self, answered: Sequence[_AnsweredQuery]) -> None:
+    def _write_csv(self, answered: Sequence[JsonObject]) -> None:
         """Write the answers of --csv."""
         if self.csv is None:
             return
@@ -524,6 +671,25 @@ class Predict:
         }
         return RelationFile(path=path, settings=settings)
 
+    def _query_settings(
+        self, answerer: Answerer, queries: Sequence[_ParsedQuery]
+    ) -> JsonObject:
+        """What the answers of queries depend on, these included."""
+        from funcppo.cli.evaluation_setup import digest
+
+        texts = jsonlib.dumps([query.text for query in queries])
+        embedding = answerer.subject.embedding
+        return {
+            "format": JSON_FORMAT,
+            **self._answer_settings(answerer),
+            "k": self.k,
+            "known": self.known,
+            "explain": self.explain,
+            "unproved": self.unproved,
+            "embedding_digest": embedding and digest(embedding),
+            "queries_digest": hashlib.sha256(texts.encode()).hexdigest()[:16],
+        }
+
     def _answer_settings(self, answerer: Answerer) -> JsonObject:
         """What the answers depend on, beside what is asked."""
         from funcppo.cli.evaluation_setup import digest
@@ -569,7 +735,7 @@ class Predict:
             print(f"  ... and {n_facts - len(facts):,} more (--out FILE)")
 
 
-def _csv_text(answered: Sequence[_AnsweredQuery]) -> str:
+def _csv_text(answered: Sequence[JsonObject]) -> str:
     """The rows of --csv."""
     from funcppo.experiment.answers import CSV_COLUMNS
 
@@ -577,20 +743,49 @@ def _csv_text(answered: Sequence[_AnsweredQuery]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for query in answered:
-        writer.writerows(query.csv_rows)
+        writer.writerows(_csv_rows(query))
     return text.getvalue()
 
 
-def _csv_rows(answers: QueryAnswers) -> list[list[object]]:
+def _csv_rows(query: JsonObject) -> list[list[object]]:
     """The rows of --csv of a query; one without a listed answer has one row with its text alone."""
     from funcppo.experiment.answers import CSV_COLUMNS, csv_row
 
-    if not answers.answers:
-        return [[answers.query, *[""] * (len(CSV_COLUMNS) - 1)]]
+    if not query["answers"]:
+        return [[query["query"], *[""] * (len(CSV_COLUMNS) - 1)]]
     return [
-        csv_row({"query": answers.query, **answer._asdict()})
-        for answer in answers.answers
+        csv_row({"query": query["query"], **answer})
+        for answer in query["answers"]
     ]
+
+
+def _check_answers(
+    records: list[JsonObject], path: Path, queries: Sequence[_ParsedQuery]
+) -> list[JsonObject]:
+    """The answers that a file holds, which are those of the first queries.
+
+    Args:
+      path: of the file, for the error.
+
+    Raises:
+      ValueError: they are not.
+    """
+    texts = [query.text for query in queries]
+    for number, record in enumerate(records, 1):
+        for name in ("query", "answers", "n_self"):
+            if name not in record:
+                raise ValueError(f"{path}:{number}: expected {name}, got none")
+        expected = texts[number - 1] if number <= len(texts) else "no line"
+        if record["query"] != expected:
+            raise ValueError(
+                f"{path}:{number}: expected {shorten(expected)}, got {shorten(str(record['query']))}"
+            )
+    return records
+
+
+def _speed_text(n_queries: int, seconds: float) -> str:
+    """How many queries were answered a second."""
+    return f"{n_queries / max(seconds, 1e-9):,.1f} queries/s"
 
 
 def _find_relation(answerer: Answerer, name: str) -> int:

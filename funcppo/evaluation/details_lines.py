@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
+from funcppo import record_log
 from funcppo.evaluation import recount, result_log
 from funcppo.evaluation.recount import Atom, JointRules, RankCounts
 from funcppo.json_io import Json
@@ -126,7 +127,7 @@ def read_details(path: Path) -> Details:
     ):
         if not is_valid:
             raise ValueError(
-                f"{result_log.settings_path(path)}: {name}: expected {expected}, got {settings.get(name)!r}"
+                f"{record_log.settings_path(path)}: {name}: expected {expected}, got {settings.get(name)!r}"
             )
     return Details(
         path=path,
@@ -174,7 +175,7 @@ def check_settings(details: Details, settings: Json, target: str) -> None:
         stated = details.settings.get(name)
         if stated != settings[name]:
             raise ValueError(
-                f"{result_log.settings_path(details.path)}: {name}: expected {settings[name]}, that of {target}, "
+                f"{record_log.settings_path(details.path)}: {name}: expected {settings[name]}, that of {target}, "
                 f"got {stated}"
             )
 

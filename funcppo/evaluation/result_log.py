@@ -1,7 +1,7 @@
-"""Results of single queries as JSON Lines: written as they come, resumed after an interruption, summarised.
+"""Results of single queries as JSON Lines: resumed after an interruption, summarised.
 
-A file holds one record, a line of JSON, for each query and side; the settings of the evaluation are in a file beside
-it. `open_log` starts or resumes a file, `append` adds records, `summarise_records` computes all metrics from them.
+A file of `record_log` holds one record for each query and side. `open_log` starts or resumes a file,
+`record_log.append` adds records, `summarise_records` computes all metrics from them.
 Every rank follows from the integers `n_better`, `n_equal` and `n_candidates`:
 
     rank = n_better + 1 .. n_better + n_equal + 1,    E[1 / rank] = mean of 1 / r over these r
@@ -12,29 +12,20 @@ compared by their logarithms, which ties more of them.
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import Tensor
 
-from funcppo import json_io
-from funcppo.atomic_io import write_atomically
+from funcppo import json_io, record_log
 from funcppo.evaluation import ranking
 from funcppo.evaluation.rank_metrics import ZERO_SCORE, Metrics, RankCounts
-from funcppo.json_io import Json
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.ranges import INT32_MAX
-
-Record = Json  # a line, as `evaluator` makes it
-Settings = Json  # what tells an evaluation from others
+from funcppo.record_log import Record, RecordLog, Settings
 
 # version of the records and of the settings beside them; 1 had no version
 FORMAT = 3
@@ -49,110 +40,26 @@ REQUIRED_KEYS = (
 )
 
 
-SYNC_SECONDS = 1.0  # between two waits for the disk
-
-
-@dataclass(kw_only=True, slots=True)
-class ResultLog:
-    """A file of records that is open for more."""
-
-    path: Path
-    file: IO[bytes]
-    # records that it held when opened, of queries with a record for every side
-    complete_records: list[Record]
-    # when the disk held all of the file, on the monotonic clock
-    sync_time: float = 0.0
-
-
 def open_log(
     path: Path, settings: Settings, n_sides: int, *, resume: bool
-) -> ResultLog:
+) -> RecordLog:
     """Open a file for records: resume the file at a path, or replace it.
 
     Args:
       settings: what tells this evaluation from others, JSON values; a file with other settings is not resumed.
-      n_sides: records of a query.
+      n_sides: records of a query; a query that has fewer is ranked again.
 
     Raises:
       ValueError: the file to resume holds something else, or it cannot be written. The message is one line.
     """
-    try:
-        records: list[Record] = []
-        if resume and path.is_file() and path.stat().st_size:
-            records = _read_complete(path, settings, n_sides)
-
-        # A device or a pipe is written to as it is.
-        if path.is_file() or not path.exists():
-            write_atomically(path, lambda file: file.write(_to_lines(records)))
-            text = json.dumps({"format": FORMAT, **settings}, indent=2) + "\n"
-            write_atomically(
-                settings_path(path),
-                lambda file: file.write(text.encode()),
-            )
-        return ResultLog(
-            path=path, file=open(path, "ab"), complete_records=records
-        )
-    except OSError as error:
-        raise ValueError(
-            f"{path}: expected a file that can be written, got: {error.strerror}"
-        ) from None
-
-
-def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Check that a file of records may be written at a path, before hours of work, and leave none there.
-
-    Raises:
-      ValueError: it may not. The message is one line.
-    """
-    if path.is_file() and path.stat().st_size and not (resume or overwrite):
-        raise ValueError(
-            f"{path}: expected --resume, --overwrite or a new file, got a file that exists"
-        )
-    folder = path.resolve().parent
-    try:
-        with (
-            open(path, "ab")
-            if path.exists()
-            else tempfile.TemporaryFile(dir=folder)
-        ):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{path}: expected a file that can be written, got: {error.strerror}"
-        ) from None
-
-
-def append(log: ResultLog, records: Sequence[Record]) -> None:
-    """Write records, which stay if the process is killed; a second later they stay if the power fails.
-
-    Args:
-      records: all sides of a query together.
-
-    Raises:
-      ValueError: they cannot be written. Earlier records stay and can be resumed from.
-    """
-    try:
-        log.file.write(_to_lines(records))
-        log.file.flush()
-        if time.monotonic() - log.sync_time >= SYNC_SECONDS:
-            _sync(log)
-    except OSError as error:
-        raise ValueError(
-            f"{log.path}: {error.strerror}: the records written so far stay, and --resume continues after them"
-        ) from None
-
-
-def close(log: ResultLog) -> None:
-    """Close the file when its records are on the disk."""
-    _sync(log)
-    log.file.close()
-
-
-def _sync(log: ResultLog) -> None:
-    """Wait until the file is on the disk; a device or a pipe has nothing to wait for."""
-    if log.path.is_file():
-        os.fsync(log.file.fileno())
-    log.sync_time = time.monotonic()
+    return record_log.open_log(
+        path,
+        record_log.settings_path(path),
+        {record_log.FORMAT: FORMAT, **settings},
+        resume=resume,
+        parse=_parse_record,
+        select=partial(_select_complete, n_sides=n_sides),
+    )
 
 
 def read(path: Path) -> list[Record]:
@@ -161,11 +68,17 @@ def read(path: Path) -> list[Record]:
     Raises:
       ValueError: a line, which the message names, is no record.
     """
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [
-        _parse_record(path, number, line)
-        for number, line in enumerate(lines, 1)
-    ]
+    return record_log.read(path, _parse_record)
+
+
+def read_settings(path: Path) -> Settings:
+    """Read the settings that a file of records was made with, without the format.
+
+    Raises:
+      ValueError: there are none, or they are of another format.
+    """
+    beside = record_log.settings_path(path)
+    return record_log.read_settings(beside, path, FORMAT)
 
 
 def summarise_records(
@@ -234,24 +147,8 @@ def _auc_pr(records: Sequence[Record], counts: RankCounts) -> float:
     )
 
 
-def _read_complete(
-    path: Path, settings: Settings, n_sides: int
-) -> list[Record]:
-    """Read the records of queries that have one for each side.
-
-    Raises:
-      ValueError: the file was made with other settings.
-    """
-    file_settings = read_settings(path)
-    for name in (*settings, *file_settings):
-        expected, actual = settings.get(name), file_settings.get(name)
-        if expected != actual:
-            raise ValueError(
-                f"{path}: expected a file made with {name} {expected}, got {actual}: "
-                "--resume continues the same evaluation only"
-            )
-
-    records = read(path)
+def _select_complete(records: list[Record], n_sides: int) -> list[Record]:
+    """The records of queries that have one for each side."""
     n_records = Counter(record["query_row"] for record in records)
     return [
         record
@@ -260,47 +157,12 @@ def _read_complete(
     ]
 
 
-def settings_path(path: Path) -> Path:
-    """Return the file beside a file of records that holds its settings."""
-    return path.with_name(path.name + ".settings.json")
-
-
-def read_settings(path: Path) -> Settings:
-    """Read the settings that a file of records was made with, without the format.
-
-    Raises:
-      ValueError: there are none, or they are of another format.
-    """
-    beside = settings_path(path)
-    if not beside.is_file():
-        raise ValueError(
-            f"{beside}: expected the settings that {path.name} was made with, got no file"
-        )
-    settings = json_io.parse_object(beside, beside.read_bytes())
-    file_format = settings.pop("format", 1)
-    if file_format != FORMAT:
-        raise ValueError(
-            f"{beside}: expected format {FORMAT}, got {file_format}: --overwrite starts again"
-        )
-    return settings
-
-
-def _to_lines(records: Iterable[Record]) -> bytes:
-    """Records as lines of JSON."""
-    text = "".join(
-        json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-        for record in records
-    )
-    return json_io.escape_unprintable(text).encode()
-
-
-def _parse_record(path: Path, line_number: int, line: bytes) -> Record:
+def _parse_record(place: str, line: bytes) -> Record:
     """Parse a line.
 
     Raises:
       ValueError: it is no record.
     """
-    place = f"{path}:{line_number}"
     record = json_io.parse_object(place, line)
     for name in REQUIRED_KEYS:
         if name not in record:

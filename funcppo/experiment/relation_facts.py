@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from funcppo import json_io
+from funcppo import json_io, record_log
 from funcppo.atomic_io import named_errors, write_atomically
 from funcppo.evaluation.prediction import OpenQuery
 from funcppo.experiment.answers import (
@@ -68,12 +68,12 @@ class RelationFile:
     @property
     def part_path(self) -> Path:
         """The facts that were found, in the order of head entities."""
-        return self.path.with_name(self.path.name + ".part")
+        return record_log.part_path(self.path)
 
     @property
     def settings_path(self) -> Path:
         """The settings beside the facts."""
-        return self.path.with_name(self.path.name + ".settings.json")
+        return record_log.settings_path(self.path)
 
 
 def open_file(
@@ -103,11 +103,10 @@ def open_file(
             f"--out {file.path}: expected --resume, --overwrite or a new file, got {got}"
         )
     if resume and (has_part or file.path.exists()):
-        _check_settings(file)
+        record_log.check_settings(file.settings_path, file.settings, file.path)
         return _truncate_to_whole_heads(file.part_path) if has_part else None
 
-    text = json.dumps(file.settings, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(file.settings_path, lambda f: f.write(text.encode()))
+    record_log.write_settings(file.settings_path, file.settings)
     write_atomically(file.part_path, lambda f: f.write(b""))
     return 1
 
@@ -238,26 +237,6 @@ def _part_line(head_id: int, query: str, answer: Answer, is_self: bool) -> str:
     fields = {**marks, "query": query, **answer.to_json()}
     del fields["rank"]  # among the answers of the query
     return json.dumps(fields, ensure_ascii=False) + "\n"
-
-
-def _check_settings(file: RelationFile) -> None:
-    """Check that earlier work was done with the same settings.
-
-    Raises:
-      ValueError: naming what differs.
-    """
-    path = file.settings_path
-    if not path.is_file():
-        raise ValueError(
-            f"{path}: expected the settings that {file.part_path.name} was made with, got no file"
-        )
-    stored = json_io.parse_object(path, path.read_bytes())
-    for name in (*file.settings, *stored):
-        old, new = stored.get(name), file.settings.get(name)
-        if old != new:
-            raise ValueError(
-                f"{file.path}: expected a file made with {name} {new}, got {old}: --resume continues the same work only"
-            )
 
 
 def _truncate_to_whole_heads(path: Path) -> int:

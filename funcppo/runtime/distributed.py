@@ -178,6 +178,25 @@ class Processes:
           PeerError: another process has ended with an error.
           StalledError: no process made progress for too long.
         """
+        try:
+            yield from self._iter_in_order(name, n_tasks, work, everywhere)
+        finally:
+            # also where rank 0 wants no more results
+            if self.is_main:
+                self.store.set(f"{name}/end", "")
+        if not self.is_main:
+            # Rank 0 may hang: whoever ends before it could not tell.
+            self._wait(f"{name}/end")
+            self.store.set(f"{name}/end/{self.rank}", "")
+            return
+        # The store may be a part of this process, which must not end first.
+        for rank in range(1, self.world_size):
+            self._wait(f"{name}/end/{rank}")
+
+    def _iter_in_order(
+        self, name: str, n_tasks: int, work: Work, everywhere: bool
+    ) -> Iterator[bytes]:
+        """Do the tasks that nobody has taken; yield the results of all in their order, where they are received."""
         receives = everywhere or self.is_main
         n_readers = self.world_size - 1 if everywhere else 1
         own: dict[int, bytes] = {}
@@ -197,12 +216,6 @@ class Processes:
                 self._wait(f"{name}/{n_yielded}")
             yield self._take(name, n_yielded, own, n_readers)
             n_yielded += 1
-        if not self.is_main:
-            self.store.set(f"{name}/end/{self.rank}", "")
-            return
-        # The store may be a part of this process, which must not end first.
-        for rank in range(1, self.world_size):
-            self._wait(f"{name}/end/{rank}")
 
     def _iter_own(
         self, name: str, n_tasks: int, work: Work

@@ -4,12 +4,15 @@ import csv
 import io
 import json
 import math
+import os
+import signal
 import sys
 
 import numpy as np
 import pytest
 
-from funcppo import data
+from funcppo import data, record_log
+from funcppo.cli import predict
 from tests.cli.runner import contains, funcppo
 
 RULES = """p(X, Y) :- q(X, Y).
@@ -384,6 +387,23 @@ def test_new_facts_are_those_of_the_queries_best_first(
         (["--relation", "p"], "expected QUERY"),
         (["--new", "--relation", "pq"], "--relation 'pq': unknown relation"),
         (["p(e1, X)", "--out", "x"], "--out: expected --relation R --new"),
+        (
+            ["p(e1, X)", "--csv", "x", "--resume"],
+            "--resume: expected --relation",
+        ),
+        (["--queries", "x", "--resume"], "--resume: expected...--csv FILE or"),
+        (
+            ["--queries", "x", "--csv", "-", "--overwrite"],
+            "--overwrite: expected --relation",
+        ),
+        (
+            ["--queries", "a.csv.part", "--csv", "a.csv"],
+            "--csv a.csv.part: expected another file than a.csv.part",
+        ),
+        (
+            ["--queries", "x", "--csv", "a", "--json", "a.settings.json"],
+            "--csv a.settings.json: expected another file than that of --json",
+        ),
         (["p(e1, X)", "--min-score", "2"], "--min-score: expected...from 0 to"),
         (["p(e1, X)", "--score", "evidence"], "is no trained run"),
         (["p(e1, X)", "--queries", "x"], "got 2 of them"),
@@ -511,3 +531,201 @@ def test_answers_come_before_the_notes_and_an_error_alone(
     monkeypatch.undo()
     assert funcppo(monkeypatch, "predict", graph, "p(e99, X)") == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# -- a file of queries, interrupted
+
+
+@pytest.fixture
+def asked(graph, tmp_path, monkeypatch):
+    """Options of 28 queries, answered in batches of three, and the CSV and the JSON of undisturbed work."""
+    monkeypatch.setattr(predict, "FIRST_BATCH_QUERIES", 3)
+    monkeypatch.setattr(predict, "MAX_BATCH_QUERIES", 3)
+    queries = tmp_path / "queries.txt"
+    names = [f"{r}(e{i}, X)" for i in range(14) for r in "pq"]
+    queries.write_text("\n".join(names))
+    args = [graph, "--queries", queries, "--height", "1", "--score", "noisy-or"]
+    args += ["--smoothing", "5", "--object-identity", "False", "--known"]
+    csv_path, json_path = tmp_path / "whole.csv", tmp_path / "whole.json"
+    files = ["--csv", csv_path, "--json", json_path]
+    assert funcppo(monkeypatch, "predict", *args, *files) == 0
+    return args, (csv_path.read_bytes(), answers_of(json_path))
+
+
+def answers_of(path):
+    """The JSON of answers without the time."""
+    result = json.loads(path.read_text())
+    del result["seconds"]
+    return result
+
+
+def interrupt(monkeypatch, n_batches, *args):
+    """Send a SIGINT after some batches are written; the exit status."""
+    append, calls = record_log.append, []
+
+    def append_and_interrupt(log, records):
+        append(log, records)
+        calls.append(records)
+        if len(calls) == n_batches:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_log, "append", append_and_interrupt)
+        return funcppo(patch, "predict", *args)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_interrupted_answers_are_resumed_to_the_same_files(
+    asked, tmp_path, monkeypatch, capsys, suffix
+):
+    """Whichever file they stand beside."""
+    args, (csv_bytes, answers) = asked
+    out = tmp_path / f"out.{suffix}"
+    part = tmp_path / f"out.{suffix}.part"
+    args = [*args, f"--{suffix}", out]
+    capsys.readouterr()
+    assert interrupt(monkeypatch, 2, *args) == 130
+    output = capsys.readouterr()
+    assert f"interrupted after 6 of 28 queries; --resume continues {part}" in (
+        output.err
+    )
+    assert not out.exists() and part.read_bytes().count(b"\n") == 6
+    printed = output.out
+
+    # a line that was being written when the power failed
+    part.write_bytes(part.read_bytes()[:-7])
+    assert interrupt(monkeypatch, 3, *args, "--resume") == 130
+    output = capsys.readouterr()
+    assert f"{part}: dropped 1 unfinished line at its end" in output.err
+    assert output.out.startswith("q(e2, X): ")
+    assert not out.exists() and part.read_bytes().count(b"\n") == 14
+
+    assert funcppo(monkeypatch, "predict", *args, "--resume") == 0
+    output = capsys.readouterr()
+    assert "14 of 28 queries" in output.err and "after 14 before" in output.err
+    if suffix == "csv":
+        assert out.read_bytes() == csv_bytes
+    else:
+        assert answers_of(out) == answers
+    assert not part.exists() and printed
+
+    assert funcppo(monkeypatch, "predict", *args, "--resume") == 0
+    assert capsys.readouterr().out == f"{out} is complete already\n"
+
+
+def test_answers_that_could_not_be_written_at_the_end_stay(
+    asked, tmp_path, monkeypatch, capsys
+):
+    args, (csv_bytes, _) = asked
+    out, part = tmp_path / "out.csv", tmp_path / "out.csv.part"
+    args = [*args, "--csv", out]
+
+    def fill_disk(self, answered):
+        raise OSError(28, "No space left on device", str(out))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predict.Predict, "_write_csv", fill_disk)
+        assert "No space left" in refused(patch, capsys, *args)
+    assert part.read_bytes().count(b"\n") == 28 and not out.exists()
+    assert funcppo(monkeypatch, "predict", *args, "--resume") == 0
+    assert "0 of 28 queries" in capsys.readouterr().err
+    assert out.read_bytes() == csv_bytes and not part.exists()
+
+
+def test_a_file_that_is_missing_beside_a_complete_one_is_written(
+    asked, tmp_path, monkeypatch
+):
+    args, (csv_bytes, answers) = asked
+    out, more = tmp_path / "whole.csv", tmp_path / "more.json"
+    args = [*args, "--csv", out, "--json", more, "--resume"]
+    assert funcppo(monkeypatch, "predict", *args) == 0
+    assert answers_of(more) == answers
+    assert out.read_bytes() == csv_bytes
+
+
+def refused(monkeypatch, capsys, *args):
+    """The one line of a program that is refused."""
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "predict", *args) == 2
+    errors = capsys.readouterr().err.splitlines()
+    (line,) = [x for x in errors if not x.startswith("note: ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ([], "expected --resume, --overwrite or a new file, got a file that"),
+        (["--resume", "--k", "3"], "a file made with k 3, got 10"),
+        (["--resume", "--min-score", "0.1"], "made with min_score 0.1, got 0"),
+        (
+            ["--resume", "--score", "max-confidence"],
+            "with score max-confidence",
+        ),
+        (["--resume", "--explain"], "made with explain True, got False"),
+        (["--resume", "--with-self"], "made with with_self True, got False"),
+        (["--resume", "--queries"], "made with queries_digest...got"),
+        (["--resume", "--rules"], "made with fingerprint...got"),
+    ],
+)
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_answers_of_other_work_are_not_resumed(
+    asked, tmp_path, monkeypatch, capsys, options, problem, is_complete
+):
+    args, _ = asked
+    out = tmp_path / "out.csv"
+    args = [*args, "--csv", out]
+    if is_complete:
+        assert funcppo(monkeypatch, "predict", *args) == 0
+    else:
+        assert interrupt(monkeypatch, 2, *args) == 130
+    # options that name a file take a changed one
+    changed = tmp_path / "changed"
+    if options[-1:] == ["--queries"]:
+        changed.write_text(args[2].read_text().replace("e3", "e4"))
+        options = [*options, changed]
+    if options[-1:] == ["--rules"]:
+        changed.write_text(RULES.replace("q(X, X)", "q(Y, Y)"))
+        options = [*options, changed]
+    if is_complete and not options:  # a complete file is replaced
+        assert funcppo(monkeypatch, "predict", *args) == 0
+        return
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    line = refused(monkeypatch, capsys, *args, *options)
+    assert contains(line, problem) and str(out) in line
+    assert {x: x.read_bytes() for x in tmp_path.iterdir()} == files
+
+
+def test_unfinished_answers_are_replaced_on_request(
+    asked, tmp_path, monkeypatch, capsys
+):
+    args, (csv_bytes, _) = asked
+    out, part = tmp_path / "out.csv", tmp_path / "out.csv.part"
+    args = [*args, "--csv", out]
+    assert interrupt(monkeypatch, 2, *args) == 130
+    lines = part.read_text().splitlines(keepends=True)
+    for content, problem in (
+        ([lines[1]], "out.csv.part:1: expected 'p(e0, X)', got 'q(e0, X)'"),
+        (["{}\n"], "out.csv.part:1: expected query, got none"),
+        (["no\n"], "out.csv.part:1: expected a JSON object"),
+    ):
+        part.write_text("".join(content))
+        line = refused(monkeypatch, capsys, *args, "--resume")
+        assert problem in line
+    beside = tmp_path / "out.csv.settings.json"
+    beside.unlink()
+    line = refused(monkeypatch, capsys, *args, "--resume")
+    assert "the settings that out.csv.part was made with, got no file" in line
+    assert funcppo(monkeypatch, "predict", *args, "--overwrite") == 0
+    assert out.read_bytes() == csv_bytes and not part.exists()
+
+
+def test_answers_on_standard_output_have_no_file_beside_them(
+    asked, tmp_path, monkeypatch, capsys
+):
+    args, (csv_bytes, _) = asked
+    before = sorted(tmp_path.iterdir())
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "predict", *args, "--csv", "-") == 0
+    assert capsys.readouterr().out.encode() == csv_bytes
+    assert sorted(tmp_path.iterdir()) == before

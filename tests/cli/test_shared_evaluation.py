@@ -13,11 +13,13 @@ import urllib.request
 
 import pytest
 
-from funcppo import cli
+from funcppo import cli, record_log
+from funcppo.cli import predict
 from funcppo.data import load
 from funcppo.evaluation import evaluator as evaluation
 from funcppo.experiment import subject
 from funcppo.experiment.telemetry import Telemetry
+from funcppo.runtime import distributed
 from tests.cli.processes import free_ports, run_processes
 
 DATA = "family_tree:30:1"
@@ -239,11 +241,9 @@ def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path):
     assert ended[1].err == ""
 
 
-def test_answers_to_a_file_of_queries_are_equal_for_every_number(
-    tmp_path, monkeypatch
-):
-    from funcppo.cli import predict
-
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Options of a file of queries, which processes share four at a time."""
     monkeypatch.setattr(predict, "SHARED_BATCH_QUERIES", 4)
     dataset = load(DATA)
     queries = [
@@ -252,17 +252,141 @@ def test_answers_to_a_file_of_queries_are_equal_for_every_number(
     ]
     file = tmp_path / "queries.txt"
     file.write_text("\n".join(queries) + "\n")
+    args = ("predict", DATA, "--queries", file, "--known", "--height", "2")
+    args += ("--smoothing", "None", "--object-identity", "False")
+    return args, len(queries)
+
+
+def test_answers_to_a_file_of_queries_are_equal_for_every_number(
+    tmp_path, asked
+):
+    args, n_queries = asked
     outputs = []
     for n in (1, 2):
         csv = tmp_path / f"{n}.csv"
-        args = ("--queries", file, "--known", "--csv", csv, "--height", "2")
-        args += ("--smoothing", "None", "--object-identity", "False")
-        ended = run_processes(n, tmp_path, "predict", DATA, *args)
+        ended = run_processes(n, tmp_path, *args, "--csv", csv)
         assert [x.status for x in ended] == [0] * n, ended
         assert all((x.out, x.err) == ("", "") for x in ended[1:])
         outputs.append((csv.read_bytes(), ended[0].out))
     assert outputs[0] == outputs[1]
-    assert outputs[0][1].count("new answers, score") == len(queries)
+    assert outputs[0][1].count("new answers, score") == n_queries
+
+
+def kill_main(n_batches):
+    """Kill rank 0 in the middle of writing a batch, when some are written."""
+
+    def prepare(rank):
+        distributed.TELL_SECONDS = 0.2  # rank 0 prints no error of others
+        append, n_appended = record_log.append, []
+
+        def append_or_die(log, records):
+            if len(n_appended) == n_batches:
+                log.file.write(b'{"query": "a line without an e')
+                log.file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            append(log, records)
+            n_appended.append(len(records))
+
+        record_log.append = append_or_die
+
+    return prepare
+
+
+@pytest.mark.parametrize("n_batches", [0, 1, 3])
+@pytest.mark.parametrize(("n_before", "n_after"), [(1, 2), (2, 1), (0, 2)])
+def test_answers_go_on_from_a_killed_process_to_the_same_files(
+    tmp_path, asked, monkeypatch, n_batches, n_before, n_after
+):
+    """0 processes: a program that no launcher started, whose batches are not those of processes."""
+    args, n_queries = asked
+    monkeypatch.setattr(predict, "FIRST_BATCH_QUERIES", 3)
+    monkeypatch.setattr(predict, "MAX_BATCH_QUERIES", 3)
+    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
+    ended = run_processes(1, tmp_path, *args, "--csv", whole)
+    assert ended[0].status == 0
+
+    args = (*args, "--csv", out)
+    # Nobody ends the other process here: it waits for rank 0 in vain.
+    env = {"FUNCPPO_STALL_SECONDS": "0.5"}
+    env |= {"WORLD_SIZE": "0"} if n_before == 0 else {}
+    ended = run_processes(
+        max(1, n_before),
+        tmp_path,
+        *args,
+        env=env,
+        prepare=kill_main(n_batches),
+    )
+    assert [x.status for x in ended] == [-signal.SIGKILL, 75][: len(ended)]
+    part = tmp_path / "out.csv.part"
+    batch = 4 if n_before else 3
+    assert part.read_bytes().count(b"\n") == batch * n_batches < n_queries
+    assert not out.exists()
+
+    ended = run_processes(n_after, tmp_path, *args, "--resume")
+    assert [x.status for x in ended] == [0] * n_after, ended
+    assert f"{part}: dropped 1 unfinished line at its end" in ended[0].err
+    assert out.read_bytes() == whole.read_bytes()
+    assert not part.exists()
+    beside = [tmp_path / f"{x}.csv.settings.json" for x in ("whole", "out")]
+    assert beside[0].read_bytes() == beside[1].read_bytes()
+
+    ended = run_processes(2, tmp_path, *args, "--resume")
+    assert [x.status for x in ended] == [0, 0], ended
+    assert ended[0].out == f"{out} is complete already\n"
+    ended = run_processes(2, tmp_path, *args, "--resume", "--k", 3)
+    assert [x.status for x in ended] == [2, 2], ended
+    (line,) = [x for x in ended[0].err.splitlines() if "funcppo: " in x]
+    assert "expected a file made with k 3, got 10" in line
+
+
+def test_answers_go_on_when_another_process_was_killed(tmp_path, asked):
+    args, n_queries = asked
+    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
+    assert run_processes(1, tmp_path, *args, "--csv", whole)[0].status == 0
+    reached = tmp_path / "reached"
+
+    def kill(rank):
+        answer, calls = predict.Predict._answer, []
+
+        def answer_or_die(*arguments):
+            calls.append(arguments)
+            if rank == 1 and len(calls) == 2:
+                reached.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            while rank == 0 and len(calls) == 2 and not reached.exists():
+                time.sleep(0.01)
+            return answer(*arguments)
+
+        predict.Predict._answer = answer_or_die
+
+    args = (*args, "--csv", out)
+    env = {"FUNCPPO_STALL_SECONDS": "0.5"}
+    ended = run_processes(2, tmp_path, *args, env=env, prepare=kill)
+    assert [x.status for x in ended] == [75, -signal.SIGKILL]
+    n_lines = (tmp_path / "out.csv.part").read_bytes().count(b"\n")
+    assert 0 < n_lines < n_queries
+    ended = run_processes(3, tmp_path, *args, "--resume")
+    assert [x.status for x in ended] == [0, 0, 0], ended
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_processes_that_hold_other_queries_end_with_one_line(tmp_path, asked):
+    def other_queries(rank):
+        read = predict.Predict._read_queries
+        if rank == 1:
+            predict.Predict._read_queries = lambda self, answerer: (
+                read(self, answerer)[0][:-1],
+                (),
+            )
+
+    args, _ = asked
+    out = tmp_path / "out.csv"
+    ended = run_processes(
+        2, tmp_path, *args, "--csv", out, prepare=other_queries
+    )
+    assert [x.status for x in ended] == [2, 2]
+    assert "rank 1: expected queries_digest " in ended[0].err
+    assert not (tmp_path / "out.csv.part").exists()
 
 
 def test_new_facts_are_listed_by_one_process(tmp_path):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from funcppo import record_log
 from funcppo.evaluation import (
     agreement,
     details_lines,
@@ -70,8 +71,8 @@ def write(folder, records, **settings):
     """A details file."""
     path = folder / "details.jsonl"
     log = result_log.open_log(path, SETTINGS | settings, 2, resume=False)
-    result_log.append(log, records)
-    result_log.close(log)
+    record_log.append(log, records)
+    record_log.close(log)
     return path
 
 

@@ -140,6 +140,8 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
             )
             == 0
         )
+    printed = capsys.readouterr().out.replace("\n", "")
+    assert "dropped 1 unfinished line at its end" in printed
     assert part.read_bytes() == whole.read_bytes()
     one, two = (
         json.loads((tmp_path / name).read_text())

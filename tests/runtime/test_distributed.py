@@ -67,6 +67,46 @@ def test_every_task_is_done_once():
     assert sorted(done) == list(range(20))
 
 
+def test_a_process_without_tasks_waits_for_rank_0_as_long_as_it_works():
+    """It gives up where rank 0 hangs, as nobody else could tell."""
+    is_taken, is_hanging = threading.Event(), threading.Event()
+
+    def work(processes):
+        def hang_on_rank_0(task):
+            if processes.is_main:
+                is_taken.set()
+                is_hanging.wait()
+            is_taken.wait()
+            return b""
+
+        try:
+            return list(processes.iter_results("task", 4, hang_on_rank_0))
+        finally:
+            is_hanging.set()
+
+    _, other = run_ranks(2, work, stall_seconds=0.5)
+    assert isinstance(other, StalledError)
+    assert "rank 0: 0 done, at task" in str(other)
+    assert "rank 1: 3 done, no task left" in str(other)
+
+
+def test_rank_0_may_leave_before_the_last_result():
+    """The others do not wait for it then."""
+
+    def work(processes):
+        results = processes.iter_results("task", 8, lambda task: b"x")
+        found = []
+        for result in results:
+            found.append(result)
+            if len(found) == 2:
+                break
+        results.close()
+        processes.stop_tasks("task", 8)
+        return found
+
+    assert run_ranks(3, work, stall_seconds=2.0) == [[b"x"] * 2, [], []]
+
+
 def test_a_result_may_be_larger_than_a_value_of_the_store(monkeypatch):
     monkeypatch.setattr(distributed, "MAX_VALUE_BYTES", 3)
     blocks = [b"", b"abc", b"abcd", bytes(range(256))]
