@@ -321,6 +321,9 @@ class Agent(Generic[World, Params, Obs, Output]):
     distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION
     # None: the network has room for all rows
     within_capacity: WithinCapacityFn[Obs] | None = None
+    # Steps for which the key that actions are drawn with stays the same, for noise that goes on; a rollout begins with
+    # a new one. None: a whole rollout.
+    action_key_steps: Size | None = 1
 
     # Of a network with memory, in place of `apply`.
     initial_memory: InitialMemoryFn | None = None
