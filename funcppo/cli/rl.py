@@ -51,7 +51,12 @@ from funcppo.experiment.config import (
 from funcppo.experiment.loggers import LoggerName, check_loggers
 from funcppo.ranges import LogStd, PositiveInt, Seed, Size
 from funcppo.rl.config import RLConfig, read_config, settings_of
-from funcppo.rl.settings import PUBLISHED, RLSettings, published_settings
+from funcppo.rl.settings import (
+    GSDE_DEFAULTS,
+    PUBLISHED,
+    RLSettings,
+    published_settings,
+)
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -287,6 +292,11 @@ class Rl:
             if field.name != "source"
         }
         options["steps"] = self.steps or theirs.steps
+        if self.exploration == "independent":
+            # What is published for gSDE is of no use then.
+            for name, unused in GSDE_DEFAULTS.items():
+                if options[name] == getattr(theirs, name):
+                    options[name] = unused
         return RLConfig(**options, source=theirs.source)
 
     def _begin(self, config: RLConfig, folder: Path) -> None:

@@ -17,6 +17,7 @@ from funcppo.experiment.config import METRICS_FILE
 from funcppo.interfaces import NetworkFactory
 from funcppo.json_io import Json
 from funcppo.learner import Learner
+from funcppo.ranges import FieldError
 from funcppo.rl import aggregate
 from funcppo.rl.config import RLConfig
 from funcppo.rl.settings import RLSettings
@@ -53,9 +54,8 @@ def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
         wrapped = wrappers.normalize_reward(wrapped, gamma=settings.ppo.gamma)
     is_continuous = wrapped.spec is not None and wrapped.spec.continuous_actions
     if settings.exploration == "gsde" and not is_continuous:
-        raise ValueError(
-            f"exploration: expected independent for the discrete actions of {env}, got gsde"
-        )
+        expected = f"independent for the discrete actions of {env}"
+        raise FieldError("exploration", expected, settings.exploration)
     options = {
         field.name: getattr(settings.ppo, field.name)
         for field in dataclasses.fields(settings.ppo)

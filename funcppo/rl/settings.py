@@ -10,9 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from funcppo.config import PPOConfig, Schedule
-from funcppo.ranges import LogStd, PositiveInt, Size, check_fields
+from funcppo.ranges import (
+    FieldError,
+    LogStd,
+    PositiveInt,
+    Size,
+    check_fields,
+)
 
-# what stays as it is without gSDE
+# Settings for gSDE alone, and what they are without it.
 GSDE_DEFAULTS = {"noise_steps": None, "first_log_std": 0.0, "orthogonal": True}
 
 
@@ -61,12 +67,11 @@ class RLSettings:
         check_fields(self)
         if self.exploration == "gsde":
             return
-        for name, unchanged in GSDE_DEFAULTS.items():
+        for name, unused in GSDE_DEFAULTS.items():
             value = getattr(self, name)
-            if value != unchanged:
-                raise ValueError(
-                    f"{name}: expected {unchanged} without exploration gsde, got {value}"
-                )
+            if value != unused:
+                expected = f"{unused} without exploration gsde"
+                raise FieldError(name, expected, value)
 
 
 _CONSTANT = Schedule()

@@ -194,6 +194,27 @@ def test_it_learns_what_the_mlp_learns():
     assert last > -0.1 and first < -1
 
 
+def test_a_run_that_is_continued_ends_with_the_bits_of_one_that_was_not(
+    tmp_path,
+):
+    """Stopped after one of three updates of five steps, of which matrices last for two."""
+    learner = fp.ppo(
+        env=guessing("continuous"),
+        network=fp.nets.gsde(4, noise_steps=2),
+        n_envs=2,
+        n_steps=5,
+        n_minibatches=1,
+    )
+    whole = fp.train(learner, 30).state
+    checkpoint = tmp_path / "run.npz"
+    stop = lambda progress: progress.update == 1
+    fp.train(learner, 30, callbacks=[stop], checkpoint=checkpoint)
+    continued = fp.train(learner, 30, checkpoint=checkpoint).state
+    assert int(continued.update) == 3
+    for x, y in zip(tree.leaves(continued), tree.leaves(whole)):
+        assert torch.equal(x, y)
+
+
 def test_an_option_that_does_not_fit_is_named():
     with pytest.raises(ValueError, match="gsde: expected an environment with"):
         fp.ppo(env=fp.envs.cartpole(), network=fp.nets.gsde(4))
