@@ -142,11 +142,24 @@ def test_noise_stays_the_same_within_a_rollout_and_is_new_in_the_next():
     assert not torch.equal(seen[0][0], seen[1][0])
 
 
-def test_an_evaluation_holds_keys_as_a_rollout_does():
-    plain = trainer._step_keys(random.key(0), 64, 3, 1)
-    held = trainer._step_keys(random.key(0), 64, 3, 10)
+def step_keys(n_steps, noise_steps):
+    """Keys of the steps of an evaluation from step 64."""
+    learner = fp.ppo(
+        env=guessing("continuous"),
+        network=fp.nets.gsde(4, noise_steps=noise_steps),
+        n_steps=n_steps,
+        n_minibatches=1,
+    )
+    evaluator = trainer.Evaluator(learner=learner, n_episodes=3)
+    return evaluator._step_keys(random.key(0), 64)
+
+
+@pytest.mark.parametrize(("n_steps", "noise_steps"), [(10, None), (32, 10)])
+def test_an_evaluation_holds_keys_as_a_rollout_does(n_steps, noise_steps):
+    """Steps 64 to 69 go on with the key of step 60, the others with those of 70, 80, ..."""
+    plain, held = step_keys(5, 1), step_keys(n_steps, noise_steps)
     assert torch.equal(held.env_key, plain.env_key)
-    # Steps 64 to 69 go on with the key of step 60, the others with those of 70, 80, ...
+    assert len(plain.action_key.unique(dim=0)) == trainer.KEYS_AT_ONCE
     assert len(held.action_key[:6].unique(dim=0)) == 1
     assert torch.equal(
         held.action_key[6:16], plain.action_key[6:7].expand(10, -1)
