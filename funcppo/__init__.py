@@ -28,7 +28,7 @@ Environments and networks:
                  gymnasium("LunarLander-v3") for any other, on the host
     fp.envs.wrappers    time limit, normalisation, frame stack, sticky actions, statistics
     fp.check(env)       raises an error that names what is wrong with an environment
-    fp.nets      mlp, cnn, nature_cnn, gru, lstm
+    fp.nets      mlp, cnn, nature_cnn, gru, lstm, gsde
     fp.Environment, fp.EnvironmentSpec, fp.Timestep, fp.NoWorld    for an environment of your own
     fp.MaskedObservation                                           where some actions are illegal
     fp.Agent, fp.PolicyValue, fp.GaussianPolicyValue               for a network of your own

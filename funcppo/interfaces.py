@@ -321,6 +321,9 @@ class Agent(Generic[World, Params, Obs, Output]):
     distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION
     # None: the network has room for all rows
     within_capacity: WithinCapacityFn[Obs] | None = None
+    # Steps for which the key that actions are drawn with stays the same, for noise that goes on; a rollout begins with
+    # a new one. None: a whole rollout.
+    action_key_steps: Size | None = 1
 
     # Of a network with memory, in place of `apply`.
     initial_memory: InitialMemoryFn | None = None
@@ -330,7 +333,18 @@ class Agent(Generic[World, Params, Obs, Output]):
     encode: EncodeFn[World, Params, Obs] | None = None
 
     def __post_init__(self) -> None:
-        """Raise TypeError unless there is either `apply`, or what a network with memory needs."""
+        """Check what the functions and settings of an agent must be together.
+
+        Raises:
+          TypeError: there is not either `apply`, or what a network with memory needs.
+          ValueError: `action_key_steps` is no number of steps.
+        """
+        steps: object = self.action_key_steps
+        is_number = isinstance(steps, int) and not isinstance(steps, bool)
+        if steps is not None and not (is_number and steps >= 1):
+            raise ValueError(
+                f"action_key_steps: expected a number of steps from 1, or None, got {steps!r}"
+            )
         has_apply = self.apply is not _apply_without_memory
         for name in ("initial_memory", "apply_recurrent"):
             if has_apply == (getattr(self, name) is not None):

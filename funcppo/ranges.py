@@ -89,6 +89,8 @@ PositiveFloat: TypeAlias = Annotated[
 ]
 NonNegativeFloat: TypeAlias = Annotated[float, Range(0.0, FLOAT32_MAX)]
 UnitInterval: TypeAlias = Annotated[float, Range(0.0, 1.0)]
+# Of the logarithm of a standard deviation.
+LogStd: TypeAlias = Annotated[float, Range(-20.0, 2.0)]
 Share: TypeAlias = Annotated[float, Range(0.0, 1.0, excludes_minimum=True)]
 # Of an exponential moving average, which does not forget at 1.
 DecayRate: TypeAlias = Annotated[float, Range(0.0, 1.0, excludes_maximum=True)]

@@ -195,10 +195,21 @@ def _check_rows(x: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 
 def rollout_keys(
-    key: I64[Tensor, "2"], n_steps: int, n_envs: int
+    key: I64[Tensor, "2"],
+    n_steps: int,
+    n_envs: int,
+    action_key_steps: int | None = 1,
 ) -> RolloutKeys:
-    """Split one key into the keys of every step of a rollout."""
+    """Split one key into the keys of every step of a rollout.
+
+    Args:
+      action_key_steps: steps for which the key of actions stays the same; None: all of them.
+    """
     action_key, env_key = random.split(random.split(key), n_steps).unbind()
+    if action_key_steps != 1:
+        n_held = min(action_key_steps or n_steps, n_steps)
+        steps = torch.arange(n_steps, device=key.device)
+        action_key = action_key[steps // n_held * n_held]
     step_key, reset_key = random.split(random.split(env_key, n_envs)).unbind(-2)
     return RolloutKeys(action_key, step_key, reset_key)
 

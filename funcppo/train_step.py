@@ -291,7 +291,10 @@ def sample_randomness(
     next_key, rollout_key, order_key = random.split(key, 3).unbind()
 
     step_keys = rollout.rollout_keys(
-        rollout_key, ppo.n_steps, ppo.n_envs_per_shard
+        rollout_key,
+        ppo.n_steps,
+        ppo.n_envs_per_shard,
+        cfg.agent.action_key_steps,
     )
     random_inputs = rollout.sample_random_inputs(cfg.env, world, step_keys)
 

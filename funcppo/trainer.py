@@ -854,7 +854,7 @@ class Evaluator:
         begin = batched(
             partial(_begin_episodes, self.learner, env, self.n_episodes)
         )
-        keys = _step_keys(play_key, 0, self.n_episodes)
+        keys = self._step_keys(play_key, 0)
         place = torch.zeros(1, dtype=torch.int64, device=key.device)
         episodes = begin(state.env_state, reset_key)
         play = _Play(state.params, episodes, keys, place)
@@ -875,6 +875,13 @@ class Evaluator:
         self._step_to_the_end(captured, play_key)
         return captured.state.episodes
 
+    def _step_keys(self, key: I64[Tensor, "... 2"], first: int) -> _StepKeys:
+        """The keys of N steps from the `first`; that of actions is held as in a rollout."""
+        n_held = self.learner.cfg.agent.action_key_steps
+        if n_held is None:
+            n_held = self.learner.cfg.ppo.n_steps
+        return _step_keys(key, first, self.n_episodes, n_held)
+
     def _step_to_the_end(
         self,
         captured: CapturedStep[_Play, tuple[()]],
@@ -889,7 +896,7 @@ class Evaluator:
         for t in range(self.max_steps):
             place = t % KEYS_AT_ONCE
             if t and not place:
-                keys = _step_keys(play_key, t, self.n_episodes)
+                keys = self._step_keys(play_key, t)
                 start = torch.zeros_like(captured.state.place)
                 captured.load(captured.state._replace(keys=keys, place=start))
             captured.step()
@@ -908,13 +915,19 @@ class _Episodes(NamedTuple):
     memory: Any  # of the network, of the episode so far
 
 
+class _StepKeys(NamedTuple):
+    """Keys of some steps."""
+
+    action_key: I64[Tensor, "... N 2"]
+    env_key: I64[Tensor, "... N B 2"]
+
+
 class _Play(NamedTuple):
     """What a step of episodes reads and writes."""
 
     params: Any
     episodes: _Episodes
-    # of the actions, and of the environments, for some steps
-    keys: tuple[I64[Tensor, "... N 2"], I64[Tensor, "... N B 2"]]
+    keys: _StepKeys
     place: I64[Tensor, "1"]  # of the next step among them
 
 
@@ -937,13 +950,20 @@ def _step_play(
 
 
 def _step_keys(
-    key: I64[Tensor, "... 2"], first: int, n_episodes: int
-) -> tuple[I64[Tensor, "... N 2"], I64[Tensor, "... N B 2"]]:
-    """The keys of N steps from the `first`: of their actions, and of their environments."""
+    key: I64[Tensor, "... 2"], first: int, n_episodes: int, n_held: int
+) -> _StepKeys:
+    """The keys of N steps from the `first`.
+
+    Args:
+      n_held: steps for which the key of actions stays the same.
+    """
     steps = torch.arange(first, first + KEYS_AT_ONCE, device=key.device)
-    step_key = random.fold_in(key.unsqueeze(-2), steps)
-    action_key, env_key = random.split(step_key).unbind(-2)
-    return action_key, random.split(env_key, n_episodes)
+    key = key.unsqueeze(-2)
+    action_key, env_key = random.split(random.fold_in(key, steps)).unbind(-2)
+    if n_held > 1:
+        held = random.fold_in(key, steps // n_held * n_held)
+        action_key = random.split(held).select(-2, 0)
+    return _StepKeys(action_key, random.split(env_key, n_episodes))
 
 
 def _estimate_return(

@@ -72,5 +72,11 @@ def test_spaces_that_cannot_be_meant_are_refused_by_name(sizes, got):
         EnvironmentSpec(**{"observation_size": 1, "action_size": 2} | sizes)
 
 
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "4"])
+def test_an_agent_holds_its_key_for_whole_steps(steps):
+    with pytest.raises(ValueError, match="action_key_steps: expected a num"):
+        Agent(cfg=None, init=nothing, apply=nothing, action_key_steps=steps)
+
+
 def test_the_world_of_an_environment_that_needs_none_holds_no_tensor():
     assert fp.tree.leaves(fp.NoWorld()) == []

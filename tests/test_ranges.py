@@ -37,6 +37,7 @@ from funcppo.evaluation import scorers
 from funcppo.experiment.config import RunConfig
 from funcppo.mining.config import MiningConfig
 from funcppo.nets.convolutional import CNNConfig, ConvolutionConfig
+from funcppo.nets.exploration import GSDEConfig
 from funcppo.nets.feedforward import MLPConfig
 from funcppo.nets.recurrent import RecurrentConfig
 from funcppo.prover.aggregation import AggregationConfig, Capacity
@@ -201,6 +202,7 @@ def configs():
         ),
         DataConfig(split_ratios="0.8,0.1,0.1"),
         MLPConfig(n_obs=1, n_actions=1, action_sizes=(1,)),
+        GSDEConfig(mlp=MLPConfig(n_obs=1, n_actions=1)),
         ConvolutionConfig(n_channels=1, kernel_size=1, stride=1),
         RecurrentConfig(
             n_obs=1,
@@ -300,7 +302,8 @@ PROGRAMS = {
 OPTIONS = {
     "train": ["steps", "seconds", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
         "checkpoint_every", "max_nonfinite_updates", "mining_seconds", "metrics_port"],
-    "rl": ["seeds", "seed", "steps", "threads", "hidden", "trials", "evaluate_every", "episodes"],
+    "rl": ["seeds", "seed", "steps", "threads", "hidden", "noise_steps", "first_log_std", "trials",
+        "evaluate_every", "episodes"],
     "evaluate": ["height", "smoothing", "choice_seconds", "queries", "seed", "threads", "metrics_port"],
     "index": ["threads"],
     "predict": ["k", "min_score", "height", "smoothing", "choice_seconds", "threads"],

@@ -49,9 +49,14 @@ from funcppo.experiment.config import (
     write_config,
 )
 from funcppo.experiment.loggers import LoggerName, check_loggers
-from funcppo.ranges import PositiveInt, Seed, Size
+from funcppo.ranges import LogStd, PositiveInt, Seed, Size
 from funcppo.rl.config import RLConfig, read_config, settings_of
-from funcppo.rl.settings import PUBLISHED, RLSettings, published_settings
+from funcppo.rl.settings import (
+    GSDE_DEFAULTS,
+    PUBLISHED,
+    RLSettings,
+    published_settings,
+)
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -126,6 +131,16 @@ class Rl:
     """Units of each hidden layer of actor and critic. Default: as published."""
     activation: Literal["tanh", "relu"] = _DEFAULT.activation
     """Activation of the hidden layers. Default: as published."""
+    exploration: Literal["independent", "gsde"] = _DEFAULT.exploration
+    """Noise of continuous actions. independent: from step to step; gsde: a random function of the state (generalised
+    state-dependent exploration). Default: as published."""
+    noise_steps: Size | None = _DEFAULT.noise_steps
+    """Steps for which the random function of gSDE stays the same. Default: as published, else a whole rollout."""
+    first_log_std: LogStd = _DEFAULT.first_log_std
+    """Log deviation of each number of the noise matrix of gSDE before the first update. Default: as published."""
+    orthogonal: bool = _DEFAULT.orthogonal
+    """Orthogonal weights and zero biases at first. With gSDE they may be off: both are uniform then, as those of
+    PyTorch's layers. Default: as published."""
     normalize_observation: bool = False
     """Shift and scale observations by their running moments. Default: as published."""
     normalize_reward: bool = False
@@ -277,6 +292,11 @@ class Rl:
             if field.name != "source"
         }
         options["steps"] = self.steps or theirs.steps
+        if self.exploration == "independent":
+            # What is published for gSDE is of no use then.
+            for name, unused in GSDE_DEFAULTS.items():
+                if options[name] == getattr(theirs, name):
+                    options[name] = unused
         return RLConfig(**options, source=theirs.source)
 
     def _begin(self, config: RLConfig, folder: Path) -> None:

@@ -5,6 +5,7 @@ Names:
     cnn           convolutions, then dense layers: for images
     nature_cnn    the same in the sizes for frames of Atari
     gru, lstm     dense layers and a memory of the episode
+    gsde          dense layers, continuous actions: noise that depends on the state and goes on for several steps
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from funcppo.nets.convolutional import cnn, nature_cnn
+    from funcppo.nets.exploration import gsde
     from funcppo.nets.feedforward import mlp
     from funcppo.nets.recurrent import gru, lstm
 
-__all__ = ["cnn", "gru", "lstm", "mlp", "nature_cnn"]
+__all__ = ["cnn", "gru", "gsde", "lstm", "mlp", "nature_cnn"]
 
 # Where each name is defined.
 _SOURCES = {
     "cnn": "convolutional",
     "gru": "recurrent",
+    "gsde": "exploration",
     "lstm": "recurrent",
     "mlp": "feedforward",
     "nature_cnn": "convolutional",

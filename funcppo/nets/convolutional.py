@@ -184,16 +184,23 @@ def apply_recurrent(
 
 def agent(cfg: CNNConfig) -> AnyAgent:
     """The network, which acts, and remembers, as the one that reads its features."""
-    distribution = cfg.reader.distribution
-    if cfg.reader.initial_memory is None:
-        return Agent(cfg=cfg, init=init, apply=apply, distribution=distribution)
+    reader = cfg.reader
+    if reader.initial_memory is None:
+        return Agent(
+            cfg=cfg,
+            init=init,
+            apply=apply,
+            distribution=reader.distribution,
+            action_key_steps=reader.action_key_steps,
+        )
     return Agent(
         cfg=cfg,
         init=init,
         initial_memory=initial_memory,
         apply_recurrent=apply_recurrent,
         encode=encode,
-        distribution=distribution,
+        distribution=reader.distribution,
+        action_key_steps=reader.action_key_steps,
     )
 
 

@@ -191,6 +191,7 @@ def agent(cfg: RecurrentConfig) -> AnyAgent:
         apply_recurrent=apply_recurrent,
         encode=encode,
         distribution=cfg.actor.distribution,
+        action_key_steps=cfg.actor.action_key_steps,
     )
 
 

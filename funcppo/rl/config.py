@@ -13,6 +13,7 @@ from funcppo.experiment import formats
 from funcppo.experiment.config import CONFIG_FILE, from_json
 from funcppo.ranges import (
     DeviceName,
+    LogStd,
     PositiveInt,
     Seed,
     Size,
@@ -53,6 +54,18 @@ class RLConfig:
 
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the hidden layers."""
+
+    exploration: Literal["independent", "gsde"] = "independent"
+    """Noise of continuous actions: independent from step to step, or gSDE, a random function of the state."""
+
+    noise_steps: Size | None = None
+    """Steps for which the random function of gSDE stays the same; None: a whole rollout."""
+
+    first_log_std: LogStd = 0.0
+    """Log deviation of each number of the noise matrix of gSDE before the first update."""
+
+    orthogonal: bool = True
+    """Orthogonal weights and zero biases at first; off, with gSDE: both uniform, as those of PyTorch's layers."""
 
     normalize_observation: bool
     """Shift and scale observations by their running moments."""

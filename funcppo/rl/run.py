@@ -14,8 +14,10 @@ from funcppo import envs, learner, nets
 from funcppo.envs import wrappers
 from funcppo.experiment import metrics_log
 from funcppo.experiment.config import METRICS_FILE
+from funcppo.interfaces import NetworkFactory
 from funcppo.json_io import Json
 from funcppo.learner import Learner
+from funcppo.ranges import FieldError
 from funcppo.rl import aggregate
 from funcppo.rl.config import RLConfig
 from funcppo.rl.settings import RLSettings
@@ -39,7 +41,7 @@ def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
     """The learner of an environment by its name; images are flattened.
 
     Raises:
-      ValueError: there is no environment of that name.
+      ValueError: there is no environment of that name, or its actions are discrete and the exploration is gSDE.
     """
     wrapped = envs.make(env)
     if wrapped.spec is not None and wrapped.spec.observation_shape is not None:
@@ -50,12 +52,28 @@ def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
         wrapped = wrappers.normalize_observation(wrapped)
     if settings.normalize_reward:
         wrapped = wrappers.normalize_reward(wrapped, gamma=settings.ppo.gamma)
+    is_continuous = wrapped.spec is not None and wrapped.spec.continuous_actions
+    if settings.exploration == "gsde" and not is_continuous:
+        expected = f"independent for the discrete actions of {env}"
+        raise FieldError("exploration", expected, settings.exploration)
     options = {
         field.name: getattr(settings.ppo, field.name)
         for field in dataclasses.fields(settings.ppo)
     }
-    network = nets.mlp(*settings.hidden, activation=settings.activation)
-    return learner.ppo(env=wrapped, network=network, **options)
+    return learner.ppo(env=wrapped, network=_network(settings), **options)
+
+
+def _network(settings: RLSettings) -> NetworkFactory:
+    """The network that the settings are for."""
+    if settings.exploration == "independent":
+        return nets.mlp(*settings.hidden, activation=settings.activation)
+    return nets.gsde(
+        *settings.hidden,
+        activation=settings.activation,
+        first_log_std=settings.first_log_std,
+        noise_steps=settings.noise_steps,
+        orthogonal=settings.orthogonal,
+    )
 
 
 def seeds_of(config: RLConfig) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Published settings of PPO for each environment of `fp.envs.make`, with their source.
 
-`published_settings(name)` returns them. Where ours must differ from the source, the source says so: policies explore by
-independent Gaussian noise, not by gSDE. This module imports no PyTorch.
+`published_settings(name)` returns them. Where ours must differ from the source, the source says so. This module
+imports no PyTorch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from funcppo.config import PPOConfig, Schedule
-from funcppo.ranges import PositiveInt, Size, check_fields
+from funcppo.ranges import (
+    FieldError,
+    LogStd,
+    PositiveInt,
+    Size,
+    check_fields,
+)
+
+# Settings for gSDE alone, and what they are without it.
+GSDE_DEFAULTS = {"noise_steps": None, "first_log_std": 0.0, "orthogonal": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +38,18 @@ class RLSettings:
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the hidden layers."""
 
+    exploration: Literal["independent", "gsde"] = "independent"
+    """Noise of continuous actions: independent from step to step, or gSDE, a random function of the state."""
+
+    noise_steps: Size | None = None
+    """Steps for which the random function of gSDE stays the same; None: a whole rollout."""
+
+    first_log_std: LogStd = 0.0
+    """Log deviation of each number of the noise matrix of gSDE before the first update."""
+
+    orthogonal: bool = True
+    """Orthogonal weights and zero biases at first; off, with gSDE: both uniform, as those of PyTorch's layers."""
+
     normalize_observation: bool = False
     """Shift and scale observations by their running moments."""
 
@@ -42,8 +63,15 @@ class RLSettings:
     """Settings of PPO."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
+        """Raise ValueError naming a field that is out of range, or that is for gSDE alone."""
         check_fields(self)
+        if self.exploration == "gsde":
+            return
+        for name, unused in GSDE_DEFAULTS.items():
+            value = getattr(self, name)
+            if value != unused:
+                expected = f"{unused} without exploration gsde"
+                raise FieldError(name, expected, value)
 
 
 _CONSTANT = Schedule()
@@ -93,8 +121,10 @@ PUBLISHED = {
         ppo=replace(_SB3, n_envs=16, n_steps=16, gae_lambda=0.98),
     ),
     "Pendulum-v1": RLSettings(
-        source=f"{_ZOO}; there with gSDE",
+        source=_ZOO,
         steps=100_000,
+        exploration="gsde",
+        noise_steps=4,
         ppo=replace(
             _SB3,
             n_steps=1024,
@@ -105,8 +135,11 @@ PUBLISHED = {
         ),
     ),
     "MountainCarContinuous-v0": RLSettings(
-        source=f"{_ZOO}; there with gSDE, a first log deviation of -3.29, and weights that are not orthogonal",
+        source=_ZOO,
         steps=20_000,
+        exploration="gsde",
+        first_log_std=-3.29,
+        orthogonal=False,
         normalize_observation=True,
         normalize_reward=True,
         clip_action=True,

@@ -29,6 +29,10 @@ LEARNERS = {
         fp.nets.mlp(4, squash=True, log_std="state"),
     ),
     "lstm": (fp.envs.cartpole(max_steps=2), fp.nets.lstm(4, hidden=(4,))),
+    "gsde": (
+        guessing("continuous"),
+        fp.nets.gsde(4, noise_steps=2, orthogonal=False),
+    ),
     "images and gru": (BARS, fp.nets.cnn((2, 2, 1), then=fp.nets.gru(4))),
 }
 
@@ -57,7 +61,7 @@ def test_learners_under_vmap_equal_their_single_runs(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["squashed", "images and gru"])
+@pytest.mark.parametrize("name", ["squashed", "gsde", "images and gru"])
 def test_rollout_step_and_minibatch_step_are_one_graph_that_equals_eager(name):
     cfg = learner(name).cfg
     state = fp.train_step.init(cfg, WORLD, random.key(0))

@@ -9,7 +9,11 @@ import pytest
 
 from funcppo.experiment.config import CONFIG_FILE, write_config
 from funcppo.rl.config import RLConfig, is_rl_run, read_config, settings_of
-from funcppo.rl.settings import published_settings
+from funcppo.rl.settings import (
+    GSDE_DEFAULTS,
+    RLSettings,
+    published_settings,
+)
 
 SETTINGS = published_settings("Pendulum-v1")
 CONFIG = RLConfig(
@@ -26,6 +30,17 @@ def test_it_is_read_as_it_was_written(tmp_path):
     assert read_config(tmp_path) == CONFIG
     assert is_rl_run(tmp_path)
     assert settings_of(CONFIG) == SETTINGS
+
+
+def test_one_written_before_there_was_gsde_explores_as_it_did(tmp_path):
+    write_config(CONFIG, tmp_path)
+    path = tmp_path / CONFIG_FILE
+    raw = json.loads(path.read_text())
+    for name in ("exploration", *GSDE_DEFAULTS):
+        del raw[name]
+    path.write_text(json.dumps(raw))
+    assert read_config(tmp_path).exploration == "independent"
+    assert isinstance(settings_of(read_config(tmp_path)), RLSettings)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from funcppo.envs.wrappers import MomentsConfig
 from funcppo.experiment import metrics_log
 from funcppo.experiment.config import METRICS_FILE
+from funcppo.nets.exploration import GSDEConfig
 from funcppo.rl import run
 from funcppo.rl.settings import published_settings
 from tests.rl.test_config import CONFIG
@@ -60,6 +61,34 @@ def test_environments_are_wrapped_as_the_settings_say():
         "MinAtar/Breakout-v1", published_settings("CartPole-v1")
     )
     assert image.cfg.env.spec.observation_shape is None
+
+
+def test_gsde_is_the_exploration_of_the_settings_that_name_it():
+    published = published_settings("MountainCarContinuous-v0")
+    agent = run.make_learner("MountainCarContinuous-v0", published).cfg.agent
+    assert isinstance(agent.cfg, GSDEConfig)
+    assert agent.cfg.first_log_std == -3.29 and not agent.cfg.orthogonal
+    assert agent.action_key_steps is None  # a whole rollout
+    pendulum = published_settings("Pendulum-v1")
+    agent = run.make_learner("Pendulum-v1", pendulum).cfg.agent
+    assert agent.action_key_steps == 4
+
+
+def test_gsde_is_refused_where_it_cannot_be():
+    published = published_settings("CartPole-v1")
+    gsde = dataclasses.replace(published, exploration="gsde")
+    with pytest.raises(ValueError, match="exploration: expected independent"):
+        run.make_learner("CartPole-v1", gsde)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"noise_steps": 4}, {"first_log_std": -1.0}, {"orthogonal": False}],
+)
+def test_an_option_of_gsde_alone_is_refused_without_it(option):
+    published = published_settings("CartPole-v1")
+    with pytest.raises(ValueError, match=f"{next(iter(option))}: expected"):
+        dataclasses.replace(published, **option)
 
 
 def test_seeds_and_evaluations_of_a_run():

@@ -146,6 +146,20 @@ def test_params_that_do_not_fit_into_a_block_are_refused() -> None:
         write(learner, rollout_arguments(learner, state))
 
 
+def test_noise_that_depends_on_the_state_is_refused() -> None:
+    """Its deviation is a matrix product with what is computed of params."""
+    learner = fp.ppo(
+        env=fp.envs.make("MountainCarContinuous-v0"),
+        network=fp.nets.gsde(16),
+        n_envs=3,
+        n_steps=N_STEPS,
+        n_minibatches=1,
+    )
+    args = rollout_arguments(learner, learner.init(fp.random.key(3)))
+    with pytest.raises(UnsupportedError, match="a matrix product other than"):
+        write(learner, args)
+
+
 def test_an_environment_with_a_large_state_is_refused() -> None:
     learner, state = make_learner("CartPole-v1", 3, 16)
     args = rollout_arguments(learner, state)

@@ -1,0 +1,238 @@
+"""Noise that depends on the state: its density, how long it stays the same, and what it learns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import funcppo as fp
+from funcppo import random, recurrence, trainer, tree
+from funcppo.nets import exploration
+from funcppo.nets.base import Dense
+from funcppo.nets.exploration import GSDE, GSDEConfig, Params
+from funcppo.nets.feedforward import MLPConfig
+from funcppo.nets.feedforward import Params as MLPParams
+from funcppo.rollout import rollout_keys
+from funcppo.train_step import sample_randomness
+from tests.learning import WORLD
+from tests.nets.guessing import SPECS, guessing, mean_reward
+
+MLP = MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
+CFG = GSDEConfig(mlp=MLP, first_log_std=-1.0)
+
+
+def output_of(cfg, n_rows, seed=0):
+    params = exploration.init(cfg, random.key(seed))
+    obs = random.normal(random.key(seed + 1), (n_rows, cfg.mlp.n_obs))
+    return exploration.apply(cfg, WORLD, params, obs)
+
+
+def test_the_density_of_an_example_worked_by_hand():
+    """Without hidden layers features are the observation, (1, 2).
+
+    Deviations of 1 and 1/2 give the action the variance 1 + 4/4 = 2 about a mean of 1 * 3 + 2 * 4 = 11, so that an
+    action of 13 has the log-density -1 - log(4 pi) / 2.
+    """
+    heads = Dense(
+        torch.tensor([[[3.0], [4.0]], [[5.0], [6.0]]]), torch.zeros(2, 1, 1)
+    )
+    log_std = torch.tensor([[0.0], [math.log(0.5)]])
+    cfg = GSDEConfig(mlp=MLPConfig(n_obs=2, n_actions=1, hidden=()))
+    output = exploration.apply(
+        cfg,
+        WORLD,
+        Params(MLPParams((), heads), log_std),
+        torch.tensor([[1.0, 2.0]]),
+    )
+    assert output.mean.tolist() == [[11.0]] and output.value.tolist() == [17.0]
+    got = GSDE.log_prob(output, torch.tensor([[13.0]]))
+    want = -1 - 0.5 * math.log(4 * math.pi)
+    assert float(got) == pytest.approx(want, abs=1e-5)
+    entropy = 0.5 * math.log(2 * math.pi * math.e * 2)
+    assert float(GSDE.entropy(output)) == pytest.approx(entropy, abs=1e-5)
+
+
+def test_mean_and_value_are_those_of_the_mlp():
+    params = exploration.init(CFG, random.key(4))
+    obs = random.normal(random.key(5), (6, 3))
+    output = exploration.apply(CFG, WORLD, params, obs)
+    plain = fp.nets.mlp(8, 5)(
+        fp.EnvironmentSpec(
+            observation_size=3, action_size=2, continuous_actions=True
+        )
+    )
+    same = plain.init(plain.cfg, random.key(4))._replace(net=params.net)
+    want = plain.apply(plain.cfg, WORLD, same, obs)
+    assert torch.equal(output.mean, want.mean)
+    assert torch.equal(output.value, want.value)
+
+
+def test_actions_have_the_moments_of_their_density():
+    """20,000 matrices: means within 5 standard errors, deviations within 3 %."""
+    n = 20_000
+    output = tree.map(
+        lambda x: x.expand(n, -1) if x.shape[0] == 1 and x.ndim == 2 else x,
+        output_of(CFG, 1),
+    )
+    action = GSDE.sample(random.key(9), output)
+    std = output.log_std[0].exp()
+    assert ((action.mean(0) - output.mean[0]).abs() < 5 * std / n**0.5).all()
+    torch.testing.assert_close(action.std(0), std, rtol=0.03, atol=0)
+
+
+def test_one_key_is_one_function_of_the_state():
+    """Noise of a row is linear in its features, and each row has a function of its own."""
+    output = output_of(CFG, 4)
+    noise = lambda out: GSDE.sample(random.key(3), out) - out.mean
+    once, twice = (
+        noise(output),
+        noise(output._replace(features=2 * output.features)),
+    )
+    torch.testing.assert_close(twice, 2 * once)
+    equal = output._replace(features=output.features[:1].expand(4, -1))
+    assert len(noise(equal).unique(dim=0)) == 4
+
+
+def test_features_get_no_gradient_through_the_noise():
+    params = exploration.init(CFG, random.key(0))
+    obs = random.normal(random.key(1), (6, 3))
+    entropy = lambda p: GSDE.entropy(
+        exploration.apply(CFG, WORLD, p, obs)
+    ).sum()
+    grads = torch.func.grad(entropy)(params)
+    assert not any(x.any() for x in tree.leaves(grads.net))
+    assert grads.log_std.all()
+
+
+@pytest.mark.parametrize(
+    ("held", "want"),
+    [
+        (1, [0, 1, 2, 3, 4, 5, 6]),
+        (3, [0, 0, 0, 3, 3, 3, 6]),
+        (7, [0] * 7),
+        (9, [0] * 7),
+        (None, [0] * 7),
+    ],
+)
+def test_keys_of_actions_are_held_and_others_are_not(held, want):
+    plain = rollout_keys(random.key(0), 7, 5)
+    keys = rollout_keys(random.key(0), 7, 5, held)
+    assert torch.equal(keys.action_key, plain.action_key[want])
+    assert torch.equal(keys.step_key, plain.step_key)
+    assert torch.equal(keys.reset_key, plain.reset_key)
+
+
+def test_noise_stays_the_same_within_a_rollout_and_is_new_in_the_next():
+    learner = fp.ppo(
+        env=fp.envs.mountain_car_continuous(),
+        network=fp.nets.gsde(4),
+        n_envs=2,
+        n_steps=6,
+        n_minibatches=1,
+    )
+    cfg, state = learner.cfg, learner.init(fp.random.key(0))
+    seen = []
+    for _ in range(2):
+        drawn = sample_randomness(cfg, WORLD, state.key)
+        seen.append(drawn.random_inputs.action_key)
+        state, _ = learner.step(state)
+    assert all(len(keys.unique(dim=0)) == 1 for keys in seen)
+    assert not torch.equal(seen[0][0], seen[1][0])
+
+
+def step_keys(n_steps, noise_steps):
+    """Keys of the steps of an evaluation from step 64."""
+    learner = fp.ppo(
+        env=guessing("continuous"),
+        network=fp.nets.gsde(4, noise_steps=noise_steps),
+        n_steps=n_steps,
+        n_minibatches=1,
+    )
+    evaluator = trainer.Evaluator(learner=learner, n_episodes=3)
+    return evaluator._step_keys(random.key(0), 64)
+
+
+@pytest.mark.parametrize(("n_steps", "noise_steps"), [(10, None), (32, 10)])
+def test_an_evaluation_holds_keys_as_a_rollout_does(n_steps, noise_steps):
+    """Steps 64 to 69 go on with the key of step 60, the others with those of 70, 80, ..."""
+    plain, held = step_keys(5, 1), step_keys(n_steps, noise_steps)
+    assert torch.equal(held.env_key, plain.env_key)
+    assert len(plain.action_key.unique(dim=0)) == trainer.KEYS_AT_ONCE
+    assert len(held.action_key[:6].unique(dim=0)) == 1
+    assert torch.equal(
+        held.action_key[6:16], plain.action_key[6:7].expand(10, -1)
+    )
+    assert not torch.equal(held.action_key[0], held.action_key[6])
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        lambda inner: fp.nets.gru(4, then=inner),
+        lambda inner: fp.nets.gru(4, hidden=(), then=inner),
+    ],
+)
+def test_a_memory_before_it_holds_keys_too(outer):
+    agent = outer(fp.nets.gsde(4, noise_steps=3))(SPECS["continuous"])
+    assert agent.action_key_steps == 3
+    params = agent.init(agent.cfg, random.key(0))
+    memory = recurrence.initial_memory(agent, 5, torch.device("cpu"))
+    output, _ = recurrence.apply_agent(
+        agent, WORLD, params, torch.ones(5, 1), memory
+    )
+    assert agent.distribution.sample(random.key(1), output).shape == (5, 2)
+
+
+def test_uniform_parameters_are_within_those_of_pytorch():
+    """1 / sqrt(n_in) bounds weights and biases; 200 numbers of a layer come within 5 % of it."""
+    cfg = GSDEConfig(
+        mlp=MLPConfig(n_obs=4, n_actions=2, hidden=(100, 25)), orthogonal=False
+    )
+    net = exploration.init(cfg, random.key(0)).net
+    for layer, n_in in zip((*net.hidden, net.heads), (4, 100, 25)):
+        bound = n_in**-0.5
+        largest = float(layer.weight.abs().max())
+        assert 0.9 * bound < largest < bound
+        assert 0 < float(layer.bias.abs().max()) < bound
+    # What pads the critic's head stays 0, as that of `mlp`.
+    assert not net.heads.weight[1, :, 1:].any()
+    assert not net.heads.bias[1, :, 1:].any()
+    assert net.heads.weight[0].all() and net.heads.weight[1, :, 0].all()
+
+
+def test_it_learns_what_the_mlp_learns():
+    first, last = mean_reward("continuous", fp.nets.gsde(16), 80)
+    assert last > -0.1 and first < -1
+
+
+def test_a_run_that_is_continued_ends_with_the_bits_of_one_that_was_not(
+    tmp_path,
+):
+    """Stopped after one of three updates of five steps, of which matrices last for two."""
+    learner = fp.ppo(
+        env=guessing("continuous"),
+        network=fp.nets.gsde(4, noise_steps=2),
+        n_envs=2,
+        n_steps=5,
+        n_minibatches=1,
+    )
+    whole = fp.train(learner, 30).state
+    checkpoint = tmp_path / "run.npz"
+    stop = lambda progress: progress.update == 1
+    fp.train(learner, 30, callbacks=[stop], checkpoint=checkpoint)
+    continued = fp.train(learner, 30, checkpoint=checkpoint).state
+    assert int(continued.update) == 3
+    for x, y in zip(tree.leaves(continued), tree.leaves(whole)):
+        assert torch.equal(x, y)
+
+
+def test_an_option_that_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="gsde: expected an environment with"):
+        fp.ppo(env=fp.envs.cartpole(), network=fp.nets.gsde(4))
+    for options in ({"first_log_std": 3.0}, {"noise_steps": 0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            fp.ppo(
+                env=guessing("continuous"), network=fp.nets.gsde(4, **options)
+            )
