@@ -41,9 +41,10 @@ class Candidates(NamedTuple):
 
     row: I64[Tensor, "L"]
     label: I64[Tensor, "L"]
+    given: I64[Tensor, "L"]  # the question's entity
+    entity: I64[Tensor, "L"]
     is_answer: Bool[Tensor, "L"]
-    run_score: F64[Tensor, "L"]  # -inf where no rule derives the candidate
-    log_p: F64[Tensor, "L"]  # of the network
+    run_score: F64[Tensor, "L"]
     n_candidates: I64[Tensor, "Q"]  # of each row, listed or not
 
 
@@ -67,7 +68,7 @@ class Snapshot(NamedTuple):
     """What a network says during its training."""
 
     step: int
-    listed: Candidates  # that rules derive
+    log_p: F64[Tensor, "L"]  # of the candidates that rules derive
     all_ranks: F64[Tensor, "Q"]  # reciprocal ranks among all entities
 
 
@@ -85,16 +86,11 @@ class QuestionTable(NamedTuple):
     key: I64[Tensor, "n"]  # label * C1 + given, ascending
     log_p: F32[Tensor, "n C1"]
 
-    def look_up(
-        self,
-        label: I64[Tensor, "L"],
-        given: I64[Tensor, "L"],
-        answer: I64[Tensor, "L"],
-    ) -> F64[Tensor, "L"]:
-        """The log-probability of each answer."""
-        key = label * self.log_p.shape[1] + given
+    def look_up(self, listed: Candidates) -> F64[Tensor, "L"]:
+        """The log-probability of each candidate."""
+        key = listed.label * self.log_p.shape[1] + listed.given
         row = torch.searchsorted(self.key, key)
-        return self.log_p[row, answer].double()
+        return self.log_p[row, listed.entity].double()
 
 
 def run_scorer(run: Run) -> ScorerBySide:
@@ -112,17 +108,14 @@ def run_scorer(run: Run) -> ScorerBySide:
     return evidence_ranking.make_scorer_of(task, parts, score)
 
 
-def list_derived(
-    run: Run, scorer: ScorerBySide, table: QuestionTable
-) -> Candidates:
-    """The candidates of valid that the rules derive."""
+def list_derived(run: Run) -> Candidates:
+    """The candidates of valid that the rules derive, with the run's score."""
     queries = run.task.dataset.valid
-    return list_by(run, table, queries, RankingProtocol(), scorer)
+    return list_by(run, queries, RankingProtocol(), run_scorer(run))
 
 
 def list_by(
     run: Run,
-    table: QuestionTable,
     queries: np.ndarray,
     protocol: RankingProtocol,
     scorer: ScorerBySide | None,
@@ -141,18 +134,17 @@ def list_by(
             protocol, task.filter_index, atoms, query_id, task.entity_pool, side
         )
         atom = listed.atom
-        label = evidence.make_label(atom[:, 0], side)
-        log_p = table.look_up(label, atom[:, HEAD + TAIL - side], atom[:, side])
-        run_score = torch.zeros_like(log_p)
+        score = torch.zeros(len(atom), dtype=torch.float64)
         if scorer is not None:
-            run_score = scorer.of(side)(atom.int())
+            score = scorer.of(side)(atom.int())
         parts.append(
             Candidates(
                 row=listed.query_row + i * len(atoms),
-                label=label,
+                label=evidence.make_label(atom[:, 0], side),
+                given=atom[:, HEAD + TAIL - side],
+                entity=atom[:, side],
                 is_answer=listed.is_answer,
-                run_score=run_score,
-                log_p=log_p,
+                run_score=score,
                 n_candidates=listed.n_candidates,
             )
         )
@@ -166,8 +158,8 @@ def rank_all(run: Run, table: QuestionTable) -> F64[Tensor, "Q"]:
     by_side: list[list[Tensor]] = [[], []]
     for first in range(0, len(queries), QUERIES_AT_ONCE):
         part = queries[first : first + QUERIES_AT_ONCE]
-        listed = list_by(run, table, part, protocol, None)
-        ranks = reciprocal_ranks(listed, listed.log_p)
+        listed = list_by(run, part, protocol, None)
+        ranks = reciprocal_ranks(listed, table.look_up(listed))
         for of_side, values in zip(by_side, ranks.split(len(part))):
             of_side.append(values)
     return torch.cat([torch.cat(of_side) for of_side in by_side])
@@ -188,14 +180,17 @@ def reciprocal_ranks(
 
 
 def compare(
-    snapshots: Sequence[Snapshot], n_labels: int, seed: int
+    listed: Candidates,
+    snapshots: Sequence[Snapshot],
+    n_labels: int,
+    seed: int,
 ) -> list[Outcome]:
     """The run, the run with the network by each kind of weight, and the network alone.
 
     Args:
+      listed: the candidates that rules derive.
       seed: of the division of valid into halves.
     """
-    listed = snapshots[0].listed
     n_queries = len(listed.n_candidates) // len(SIDES)
     order = random.permutation(random.key(seed), n_queries)
     # Both sides of a query are in the same half.
@@ -205,7 +200,10 @@ def compare(
     halves = (is_first, ~is_first)
 
     by_one = [
-        [rank_combined(x, half, n_labels, by_label=False) for x in snapshots]
+        [
+            rank_combined(listed, x, half, n_labels, by_label=False)
+            for x in snapshots
+        ]
         for half in halves
     ]
     # One weight chooses the step for a weight each too, whose fit takes longer.
@@ -213,14 +211,17 @@ def compare(
     by_label = [
         [
             rank_combined(
-                of_step[best(ranked, half).step], half, n_labels, by_label=True
+                listed,
+                of_step[best(ranked, half).step],
+                half,
+                n_labels,
+                by_label=True,
             )
         ]
         for ranked, half in zip(by_one, halves)
     ]
     among_derived = [
-        Ranked(reciprocal_ranks(x.listed, x.listed.log_p), x.step)
-        for x in snapshots
+        Ranked(reciprocal_ranks(listed, x.log_p), x.step) for x in snapshots
     ]
     among_all = [Ranked(x.all_ranks, x.step) for x in snapshots]
     run = reciprocal_ranks(listed, listed.run_score)
@@ -256,6 +257,7 @@ def best(rankings: Sequence[Ranked], half: Bool[Tensor, "Q"]) -> Ranked:
 
 
 def rank_combined(
+    listed: Candidates,
     snapshot: Snapshot,
     half: Bool[Tensor, "Q"],
     n_labels: int,
@@ -263,23 +265,26 @@ def rank_combined(
     by_label: bool,
 ) -> Ranked:
     """All rows by the run and the network, weighed as fits some rows."""
-    listed = snapshot.listed
-    weights = fit_weights(listed, half, n_labels, by_label=by_label)
+    log_p = snapshot.log_p
+    weights = fit_weights(listed, log_p, half, n_labels, by_label=by_label)
     return Ranked(
-        reciprocal_ranks(listed, combined(weights, listed)),
+        reciprocal_ranks(listed, combined(weights, listed, log_p)),
         snapshot.step,
         float(weights.common / weights.scale),
     )
 
 
-def combined(weights: Weights, listed: Candidates) -> F64[Tensor, "L"]:
+def combined(
+    weights: Weights, listed: Candidates, log_p: F64[Tensor, "L"]
+) -> F64[Tensor, "L"]:
     """The run's score and the network's log-probability, weighed."""
     weight = weights.common + weights.by_label[listed.label]
-    return weights.scale * listed.run_score + weight * listed.log_p
+    return weights.scale * listed.run_score + weight * log_p
 
 
 def fit_weights(
     listed: Candidates,
+    log_p: F64[Tensor, "L"],
     row_is_seen: Bool[Tensor, "Q"],
     n_labels: int,
     *,
@@ -293,17 +298,18 @@ def fit_weights(
     is_used = is_used & listed.run_score.isfinite()
     columns = [column[is_used] for column in listed[:-1]]
     seen = Candidates(*columns, n_candidates=listed.n_candidates)
+    seen_log_p = log_p[is_used]
 
     def loss(weights: Weights) -> Tensor:
-        score = combined(weights, seen)
+        score = combined(weights, seen, seen_log_p)
         top = score.new_full((n_rows,), -torch.inf)
         top = top.scatter_reduce(0, seen.row, score.detach(), "amax")[seen.row]
         total = score.new_zeros(n_rows).index_add(
             0, seen.row, (score - top).exp()
         )
-        log_p = score - top - total[seen.row].log()
+        chosen = score - top - total[seen.row].log()
         squares = (weights.by_label**2).sum()
-        return LABEL_PENALTY * squares - log_p[seen.is_answer].sum()
+        return LABEL_PENALTY * squares - chosen[seen.is_answer].sum()
 
     one = torch.ones((), dtype=torch.float64)
     weights = Weights(one, 0.0 * one, one.new_zeros(n_labels))

@@ -119,21 +119,21 @@ def run_seed(
     facts = evidence.binary_facts(task.kb)
     graph = network.build_graph(cfg, facts, left_out)
     graph = tree.map(lambda x: x.to(args.device), graph)
-    scorer = added_term.run_scorer(run)
+    listed = added_term.list_derived(run)
     snapshots: list[Snapshot] = []
     training: dict[str, Any] = {}
     for params, training in train(args, cfg, graph, seed, start):
         table = score_questions(args, cfg, params, graph, task.dataset.valid)
         snapshot = Snapshot(
             training["steps"],
-            added_term.list_derived(run, scorer, table),
+            table.look_up(listed),
             added_term.rank_all(run, table),
         )
         snapshots.append(snapshot)
         mrr = float(snapshot.all_ranks.mean())
         say(start, f"among all entities of valid: MRR {mrr:.4f}")
 
-    outcomes = added_term.compare(snapshots, cfg.n_labels, seed)
+    outcomes = added_term.compare(listed, snapshots, cfg.n_labels, seed)
     for outcome in outcomes:
         say(start, f"{outcome.method}: {float(outcome.ranks.mean()):.4f}")
     common = {
