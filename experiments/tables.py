@@ -477,6 +477,38 @@ def embedding_prior() -> str:
     )
 
 
+def bellman_ford() -> str:
+    """The block of this name."""
+    rows = load_record("bellman_ford")["rows"]
+    head = ["data", "method", "valid MRR", "gain on valid, +- its error"]
+    head += ["weight", "epochs", "seconds"]
+    lines: list[list[str]] = []
+    for name, method in dict.fromkeys(
+        (row["set"], row["method"]) for row in rows
+    ):
+        runs = [r for r in rows if (r["set"], r["method"]) == (name, method)]
+        gain = mean(run["valid_gain"] for run in runs)
+        error = mean(run["valid_gain_error"] for run in runs)
+        weights = [w for run in runs for w in run["weights"] if w is not None]
+        training = [run["training"] for run in runs]
+        epochs = f"{mean(one['epochs'] for one in training):.1f}"
+        seconds = f"{mean(one['seconds'] for one in training):.0f}"
+        lines.append(
+            [
+                name,
+                method,
+                mean_and_spread([run["valid_mrr"] for run in runs]),
+                f"{gain:+.4f} ± {error:.4f}" if error else "",
+                f"{mean(weights):.2f}" if weights else "",
+                epochs if error else "",
+                seconds if error else "",
+            ]
+        )
+    return table(head, lines) + record_line(
+        "bellman_ford", rows, is_shared=True
+    )
+
+
 def fold_election() -> str:
     """The block of this name."""
     rows = load_record("fold_election")["rows"]
@@ -1984,6 +2016,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "fifty-graphs": fifty_graphs,
     "questions": question_results,
     "embedding-prior": embedding_prior,
+    "bellman-ford": bellman_ford,
     "fold-election": fold_election,
     "walk-feature": walk_feature,
     "results-summary": results_summary,

@@ -52,20 +52,20 @@ class Weights(NamedTuple):
     """Weights of the combined score."""
 
     scale: F32[Tensor, ""]  # of the run's score
-    common: F32[Tensor, ""]  # of the network's log-probability
+    common: F32[Tensor, ""]  # of the model's log-probability
     by_label: F32[Tensor, "B"]  # what a label adds to it
 
 
 class Ranked(NamedTuple):
-    """Reciprocal ranks by a network and what is fitted with it."""
+    """Reciprocal ranks by a model and what is fitted with it."""
 
     ranks: F64[Tensor, "Q"]
-    step: int  # of training, when the network had its weights
-    weight: float | None = None  # of the network, over the scale of the run
+    step: int  # of training, when the model had its weights
+    weight: float | None = None  # of the model, over the scale of the run
 
 
 class Snapshot(NamedTuple):
-    """What a network says during its training."""
+    """What a model says during its training."""
 
     step: int
     log_p: F64[Tensor, "L"]  # of the candidates that rules derive
@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
 
 
 class QuestionTable(NamedTuple):
-    """The network's log-probabilities of all entities for distinct questions."""
+    """A model's log-probabilities of all entities for distinct questions."""
 
     key: I64[Tensor, "n"]  # label * C1 + given, ascending
     log_p: F32[Tensor, "n C1"]
@@ -91,6 +91,18 @@ class QuestionTable(NamedTuple):
         key = listed.label * self.log_p.shape[1] + listed.given
         row = torch.searchsorted(self.key, key)
         return self.log_p[row, listed.entity].double()
+
+
+def valid_questions(run: Run) -> I64[Tensor, "n"]:
+    """The keys of the distinct questions that valid's queries ask on both sides, as `QuestionTable` has them."""
+    base = run.task.sizes.n_constants + 1
+    atom = torch.from_numpy(run.task.dataset.valid).long()
+    keys = [
+        evidence.make_label(atom[:, 0], side) * base
+        + atom[:, HEAD + TAIL - side]
+        for side in SIDES
+    ]
+    return torch.unique(torch.cat(keys))
 
 
 def run_scorer(run: Run) -> ScorerBySide:
@@ -152,7 +164,7 @@ def list_by(
 
 
 def rank_all(run: Run, table: QuestionTable) -> F64[Tensor, "Q"]:
-    """Reciprocal ranks of valid among all entities by the network."""
+    """Reciprocal ranks of valid among all entities by the model."""
     protocol = RankingProtocol(score_unprovable=True)
     queries = run.task.dataset.valid
     by_side: list[list[Tensor]] = [[], []]
@@ -184,12 +196,14 @@ def compare(
     snapshots: Sequence[Snapshot],
     n_labels: int,
     seed: int,
+    name: str,
 ) -> list[Outcome]:
-    """The run, the run with the network by each kind of weight, and the network alone.
+    """The run, the run with the added term by each kind of weight, and the term alone.
 
     Args:
       listed: the candidates that rules derive.
       seed: of the division of valid into halves.
+      name: of what is added.
     """
     n_queries = len(listed.n_candidates) // len(SIDES)
     order = random.permutation(random.key(seed), n_queries)
@@ -227,10 +241,10 @@ def compare(
     run = reciprocal_ranks(listed, listed.run_score)
     return [
         Outcome("run", run),
-        judge("run and network, one weight", halves, by_one),
-        judge("run and network, by label", halves, by_label),
-        judge("network, derived candidates", halves, [among_derived] * 2),
-        judge("network, all entities", halves, [among_all] * 2),
+        judge(f"run and {name}, one weight", halves, by_one),
+        judge(f"run and {name}, by label", halves, by_label),
+        judge(f"{name}, derived candidates", halves, [among_derived] * 2),
+        judge(f"{name}, all entities", halves, [among_all] * 2),
     ]
 
 
@@ -264,7 +278,7 @@ def rank_combined(
     *,
     by_label: bool,
 ) -> Ranked:
-    """All rows by the run and the network, weighed as fits some rows."""
+    """All rows by the run and the model, weighed as fits some rows."""
     log_p = snapshot.log_p
     weights = fit_weights(listed, log_p, half, n_labels, by_label=by_label)
     return Ranked(
@@ -277,7 +291,7 @@ def rank_combined(
 def combined(
     weights: Weights, listed: Candidates, log_p: F64[Tensor, "L"]
 ) -> F64[Tensor, "L"]:
-    """The run's score and the network's log-probability, weighed."""
+    """The run's score and the model's log-probability, weighed."""
     weight = weights.common + weights.by_label[listed.label]
     return weights.scale * listed.run_score + weight * log_p
 

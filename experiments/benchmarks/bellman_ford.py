@@ -1,6 +1,6 @@
 """What a Bellman-Ford network over known facts adds to a run that learnt from questions.
 
-    python experiments/benchmarks/bellman_ford.py --run RUN
+    python experiments/benchmarks/bellman_ford.py --run RUN [--control]
     python experiments/benchmarks/bellman_ford.py --measure FOLDER --steps 5
 
 RUN is what `funcppo train` wrote, at its defaults with link embeddings where valid said so. A network
@@ -12,7 +12,8 @@ the candidates that the rules derive and over all entities.
 Valid alone is ranked, filtered by all splits, and test is not. What is chosen or fitted on one half of valid's queries
 is judged on the other half, both ways: the step of training whose weights rank best, and by the listwise loss the
 weights of the added term and the scale of the run's score. The gain over the run has its standard error, queries
-paired. `--measure` trains for some steps and prints what a step takes.
+paired. Two models that err differently rank better than one, so `--control` adds link embeddings like the run's, of
+another seed, in place of the network. `--measure` trains for some steps and prints what a step takes.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from experiments.benchmarks import added_term
 from experiments.benchmarks import bellman_ford_network as network
-from experiments.benchmarks.added_term import Outcome, QuestionTable, Snapshot
+from experiments.benchmarks.added_term import (
+    Candidates,
+    Outcome,
+    QuestionTable,
+    Snapshot,
+)
 from experiments.benchmarks.bellman_ford_network import (
     Graph,
     NetworkConfig,
@@ -48,10 +54,10 @@ from experiments.paths import RESULTS
 from experiments.provenance import describe_machine
 from funcppo import optim, random, tree
 from funcppo.data import load
-from funcppo.experiment import run_start
+from funcppo.experiment import embedding_training, run_start
 from funcppo.experiment.run import Run
-from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import evidence
+from funcppo.logic.question_types import LeftOut
+from funcppo.prover import evidence, link_embedding
 from funcppo.types import I64
 
 
@@ -68,6 +74,7 @@ def main() -> None:
         "--out", type=Path, default=RESULTS / "bellman_ford.json"
     )
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--control", action="store_true")
     parser.add_argument("--device", default="cpu")
     add = parser.add_argument_group("network").add_argument
     add("--width", type=int, default=32, help="numbers of a state")
@@ -92,65 +99,142 @@ def main() -> None:
     run = run_start.open_run(args.run)
     name = Path(run.run_config.dataset).name
     say(start, f"{name}: {args.run} opened")
+    listed = added_term.list_derived(run)
     for seed in range(args.seeds):
-        rows = run_seed(args, run, name, seed, start)
+        add = add_embeddings if args.control else add_network
+        rows = [
+            {"set": name, "seed": seed} | row
+            for row in add(args, run, listed, seed, start)
+        ]
+        for row in rows:
+            say(start, f"{row['method']}: {row['valid_mrr']:.4f}")
         record: dict[str, Any] = {"rows": []}
         if args.out.exists():
             record = json.loads(args.out.read_text())
-        others = [
-            row
-            for row in record["rows"]
-            if (row["set"], row["seed"]) != (name, seed)
-        ]
+        present = {key_of(row) for row in rows}
+        others = [x for x in record["rows"] if key_of(x) not in present]
         write_record(args.out, {"rows": others + rows})
 
 
-def run_seed(
-    args: argparse.Namespace, run: Run, name: str, seed: int, start: float
+def key_of(row: dict[str, Any]) -> tuple[str, int, str]:
+    """What a record has one row of."""
+    return row["set"], row["seed"], row["method"]
+
+
+def add_network(
+    args: argparse.Namespace,
+    run: Run,
+    listed: Candidates,
+    seed: int,
+    start: float,
 ) -> list[dict[str, Any]]:
-    """The rows of one seed."""
-    assert run.questions is not None, "the run learnt from questions"
-    left_out = run.run_config.questions.left_out
-    assert left_out != "auto", "a run says what it leaves out"
-    task = run.task
+    """The rows of a network of one seed."""
+    task, left_out = run.task, left_out_of(run)
     cfg = make_config(
         args, task.sizes.n_constants, evidence.n_labels(task.sizes)
     )
     facts = evidence.binary_facts(task.kb)
     graph = network.build_graph(cfg, facts, left_out)
     graph = tree.map(lambda x: x.to(args.device), graph)
-    listed = added_term.list_derived(run)
+    key = added_term.valid_questions(run)
+    asked = key.to(args.device)
+    base = cfg.n_entities + 1
     snapshots: list[Snapshot] = []
     training: dict[str, Any] = {}
     for params, training in train(args, cfg, graph, seed, start):
-        table = score_questions(args, cfg, params, graph, task.dataset.valid)
-        snapshot = Snapshot(
-            training["steps"],
-            table.look_up(listed),
-            added_term.rank_all(run, table),
+        log_p = network.answer_log_p(
+            cfg, params, graph, asked // base, asked % base, args.at_once
         )
-        snapshots.append(snapshot)
-        mrr = float(snapshot.all_ranks.mean())
+        table = QuestionTable(key, log_p)
+        all_ranks = added_term.rank_all(run, table)
+        snapshots.append(
+            Snapshot(training["steps"], table.look_up(listed), all_ranks)
+        )
+        mrr = float(all_ranks.mean())
         say(start, f"among all entities of valid: MRR {mrr:.4f}")
 
-    outcomes = added_term.compare(listed, snapshots, cfg.n_labels, seed)
-    for outcome in outcomes:
-        say(start, f"{outcome.method}: {float(outcome.ranks.mean()):.4f}")
+    outcomes = added_term.compare(
+        listed, snapshots, cfg.n_labels, seed, "network"
+    )
+    options = {
+        "batch": args.batch,
+        "learning_rate": args.learning_rate,
+        "dropped": args.dropped,
+    }
     common = {
-        "set": name,
-        "seed": seed,
         "left_out": left_out,
-        "weighs_embedding": run.questions.policy.aggregation.uses_embedding,
+        "weighs_embedding": weighs_embedding(run),
         "network": dataclasses.asdict(cfg),
-        "training": training
-        | {
-            "batch": args.batch,
-            "learning_rate": args.learning_rate,
-            "dropped": args.dropped,
-        },
+        "training": training | options,
         "machine": describe_machine(args.device),
     }
     return [common | describe(x, outcomes[0]) for x in outcomes]
+
+
+def add_embeddings(
+    args: argparse.Namespace,
+    run: Run,
+    listed: Candidates,
+    seed: int,
+    start: float,
+) -> list[dict[str, Any]]:
+    """The rows of link embeddings that the run does not have, without a row of the run."""
+    left_out, task = left_out_of(run), run.task
+    # One fold is never seen by its model, and the other model is used, which sees all facts.
+    cfg = dataclasses.replace(run.run_config.embedding, n_folds=1)
+    other_seed = run.run_config.seed + 1 + seed
+    clock = time.perf_counter()
+    models = embedding_training.train(
+        task, cfg, left_out, other_seed, args.device
+    )
+    seconds = time.perf_counter() - clock
+    models = tree.map(lambda x: x.cpu(), models)
+    say(start, f"link embeddings trained in {seconds:.0f} s")
+
+    key = added_term.valid_questions(run)
+    n_entities = task.sizes.n_constants
+    answer = torch.arange(1, n_entities + 1)
+    last = torch.full_like(answer, link_embedding.n_models(models) - 1)
+    scores = [
+        link_embedding.prior(
+            models,
+            last,
+            (one // (n_entities + 1)).expand_as(answer),
+            (one % (n_entities + 1)).expand_as(answer),
+            answer,
+        )
+        for one in key
+    ]
+    log_p = torch.stack(scores).log_softmax(1)
+    table = QuestionTable(key, pad(log_p, (1, 0), value=-torch.inf))
+    snapshot = Snapshot(
+        cfg.n_epochs, table.look_up(listed), added_term.rank_all(run, table)
+    )
+    n_labels = evidence.n_labels(task.sizes)
+    outcomes = added_term.compare(
+        listed, [snapshot], n_labels, seed, "other link embeddings"
+    )
+    common = {
+        "left_out": left_out,
+        "weighs_embedding": weighs_embedding(run),
+        "embedding": dataclasses.asdict(cfg) | {"seed": other_seed},
+        "training": {"epochs": cfg.n_epochs, "seconds": round(seconds, 1)},
+        "machine": describe_machine(args.device),
+    }
+    return [common | describe(x, outcomes[0]) for x in outcomes[1:]]
+
+
+def left_out_of(run: Run) -> LeftOut:
+    """What a training question of a run leaves out."""
+    left_out = run.run_config.questions.left_out
+    assert left_out != "auto", "a run says what it leaves out"
+    return left_out
+
+
+def weighs_embedding(run: Run) -> bool:
+    """Whether the score of a run has a prior by link embeddings."""
+    assert run.questions is not None, "the run learnt from questions"
+    return run.questions.policy.aggregation.uses_embedding
 
 
 def describe(outcome: Outcome, run: Outcome) -> dict[str, Any]:
@@ -275,29 +359,6 @@ def measure(args: argparse.Namespace) -> None:
         start,
         f"kept for the gradient: {per_question / 1e6:.0f} MB a question; peak memory {peak / 1e9:.2f} GB",
     )
-
-
-def score_questions(
-    args: argparse.Namespace,
-    cfg: NetworkConfig,
-    params: Params,
-    graph: Graph,
-    queries: np.ndarray,
-) -> QuestionTable:
-    """The table of the questions that queries ask on both sides."""
-    base = cfg.n_entities + 1
-    atom = torch.from_numpy(queries).long()
-    keys = [
-        evidence.make_label(atom[:, 0], side) * base
-        + atom[:, HEAD + TAIL - side]
-        for side in added_term.SIDES
-    ]
-    key = torch.unique(torch.cat(keys))
-    asked = key.to(args.device)
-    log_p = network.answer_log_p(
-        cfg, params, graph, asked // base, asked % base, args.at_once
-    )
-    return QuestionTable(key, log_p)
 
 
 if __name__ == "__main__":
