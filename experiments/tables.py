@@ -483,8 +483,9 @@ def bellman_ford() -> str:
     head = ["data", "method", "valid MRR", "gain on valid, +- its error"]
     head += ["weight", "epochs", "seconds"]
     lines: list[list[str]] = []
+    in_order = sorted(rows, key=lambda row: row["set"])
     for name, method in dict.fromkeys(
-        (row["set"], row["method"]) for row in rows
+        (row["set"], row["method"]) for row in in_order
     ):
         runs = [r for r in rows if (r["set"], r["method"]) == (name, method)]
         gain = mean(run["valid_gain"] for run in runs)

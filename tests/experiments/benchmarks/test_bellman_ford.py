@@ -22,7 +22,7 @@ from funcppo.experiment.config import RunConfig
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence
 from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.question_config import QuestionConfig
+from funcppo.prover.question_config import EmbeddingConfig, QuestionConfig
 
 PARENT, GRANDPARENT = 1, 2
 CFG = NetworkConfig(
@@ -327,6 +327,7 @@ def test_a_record_has_the_rows_of_each_seed(tmp_path, monkeypatch):
             left_out="fact", embedding=False, degrees=False, walks=False
         ),
         rule_score="noisy-or@3",
+        embedding=EmbeddingConfig(rank=2, n_epochs=1),
     )
     run = run_start.prepare_run(config, tmp_path, resume=False)
     monkeypatch.setattr(run_start, "open_run", lambda _: run)
@@ -349,6 +350,15 @@ def test_a_record_has_the_rows_of_each_seed(tmp_path, monkeypatch):
             assert row["valid_gain"] == pytest.approx(gain)
             assert row["training"]["steps"] == 6
             assert set(row["steps"]) <= {3, 6}
+
+    # The control adds its rows and leaves the others.
+    monkeypatch.setattr("sys.argv", ["x", *map(str, arguments), "--control"])
+    bellman_ford.main()
+    both = json.loads(record.read_text())["rows"]
+    assert both[:10] == rows
+    control = [row["method"] for row in both[10:]]
+    assert len(control) == 8
+    assert all("other link embeddings" in method for method in control)
 
     # What rank_split makes of the run's score.
     ranked = ranking.rank_split(
