@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import resource
 import sys
@@ -100,10 +101,11 @@ def main() -> None:
     name = Path(run.run_config.dataset).name
     say(start, f"{name}: {args.run} opened")
     listed = added_term.list_derived(run)
+    of_run = describe_run(run)
     for seed in range(args.seeds):
         add = add_embeddings if args.control else add_network
         rows = [
-            {"set": name, "seed": seed} | row
+            {"set": name, "seed": seed} | of_run | row
             for row in add(args, run, listed, seed, start)
         ]
         for row in rows:
@@ -162,8 +164,6 @@ def add_network(
         "dropped": args.dropped,
     }
     common = {
-        "left_out": left_out,
-        "weighs_embedding": weighs_embedding(run),
         "network": dataclasses.asdict(cfg),
         "training": training | options,
         "machine": describe_machine(args.device),
@@ -215,8 +215,6 @@ def add_embeddings(
         listed, [snapshot], n_labels, seed, "other link embeddings"
     )
     common = {
-        "left_out": left_out,
-        "weighs_embedding": weighs_embedding(run),
         "embedding": dataclasses.asdict(cfg) | {"seed": other_seed},
         "training": {"epochs": cfg.n_epochs, "seconds": round(seconds, 1)},
         "machine": describe_machine(args.device),
@@ -231,10 +229,18 @@ def left_out_of(run: Run) -> LeftOut:
     return left_out
 
 
-def weighs_embedding(run: Run) -> bool:
-    """Whether the score of a run has a prior by link embeddings."""
+def describe_run(run: Run) -> dict[str, Any]:
+    """What a row says of the run."""
     assert run.questions is not None, "the run learnt from questions"
-    return run.questions.policy.aggregation.uses_embedding
+    rules = run.run_config.rules
+    digest = hashlib.sha256(Path(rules).read_bytes()) if rules else None
+    return {
+        "run_seed": run.run_config.seed,
+        "n_rules": len(run.task.dataset.rules),
+        "rules_sha256": digest.hexdigest()[:16] if digest else "",
+        "left_out": left_out_of(run),
+        "weighs_embedding": run.questions.policy.aggregation.uses_embedding,
+    }
 
 
 def describe(outcome: Outcome, run: Outcome) -> dict[str, Any]:
