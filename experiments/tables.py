@@ -17,6 +17,7 @@ a line that names its records, hardware, versions and commits):
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
     questions                   a row a data set and method: learning from question episodes
     embedding-prior             the same, with and without a prior by link embeddings
+    bellman-ford                a run with and without a term by a Bellman-Ford network, and the network alone
     fold-election               the same, with rules that are elected without the fact of a question
     walk-feature                the same, with the probability of a random walk in place of the share of groundings
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
