@@ -17,6 +17,7 @@ a line that names its records, hardware, versions and commits):
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
     questions                   a row a data set and method: learning from question episodes
     embedding-prior             the same, with and without a prior by link embeddings
+    bellman-ford                a run with and without a term by a Bellman-Ford network, and the network alone
     fold-election               the same, with rules that are elected without the fact of a question
     walk-feature                the same, with the probability of a random walk in place of the share of groundings
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
@@ -475,6 +476,39 @@ def embedding_prior() -> str:
         )
     return table(head, lines) + record_line(
         "embedding_prior", rows, is_shared=True
+    )
+
+
+def bellman_ford() -> str:
+    """The block of this name."""
+    rows = load_record("bellman_ford")["rows"]
+    head = ["data", "method", "valid MRR", "gain on valid, +- its error"]
+    head += ["weight", "epochs", "seconds"]
+    lines: list[list[str]] = []
+    in_order = sorted(rows, key=lambda row: row["set"])
+    for name, method in dict.fromkeys(
+        (row["set"], row["method"]) for row in in_order
+    ):
+        runs = [r for r in rows if (r["set"], r["method"]) == (name, method)]
+        gain = mean(run["valid_gain"] for run in runs)
+        error = mean(run["valid_gain_error"] for run in runs)
+        weights = [w for run in runs for w in run["weights"] if w is not None]
+        training = [run["training"] for run in runs]
+        epochs = f"{mean(one['epochs'] for one in training):.1f}"
+        seconds = f"{mean(one['seconds'] for one in training):.0f}"
+        lines.append(
+            [
+                name,
+                method,
+                mean_and_spread([run["valid_mrr"] for run in runs]),
+                f"{gain:+.4f} ± {error:.4f}" if error else "",
+                f"{mean(weights):.2f}" if weights else "",
+                epochs if error else "",
+                seconds if error else "",
+            ]
+        )
+    return table(head, lines) + record_line(
+        "bellman_ford", rows, is_shared=True
     )
 
 
@@ -2035,6 +2069,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "fifty-graphs": fifty_graphs,
     "questions": question_results,
     "embedding-prior": embedding_prior,
+    "bellman-ford": bellman_ford,
     "fold-election": fold_election,
     "walk-feature": walk_feature,
     "results-summary": results_summary,

@@ -1,0 +1,341 @@
+"""A generalised Bellman-Ford network over known facts, as pure functions.
+
+A question has a label (a relation and the side that is asked for, see `evidence.make_label`) and an entity that is
+given. Every entity has a state for the question; after T layers it has heard of all paths of up to T facts from the
+given entity:
+
+    state_0[v] = asked[label] where v is given, and 0 elsewhere
+    total_t[v] = state_0[v] + sum over facts u -> v of state_(t-1)[u] * weight_t[label of the fact, label]
+    state_t[v] = state_(t-1)[v] + relu(norm_t([state_(t-1)[v], total_t[v]] linear_t + bias_t))
+    logit[v] = relu([state_T[v], asked[label]] hidden + hidden_bias) output
+
+No weight belongs to an entity. A fact is an edge in both directions, each of which is a question that the fact
+answers; it is learnt from a graph without the fact.
+
+Source: Zhu et al. 2021, arXiv:2106.06935, with DistMult messages that are summed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.nn.functional import embedding, embedding_bag, layer_norm, pad
+
+from funcppo import optim, random, tree
+from funcppo.config import AdamConfig
+from funcppo.logic.question_types import LeftOut
+from funcppo.logic.sorting import unique_inverse
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import evidence
+from funcppo.types import F32, I64, Bool
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# numbers of the size of a state that a layer keeps for its gradient
+STATES_KEPT = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkConfig:
+    """Sizes of a network."""
+
+    n_entities: int
+    """Number of entities; their ids are 1 to this number."""
+    n_labels: int
+    """Number of labels, those of the unused predicate 0 included."""
+    width: int = 32
+    """Numbers of a state."""
+    n_layers: int = 5
+    """Number of facts of the longest path."""
+    asks: bool = True
+    """Let the weight of a fact depend on the label of the question too."""
+    messages: Literal["float32", "bfloat16"] = "float32"
+    """Type of the messages that are summed."""
+
+
+class Params(NamedTuple):
+    """The weights; those of layers have the layers first."""
+
+    asked: F32[Tensor, "B D"]
+    weight: F32[Tensor, "T B D"]
+    # of asked[label], what it adds to `weight`; without rows where it adds nothing
+    weight_by_asked: F32[Tensor, "T D BD"]
+    linear: F32[Tensor, "T 2D D"]
+    bias: F32[Tensor, "T D"]
+    norm_scale: F32[Tensor, "T D"]
+    norm_shift: F32[Tensor, "T D"]
+    hidden: F32[Tensor, "2D D"]
+    hidden_bias: F32[Tensor, "D"]
+    output: F32[Tensor, "D"]
+
+
+class TrainState(NamedTuple):
+    """The weights and the moments of their optimizer."""
+
+    params: Params
+    adam: optim.AdamState[Params]
+
+
+class Graph(NamedTuple):
+    """Facts as edges in both directions, ascending by target. A source is a label and an entity that has its edges."""
+
+    source: I64[Tensor, "S"]  # label * C1 + entity, ascending
+    source_label: I64[Tensor, "S"]
+    source_entity: I64[Tensor, "S"]
+    edge_source: I64[Tensor, "N"]  # row of the source
+    edge_target: I64[Tensor, "N"]
+    edge_group: I64[Tensor, "N"]  # edges of a group are left out together
+
+
+class Questions(NamedTuple):
+    """Questions with an answer each."""
+
+    label: I64[Tensor, "n"]
+    given: I64[Tensor, "n"]
+    answer: I64[Tensor, "n"]
+
+
+def build_graph(
+    cfg: NetworkConfig, facts: I64[Tensor, "N W"], left_out: LeftOut
+) -> Graph:
+    """The graph of facts of two arguments.
+
+    Args:
+      left_out: a group is the edges of a fact, or all edges between two entities.
+    """
+    head, tail = facts[:, HEAD], facts[:, TAIL]
+    base = cfg.n_entities + 1
+    group = torch.arange(len(facts), device=facts.device)
+    if left_out == "pair":
+        pair = torch.minimum(head, tail) * base + torch.maximum(head, tail)
+        _, group = unique_inverse(pair)
+
+    label = torch.cat(
+        [evidence.make_label(facts[:, 0], side) for side in (HEAD, TAIL)]
+    )
+    entity, target = torch.cat([tail, head]), torch.cat([head, tail])
+    source, edge_source = unique_inverse(label * base + entity)
+    order = torch.argsort(target, stable=True)
+    return Graph(
+        source=source,
+        source_label=source // base,
+        source_entity=source % base,
+        edge_source=edge_source[order],
+        edge_target=target[order],
+        edge_group=group.repeat(2)[order],
+    )
+
+
+def edge_questions(graph: Graph, edge: I64[Tensor, "n"]) -> Questions:
+    """The questions that some edges answer."""
+    source = graph.edge_source[edge]
+    return Questions(
+        label=graph.source_label[source],
+        given=graph.source_entity[source],
+        answer=graph.edge_target[edge],
+    )
+
+
+def without_groups(graph: Graph, group: I64[Tensor, "n"]) -> Graph:
+    """The graph without the edges of some groups."""
+    kept = (~torch.isin(graph.edge_group, group)).nonzero().squeeze(1)
+    return graph._replace(
+        edge_source=graph.edge_source[kept],
+        edge_target=graph.edge_target[kept],
+        edge_group=graph.edge_group[kept],
+    )
+
+
+def known_answers(
+    cfg: NetworkConfig, graph: Graph, questions: Questions
+) -> Bool[Tensor, "n E"]:
+    """Which entities answer each question in a graph."""
+    base = cfg.n_entities + 1
+    key = questions.label * base + questions.given
+    source = torch.searchsorted(graph.source, key)
+    source = source.clamp_max(len(graph.source) - 1)
+    # A question that is no source has no row of an edge.
+    source = torch.where(graph.source[source] == key, source, -1)
+    row, edge = (graph.edge_source == source[:, None]).nonzero(as_tuple=True)
+    answers = torch.zeros(
+        (len(key), cfg.n_entities), dtype=torch.bool, device=key.device
+    )
+    return answers.index_put(
+        (row, graph.edge_target[edge] - 1),
+        torch.ones_like(row, dtype=torch.bool),
+    )
+
+
+def init(cfg: NetworkConfig, key: I64[Tensor, "2"]) -> Params:
+    """Random weights; linear maps keep the size of what they map."""
+    n_labels, width, n_layers = cfg.n_labels, cfg.width, cfg.n_layers
+    keys = random.split(key, 6).unbind(-2)
+    n_asked = width if cfg.asks else 0
+
+    def draw(key: I64[Tensor, "2"], n_inputs: int, *shape: int) -> Tensor:
+        return random.normal(key, shape) / n_inputs**0.5
+
+    zeros = torch.zeros((n_layers, width), device=key.device)
+    by_asked = (n_layers, n_asked, n_labels * width)
+    return Params(
+        asked=draw(keys[0], 1, n_labels, width),
+        weight=draw(keys[1], 1, n_layers, n_labels, width),
+        weight_by_asked=draw(keys[2], 4 * width, *by_asked),
+        linear=draw(keys[3], width, n_layers, 2 * width, width),
+        bias=zeros,
+        norm_scale=torch.ones_like(zeros),
+        norm_shift=zeros,
+        hidden=draw(keys[4], width, 2 * width, width),
+        hidden_bias=zeros[0],
+        output=draw(keys[5], width, width),
+    )
+
+
+def apply(
+    cfg: NetworkConfig,
+    params: Params,
+    graph: Graph,
+    label: I64[Tensor, "n"],
+    given: I64[Tensor, "n"],
+) -> F32[Tensor, "n E"]:
+    """The logit of every entity as the answer to each question."""
+    n_questions = len(label)
+    asked = params.asked[label]
+    row = torch.arange(n_questions, device=label.device)
+    # Entities come first: a message to all questions is a row.
+    start = asked.new_zeros(cfg.n_entities, *asked.shape)
+    start = start.index_put((given - 1, row), asked)
+
+    state = start
+    for layer in range(cfg.n_layers):
+        weight = params.weight[layer][:, None]
+        if cfg.asks:
+            by_asked = asked @ params.weight_by_asked[layer]
+            by_asked = by_asked.view(n_questions, cfg.n_labels, cfg.width)
+            weight = weight + by_asked.transpose(0, 1)
+        total = start + _sum_messages(cfg, graph, state, weight)
+        change = torch.cat([state, total], -1) @ params.linear[layer]
+        change = layer_norm(
+            change + params.bias[layer],
+            [cfg.width],
+            params.norm_scale[layer],
+            params.norm_shift[layer],
+        )
+        state = state + change.relu()
+
+    final = torch.cat([state, asked.expand_as(state)], -1)
+    hidden = (final @ params.hidden + params.hidden_bias).relu()
+    return (hidden @ params.output).transpose(0, 1)
+
+
+def _sum_messages(
+    cfg: NetworkConfig,
+    graph: Graph,
+    state: F32[Tensor, "E n D"],
+    weight: F32[Tensor, "B m D"],
+) -> F32[Tensor, "E n D"]:
+    """The sum of the messages to each entity; a source sends all its targets the same.
+
+    Args:
+      weight: for each question, or one for all of them.
+    """
+    dtype = DTYPES[cfg.messages]
+    # The gradient of `embedding` adds up faster than that of an index.
+    sent = embedding(graph.source_entity - 1, state.to(dtype).flatten(1))
+    by_source = embedding(graph.source_label, weight.to(dtype).flatten(1))
+    sent = sent.view(-1, *state.shape[1:])
+    message = sent * by_source.view(len(sent), *weight.shape[1:])
+    entities = torch.arange(cfg.n_entities, device=state.device)
+    offsets = torch.searchsorted(graph.edge_target, entities + 1)
+    total = embedding_bag(
+        graph.edge_source, message.flatten(1), offsets, mode="sum"
+    )
+    return total.view_as(state).to(state.dtype)
+
+
+def loss(
+    cfg: NetworkConfig,
+    params: Params,
+    graph: Graph,
+    questions: Questions,
+    is_other: Bool[Tensor, "n E"],
+) -> F32[Tensor, ""]:
+    """The sum of -log p(answer) among all entities.
+
+    Args:
+      is_other: known answers, which are no candidates; the answer may be marked.
+    """
+    logits = apply(cfg, params, graph, questions.label, questions.given)
+    answer = questions.answer[:, None] - 1
+    entity = torch.arange(cfg.n_entities, device=answer.device)
+    is_out = is_other & (entity != answer)
+    log_p = logits.masked_fill(is_out, -torch.inf).log_softmax(1)
+    return -log_p.gather(1, answer).sum()
+
+
+def train_step(
+    cfg: NetworkConfig,
+    graph: Graph,
+    state: TrainState,
+    edge: I64[Tensor, "n"],
+    dropped: I64[Tensor, "m"],
+    learning_rate: float,
+    n_at_once: int,
+) -> tuple[TrainState, F32[Tensor, ""]]:
+    """A step of Adam down the mean loss of the questions that some edges answer.
+
+    Args:
+      graph: of all known facts. The groups of all these edges are left out of it.
+      dropped: groups that are left out beside them.
+      n_at_once: questions that are in memory together; the step is the same.
+
+    Returns:
+      The new state, and the mean loss before the step.
+    """
+    rest = without_groups(graph, torch.cat([graph.edge_group[edge], dropped]))
+    asked = edge_questions(graph, edge)
+    total: tuple[Params, Tensor] | None = None
+    for rows in torch.arange(len(edge), device=edge.device).split(n_at_once):
+        part = Questions(*(column[rows] for column in asked))
+        known = known_answers(cfg, graph, part)
+        of_part = grad_and_value(loss, argnums=1)(
+            cfg, state.params, rest, part, known
+        )
+        total = tree.map(torch.add, total, of_part) if total else of_part
+    assert total is not None, "there are edges"
+
+    gradient, value = tree.map(lambda x: x / len(edge), total)
+    gradient, _ = optim.clip_by_global_norm(gradient, 1.0)
+    params, adam = optim.update(
+        AdamConfig(), gradient, state.adam, state.params, learning_rate
+    )
+    return TrainState(params, adam), value
+
+
+def answer_log_p(
+    cfg: NetworkConfig,
+    params: Params,
+    graph: Graph,
+    label: I64[Tensor, "n"],
+    given: I64[Tensor, "n"],
+    n_at_once: int,
+) -> F32[Tensor, "n C1"]:
+    """The log-probability of every entity as an answer, on the host; column 0 is of no entity."""
+    parts = [torch.zeros(0, cfg.n_entities)]
+    for rows in torch.arange(len(label), device=label.device).split(n_at_once):
+        with torch.no_grad():
+            logits = apply(cfg, params, graph, label[rows], given[rows])
+        parts.append(logits.log_softmax(1).cpu())
+    return pad(torch.cat(parts), (1, 0), value=-torch.inf)
+
+
+def bytes_per_question(cfg: NetworkConfig, graph: Graph) -> int:
+    """A count of what a question keeps for its gradient: in each layer what the sources send, and some states."""
+    n_bytes = DTYPES[cfg.messages].itemsize
+    by_source = 2 if cfg.asks else 1  # what is sent, and its weight
+    sent = by_source * n_bytes * len(graph.source)
+    states = 4 * STATES_KEPT * cfg.n_entities
+    return cfg.n_layers * cfg.width * (sent + states)
