@@ -152,6 +152,7 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
             for name, sign in (
                 ("wrap", "wrappers ="),
                 ("networks", "fp.nets.cnn("),
+                ("exploration", "fp.nets.gsde("),
                 ("memory", "fp.envs.recall(n_steps"),
                 ("Net", "class Net"),
                 ("Recurrent", "class Recurrent"),
@@ -166,8 +167,8 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
         )
         for block in code
     ] == [
-        *("ppo", "render", "gymnasium", "wrap", "networks", "memory"),
-        *("Net", "Recurrent", "train", "save", "export"),
+        *("ppo", "render", "gymnasium", "wrap", "networks", "exploration"),
+        *("memory", "Net", "Recurrent", "train", "save", "export"),
     ]
     *first, saving, exporting = code
     names = {}
@@ -176,7 +177,7 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
             r"(fp.compile\(\w+, \w+)\)", r"\1, backend='eager')", block
         )
         exec(block, names)
-    for learner in ("swing_up", "two_layers", "with_memory"):
+    for learner in ("swing_up", "two_layers", "hill_climber", "with_memory"):
         names[learner].init(random.key(0))
     recurrent = names["of_recurrent_module"]
     state, _ = recurrent.step(recurrent.init(random.key(0)))

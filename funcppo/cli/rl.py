@@ -140,7 +140,7 @@ class Rl:
     """Log deviation of each number of the noise matrix of gSDE before the first update. Default: as published."""
     orthogonal: bool = _DEFAULT.orthogonal
     """Orthogonal weights and zero biases at first. With gSDE they may be off: both are uniform then, as those of
-    PyTorch's layers. Default: as published."""
+    PyTorch's layers. Default: on. Where the published settings have it off, it is off."""
     normalize_observation: bool = False
     """Shift and scale observations by their running moments. Default: as published."""
     normalize_reward: bool = False
