@@ -487,6 +487,7 @@ def _derive_candidates(
         subject.logic, atoms, row.query, row.side, deadline
     )
     pool = task.entity_pool.tolist()
+
     candidates: dict[Atom, list[int]] = {}
     for atom in recount.list_candidates(row.query, row.side, pool, known):
         rules = derivers.get(atom[row.side], [])
@@ -517,6 +518,7 @@ def _compare_line(
         rules = scores.joint_rules(derivers[row.query], deadline)
     is_sampled = bool(scores.subject.joint_strata)
     is_exact = scores.is_recounted
+
     recounted = RecountedRow(
         query=row.query,
         text=proof_names(scores.subject.evaluator.task.dataset).format_atom(

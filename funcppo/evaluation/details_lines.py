@@ -237,6 +237,7 @@ def line_errors(line: Line, row: RecountedRow) -> list[str]:
         record["n_better"], record["n_equal"], record["n_candidates"]
     )
     is_scored = row.log_odds[row.query] > -math.inf
+
     expected: Json = {
         "atom": row.text,
         "n_candidates": len(row.log_odds),
@@ -251,6 +252,7 @@ def line_errors(line: Line, row: RecountedRow) -> list[str]:
     if (record["status"] == "refuted") == row.is_provable:
         verdict = "derivable" if row.is_provable else "not derivable"
         errors.append(_difference("status", record["status"], verdict))
+
     errors += _rank_errors(record, counts)
     if row.has_order:
         again = recount.count_ranks(row.query, row.log_odds)
@@ -443,6 +445,7 @@ def _pair_errors(
     if beside not in order[: order.index(rule)]:
         yield f"{name}: beside {beside}, expected a better rule of the answer"
         return
+
     pair = rules.beside(rule, beside)
     for key, value in (
         ("n_both", pair.n_both),

@@ -248,6 +248,7 @@ def _with_shares(
     if evaluator.find_shares is None:
         return records
     dataset = evaluator.task.dataset
+
     by_side: list[list[Record]] = []
     for place, side in enumerate(evaluator.protocol.sides):
         of_side = [sides[place] for sides in records]

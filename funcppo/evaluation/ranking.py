@@ -414,7 +414,7 @@ def random_rows(n_rows: int, n: int) -> np.ndarray:
 
 def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     """Sample rows of at most `n` queries, spread evenly over relations; ascending, and the same ones at every call."""
-    order = np.random.default_rng(0).permutation(len(split))
+    order = random_rows(len(split), len(split))
 
     # Position of each query among the queries of its relation, in random order.
     by_relation = np.lexsort((np.argsort(order), split[:, 0]))

@@ -736,11 +736,8 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
 def validation_queries(run: Run) -> np.ndarray:
     """The valid queries that every validation ranks, in their order: a fixed sample."""
     valid = run.task.dataset.valid
-    return valid[
-        np.sort(
-            validation_rows(run.run_config, valid, run.n_validation_queries)
-        )
-    ]
+    rows = validation_rows(run.run_config, valid, run.n_validation_queries)
+    return valid[np.sort(rows)]
 
 
 def validation_rows(

@@ -191,26 +191,24 @@ def gsde(
     Source: Raffin et al. 2022, arXiv:2005.05719.
     """
 
+    build_mlp = feedforward.mlp(
+        *hidden,
+        activation=activation,
+        shared_trunk=shared_trunk,
+        matmul_dtype=matmul_dtype,
+    )
+
     def build(spec: EnvironmentSpec, /) -> AnyAgent:
         if not spec.continuous_actions:
             raise ValueError(
                 "gsde: expected an environment with continuous actions, got discrete ones"
             )
-        mlp = MLPConfig(
-            n_obs=spec.observation_size,
-            n_actions=spec.action_size,
-            hidden=hidden,
-            matmul_dtype=matmul_dtype,
-            activation=activation,
-            shared_trunk=shared_trunk,
+        cfg = GSDEConfig(
+            mlp=build_mlp(spec).cfg,
+            first_log_std=first_log_std,
+            noise_steps=noise_steps,
+            orthogonal=orthogonal,
         )
-        return agent(
-            GSDEConfig(
-                mlp=mlp,
-                first_log_std=first_log_std,
-                noise_steps=noise_steps,
-                orthogonal=orthogonal,
-            )
-        )
+        return agent(cfg)
 
     return build

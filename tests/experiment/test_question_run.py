@@ -106,6 +106,16 @@ def run_to(run, folder, last_update):
     return last
 
 
+def test_all_of_valid_is_ranked_unless_a_number_is_set(tmp_path):
+    for n_queries in (None, 5):
+        config = replace(CONFIG, n_validation_queries=n_queries)
+        run = run_start.prepare_run(
+            config, tmp_path / str(n_queries), resume=False
+        )
+        n_ranked = len(validation.validation_queries(run))
+        assert n_ranked == (n_queries or len(run.task.dataset.valid))
+
+
 def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
     run = run_start.prepare_run(CONFIG, tmp_path, resume=False)
     chosen = run.run_config
