@@ -292,8 +292,10 @@ def kill_main(n_batches):
     return prepare
 
 
-@pytest.mark.parametrize("n_batches", [0, 1, 3])
-@pytest.mark.parametrize(("n_before", "n_after"), [(1, 2), (2, 1), (0, 2)])
+@pytest.mark.parametrize(
+    ("n_before", "n_after", "n_batches"),
+    [(1, 2, 0), (2, 1, 1), (1, 2, 3), (0, 2, 3)],
+)
 def test_answers_go_on_from_a_killed_process_to_the_same_files(
     tmp_path, asked, monkeypatch, n_batches, n_before, n_after
 ):

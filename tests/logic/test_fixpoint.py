@@ -80,7 +80,7 @@ def test_a_closure_worked_by_hand():
 
 
 @given(programs)
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_the_model_is_the_least_model_with_its_heights(program):
     model = model_of(program)
     assert heights(model) == oracles.least_model(program)

@@ -67,7 +67,7 @@ def test_by_hand():
 
 
 @given(programs)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_counts_are_those_of_sets_of_atoms(program):
     for leave_one_out in (False, True):
         for identity in (False, True):

@@ -135,7 +135,7 @@ def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(
 
 
 @given(tables())
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_without_a_fact_is_the_knowledge_base_of_the_others(case):
     facts, top = case
     world, sizes = build(facts, top)

@@ -110,9 +110,9 @@ def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
 
 @pytest.mark.skipif(not prolog.AVAILABLE, reason="swipl is not installed")
 def test_the_successors_of_a_step_are_prologs():
-    """A search in each of 2000 programs, a random successor at each step; all of them asked of Prolog."""
+    """A search in each of 1000 programs, a random successor at each step; all of them asked of Prolog."""
     random = Random(0)
-    programs = [oracles.random_program(random) for _ in range(2000)]
+    programs = [oracles.random_program(random) for _ in range(1000)]
     limits = [random.randint(1, 3) for _ in programs]
     asked, got = [], []
     for i, (program, limit) in enumerate(zip(programs, limits)):
@@ -123,7 +123,7 @@ def test_the_successors_of_a_step_are_prologs():
     for question, mine, prologs in zip(asked, got, want):
         assert mine == prologs, (programs[question[0]], question)
     seen = [kind for successors in got for kind, _, _ in successors]
-    assert min(seen.count("rule"), seen.count("fact")) > 500
+    assert min(seen.count("rule"), seen.count("fact")) > 250
 
 
 def walk(program, limit, random):

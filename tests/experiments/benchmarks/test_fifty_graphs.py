@@ -74,15 +74,12 @@ def test_derived_relations_follow_from_earlier_ones():
 def test_a_run_has_a_row_and_is_not_run_again(tmp_path, monkeypatch):
     record = tmp_path / "record.json"
     options = "--steps 64 --ppo.n-envs 8 --strategy eager"
-    names = [SMALL.name, DENSE.name]
-    words = ["x", "--out", str(record), "--graphs", *names, "--jobs", "2"]
+    words = ["x", "--out", str(record), "--graphs", SMALL.name]
     monkeypatch.setattr("sys.argv", [*words, "--options", options])
     monkeypatch.setattr(fifty_graphs, "make_specs", lambda: [SMALL, DENSE])
     fifty_graphs.main()
     fifty_graphs.main()
-    rows = json.loads(record.read_text())["runs"]
-    assert sorted(row["graph"] for row in rows) == sorted(names)
-    (row,) = (row for row in rows if row["graph"] == SMALL.name)
+    (row,) = json.loads(record.read_text())["runs"]
     assert (row["graph"], row["seed"], row["status"]) == (SMALL.name, 0, 0)
     assert row["seconds"] > 0 < row["peak_mb"]
     assert row["answer_seconds"] is None and row["error"] == ""

@@ -42,8 +42,8 @@ def test_both_processes_of_a_program_are_counted(tmp_path):
     assert out.stat().st_size > 0
     # PyTorch alone takes more than a hundred in each
     assert 200 < held["private_mb"] <= held["pss_mb"]
-    with pytest.raises(RuntimeError, match="unknown data set"):
-        process_memory.run_shared(["provable", "no_such_set"])
+    with pytest.raises(RuntimeError, match="no_such_program"):
+        process_memory.run_shared(["no_such_program"])
 
 
 def test_outputs_are_compared_without_their_times():
