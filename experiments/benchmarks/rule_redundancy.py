@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ OBJECT_IDENTITY = {
     "umls": True,
     "family": True,
     "wn18rr": True,
-    "fb15k-237": False,
+    "fb15k-237": True,
 }
 CONSTANTS = (1.0, 5.0)
 PLAIN_SCORES = (
@@ -63,7 +64,7 @@ JOINT_SCORES = ("noisy-or-joint@100", "noisy-or-joint")
 
 
 # queries whose derivations are held at once
-CHUNK_QUERIES = 500
+CHUNK_QUERIES = 100
 
 
 class _Trial(NamedTuple):
@@ -99,6 +100,9 @@ def main() -> None:
         default=CONSTANTS,
         help="added to the body pairs of each rule",
     )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes that rank side by side"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     row = run_set(
@@ -107,6 +111,7 @@ def main() -> None:
         args.rules,
         n_queries=args.queries,
         constants=args.constants,
+        n_jobs=args.jobs,
     )
     record: dict[str, Any] = {"rows": []}
     if args.out.exists():
@@ -122,12 +127,14 @@ def run_set(
     *,
     n_queries: int,
     constants: Sequence[float],
+    n_jobs: int,
 ) -> dict[str, Any]:
     """The row of a data set.
 
     Args:
       n_queries: the most queries of a split to rank.
       constants: that are added to the body pairs of each rule.
+      n_jobs: processes that rank side by side.
     """
     dataset = load(path, rules=str(rules))
     settings = ProverTaskConfig(
@@ -146,7 +153,7 @@ def run_set(
     )
     scores = PLAIN_SCORES + JOINT_SCORES
     trials = [_Trial(s, c) for c in constants for s in scores]
-    ranks = rank_trials(task, joint, trials, valid)
+    ranks = rank_trials(task, joint, trials, valid, n_jobs)
     plain, best = (
         max(
             (trial for trial in ranks if trial.score in names),
@@ -154,7 +161,7 @@ def run_set(
         )
         for names in (PLAIN_SCORES, JOINT_SCORES)
     )
-    of_test = rank_trials(task, joint, [plain, best], test)
+    of_test = rank_trials(task, joint, [plain, best], test, n_jobs)
     return {
         "set": name,
         "n_rules": len(dataset.rules),
@@ -197,38 +204,78 @@ def rank_trials(
     joint: JointCounts,
     trials: Sequence[_Trial],
     queries: np.ndarray,
+    n_jobs: int = 1,
 ) -> dict[_Trial, Tensor]:
     """Reciprocal ranks of queries by each trial, both sides.
 
     Args:
       task: with a smoothing of 0.
+      n_jobs: processes, forks of this one, that rank side by side.
     """
-    scores = [scorers.rule_score(trial.score, joint) for trial in trials]
-    knowledge = [with_constant(task, trial.constant).kb for trial in trials]
-    parts: list[list[Tensor]] = [[] for _ in trials]
-    for start in range(0, len(queries), CHUNK_QUERIES):
-        chunk = queries[start : start + CHUNK_QUERIES]
-        sides = RankingProtocol().sides
-        answered = with_answers(task, torch.from_numpy(chunk), sides)
-        derivations = _Derivations(task)
-        for i, trial in enumerate(trials):
+    chunks = [
+        queries[start : start + CHUNK_QUERIES]
+        for start in range(0, len(queries), CHUNK_QUERIES)
+    ]
+    ranker = _Ranker(task, joint, trials)
+    parts: list[np.ndarray] = []
+    with multiprocessing.get_context("fork").Pool(
+        n_jobs, _set_ranker, (ranker,)
+    ) as pool:
+        for part in pool.imap(_rank_chunk, chunks):
+            parts.append(part)
+            print(f"{len(parts)} of {len(chunks)} chunks", flush=True)
+    ranks = torch.from_numpy(np.concatenate(parts, axis=1))
+    return dict(zip(trials, ranks, strict=True))
+
+
+class _Ranker:
+    """Ranks some queries by all trials."""
+
+    def __init__(
+        self, task: ProverTask, joint: JointCounts, trials: Sequence[_Trial]
+    ) -> None:
+        self._task = task
+        self._trials = [
+            (
+                trial.score,
+                scorers.rule_score(trial.score, joint),
+                with_constant(task, trial.constant).kb,
+            )
+            for trial in trials
+        ]
+
+    def rank(self, queries: np.ndarray) -> np.ndarray:
+        """Reciprocal ranks, a row for each trial."""
+        protocol = RankingProtocol()
+        answered = with_answers(
+            self._task, torch.from_numpy(queries), protocol.sides
+        )
+        derivations = _Derivations(self._task)
+        rows: list[Tensor] = []
+        for name, score, kb in self._trials:
             head, tail = (
-                partial(derivations.score, scores[i], knowledge[i], side)
+                partial(derivations.score, score, kb, side)
                 for side in (HEAD, TAIL)
             )
             scorer = ScorerBySide(head=head, tail=tail)
-            if trial.score == scorers.MAX_PLUS:
+            if name == scorers.MAX_PLUS:
                 scorer = ScorerBySide(ExactScorer(head), ExactScorer(tail))
-            ranked = ranking.rank_split(
-                answered, chunk, scorer, RankingProtocol()
-            )
-            ranks = rank_metrics.expected_reciprocal_ranks(ranked.counts)
-            parts[i].append(ranks)
-        print(f"{start + len(chunk)} of {len(queries)} queries", flush=True)
-    return {
-        trial: torch.cat(part)
-        for trial, part in zip(trials, parts, strict=True)
-    }
+            ranked = ranking.rank_split(answered, queries, scorer, protocol)
+            rows.append(rank_metrics.expected_reciprocal_ranks(ranked.counts))
+        return torch.stack(rows).numpy()
+
+
+_rankers: list[_Ranker] = []  # of a process that ranks for another
+
+
+def _set_ranker(ranker: _Ranker) -> None:
+    """Begin a process that ranks."""
+    _rankers[:] = [ranker]
+
+
+def _rank_chunk(queries: np.ndarray) -> np.ndarray:
+    """Rank some queries in such a process."""
+    return _rankers[0].rank(queries)
 
 
 class _Derivations:

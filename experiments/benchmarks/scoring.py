@@ -267,7 +267,11 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
     start = time.perf_counter()
     folder = args.data / name
     settings = ProverTaskConfig(
-        max_height=1, hard_negative_fraction=1.0, embed_dim=16, hidden_dim=32
+        max_height=1,
+        hard_negative_fraction=1.0,
+        embed_dim=16,
+        hidden_dim=32,
+        max_atoms=50_000_000,
     )
     task, cfg, params = untrained_policy(
         folder, str(folder / rules), settings, args.device

@@ -145,11 +145,10 @@ def _relations_of(
     kb: KnowledgeBase, rule_ids: Sequence[int] | None
 ) -> dict[int, Relation]:
     """The relations of the facts that some rules name; None for all rules."""
-    rules = rules_from_kb(kb)
-    selected = rules if rule_ids is None else [rules[i] for i in rule_ids]
+    rules = rules_from_kb(kb, rule_ids)
     return relations_by_predicate(
         kb.facts,
-        {atom[0] for rule in selected for atom in (rule.head, *rule.body)},
+        {atom[0] for rule in rules for atom in (rule.head, *rule.body)},
     )
 
 
@@ -162,9 +161,7 @@ def _apply_rules(
     budget: RowBudget | None,
 ) -> Iterator[_AppliedRule]:
     """Yield some rules with the heads that they derive."""
-    rules = rules_from_kb(kb)
-    selected = rules if rule_ids is None else [rules[i] for i in rule_ids]
-    for rule in selected:
+    for rule in rules_from_kb(kb, rule_ids):
         inequalities = (
             object_identity_constraints(rule, sizes.n_constants)
             if object_identity

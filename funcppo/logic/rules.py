@@ -26,11 +26,18 @@ class Rule:
     body: tuple[Atom, ...]
 
 
-def rules_from_kb(kb: KnowledgeBase) -> list[Rule]:
-    """The rules of a knowledge base in file order."""
+def rules_from_kb(
+    kb: KnowledgeBase, rule_ids: Sequence[int] | None = None
+) -> list[Rule]:
+    """Some rules of a knowledge base, in the order of their ids given; by default all, in file order."""
+    table = kb.rules
+    if rule_ids is None:
+        rule_ids = range(len(table))
+    else:
+        table = table[torch.tensor(rule_ids, dtype=torch.int64)]
     rules: list[Rule] = []
-    for i, table in enumerate(rule_tuples(kb.rules)):
-        head, *body = (atom for atom in table if atom[0])
+    for i, atoms in zip(rule_ids, rule_tuples(table)):
+        head, *body = (atom for atom in atoms if atom[0])
         rules.append(Rule(i, head, tuple(body)))
     return rules
 

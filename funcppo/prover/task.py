@@ -65,8 +65,8 @@ MAX_HEADS_PER_ATOM = 4
 MAX_STEP_ROWS = 50_000_000
 # rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
 MAX_COUNT_ROWS = 100_000_000
-# rows of joins to index derivations by, some minutes of work
-MAX_INDEX_ROWS = 1_000_000_000
+# rows of joins to index derivations by, about ten minutes of work
+MAX_INDEX_ROWS = 3_000_000_000
 COUNTING = "computing rule confidences"
 INDEXING = "indexing derivations"
 # size of the sample of derived atoms, if T_P is too large to hold

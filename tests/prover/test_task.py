@@ -302,7 +302,7 @@ def phases_of(**settings):
 @pytest.mark.parametrize("height", [1, 2])
 def test_indexing_derivations_shows_its_bound_and_how_much_is_done(height):
     calls, task = phases_of(max_height=height)
-    text = "indexing derivations, within 1,000,000,000 rows of joins"
+    text = "indexing derivations, within 3,000,000,000 rows of joins"
     assert calls == [(text, 0, 2), (text, 1, 2), (text, 2, 2)]
     assert task.derivability_index is not None
 
