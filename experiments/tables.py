@@ -1514,12 +1514,13 @@ SCORING_LABELS = {
     "refilled, not compiled": "refilled slots, not compiled, as `evaluate` does up to ten million candidates",
     "prefiltered": "only candidates that T_P derives",
 }
+SCORING_RECORDS = ("scoring-h200", "scoring-h100", "scoring-cpu")
 RANKING_LABELS = {  # record, row: data set and rules
-    ("scoring-h200", "wn18rr, rules.txt"): "WN18RR, its 34 rules",
+    ("scoring-h200", "wn18rr, rules.txt"): "WN18RR, its 34 rules, H200",
     (
-        "scoring-h200",
+        "scoring-h100",
         "wn18rr, rules_rnnlogic.tsv",
-    ): "WN18RR, RNNLogic's 6,092 rules",
+    ): "WN18RR, RNNLogic's 6,092 rules, H100",
     (
         "scoring-cpu",
         "fb15k-237, rules_rnnlogic_top.tsv.gz",
@@ -1531,7 +1532,7 @@ def performance_scoring() -> str:
     """The block of this name."""
     by_name = {
         (name, row["row"]): row
-        for name in ("scoring-h200", "scoring-cpu")
+        for name in SCORING_RECORDS
         for row in load_record(name)["rows"]
     }
     designs = []
@@ -1580,7 +1581,7 @@ def performance_scoring() -> str:
         table(head, designs)
         + note
         + table(ranking_head, rankings)
-        + origin("scoring-h200", "scoring-cpu")
+        + origin(*SCORING_RECORDS)
     )
 
 
@@ -1690,21 +1691,24 @@ LARGE_GRAPHS = {
 MAX_FACTS = 2**31  # ids of facts are int32
 
 
-PROCESS_RECORDS = ("scaling-h100", "scaling-h100-rest", "scaling-h200")
+PROCESS_RECORDS = (
+    "scaling-h100",
+    "scaling-h100-family-large",
+    "scaling-h200",
+)
 
 
 def performance_processes() -> str:
     """The block of this name."""
-    # A row that is in both of the first is that of the second, where fewer shared the GPUs.
-    latest: dict[tuple[str, str, str, int], Row] = {}
+    measured: dict[tuple[str, str, str, int], Row] = {}
     for name in PROCESS_RECORDS:
         record = load_record(name)
         gpu = record["machine"]["device"].split()[1]
         for row in record["rows"]:
             key = (row["work"], row["scaling"], gpu, row["processes"])
-            latest |= {key: row} if "update_ms" in row else {}
+            measured |= {key: row}
     rows = []
-    for (work, scaling, gpu, n), row in sorted(latest.items()):
+    for (work, scaling, gpu, n), row in sorted(measured.items()):
         collective = ""
         if n > 1:
             share = row["n_gathers"] * row["gather_ms"] / row["update_ms"]
@@ -1712,7 +1716,7 @@ def performance_processes() -> str:
                 f"{row['n_gathers']} x {1e3 * row['gather_ms']:.0f} µs, "
                 f"{share:.1%}"
             )
-        one_shard = latest.get((work, "weak", gpu, 1))
+        one_shard = measured.get((work, "weak", gpu, 1))
         speed_up = ""
         if one_shard is not None:
             ratio = row["steps_per_second"] / one_shard["steps_per_second"]
@@ -1805,10 +1809,25 @@ def shared_work() -> str:
         for row in sorted(
             load_record(name)["rows"], key=lambda row: row["processes"]
         )
+        if "work_speed_up" in row
     ]
     head = ["work", "GPUs", "seconds of the program", "of the work in it"]
     head += ["speed-up of the work", "equal bytes"]
-    return table(head, rows) + origin(*records)
+
+    four, _, few = load_record(records[0])["rows"]
+    share = shared_share(four["work_speed_up"], four["processes"])
+    seconds = four["work_seconds"] * four["work_speed_up"]
+    sentence = (
+        f"\nFour GPUs rank {four['work_speed_up']:.2f} times as fast as one, as if {share:.0%} of the time were "
+        f"shared, and {(1 - share) * seconds:.1f} s were not; to rank {few['size']} triples, which is hardly more than "
+        f"to start, takes {few['work_seconds']:.1f} s.\n"
+    )
+    return table(head, rows) + sentence + origin(*records)
+
+
+def shared_share(speed_up: float, n_processes: int) -> float:
+    """The share of the time that is shared, where `speed_up = 1 / (1 - share + share / n_processes)`."""
+    return (1 - 1 / speed_up) / (1 - 1 / n_processes)
 
 
 def process_memory() -> str:
@@ -1871,8 +1890,7 @@ def mining_profile() -> str:
     parts = []
     for row in load_record("shared_mining-h200")["rows"][1:]:
         n, speed_up = row["processes"], row["work_speed_up"]
-        # speed-up = 1 / (1 - share + share / n)
-        share = (1 - 1 / speed_up) / (1 - 1 / n)
+        share = shared_share(speed_up, n)
         parts.append(
             f"{n} GPUs mine {speed_up:.2f} times as fast as one, as if "
             f"{share:.0%} of the time were shared"

@@ -443,7 +443,7 @@ def test_startup():
 def test_scoring():
     rows = {
         row["row"]: row
-        for name in ("scoring-h200", "scoring-cpu")
+        for name in ("scoring-h200", "scoring-h100", "scoring-cpu")
         for row in record(name)["rows"]
     }
     shown = parse(tables.performance_scoring())
