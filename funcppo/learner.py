@@ -372,9 +372,7 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
     facts = {
         "settings": settings_text(learner.cfg),
         "threads": torch.get_num_threads(),
-        "GPU": torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else "none",
+        **distributed.gpu_facts("cuda" if torch.cuda.is_available() else "cpu"),
     }
     group = collectives.connect(processes, facts)
     cfg = replace(learner.cfg, gather_shards=group.all_gather)

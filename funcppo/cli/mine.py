@@ -172,7 +172,6 @@ class Mine:
         Raises:
           ValueError: it is too large, or another process has other data or another kind of GPU.
         """
-        from funcppo.cli.shared_evaluation import gpu_facts
         from funcppo.data import load
 
         dataset = load(self.dataset, facts_only=True, cfg=self.data)
@@ -184,8 +183,8 @@ class Mine:
             max_length=self._config(dataset).max_length,
         )
         if processes is not None:
-            facts = {"data": dataset.fingerprint} | gpu_facts(self.device)
-            processes.check_equal("setup", facts)
+            gpu = distributed.gpu_facts(self.device)
+            processes.check_equal("setup", {"data": dataset.fingerprint} | gpu)
         return dataset, limit
 
     def _config(self, dataset: Dataset) -> MiningConfig:

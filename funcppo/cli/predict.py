@@ -219,11 +219,10 @@ class Predict:
 
     def _check_same_setup(self, settings: JsonObject) -> None:
         """Check that all processes answer the same queries from the same data with the same scores."""
-        from funcppo.cli.shared_evaluation import gpu_facts
-
         processes = distributed.current_processes()
         if processes is not None:
-            processes.check_equal("setup", settings | gpu_facts(self.device))
+            gpu = distributed.gpu_facts(self.device)
+            processes.check_equal("setup", settings | gpu)
 
     def _check_options(self) -> None:
         """Check options and outputs, before any work."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from funcppo.cli.common import JsonObject
 from funcppo.cli.evaluation_setup import EvaluationSetup
-from funcppo.ranges import is_cuda
+from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -26,17 +26,8 @@ def check_same_setup(
     Raises:
       ValueError: one does not; the message names it.
     """
-    processes.check_equal("setup", setup.log_settings | gpu_facts(device))
-
-
-def gpu_facts(device: str) -> JsonObject:
-    """The kind of GPU that this process computes on; nothing on a CPU."""
-    if not is_cuda(device):
-        return {}
-
-    import torch
-
-    return {"GPU": torch.cuda.get_device_name()}
+    gpu = distributed.gpu_facts(device)
+    processes.check_equal("setup", setup.log_settings | gpu)
 
 
 def iter_queries(

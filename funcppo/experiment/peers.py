@@ -15,8 +15,7 @@ import torch
 from funcppo import train_step
 from funcppo.config import Config
 from funcppo.experiment.run import Run
-from funcppo.ranges import is_cuda
-from funcppo.runtime import collectives
+from funcppo.runtime import collectives, distributed
 from funcppo.runtime.agreement import Agree
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.collectives import Group
@@ -129,8 +128,6 @@ def connect(processes: Processes, run: Run) -> Peers:
         "data": run.task.dataset.fingerprint,
         "settings": repr(run.run_config),
         "threads": torch.get_num_threads(),
-        "GPU": torch.cuda.get_device_name()
-        if is_cuda(run.run_config.device)
-        else "none",
+        **distributed.gpu_facts(run.run_config.device),
     }
     return Peers(group=collectives.connect(processes, facts))

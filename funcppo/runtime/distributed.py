@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from funcppo.ranges import is_cuda
+
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
@@ -495,6 +497,16 @@ def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
     }
     processes.check_equal("join", {**versions, **facts})
     return processes
+
+
+def gpu_facts(device: str) -> dict[str, str]:
+    """The model of the GPU that a process computes on, which all must have: others round differently."""
+    if not is_cuda(device):
+        return {"GPU": "none"}
+
+    import torch
+
+    return {"GPU": torch.cuda.get_device_name(device)}
 
 
 def _stall_seconds() -> float:

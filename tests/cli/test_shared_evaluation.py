@@ -231,6 +231,31 @@ def test_processes_of_other_versions_end_with_one_line(
     assert (ended[0].out, ended[1].out, ended[1].err) == ("", "", "")
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        EVALUATE,
+        ("predict", DATA, "--queries", "queries.txt", *EVALUATE[2:]),
+        ("mine", DATA, "--out", "rules.tsv"),
+        ("train", DATA, "--out", "run", "--ppo.n-shards", "2"),
+    ],
+    ids=lambda args: args[0],
+)
+def test_processes_with_other_gpus_end_with_one_line(tmp_path, args):
+    def other_gpu(rank):
+        os.chdir(tmp_path)
+        distributed.gpu_facts = lambda device: {"GPU": f"model {rank}"}
+
+    entity = load(DATA).entities[0]
+    (tmp_path / "queries.txt").write_text(f"mother('{entity}', ?x)\n")
+    ended = run_processes(2, tmp_path, *args, prepare=other_gpu)
+    assert [x.status for x in ended] == [2, 2], ended
+    line = "funcppo: rank 1: expected GPU model 0, as rank 0 has, got model 1"
+    lines = ended[0].err.splitlines()
+    assert [x for x in lines if x.startswith("funcppo: ")] == [line]
+    assert ended[1].err == ""
+
+
 def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path):
     ended = run_processes(2, tmp_path, "data", DATA)
     assert [x.status for x in ended] == [2, 2]

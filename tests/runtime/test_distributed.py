@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
 from funcppo.runtime import distributed
@@ -134,6 +135,14 @@ def test_all_hear_who_holds_other_facts():
         assert str(error) == (
             "rank 1: expected PyTorch 2.13.0, as rank 0 has, got 2.11.0"
         )
+
+
+def test_the_model_of_the_gpu_is_a_fact(monkeypatch):
+    names = {"cuda": "model A", "cuda:1": "model B"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    assert distributed.gpu_facts("cuda:1") == {"GPU": "model B"}
+    assert distributed.gpu_facts("cuda") == {"GPU": "model A"}
+    assert distributed.gpu_facts("cpu") == {"GPU": "none"}
 
 
 def test_equal_facts_pass():
