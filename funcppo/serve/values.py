@@ -255,6 +255,18 @@ class Evidence(TypedDict):
     embedding_weight: float
 
 
+class JointRule(TypedDict):
+    """A rule that derives an answer, and what the score noisy-or-joint counts of it beside a better rule."""
+
+    rule: int
+    rule_text: str
+    confidence: float
+    share: float
+    beside: int | None
+    n_both: int | None
+    n_both_facts: int | None
+
+
 class FailedRule(TypedDict):
     """A rule whose head matches an atom, and the first of its goals that nothing satisfies."""
 
@@ -275,6 +287,7 @@ class AtomExplanation(TypedDict):
     verdict: str
     proof: Proof | None
     evidence: Evidence | None
+    rule_shares: list[JointRule] | None
     failed_rules: list[FailedRule]
     n_matching_rules: int
     note: str

@@ -1,11 +1,21 @@
 """Parameters of requests: kinds, bounds, names and ids; the OpenAPI document against what is answered."""
 
-import pytest
+import math
 
+import pytest
+from starlette.testclient import TestClient
+
+from funcppo import data
+from funcppo.experiment.answers import Answerer
+from funcppo.experiment.subject import dataset_subject
+from funcppo.prover.config import ProverTaskConfig
 from funcppo.serve import resources
+from funcppo.serve.app import Site
 from funcppo.serve.errors import RequestError
+from funcppo.serve.explorer import Explorer
 from funcppo.serve.resources import RESOURCES, read_arguments, read_fields
 from tests.report.graphs import ALSO
+from tests.serve.conftest import BASE
 from tests.serve.test_values import problems
 
 BY_NAME = {resource.name: resource for resource in RESOURCES}
@@ -114,6 +124,41 @@ def test_a_proof_and_evidence_fit_the_document(client, explorer):
         problems(why, {"$ref": "#/components/schemas/AtomExplanation"}, schemas)
         == []
     )
+
+
+def test_the_shares_of_rules_make_the_score(graph):
+    settings = ProverTaskConfig(max_height=1, object_identity=False)
+    dataset = data.load(str(graph))
+    subject = dataset_subject(dataset, settings, "noisy-or-joint")
+    site = Site(Explorer(Answerer(subject)), seconds=60)
+    client = TestClient(site.make_app("127.0.0.1"), base_url=BASE)
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    schema = {"$ref": "#/components/schemas/AtomExplanation"}
+
+    n_beside = 0
+    for entity in dataset.entities:
+        asked = {"relation": ALSO, "head": entity}
+        found = client.get("/api/answers", params=asked).json()["answers"]
+        for answer in found:
+            fields = asked | {"tail": answer["tail"]}
+            why = client.get("/api/why", params=fields).json()
+            assert problems(why, schema, schemas) == []
+            left = math.prod(1 - rule["share"] for rule in why["rule_shares"])
+            # scores are quantised
+            assert why["score"] == pytest.approx(1 - left, rel=1e-4)
+            page = client.get(why_link(why)).text
+            assert "Shares of the rules" in page
+            n_here = sum(x["beside"] is not None for x in why["rule_shares"])
+            assert page.count("both derive") == n_here
+            n_beside += n_here
+    assert n_beside > 0
+
+
+def why_link(why):
+    """The page of an explanation."""
+    head, tail = (name["id"] for name in why["atom"]["arguments"])
+    relation = why["atom"]["relation"]["id"]
+    return f"/why?relation_id={relation}&head_id={head}&tail_id={tail}&side={why['side']}"
 
 
 def test_every_id_out_of_range_is_one_line(client):
