@@ -345,7 +345,7 @@ def test_no_numeric_option_is_left_out(name):
     ("name", "field"),
     [(name, field) for name in OPTIONS for field in OPTIONS[name]],
 )
-@pytest.mark.parametrize("value", ["nan", "-inf", "inf", "-1", "9" * 39])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "9" * 39])
 def test_an_option_out_of_range_is_one_line_that_names_it(
     name, field, value, monkeypatch, capsys, tmp_path
 ):
