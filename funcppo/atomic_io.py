@@ -22,7 +22,11 @@ class WriteFn(Protocol):
 
 
 def write_atomically(
-    path: Path, write: WriteFn, previous: str | None = None
+    path: Path,
+    write: WriteFn,
+    previous: str | None = None,
+    *,
+    durable: bool = True,
 ) -> None:
     """Write a file beside `path`, then rename it to `path`. A device or a pipe is written to directly.
 
@@ -30,6 +34,7 @@ def write_atomically(
       write: called once with the open file.
       previous: what the file that is replaced is renamed to, in the same folder, once the new one is on the disk; None
         removes it.
+      durable: wait until the file is on the disk, so that it outlives a power failure.
 
     Raises:
       OSError: names the file that could not be written.
@@ -39,7 +44,7 @@ def write_atomically(
             with open(path, "wb") as file:
                 write(file)
         else:
-            _write_and_rename(path.resolve(), write, previous)
+            _write_and_rename(path.resolve(), write, previous, durable)
 
 
 @contextmanager
@@ -110,18 +115,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_and_rename(path: Path, write: WriteFn, previous: str | None) -> None:
+def _write_and_rename(
+    path: Path, write: WriteFn, previous: str | None, durable: bool
+) -> None:
     # The process id keeps apart two processes that write the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
             write(file)
             # Contents must be on disk before the name points to them.
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         if previous is not None and path.exists():
             os.replace(path, path.with_name(previous))
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)

@@ -291,16 +291,25 @@ def _merge(base: Json, given: Json, prefix: str) -> Json:
     """
     merged = dict(base)
     for name, value in given.items():
-        if name not in base:
-            hint = _hint(str(name), base, prefix)
-            raise ValueError(
-                f"{prefix}{name}: expected the name of a setting, got an unknown one{hint}"
-            )
+        _check_name(name, base, prefix)
         is_group = isinstance(base[name], dict) and isinstance(value, dict)
         merged[name] = (
             _merge(base[name], value, f"{prefix}{name}.") if is_group else value
         )
     return merged
+
+
+def _check_name(name: str, settings: Json, prefix: str) -> None:
+    """Refuse a name that no setting has, with the one that it may mean.
+
+    Raises:
+      ValueError: the name is unknown.
+    """
+    if name not in settings:
+        hint = _hint(str(name), settings, prefix)
+        raise ValueError(
+            f"{prefix}{name}: expected the name of a setting, got an unknown one{hint}"
+        )
 
 
 def _hint(name: str, settings: Json, prefix: str) -> str:
@@ -327,7 +336,11 @@ def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
       ValueError: a field is missing, unknown, of another type or out of range.
     """
     fields = dict(raw)
-    for name, annotation in field_types(config_type).items():
+    types = field_types(config_type)
+    for name in fields:
+        _check_name(name, types, prefix)
+
+    for name, annotation in types.items():
         if not isinstance(annotation, type) or not is_dataclass(annotation):
             continue
         nested = fields[name]

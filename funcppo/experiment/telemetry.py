@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from funcppo.atomic_io import write_atomically
 from funcppo.experiment.metric_specs import (
     COUNTERS_OF_ROW,
     GAUGES_OF_ROW,
@@ -305,11 +306,12 @@ class Exporter:
 
     def _write(self, file: Path) -> None:
         """Write the file, or tell once that it cannot be written any more."""
-        from prometheus_client import write_to_textfile
+        from prometheus_client import generate_latest
 
-        # It renames a whole file; these numbers need not outlive a power failure.
+        text = generate_latest(self.telemetry.registry)
+        # Readers see a whole file; these numbers need not outlive a power failure.
         try:
-            write_to_textfile(str(file), self.telemetry.registry)
+            write_atomically(file, lambda out: out.write(text), durable=False)
             self._is_written = self._was_written = True
         except OSError as error:
             # not the temporary file beside it

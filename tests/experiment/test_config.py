@@ -185,7 +185,11 @@ def _without(key):
         ),
         (
             lambda raw: raw | {"colour": 1},
-            "config.json: .*unexpected .*'colour'",
+            "config.json: colour: expected the name of a setting, got an unknown one",
+        ),
+        (
+            _in_group("ppo", {"gama": 1.0}),
+            r"config.json: ppo.gama: .* unknown one \(did you mean ppo.gamma\?\)",
         ),
         (lambda raw: [raw], "config.json: expected a JSON object, got"),
         (

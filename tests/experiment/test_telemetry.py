@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import socket
 import urllib.request
 from collections import deque
@@ -267,6 +268,22 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
     ):
         pass
     assert error.value.filename == str(path)
+
+
+def test_a_link_and_a_pipe_are_written_to_and_not_replaced(tmp_path):
+    """So is a device: an administrator's program must not rename a file over /dev/null."""
+    target, link = tmp_path / "m.prom", tmp_path / "link"
+    link.symlink_to(target)
+    with telemetry.export(None, link, "train", VERSIONS):
+        pass
+    assert link.is_symlink() and "funcppo_finished" in target.read_text()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with telemetry.export(None, pipe, "train", VERSIONS):
+        assert b"funcppo_build_info" in os.read(reader, 10**6)
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_a_file_that_cannot_be_written_any_more_ends_no_run(tmp_path):
