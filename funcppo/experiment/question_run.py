@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,16 +22,29 @@ from funcppo.experiment import question_training
 from funcppo.experiment.question_training import TrainingQuestions
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import aggregation, evidence, link_embedding, questions
+from funcppo.prover import (
+    aggregation,
+    bellman_ford,
+    evidence,
+    link_embedding,
+    network_prior,
+    questions,
+)
 from funcppo.prover.aggregation import (
     AggregationConfig,
     AggregationWorld,
     Capacity,
 )
-from funcppo.prover.evidence import FactIndex
+from funcppo.prover.evidence import Evidence, FactIndex
+from funcppo.prover.network_prior import NetworkPrior
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.questions import Params, PolicyConfig, QuestionWorld
-from funcppo.prover.task import PhaseCallback, ProverTask, with_answers
+from funcppo.prover.task import (
+    PhaseCallback,
+    ProverTask,
+    ignore_phase,
+    with_answers,
+)
 from funcppo.types import F64
 
 # firings of the valid queries that every validation scores, about 35 bytes each; a GPU holds more of both, by
@@ -44,6 +57,8 @@ MAX_TEST_FIRINGS = 100_000_000
 MAX_TEST_ROWS = 400_000_000
 # powers of the odds to start from, of which valid chooses
 ODDS_POWERS = (1.0, 2.0, 3.0)
+# questions whose priors by a network are computed between two looks at the progress
+NETWORK_PRIOR_QUESTIONS = 256
 # standard errors that the fit must gain on valid
 MIN_GAIN_ERRORS = 2.0
 
@@ -105,8 +120,8 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     """Index the facts of a task of height 1.
 
     Args:
-      cfg: degrees, walks and embeddings that are left open are not weighed, and odds start with power 1. Evidence has
-        the probabilities of walks unless these are off.
+      cfg: degrees, walks and priors that are left open are not weighed, and odds start with power 1. Evidence has the
+        probabilities of walks unless these are off.
     """
     facts = evidence.index_facts(
         task.kb,
@@ -122,6 +137,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         uses_degrees=cfg.degrees is True,
         uses_walks=cfg.walks is True,
         uses_embedding=cfg.embedding is True,
+        uses_bellman_ford=cfg.bellman_ford is True,
         odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
     )
     return QuestionSetup(
@@ -228,19 +244,35 @@ class ValidEvidence:
 
     def with_embedding(self, embedding: link_embedding.Params) -> ValidEvidence:
         """The evidence with priors by link embeddings."""
-        weighed = copy.copy(self)
-        weighed._parts = {
+        return self._map(
+            lambda part: evidence.with_prior(part, embedding, "fact")
+        )
+
+    def with_network(self, network: NetworkPrior) -> ValidEvidence:
+        """The evidence with priors by a Bellman-Ford network."""
+        return self._map(
+            lambda part: evidence.with_network_prior(part, network, "fact")
+        )
+
+    def _map(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
+        """The evidence with a change in every part."""
+        changed = copy.copy(self)
+        changed._parts = {
             side: [
-                part._replace(
-                    evidence=evidence.with_prior(
-                        part.evidence, embedding, "fact"
-                    )
-                )
-                for part in parts
+                part._replace(evidence=change(part.evidence)) for part in parts
             ]
             for side, parts in self._parts.items()
         }
-        return weighed
+        return changed
+
+    @property
+    def n_questions(self) -> int:
+        """The number of distinct questions."""
+        return sum(
+            len(part.evidence.label)
+            for parts in self._parts.values()
+            for part in parts
+        )
 
     def make_scorer(self, setup: QuestionSetup, params: Params) -> ScorerBySide:
         """The scorer of the queries' candidates by given weights."""
@@ -311,6 +343,7 @@ def collect(
         collected.policy,
         uses_walks=setup.policy.aggregation.uses_walks,
         uses_embedding=setup.policy.aggregation.uses_embedding,
+        uses_bellman_ford=setup.policy.aggregation.uses_bellman_ford,
         odds_power=setup.policy.aggregation.odds_power,
     )
     return dataclasses.replace(setup, world=world, policy=policy), collected
@@ -355,6 +388,54 @@ def with_embedding(
         policy=_weighing(setup.policy, uses_embedding=True),
         world=world,
     )
+
+
+def with_network(
+    task: ProverTask,
+    setup: QuestionSetup,
+    params: bellman_ford.Params,
+    left_out: LeftOut,
+    on_phase: PhaseCallback = ignore_phase,
+) -> QuestionSetup:
+    """The evidence with priors by a Bellman-Ford network, which the policy weighs.
+
+    Args:
+      params: of one network at least.
+      left_out: what a training question leaves out.
+    """
+    network = network_prior.make_prior(
+        params, evidence.binary_facts(task.kb), task.sizes.n_constants
+    )
+    world = setup.world
+    if world is not None:
+        listed = _add_network_priors(
+            world.evidence, network, left_out, on_phase
+        )
+        world = world._replace(evidence=listed)
+    return dataclasses.replace(
+        setup,
+        facts=setup.facts._replace(network=network),
+        policy=_weighing(setup.policy, uses_bellman_ford=True),
+        world=world,
+    )
+
+
+def _add_network_priors(
+    listed: Evidence,
+    network: NetworkPrior,
+    left_out: LeftOut,
+    on_phase: PhaseCallback,
+) -> Evidence:
+    """The evidence with priors by a network, some questions after others."""
+    n_questions = len(listed.label)
+    priors = [listed.network_prior[:0]]
+    for start in range(0, n_questions, NETWORK_PRIOR_QUESTIONS):
+        on_phase("priors by the Bellman-Ford network", start, n_questions)
+        stop = min(start + NETWORK_PRIOR_QUESTIONS, n_questions)
+        part = evidence.slice_questions(listed, start, stop)
+        part = evidence.with_network_prior(part, network, left_out)
+        priors.append(part.network_prior)
+    return listed._replace(network_prior=torch.cat(priors))
 
 
 def fit_listwise(
@@ -477,6 +558,7 @@ def _describe_fit(setup: QuestionSetup) -> str:
     parts = ["degrees"] * aggregation.uses_degrees
     parts += ["walks"] * aggregation.uses_walks
     parts += ["link embeddings"] * aggregation.uses_embedding
+    parts += ["a Bellman-Ford network"] * aggregation.uses_bellman_ford
     *first, last = parts or [""]
     listing = f"{', '.join(first)} and {last}" if first else last
     return f"listwise fit with {listing}" if listing else "listwise fit"

@@ -37,11 +37,11 @@ from funcppo.evaluation.slot_scheduler import (
 )
 from funcppo.experiment import (
     checkpoint,
-    embedding_training,
     memory_plan,
     metrics_log,
     question_bounds,
     question_run,
+    run_priors,
     validation,
 )
 from funcppo.experiment.config import (
@@ -62,10 +62,11 @@ from funcppo.experiment.run import (
     ppo_config,
 )
 from funcppo.experiment.run_build import at_start, build_run
+from funcppo.experiment.run_priors import Prior
 from funcppo.experiment.run_time import RunTime
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
-from funcppo.prover import link_embedding
+from funcppo.prover import link_embedding, network_prior
 from funcppo.prover.question_config import QuestionConfig
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 
@@ -171,6 +172,10 @@ def prepare_run(
     if setup is not None and link_embedding.n_models(state.embedding):
         # Its questions, if it is trained on, are listed with their priors.
         setup = question_run.with_embedding(setup, state.embedding, "fact")
+    if setup is not None and network_prior.n_networks(state.bellman_ford):
+        setup = question_run.with_network(
+            run.task, setup, state.bellman_ford, "fact"
+        )
     return dataclasses.replace(
         run,
         task=task,
@@ -600,7 +605,7 @@ def _start_from_fit(
         questions=setup,
         run_config=dataclasses.replace(config, questions=options),
     )
-    run, fitted = _fit_with_embedding(
+    run, fitted = _fit_with_priors(
         run, scored.valid_seconds, on_phase, run_time
     )
     weighed = fitted.setup.policy.aggregation
@@ -610,6 +615,7 @@ def _start_from_fit(
         degrees=weighed.uses_degrees,
         walks=weighed.uses_walks,
         embedding=weighed.uses_embedding,
+        bellman_ford=weighed.uses_bellman_ford,
     )
     ppo, parts_notes = memory_plan.split_minibatches(
         config.ppo,
@@ -642,41 +648,65 @@ def _start_from_proofs(
     return scored._replace(notes=[note, *scored.notes])
 
 
-def _fit_with_embedding(
+def _fit_with_priors(
     run: Run,
     valid_seconds: float,
     on_phase: PhaseCallback,
     run_time: RunTime,
 ) -> tuple[Run, ListwiseFit]:
-    """The listwise fit, with link embeddings where these are set or rank valid better beyond chance; and its run.
+    """The listwise fit, with the priors that are set and those that rank valid better beyond chance; and its run.
 
     Args:
       run: its questions are listed.
       valid_seconds: that a ranking of valid takes.
     """
-    assert run.questions is not None, "the run learns from questions"
-    options = run.run_config.questions
-    if options.embedding is True:
-        run, notes = _embed(run, run.questions, on_phase, run_time)
-        run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
-        return run, fitted._replace(notes=[*notes, *fitted.notes])
+    priors = run_priors.list_priors(run.run_config, on_phase, run_time)
+    notes: list[str] = []
+    for prior in priors:
+        if prior.option is True:
+            assert run.questions is not None, "the run learns from questions"
+            run, added = prior.train(run, run.questions)
+            notes += added
 
-    run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
-    if options.embedding is False or plain.quality is None:
-        return run, plain
-    embedded, notes = _embed(run, plain.setup, on_phase, run_time)
-    if embedded is run:
+    run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
+    fitted = fitted._replace(notes=[*notes, *fitted.notes])
+    for prior in priors:
+        if prior.option == "auto" and fitted.quality is not None:
+            run, fitted = _try_prior(
+                prior, run, fitted, valid_seconds, on_phase, run_time
+            )
+    return run, fitted
+
+
+def _try_prior(
+    prior: Prior,
+    run: Run,
+    plain: ListwiseFit,
+    valid_seconds: float,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
+) -> tuple[Run, ListwiseFit]:
+    """The listwise fit with a prior if it ranks valid better beyond chance than the one without; and its run.
+
+    Args:
+      plain: the fit without it, whose other evidence is weighed.
+      valid_seconds: that a ranking of valid takes.
+    """
+    name = prior.name
+    assert plain.quality is not None, "there are valid queries"
+    added, notes = prior.train(run, plain.setup)
+    if added is run:
         return run, plain._replace(notes=[*plain.notes, *notes])
     degrees = plain.setup.policy.aggregation.uses_degrees
-    fitted = _fit(embedded, degrees, valid_seconds, on_phase, run_time)
+    fitted = _fit(added, degrees, valid_seconds, on_phase, run_time)
     assert fitted.quality is not None, "there are valid queries"
-    comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
+    comparison = f"{plain.quality.metric:.4f} without {name}, {fitted.quality.metric:.4f} with {prior.pronoun}"
     if question_run.is_better(fitted.quality, plain.quality):
-        before = [f"without link embeddings: {note}" for note in plain.notes]
-        notes += [*fitted.notes, f"link embeddings on: valid {comparison}"]
-        return embedded, fitted._replace(notes=[*before, *notes])
+        before = [f"without {name}: {note}" for note in plain.notes]
+        notes += [*fitted.notes, f"{name} on: valid {comparison}"]
+        return added, fitted._replace(notes=[*before, *notes])
     notes += [
-        f"link embeddings off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
+        f"{name} off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
     ]
     return run, plain._replace(notes=[*plain.notes, *notes])
 
@@ -756,49 +786,6 @@ def _fit_walks(
     return plain._replace(notes=[*plain.notes, note])
 
 
-def _embed(
-    run: Run, setup: QuestionSetup, on_phase: PhaseCallback, run_time: RunTime
-) -> tuple[Run, list[str]]:
-    """The run with link embeddings and the priors that they give; the same run where there is no time to train them.
-
-    Args:
-      setup: the questions, and the evidence to weigh beside.
-    """
-    config = run.run_config
-    device, left_out = config.device, config.questions.left_out
-    assert left_out != "auto", "what is left out is chosen before"
-    is_set = config.questions.embedding is True
-    deadline = run_time.until(run_time.EMBEDDING)
-    if is_set:
-        deadline = NO_DEADLINE
-    plan = embedding_training.plan_training(
-        run.task, config.embedding, device, deadline.seconds_left
-    )
-    if plan.is_too_long and not is_set:
-        return run, [
-            f"link embeddings are not tried: {embedding_training.MIN_EPOCHS} passes over the facts would take over "
-            f"{min(deadline.seconds_left, config.embedding.seconds):.0f} s (--questions.embedding True trains them)"
-        ]
-
-    cfg = config.embedding if is_set else plan.cfg
-    embedding = embedding_training.train(
-        run.task, cfg, left_out, config.seed, device, on_phase, deadline
-    )
-    run_time.end_phase("link embeddings", is_set=is_set)
-    notes: list[str] = []
-    if cfg.n_epochs < config.embedding.n_epochs:
-        notes = [
-            f"link embeddings: {cfg.n_epochs} of {config.embedding.n_epochs} epochs, all that there is time for"
-        ]
-    valid = run.valid_evidence
-    if valid is not None:
-        valid = valid.with_embedding(embedding)
-    setup = question_run.with_embedding(setup, embedding, left_out)
-    return dataclasses.replace(
-        run, questions=setup, valid_evidence=valid
-    ), notes
-
-
 def _fit(
     run: Run,
     degrees: bool | Literal["auto"],
@@ -817,8 +804,11 @@ def _fit(
     config, setup = run.run_config, run.questions
     assert setup is not None and setup.world is not None
     is_set = config.listwise.max_gradients is not None
-    is_embedded = link_embedding.n_models(setup.facts.embedding) > 0
-    end = run_time.EMBEDDING if is_embedded else run_time.FIT
+    has_prior = (
+        link_embedding.n_models(setup.facts.embedding) > 0
+        or setup.facts.network is not None
+    )
+    end = run_time.EMBEDDING if has_prior else run_time.FIT
     deadline = NO_DEADLINE if is_set else run_time.until(end).share(share)
     plan = question_bounds.plan_fit(
         config.listwise,

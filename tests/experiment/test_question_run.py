@@ -22,6 +22,7 @@ from funcppo.experiment.config import RunConfig, read_config
 from funcppo.experiment.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import (
+    BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
     QuestionConfig,
@@ -83,6 +84,7 @@ def visits(n=32, n_crowd=12):
 
 
 EMBEDDING = EmbeddingConfig(rank=4, n_folds=2, n_epochs=8, batch_size=32)
+BELLMAN_FORD = BellmanFordConfig(width=4, n_layers=2, n_folds=2, n_steps=5)
 
 
 @pytest.fixture(autouse=True)
@@ -184,19 +186,34 @@ def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(
         assert not untrained.score.feature_weight[..., 1:].any()
 
 
-@pytest.mark.parametrize(("embedding", "walks"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("embedding", "walks", "network"),
+    [(False, False, False), (True, True, False), (False, False, True)],
+)
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
-    tmp_path, embedding, walks
+    tmp_path, embedding, walks, network
 ):
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder in (whole, part):
         folder.mkdir()
-    options = replace(CONFIG.questions, embedding=embedding, walks=walks)
-    config = replace(CONFIG, questions=options, embedding=EMBEDDING)
+    options = replace(
+        CONFIG.questions,
+        embedding=embedding,
+        walks=walks,
+        bellman_ford=network,
+    )
+    config = replace(
+        CONFIG,
+        questions=options,
+        embedding=EMBEDDING,
+        bellman_ford=BELLMAN_FORD,
+    )
     run = run_start.prepare_run(config, whole, resume=False)
     assert run.rule_metric is not None
     prior = run.questions.world.evidence.prior
     assert bool(prior.any()) == embedding
+    by_network = run.questions.world.evidence.network_prior
+    assert bool(by_network.any()) == network
     save_checkpoint(run, part)
     expected = run_to(run, whole, 4)
 
@@ -210,6 +227,7 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     listed = run_build.with_training_data(changed).questions.world
     assert torch.equal(listed.prior_score, run.questions.world.prior_score)
     assert torch.equal(listed.evidence.prior, prior)
+    assert torch.equal(listed.evidence.network_prior, by_network)
     assert torch.equal(listed.evidence.walk, run.questions.world.evidence.walk)
     assert bool(listed.evidence.walk.any()) == walks
     got = run_to(resumed, part, 4)
@@ -379,6 +397,72 @@ def test_link_embeddings_without_time_are_not_tried(tmp_path):
     )
     assert run.run_config.questions.embedding is False
     assert any("link embeddings are not tried" in note for note in run.notes)
+
+
+def elders(is_better, n=40):
+    """Chains of three persons. The rule derives all who have a parent as everybody's grandchildren.
+
+    Which one is the answer only a path of two facts tells; otherwise it is one at random.
+    """
+    parents = [
+        (f"x{i}{a}", "parent", f"x{i}{b}")
+        for i in range(n)
+        for a, b in ("ab", "bc")
+    ]
+    drawn = torch.randint(n, (n,), generator=torch.Generator().manual_seed(0))
+    end = range(n) if is_better else drawn.tolist()
+    facts = [(f"x{i}a", "grandparent", f"x{end[i]}c") for i in range(n)]
+    return data.from_triples(
+        parents + [fact for i, fact in enumerate(facts) if i % 4],
+        [fact for i, fact in enumerate(facts) if not i % 4],
+        rules="grandparent(X, Y) :- parent(X, Z), parent(W, Y)",
+    )
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
+    is_better, tmp_path, monkeypatch
+):
+    graph = elders(is_better)
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    options = QuestionConfig(bellman_ford="auto", embedding=False, walks=False)
+    cfg = BellmanFordConfig(
+        width=8, n_layers=2, n_steps=100, batch_size=8, learning_rate=0.02
+    )
+    # The two variables of the answer's rule stand for one person.
+    prover = replace(CONFIG.prover, max_height=1, object_identity=False)
+    config = replace(CONFIG, questions=options, bellman_ford=cfg, prover=prover)
+    phases = []
+    run = run_start.prepare_run(
+        config,
+        tmp_path,
+        resume=False,
+        on_phase=lambda *phase: phases.append(phase),
+    )
+    fits = {text for text, *_ in phases if text.startswith("listwise fit")}
+    assert any(text.endswith("a Bellman-Ford network") for text in fits)
+
+    notes = "\n".join(run.notes)
+    weight = run.state.start_params.score.network_prior_weight
+    assert run.run_config.questions.bellman_ford is is_better
+    assert ("a Bellman-Ford network on: valid" in notes) == is_better
+    assert ("a Bellman-Ford network off: valid" in notes) != is_better
+    prefix = "without a Bellman-Ford network: " * is_better
+    assert sum(n.startswith(prefix + "degrees o") for n in run.notes) == 1
+    assert bool(weight.any()) == is_better
+    assert bool(run.state.bellman_ford.asked.numel()) == is_better
+
+    # Opened again, the run scores with the same priors.
+    save_checkpoint(run, tmp_path)
+    again = run_start.prepare_run(run.run_config, tmp_path, resume=True)
+    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(run.task))
+    mrr = [
+        validation.evaluate_policy(
+            one, one.state.start_params, graph.valid, protocol
+        )["mrr"]
+        for one in (run, again)
+    ]
+    assert mrr[0] == mrr[1]
 
 
 def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(

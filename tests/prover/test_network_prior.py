@@ -1,0 +1,140 @@
+"""Priors by Bellman-Ford networks: what a question leaves out, and that those beside it do not matter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from funcppo import random, tree
+from funcppo.logic import row_index
+from funcppo.logic.question_types import Questions, make_label
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import (
+    bellman_ford,
+    evidence,
+    link_embedding,
+    network_prior,
+)
+from funcppo.prover.question_config import BellmanFordConfig
+
+N_ENTITIES, N_LABELS = 9, 6
+
+
+def random_facts(n=24, seed=0):
+    """Distinct facts of two relations."""
+    generator = torch.Generator().manual_seed(seed)
+    high = torch.tensor([2, N_ENTITIES, N_ENTITIES])
+    drawn = torch.rand((3 * n, 3), generator=generator) * high
+    return torch.unique(drawn.long() + 1, dim=0)[:n]
+
+
+def random_prior(n_folds=1, width=8):
+    """Networks with random weights, and the facts that they read."""
+    cfg = BellmanFordConfig(n_folds=n_folds, width=width, n_layers=3)
+    sizes = network_prior.network_config(cfg, N_ENTITIES, N_LABELS)
+    keys = random.split(random.key(0), network_prior.n_trained(cfg))
+    networks = [bellman_ford.init(sizes, key) for key in keys]
+    params = bellman_ford.Params(*map(torch.stack, zip(*networks)))
+    return network_prior.make_prior(params, random_facts(), N_ENTITIES)
+
+
+def ask(n_each=4):
+    """Both questions of each fact, two without a known answer, and some candidates of each question."""
+    of_facts = evidence.training_questions(random_facts())
+    others = Questions(
+        predicate=torch.tensor([1, 2]),
+        side=torch.tensor([HEAD, TAIL]),
+        entity=torch.tensor([3, 7]),
+        left_out=torch.tensor([0, 0]),
+    )
+    questions = Questions(*(torch.cat(x) for x in zip(of_facts, others)))
+    n = len(questions.entity)
+    # Of one question there is no candidate.
+    count = torch.arange(n) % (n_each + 1)
+    entity = 1 + torch.arange(int(count.sum())) * 5 % N_ENTITIES
+    return questions, row_index.offsets(count), entity
+
+
+@pytest.mark.parametrize("left_out", ["fact", "pair"])
+@pytest.mark.parametrize("n_folds", [1, 3])
+def test_a_prior_is_the_logit_above_the_mean_without_what_is_left_out(
+    left_out, n_folds
+):
+    prior = random_prior(n_folds)
+    questions, offsets, entity = ask()
+    values = network_prior.prior(prior, questions, left_out, offsets, entity)
+    label = make_label(questions.predicate, questions.side)
+    facts = random_facts()
+    n_seen = set()
+    for i in range(len(label)):
+        known = evidence.training_questions(facts)
+        answer, given = questions.left_out[i], questions.entity[i]
+        is_out = (known.left_out == answer) & (known.entity == given)
+        if left_out == "fact":
+            is_out = is_out & (known.predicate == questions.predicate[i])
+            is_out = is_out & (known.side == questions.side[i])
+        else:
+            swapped = (known.left_out == given) & (known.entity == answer)
+            is_out = is_out | swapped
+        is_out = is_out.view(2, -1).any(0)
+        rest = bellman_ford.build_graph(prior.cfg, facts[~is_out], "fact")
+
+        used = 0
+        if n_folds > 1:
+            one = Questions(*(column[[i]] for column in questions))
+            fold = link_embedding.fold_of(one, n_folds, left_out)
+            used = int(fold) if answer else n_folds
+        n_seen.add(used)
+        weights = tree.map(lambda x, used=used: x[used].double(), prior.params)
+        (logits,) = bellman_ford.apply(
+            prior.cfg, weights, rest, label[[i]], given[None]
+        )
+        some = slice(*offsets[i : i + 2].tolist())
+        expected = (logits - logits.mean())[entity[some] - 1]
+        unit = network_prior.PRIOR_UNIT
+        assert ((values[some] - expected).abs() <= 0.501 * unit).all()
+        assert torch.equal((values[some] / unit).round() * unit, values[some])
+    assert len(n_seen) == (1 if n_folds == 1 else n_folds + 1)
+
+
+def test_the_questions_beside_it_change_no_bit_of_a_prior(monkeypatch):
+    prior = random_prior(n_folds=2, width=16)
+    questions, offsets, entity = ask()
+    together = network_prior.prior(prior, questions, "fact", offsets, entity)
+    assert len(together) and together.abs().max() > 0.1
+    monkeypatch.setattr(network_prior, "MAX_BYTES_AT_ONCE", 1)
+    assert network_prior.n_at_once(prior.cfg, prior.graph) == 1
+    one_by_one = network_prior.prior(prior, questions, "fact", offsets, entity)
+    assert torch.equal(together, one_by_one)
+
+    # a part of the questions, in another order
+    rows = torch.tensor([7, 3, 49, 20])
+    counts = offsets.diff()[rows]
+    candidates = [entity[offsets[i] : offsets[i + 1]] for i in rows]
+    some = network_prior.prior(
+        prior,
+        Questions(*(column[rows] for column in questions)),
+        "fact",
+        row_index.offsets(counts),
+        torch.cat(candidates),
+    )
+    expected = [together[offsets[i] : offsets[i + 1]] for i in rows]
+    assert torch.equal(some, torch.cat(expected))
+
+
+def test_without_candidates_there_is_no_prior():
+    prior = random_prior()
+    questions, offsets, entity = ask()
+    none = network_prior.prior(
+        prior, questions, "fact", torch.zeros_like(offsets), entity[:0]
+    )
+    assert len(none) == 0
+
+
+def test_no_networks_have_the_shapes_of_networks():
+    none = network_prior.without_networks("cpu")
+    assert network_prior.n_networks(none) == 0
+    some = random_prior(n_folds=3).params
+    assert network_prior.n_networks(some) == 4
+    assert [x.dim() for x in none] == [x.dim() for x in some]
+    assert network_prior.n_networks(random_prior(n_folds=1).params) == 1
