@@ -329,9 +329,10 @@ def collect(
     Raises:
       ValueError: the rules derive no known fact from the others.
     """
+    network = setup.facts.network
     collected = question_training.collect_questions(
         task,
-        setup.facts,
+        setup.facts._replace(network=None),
         cfg,
         seed,
         uses_degrees=setup.policy.aggregation.uses_degrees,
@@ -339,6 +340,9 @@ def collect(
         deadline=deadline,
     )
     world = tree.map(lambda x: x.to(device), collected.world)
+    if network is not None:
+        assert cfg.left_out != "auto", "what is left out is chosen before"
+        world = _add_network_priors(world, network, cfg.left_out, on_phase)
     policy = _weighing(
         collected.policy,
         uses_walks=setup.policy.aggregation.uses_walks,
@@ -408,10 +412,7 @@ def with_network(
     )
     world = setup.world
     if world is not None:
-        listed = _add_network_priors(
-            world.evidence, network, left_out, on_phase
-        )
-        world = world._replace(evidence=listed)
+        world = _add_network_priors(world, network, left_out, on_phase)
     return dataclasses.replace(
         setup,
         facts=setup.facts._replace(network=network),
@@ -421,21 +422,27 @@ def with_network(
 
 
 def _add_network_priors(
-    listed: Evidence,
+    world: QuestionWorld,
     network: NetworkPrior,
     left_out: LeftOut,
     on_phase: PhaseCallback,
-) -> Evidence:
-    """The evidence with priors by a network, some questions after others."""
+) -> QuestionWorld:
+    """The world with priors by a network of the questions that are asked, some after others."""
+    listed = world.evidence
+    is_asked = torch.zeros_like(listed.label, dtype=torch.bool)
+    is_asked = is_asked.index_fill(0, world.question, True)
     n_questions = len(listed.label)
     priors = [listed.network_prior[:0]]
     for start in range(0, n_questions, NETWORK_PRIOR_QUESTIONS):
         on_phase("priors by the Bellman-Ford network", start, n_questions)
         stop = min(start + NETWORK_PRIOR_QUESTIONS, n_questions)
         part = evidence.slice_questions(listed, start, stop)
-        part = evidence.with_network_prior(part, network, left_out)
+        part = evidence.with_network_prior(
+            part, network, left_out, is_asked[start:stop]
+        )
         priors.append(part.network_prior)
-    return listed._replace(network_prior=torch.cat(priors))
+    listed = listed._replace(network_prior=torch.cat(priors))
+    return world._replace(evidence=listed)
 
 
 def fit_listwise(

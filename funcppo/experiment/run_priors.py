@@ -121,7 +121,7 @@ def _add_network(
     assert left_out != "auto", "what is left out is chosen before"
     assert setup.world is not None, "the questions are listed"
     is_set = config.questions.bellman_ford is True
-    n_questions = len(setup.world.evidence.label)
+    n_questions = len(setup.world.question)
     n_questions += valid.n_questions if valid is not None else 0
     deadline, seconds = NO_DEADLINE, math.inf
     if not is_set:

@@ -364,9 +364,16 @@ def with_prior(
 
 
 def with_network_prior(
-    evidence: Evidence, network: NetworkPrior | None, left_out: LeftOut
+    evidence: Evidence,
+    network: NetworkPrior | None,
+    left_out: LeftOut,
+    is_asked: Bool[Tensor, "Q"] | None = None,
 ) -> Evidence:
-    """The evidence with the prior of each candidate by a Bellman-Ford network; 0 where there is none."""
+    """The evidence with the prior of each candidate by a Bellman-Ford network; 0 where there is none.
+
+    Args:
+      is_asked: the questions whose candidates have a prior; None for all.
+    """
     if network is None:
         none = torch.zeros_like(evidence.base_score)
         return evidence._replace(network_prior=none)
@@ -376,6 +383,7 @@ def with_network_prior(
         left_out,
         evidence.candidate_offsets,
         evidence.entity,
+        is_asked,
     )
     return evidence._replace(network_prior=prior.float())
 

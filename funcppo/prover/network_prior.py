@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
-from funcppo.logic import row_index, sorting
+from funcppo.logic import row_index
 from funcppo.logic.joins import expand_ranges
 from funcppo.logic.question_types import LeftOut, Questions, make_label
 from funcppo.prover import bellman_ford, link_embedding
@@ -31,7 +31,7 @@ from funcppo.prover.bellman_ford import (
     Params,
 )
 from funcppo.prover.question_config import BellmanFordConfig
-from funcppo.types import F64, I64
+from funcppo.types import F64, I64, Bool
 
 # what priors are multiples of
 PRIOR_UNIT = 2.0**-16
@@ -125,6 +125,7 @@ def prior(
     left_out: LeftOut,
     offsets: I64[Tensor, "Q1"],
     entity: I64[Tensor, "L"],
+    is_asked: Bool[Tensor, "Q"] | None = None,
 ) -> F64[Tensor, "L"]:
     """The prior of each candidate.
 
@@ -132,6 +133,7 @@ def prior(
       left_out: what a question leaves out.
       offsets: of the candidates of each question.
       entity: the candidates.
+      is_asked: the questions whose candidates have a prior, that of others is 0; None for all.
     """
     graph = network.graph
     asked = bellman_ford.Questions(
@@ -144,10 +146,13 @@ def prior(
         torch.bincount(omitted.row, minlength=len(asked.label))
     )
     counts = offsets.diff()
+    has_prior = counts > 0
+    if is_asked is not None:
+        has_prior = has_prior & is_asked
     used = network_of(network.params, questions, left_out)
 
     places, values = [entity[:0]], [torch.zeros_like(entity[:0]).double()]
-    for i, rows in _iter_rows(network, used):
+    for i, rows in _iter_rows(network, used, has_prior):
         edges, count = omitted_offsets[rows], omitted_offsets.diff()[rows]
         row, position = expand_ranges(edges, count)
         logits = _answer_logits(
@@ -161,13 +166,14 @@ def prior(
 
 
 def _iter_rows(
-    network: NetworkPrior, used: I64[Tensor, "Q"]
+    network: NetworkPrior,
+    used: I64[Tensor, "Q"],
+    has_prior: Bool[Tensor, "Q"],
 ) -> Iterator[tuple[int, I64[Tensor, "n"]]]:
     """Yield questions that the same network answers, as many at once as the bound on memory allows."""
-    _, order = sorting.sort_keys(used)
-    counts = torch.bincount(used, minlength=n_networks(network.params))
     size = n_at_once(network.cfg, network.graph)
-    for i, rows in enumerate(order.split(counts.tolist())):
+    for i in range(n_networks(network.params)):
+        rows = (has_prior & (used == i)).nonzero().squeeze(1)
         if len(rows):
             yield from ((i, part) for part in rows.split(size))
 

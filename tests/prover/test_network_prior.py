@@ -122,6 +122,19 @@ def test_the_questions_beside_it_change_no_bit_of_a_prior(monkeypatch):
     assert torch.equal(some, torch.cat(expected))
 
 
+def test_questions_that_are_not_asked_have_no_prior():
+    prior = random_prior(n_folds=2)
+    questions, offsets, entity = ask()
+    every = network_prior.prior(prior, questions, "fact", offsets, entity)
+    is_asked = torch.arange(len(questions.entity)) % 3 > 0
+    some = network_prior.prior(
+        prior, questions, "fact", offsets, entity, is_asked
+    )
+    has_prior = is_asked.repeat_interleave(offsets.diff())
+    assert torch.equal(some, torch.where(has_prior, every, 0.0))
+    assert some.any() and (every[~has_prior] != 0).any()
+
+
 def test_without_candidates_there_is_no_prior():
     prior = random_prior()
     questions, offsets, entity = ask()
