@@ -37,7 +37,7 @@ TEXT = "training a Bellman-Ford network"
 MIN_STEPS = 200
 # what the gradients of a step's questions may hold at once, in bytes
 MAX_STEP_BYTES = 1e9
-# passes that a gradient takes, and that a prior takes, whose numbers are float64
+# passes that a gradient takes, and that a prior takes, whose numbers are of float64
 GRADIENT_PASSES = 3
 PRIOR_PASSES = 2
 # operations for each number of a state in each layer: of a source, of an edge, of an entity, and of a label for each
@@ -46,8 +46,9 @@ SOURCE_OPERATIONS = 3
 EDGE_OPERATIONS = 1
 ENTITY_OPERATIONS = 24
 LABEL_OPERATIONS = 0.1
-# operations in a second, and seconds of a layer that does next to nothing
-CPU_OPERATIONS_PER_SECOND = 4e8
+# operations in a second, and seconds of a layer that does next to nothing: measured on one CPU core, and guessed from
+# the memory bandwidth of a GPU
+CPU_OPERATIONS_PER_SECOND = 2.5e9
 GPU_OPERATIONS_PER_SECOND = 1e11
 LAYER_SECONDS = 1e-3
 

@@ -35,8 +35,9 @@ from funcppo.types import F64, I64, Bool
 
 # what priors are multiples of
 PRIOR_UNIT = 2.0**-16
-# for what the questions that are answered at once hold
-MAX_BYTES_AT_ONCE = 1 << 26
+# for what the questions that are answered at once hold: what the caches of a CPU keep, and a part of a GPU's memory
+MAX_BYTES_AT_ONCE = 1 << 24
+GPU_BYTES_AT_ONCE = 1 << 29
 # numbers that a layer holds of each source and of each entity, for each number of a state
 SOURCE_NUMBERS = 3
 ENTITY_NUMBERS = 8
@@ -205,4 +206,5 @@ def n_at_once(cfg: NetworkConfig, graph: Graph) -> int:
     numbers = SOURCE_NUMBERS * len(graph.source)
     numbers += ENTITY_NUMBERS * cfg.n_entities
     n_bytes = cfg.width * numbers * torch.float64.itemsize
-    return max(1, MAX_BYTES_AT_ONCE // n_bytes)
+    most = GPU_BYTES_AT_ONCE if graph.source.is_cuda else MAX_BYTES_AT_ONCE
+    return max(1, most // n_bytes)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from funcppo import random, tree
+from funcppo.data import format_atom
 from funcppo.evaluation import agreement, evidence_explanation, ranking
 from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.evidence_explanation import Weights, explain_answer
@@ -139,6 +140,46 @@ def test_the_recount_agrees_and_reports_what_does_not(subject):
     assert "1000" in text and "known answers" in text
 
 
+def test_the_recount_reports_a_path_of_other_facts(subject):
+    task, weights = subject
+    known = {tuple(fact) for fact in evidence.binary_facts(task.kb).tolist()}
+    n = task.sizes.n_constants
+    unknown = next(
+        (1, x, y)
+        for x, y in itertools.product(range(1, n + 1), repeat=2)
+        if (1, x, y) not in known
+    )
+    n_paths = 0
+
+    def replace_fact(facts):
+        return (*facts[:-1], unknown)
+
+    def reverse(facts):
+        return facts[::-1]
+
+    for change in (replace_fact, reverse):
+
+        def miscount(atom, side, change=change):
+            nonlocal n_paths
+            found = explain_answer(task, weights, atom, side)
+            if found is None:
+                return None
+            paths = [
+                path._replace(facts=change(path.facts))
+                for path in found.paths
+                if len(path.facts) > 1
+            ]
+            n_paths += len(paths)
+            return found._replace(paths=tuple(paths))
+
+        wrong = compare(task, weights, miscount)
+        assert n_paths and wrong.n_disagreeing
+        assert all(
+            "expected known facts that lead" in line
+            for line in wrong.disagreements
+        )
+
+
 @pytest.mark.parametrize("wrong", [1.001, None])
 def test_the_recount_reports_a_wrong_probability_of_a_walk(subject, wrong):
     task, weights = subject
@@ -231,10 +272,17 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
     assert f"{e.embedding_weight:+.2f}  prior by link embeddings" in text
     network = f"{e.bellman_ford_weight:+.2f}  prior by a Bellman-Ford network"
     assert network in text
+    assert e.paths
+    for path in e.paths:
+        facts = ", ".join(format_atom(dataset, fact) for fact in path.facts)
+        assert f"      {path.importance:+.2f} {facts}" in text
     relation = dataset.predicates[e.predicate - 1]
     assert f"it is the tail of 1 other fact of {relation}" in text
 
     fields = json.loads(json.dumps(evidence_explanation.to_json(dataset, e)))
+    assert [path["facts"] for path in fields["paths"]] == [
+        [format_atom(dataset, fact) for fact in path.facts] for path in e.paths
+    ]
     assert fields["rules"][0]["n_groundings"] == e.rules[0].n_groundings
     assert len(fields["facts"]) == len(e.facts)
     assert fields["question"].count(", ") == 1 and fields["score"] == e.score
@@ -288,7 +336,7 @@ def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):
         if e is not None:
             assert e.facts == ()
             assert e.degree_weight == e.embedding_weight == 0
-            assert e.bellman_ford_weight == 0
+            assert e.bellman_ford_weight == 0 and e.paths == ()
             assert e.rule_score + e.own_degree_weight == pytest.approx(
                 e.score, abs=1e-5
             )
