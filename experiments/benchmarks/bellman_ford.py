@@ -288,8 +288,8 @@ def train(
     init_key, key = random.split(random.key(seed, args.device)).unbind(-2)
     params = network.init(cfg, init_key)
     state = TrainState(params, optim.init(params))
-    edges = torch.arange(len(graph.edge_target), device=args.device)
-    size = min(args.batch, len(edges))
+    n_edges = len(graph.edge_target)
+    size = min(args.batch, n_edges)
     every = -(-args.steps // args.snapshots)
     settings = BellmanFordConfig(
         n_steps=args.steps,
@@ -298,7 +298,7 @@ def train(
         dropped=args.dropped,
     )
     steps = bellman_ford_training.iter_steps(
-        cfg, graph, settings, state, edges, key, args.at_once
+        cfg, graph, settings, state, key, args.at_once
     )
     seconds, losses = 0.0, []
     clock = time.perf_counter()
@@ -316,7 +316,7 @@ def train(
             state.params,
             {
                 "steps": step,
-                "epochs": round(step * size / len(edges), 2),
+                "epochs": round(step * size / n_edges, 2),
                 "loss": recent,
                 "seconds": round(seconds, 1),
             },

@@ -1,23 +1,20 @@
-"""Training Bellman-Ford networks on known facts, within a time that is counted before it starts."""
+"""Training a Bellman-Ford network on known facts, within a time that is counted before it starts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from funcppo import optim, random, tree
 from funcppo.deadline import NO_DEADLINE, Deadline
-from funcppo.logic.question_types import LeftOut, Questions
+from funcppo.logic.question_types import LeftOut
 from funcppo.logic.sorting import unique_values
-from funcppo.logic.triple_index import HEAD
 from funcppo.prover import (
     bellman_ford,
     evidence,
-    link_embedding,
     network_prior,
 )
 from funcppo.prover.bellman_ford import (
@@ -58,7 +55,7 @@ class BellmanFordPlan(NamedTuple):
 
     cfg: BellmanFordConfig
     seconds: float  # that training and priors take, by count
-    # fewer than `MIN_STEPS` steps of each network, and the priors, take more time than there is
+    # fewer than `MIN_STEPS` steps, and the priors, take more time than there is
     is_too_long: bool
 
 
@@ -87,7 +84,6 @@ def plan_training(
 
     n_together = min(cfg.batch_size, max(1, 2 * len(facts)))
     per_step = GRADIENT_PASSES * (start + n_together * per_question)
-    per_step = per_step * network_prior.n_trained(cfg)
     of_priors = PRIOR_PASSES * n_questions * per_question
 
     most = min(cfg.n_steps, (seconds - of_priors) / per_step)
@@ -122,75 +118,38 @@ def train(
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
 ) -> Params:
-    """Train all networks on the known facts of two arguments, nothing of valid or test.
+    """Train a network on the known facts of two arguments, nothing of valid or test.
 
     Args:
-      left_out: what a training question leaves out, which its network must not have learnt from.
+      left_out: what a training question leaves out.
       seed: of the initial weights, of the order of the questions, and of what is dropped.
-      deadline: ends the training of each network after a step; each has the same part of the time.
-
-    Returns:
-      The weights, networks first.
+      deadline: ends the training after a step.
     """
     facts = evidence.binary_facts(task.kb)
     sizes = network_prior.network_config(
         cfg, task.sizes.n_constants, evidence.n_labels(task.sizes)
     )
     graph = bellman_ford.build_graph(sizes, facts, left_out)
-    fold = _edge_folds(graph, cfg.n_folds, left_out)
     graph = tree.map(lambda x: x.to(device), graph)
-
-    n_networks = network_prior.n_trained(cfg)
-    trained: list[Params] = []
-    for i in range(n_networks):
-        # The last one learns from all.
-        is_learnt = fold >= 0 if i == n_networks - 1 else fold != i
-        edges = is_learnt.nonzero().squeeze(1).to(device)
-        key = random.fold_in(random.key(seed, device), i)
-        part = deadline.share(1 / (n_networks - i))
-        state, steps = _start(task, sizes, cfg, graph, edges, key)
-        for step, (after, _) in enumerate(steps, i * cfg.n_steps + 1):
-            state = after
-            on_phase(TEXT, step, n_networks * cfg.n_steps, part)
-            if part.is_over:
-                break
-        trained.append(state.params)
-    return _stack(trained)
-
-
-def _edge_folds(
-    graph: Graph, n_folds: int, left_out: LeftOut
-) -> I64[Tensor, "N"]:
-    """The fold of the fact of each edge, or of its pair of entities where that is left out."""
-    asked = bellman_ford.edge_questions(
-        graph, torch.arange(len(graph.edge_target))
-    )
-    questions = Questions(
-        predicate=asked.label // 2,
-        side=asked.label % 2 + HEAD,
-        entity=asked.given,
-        left_out=asked.answer,
-    )
-    return link_embedding.fold_of(questions, n_folds, left_out)
-
-
-def _start(
-    task: ProverTask,
-    sizes: NetworkConfig,
-    cfg: BellmanFordConfig,
-    graph: Graph,
-    edges: I64[Tensor, "n"],
-    key: I64[Tensor, "2"],
-) -> tuple[TrainState, Iterator[tuple[TrainState, F32[Tensor, ""]]]]:
-    """The state of a network before its first step, and its steps."""
-    init_key, key = random.split(key).unbind(-2)
+    init_key, key = random.split(random.key(seed, device)).unbind(-2)
     params = bellman_ford.init(sizes, init_key)
-    state = TrainState(params, optim.init(params))
     per_question = bellman_ford.bytes_per_question(sizes, graph)
     n_at_once = int(MAX_STEP_BYTES * task.cfg.memory_share / per_question)
-    return state, iter_steps(
-        sizes, graph, cfg, state, edges, key, max(1, n_at_once)
+
+    steps = iter_steps(
+        sizes,
+        graph,
+        cfg,
+        TrainState(params, optim.init(params)),
+        key,
+        max(1, n_at_once),
     )
+    for step, (state, _) in enumerate(steps, 1):
+        params = state.params
+        on_phase(TEXT, step, cfg.n_steps, deadline)
+        if deadline.is_over:
+            break
+    return params
 
 
 def iter_steps(
@@ -198,24 +157,23 @@ def iter_steps(
     graph: Graph,
     cfg: BellmanFordConfig,
     state: TrainState,
-    edges: I64[Tensor, "n"],
     key: I64[Tensor, "2"],
     n_at_once: int,
 ) -> Iterator[tuple[TrainState, F32[Tensor, ""]]]:
-    """Yield the state and the loss after each step of the settings; none without edges to learn from.
+    """Yield the state and the loss after each step of the settings; none without facts.
 
     Args:
       graph: of all known facts.
-      edges: to learn from.
       key: of the order of the edges and of what is dropped.
       n_at_once: questions that are in memory together.
     """
-    if not len(edges):
+    n_edges = len(graph.edge_target)
+    if not n_edges:
         return
     n_groups = int(graph.edge_group.max()) + 1
-    size = min(cfg.batch_size, len(edges))
-    batches = _batches(key, len(edges), size, cfg.n_steps)
-    for step, rows in enumerate(batches, 1):
+    size = min(cfg.batch_size, n_edges)
+    batches = _batches(key, n_edges, size, cfg.n_steps)
+    for step, edge in enumerate(batches, 1):
         drop_key = random.fold_in(random.fold_in(key, step), 1)
         is_dropped = random.uniform(drop_key, (n_groups,)) < cfg.dropped
         rate = cfg.learning_rate * (1.0 - (step - 1) / cfg.n_steps)
@@ -223,7 +181,7 @@ def iter_steps(
             sizes,
             graph,
             state,
-            edges[rows],
+            edge,
             is_dropped.nonzero().squeeze(1),
             rate,
             n_at_once,
@@ -234,7 +192,7 @@ def iter_steps(
 def _batches(
     key: I64[Tensor, "2"], n_edges: int, size: int, n_steps: int
 ) -> Iterator[I64[Tensor, "n"]]:
-    """Yield batches of rows: passes in random order, each without an incomplete batch."""
+    """Yield batches of edges: passes in random order, each without an incomplete batch."""
     n_in_epoch = n_edges // size
     for first in range(0, n_steps, n_in_epoch):
         order = random.permutation(random.fold_in(key, first), n_edges)
@@ -247,10 +205,4 @@ def blank(task: ProverTask, cfg: BellmanFordConfig, device: str) -> Params:
     sizes = network_prior.network_config(
         cfg, task.sizes.n_constants, evidence.n_labels(task.sizes)
     )
-    params = tree.zeros_like(bellman_ford.init(sizes, random.key(0, device)))
-    return _stack([params] * network_prior.n_trained(cfg))
-
-
-def _stack(networks: Sequence[Params]) -> Params:
-    """The weights of several networks, networks first."""
-    return Params(*(torch.stack(leaves) for leaves in zip(*networks)))
+    return tree.zeros_like(bellman_ford.init(sizes, random.key(0, device)))

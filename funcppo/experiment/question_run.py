@@ -59,6 +59,8 @@ MAX_TEST_ROWS = 400_000_000
 ODDS_POWERS = (1.0, 2.0, 3.0)
 # questions whose priors by a network are computed between two looks at the progress
 NETWORK_PRIOR_QUESTIONS = 256
+# factors of the weights of a Bellman-Ford network, of which valid chooses
+NETWORK_FACTORS = (1.0, 0.5, 1.5, 2.0, 3.0)
 # standard errors that the fit must gain on valid
 MIN_GAIN_ERRORS = 2.0
 
@@ -404,7 +406,7 @@ def with_network(
     """The evidence with priors by a Bellman-Ford network, which the policy weighs.
 
     Args:
-      params: of one network at least.
+      params: of the network.
       left_out: what a training question leaves out.
     """
     network = network_prior.make_prior(
@@ -499,6 +501,47 @@ def fit_listwise(
     return ListwiseFit(
         best.setup, best.params, best.quality, cfg.n_epochs, notes
     )
+
+
+def scale_network_prior(
+    fitted: ListwiseFit, metric: Metric, deadline: Deadline
+) -> ListwiseFit:
+    """The fit with the weights of a Bellman-Ford network times the factor that ranks valid best.
+
+    The network has learnt from the facts that training questions are about, and rules and links were elected and fitted
+    by them. So the fit trusts the one or the others more than new questions do.
+
+    Args:
+      fitted: weighs a network; its untrained weights are kept as they are.
+      deadline: ends the choice.
+    """
+    assert fitted.quality is not None, "there are valid queries"
+    weights = fitted.params.score
+    if not bool(weights.network_prior_weight.any()):
+        return fitted
+    found = {1.0: fitted}
+    for factor in NETWORK_FACTORS[1:]:
+        if deadline.is_over:
+            break
+        score = weights._replace(
+            network_prior_weight=factor * weights.network_prior_weight
+        )
+        params = fitted.params._replace(score=score)
+        quality = metric(fitted.setup, params)
+        found[factor] = fitted._replace(params=params, quality=quality)
+
+    mrr = {
+        factor: one.quality.metric
+        for factor, one in found.items()
+        if one.quality is not None
+    }
+    # The first one is chosen if they are equal.
+    best = max(mrr, key=lambda factor: mrr[factor])
+    listing = ", ".join(
+        f"{factor:g} {value:.4f}" for factor, value in mrr.items()
+    )
+    note = f"Bellman-Ford network: its weights times {best:g}: valid by factor: {listing}"
+    return found[best]._replace(notes=[*fitted.notes, note])
 
 
 def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:

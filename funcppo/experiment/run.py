@@ -68,7 +68,7 @@ class RunState(NamedTuple):
     best_update: I64[Tensor, ""]
     # without models where candidates have no prior
     embedding: link_embedding.Params
-    # of Bellman-Ford networks, networks first; there may be none
+    # of a Bellman-Ford network, which there may not be
     bellman_ford: bellman_ford.Params
 
 
@@ -164,19 +164,19 @@ def initial_train_state(
 def initial_run_state(
     train_state: TrainState,
     embedding: link_embedding.Params | None = None,
-    networks: bellman_ford.Params | None = None,
+    network: bellman_ford.Params | None = None,
 ) -> RunState:
     """The state before the first validation.
 
     Args:
       embedding: what gives candidates a prior; None for nothing.
-      networks: Bellman-Ford networks that do; None for none.
+      network: a Bellman-Ford network that does; None for none.
     """
     device = train_state.update.device
     if embedding is None:
         embedding = link_embedding.without_models(device)
-    if networks is None:
-        networks = network_prior.without_networks(device)
+    if network is None:
+        network = network_prior.without_network(device)
     return RunState(
         train_state=train_state,
         start_params=train_state.params,
@@ -186,7 +186,7 @@ def initial_run_state(
         ),
         best_update=torch.zeros((), dtype=torch.int64, device=device),
         embedding=embedding,
-        bellman_ford=networks,
+        bellman_ford=network,
     )
 
 

@@ -124,7 +124,7 @@ def _build_question_run(
     cfg = question_training.learner_config(setup.policy, ppo_config(run_config))
     world = question_run.training_world(setup, run_config.device)
     key = random.key(run_config.seed, run_config.device)
-    embedding, networks = _blank_priors(task, setup, run_config)
+    embedding, network = _blank_priors(task, setup, run_config)
 
     return Run(
         run_config=run_config,
@@ -132,7 +132,7 @@ def _build_question_run(
         cfg=cfg,
         score=EVIDENCE_SCORE,
         state=initial_run_state(
-            train_step.init(cfg, world, key), embedding, networks
+            train_step.init(cfg, world, key), embedding, network
         ),
         notes=task.notes,
         search_step=scorers.make_search_step(run_config.device),
@@ -148,16 +148,16 @@ def _build_question_run(
 def _blank_priors(
     task: ProverTask, setup: QuestionSetup, run_config: RunConfig
 ) -> tuple[link_embedding.Params | None, bellman_ford.Params | None]:
-    """What link embeddings and Bellman-Ford networks are before training, those that the settings ask for."""
+    """What link embeddings and a Bellman-Ford network are before training, where the settings ask for them."""
     weighed, device = setup.policy.aggregation, run_config.device
-    embedding, networks = None, None
+    embedding, network = None, None
     if weighed.uses_embedding:
         embedding = embedding_training.blank(task, run_config.embedding, device)
     if weighed.uses_bellman_ford:
-        networks = bellman_ford_training.blank(
+        network = bellman_ford_training.blank(
             task, run_config.bellman_ford, device
         )
-    return embedding, networks
+    return embedding, network
 
 
 def _with_questions(run: Run, start_params: Any) -> Run:

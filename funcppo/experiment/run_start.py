@@ -172,7 +172,7 @@ def prepare_run(
     if setup is not None and link_embedding.n_models(state.embedding):
         # Its questions, if it is trained on, are listed with their priors.
         setup = question_run.with_embedding(setup, state.embedding, "fact")
-    if setup is not None and network_prior.n_networks(state.bellman_ford):
+    if setup is not None and network_prior.is_network(state.bellman_ford):
         setup = question_run.with_network(
             run.task, setup, state.bellman_ford, "fact"
         )
@@ -818,18 +818,21 @@ def _fit(
         deadline.seconds_left,
         valid_seconds,
     )
+    metric = None
+    if run.valid_evidence is not None:
+        metric = partial(validation.evidence_quality, run)
     fitted = question_run.fit_listwise(
         setup,
         plan.degrees,
         plan.cfg,
         config.seed,
         config.device,
-        partial(validation.evidence_quality, run)
-        if run.valid_evidence
-        else None,
+        metric,
         on_phase,
         deadline,
     )
+    if metric is not None and setup.facts.network is not None:
+        fitted = question_run.scale_network_prior(fitted, metric, deadline)
     run_time.end_phase("listwise fit", is_set=is_set)
     return fitted._replace(notes=[*plan.notes, *fitted.notes])
 

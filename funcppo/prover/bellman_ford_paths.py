@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from funcppo import tree
 from funcppo.logic import sorting
 from funcppo.logic.question_types import LeftOut, Questions, make_label
-from funcppo.prover import bellman_ford, network_prior
+from funcppo.prover import bellman_ford
 from funcppo.prover.bellman_ford import Graph
 from funcppo.prover.network_prior import NetworkPrior
 from funcppo.types import F64, I64
@@ -66,8 +66,7 @@ def best_paths(
         network.cfg, network.graph, asked, left_out
     )
     graph = bellman_ford.without_edges(network.graph, omitted.edge)
-    used = int(network_prior.network_of(network.params, question, left_out))
-    params = tree.map(lambda x: x[used].double(), network.params)
+    params = tree.map(lambda x: x.double(), network.params)
 
     def logit(factor: F64[Tensor, "T N"]) -> F64[Tensor, ""]:
         logits = bellman_ford.apply(

@@ -1,11 +1,8 @@
-"""A prior of candidates by Bellman-Ford networks over the known facts.
+"""A prior of candidates by a Bellman-Ford network over the known facts.
 
-A network (`bellman_ford`) gives every entity a logit as the answer to a question, from the paths of known facts that
+The network (`bellman_ford`) gives every entity a logit as the answer to a question, from the paths of known facts that
 lead to it from the question's entity. The prior of a candidate is its logit above the mean of all entities. What a
 question leaves out is left out of its graph, and of no other question's.
-
-There may be several networks: the facts are divided into folds (`link_embedding.fold_of`), and network m has not
-learnt to answer the questions about those of fold m; the last network has learnt from all.
 
 A prior is computed in float64 and rounded to `PRIOR_UNIT`, so that the questions that are asked beside it do not
 change it.
@@ -13,7 +10,6 @@ change it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +19,7 @@ from funcppo import tree
 from funcppo.logic import row_index
 from funcppo.logic.joins import expand_ranges
 from funcppo.logic.question_types import LeftOut, Questions, make_label
-from funcppo.prover import bellman_ford, link_embedding
+from funcppo.prover import bellman_ford
 from funcppo.prover.bellman_ford import (
     Graph,
     NetworkConfig,
@@ -45,12 +41,12 @@ ENTITY_NUMBERS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkPrior:
-    """Trained networks and the facts that they read."""
+    """A trained network and the facts that it reads."""
 
     cfg: NetworkConfig
-    """Sizes of each network."""
+    """Sizes of the network."""
     params: Params
-    """Weights of all networks, networks first."""
+    """Its weights."""
     graph: Graph
     """The known facts."""
 
@@ -67,39 +63,34 @@ def network_config(
     )
 
 
-def n_trained(cfg: BellmanFordConfig) -> int:
-    """The number of networks that settings ask for."""
-    return cfg.n_folds + 1 if cfg.n_folds > 1 else 1
-
-
-def n_networks(params: Params) -> int:
-    """The number of networks, 0 where there are none."""
-    return len(params.asked)
-
-
-def without_networks(device: torch.device | str) -> Params:
+def without_network(device: torch.device | str) -> Params:
     """No weights."""
     cfg = NetworkConfig(n_entities=1, n_labels=1, width=1, n_layers=1)
-    one = bellman_ford.init(cfg, torch.zeros(2, dtype=torch.int64))
-    return tree.map(lambda x: x[None][:0].to(device), one)
+    params = bellman_ford.init(cfg, torch.zeros(2, dtype=torch.int64))
+    return tree.map(lambda x: torch.zeros([0] * x.dim(), device=device), params)
+
+
+def is_network(params: Params) -> bool:
+    """Whether there are weights."""
+    return params.asked.numel() > 0
 
 
 def make_prior(
     params: Params, facts: I64[Tensor, "N W"], n_entities: int
 ) -> NetworkPrior:
-    """The prior by some networks.
+    """The prior by a network.
 
     Args:
-      params: of one network at least.
+      params: its weights.
       facts: known ones, of two arguments.
     """
-    _, n_labels, width = params.asked.shape
+    n_labels, width = params.asked.shape
     cfg = NetworkConfig(
         n_entities=n_entities,
         n_labels=n_labels,
         width=width,
-        n_layers=params.weight.shape[1],
-        asks=params.weight_by_asked.shape[2] > 0,
+        n_layers=len(params.weight),
+        asks=params.weight_by_asked.shape[1] > 0,
         messages="float64",
     )
     return NetworkPrior(
@@ -107,17 +98,6 @@ def make_prior(
         params=params,
         graph=bellman_ford.build_graph(cfg, facts, "fact"),
     )
-
-
-def network_of(
-    params: Params, questions: Questions, left_out: LeftOut
-) -> I64[Tensor, "Q"]:
-    """The network that has not learnt what each question leaves out; the last one where nothing is left out."""
-    last = n_networks(params) - 1
-    if not last:
-        return torch.zeros_like(questions.entity)
-    fold = link_embedding.fold_of(questions, last, left_out)
-    return torch.where(questions.left_out > 0, fold, last)
 
 
 def prior(
@@ -150,14 +130,17 @@ def prior(
     has_prior = counts > 0
     if is_asked is not None:
         has_prior = has_prior & is_asked
-    used = network_of(network.params, questions, left_out)
+    # `split` would give one empty part.
+    asked_rows = has_prior.nonzero().squeeze(1)
+    size = n_at_once(network.cfg, graph)
+    parts = asked_rows.split(size) if len(asked_rows) else ()
 
     places, values = [entity[:0]], [torch.zeros_like(entity[:0]).double()]
-    for i, rows in _iter_rows(network, used, has_prior):
+    for rows in parts:
         edges, count = omitted_offsets[rows], omitted_offsets.diff()[rows]
         row, position = expand_ranges(edges, count)
         logits = _answer_logits(
-            network, i, asked, rows, OmittedEdges(row, omitted.edge[position])
+            network, asked, rows, OmittedEdges(row, omitted.edge[position])
         )
         row, place = expand_ranges(offsets[rows], counts[rows])
         places.append(place)
@@ -166,28 +149,14 @@ def prior(
     return zero.index_put((torch.cat(places),), torch.cat(values))
 
 
-def _iter_rows(
-    network: NetworkPrior,
-    used: I64[Tensor, "Q"],
-    has_prior: Bool[Tensor, "Q"],
-) -> Iterator[tuple[int, I64[Tensor, "n"]]]:
-    """Yield questions that the same network answers, as many at once as the bound on memory allows."""
-    size = n_at_once(network.cfg, network.graph)
-    for i in range(n_networks(network.params)):
-        rows = (has_prior & (used == i)).nonzero().squeeze(1)
-        if len(rows):
-            yield from ((i, part) for part in rows.split(size))
-
-
 def _answer_logits(
     network: NetworkPrior,
-    i: int,
     asked: bellman_ford.Questions,
     rows: I64[Tensor, "n"],
     omitted: OmittedEdges,
 ) -> F64[Tensor, "n E"]:
-    """The logits of all entities above their mean, rounded, as answers to some questions by a network."""
-    params = tree.map(lambda x: x[i].double(), network.params)
+    """The logits of all entities above their mean, rounded, as answers to some questions."""
+    params = tree.map(lambda x: x.double(), network.params)
     with torch.no_grad():
         logits = bellman_ford.apply(
             network.cfg,

@@ -143,10 +143,6 @@ class BellmanFordConfig:
     """Numbers of the state of an entity."""
     n_layers: Size = 4
     """Number of facts of the longest path that it sees."""
-    n_folds: Size = 1
-    """Parts of the facts. With two or more, the prior of a training question is that of a network which has not learnt
-    to answer the questions about the part that its fact is in, and one network more learns from all. With 1 one network
-    gives all priors: to it too the fact of a question is unknown while it answers, but not what it learnt from it."""
     n_steps: Size = 1000
     """Gradient steps of a network."""
     seconds: PositiveFloat = 600.0

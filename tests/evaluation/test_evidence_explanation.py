@@ -57,7 +57,7 @@ def subject(request):
         random.key(2),
     )
     network = bellman_ford_training.blank(
-        task, BellmanFordConfig(width=4, n_layers=2, n_folds=2), "cpu"
+        task, BellmanFordConfig(width=4, n_layers=2), "cpu"
     )
     network = network_prior.make_prior(
         tree.map(

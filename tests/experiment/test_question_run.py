@@ -9,6 +9,7 @@ import torch
 
 from funcppo import data, tree
 from funcppo.config import PPOConfig
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import ranking, scorers
 from funcppo.experiment import (
     question_bounds,
@@ -84,7 +85,7 @@ def visits(n=32, n_crowd=12):
 
 
 EMBEDDING = EmbeddingConfig(rank=4, n_folds=2, n_epochs=8, batch_size=32)
-BELLMAN_FORD = BellmanFordConfig(width=4, n_layers=2, n_folds=2, n_steps=5)
+BELLMAN_FORD = BellmanFordConfig(width=4, n_layers=2, n_steps=5)
 
 
 @pytest.fixture(autouse=True)
@@ -463,6 +464,40 @@ def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
         for one in (run, again)
     ]
     assert mrr[0] == mrr[1]
+
+
+def test_the_weights_of_a_network_have_the_factor_that_ranks_valid_best(
+    tmp_path,
+):
+    options = QuestionConfig(bellman_ford=True, embedding=False, walks=False)
+    config = replace(CONFIG, questions=options, bellman_ford=BELLMAN_FORD)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
+    before = tree.map(torch.ones_like, run.state.start_params)
+    quality = {0.5: 0.1, 1.0: 0.2, 1.5: 0.4, 2.0: 0.5, 3.0: 0.5}
+
+    def metric(setup, params):
+        factor = float(params.score.network_prior_weight[0])
+        assert params.score.rule_weight.eq(1).all()
+        return question_run.ValidQuality(quality[factor], torch.zeros(1))
+
+    fit = question_run.ListwiseFit(
+        run.questions, before, metric(run.questions, before), 3, ["a note"]
+    )
+    scaled = question_run.scale_network_prior(fit, metric, NO_DEADLINE)
+    # the first one of equal ones
+    assert scaled.params.score.network_prior_weight.eq(2.0).all()
+    assert scaled.quality.metric == 0.5
+    assert scaled.notes[0] == "a note"
+    listing = "1 0.2000, 0.5 0.1000, 1.5 0.4000, 2 0.5000, 3 0.5000"
+    assert f"times 2: valid by factor: {listing}" in scaled.notes[1]
+
+    over = Deadline(at=0.0, clock=lambda: 1.0)
+    cut = question_run.scale_network_prior(fit, metric, over)
+    assert cut.params.score.network_prior_weight.eq(1.0).all()
+    # The untrained weights stay what they are.
+    untrained = fit._replace(params=tree.zeros_like(before))
+    same = question_run.scale_network_prior(untrained, metric, NO_DEADLINE)
+    assert same is untrained
 
 
 def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(

@@ -69,6 +69,6 @@ def test_a_network_that_is_set_makes_all_its_steps_and_says_how_long(tmp_path):
     assert [p[1:3] for p in steps] == [(1, 3), (2, 3), (3, 3)]
     before = [text for text, *_ in phases if "network, about" in text]
     assert len(before) == 1
-    (note,) = (note for note in run.notes if "Bellman-Ford" in note)
-    assert "3 of 3 steps and the priors of " in note
+    note = "Bellman-Ford network: 3 of 3 steps and the priors of "
+    assert sum(line.startswith(note) for line in run.notes) == 1
     assert run.questions.world.evidence.network_prior.any()

@@ -23,7 +23,6 @@ def random_network(facts, n_entities=N_ENTITIES, n_layers=3):
     cfg = BellmanFordConfig(width=4, n_layers=n_layers)
     sizes = network_prior.network_config(cfg, n_entities, N_LABELS)
     params = bellman_ford.init(sizes, random.key(0))
-    params = tree.map(lambda x: x[None], params)
     return network_prior.make_prior(params, facts, n_entities)
 
 
@@ -36,7 +35,7 @@ def ask(predicate, side, given, left_out=0):
 def paths_by_enumeration(network, graph, question, answer):
     """Each path to the answer with the most that its facts add up to in ascending layers."""
     label = 2 * question.predicate + question.side - HEAD
-    params = tree.map(lambda x: x[0].double(), network.params)
+    params = tree.map(lambda x: x.double(), network.params)
     n_layers, n_edges = network.cfg.n_layers, len(graph.edge_target)
 
     def logit(factor):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo import random, tree
+from funcppo import random
 from funcppo.logic import firing_chunks, joins, kb, triple_index
 from funcppo.logic.consequences import count_rules, with_confidence
 from funcppo.logic.question_types import WALK_UNIT
@@ -357,9 +357,7 @@ def test_priors_by_a_network_are_the_same_however_they_are_added():
         cfg, sizes.n_constants, evidence.n_labels(sizes)
     )
     weights = bellman_ford.init(shapes, random.key(0))
-    network = network_prior.make_prior(
-        tree.map(lambda x: x[None], weights), known, sizes.n_constants
-    )
+    network = network_prior.make_prior(weights, known, sizes.n_constants)
     asked = evidence.training_questions(known)
     arguments = built, sizes, facts, asked, None, EvidenceConfig()
     plain = evidence.collect_evidence(*arguments)

@@ -9,12 +9,7 @@ from funcppo import random, tree
 from funcppo.logic import row_index
 from funcppo.logic.question_types import Questions, make_label
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import (
-    bellman_ford,
-    evidence,
-    link_embedding,
-    network_prior,
-)
+from funcppo.prover import bellman_ford, evidence, network_prior
 from funcppo.prover.question_config import BellmanFordConfig
 
 N_ENTITIES, N_LABELS = 9, 6
@@ -28,13 +23,11 @@ def random_facts(n=24, seed=0):
     return torch.unique(drawn.long() + 1, dim=0)[:n]
 
 
-def random_prior(n_folds=1, width=8):
-    """Networks with random weights, and the facts that they read."""
-    cfg = BellmanFordConfig(n_folds=n_folds, width=width, n_layers=3)
+def random_prior(width=8):
+    """A network with random weights, and the facts that it reads."""
+    cfg = BellmanFordConfig(width=width, n_layers=3)
     sizes = network_prior.network_config(cfg, N_ENTITIES, N_LABELS)
-    keys = random.split(random.key(0), network_prior.n_trained(cfg))
-    networks = [bellman_ford.init(sizes, key) for key in keys]
-    params = bellman_ford.Params(*map(torch.stack, zip(*networks)))
+    params = bellman_ford.init(sizes, random.key(0))
     return network_prior.make_prior(params, random_facts(), N_ENTITIES)
 
 
@@ -56,16 +49,14 @@ def ask(n_each=4):
 
 
 @pytest.mark.parametrize("left_out", ["fact", "pair"])
-@pytest.mark.parametrize("n_folds", [1, 3])
 def test_a_prior_is_the_logit_above_the_mean_without_what_is_left_out(
-    left_out, n_folds
+    left_out,
 ):
-    prior = random_prior(n_folds)
+    prior = random_prior()
     questions, offsets, entity = ask()
     values = network_prior.prior(prior, questions, left_out, offsets, entity)
     label = make_label(questions.predicate, questions.side)
     facts = random_facts()
-    n_seen = set()
     for i in range(len(label)):
         known = evidence.training_questions(facts)
         answer, given = questions.left_out[i], questions.entity[i]
@@ -79,13 +70,7 @@ def test_a_prior_is_the_logit_above_the_mean_without_what_is_left_out(
         is_out = is_out.view(2, -1).any(0)
         rest = bellman_ford.build_graph(prior.cfg, facts[~is_out], "fact")
 
-        used = 0
-        if n_folds > 1:
-            one = Questions(*(column[[i]] for column in questions))
-            fold = link_embedding.fold_of(one, n_folds, left_out)
-            used = int(fold) if answer else n_folds
-        n_seen.add(used)
-        weights = tree.map(lambda x, used=used: x[used].double(), prior.params)
+        weights = tree.map(lambda x: x.double(), prior.params)
         (logits,) = bellman_ford.apply(
             prior.cfg, weights, rest, label[[i]], given[None]
         )
@@ -94,11 +79,10 @@ def test_a_prior_is_the_logit_above_the_mean_without_what_is_left_out(
         unit = network_prior.PRIOR_UNIT
         assert ((values[some] - expected).abs() <= 0.501 * unit).all()
         assert torch.equal((values[some] / unit).round() * unit, values[some])
-    assert len(n_seen) == (1 if n_folds == 1 else n_folds + 1)
 
 
 def test_the_questions_beside_it_change_no_bit_of_a_prior(monkeypatch):
-    prior = random_prior(n_folds=2, width=16)
+    prior = random_prior(width=16)
     questions, offsets, entity = ask()
     together = network_prior.prior(prior, questions, "fact", offsets, entity)
     assert len(together) and together.abs().max() > 0.1
@@ -123,7 +107,7 @@ def test_the_questions_beside_it_change_no_bit_of_a_prior(monkeypatch):
 
 
 def test_questions_that_are_not_asked_have_no_prior():
-    prior = random_prior(n_folds=2)
+    prior = random_prior()
     questions, offsets, entity = ask()
     every = network_prior.prior(prior, questions, "fact", offsets, entity)
     is_asked = torch.arange(len(questions.entity)) % 3 > 0
@@ -144,10 +128,10 @@ def test_without_candidates_there_is_no_prior():
     assert len(none) == 0
 
 
-def test_no_networks_have_the_shapes_of_networks():
-    none = network_prior.without_networks("cpu")
-    assert network_prior.n_networks(none) == 0
-    some = random_prior(n_folds=3).params
-    assert network_prior.n_networks(some) == 4
+def test_no_network_has_the_dimensions_of_a_network():
+    none = network_prior.without_network("cpu")
+    some = random_prior().params
     assert [x.dim() for x in none] == [x.dim() for x in some]
-    assert network_prior.n_networks(random_prior(n_folds=1).params) == 1
+    assert not any(x.numel() for x in none)
+    assert network_prior.is_network(some)
+    assert not network_prior.is_network(none)
