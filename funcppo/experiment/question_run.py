@@ -24,10 +24,8 @@ from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import (
     aggregation,
-    bellman_ford,
     evidence,
     link_embedding,
-    network_prior,
     questions,
 )
 from funcppo.prover.aggregation import (
@@ -59,8 +57,9 @@ MAX_TEST_ROWS = 400_000_000
 ODDS_POWERS = (1.0, 2.0, 3.0)
 # questions whose priors by a network are computed between two looks at the progress
 NETWORK_PRIOR_QUESTIONS = 256
-# factors of the weights of a Bellman-Ford network, of which valid chooses
-NETWORK_FACTORS = (1.0, 0.5, 1.5, 2.0, 3.0)
+# weights of a Bellman-Ford network, of which valid chooses, and the one without that split
+NETWORK_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
+DEFAULT_NETWORK_WEIGHT = 0.5
 # standard errors that the fit must gain on valid
 MIN_GAIN_ERRORS = 2.0
 
@@ -397,21 +396,16 @@ def with_embedding(
 
 
 def with_network(
-    task: ProverTask,
     setup: QuestionSetup,
-    params: bellman_ford.Params,
+    network: NetworkPrior,
     left_out: LeftOut,
     on_phase: PhaseCallback = ignore_phase,
 ) -> QuestionSetup:
     """The evidence with priors by a Bellman-Ford network, which the policy weighs.
 
     Args:
-      params: of the network.
       left_out: what a training question leaves out.
     """
-    network = network_prior.make_prior(
-        params, evidence.binary_facts(task.kb), task.sizes.n_constants
-    )
     world = setup.world
     if world is not None:
         world = _add_network_priors(world, network, left_out, on_phase)
@@ -421,6 +415,12 @@ def with_network(
         policy=_weighing(setup.policy, uses_bellman_ford=True),
         world=world,
     )
+
+
+def without_network(setup: QuestionSetup) -> QuestionSetup:
+    """The setup with a policy that weighs no Bellman-Ford network."""
+    policy = _weighing(setup.policy, uses_bellman_ford=False)
+    return dataclasses.replace(setup, policy=policy)
 
 
 def _add_network_priors(
@@ -503,45 +503,54 @@ def fit_listwise(
     )
 
 
-def scale_network_prior(
-    fitted: ListwiseFit, metric: Metric, deadline: Deadline
+def weigh_network(
+    fitted: ListwiseFit, network: NetworkPrior, metric: Metric | None
 ) -> ListwiseFit:
-    """The fit with the weights of a Bellman-Ford network times the factor that ranks valid best.
+    """The fit with the weight of a Bellman-Ford network, one for all labels, that ranks valid best.
 
-    The network has learnt from the facts that training questions are about, and rules and links were elected and fitted
-    by them. So the fit trusts the one or the others more than new questions do.
+    Training questions cannot tell the weight: the network has learnt from their facts, and rules were elected and other
+    weights fitted by them. A fit trusts the one or the others more than new questions do.
 
     Args:
-      fitted: weighs a network; its untrained weights are kept as they are.
-      deadline: ends the choice.
+      fitted: without a network.
+      metric: ranks valid with the network's priors; None where there is no valid split.
     """
-    assert fitted.quality is not None, "there are valid queries"
-    weights = fitted.params.score
-    if not bool(weights.network_prior_weight.any()):
-        return fitted
-    found = {1.0: fitted}
-    for factor in NETWORK_FACTORS[1:]:
-        if deadline.is_over:
-            break
-        score = weights._replace(
-            network_prior_weight=factor * weights.network_prior_weight
-        )
-        params = fitted.params._replace(score=score)
-        quality = metric(fitted.setup, params)
-        found[factor] = fitted._replace(params=params, quality=quality)
-
-    mrr = {
-        factor: one.quality.metric
-        for factor, one in found.items()
-        if one.quality is not None
-    }
-    # The first one is chosen if they are equal.
-    best = max(mrr, key=lambda factor: mrr[factor])
-    listing = ", ".join(
-        f"{factor:g} {value:.4f}" for factor, value in mrr.items()
+    setup = dataclasses.replace(
+        fitted.setup,
+        facts=fitted.setup.facts._replace(network=network),
+        policy=_weighing(fitted.setup.policy, uses_bellman_ford=True),
     )
-    note = f"Bellman-Ford network: its weights times {best:g}: valid by factor: {listing}"
-    return found[best]._replace(notes=[*fitted.notes, note])
+    if metric is None:
+        note = f"Bellman-Ford network: weight {DEFAULT_NETWORK_WEIGHT:g}: there is no valid split to choose it by"
+        return fitted._replace(
+            setup=setup,
+            params=_with_network_weight(fitted.params, DEFAULT_NETWORK_WEIGHT),
+            notes=[note],
+        )
+
+    found: dict[float, ListwiseFit] = {}
+    mrr: dict[float, float] = {}
+    for weight in NETWORK_WEIGHTS:
+        params = _with_network_weight(fitted.params, weight)
+        quality = metric(setup, params)
+        mrr[weight] = quality.metric
+        found[weight] = fitted._replace(
+            setup=setup, params=params, quality=quality
+        )
+    # The first one is chosen if they are equal.
+    best = max(mrr, key=lambda weight: mrr[weight])
+    listing = ", ".join(
+        f"{weight:g} {value:.4f}" for weight, value in mrr.items()
+    )
+    note = f"Bellman-Ford network: weight {best:g} chosen: valid: {listing}"
+    return found[best]._replace(notes=[note])
+
+
+def _with_network_weight(params: Params, weight: float) -> Params:
+    """The weights with one for the prior by a Bellman-Ford network, the same for all labels."""
+    of_labels = torch.full_like(params.score.linked_weight, weight)
+    score = params.score._replace(network_prior_weight=of_labels)
+    return params._replace(score=score)
 
 
 def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:
@@ -608,7 +617,6 @@ def _describe_fit(setup: QuestionSetup) -> str:
     parts = ["degrees"] * aggregation.uses_degrees
     parts += ["walks"] * aggregation.uses_walks
     parts += ["link embeddings"] * aggregation.uses_embedding
-    parts += ["a Bellman-Ford network"] * aggregation.uses_bellman_ford
     *first, last = parts or [""]
     listing = f"{', '.join(first)} and {last}" if first else last
     return f"listwise fit with {listing}" if listing else "listwise fit"

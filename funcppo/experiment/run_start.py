@@ -62,7 +62,6 @@ from funcppo.experiment.run import (
     ppo_config,
 )
 from funcppo.experiment.run_build import at_start, build_run
-from funcppo.experiment.run_priors import Prior
 from funcppo.experiment.run_time import RunTime
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
@@ -173,9 +172,8 @@ def prepare_run(
         # Its questions, if it is trained on, are listed with their priors.
         setup = question_run.with_embedding(setup, state.embedding, "fact")
     if setup is not None and network_prior.is_network(state.bellman_ford):
-        setup = question_run.with_network(
-            run.task, setup, state.bellman_ford, "fact"
-        )
+        network = run_priors.make_network(run.task, state.bellman_ford)
+        setup = question_run.with_network(setup, network, "fact")
     return dataclasses.replace(
         run,
         task=task,
@@ -602,12 +600,13 @@ def _start_from_fit(
     run_time.end_phase("questions", is_set=options.max_questions is not None)
     run = dataclasses.replace(
         run,
-        questions=setup,
+        questions=question_run.without_network(setup),
         run_config=dataclasses.replace(config, questions=options),
     )
-    run, fitted = _fit_with_priors(
+    run, fitted = _fit_with_embedding(
         run, scored.valid_seconds, on_phase, run_time
     )
+    run, fitted = _weigh_network(run, fitted, on_phase, run_time)
     weighed = fitted.setup.policy.aggregation
     options = dataclasses.replace(
         options,
@@ -648,67 +647,91 @@ def _start_from_proofs(
     return scored._replace(notes=[note, *scored.notes])
 
 
-def _fit_with_priors(
+def _fit_with_embedding(
     run: Run,
     valid_seconds: float,
     on_phase: PhaseCallback,
     run_time: RunTime,
 ) -> tuple[Run, ListwiseFit]:
-    """The listwise fit, with the priors that are set and those that rank valid better beyond chance; and its run.
+    """The listwise fit, with link embeddings where these are set or rank valid better beyond chance; and its run.
 
     Args:
       run: its questions are listed.
       valid_seconds: that a ranking of valid takes.
     """
-    priors = run_priors.list_priors(run.run_config, on_phase, run_time)
-    notes: list[str] = []
-    for prior in priors:
-        if prior.option is True:
-            assert run.questions is not None, "the run learns from questions"
-            run, added = prior.train(run, run.questions)
-            notes += added
+    assert run.questions is not None, "the run learns from questions"
+    options = run.run_config.questions
+    if options.embedding is True:
+        run, notes = run_priors.embed(run, run.questions, on_phase, run_time)
+        run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
+        return run, fitted._replace(notes=[*notes, *fitted.notes])
 
-    run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
-    fitted = fitted._replace(notes=[*notes, *fitted.notes])
-    for prior in priors:
-        if prior.option == "auto" and fitted.quality is not None:
-            run, fitted = _try_prior(
-                prior, run, fitted, valid_seconds, on_phase, run_time
-            )
-    return run, fitted
+    run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
+    if options.embedding is False or plain.quality is None:
+        return run, plain
+    embedded, notes = run_priors.embed(run, plain.setup, on_phase, run_time)
+    if embedded is run:
+        return run, plain._replace(notes=[*plain.notes, *notes])
+    degrees = plain.setup.policy.aggregation.uses_degrees
+    fitted = _fit(embedded, degrees, valid_seconds, on_phase, run_time)
+    assert fitted.quality is not None, "there are valid queries"
+    comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
+    if question_run.is_better(fitted.quality, plain.quality):
+        before = [f"without link embeddings: {note}" for note in plain.notes]
+        notes += [*fitted.notes, f"link embeddings on: valid {comparison}"]
+        return embedded, fitted._replace(notes=[*before, *notes])
+    notes += [
+        f"link embeddings off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
+    ]
+    return run, plain._replace(notes=[*plain.notes, *notes])
 
 
-def _try_prior(
-    prior: Prior,
+def _weigh_network(
     run: Run,
     plain: ListwiseFit,
-    valid_seconds: float,
     on_phase: PhaseCallback,
     run_time: RunTime,
 ) -> tuple[Run, ListwiseFit]:
-    """The listwise fit with a prior if it ranks valid better beyond chance than the one without; and its run.
+    """The fit with a Bellman-Ford network beside it, where it is set or ranks valid better beyond chance; and its run.
 
     Args:
-      plain: the fit without it, whose other evidence is weighed.
-      valid_seconds: that a ranking of valid takes.
+      plain: the fit without it.
     """
-    name = prior.name
-    assert plain.quality is not None, "there are valid queries"
-    added, notes = prior.train(run, plain.setup)
-    if added is run:
-        return run, plain._replace(notes=[*plain.notes, *notes])
-    degrees = plain.setup.policy.aggregation.uses_degrees
-    fitted = _fit(added, degrees, valid_seconds, on_phase, run_time)
-    assert fitted.quality is not None, "there are valid queries"
-    comparison = f"{plain.quality.metric:.4f} without {name}, {fitted.quality.metric:.4f} with {prior.pronoun}"
-    if question_run.is_better(fitted.quality, plain.quality):
-        before = [f"without {name}: {note}" for note in plain.notes]
-        notes += [*fitted.notes, f"{name} on: valid {comparison}"]
-        return added, fitted._replace(notes=[*before, *notes])
-    notes += [
-        f"{name} off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
-    ]
-    return run, plain._replace(notes=[*plain.notes, *notes])
+    config, valid = run.run_config, run.valid_evidence
+    option, left_out = config.questions.bellman_ford, config.questions.left_out
+    assert left_out != "auto", "what is left out is chosen before"
+    if option is False or (option == "auto" and plain.quality is None):
+        return run, plain
+    network, note = run_priors.train_network(
+        run, plain.setup, on_phase, run_time
+    )
+    notes = [*plain.notes, note]
+    if network is None:
+        return run, plain._replace(notes=notes)
+
+    metric = None
+    if valid is not None:
+        run = dataclasses.replace(
+            run, valid_evidence=valid.with_network(network)
+        )
+        metric = partial(validation.evidence_quality, run)
+    fitted = question_run.weigh_network(plain, network, metric)
+    notes += fitted.notes
+    if plain.quality is not None and fitted.quality is not None:
+        comparison = f"valid {plain.quality.metric:.4f} without it, {fitted.quality.metric:.4f} with it"
+        if option == "auto" and not question_run.is_better(
+            fitted.quality, plain.quality
+        ):
+            note = (
+                f"Bellman-Ford network off: {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard "
+                "errors"
+            )
+            run = dataclasses.replace(run, valid_evidence=valid)
+            return run, plain._replace(notes=[*notes, note])
+        notes.append(f"Bellman-Ford network on: {comparison}")
+    setup = question_run.with_network(fitted.setup, network, left_out, on_phase)
+    run_time.end_phase("Bellman-Ford network", is_set=option is True)
+    return run, fitted._replace(setup=setup, notes=notes)
 
 
 def _fit_rules(
@@ -804,11 +827,8 @@ def _fit(
     config, setup = run.run_config, run.questions
     assert setup is not None and setup.world is not None
     is_set = config.listwise.max_gradients is not None
-    has_prior = (
-        link_embedding.n_models(setup.facts.embedding) > 0
-        or setup.facts.network is not None
-    )
-    end = run_time.EMBEDDING if has_prior else run_time.FIT
+    is_embedded = link_embedding.n_models(setup.facts.embedding) > 0
+    end = run_time.EMBEDDING if is_embedded else run_time.FIT
     deadline = NO_DEADLINE if is_set else run_time.until(end).share(share)
     plan = question_bounds.plan_fit(
         config.listwise,
@@ -831,8 +851,6 @@ def _fit(
         on_phase,
         deadline,
     )
-    if metric is not None and setup.facts.network is not None:
-        fitted = question_run.scale_network_prior(fitted, metric, deadline)
     run_time.end_phase("listwise fit", is_set=is_set)
     return fitted._replace(notes=[*plan.notes, *fitted.notes])
 

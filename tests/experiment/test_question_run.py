@@ -9,12 +9,13 @@ import torch
 
 from funcppo import data, tree
 from funcppo.config import PPOConfig
-from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import ranking, scorers
 from funcppo.experiment import (
+    bellman_ford_training,
     question_bounds,
     question_run,
     run_build,
+    run_priors,
     run_start,
     training,
     validation,
@@ -215,6 +216,8 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     assert bool(prior.any()) == embedding
     by_network = run.questions.world.evidence.network_prior
     assert bool(by_network.any()) == network
+    weight = run.state.start_params.score.network_prior_weight
+    assert bool(weight.any()) == network
     save_checkpoint(run, part)
     expected = run_to(run, whole, 4)
 
@@ -440,16 +443,14 @@ def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
         resume=False,
         on_phase=lambda *phase: phases.append(phase),
     )
-    fits = {text for text, *_ in phases if text.startswith("listwise fit")}
-    assert any(text.endswith("a Bellman-Ford network") for text in fits)
+    priors = [text for text, *_ in phases if text.startswith("priors by")]
+    assert bool(priors) == is_better
 
     notes = "\n".join(run.notes)
     weight = run.state.start_params.score.network_prior_weight
     assert run.run_config.questions.bellman_ford is is_better
-    assert ("a Bellman-Ford network on: valid" in notes) == is_better
-    assert ("a Bellman-Ford network off: valid" in notes) != is_better
-    prefix = "without a Bellman-Ford network: " * is_better
-    assert sum(n.startswith(prefix + "degrees o") for n in run.notes) == 1
+    assert ("Bellman-Ford network on: valid" in notes) == is_better
+    assert ("Bellman-Ford network off: valid" in notes) != is_better
     assert bool(weight.any()) == is_better
     assert bool(run.state.bellman_ford.asked.numel()) == is_better
 
@@ -466,38 +467,41 @@ def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
     assert mrr[0] == mrr[1]
 
 
-def test_the_weights_of_a_network_have_the_factor_that_ranks_valid_best(
-    tmp_path,
-):
-    options = QuestionConfig(bellman_ford=True, embedding=False, walks=False)
-    config = replace(CONFIG, questions=options, bellman_ford=BELLMAN_FORD)
+def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
+    options = QuestionConfig(embedding=False, walks=False)
+    config = replace(CONFIG, questions=options)
     run = run_start.prepare_run(config, tmp_path, resume=False)
-    before = tree.map(torch.ones_like, run.state.start_params)
-    quality = {0.5: 0.1, 1.0: 0.2, 1.5: 0.4, 2.0: 0.5, 3.0: 0.5}
+    params = run.state.start_params
+    assert not len(params.score.network_prior_weight)
+    weights = bellman_ford_training.train(
+        run.task, BELLMAN_FORD, "fact", 0, "cpu"
+    )
+    network = run_priors.make_network(run.task, weights)
+    mrr = {0.25: 0.4, 0.5: 0.5, 1.0: 0.5, 2.0: 0.1}
 
     def metric(setup, params):
-        factor = float(params.score.network_prior_weight[0])
-        assert params.score.rule_weight.eq(1).all()
-        return question_run.ValidQuality(quality[factor], torch.zeros(1))
+        assert setup.policy.aggregation.uses_bellman_ford
+        assert setup.facts.network is network
+        (weight,) = set(params.score.network_prior_weight.tolist())
+        return question_run.ValidQuality(mrr[weight], torch.zeros(1))
 
-    fit = question_run.ListwiseFit(
-        run.questions, before, metric(run.questions, before), 3, ["a note"]
-    )
-    scaled = question_run.scale_network_prior(fit, metric, NO_DEADLINE)
+    plain = question_run.ListwiseFit(run.questions, params, None, 3, ["a note"])
+    fitted = question_run.weigh_network(plain, network, metric)
     # the first one of equal ones
-    assert scaled.params.score.network_prior_weight.eq(2.0).all()
-    assert scaled.quality.metric == 0.5
-    assert scaled.notes[0] == "a note"
-    listing = "1 0.2000, 0.5 0.1000, 1.5 0.4000, 2 0.5000, 3 0.5000"
-    assert f"times 2: valid by factor: {listing}" in scaled.notes[1]
+    expected = torch.full_like(params.score.linked_weight, 0.5)
+    assert torch.equal(fitted.params.score.network_prior_weight, expected)
+    assert fitted.quality.metric == 0.5
+    (note,) = fitted.notes
+    assert "weight 0.5 chosen: valid: 0.25 0.4000, 0.5 0.5000, 1" in note
+    for name, one, other in zip(
+        params.score._fields, params.score, fitted.params.score
+    ):
+        assert name == "network_prior_weight" or torch.equal(one, other)
 
-    over = Deadline(at=0.0, clock=lambda: 1.0)
-    cut = question_run.scale_network_prior(fit, metric, over)
-    assert cut.params.score.network_prior_weight.eq(1.0).all()
-    # The untrained weights stay what they are.
-    untrained = fit._replace(params=tree.zeros_like(before))
-    same = question_run.scale_network_prior(untrained, metric, NO_DEADLINE)
-    assert same is untrained
+    without_valid = question_run.weigh_network(plain, network, None)
+    weight = without_valid.params.score.network_prior_weight
+    assert weight.eq(question_run.DEFAULT_NETWORK_WEIGHT).all()
+    assert without_valid.quality is None
 
 
 def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(

@@ -1,4 +1,4 @@
-"""Priors of a run: in which order they come, that time bounds those that are tried, and none that is set."""
+"""Priors of a run: time bounds a network that is tried, and none that is set."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from funcppo import data
-from funcppo.experiment import bellman_ford_training, run_priors, run_start
-from funcppo.experiment.run_time import RunTime
+from funcppo.experiment import bellman_ford_training, run_start
 from funcppo.prover.question_config import BellmanFordConfig, QuestionConfig
 from funcppo.prover.task import ignore_phase
 from tests.experiment.test_question_run import CONFIG
@@ -31,16 +30,6 @@ def prepared(folder, option, on_phase=ignore_phase):
     return run_start.prepare_run(
         config, folder, resume=False, on_phase=on_phase
     )
-
-
-def test_link_embeddings_come_first():
-    options = QuestionConfig(embedding=True, bellman_ford="auto")
-    config = replace(CONFIG, questions=options)
-    priors = run_priors.list_priors(config, ignore_phase, RunTime(1.0))
-    assert [(prior.name, prior.option) for prior in priors] == [
-        ("link embeddings", True),
-        ("a Bellman-Ford network", "auto"),
-    ]
 
 
 def test_a_network_is_not_tried_by_default(tmp_path):
