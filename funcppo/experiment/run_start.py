@@ -58,6 +58,7 @@ from funcppo.experiment.run import (
     PROOF_SCORES,
     Run,
     RunScore,
+    RunState,
     find_checkpoint,
     ppo_config,
 )
@@ -167,23 +168,29 @@ def prepare_run(
     _check_meta(path, meta, scores)
     # What reads a run shows the notes on its task.
     task = dataclasses.replace(run.task, notes=(*run.task.notes, *damage_notes))
-    setup = run.questions
-    if setup is not None and link_embedding.n_models(state.embedding):
-        # Its questions, if it is trained on, are listed with their priors.
-        setup = question_run.with_embedding(setup, state.embedding, "fact")
-    if setup is not None and network_prior.is_network(state.bellman_ford):
-        network = run_priors.make_network(run.task, state.bellman_ford)
-        setup = question_run.with_network(setup, network, "fact")
     return dataclasses.replace(
         run,
         task=task,
-        questions=setup,
+        questions=_with_stored_priors(run, state),
         score=meta["score"],
         state=state,
         notes=tuple(meta["notes"]),
         pending_row=meta["pending_row"],
         rule_metric=meta["rule_metric"],
     )
+
+
+def _with_stored_priors(run: Run, state: RunState) -> QuestionSetup | None:
+    """The evidence of a run, with which its questions are listed, with the priors of a checkpoint."""
+    setup = run.questions
+    if setup is None:
+        return None
+    if link_embedding.n_models(state.embedding):
+        setup = question_run.with_embedding(setup, state.embedding, "fact")
+    if network_prior.is_network(state.bellman_ford):
+        network = run_priors.make_network(run.task, state.bellman_ford)
+        setup = question_run.with_network(setup, network, "fact")
+    return setup
 
 
 def _check_unchanged(
@@ -716,22 +723,35 @@ def _weigh_network(
         )
         metric = partial(validation.evidence_quality, run)
     fitted = question_run.weigh_network(plain, network, metric)
-    notes += fitted.notes
-    if plain.quality is not None and fitted.quality is not None:
-        comparison = f"valid {plain.quality.metric:.4f} without it, {fitted.quality.metric:.4f} with it"
-        if option == "auto" and not question_run.is_better(
-            fitted.quality, plain.quality
-        ):
-            note = (
-                f"Bellman-Ford network off: {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard "
-                "errors"
-            )
-            run = dataclasses.replace(run, valid_evidence=valid)
-            return run, plain._replace(notes=[*notes, note])
-        notes.append(f"Bellman-Ford network on: {comparison}")
+    is_kept, note = _judge_network(option == "auto", plain, fitted)
+    notes += [*fitted.notes, note]
+    if not is_kept:
+        run = dataclasses.replace(run, valid_evidence=valid)
+        return run, plain._replace(notes=notes)
     setup = question_run.with_network(fitted.setup, network, left_out, on_phase)
     run_time.end_phase("Bellman-Ford network", is_set=option is True)
     return run, fitted._replace(setup=setup, notes=notes)
+
+
+def _judge_network(
+    is_open: bool, plain: ListwiseFit, fitted: ListwiseFit
+) -> tuple[bool, str]:
+    """Whether a fit keeps its Bellman-Ford network, and a note that says why.
+
+    Args:
+      is_open: it must rank valid better beyond chance.
+      plain: the fit without it.
+    """
+    if plain.quality is None or fitted.quality is None:
+        return True, "Bellman-Ford network on: there is no valid split"
+    comparison = f"valid {plain.quality.metric:.4f} without it, {fitted.quality.metric:.4f} with it"
+    if is_open and not question_run.is_better(fitted.quality, plain.quality):
+        errors = f"{question_run.MIN_GAIN_ERRORS:g} standard errors"
+        return (
+            False,
+            f"Bellman-Ford network off: {comparison}, no gain above {errors}",
+        )
+    return True, f"Bellman-Ford network on: {comparison}"
 
 
 def _fit_rules(
