@@ -339,8 +339,9 @@ def _describe_candidate(dataset: Dataset, e: Explanation) -> list[str]:
             f"  {e.embedding_weight:+.2f}  prior by link embeddings, which proves nothing"
         )
     if e.bellman_ford_weight:
+        reads = "; it reads it from:" if e.paths else ""
         lines.append(
-            f"  {e.bellman_ford_weight:+.2f}  prior by a Bellman-Ford network, which proves nothing; it reads it from:"
+            f"  {e.bellman_ford_weight:+.2f}  prior by a Bellman-Ford network, which proves nothing{reads}"
         )
         lines += [
             f"      {path.importance:+.2f} {', '.join(format_atom(dataset, fact) for fact in path.facts)}"

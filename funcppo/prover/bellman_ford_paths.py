@@ -41,6 +41,7 @@ class _Walks(NamedTuple):
 
     value: F64[Tensor, "C1W"]  # -inf where there is none
     before: I64[Tensor, "C1W"]  # row after the layer before
+    previous: I64[Tensor, "C1W"]  # entity before the last one; 0 for none
     edge: I64[Tensor, "C1W"]  # the last one; -1 where the walk waited
 
 
@@ -113,11 +114,12 @@ def _best_walks(
     walks = _Walks(
         value=torch.where(is_start, 0.0, -torch.inf).to(importance.dtype),
         before=rows,
+        previous=torch.zeros_like(rows),
         edge=torch.full_like(rows, -1),
     )
     layers: list[_Walks] = []
     for of_layer in importance:
-        walks = _walk_on(graph, of_layer, walks, width)
+        walks = _walk_on(graph, of_layer, walks, width, (given, answer))
         layers.append(walks)
 
     found: list[tuple[float, list[int]]] = []
@@ -129,39 +131,74 @@ def _best_walks(
 
 
 def _walk_on(
-    graph: Graph, importance: F64[Tensor, "N"], walks: _Walks, width: int
+    graph: Graph,
+    importance: F64[Tensor, "N"],
+    walks: _Walks,
+    width: int,
+    ends: tuple[int, int],
 ) -> _Walks:
-    """The best walks to each entity after one more layer."""
+    """The best walks to each entity after one more layer.
+
+    Args:
+      ends: the entities that a path begins and ends with, which no walk comes back to or goes on from.
+    """
     entity = graph.source_entity[graph.edge_source]
     place = torch.arange(width, device=entity.device)
     waiting = torch.arange(len(walks.value), device=entity.device)
     row = (entity[:, None] * width + place).flatten()
     edge = torch.arange(len(entity), device=entity.device)
-    edge = edge.repeat_interleave(width)
-    target = graph.edge_target.repeat_interleave(width)
 
     before = torch.cat([waiting, row])
-    edge = torch.cat([torch.full_like(waiting, -1), edge])
-    target = torch.cat([waiting // width, target])
-    value = walks.value[before]
+    target = torch.cat(
+        [waiting // width, graph.edge_target.repeat_interleave(width)]
+    )
+    edge = torch.cat(
+        [torch.full_like(waiting, -1), edge.repeat_interleave(width)]
+    )
     # Row -1, of a walk that waits, is the added one.
-    value = value + pad(importance, (0, 1))[edge]
+    value = walks.value[before] + pad(importance, (0, 1))[edge]
 
-    # by entity, the best walk first
-    kept = (value > -torch.inf).nonzero().squeeze(1)
-    kept = kept[torch.argsort(value[kept], descending=True, stable=True)]
+    # Without those that come back to an entity here, the best walks would seldom be paths.
+    given, answer = ends
+    here, previous = before // width, walks.previous[before]
+    comes_back = (target == given) | (target == here) | (target == previous)
+    is_walk = (edge < 0) | ~(comes_back | (here == answer))
+    longer = _Walks(
+        value=torch.where(is_walk, value, -torch.inf),
+        before=before,
+        previous=torch.where(edge < 0, previous, here),
+        edge=edge,
+    )
+    return _keep_best(longer, target, len(waiting), width)
+
+
+def _keep_best(
+    walks: _Walks, target: I64[Tensor, "n"], n_rows: int, width: int
+) -> _Walks:
+    """The best walks to each entity, in its rows.
+
+    Args:
+      walks: to any entity, in any order.
+      target: their last entity.
+    """
+    kept = (walks.value > -torch.inf).nonzero().squeeze(1)
+    order = torch.argsort(walks.value[kept], descending=True, stable=True)
+    kept = kept[order]
     key, order = sorting.sort_keys(target[kept])
     kept = kept[order]
     rank = torch.arange(len(key), device=key.device)
     rank = rank - torch.searchsorted(key, key)
     is_best = rank < width
     kept, at = kept[is_best], (key * width + rank)[is_best]
+
+    def fill(column: Tensor, default: float) -> Tensor:
+        return column.new_full((n_rows,), default).scatter(0, at, column[kept])
+
     return _Walks(
-        value=torch.full_like(walks.value, -torch.inf).scatter(
-            0, at, value[kept]
-        ),
-        before=torch.zeros_like(walks.before).scatter(0, at, before[kept]),
-        edge=torch.full_like(walks.edge, -1).scatter(0, at, edge[kept]),
+        value=fill(walks.value, -torch.inf),
+        before=fill(walks.before, 0),
+        previous=fill(walks.previous, 0),
+        edge=fill(walks.edge, -1),
     )
 
 

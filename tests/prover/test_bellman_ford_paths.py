@@ -127,6 +127,20 @@ def test_what_is_left_out_is_on_no_path(left_out):
     }
 
 
+def test_paths_are_found_where_most_walks_come_back():
+    """In a dense graph most walks visit an entity twice."""
+    pairs = itertools.product(range(1, 9), repeat=2)
+    facts = torch.tensor([(1, x, y) for x, y in pairs])
+    network = random_network(facts, n_layers=4)
+    for answer in range(2, 9):
+        found = best_paths(network, ask(2, TAIL, 1), "fact", answer, 3)
+        assert len(found) == 3
+        for path in found:
+            entities = [x for _, *ends in path.facts for x in ends]
+            assert entities.count(1) == entities.count(answer) == 1
+            assert len(set(entities)) == len(path.facts) + 1
+
+
 def test_the_walks_that_are_kept_are_bounded(monkeypatch):
     network = random_network(random_facts())
     question = ask(1, TAIL, 1)
