@@ -25,7 +25,7 @@ from funcppo.prover.network_prior import NetworkPrior
 from funcppo.types import F64, I64
 
 # the best walks to an entity that are kept after each layer; fewer where all edges together would have too many
-MAX_WALKS = 32
+MAX_WALKS = 16
 MAX_EXTENDED_WALKS = 1 << 22
 
 
