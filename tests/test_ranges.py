@@ -41,9 +41,11 @@ from funcppo.nets.exploration import GSDEConfig
 from funcppo.nets.feedforward import MLPConfig
 from funcppo.nets.recurrent import RecurrentConfig
 from funcppo.prover.aggregation import AggregationConfig, Capacity
+from funcppo.prover.bellman_ford import NetworkConfig
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.evidence import EvidenceConfig
 from funcppo.prover.question_config import (
+    BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
     QuestionConfig,
@@ -246,6 +248,8 @@ def configs():
         QuestionConfig(),
         ListwiseConfig(),
         EmbeddingConfig(),
+        BellmanFordConfig(),
+        NetworkConfig(n_entities=1, n_labels=1),
     ]
 
 

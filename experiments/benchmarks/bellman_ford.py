@@ -4,7 +4,7 @@
     python experiments/benchmarks/bellman_ford.py --measure FOLDER --steps 5
 
 RUN is what `funcppo train` wrote, at its defaults with link embeddings where valid said so. A network
-(`bellman_ford_network`) is trained on the same known facts, each asked from both sides and left out of the graph
+(`funcppo.prover.bellman_ford`) is trained on the same known facts, each asked from both sides and left out of the graph
 while it is asked, with all facts of its pair where the run leaves these out. Rows: the run; the run with the
 network's log-probability as one more term, by one weight or by a weight for each label; and the network alone, over
 the candidates that the rules derive and over all entities.
@@ -32,22 +32,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
 from experiments.benchmarks import added_term
-from experiments.benchmarks import bellman_ford_network as network
 from experiments.benchmarks.added_term import (
     Candidates,
     Outcome,
     QuestionTable,
     Snapshot,
-)
-from experiments.benchmarks.bellman_ford_network import (
-    Graph,
-    NetworkConfig,
-    Params,
-    TrainState,
 )
 from experiments.benchmarks.question_results import say
 from experiments.benchmarks.side_by_side import write_record
@@ -55,11 +47,22 @@ from experiments.paths import RESULTS
 from experiments.provenance import describe_machine
 from funcppo import optim, random, tree
 from funcppo.data import load
-from funcppo.experiment import embedding_training, run_start
+from funcppo.experiment import (
+    bellman_ford_training,
+    embedding_training,
+    run_start,
+)
 from funcppo.experiment.run import Run
 from funcppo.logic.question_types import LeftOut
+from funcppo.prover import bellman_ford as network
 from funcppo.prover import evidence, link_embedding
-from funcppo.types import I64
+from funcppo.prover.bellman_ford import (
+    Graph,
+    NetworkConfig,
+    Params,
+    TrainState,
+)
+from funcppo.prover.question_config import BellmanFordConfig
 
 
 def main() -> None:
@@ -288,26 +291,23 @@ def train(
     n_edges = len(graph.edge_target)
     size = min(args.batch, n_edges)
     every = -(-args.steps // args.snapshots)
-    n_groups = int(graph.edge_group.max()) + 1
+    settings = BellmanFordConfig(
+        n_steps=args.steps,
+        batch_size=args.batch,
+        learning_rate=args.learning_rate,
+        dropped=args.dropped,
+    )
+    steps = bellman_ford_training.iter_steps(
+        cfg, graph, settings, state, key, args.at_once
+    )
     seconds, losses = 0.0, []
-    for step, edge in enumerate(batches(key, n_edges, size, args.steps), 1):
-        clock = time.perf_counter()
-        drop_key = random.fold_in(random.fold_in(key, step), 1)
-        is_dropped = random.uniform(drop_key, (n_groups,)) < args.dropped
-        rate = args.learning_rate * (1.0 - (step - 1) / args.steps)
-        state, value = network.train_step(
-            cfg,
-            graph,
-            state,
-            edge,
-            is_dropped.nonzero().squeeze(1),
-            rate,
-            args.at_once,
-        )
+    clock = time.perf_counter()
+    for step, (state, value) in enumerate(steps, 1):
         losses.append(float(value))
         seconds += time.perf_counter() - clock
         is_over = step == args.steps or seconds > args.seconds
         if step % every and not is_over:
+            clock = time.perf_counter()
             continue
 
         recent = sum(losses[-every:]) / len(losses[-every:])
@@ -323,17 +323,7 @@ def train(
         )
         if is_over:
             return
-
-
-def batches(
-    key: I64[Tensor, "2"], n_edges: int, size: int, n_steps: int
-) -> Iterator[I64[Tensor, "n"]]:
-    """Yield batches of edges: passes in random order, each without an incomplete batch."""
-    n_in_epoch = n_edges // size
-    for first in range(0, n_steps, n_in_epoch):
-        order = random.permutation(random.fold_in(key, first), n_edges)
-        of_epoch = order[: n_in_epoch * size].split(size)
-        yield from of_epoch[: n_steps - first]
+        clock = time.perf_counter()
 
 
 def measure(args: argparse.Namespace) -> None:

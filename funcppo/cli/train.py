@@ -73,6 +73,7 @@ from funcppo.experiment.run_time import RunTime
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import (
+    BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
     QuestionConfig,
@@ -241,6 +242,8 @@ class Train:
     """Evidence and questions of a run that learns from questions."""
     embedding: EmbeddingConfig = _DEFAULT.embedding
     """Settings of link embeddings, a prior of the candidates of a run that learns from questions."""
+    bellman_ford: BellmanFordConfig = _DEFAULT.bellman_ford
+    """Settings of a Bellman-Ford network, another prior of these candidates."""
     listwise: ListwiseConfig = _DEFAULT.listwise
     """Settings of the listwise fit that PPO starts from, of a run that learns from questions."""
     prover: ProverTaskConfig = _DEFAULT.prover

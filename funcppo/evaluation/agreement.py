@@ -33,6 +33,7 @@ from funcppo.evaluation.scorers import (
 )
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import SIDE_NAMES
+from funcppo.prover.bellman_ford_paths import KnownPath
 from funcppo.prover.task import ProverTask, known_triples
 
 RULE_SCORES = ("max-confidence", "max-plus", "noisy-or")
@@ -818,6 +819,11 @@ def compare_evidence(
             for key in dict.fromkeys((*engine, *again))
             if _differ(engine.get(key, 0), again.get(key, 0))
         ]
+        lines += [
+            f"{name}: path {', '.join(map(format_atom, path.facts))}: expected known facts that lead to the answer"
+            for path in (found.paths if found else ())
+            if not _is_known_path(subject, row, left_out, path)
+        ]
     return Agreement(
         kind="evidence",
         unit="answers",
@@ -872,13 +878,7 @@ def _recount_evidence(
     """
     facts = subject.facts.all
     answer, given = row.query[row.side], row.query[3 - row.side]
-    pair = {answer, given}
-    unknown: set[Atom] = set()
-    if row.query in facts:
-        unknown = {row.query}
-        if left_out == "pair":
-            unknown = {a for a in facts if len(a) == 3 and set(a[1:]) == pair}
-
+    unknown = _unknown_facts(subject, row, left_out)
     counts: dict[str, object] = {}
     for i, rule in enumerate(subject.logic.rules):
         arguments = (
@@ -913,6 +913,31 @@ def _recount_evidence(
         for fact in facts - {row.query}
     )
     return counts | {"known answers": known, "linking facts": sorted(links)}
+
+
+def _unknown_facts(subject: Subject, row: _Row, left_out: LeftOut) -> set[Atom]:
+    """The facts that a query leaves out; none if its atom is no known one."""
+    facts = subject.facts.all
+    if row.query not in facts:
+        return set()
+    if left_out == "fact":
+        return {row.query}
+    pair = set(row.query[1:])
+    return {a for a in facts if len(a) == 3 and set(a[1:]) == pair}
+
+
+def _is_known_path(
+    subject: Subject, row: _Row, left_out: LeftOut, path: KnownPath
+) -> bool:
+    """Whether a path is of known facts that the query does not leave out, and leads from its entity to the answer."""
+    unknown = _unknown_facts(subject, row, left_out)
+    here = row.query[3 - row.side]
+    for fact in path.facts:
+        is_known = fact in subject.facts.all and fact not in unknown
+        if not is_known or here not in fact[1:]:
+            return False
+        here = fact[2] if here == fact[1] else fact[1]
+    return here == row.query[row.side]
 
 
 # -- time

@@ -18,17 +18,20 @@ from funcppo.data.writers import free_variable
 from funcppo.logic import triple_index
 from funcppo.logic.question_types import LeftOut, Questions
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import aggregation, evidence
+from funcppo.prover import aggregation, bellman_ford_paths, evidence
 from funcppo.prover.aggregation import (
     AggregationConfig,
     AggregationWorld,
     Params,
 )
+from funcppo.prover.bellman_ford_paths import KnownPath
 from funcppo.prover.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.prover.task import ProverTask
 
 # rules of an explanation that are printed
 MAX_PRINTED_RULES = 5
+# paths of an explanation by a Bellman-Ford network
+MAX_PATHS = 3
 
 
 class WeighedRule(NamedTuple):
@@ -74,6 +77,9 @@ class Explanation(NamedTuple):
     own_degree_weight: float
     degree_weight: float  # what its degrees in other relations add
     embedding_weight: float  # what its prior by link embeddings adds
+    bellman_ford_weight: float  # what that by a Bellman-Ford network adds
+    # of known facts, which that network reads it from, the most important first
+    paths: tuple[KnownPath, ...]
 
 
 class Weights(NamedTuple):
@@ -84,6 +90,13 @@ class Weights(NamedTuple):
     world: AggregationWorld
     params: Params
     left_out: LeftOut
+
+
+class _PriorWeights(NamedTuple):
+    """What the priors of a candidate add to its score."""
+
+    embedding: float
+    bellman_ford: float
 
 
 def explain_answer(
@@ -175,11 +188,8 @@ def _explain_row(
 
     rule_score = float(torch.log(torch.tensor(total + aggregation.MIN_SUM)))
     own_degree_weight = float(params.own_degree_weight[label, bucket])
-    embedding_weight = 0.0
-    if cfg.uses_embedding:
-        prior_weight = float(params.prior_weight[label])
-        embedding_weight = prior_weight * float(found.prior[row])
-    listed = rule_score + own_degree_weight + linked + embedding_weight
+    by_priors = _prior_weights(weights, found, row)
+    listed = rule_score + own_degree_weight + linked + sum(by_priors)
     listed += sum(fact.weight for fact in facts)
     predicate, side, given = question
     return Explanation(
@@ -199,8 +209,41 @@ def _explain_row(
         own_degree=int(found.own_degree[row]),
         own_degree_weight=own_degree_weight,
         degree_weight=float(scores[row]) - listed if cfg.uses_degrees else 0.0,
-        embedding_weight=embedding_weight,
+        embedding_weight=by_priors.embedding,
+        bellman_ford_weight=by_priors.bellman_ford,
+        paths=_find_paths(weights, found, row),
     )
+
+
+def _prior_weights(
+    weights: Weights, found: Evidence, row: int
+) -> _PriorWeights:
+    """What the priors of a candidate of the only question add to its score."""
+    cfg, params, label = weights.cfg, weights.params, int(found.label[0])
+    by_embedding = by_network = 0.0
+    if cfg.uses_embedding:
+        by_embedding = float(params.prior_weight[label] * found.prior[row])
+    if cfg.uses_bellman_ford:
+        weight = params.network_prior_weight[label]
+        by_network = float(weight * found.network_prior[row])
+    return _PriorWeights(by_embedding, by_network)
+
+
+def _find_paths(
+    weights: Weights, found: Evidence, row: int
+) -> tuple[KnownPath, ...]:
+    """The paths that a Bellman-Ford network reads a candidate of the only question from; none if it is not weighed."""
+    network = weights.facts.network
+    if network is None or not weights.cfg.uses_bellman_ford:
+        return ()
+    paths = bellman_ford_paths.best_paths(
+        network,
+        evidence.questions_of(found),
+        weights.left_out,
+        int(found.entity[row]),
+        MAX_PATHS,
+    )
+    return tuple(paths)
 
 
 def _weigh_rule(
@@ -295,6 +338,15 @@ def _describe_candidate(dataset: Dataset, e: Explanation) -> list[str]:
         lines.append(
             f"  {e.embedding_weight:+.2f}  prior by link embeddings, which proves nothing"
         )
+    if e.bellman_ford_weight:
+        reads = "; it reads it from:" if e.paths else ""
+        lines.append(
+            f"  {e.bellman_ford_weight:+.2f}  prior by a Bellman-Ford network, which proves nothing{reads}"
+        )
+        lines += [
+            f"      {path.importance:+.2f} {', '.join(format_atom(dataset, fact) for fact in path.facts)}"
+            for path in e.paths
+        ]
     return lines
 
 
@@ -321,6 +373,13 @@ def to_json(dataset: Dataset, explanation: Explanation) -> dict[str, object]:
             rule._asdict()
             | {"rule_text": format_rule(dataset, dataset.rules[rule.rule])}
             for rule in e.rules
+        ],
+        "paths": [
+            {
+                "importance": path.importance,
+                "facts": [format_atom(dataset, fact) for fact in path.facts],
+            }
+            for path in e.paths
         ],
         "facts": [
             {"fact": _fact_text(dataset, e, fact), "weight": fact.weight}

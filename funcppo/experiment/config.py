@@ -21,6 +21,7 @@ from funcppo.experiment import formats
 from funcppo.json_io import Json
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import (
+    BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
     QuestionConfig,
@@ -59,6 +60,7 @@ _DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
 _DEFAULT_QUESTIONS = QuestionConfig()
 _DEFAULT_LISTWISE = ListwiseConfig()
 _DEFAULT_EMBEDDING = EmbeddingConfig()
+_DEFAULT_BELLMAN_FORD = BellmanFordConfig()
 _DEFAULT_PPO = PPOConfig(
     n_envs=256,
     n_steps=8,
@@ -146,6 +148,9 @@ class RunConfig:
     embedding: EmbeddingConfig = _DEFAULT_EMBEDDING
     """Settings of link embeddings, a prior of the candidates of a run that learns from questions."""
 
+    bellman_ford: BellmanFordConfig = _DEFAULT_BELLMAN_FORD
+    """Settings of a Bellman-Ford network, another prior of these candidates."""
+
     listwise: ListwiseConfig = _DEFAULT_LISTWISE
     """Settings of the listwise fit that PPO starts from, of a run that learns from questions."""
 
@@ -221,6 +226,7 @@ def read_config(folder: Path) -> RunConfig:
         # They drew valid queries evenly over relations.
         raw.setdefault("validation_sample", "by-relation")
         raw.setdefault("embedding", {})
+        raw.setdefault("bellman_ford", {})
         raw.setdefault("listwise", {"penalty": {}})
         return from_json(RunConfig, raw, prefix="")
     except KeyError as error:

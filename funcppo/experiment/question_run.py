@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,16 +22,27 @@ from funcppo.experiment import question_training
 from funcppo.experiment.question_training import TrainingQuestions
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import aggregation, evidence, link_embedding, questions
+from funcppo.prover import (
+    aggregation,
+    evidence,
+    link_embedding,
+    questions,
+)
 from funcppo.prover.aggregation import (
     AggregationConfig,
     AggregationWorld,
     Capacity,
 )
-from funcppo.prover.evidence import FactIndex
+from funcppo.prover.evidence import Evidence, FactIndex
+from funcppo.prover.network_prior import NetworkPrior
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.questions import Params, PolicyConfig, QuestionWorld
-from funcppo.prover.task import PhaseCallback, ProverTask, with_answers
+from funcppo.prover.task import (
+    PhaseCallback,
+    ProverTask,
+    ignore_phase,
+    with_answers,
+)
 from funcppo.types import F64
 
 # firings of the valid queries that every validation scores, about 35 bytes each; a GPU holds more of both, by
@@ -44,6 +55,11 @@ MAX_TEST_FIRINGS = 100_000_000
 MAX_TEST_ROWS = 400_000_000
 # powers of the odds to start from, of which valid chooses
 ODDS_POWERS = (1.0, 2.0, 3.0)
+# questions whose priors by a network are computed between two looks at the progress
+NETWORK_PRIOR_QUESTIONS = 256
+# weights of a Bellman-Ford network, of which valid chooses, and the one without that split
+NETWORK_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
+DEFAULT_NETWORK_WEIGHT = 0.5
 # standard errors that the fit must gain on valid
 MIN_GAIN_ERRORS = 2.0
 
@@ -105,8 +121,8 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     """Index the facts of a task of height 1.
 
     Args:
-      cfg: degrees, walks and embeddings that are left open are not weighed, and odds start with power 1. Evidence has
-        the probabilities of walks unless these are off.
+      cfg: degrees, walks and priors that are left open are not weighed, and odds start with power 1. Evidence has the
+        probabilities of walks unless these are off.
     """
     facts = evidence.index_facts(
         task.kb,
@@ -122,6 +138,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         uses_degrees=cfg.degrees is True,
         uses_walks=cfg.walks is True,
         uses_embedding=cfg.embedding is True,
+        uses_bellman_ford=cfg.bellman_ford is True,
         odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
     )
     return QuestionSetup(
@@ -228,19 +245,35 @@ class ValidEvidence:
 
     def with_embedding(self, embedding: link_embedding.Params) -> ValidEvidence:
         """The evidence with priors by link embeddings."""
-        weighed = copy.copy(self)
-        weighed._parts = {
+        return self._map(
+            lambda part: evidence.with_prior(part, embedding, "fact")
+        )
+
+    def with_network(self, network: NetworkPrior) -> ValidEvidence:
+        """The evidence with priors by a Bellman-Ford network."""
+        return self._map(
+            lambda part: evidence.with_network_prior(part, network, "fact")
+        )
+
+    def _map(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
+        """The evidence with a change in every part."""
+        changed = copy.copy(self)
+        changed._parts = {
             side: [
-                part._replace(
-                    evidence=evidence.with_prior(
-                        part.evidence, embedding, "fact"
-                    )
-                )
-                for part in parts
+                part._replace(evidence=change(part.evidence)) for part in parts
             ]
             for side, parts in self._parts.items()
         }
-        return weighed
+        return changed
+
+    @property
+    def n_questions(self) -> int:
+        """The number of distinct questions."""
+        return sum(
+            len(part.evidence.label)
+            for parts in self._parts.values()
+            for part in parts
+        )
 
     def make_scorer(self, setup: QuestionSetup, params: Params) -> ScorerBySide:
         """The scorer of the queries' candidates by given weights."""
@@ -297,9 +330,10 @@ def collect(
     Raises:
       ValueError: the rules derive no known fact from the others.
     """
+    network = setup.facts.network
     collected = question_training.collect_questions(
         task,
-        setup.facts,
+        setup.facts._replace(network=None),
         cfg,
         seed,
         uses_degrees=setup.policy.aggregation.uses_degrees,
@@ -307,10 +341,14 @@ def collect(
         deadline=deadline,
     )
     world = tree.map(lambda x: x.to(device), collected.world)
+    if network is not None:
+        assert cfg.left_out != "auto", "what is left out is chosen before"
+        world = _add_network_priors(world, network, cfg.left_out, on_phase)
     policy = _weighing(
         collected.policy,
         uses_walks=setup.policy.aggregation.uses_walks,
         uses_embedding=setup.policy.aggregation.uses_embedding,
+        uses_bellman_ford=setup.policy.aggregation.uses_bellman_ford,
         odds_power=setup.policy.aggregation.odds_power,
     )
     return dataclasses.replace(setup, world=world, policy=policy), collected
@@ -355,6 +393,58 @@ def with_embedding(
         policy=_weighing(setup.policy, uses_embedding=True),
         world=world,
     )
+
+
+def with_network(
+    setup: QuestionSetup,
+    network: NetworkPrior,
+    left_out: LeftOut,
+    on_phase: PhaseCallback = ignore_phase,
+) -> QuestionSetup:
+    """The evidence with priors by a Bellman-Ford network, which the policy weighs.
+
+    Args:
+      left_out: what a training question leaves out.
+    """
+    world = setup.world
+    if world is not None:
+        world = _add_network_priors(world, network, left_out, on_phase)
+    return dataclasses.replace(
+        setup,
+        facts=setup.facts._replace(network=network),
+        policy=_weighing(setup.policy, uses_bellman_ford=True),
+        world=world,
+    )
+
+
+def without_network(setup: QuestionSetup) -> QuestionSetup:
+    """The setup with a policy that weighs no Bellman-Ford network."""
+    policy = _weighing(setup.policy, uses_bellman_ford=False)
+    return dataclasses.replace(setup, policy=policy)
+
+
+def _add_network_priors(
+    world: QuestionWorld,
+    network: NetworkPrior,
+    left_out: LeftOut,
+    on_phase: PhaseCallback,
+) -> QuestionWorld:
+    """The world with priors by a network of the questions that are asked, some after others."""
+    listed = world.evidence
+    is_asked = torch.zeros_like(listed.label, dtype=torch.bool)
+    is_asked = is_asked.index_fill(0, world.question, True)
+    n_questions = len(listed.label)
+    priors = [listed.network_prior[:0]]
+    for start in range(0, n_questions, NETWORK_PRIOR_QUESTIONS):
+        on_phase("priors by the Bellman-Ford network", start, n_questions)
+        stop = min(start + NETWORK_PRIOR_QUESTIONS, n_questions)
+        part = evidence.slice_questions(listed, start, stop)
+        part = evidence.with_network_prior(
+            part, network, left_out, is_asked[start:stop]
+        )
+        priors.append(part.network_prior)
+    listed = listed._replace(network_prior=torch.cat(priors))
+    return world._replace(evidence=listed)
 
 
 def fit_listwise(
@@ -411,6 +501,56 @@ def fit_listwise(
     return ListwiseFit(
         best.setup, best.params, best.quality, cfg.n_epochs, notes
     )
+
+
+def weigh_network(
+    fitted: ListwiseFit, network: NetworkPrior, metric: Metric | None
+) -> ListwiseFit:
+    """The fit with the weight of a Bellman-Ford network, one for all labels, that ranks valid best.
+
+    Training questions cannot tell the weight: the network has learnt from their facts, and rules were elected and other
+    weights fitted by them. A fit trusts the one or the others more than new questions do.
+
+    Args:
+      fitted: without a network.
+      metric: ranks valid with the network's priors; None where there is no valid split.
+    """
+    setup = dataclasses.replace(
+        fitted.setup,
+        facts=fitted.setup.facts._replace(network=network),
+        policy=_weighing(fitted.setup.policy, uses_bellman_ford=True),
+    )
+    if metric is None:
+        note = f"Bellman-Ford network: weight {DEFAULT_NETWORK_WEIGHT:g}: there is no valid split to choose it by"
+        return fitted._replace(
+            setup=setup,
+            params=_with_network_weight(fitted.params, DEFAULT_NETWORK_WEIGHT),
+            notes=[note],
+        )
+
+    found: dict[float, ListwiseFit] = {}
+    mrr: dict[float, float] = {}
+    for weight in NETWORK_WEIGHTS:
+        params = _with_network_weight(fitted.params, weight)
+        quality = metric(setup, params)
+        mrr[weight] = quality.metric
+        found[weight] = fitted._replace(
+            setup=setup, params=params, quality=quality
+        )
+    # The first one is chosen if they are equal.
+    best = max(mrr, key=lambda weight: mrr[weight])
+    listing = ", ".join(
+        f"{weight:g} {value:.4f}" for weight, value in mrr.items()
+    )
+    note = f"Bellman-Ford network: weight {best:g} chosen: valid: {listing}"
+    return found[best]._replace(notes=[note])
+
+
+def _with_network_weight(params: Params, weight: float) -> Params:
+    """The weights with one for the prior by a Bellman-Ford network, the same for all labels."""
+    of_labels = torch.full_like(params.score.linked_weight, weight)
+    score = params.score._replace(network_prior_weight=of_labels)
+    return params._replace(score=score)
 
 
 def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:

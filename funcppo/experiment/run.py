@@ -34,7 +34,7 @@ from funcppo.experiment.question_run import (
     QuestionSetup,
     ValidEvidence,
 )
-from funcppo.prover import link_embedding
+from funcppo.prover import bellman_ford, link_embedding, network_prior
 from funcppo.prover import task as prover_task
 from funcppo.prover.task import ProverTask
 from funcppo.train_step import TrainState
@@ -68,6 +68,8 @@ class RunState(NamedTuple):
     best_update: I64[Tensor, ""]
     # without models where candidates have no prior
     embedding: link_embedding.Params
+    # of a Bellman-Ford network, which there may not be
+    bellman_ford: bellman_ford.Params
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,16 +162,21 @@ def initial_train_state(
 
 
 def initial_run_state(
-    train_state: TrainState, embedding: link_embedding.Params | None = None
+    train_state: TrainState,
+    embedding: link_embedding.Params | None = None,
+    network: bellman_ford.Params | None = None,
 ) -> RunState:
     """The state before the first validation.
 
     Args:
       embedding: what gives candidates a prior; None for nothing.
+      network: a Bellman-Ford network that does; None for none.
     """
     device = train_state.update.device
     if embedding is None:
         embedding = link_embedding.without_models(device)
+    if network is None:
+        network = network_prior.without_network(device)
     return RunState(
         train_state=train_state,
         start_params=train_state.params,
@@ -179,6 +186,7 @@ def initial_run_state(
         ),
         best_update=torch.zeros((), dtype=torch.int64, device=device),
         embedding=embedding,
+        bellman_ford=network,
     )
 
 

@@ -12,6 +12,7 @@ from funcppo.evaluation import (
     scorers,
 )
 from funcppo.experiment import (
+    bellman_ford_training,
     embedding_training,
     question_run,
     question_training,
@@ -19,6 +20,7 @@ from funcppo.experiment import (
 from funcppo.experiment.config import (
     RunConfig,
 )
+from funcppo.experiment.question_run import QuestionSetup
 from funcppo.experiment.run import (
     EVIDENCE_SCORE,
     Run,
@@ -34,8 +36,9 @@ from funcppo.experiment.validation import (
     most_validation_queries,
     with_valid_evidence,
 )
+from funcppo.prover import bellman_ford, link_embedding
 from funcppo.prover import task as prover_task
-from funcppo.prover.task import PhaseCallback, ignore_phase
+from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 
 
 def build_run(
@@ -121,6 +124,7 @@ def _build_question_run(
     cfg = question_training.learner_config(setup.policy, ppo_config(run_config))
     world = question_run.training_world(setup, run_config.device)
     key = random.key(run_config.seed, run_config.device)
+    embedding, network = _blank_priors(task, setup, run_config)
 
     return Run(
         run_config=run_config,
@@ -128,12 +132,7 @@ def _build_question_run(
         cfg=cfg,
         score=EVIDENCE_SCORE,
         state=initial_run_state(
-            train_step.init(cfg, world, key),
-            embedding_training.blank(
-                task, run_config.embedding, run_config.device
-            )
-            if setup.policy.aggregation.uses_embedding
-            else None,
+            train_step.init(cfg, world, key), embedding, network
         ),
         notes=task.notes,
         search_step=scorers.make_search_step(run_config.device),
@@ -144,6 +143,21 @@ def _build_question_run(
         pending_row={"update": 0},
         questions=setup,
     )
+
+
+def _blank_priors(
+    task: ProverTask, setup: QuestionSetup, run_config: RunConfig
+) -> tuple[link_embedding.Params | None, bellman_ford.Params | None]:
+    """What link embeddings and a Bellman-Ford network are before training, where the settings ask for them."""
+    weighed, device = setup.policy.aggregation, run_config.device
+    embedding, network = None, None
+    if weighed.uses_embedding:
+        embedding = embedding_training.blank(task, run_config.embedding, device)
+    if weighed.uses_bellman_ford:
+        network = bellman_ford_training.blank(
+            task, run_config.bellman_ford, device
+        )
+    return embedding, network
 
 
 def _with_questions(run: Run, start_params: Any) -> Run:
@@ -168,8 +182,11 @@ def at_start(run: Run, params: Any) -> Run:
     key = random.key(run.run_config.seed, run.run_config.device)
     state = train_step.init(run.cfg, training_world(run), key)
     assert run.questions is not None
+    facts = run.questions.facts
     state = initial_run_state(
-        state._replace(params=params), run.questions.facts.embedding
+        state._replace(params=params),
+        facts.embedding,
+        None if facts.network is None else facts.network.params,
     )
     return dataclasses.replace(run, state=state)
 

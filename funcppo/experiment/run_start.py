@@ -37,11 +37,11 @@ from funcppo.evaluation.slot_scheduler import (
 )
 from funcppo.experiment import (
     checkpoint,
-    embedding_training,
     memory_plan,
     metrics_log,
     question_bounds,
     question_run,
+    run_priors,
     validation,
 )
 from funcppo.experiment.config import (
@@ -58,6 +58,7 @@ from funcppo.experiment.run import (
     PROOF_SCORES,
     Run,
     RunScore,
+    RunState,
     find_checkpoint,
     ppo_config,
 )
@@ -65,7 +66,7 @@ from funcppo.experiment.run_build import at_start, build_run
 from funcppo.experiment.run_time import RunTime
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
-from funcppo.prover import link_embedding
+from funcppo.prover import link_embedding, network_prior
 from funcppo.prover.question_config import QuestionConfig
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 
@@ -167,20 +168,29 @@ def prepare_run(
     _check_meta(path, meta, scores)
     # What reads a run shows the notes on its task.
     task = dataclasses.replace(run.task, notes=(*run.task.notes, *damage_notes))
-    setup = run.questions
-    if setup is not None and link_embedding.n_models(state.embedding):
-        # Its questions, if it is trained on, are listed with their priors.
-        setup = question_run.with_embedding(setup, state.embedding, "fact")
     return dataclasses.replace(
         run,
         task=task,
-        questions=setup,
+        questions=_with_stored_priors(run, state),
         score=meta["score"],
         state=state,
         notes=tuple(meta["notes"]),
         pending_row=meta["pending_row"],
         rule_metric=meta["rule_metric"],
     )
+
+
+def _with_stored_priors(run: Run, state: RunState) -> QuestionSetup | None:
+    """The evidence of a run, with which its questions are listed, with the priors of a checkpoint."""
+    setup = run.questions
+    if setup is None:
+        return None
+    if link_embedding.n_models(state.embedding):
+        setup = question_run.with_embedding(setup, state.embedding, "fact")
+    if network_prior.is_network(state.bellman_ford):
+        network = run_priors.make_network(run.task, state.bellman_ford)
+        setup = question_run.with_network(setup, network, "fact")
+    return setup
 
 
 def _check_unchanged(
@@ -597,12 +607,13 @@ def _start_from_fit(
     run_time.end_phase("questions", is_set=options.max_questions is not None)
     run = dataclasses.replace(
         run,
-        questions=setup,
+        questions=question_run.without_network(setup),
         run_config=dataclasses.replace(config, questions=options),
     )
     run, fitted = _fit_with_embedding(
         run, scored.valid_seconds, on_phase, run_time
     )
+    run, fitted = _weigh_network(run, fitted, on_phase, run_time)
     weighed = fitted.setup.policy.aggregation
     options = dataclasses.replace(
         options,
@@ -610,6 +621,7 @@ def _start_from_fit(
         degrees=weighed.uses_degrees,
         walks=weighed.uses_walks,
         embedding=weighed.uses_embedding,
+        bellman_ford=weighed.uses_bellman_ford,
     )
     ppo, parts_notes = memory_plan.split_minibatches(
         config.ppo,
@@ -657,14 +669,14 @@ def _fit_with_embedding(
     assert run.questions is not None, "the run learns from questions"
     options = run.run_config.questions
     if options.embedding is True:
-        run, notes = _embed(run, run.questions, on_phase, run_time)
+        run, notes = run_priors.embed(run, run.questions, on_phase, run_time)
         run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
         return run, fitted._replace(notes=[*notes, *fitted.notes])
 
     run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
     if options.embedding is False or plain.quality is None:
         return run, plain
-    embedded, notes = _embed(run, plain.setup, on_phase, run_time)
+    embedded, notes = run_priors.embed(run, plain.setup, on_phase, run_time)
     if embedded is run:
         return run, plain._replace(notes=[*plain.notes, *notes])
     degrees = plain.setup.policy.aggregation.uses_degrees
@@ -679,6 +691,67 @@ def _fit_with_embedding(
         f"link embeddings off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
     ]
     return run, plain._replace(notes=[*plain.notes, *notes])
+
+
+def _weigh_network(
+    run: Run,
+    plain: ListwiseFit,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
+) -> tuple[Run, ListwiseFit]:
+    """The fit with a Bellman-Ford network beside it, where it is set or ranks valid better beyond chance; and its run.
+
+    Args:
+      plain: the fit without it.
+    """
+    config, valid = run.run_config, run.valid_evidence
+    option, left_out = config.questions.bellman_ford, config.questions.left_out
+    assert left_out != "auto", "what is left out is chosen before"
+    if option is False or (option == "auto" and plain.quality is None):
+        return run, plain
+    network, note = run_priors.train_network(
+        run, plain.setup, on_phase, run_time
+    )
+    notes = [*plain.notes, note]
+    if network is None:
+        return run, plain._replace(notes=notes)
+
+    metric = None
+    if valid is not None:
+        run = dataclasses.replace(
+            run, valid_evidence=valid.with_network(network)
+        )
+        metric = partial(validation.evidence_quality, run)
+    fitted = question_run.weigh_network(plain, network, metric)
+    is_kept, note = _judge_network(option == "auto", plain, fitted)
+    notes += [*fitted.notes, note]
+    if not is_kept:
+        run = dataclasses.replace(run, valid_evidence=valid)
+        return run, plain._replace(notes=notes)
+    setup = question_run.with_network(fitted.setup, network, left_out, on_phase)
+    run_time.end_phase("Bellman-Ford network", is_set=option is True)
+    return run, fitted._replace(setup=setup, notes=notes)
+
+
+def _judge_network(
+    is_open: bool, plain: ListwiseFit, fitted: ListwiseFit
+) -> tuple[bool, str]:
+    """Whether a fit keeps its Bellman-Ford network, and a note that says why.
+
+    Args:
+      is_open: it must rank valid better beyond chance.
+      plain: the fit without it.
+    """
+    if plain.quality is None or fitted.quality is None:
+        return True, "Bellman-Ford network on: there is no valid split"
+    comparison = f"valid {plain.quality.metric:.4f} without it, {fitted.quality.metric:.4f} with it"
+    if is_open and not question_run.is_better(fitted.quality, plain.quality):
+        errors = f"{question_run.MIN_GAIN_ERRORS:g} standard errors"
+        return (
+            False,
+            f"Bellman-Ford network off: {comparison}, no gain above {errors}",
+        )
+    return True, f"Bellman-Ford network on: {comparison}"
 
 
 def _fit_rules(
@@ -756,49 +829,6 @@ def _fit_walks(
     return plain._replace(notes=[*plain.notes, note])
 
 
-def _embed(
-    run: Run, setup: QuestionSetup, on_phase: PhaseCallback, run_time: RunTime
-) -> tuple[Run, list[str]]:
-    """The run with link embeddings and the priors that they give; the same run where there is no time to train them.
-
-    Args:
-      setup: the questions, and the evidence to weigh beside.
-    """
-    config = run.run_config
-    device, left_out = config.device, config.questions.left_out
-    assert left_out != "auto", "what is left out is chosen before"
-    is_set = config.questions.embedding is True
-    deadline = run_time.until(run_time.EMBEDDING)
-    if is_set:
-        deadline = NO_DEADLINE
-    plan = embedding_training.plan_training(
-        run.task, config.embedding, device, deadline.seconds_left
-    )
-    if plan.is_too_long and not is_set:
-        return run, [
-            f"link embeddings are not tried: {embedding_training.MIN_EPOCHS} passes over the facts would take over "
-            f"{min(deadline.seconds_left, config.embedding.seconds):.0f} s (--questions.embedding True trains them)"
-        ]
-
-    cfg = config.embedding if is_set else plan.cfg
-    embedding = embedding_training.train(
-        run.task, cfg, left_out, config.seed, device, on_phase, deadline
-    )
-    run_time.end_phase("link embeddings", is_set=is_set)
-    notes: list[str] = []
-    if cfg.n_epochs < config.embedding.n_epochs:
-        notes = [
-            f"link embeddings: {cfg.n_epochs} of {config.embedding.n_epochs} epochs, all that there is time for"
-        ]
-    valid = run.valid_evidence
-    if valid is not None:
-        valid = valid.with_embedding(embedding)
-    setup = question_run.with_embedding(setup, embedding, left_out)
-    return dataclasses.replace(
-        run, questions=setup, valid_evidence=valid
-    ), notes
-
-
 def _fit(
     run: Run,
     degrees: bool | Literal["auto"],
@@ -828,15 +858,16 @@ def _fit(
         deadline.seconds_left,
         valid_seconds,
     )
+    metric = None
+    if run.valid_evidence is not None:
+        metric = partial(validation.evidence_quality, run)
     fitted = question_run.fit_listwise(
         setup,
         plan.degrees,
         plan.cfg,
         config.seed,
         config.device,
-        partial(validation.evidence_quality, run)
-        if run.valid_evidence
-        else None,
+        metric,
         on_phase,
         deadline,
     )

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from funcppo.logic.triple_index import HEAD
 from funcppo.types import I64
 
 # What is unknown while a question is answered whose answer is a known fact: that fact, or all facts that link its
@@ -35,6 +36,13 @@ class Firings(NamedTuple):
     # The probability of a random walk from the question's entity to the candidate, a number of WALK_UNIT; 0 where the
     # body is no path. Without entries where it is not asked for.
     walk: I64[Tensor, "n"]
+
+
+def make_label(
+    predicate: I64[Tensor, "n"], side: I64[Tensor, "n"] | int
+) -> I64[Tensor, "n"]:
+    """2 * predicate, plus 1 for the second argument."""
+    return 2 * predicate + (side - HEAD)
 
 
 def select_questions(

@@ -7,11 +7,11 @@ say; and 1), the rules that derive a candidate add up by learnt shares:
     score = log sum_firings exp(feature_weight[label, shape] . x + rule_weight[side, rule])
             + own_degree_weight[label, degree] + linked_weight[label]
             + sum_links link_weight[label of link, label] + sum_b degree_weight[b, degree in b, label]
-            + prior_weight[label] * prior
+            + prior_weight[label] * prior + network_prior_weight[label] * network_prior
 
 where the label is that of the question (see `evidence`), the shape of a rule is the number of its atoms and constants,
-degrees count by `DEGREE_BUCKETS`, and the prior is that of `link_embedding`. The initial weights give the log of the
-sum of the odds of the confidences, each to a power.
+degrees count by `DEGREE_BUCKETS`, and the priors are those of `link_embedding` and of `network_prior`. The initial
+weights give the log of the sum of the odds of the confidences, each to a power.
 
 `score` takes a `Batch`: `gather` makes one of fixed shapes for training, `whole` one of all candidates for ranking.
 """
@@ -66,6 +66,8 @@ class AggregationConfig:
     body is a path."""
     uses_embedding: bool = False
     """Weigh the candidate's prior by link embeddings."""
+    uses_bellman_ford: bool = False
+    """Weigh the candidate's prior by a Bellman-Ford network."""
     odds_power: PositiveFloat = 1.0
     """Initial weight of the log-odds of a confidence: the larger it is, the less other rules add to the best one."""
 
@@ -99,6 +101,8 @@ class Params(NamedTuple):
     degree_weight: F32[Tensor, "BK B"]
     # without entries where the prior by link embeddings is not weighed
     prior_weight: F32[Tensor, "B"]
+    # the same of the prior by a Bellman-Ford network
+    network_prior_weight: F32[Tensor, "B"]
 
 
 class Batch(NamedTuple):
@@ -108,6 +112,7 @@ class Batch(NamedTuple):
     entity: I64[Tensor, "L"]
     own_degree: I64[Tensor, "L"]
     prior: F32[Tensor, "L"]
+    network_prior: F32[Tensor, "L"]
 
     firing_row: I64[Tensor, "N"]  # the candidate of each firing
     firing_mask: Bool[Tensor, "N"]
@@ -188,6 +193,7 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
         link_weight=zeros(n, n),
         degree_weight=zeros(n_degrees, n),
         prior_weight=zeros(n if cfg.uses_embedding else 0),
+        network_prior_weight=zeros(n if cfg.uses_bellman_ford else 0),
     )
 
 
@@ -219,6 +225,9 @@ def score(
     )
     if cfg.uses_embedding:
         total = total + params.prior_weight[batch.label] * batch.prior
+    if cfg.uses_bellman_ford:
+        weight = params.network_prior_weight[batch.label]
+        total = total + weight * batch.network_prior
     if cfg.uses_links:
         total = total + _link_scores(params, batch, zero)
     if cfg.uses_degrees:
@@ -364,6 +373,7 @@ def gather(
         entity=_take(evidence.entity, candidate),
         own_degree=_take(evidence.own_degree, candidate),
         prior=_take(evidence.prior, candidate),
+        network_prior=_take(evidence.network_prior, candidate),
         firing_row=firing_row,
         firing_mask=firing_mask.view(-1),
         rule=_take(evidence.rule, firing),
@@ -387,6 +397,7 @@ def whole(evidence: Evidence) -> Batch:
         entity=evidence.entity,
         own_degree=evidence.own_degree,
         prior=evidence.prior,
+        network_prior=evidence.network_prior,
         firing_row=torch.repeat_interleave(n_firings),
         firing_mask=torch.ones_like(evidence.is_left_out),
         rule=evidence.rule,

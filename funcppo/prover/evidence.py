@@ -37,10 +37,12 @@ from funcppo.logic.question_types import (
     Firings,
     LeftOut,
     Questions,
+    make_label,
 )
 from funcppo.logic.sorting import unique_inverse, unique_values, value_counts
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
-from funcppo.prover import link_embedding
+from funcppo.prover import link_embedding, network_prior
+from funcppo.prover.network_prior import NetworkPrior
 from funcppo.ranges import NonNegativeInt, Seed, Size, check_fields
 from funcppo.types import F32, I64, Bool
 
@@ -62,6 +64,8 @@ class FactIndex(NamedTuple):
     plan: FiringPlan  # of the rules
     # trained on the facts; without models where candidates have no prior
     embedding: link_embedding.Params
+    # networks that read the facts; None where there are none
+    network: NetworkPrior | None = None
 
 
 class Evidence(NamedTuple):
@@ -84,6 +88,8 @@ class Evidence(NamedTuple):
     base_score: F32[Tensor, "L"]
     # by link embeddings that have not seen what is left out; 0 without them
     prior: F32[Tensor, "L"]
+    # by a Bellman-Ford network, to which what is left out is unknown; 0 without one
+    network_prior: F32[Tensor, "L"]
     firing_offsets: I64[Tensor, "L1"]
     link_offsets: I64[Tensor, "L1"]
 
@@ -148,13 +154,6 @@ class _Listing(NamedTuple):
 def n_labels(sizes: KBSizes) -> int:
     """The number of labels B, those of the unused predicate 0 included."""
     return 2 * sizes.n_predicates + 2
-
-
-def make_label(
-    predicate: I64[Tensor, "n"], side: I64[Tensor, "n"] | int
-) -> I64[Tensor, "n"]:
-    """2 * predicate, plus 1 for the second argument."""
-    return 2 * predicate + (side - HEAD)
 
 
 def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
@@ -317,6 +316,7 @@ def _weigh_firings(
         log_listed=log_listed[is_listed],
         base_score=base_score[is_listed],
         prior=torch.zeros_like(base_score[is_listed]),
+        network_prior=torch.zeros_like(base_score[is_listed]),
         firing_offsets=row_index.offsets(n_firings),
         link_offsets=row_index.offsets(n_links),
         rule=firings.rule[kept],
@@ -327,7 +327,8 @@ def _weigh_firings(
         walk=_walk_probability(firings, kept),
         link_label=link_label,
     )
-    return with_prior(listed, facts.embedding, cfg.left_out)
+    listed = with_prior(listed, facts.embedding, cfg.left_out)
+    return with_network_prior(listed, facts.network, cfg.left_out)
 
 
 def _walk_probability(
@@ -349,12 +350,7 @@ def with_prior(
     """The evidence with the prior of each candidate by link embeddings; 0 where there is no model."""
     if not link_embedding.n_models(embedding):
         return evidence._replace(prior=torch.zeros_like(evidence.base_score))
-    questions = Questions(
-        predicate=evidence.label // 2,
-        side=evidence.label % 2 + HEAD,
-        entity=evidence.given,
-        left_out=evidence.left_out,
-    )
+    questions = questions_of(evidence)
     model = link_embedding.model_of(embedding, questions, left_out)
     row = evidence.question
     prior = link_embedding.prior(
@@ -365,6 +361,41 @@ def with_prior(
         evidence.entity,
     )
     return evidence._replace(prior=prior)
+
+
+def with_network_prior(
+    evidence: Evidence,
+    network: NetworkPrior | None,
+    left_out: LeftOut,
+    is_asked: Bool[Tensor, "Q"] | None = None,
+) -> Evidence:
+    """The evidence with the prior of each candidate by a Bellman-Ford network; 0 where there is none.
+
+    Args:
+      is_asked: the questions whose candidates have a prior; None for all.
+    """
+    if network is None:
+        none = torch.zeros_like(evidence.base_score)
+        return evidence._replace(network_prior=none)
+    prior = network_prior.prior(
+        network,
+        questions_of(evidence),
+        left_out,
+        evidence.candidate_offsets,
+        evidence.entity,
+        is_asked,
+    )
+    return evidence._replace(network_prior=prior.float())
+
+
+def questions_of(evidence: Evidence) -> Questions:
+    """The questions of some evidence."""
+    return Questions(
+        predicate=evidence.label // 2,
+        side=evidence.label % 2 + HEAD,
+        entity=evidence.given,
+        left_out=evidence.left_out,
+    )
 
 
 def concatenate(parts: Sequence[Evidence]) -> Evidence:
@@ -411,6 +442,7 @@ def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
         log_listed=evidence.log_listed[candidates],
         base_score=evidence.base_score[candidates],
         prior=evidence.prior[candidates],
+        network_prior=evidence.network_prior[candidates],
         firing_offsets=firing - firing[0],
         link_offsets=link - link[0],
         rule=evidence.rule[firings],

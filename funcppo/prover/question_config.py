@@ -32,6 +32,10 @@ class QuestionConfig:
     embedding: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
     valid split better by more than two standard errors, and there is time to train them."""
+    bellman_ford: bool | Literal["auto"] = False
+    """Weigh a prior of each candidate by a Bellman-Ford network over the known facts (--bellman-ford.*), which proves
+    nothing. auto: if that ranks the valid split better by more than two standard errors, and there is time to train it.
+    Default: False, because it takes several minutes where all else takes one or two."""
     odds_power: PositiveFloat | Literal["auto"] = "auto"
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
     a candidate are added; the larger it is, the less other rules add to the best one. auto: of 1, 2 and 3 the one that
@@ -125,6 +129,31 @@ class EmbeddingConfig:
     """Initial learning rate of Adam, which falls to 0 along a line."""
     penalty: NonNegativeFloat = 0.02
     """Factor of the N3 penalty, the cubed moduli of the vectors of a link."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BellmanFordConfig:
+    """Settings of a Bellman-Ford network, a prior of what rules derive."""
+
+    width: Size = 32
+    """Numbers of the state of an entity."""
+    n_layers: Size = 4
+    """Number of facts of the longest path that it sees."""
+    n_steps: Size = 1000
+    """Gradient steps of a network."""
+    seconds: PositiveFloat = 600.0
+    """Seconds that training and the priors of all questions may take, by a count of the work: steps beyond are left
+    out, and all of it where too few are left. --questions.bellman-ford True makes all steps."""
+    batch_size: Size = 32
+    """Questions of a gradient step."""
+    learning_rate: PositiveFloat = 5e-3
+    """Initial learning rate of Adam, which falls to 0 along a line."""
+    dropped: UnitInterval = 0.2
+    """Share of the known facts that a step leaves out of the graph beside those that are asked for."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""

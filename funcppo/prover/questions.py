@@ -104,6 +104,7 @@ def blank_world(world: AggregationWorld) -> QuestionWorld:
             log_listed=score,
             base_score=score,
             prior=score,
+            network_prior=score,
             firing_offsets=two,
             link_offsets=two,
             rule=none,

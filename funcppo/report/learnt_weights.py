@@ -175,6 +175,10 @@ def _describe_places(
         "link_weight": ("link", lambda at: link(at[0])),
         "degree_weight": ("degree", degree),
         "prior_weight": ("prior", lambda _: "prior by link embeddings"),
+        "network_prior_weight": (
+            "prior",
+            lambda _: "prior by a Bellman-Ford network",
+        ),
     }
 
 

@@ -235,6 +235,13 @@ class FactEvidence(TypedDict):
     weight: float
 
 
+class PathEvidence(TypedDict):
+    """Known facts that a Bellman-Ford network reads an answer from, and how much they matter to it."""
+
+    importance: float
+    facts: list[str]
+
+
 class Evidence(TypedDict):
     """What a run weighs that learnt from questions; its score is the sum of the weights."""
 
@@ -253,6 +260,8 @@ class Evidence(TypedDict):
     own_degree_weight: float
     degree_weight: float
     embedding_weight: float
+    bellman_ford_weight: float
+    paths: list[PathEvidence]
 
 
 class JointRule(TypedDict):

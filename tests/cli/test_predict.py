@@ -59,6 +59,9 @@ def runs(graph, tmp_path_factory):
         "--embedding.n-epochs",
         "1",
     ]
+    options["questions"] += ["--questions.bellman-ford", "True"]
+    options["questions"] += ["--bellman-ford.n-steps", "2"]
+    options["questions"] += ["--bellman-ford.width", "4"]
     with pytest.MonkeyPatch.context() as monkeypatch:
         for learner, more in options.items():
             args = ["--out", folder / learner, "--learner", learner, *more]

@@ -10,13 +10,20 @@ import pytest
 import torch
 
 from funcppo import random, tree
+from funcppo.data import format_atom
 from funcppo.evaluation import agreement, evidence_explanation, ranking
 from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.evidence_explanation import Weights, explain_answer
+from funcppo.experiment import bellman_ford_training
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import aggregation, evidence, link_embedding
+from funcppo.prover import (
+    aggregation,
+    evidence,
+    link_embedding,
+    network_prior,
+)
 from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.question_config import EmbeddingConfig
+from funcppo.prover.question_config import BellmanFordConfig, EmbeddingConfig
 from funcppo.prover.task import build_task
 from tests.evaluation.test_settings_choice import random_graph
 
@@ -41,6 +48,7 @@ def subject(request):
         uses_degrees=True,
         uses_walks=with_walks,
         uses_embedding=True,
+        uses_bellman_ford=True,
     )
     embedding = link_embedding.init(
         EmbeddingConfig(rank=3, n_folds=2),
@@ -48,7 +56,17 @@ def subject(request):
         evidence.n_labels(task.sizes),
         random.key(2),
     )
-    facts = facts._replace(embedding=embedding)
+    network = bellman_ford_training.blank(
+        task, BellmanFordConfig(width=4, n_layers=2), "cpu"
+    )
+    network = network_prior.make_prior(
+        tree.map(
+            lambda x: torch.sin(torch.arange(x.numel())).view_as(x), network
+        ),
+        evidence.binary_facts(task.kb),
+        task.sizes.n_constants,
+    )
+    facts = facts._replace(embedding=embedding, network=network)
     params = aggregation.init(cfg, random.key(0))
     generator = torch.Generator().manual_seed(1)
     params = tree.map(
@@ -73,6 +91,8 @@ def test_the_parts_add_up_to_the_score(subject):
         parts = [e.rule_score, e.own_degree_weight, e.degree_weight]
         assert e.embedding_weight
         parts.append(e.embedding_weight)
+        assert e.bellman_ford_weight
+        parts.append(e.bellman_ford_weight)
         parts += [e.linked_weight, *(fact.weight for fact in e.facts)]
         assert sum(parts) == pytest.approx(e.score, abs=1e-5)
         assert sum(rule.share for rule in e.rules) == pytest.approx(1.0)
@@ -118,6 +138,46 @@ def test_the_recount_agrees_and_reports_what_does_not(subject):
     assert 0 < wrong.n_disagreeing <= wrong.n_compared
     text = "\n".join(wrong.disagreements)
     assert "1000" in text and "known answers" in text
+
+
+def test_the_recount_reports_a_path_of_other_facts(subject):
+    task, weights = subject
+    known = {tuple(fact) for fact in evidence.binary_facts(task.kb).tolist()}
+    n = task.sizes.n_constants
+    unknown = next(
+        (1, x, y)
+        for x, y in itertools.product(range(1, n + 1), repeat=2)
+        if (1, x, y) not in known
+    )
+    n_paths = 0
+
+    def replace_fact(facts):
+        return (*facts[:-1], unknown)
+
+    def reverse(facts):
+        return facts[::-1]
+
+    for change in (replace_fact, reverse):
+
+        def miscount(atom, side, change=change):
+            nonlocal n_paths
+            found = explain_answer(task, weights, atom, side)
+            if found is None:
+                return None
+            paths = [
+                path._replace(facts=change(path.facts))
+                for path in found.paths
+                if len(path.facts) > 1
+            ]
+            n_paths += len(paths)
+            return found._replace(paths=tuple(paths))
+
+        wrong = compare(task, weights, miscount)
+        assert n_paths and wrong.n_disagreeing
+        assert all(
+            "expected known facts that lead" in line
+            for line in wrong.disagreements
+        )
 
 
 @pytest.mark.parametrize("wrong", [1.001, None])
@@ -209,10 +269,20 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
     one = e._replace(rules=e.rules[:1], n_candidates=1, side=TAIL, own_degree=1)
     text = "\n".join(evidence_explanation.to_lines(dataset, one))
     assert "of 1 candidate," in text and "1 rule derives it, the log" in text
+    assert f"{e.embedding_weight:+.2f}  prior by link embeddings" in text
+    network = f"{e.bellman_ford_weight:+.2f}  prior by a Bellman-Ford network"
+    assert network in text
+    assert e.paths
+    for path in e.paths:
+        facts = ", ".join(format_atom(dataset, fact) for fact in path.facts)
+        assert f"      {path.importance:+.2f} {facts}" in text
     relation = dataset.predicates[e.predicate - 1]
     assert f"it is the tail of 1 other fact of {relation}" in text
 
     fields = json.loads(json.dumps(evidence_explanation.to_json(dataset, e)))
+    assert [path["facts"] for path in fields["paths"]] == [
+        [format_atom(dataset, fact) for fact in path.facts] for path in e.paths
+    ]
     assert fields["rules"][0]["n_groundings"] == e.rules[0].n_groundings
     assert len(fields["facts"]) == len(e.facts)
     assert fields["question"].count(", ") == 1 and fields["score"] == e.score
@@ -257,6 +327,7 @@ def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):
             uses_links=False,
             uses_degrees=False,
             uses_embedding=False,
+            uses_bellman_ford=False,
         )
     )
     atom = torch.from_numpy(task.dataset.train[0])
@@ -265,6 +336,7 @@ def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):
         if e is not None:
             assert e.facts == ()
             assert e.degree_weight == e.embedding_weight == 0
+            assert e.bellman_ford_weight == 0 and e.paths == ()
             assert e.rule_score + e.own_degree_weight == pytest.approx(
                 e.score, abs=1e-5
             )

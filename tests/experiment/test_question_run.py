@@ -11,9 +11,11 @@ from funcppo import data, tree
 from funcppo.config import PPOConfig
 from funcppo.evaluation import ranking, scorers
 from funcppo.experiment import (
+    bellman_ford_training,
     question_bounds,
     question_run,
     run_build,
+    run_priors,
     run_start,
     training,
     validation,
@@ -22,6 +24,7 @@ from funcppo.experiment.config import RunConfig, read_config
 from funcppo.experiment.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import (
+    BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
     QuestionConfig,
@@ -83,6 +86,7 @@ def visits(n=32, n_crowd=12):
 
 
 EMBEDDING = EmbeddingConfig(rank=4, n_folds=2, n_epochs=8, batch_size=32)
+BELLMAN_FORD = BellmanFordConfig(width=4, n_layers=2, n_steps=5)
 
 
 @pytest.fixture(autouse=True)
@@ -184,19 +188,36 @@ def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(
         assert not untrained.score.feature_weight[..., 1:].any()
 
 
-@pytest.mark.parametrize(("embedding", "walks"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("embedding", "walks", "network"),
+    [(False, False, False), (True, True, False), (False, False, True)],
+)
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
-    tmp_path, embedding, walks
+    tmp_path, embedding, walks, network
 ):
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder in (whole, part):
         folder.mkdir()
-    options = replace(CONFIG.questions, embedding=embedding, walks=walks)
-    config = replace(CONFIG, questions=options, embedding=EMBEDDING)
+    options = replace(
+        CONFIG.questions,
+        embedding=embedding,
+        walks=walks,
+        bellman_ford=network,
+    )
+    config = replace(
+        CONFIG,
+        questions=options,
+        embedding=EMBEDDING,
+        bellman_ford=BELLMAN_FORD,
+    )
     run = run_start.prepare_run(config, whole, resume=False)
     assert run.rule_metric is not None
     prior = run.questions.world.evidence.prior
     assert bool(prior.any()) == embedding
+    by_network = run.questions.world.evidence.network_prior
+    assert bool(by_network.any()) == network
+    weight = run.state.start_params.score.network_prior_weight
+    assert bool(weight.any()) == network
     save_checkpoint(run, part)
     expected = run_to(run, whole, 4)
 
@@ -210,6 +231,7 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     listed = run_build.with_training_data(changed).questions.world
     assert torch.equal(listed.prior_score, run.questions.world.prior_score)
     assert torch.equal(listed.evidence.prior, prior)
+    assert torch.equal(listed.evidence.network_prior, by_network)
     assert torch.equal(listed.evidence.walk, run.questions.world.evidence.walk)
     assert bool(listed.evidence.walk.any()) == walks
     got = run_to(resumed, part, 4)
@@ -379,6 +401,107 @@ def test_link_embeddings_without_time_are_not_tried(tmp_path):
     )
     assert run.run_config.questions.embedding is False
     assert any("link embeddings are not tried" in note for note in run.notes)
+
+
+def elders(is_better, n=40):
+    """Chains of three persons. The rule derives all who have a parent as everybody's grandchildren.
+
+    Which one is the answer only a path of two facts tells; otherwise it is one at random.
+    """
+    parents = [
+        (f"x{i}{a}", "parent", f"x{i}{b}")
+        for i in range(n)
+        for a, b in ("ab", "bc")
+    ]
+    drawn = torch.randint(n, (n,), generator=torch.Generator().manual_seed(0))
+    end = range(n) if is_better else drawn.tolist()
+    facts = [(f"x{i}a", "grandparent", f"x{end[i]}c") for i in range(n)]
+    return data.from_triples(
+        parents + [fact for i, fact in enumerate(facts) if i % 4],
+        [fact for i, fact in enumerate(facts) if not i % 4],
+        rules="grandparent(X, Y) :- parent(X, Z), parent(W, Y)",
+    )
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
+    is_better, tmp_path, monkeypatch
+):
+    graph = elders(is_better)
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    options = QuestionConfig(bellman_ford="auto", embedding=False, walks=False)
+    cfg = BellmanFordConfig(
+        width=8, n_layers=2, n_steps=100, batch_size=8, learning_rate=0.02
+    )
+    # The two variables of the answer's rule stand for one person.
+    prover = replace(CONFIG.prover, max_height=1, object_identity=False)
+    config = replace(CONFIG, questions=options, bellman_ford=cfg, prover=prover)
+    phases = []
+    run = run_start.prepare_run(
+        config,
+        tmp_path,
+        resume=False,
+        on_phase=lambda *phase: phases.append(phase),
+    )
+    priors = [text for text, *_ in phases if text.startswith("priors by")]
+    assert bool(priors) == is_better
+
+    notes = "\n".join(run.notes)
+    weight = run.state.start_params.score.network_prior_weight
+    assert run.run_config.questions.bellman_ford is is_better
+    assert ("Bellman-Ford network on: valid" in notes) == is_better
+    assert ("Bellman-Ford network off: valid" in notes) != is_better
+    assert bool(weight.any()) == is_better
+    assert bool(run.state.bellman_ford.asked.numel()) == is_better
+
+    # Opened again, the run scores with the same priors.
+    save_checkpoint(run, tmp_path)
+    again = run_start.prepare_run(run.run_config, tmp_path, resume=True)
+    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(run.task))
+    mrr = [
+        validation.evaluate_policy(
+            one, one.state.start_params, graph.valid, protocol
+        )["mrr"]
+        for one in (run, again)
+    ]
+    assert mrr[0] == mrr[1]
+
+
+def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
+    options = QuestionConfig(embedding=False, walks=False)
+    config = replace(CONFIG, questions=options)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
+    params = run.state.start_params
+    assert not len(params.score.network_prior_weight)
+    weights = bellman_ford_training.train(
+        run.task, BELLMAN_FORD, "fact", 0, "cpu"
+    )
+    network = run_priors.make_network(run.task, weights)
+    mrr = {0.25: 0.4, 0.5: 0.5, 1.0: 0.5, 2.0: 0.1}
+
+    def metric(setup, params):
+        assert setup.policy.aggregation.uses_bellman_ford
+        assert setup.facts.network is network
+        (weight,) = set(params.score.network_prior_weight.tolist())
+        return question_run.ValidQuality(mrr[weight], torch.zeros(1))
+
+    plain = question_run.ListwiseFit(run.questions, params, None, 3, ["a note"])
+    fitted = question_run.weigh_network(plain, network, metric)
+    # the first one of equal ones
+    expected = torch.full_like(params.score.linked_weight, 0.5)
+    assert torch.equal(fitted.params.score.network_prior_weight, expected)
+    assert fitted.quality.metric == 0.5
+    (note,) = fitted.notes
+    assert "weight 0.5 chosen: valid: 0.25 0.4000, 0.5 0.5000, 1" in note
+    for name, one, other in zip(
+        params.score._fields, params.score, fitted.params.score
+    ):
+        assert name == "network_prior_weight" or torch.equal(one, other)
+
+    without_valid = question_run.weigh_network(plain, network, None)
+    weight = without_valid.params.score.network_prior_weight
+    assert weight.eq(question_run.DEFAULT_NETWORK_WEIGHT).all()
+    assert without_valid.quality is None
 
 
 def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(

@@ -107,6 +107,14 @@ def test_each_weight_acts_on_its_evidence_alone():
     assert change(prior_weight=weight) == {
         entity: p / 2 for entity, p in zip(found.entity.tolist(), prior) if p
     }
+    # that by a Bellman-Ford network
+    cfg = replace(cfg, uses_embedding=False, uses_bellman_ford=True)
+    params = aggregation.init(cfg, random.key(0))
+    found = found._replace(network_prior=2 * prior)
+    assert torch.equal(scores(cfg, world, params, found), before)
+    assert change(network_prior_weight=weight) == {
+        entity: p for entity, p in zip(found.entity.tolist(), prior) if p
+    }
     # a weight of another question's label
     assert not change(own_degree_weight=own.roll(1, 0))
 

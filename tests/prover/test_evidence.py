@@ -15,9 +15,14 @@ from funcppo.logic import firing_chunks, joins, kb, triple_index
 from funcppo.logic.consequences import count_rules, with_confidence
 from funcppo.logic.question_types import WALK_UNIT
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import evidence, link_embedding
+from funcppo.prover import (
+    bellman_ford,
+    evidence,
+    link_embedding,
+    network_prior,
+)
 from funcppo.prover.evidence import EvidenceConfig
-from funcppo.prover.question_config import EmbeddingConfig
+from funcppo.prover.question_config import BellmanFordConfig, EmbeddingConfig
 from tests.logic.test_firings import all_questions, ask, brute_force, walks
 from tests.oracles import Program, programs
 
@@ -342,6 +347,42 @@ def test_priors_come_from_models_that_have_not_seen_the_fact():
     some = slice(*found.candidate_offsets[[1, 4]].tolist())
     added = evidence.with_prior(part, embedding, "fact")
     assert torch.equal(added.prior, found.prior[some])
+
+
+def test_priors_by_a_network_are_the_same_however_they_are_added():
+    built, sizes, facts = build(VILLAGE)
+    known = evidence.binary_facts(built)
+    cfg = BellmanFordConfig(width=4, n_layers=2)
+    shapes = network_prior.network_config(
+        cfg, sizes.n_constants, evidence.n_labels(sizes)
+    )
+    weights = bellman_ford.init(shapes, random.key(0))
+    network = network_prior.make_prior(weights, known, sizes.n_constants)
+    asked = evidence.training_questions(known)
+    arguments = built, sizes, facts, asked, None, EvidenceConfig()
+    plain = evidence.collect_evidence(*arguments)
+    assert not plain.network_prior.any()
+    with_network = facts._replace(network=network)
+    found = evidence.collect_evidence(
+        built, sizes, with_network, asked, None, EvidenceConfig()
+    )
+    expected = network_prior.prior(
+        network, asked, "fact", found.candidate_offsets, found.entity
+    )
+    assert expected.any()
+    assert torch.equal(found.network_prior.double(), expected)
+
+    # added afterwards, or part by part, they are the same
+    added = evidence.with_network_prior(plain, network, "fact")
+    assert torch.equal(added.network_prior, found.network_prior)
+    part = evidence.slice_questions(plain, 1, 4)
+    some = slice(*found.candidate_offsets[[1, 4]].tolist())
+    added = evidence.with_network_prior(part, network, "fact")
+    assert torch.equal(added.network_prior, found.network_prior[some])
+    sliced = evidence.slice_questions(found, 1, 4)
+    assert torch.equal(sliced.network_prior, added.network_prior)
+    none = evidence.with_network_prior(found, None, "fact")
+    assert not none.network_prior.any()
 
 
 def test_both_questions_of_a_fact_leave_it_out():

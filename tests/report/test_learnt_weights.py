@@ -72,6 +72,8 @@ def test_degrees_and_the_prior_have_names_too(runs):
         f"9 or more facts of {LIKES} with the candidate as head"
     )
     assert describe["prior_weight"][1]([0]) == "prior by link embeddings"
+    by_network = describe["network_prior_weight"][1]
+    assert by_network([0]) == "prior by a Bellman-Ford network"
     fields = set(run.state.best_params.score._fields)
     assert fields == set(describe)
 

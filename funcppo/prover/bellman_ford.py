@@ -1,7 +1,7 @@
 """A generalised Bellman-Ford network over known facts, as pure functions.
 
-A question has a label (a relation and the side that is asked for, see `evidence.make_label`) and an entity that is
-given. Every entity has a state for the question; after T layers it has heard of all paths of up to T facts from the
+A question has a label (a relation and the side that is asked for, see `question_types.make_label`) and an entity that
+is given. Every entity has a state for the question; after T layers it has heard of all paths of up to T facts from the
 given entity:
 
     state_0[v] = asked[label] where v is given, and 0 elsewhere
@@ -11,6 +11,9 @@ given entity:
 
 No weight belongs to an entity. A fact is an edge in both directions, each of which is a question that the fact
 answers; it is learnt from a graph without the fact.
+
+`train_step` learns from the edges of a batch, which all of its questions are asked without. `apply` may leave other
+edges out of each question, see `question_edges`.
 
 Source: Zhu et al. 2021, arXiv:2106.06935, with DistMult messages that are summed.
 """
@@ -27,13 +30,18 @@ from torch.nn.functional import embedding, embedding_bag, layer_norm, pad
 
 from funcppo import optim, random, tree
 from funcppo.config import AdamConfig
-from funcppo.logic.question_types import LeftOut
-from funcppo.logic.sorting import unique_inverse
+from funcppo.logic.joins import expand_ranges
+from funcppo.logic.question_types import LeftOut, make_label
+from funcppo.logic.sorting import sort_keys, unique_inverse
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import evidence
+from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64, Bool
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
 # numbers of the size of a state that a layer keeps for its gradient
 STATES_KEPT = 8
 
@@ -42,18 +50,22 @@ STATES_KEPT = 8
 class NetworkConfig:
     """Sizes of a network."""
 
-    n_entities: int
+    n_entities: Size
     """Number of entities; their ids are 1 to this number."""
-    n_labels: int
+    n_labels: Size
     """Number of labels, those of the unused predicate 0 included."""
-    width: int = 32
+    width: Size = 32
     """Numbers of a state."""
-    n_layers: int = 5
+    n_layers: Size = 5
     """Number of facts of the longest path."""
     asks: bool = True
     """Let the weight of a fact depend on the label of the question too."""
-    messages: Literal["float32", "bfloat16"] = "float32"
+    messages: Literal["float32", "bfloat16", "float64"] = "float32"
     """Type of the messages that are summed."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class Params(NamedTuple):
@@ -98,6 +110,13 @@ class Questions(NamedTuple):
     answer: I64[Tensor, "n"]
 
 
+class OmittedEdges(NamedTuple):
+    """Edges that one of several questions is asked without."""
+
+    row: I64[Tensor, "m"]  # of the question, ascending
+    edge: I64[Tensor, "m"]
+
+
 def build_graph(
     cfg: NetworkConfig, facts: I64[Tensor, "N W"], left_out: LeftOut
 ) -> Graph:
@@ -113,9 +132,7 @@ def build_graph(
         pair = torch.minimum(head, tail) * base + torch.maximum(head, tail)
         _, group = unique_inverse(pair)
 
-    label = torch.cat(
-        [evidence.make_label(facts[:, 0], side) for side in (HEAD, TAIL)]
-    )
+    label = torch.cat([make_label(facts[:, 0], side) for side in (HEAD, TAIL)])
     entity, target = torch.cat([tail, head]), torch.cat([head, tail])
     source, edge_source = unique_inverse(label * base + entity)
     order = torch.argsort(target, stable=True)
@@ -139,14 +156,60 @@ def edge_questions(graph: Graph, edge: I64[Tensor, "n"]) -> Questions:
     )
 
 
+def without_edges(graph: Graph, edge: I64[Tensor, "n"]) -> Graph:
+    """The graph without some edges."""
+    every = torch.arange(len(graph.edge_target), device=edge.device)
+    return _select_edges(graph, ~torch.isin(every, edge))
+
+
 def without_groups(graph: Graph, group: I64[Tensor, "n"]) -> Graph:
     """The graph without the edges of some groups."""
-    kept = (~torch.isin(graph.edge_group, group)).nonzero().squeeze(1)
+    return _select_edges(graph, ~torch.isin(graph.edge_group, group))
+
+
+def _select_edges(graph: Graph, is_kept: Bool[Tensor, "N"]) -> Graph:
+    """The graph with some of its edges."""
+    kept = is_kept.nonzero().squeeze(1)
     return graph._replace(
         edge_source=graph.edge_source[kept],
         edge_target=graph.edge_target[kept],
         edge_group=graph.edge_group[kept],
     )
+
+
+def question_edges(
+    cfg: NetworkConfig, graph: Graph, questions: Questions, left_out: LeftOut
+) -> OmittedEdges:
+    """The edges of the fact that answers each question, or all edges of its pair of entities.
+
+    Args:
+      questions: one whose answer is 0 has no such edge.
+      left_out: what a question leaves out.
+    """
+    every = torch.arange(len(graph.edge_target), device=graph.source.device)
+    key = _omission_key(cfg, edge_questions(graph, every), left_out)
+    key, order = sort_keys(key)
+    wanted = _omission_key(cfg, questions, left_out)
+    start = torch.searchsorted(key, wanted)
+    stop = torch.searchsorted(key, wanted, right=True)
+    row, position = expand_ranges(start, stop - start)
+    return OmittedEdges(row, order[position])
+
+
+def _omission_key(
+    cfg: NetworkConfig, questions: Questions, left_out: LeftOut
+) -> I64[Tensor, "n"]:
+    """A number of the fact, or of the pair of entities, that each question leaves out."""
+    base = cfg.n_entities + 1
+    given, answer = questions.given, questions.answer
+    if left_out == "pair":
+        return torch.minimum(given, answer) * base + torch.maximum(
+            given, answer
+        )
+    is_head = questions.label % 2 == 0
+    head = torch.where(is_head, answer, given)
+    tail = torch.where(is_head, given, answer)
+    return (questions.label // 2 * base + head) * base + tail
 
 
 def known_answers(
@@ -200,8 +263,15 @@ def apply(
     graph: Graph,
     label: I64[Tensor, "n"],
     given: I64[Tensor, "n"],
+    omitted: OmittedEdges | None = None,
+    edge_weight: F32[Tensor, "T N"] | None = None,
 ) -> F32[Tensor, "n E"]:
-    """The logit of every entity as the answer to each question."""
+    """The logit of every entity as the answer to each question.
+
+    Args:
+      omitted: edges that are left out of the graph of one of the questions.
+      edge_weight: factor of the message along each edge in each layer; None for 1.
+    """
     n_questions = len(label)
     asked = params.asked[label]
     row = torch.arange(n_questions, device=label.device)
@@ -216,7 +286,10 @@ def apply(
             by_asked = asked @ params.weight_by_asked[layer]
             by_asked = by_asked.view(n_questions, cfg.n_labels, cfg.width)
             weight = weight + by_asked.transpose(0, 1)
-        total = start + _sum_messages(cfg, graph, state, weight)
+        factor = None if edge_weight is None else edge_weight[layer]
+        total = start + _sum_messages(cfg, graph, state, weight, factor)
+        if omitted is not None:
+            total = _without_messages(graph, state, weight, omitted, total)
         change = torch.cat([state, total], -1) @ params.linear[layer]
         change = layer_norm(
             change + params.bias[layer],
@@ -236,11 +309,13 @@ def _sum_messages(
     graph: Graph,
     state: F32[Tensor, "E n D"],
     weight: F32[Tensor, "B m D"],
+    factor: F32[Tensor, "N"] | None,
 ) -> F32[Tensor, "E n D"]:
     """The sum of the messages to each entity; a source sends all its targets the same.
 
     Args:
       weight: for each question, or one for all of them.
+      factor: of the message along each edge; None for 1.
     """
     dtype = DTYPES[cfg.messages]
     # The gradient of `embedding` adds up faster than that of an index.
@@ -251,9 +326,30 @@ def _sum_messages(
     entities = torch.arange(cfg.n_entities, device=state.device)
     offsets = torch.searchsorted(graph.edge_target, entities + 1)
     total = embedding_bag(
-        graph.edge_source, message.flatten(1), offsets, mode="sum"
+        graph.edge_source,
+        message.flatten(1),
+        offsets,
+        mode="sum",
+        per_sample_weights=factor,
     )
     return total.view_as(state).to(state.dtype)
+
+
+def _without_messages(
+    graph: Graph,
+    state: F32[Tensor, "E n D"],
+    weight: F32[Tensor, "B m D"],
+    omitted: OmittedEdges,
+    total: F32[Tensor, "E n D"],
+) -> F32[Tensor, "E n D"]:
+    """Sums of messages without those along some edges."""
+    row = omitted.row
+    source = graph.edge_source[omitted.edge]
+    weight = weight.expand(-1, state.shape[1], -1)
+    sent = state[graph.source_entity[source] - 1, row]
+    message = sent * weight[graph.source_label[source], row]
+    target = graph.edge_target[omitted.edge] - 1
+    return total.index_put((target, row), -message, accumulate=True)
 
 
 def loss(

@@ -1,0 +1,208 @@
+"""Training a Bellman-Ford network on known facts, within a time that is counted before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from funcppo import optim, random, tree
+from funcppo.deadline import NO_DEADLINE, Deadline
+from funcppo.logic.question_types import LeftOut
+from funcppo.logic.sorting import unique_values
+from funcppo.prover import (
+    bellman_ford,
+    evidence,
+    network_prior,
+)
+from funcppo.prover.bellman_ford import (
+    Graph,
+    NetworkConfig,
+    Params,
+    TrainState,
+)
+from funcppo.prover.question_config import BellmanFordConfig
+from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
+from funcppo.ranges import is_cuda
+from funcppo.types import F32, I64
+
+# what is being done
+TEXT = "training a Bellman-Ford network"
+# With fewer steps there is little to gain.
+MIN_STEPS = 200
+# what the gradients of a step's questions may hold at once, in bytes
+MAX_STEP_BYTES = 1e9
+# passes that a gradient takes, and that a prior takes, whose numbers are of float64
+GRADIENT_PASSES = 3
+PRIOR_PASSES = 2
+# operations for each number of a state in each layer: of a source, of an edge, of an entity, and of a label for each
+# number of the state
+SOURCE_OPERATIONS = 3
+EDGE_OPERATIONS = 1
+ENTITY_OPERATIONS = 24
+LABEL_OPERATIONS = 0.1
+# operations in a second, and seconds of a layer that does next to nothing: measured on one CPU core, and guessed from
+# the memory bandwidth of a GPU
+CPU_OPERATIONS_PER_SECOND = 2.5e9
+GPU_OPERATIONS_PER_SECOND = 1e11
+LAYER_SECONDS = 1e-3
+
+
+class BellmanFordPlan(NamedTuple):
+    """What there is time for."""
+
+    cfg: BellmanFordConfig
+    seconds: float  # that training and priors take, by count
+    # fewer than `MIN_STEPS` steps, and the priors, take more time than there is
+    is_too_long: bool
+
+
+def plan_training(
+    task: ProverTask,
+    cfg: BellmanFordConfig,
+    n_questions: int,
+    device: str,
+    seconds: float,
+) -> BellmanFordPlan:
+    """Choose the steps that there is time for, by a count of the work.
+
+    Args:
+      n_questions: whose candidates are given priors before anything is gained.
+      seconds: that it may take; infinity for no bound.
+    """
+    facts = evidence.binary_facts(task.kb)
+    n_labels = evidence.n_labels(task.sizes)
+    sizes = network_prior.network_config(cfg, task.sizes.n_constants, n_labels)
+    operations = _count_operations(sizes, facts)
+    speed = CPU_OPERATIONS_PER_SECOND
+    if is_cuda(device):
+        speed = GPU_OPERATIONS_PER_SECOND
+    per_question = operations / speed
+    start = cfg.n_layers * LAYER_SECONDS
+
+    n_together = min(cfg.batch_size, max(1, 2 * len(facts)))
+    per_step = GRADIENT_PASSES * (start + n_together * per_question)
+    of_priors = PRIOR_PASSES * n_questions * per_question
+
+    most = min(cfg.n_steps, (seconds - of_priors) / per_step)
+    n_steps = max(1, int(most))
+    return BellmanFordPlan(
+        cfg=dataclasses.replace(cfg, n_steps=n_steps),
+        seconds=n_steps * per_step + of_priors,
+        is_too_long=most < min(MIN_STEPS, cfg.n_steps),
+    )
+
+
+def _count_operations(cfg: NetworkConfig, facts: I64[Tensor, "N W"]) -> float:
+    """Operations that a pass takes for a question."""
+    predicate, head, tail = facts.unbind(1)
+    base = cfg.n_entities + 1
+    n_sources = len(unique_values(predicate * base + head)) + len(
+        unique_values(predicate * base + tail)
+    )
+    of_layer = SOURCE_OPERATIONS * n_sources
+    of_layer += EDGE_OPERATIONS * 2 * len(facts)
+    of_layer += ENTITY_OPERATIONS * cfg.n_entities
+    of_layer += LABEL_OPERATIONS * cfg.width * cfg.n_labels
+    return cfg.n_layers * cfg.width * of_layer
+
+
+def train(
+    task: ProverTask,
+    cfg: BellmanFordConfig,
+    left_out: LeftOut,
+    seed: int,
+    device: str,
+    on_phase: PhaseCallback = ignore_phase,
+    deadline: Deadline = NO_DEADLINE,
+) -> Params:
+    """Train a network on the known facts of two arguments, nothing of valid or test.
+
+    Args:
+      left_out: what a training question leaves out.
+      seed: of the initial weights, of the order of the questions, and of what is dropped.
+      deadline: ends the training after a step.
+    """
+    facts = evidence.binary_facts(task.kb)
+    sizes = network_prior.network_config(
+        cfg, task.sizes.n_constants, evidence.n_labels(task.sizes)
+    )
+    graph = bellman_ford.build_graph(sizes, facts, left_out)
+    graph = tree.map(lambda x: x.to(device), graph)
+    init_key, key = random.split(random.key(seed, device)).unbind(-2)
+    params = bellman_ford.init(sizes, init_key)
+    per_question = bellman_ford.bytes_per_question(sizes, graph)
+    n_at_once = int(MAX_STEP_BYTES * task.cfg.memory_share / per_question)
+
+    steps = iter_steps(
+        sizes,
+        graph,
+        cfg,
+        TrainState(params, optim.init(params)),
+        key,
+        max(1, n_at_once),
+    )
+    for step, (state, _) in enumerate(steps, 1):
+        params = state.params
+        on_phase(TEXT, step, cfg.n_steps, deadline)
+        if deadline.is_over:
+            break
+    return params
+
+
+def iter_steps(
+    sizes: NetworkConfig,
+    graph: Graph,
+    cfg: BellmanFordConfig,
+    state: TrainState,
+    key: I64[Tensor, "2"],
+    n_at_once: int,
+) -> Iterator[tuple[TrainState, F32[Tensor, ""]]]:
+    """Yield the state and the loss after each step of the settings; none without facts.
+
+    Args:
+      graph: of all known facts.
+      key: of the order of the edges and of what is dropped.
+      n_at_once: questions that are in memory together.
+    """
+    n_edges = len(graph.edge_target)
+    if not n_edges:
+        return
+    n_groups = int(graph.edge_group.max()) + 1
+    size = min(cfg.batch_size, n_edges)
+    batches = _batches(key, n_edges, size, cfg.n_steps)
+    for step, edge in enumerate(batches, 1):
+        drop_key = random.fold_in(random.fold_in(key, step), 1)
+        is_dropped = random.uniform(drop_key, (n_groups,)) < cfg.dropped
+        rate = cfg.learning_rate * (1.0 - (step - 1) / cfg.n_steps)
+        state, value = bellman_ford.train_step(
+            sizes,
+            graph,
+            state,
+            edge,
+            is_dropped.nonzero().squeeze(1),
+            rate,
+            n_at_once,
+        )
+        yield state, value
+
+
+def _batches(
+    key: I64[Tensor, "2"], n_edges: int, size: int, n_steps: int
+) -> Iterator[I64[Tensor, "n"]]:
+    """Yield batches of edges: passes in random order, each without an incomplete batch."""
+    n_in_epoch = n_edges // size
+    for first in range(0, n_steps, n_in_epoch):
+        order = random.permutation(random.fold_in(key, first), n_edges)
+        of_epoch = order[: n_in_epoch * size].split(size)
+        yield from of_epoch[: n_steps - first]
+
+
+def blank(task: ProverTask, cfg: BellmanFordConfig, device: str) -> Params:
+    """Weights of zeros, as many as training gives."""
+    sizes = network_prior.network_config(
+        cfg, task.sizes.n_constants, evidence.n_labels(task.sizes)
+    )
+    return tree.zeros_like(bellman_ford.init(sizes, random.key(0, device)))
