@@ -42,6 +42,13 @@ SETTINGS = {
             *("--questions.max-firings", "80000000", "--seconds", "3600"),
         ],
     ),
+    "kinships+network": Options(
+        [],
+        [
+            *("--questions.bellman-ford", "auto", "--seconds", "3600"),
+            *("--bellman-ford.seconds", "3000"),
+        ],
+    ),
     "wn18rr": Options(
         [
             *("--constants", "--max-length", "5", "--votes-per-fact", "5"),
