@@ -167,17 +167,18 @@ def _join(arguments: Sequence[str]) -> None:
     Raises:
       ValueError: there are others, and the program runs in one process.
     """
+    # Each process finds this by itself, so that rank 0 tells no error of another one.
+    size, name = distributed.launched_size(), arguments[0]
+    if size > 1 and name not in SHARED_PROGRAMS:
+        raise ValueError(
+            f"{name}: expected one process, got {size}: several processes can share {', '.join(SHARED_PROGRAMS)}"
+        )
     distributed.join(
         {
             "funcppo": package_version("funcppo"),
             "command line": list(arguments),
         }
     )
-    size, name = distributed.launched_size(), arguments[0]
-    if size > 1 and name not in SHARED_PROGRAMS:
-        raise ValueError(
-            f"{name}: expected one process, got {size}: several processes can share {', '.join(SHARED_PROGRAMS)}"
-        )
 
 
 def _silence() -> None:

@@ -343,9 +343,6 @@ def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
     """
     fields = dict(raw)
     types = field_types(config_type)
-    for name in fields:
-        _check_name(name, types, prefix)
-
     for name, annotation in types.items():
         if not isinstance(annotation, type) or not is_dataclass(annotation):
             continue
@@ -355,6 +352,10 @@ def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
                 f"{prefix}{name}: expected an object, got {nested!r}"
             )
         fields[name] = from_json(annotation, nested, f"{prefix}{name}.")
+
+    # A file of another program lacks a nested config, which says more.
+    for name in fields:
+        _check_name(name, types, prefix)
     try:
         return config_type(**fields)
     except (TypeError, ValueError) as error:
