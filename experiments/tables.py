@@ -699,8 +699,8 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
 
 TUNED_LABELS = {
     "family": "Family",
-    "wn18rr": "WN18RR",
     "kinships+network": "Kinships, Bellman-Ford network",
+    "wn18rr": "WN18RR",
     "wn18rr+embeddings": "WN18RR, link embeddings",
     "fb15k-237": "FB15k-237",
     "fb15k-237+embeddings": "FB15k-237, link embeddings",
