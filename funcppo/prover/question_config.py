@@ -35,7 +35,7 @@ class QuestionConfig:
     bellman_ford: bool | Literal["auto"] = False
     """Weigh a prior of each candidate by a Bellman-Ford network over the known facts (--bellman-ford.*), which proves
     nothing. auto: if that ranks the valid split better by more than two standard errors, and there is time to train it.
-    Default: False, because it takes several minutes where all else takes one or two."""
+    Default: False, because it may take as long as all else together."""
     odds_power: PositiveFloat | Literal["auto"] = "auto"
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
     a candidate are added; the larger it is, the less other rules add to the best one. auto: of 1, 2 and 3 the one that

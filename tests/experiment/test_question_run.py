@@ -381,13 +381,18 @@ def test_link_embeddings_are_weighed_where_valid_says_so(
     assert bool(weight.any()) == is_better
     assert bool(run.state.embedding.entity.numel()) == is_better
 
-    # Opened again, the run scores with the same priors.
-    save_checkpoint(run, tmp_path)
-    again = run_start.prepare_run(run.run_config, tmp_path, resume=True)
+    assert_opened_run_scores_the_same(run, tmp_path)
+
+
+def assert_opened_run_scores_the_same(run, folder):
+    """A run that is stored and opened again scores with the same priors."""
+    save_checkpoint(run, folder)
+    again = run_start.prepare_run(run.run_config, folder, resume=True)
     protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(run.task))
+    valid = run.task.dataset.valid
     mrr = [
         validation.evaluate_policy(
-            one, one.state.start_params, graph.valid, protocol
+            one, one.state.start_params, valid, protocol
         )["mrr"]
         for one in (run, again)
     ]
@@ -454,17 +459,7 @@ def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
     assert bool(weight.any()) == is_better
     assert bool(run.state.bellman_ford.asked.numel()) == is_better
 
-    # Opened again, the run scores with the same priors.
-    save_checkpoint(run, tmp_path)
-    again = run_start.prepare_run(run.run_config, tmp_path, resume=True)
-    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(run.task))
-    mrr = [
-        validation.evaluate_policy(
-            one, one.state.start_params, graph.valid, protocol
-        )["mrr"]
-        for one in (run, again)
-    ]
-    assert mrr[0] == mrr[1]
+    assert_opened_run_scores_the_same(run, tmp_path)
 
 
 def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
