@@ -15,18 +15,17 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # project root
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
-RECORD = ROOT / "experiments" / "results" / "older_pytorch.json"
-TESTS = ROOT / "tests"
-SOME_FAILED = 1  # the exit status of pytest where it ran all tests
+from experiments.checks.pytest_outcomes import TESTS, run_tests
+from experiments.paths import RESULTS, ROOT
+
+RECORD = RESULTS / "older_pytorch.json"
+N_WORKERS = 2
 STRATEGIES = ("eager", "forward", "two-graphs", "one-graph")
 
 
@@ -60,7 +59,7 @@ def main() -> None:
             check=True,
         )
         row = json.loads(done.stdout.splitlines()[-1])
-        row["tests"] = run_tests(python) if has_pytest(python) else None
+        row["tests"] = run_all_tests(python) if has_pytest(python) else None
         record["rows"].append(row)
         print(json.dumps(record["rows"][-1], indent=1))
         args.out.write_text(json.dumps(record, indent=1) + "\n")
@@ -74,48 +73,19 @@ def has_pytest(python: str) -> bool:
     return found.returncode == 0
 
 
-def run_tests(python: str) -> dict[str, Any]:
+def run_all_tests(python: str) -> dict[str, Any]:
     """How many tests pass and are skipped with an interpreter, and the names of those that fail."""
     folders = sorted(path.parent for path in TESTS.glob("*/__init__.py"))
     files = sorted(TESTS.glob("test_*.py"))
-    outcomes: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
+    names: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
     for paths in (*([folder] for folder in folders), files):
-        for name, outcome in _test_outcomes(python, paths):
-            outcomes[outcome].append(name)
+        for test in run_tests(python, paths, N_WORKERS):
+            names[test.outcome].append(test.name)
     return {
-        "passed": len(outcomes["passed"]),
-        "skipped": len(outcomes["skipped"]),
-        "failed": outcomes["failed"],
+        "passed": len(names["passed"]),
+        "skipped": len(names["skipped"]),
+        "failed": names["failed"],
     }
-
-
-def _test_outcomes(
-    python: str, paths: Sequence[Path]
-) -> Iterator[tuple[str, str]]:
-    """The names of the tests of some files or folders, each with "passed", "skipped" or "failed".
-
-    Raises:
-      RuntimeError: pytest could not run them.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        done = subprocess.run(
-            [
-                *(python, "-m", "pytest", "-n", "2", "--dist", "loadfile"),
-                *("-p", "no:cacheprovider", f"--junitxml={report}"),
-                *map(str, paths),
-            ],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        if done.returncode not in (0, SOME_FAILED):
-            raise RuntimeError(f"{paths[0]}: pytest ended with {done}")
-        for case in ElementTree.parse(report).iter("testcase"):
-            kinds = {child.tag for child in case}
-            outcome = "failed" if kinds & {"failure", "error"} else "passed"
-            if "skipped" in kinds:
-                outcome = "skipped"
-            yield f"{case.get('classname')}.{case.get('name')}", outcome
 
 
 def examine() -> dict[str, Any]:

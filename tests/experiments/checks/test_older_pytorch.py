@@ -37,7 +37,7 @@ def test_tests_of_folders_and_files_are_counted(tmp_path, monkeypatch):
     (folder / "__init__.py").touch()
     (folder / "test_inside.py").write_text(OUTCOMES)
     (tmp_path / "test_above.py").write_text(OUTCOMES)
-    counts = older_pytorch.run_tests(sys.executable)
+    counts = older_pytorch.run_all_tests(sys.executable)
     assert (counts["passed"], counts["skipped"]) == (2, 2)
     names = [name.rsplit(".", 2)[-2:] for name in counts["failed"]]
     assert sorted(names) == [
@@ -50,7 +50,7 @@ def test_tests_of_folders_and_files_are_counted(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_read_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(older_pytorch, "TESTS", tmp_path)
     (tmp_path / "test_none.py").write_text("import no_such_module")
-    counts = older_pytorch.run_tests(sys.executable)
+    counts = older_pytorch.run_all_tests(sys.executable)
     assert (counts["passed"], len(counts["failed"])) == (0, 1)
 
 
@@ -58,7 +58,7 @@ def test_tests_that_are_not_run_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(older_pytorch, "TESTS", tmp_path)
     (tmp_path / "test_none.py").touch()
     with pytest.raises(RuntimeError, match=r"test_none.py: pytest ended"):
-        older_pytorch.run_tests(sys.executable)
+        older_pytorch.run_all_tests(sys.executable)
 
 
 def test_an_interpreter_without_pytest_runs_none(tmp_path):

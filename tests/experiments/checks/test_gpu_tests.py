@@ -1,0 +1,42 @@
+"""A row for each list of GPUs: what passed, what failed and why, and what earlier rows could not run."""
+
+from __future__ import annotations
+
+from experiments.checks.gpu_tests import summarise
+from experiments.checks.pytest_outcomes import Outcome
+
+
+def test_a_test_that_needs_a_gpu_is_named_in_the_row_of_the_first_one():
+    always = Outcome("always", "passed", "")
+    rows = summarise(
+        ["", "0", "0,1"],
+        [
+            [always, _skipped("one"), _skipped("two")],
+            [always, _passed("one"), _skipped("two")],
+            [always, _passed("one"), _passed("two")],
+        ],
+    )
+    assert [row["n_gpus"] for row in rows] == [0, 1, 2]
+    assert [row["n_passed"] for row in rows] == [1, 2, 3]
+    assert [row["skipped_before"] for row in rows] == [[], ["one"], ["two"]]
+    assert [row["reasons_to_skip"] for row in rows] == [
+        {"no such GPU": 2},
+        {"no such GPU": 1},
+        {},
+    ]
+
+
+def test_a_failure_is_named_with_its_reason_and_is_no_pass():
+    rows = summarise(
+        ["", "0"], [[_skipped("one")], [Outcome("one", "failed", "1 != 2")]]
+    )
+    assert rows[1]["failed"] == {"one": "1 != 2"}
+    assert rows[1]["skipped_before"] == []
+
+
+def _passed(name: str) -> Outcome:
+    return Outcome(name, "passed", "")
+
+
+def _skipped(name: str) -> Outcome:
+    return Outcome(name, "skipped", "no such GPU")
