@@ -2,9 +2,9 @@
 
     python experiments/checks/gpu_tests.py --gpus "" 0 0,1 --out FILE
 
-Runs the tests once for each list of GPUs, side by side, with CUDA_VISIBLE_DEVICES set to it; the interpreter has what
-the extra `test` brings. Each row: how many tests passed, those that failed, how often each reason to skip was given,
-and the tests that passed where all earlier rows skipped them, which are those that need a GPU, or two.
+Runs each file of tests once for each list of GPUs, several side by side, with CUDA_VISIBLE_DEVICES set to the list; the
+interpreter has what the extra `test` brings. Each row: how many tests passed, those that failed, how often each reason
+to skip was given, and the tests that passed where all earlier rows skipped them, which need a GPU, or two.
 
 Exits 1 where a test failed. The record is `experiments/results/gpu_tests-h100.json`.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.checks.pytest_outcomes import TESTS, Outcome, run_tests
+from experiments.paths import ROOT
 from experiments.provenance import describe_machine
 
 
@@ -32,33 +34,54 @@ def main() -> int:
     )
     parser.add_argument("--gpus", nargs="+", default=["", "0"])
     parser.add_argument("--tests", nargs="+", type=Path, default=[TESTS])
-    parser.add_argument("--workers", type=int, default=2, help="for each list")
+    parser.add_argument("--jobs", type=int, default=2, help="files at once")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
 
-    def run(gpus: str) -> list[Outcome]:
-        env = {"CUDA_VISIBLE_DEVICES": gpus}
-        return [*run_tests(sys.executable, args.tests, args.workers, env)]
-
-    with ThreadPoolExecutor(len(args.gpus)) as pool:
-        outcomes = list(pool.map(run, args.gpus))
-    rows = summarise(args.gpus, outcomes)
+    files = sorted({file for path in args.tests for file in _files(path)})
+    jobs = [(gpus, file) for file in files for gpus in args.gpus]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        outcomes = list(pool.map(_run_file, *zip(*jobs)))
+    runs: dict[str, list[Outcome]] = {gpus: [] for gpus in args.gpus}
+    for (gpus, _), of_file in zip(jobs, outcomes, strict=True):
+        runs[gpus] += of_file
+    rows = summarise(runs)
     for row in rows:
         print(row)
     machine = describe_machine("cuda" if any(args.gpus) else "cpu")
-    write_record(args.out, {"machine": machine, "rows": rows})
+    names = [str(file.relative_to(ROOT)) for file in files]
+    write_record(args.out, {"machine": machine, "files": names, "rows": rows})
     return int(any(row["failed"] for row in rows))
 
 
-def summarise(gpus: list[str], runs: list[list[Outcome]]) -> list[Row]:
-    """A row for each run of the tests."""
+def _files(path: Path) -> list[Path]:
+    """The files of tests of a folder, or a file."""
+    path = path.resolve()
+    return sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+
+
+def _run_file(gpus: str, file: Path) -> list[Outcome]:
+    """The outcomes of a file with a list of GPUs; none where it holds no test."""
+    start = time.perf_counter()
+    env = {"CUDA_VISIBLE_DEVICES": gpus}
+    outcomes = list(run_tests(sys.executable, [file], 0, env))
+    counts = Counter(x.outcome for x in outcomes)
+    seconds = time.perf_counter() - start
+    print(
+        f"GPUs {gpus or 'none'}: {file.name}: {dict(counts)}, {seconds:.0f} s"
+    )
+    return outcomes
+
+
+def summarise(runs: dict[str, list[Outcome]]) -> list[Row]:
+    """A row for the tests with each list of GPUs."""
     rows: list[Row] = []
     skipped_before: set[str] = set()
-    for listed, run in zip(gpus, runs, strict=True):
+    for gpus, run in runs.items():
         passed = {x.name for x in run if x.outcome == "passed"}
         skipped = [x for x in run if x.outcome == "skipped"]
         row: Row = {
-            "n_gpus": len(listed.split(",")) if listed else 0,
+            "n_gpus": len(gpus.split(",")) if gpus else 0,
             "n_passed": len(passed),
             "failed": {x.name: x.reason for x in run if x.outcome == "failed"},
             "n_skipped": len(skipped),

@@ -13,7 +13,9 @@ from xml.etree import ElementTree
 from experiments.paths import ROOT
 
 TESTS = ROOT / "tests"
-SOME_FAILED = 1  # the exit status of pytest where it ran all tests
+# exit statuses of pytest: some failed, or could not be read
+SOME_FAILED = 1
+UNREADABLE = 2
 
 
 class Outcome(NamedTuple):
@@ -51,7 +53,7 @@ def run_tests(
             cwd=ROOT,
             env=dict(os.environ) | {"PYTHONPATH": _path()} | dict(env or {}),
         )
-        if done.returncode not in (0, SOME_FAILED):
+        if done.returncode not in (0, SOME_FAILED, UNREADABLE):
             raise RuntimeError(f"{paths[0]}: pytest ended with {done}")
         for case in ElementTree.parse(report).iter("testcase"):
             yield _outcome(case)

@@ -34,6 +34,7 @@ TEXT = "training a Bellman-Ford network"
 MIN_STEPS = 200
 # what the gradients of a step's questions may hold at once, in bytes
 MAX_STEP_BYTES = 1e9
+MAX_GPU_STEP_BYTES = 4e9
 # passes that a gradient takes, and that a prior takes, whose numbers are of float64
 GRADIENT_PASSES = 3
 PRIOR_PASSES = 2
@@ -134,7 +135,8 @@ def train(
     init_key, key = random.split(random.key(seed, device)).unbind(-2)
     params = bellman_ford.init(sizes, init_key)
     per_question = bellman_ford.bytes_per_question(sizes, graph)
-    n_at_once = int(MAX_STEP_BYTES * task.cfg.memory_share / per_question)
+    most = MAX_GPU_STEP_BYTES if is_cuda(device) else MAX_STEP_BYTES
+    n_at_once = int(most * task.cfg.memory_share / per_question)
 
     steps = iter_steps(
         sizes,

@@ -34,6 +34,8 @@ from funcppo.logic.joins import expand_ranges
 from funcppo.logic.question_types import LeftOut, make_label
 from funcppo.logic.sorting import sort_keys, unique_inverse
 from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import message_sums
+from funcppo.prover.message_sums import MessageOrders
 from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64, Bool
 
@@ -273,6 +275,9 @@ def apply(
       edge_weight: factor of the message along each edge in each layer; None for 1.
     """
     n_questions = len(label)
+    orders = None
+    if has_kernel(graph) and edge_weight is None:
+        orders = _order_messages(cfg, graph)
     asked = params.asked[label]
     row = torch.arange(n_questions, device=label.device)
     # Entities come first: a message to all questions is a row.
@@ -286,8 +291,12 @@ def apply(
             by_asked = asked @ params.weight_by_asked[layer]
             by_asked = by_asked.view(n_questions, cfg.n_labels, cfg.width)
             weight = weight + by_asked.transpose(0, 1)
-        factor = None if edge_weight is None else edge_weight[layer]
-        total = start + _sum_messages(cfg, graph, state, weight, factor)
+        if orders is not None:
+            sums = _sum_by_kernel(cfg, orders, state, weight)
+        else:
+            factor = None if edge_weight is None else edge_weight[layer]
+            sums = _sum_messages(cfg, graph, state, weight, factor)
+        total = start + sums
         if omitted is not None:
             total = _without_messages(graph, state, weight, omitted, total)
         change = torch.cat([state, total], -1) @ params.linear[layer]
@@ -302,6 +311,41 @@ def apply(
     final = torch.cat([state, asked.expand_as(state)], -1)
     hidden = (final @ params.hidden + params.hidden_bias).relu()
     return (hidden @ params.output).transpose(0, 1)
+
+
+def has_kernel(graph: Graph) -> bool:
+    """Whether messages are added up by a kernel that keeps none of them."""
+    return graph.source.is_cuda and len(graph.edge_target) > 0
+
+
+def _order_messages(cfg: NetworkConfig, graph: Graph) -> MessageOrders:
+    """The orders in which the kernel adds up messages."""
+    return message_sums.order_messages(
+        source=graph.source_entity[graph.edge_source] - 1,
+        label=graph.source_label[graph.edge_source],
+        target=graph.edge_target - 1,
+        n_entities=cfg.n_entities,
+        n_labels=cfg.n_labels,
+    )
+
+
+def _sum_by_kernel(
+    cfg: NetworkConfig,
+    orders: MessageOrders,
+    state: F32[Tensor, "E n D"],
+    weight: F32[Tensor, "B m D"],
+) -> F32[Tensor, "E n D"]:
+    """The sum of the messages to each entity.
+
+    Args:
+      weight: for each question, or one for all of them.
+    """
+    dtype = DTYPES[cfg.messages]
+    weight = weight.expand(-1, state.shape[1], -1)
+    total = message_sums.sum_messages(
+        state.to(dtype).flatten(1), weight.to(dtype).flatten(1), orders
+    )
+    return total.view_as(state).to(state.dtype)
 
 
 def _sum_messages(
@@ -433,5 +477,7 @@ def bytes_per_question(cfg: NetworkConfig, graph: Graph) -> int:
     n_bytes = DTYPES[cfg.messages].itemsize
     by_source = 2 if cfg.asks else 1  # what is sent, and its weight
     sent = by_source * n_bytes * len(graph.source)
+    if has_kernel(graph):
+        sent = 0
     states = 4 * STATES_KEPT * cfg.n_entities
     return cfg.n_layers * cfg.width * (sent + states)

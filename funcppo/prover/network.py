@@ -313,7 +313,7 @@ def _embed_successors(
 ) -> F32[Tensor, "... H"]:
     """The vectors of successors: their goals, the rule that makes them, and whether they lead to no proof."""
     goal_vector = _embed_goals(params, goals)
-    rule_vector = embedding(rule + 1, params.rule_embedding)
+    rule_vector = _look_up(params.rule_embedding, rule + 1)
     vector = goal_vector + rule_vector
     as_dead_end = vector + params.dead_end_embedding
     vector = torch.where(dead_end[..., None], as_dead_end, vector)
@@ -343,7 +343,7 @@ def _rule_vectors(
     # Products with the table have as many numbers a state as it has rows; copies of its rows have S * H.
     copies_are_smaller = table_index.shape[1] * table.shape[1] < len(table)
     if copies_are_smaller:
-        return _SuccessorVectors(embedding(table_index, table), None)
+        return _SuccessorVectors(_look_up(table, table_index), None)
     return _SuccessorVectors(table, table_index.long())
 
 
@@ -428,9 +428,21 @@ def _embed_atoms(
     table = params.predicate_embedding[:, None] + params.height_embedding
     predicate = atoms[..., 0]
     table_index = predicate * n_heights + height
-    vector = embedding(table_index, table.flatten(0, 1))
+    vector = _look_up(table.flatten(0, 1), table_index)
     for j, position in enumerate(params.position_embedding):
         argument = atoms[..., j + 1]
         terms_at_position = params.term_embedding * position
-        vector = vector + embedding(argument, terms_at_position)
+        vector = vector + _look_up(terms_at_position, argument)
     return gelu(vector)
+
+
+def _look_up(
+    table: F32[Tensor, "n D"], index: I32[Tensor, "..."]
+) -> F32[Tensor, "... D"]:
+    """Rows of a table, whose gradients are added up in a fixed order.
+
+    The gradient of `embedding` is not on a GPU, where that of an index is; on a CPU both are, and `embedding` is faster.
+    """
+    if table.is_cuda:
+        return table[index.long()]
+    return embedding(index, table)

@@ -33,7 +33,7 @@ from funcppo.types import F64, I64, Bool
 PRIOR_UNIT = 2.0**-16
 # for what the questions that are answered at once hold: what the caches of a CPU keep, and a part of a GPU's memory
 MAX_BYTES_AT_ONCE = 1 << 24
-GPU_BYTES_AT_ONCE = 1 << 29
+GPU_BYTES_AT_ONCE = 1 << 31
 # numbers that a layer holds of each source and of each entity, for each number of a state
 SOURCE_NUMBERS = 3
 ENTITY_NUMBERS = 8
@@ -172,8 +172,9 @@ def _answer_logits(
 
 def n_at_once(cfg: NetworkConfig, graph: Graph) -> int:
     """How many questions are answered at once, at least one."""
-    numbers = SOURCE_NUMBERS * len(graph.source)
-    numbers += ENTITY_NUMBERS * cfg.n_entities
+    numbers = ENTITY_NUMBERS * cfg.n_entities
+    if not bellman_ford.has_kernel(graph):
+        numbers += SOURCE_NUMBERS * len(graph.source)
     n_bytes = cfg.width * numbers * torch.float64.itemsize
     most = GPU_BYTES_AT_ONCE if graph.source.is_cuda else MAX_BYTES_AT_ONCE
     return max(1, most // n_bytes)

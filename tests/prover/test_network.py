@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.func import grad
 
 from funcppo import distributions, tree
 from funcppo.logic.resolve import Goals
@@ -17,6 +18,7 @@ from tests.prover.small_tasks import (
     small_problem,
     small_task,
 )
+from tests.runtime.test_capture import on_gpu
 
 
 def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
@@ -226,3 +228,27 @@ def test_capacity_is_exceeded_by_the_rows_whose_successors_do_not_all_fit(
     assert net.exceeds_capacity(config, torch.tensor(rows)).tolist() == expected
     unlimited = dataclasses.replace(config, capacity=None)
     assert not net.exceeds_capacity(unlimited, torch.tensor(rows)).any()
+
+
+@on_gpu
+@pytest.mark.parametrize("n_rows", [9, 285])
+def test_gradients_of_lookups_are_added_up_in_a_fixed_order(n_rows):
+    """Those of `embedding` are not where there are thousands of lookups, most of them of one row."""
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(n_rows, (12_160,), generator=generator).int()
+    is_first = torch.rand(len(index), generator=generator) < 0.6
+    index = torch.where(is_first, 0, index).cuda()
+    table = torch.randn((n_rows, 32), generator=generator).cuda()
+    against = torch.randn((len(index), 32), generator=generator).cuda()
+
+    def product(table):
+        return (net._look_up(table, index) * against).sum()
+
+    first = grad(product)(table)
+    exact = torch.zeros(n_rows, 32, dtype=torch.float64)
+    exact = exact.index_add(0, index.cpu(), against.cpu().double())
+    torch.testing.assert_close(
+        first.cpu().double(), exact, rtol=1e-4, atol=1e-3
+    )
+    for _ in range(100):
+        assert torch.equal(grad(product)(table), first)

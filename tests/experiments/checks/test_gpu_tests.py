@@ -9,12 +9,11 @@ from experiments.checks.pytest_outcomes import Outcome
 def test_a_test_that_needs_a_gpu_is_named_in_the_row_of_the_first_one():
     always = Outcome("always", "passed", "")
     rows = summarise(
-        ["", "0", "0,1"],
-        [
-            [always, _skipped("one"), _skipped("two")],
-            [always, _passed("one"), _skipped("two")],
-            [always, _passed("one"), _passed("two")],
-        ],
+        {
+            "": [always, _skipped("one"), _skipped("two")],
+            "0": [always, _passed("one"), _skipped("two")],
+            "0,1": [always, _passed("one"), _passed("two")],
+        }
     )
     assert [row["n_gpus"] for row in rows] == [0, 1, 2]
     assert [row["n_passed"] for row in rows] == [1, 2, 3]
@@ -28,7 +27,7 @@ def test_a_test_that_needs_a_gpu_is_named_in_the_row_of_the_first_one():
 
 def test_a_failure_is_named_with_its_reason_and_is_no_pass():
     rows = summarise(
-        ["", "0"], [[_skipped("one")], [Outcome("one", "failed", "1 != 2")]]
+        {"": [_skipped("one")], "0": [Outcome("one", "failed", "1 != 2")]}
     )
     assert rows[1]["failed"] == {"one": "1 != 2"}
     assert rows[1]["skipped_before"] == []

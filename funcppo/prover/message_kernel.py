@@ -1,0 +1,47 @@
+"""The sum of products of rows as a Triton kernel; a CUDA build of PyTorch is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+
+def _sum_products_kernel(
+    offsets,
+    left_row,
+    right_row,
+    left,
+    right,
+    out,
+    width,
+    columns: tl.constexpr,
+    has_right: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """out[p] = sum over i of part p of left[left_row[i]] * right[right_row[i]]; without a right, of left[i].
+
+    A program has some columns of a part. Programs that run together have the same columns, so that what they read
+    of the rows stays in the cache.
+    """
+    part = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    is_column = column < width
+    total = tl.zeros([columns], dtype=dtype)
+    for i in range(tl.load(offsets + part), tl.load(offsets + part + 1)):
+        if has_right:
+            x = tl.load(
+                left + tl.load(left_row + i) * width + column, is_column
+            )
+            y = tl.load(
+                right + tl.load(right_row + i) * width + column, is_column
+            )
+            total += x.to(dtype) * y.to(dtype)
+        else:
+            x = tl.load(left + i * width + column, is_column)
+            total += x.to(dtype)
+    tl.store(out + part * width + column, total, is_column)
+
+
+sum_products_kernel: Any = triton.jit(_sum_products_kernel)

@@ -1,0 +1,169 @@
+"""Sums of messages along the edges of a graph on a GPU, and their gradients.
+
+A message is the product of two rows, number by number: of the state of the edge's source and of the weight of the
+edge's label. The sum of messages to each target, and both of its gradients, are one operation with three roles of rows:
+
+    sums[target]     = sum of states[source] * weights[label] over the edges to the target
+    d states[source] = sum of d sums[target] * weights[label] over the edges of the source
+    d weights[label] = sum of states[source] * d sums[target] over the edges of the label
+
+No row is kept for an edge. Terms are added in a fixed order: in parts of at most `PART` of the edges of a group, then
+the sums of a group's parts likewise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.logic import row_index
+from funcppo.logic.joins import expand_ranges
+from funcppo.types import F32, I64
+
+# terms that are added one after the other
+PART = 32
+# columns of a program
+MAX_COLUMNS = 512
+
+
+class SumOrder(NamedTuple):
+    """The products that each row of a sum has."""
+
+    left_row: I64[Tensor, "N"]
+    right_row: I64[Tensor, "N"]
+    offsets: list[I64[Tensor, "P1"]]
+    """Of the parts that are added together: of products first, then of the sums before. The last has a part for each
+    row of the sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOrders:
+    """The orders of the sums of messages and of their gradients."""
+
+    of_targets: SumOrder
+    of_sources: SumOrder
+    of_labels: SumOrder
+
+
+def order_messages(
+    source: I64[Tensor, "N"],
+    label: I64[Tensor, "N"],
+    target: I64[Tensor, "N"],
+    n_entities: int,
+    n_labels: int,
+) -> MessageOrders:
+    """The orders of the edges of a graph.
+
+    Args:
+      source: entity of each edge, from 0.
+      target: entity of each edge, from 0.
+    """
+    return MessageOrders(
+        _order(target, n_entities, source, label),
+        _order(source, n_entities, target, label),
+        _order(label, n_labels, source, target),
+    )
+
+
+def _order(
+    group: I64[Tensor, "N"],
+    n_groups: int,
+    left_row: I64[Tensor, "N"],
+    right_row: I64[Tensor, "N"],
+) -> SumOrder:
+    order = torch.argsort(group, stable=True)
+    counts = torch.bincount(group, minlength=n_groups)
+    offsets: list[Tensor] = []
+    while not offsets or int(counts.max()) > 1:
+        start = row_index.offsets(counts)
+        counts = ((counts + PART - 1) // PART).clamp_min(1)
+        group, place = expand_ranges(torch.zeros_like(counts), counts)
+        part = start[group] + place * PART
+        offsets.append(torch.cat([part, start[-1:]]))
+    return SumOrder(left_row[order], right_row[order], offsets)
+
+
+def sum_messages(
+    states: F32[Tensor, "E C"],
+    weights: F32[Tensor, "B C"],
+    orders: MessageOrders,
+) -> F32[Tensor, "E C"]:
+    """The sum of the messages to each entity, of a type that is wide enough: float64 for float64, float32 otherwise.
+
+    Args:
+      states: of the entities; both on a GPU.
+      weights: of the labels.
+    """
+    return _MessageSums.apply(states, weights, orders)
+
+
+class _MessageSums(torch.autograd.Function):
+    """`sum_messages` with its gradients."""
+
+    @staticmethod
+    def forward(
+        states: Tensor, weights: Tensor, orders: MessageOrders
+    ) -> Tensor:
+        return sum_products(orders.of_targets, states, weights)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        states, weights, ctx.orders = inputs
+        ctx.save_for_backward(states, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        states, weights = ctx.saved_tensors
+        gradient = gradients[0].to(states.dtype)
+        of_states = sum_products(ctx.orders.of_sources, gradient, weights)
+        of_weights = sum_products(ctx.orders.of_labels, states, gradient)
+        return of_states.to(states.dtype), of_weights.to(weights.dtype), None
+
+
+def sum_products(
+    order: SumOrder, left: F32[Tensor, "L C"], right: F32[Tensor, "R C"]
+) -> F32[Tensor, "P C"]:
+    """The sum of the products of each group."""
+    first, *others = order.offsets
+    total = _sum_parts(first, left, right, order)
+    for offsets in others:
+        total = _sum_parts(offsets, total, None, order)
+    return total
+
+
+def _sum_parts(
+    offsets: I64[Tensor, "P1"],
+    left: F32[Tensor, "L C"],
+    right: F32[Tensor, "R C"] | None,
+    order: SumOrder,
+) -> F32[Tensor, "P C"]:
+    """The sum of each part: of products, or of rows where there is no right."""
+    import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+    from funcppo.prover.message_kernel import sum_products_kernel
+
+    is_double = left.dtype == torch.float64
+    out = torch.empty(
+        (len(offsets) - 1, left.shape[1]),
+        dtype=torch.float64 if is_double else torch.float32,
+        device=left.device,
+    )
+    width = left.shape[1]
+    columns = min(MAX_COLUMNS, 1 << (width - 1).bit_length())
+    left = left.contiguous()
+    sum_products_kernel[(len(out), -(-width // columns))](
+        offsets,
+        order.left_row,
+        order.right_row,
+        left,
+        left if right is None else right.contiguous(),
+        out,
+        width,
+        columns=columns,
+        has_right=right is not None,
+        dtype=tl.float64 if is_double else tl.float32,
+    )
+    return out

@@ -1,0 +1,144 @@
+"""Messages are added up in parts; the kernel's sums and gradients are those of plain tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.func import grad
+
+from funcppo import tree
+from funcppo.prover import bellman_ford, message_sums
+from tests.prover.test_bellman_ford import (
+    CFG,
+    ORDER,
+    all_questions,
+    random_facts,
+    random_params,
+)
+from tests.runtime.test_capture import on_gpu
+
+N_ENTITIES, N_LABELS, WIDTH = 40, 7, 24
+
+
+def random_edges(n, device="cpu", seed=0):
+    """Edges of which half come from one entity, and half go to another."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(size, hub):
+        drawn = torch.randint(0, size, (n,), generator=generator)
+        is_hub = torch.rand(n, generator=generator) < 0.5
+        return torch.where(is_hub, hub, drawn).to(device)
+
+    return draw(N_ENTITIES, 3), draw(N_LABELS, 2), draw(N_ENTITIES, 5)
+
+
+def random_rows(n, device="cpu", dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn((n, WIDTH), generator=generator, dtype=torch.float64)
+    return rows.to(device=device, dtype=dtype)
+
+
+def plain_sums(states, weights, edges):
+    source, label, target = edges
+    total = torch.zeros(N_ENTITIES, WIDTH, dtype=states.dtype)
+    return total.index_add(0, target, states[source] * weights[label])
+
+
+def plain_sum_parts(offsets, left, right, order):
+    """What the kernel computes, part by part."""
+    rows = left
+    if right is not None:
+        rows = left[order.left_row] * right[order.right_row]
+    parts = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    return torch.stack([rows[start:stop].sum(0) for start, stop in parts])
+
+
+@pytest.mark.parametrize(
+    "n", [1, 5, message_sums.PART, message_sums.PART + 1, 5000]
+)
+def test_parts_add_up_to_the_sums_and_their_gradients(n, monkeypatch):
+    """5,000 edges of a hub of half of them take three levels of parts; some entities have no edge."""
+    monkeypatch.setattr(message_sums, "_sum_parts", plain_sum_parts)
+    edges = random_edges(n)
+    orders = message_sums.order_messages(*edges, N_ENTITIES, N_LABELS)
+    assert len(orders.of_targets.offsets) == (3 if n == 5000 else 1)
+    for order in (orders.of_targets, orders.of_sources, orders.of_labels):
+        lengths = torch.cat([offsets.diff() for offsets in order.offsets])
+        assert int(lengths.max()) <= message_sums.PART
+    check(edges, orders, torch.float64, rtol=1e-12, atol=1e-12)
+
+
+@on_gpu
+@pytest.mark.parametrize("n", [1, 5000])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float64, 1e-12),
+        (torch.float32, 1e-4),
+        # 3 significant digits of each factor
+        (torch.bfloat16, 1e-1),
+    ],
+)
+def test_the_kernel_adds_up_messages(n, dtype, tolerance):
+    edges = random_edges(n, "cuda")
+    orders = message_sums.order_messages(*edges, N_ENTITIES, N_LABELS)
+    check(edges, orders, dtype, rtol=tolerance, atol=tolerance * n**0.5)
+
+
+def check(edges, orders, dtype, rtol, atol):
+    """Sums and gradients of random rows beside those of plain tensors of float64."""
+    device = edges[0].device
+    states = random_rows(N_ENTITIES, device, dtype, 1)
+    weights = random_rows(N_LABELS, device, dtype, 2)
+    against = random_rows(N_ENTITIES, device, torch.float64, 3)
+    on_host = [x.cpu() for x in edges]
+    exact = (states.cpu().double(), weights.cpu().double())
+
+    def by_parts(states, weights):
+        sums = message_sums.sum_messages(states, weights, orders)
+        return (sums * against).sum()
+
+    def plainly(states, weights):
+        sums = plain_sums(states, weights, on_host)
+        return (sums * against.cpu()).sum()
+
+    sums = message_sums.sum_messages(states, weights, orders)
+    pairs = [(sums, plain_sums(*exact, on_host))]
+    gradients = grad(by_parts, (0, 1))(states, weights)
+    pairs += zip(gradients, grad(plainly, (0, 1))(*exact), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(
+            found.cpu().double(), expected, rtol=rtol, atol=atol
+        )
+
+
+@on_gpu
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_network_gives_the_logits_of_the_cpu(asks):
+    cfg = dataclasses.replace(CFG, asks=asks)
+    facts, params = random_facts(), random_params(cfg)
+    graph = bellman_ford.build_graph(cfg, facts, "fact")
+    label, given = all_questions(cfg)
+    expected = bellman_ford.apply(cfg, params, graph, label, given)
+    there = tree.map(lambda x: x.cuda(), (params, graph, label, given))
+    logits = bellman_ford.apply(cfg, *there)
+    torch.testing.assert_close(logits.cpu(), expected, **ORDER)
+
+
+@on_gpu
+def test_the_kernel_adds_in_a_fixed_order():
+    """Gradients of `embedding` and of `scatter_add` are added up as the threads come."""
+    edges = random_edges(20_000, "cuda")
+    orders = message_sums.order_messages(*edges, N_ENTITIES, N_LABELS)
+    states = random_rows(N_ENTITIES, "cuda", torch.float32, 1)
+    weights = random_rows(N_LABELS, "cuda", torch.float32, 2)
+
+    def loss(states, weights):
+        return message_sums.sum_messages(states, weights, orders).square().sum()
+
+    first = grad(loss, (0, 1))(states, weights)
+    for _ in range(20):
+        again = grad(loss, (0, 1))(states, weights)
+        assert all(map(torch.equal, first, again))
