@@ -38,7 +38,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
 
-    files = sorted({file for path in args.tests for file in _files(path)})
+    listed = (file for path in args.tests for file in _files(path))
+    files = list(dict.fromkeys(listed))
     jobs = [(gpus, file) for file in files for gpus in args.gpus]
     with ThreadPoolExecutor(args.jobs) as pool:
         outcomes = list(pool.map(_run_file, *zip(*jobs)))

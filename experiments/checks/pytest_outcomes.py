@@ -13,9 +13,10 @@ from xml.etree import ElementTree
 from experiments.paths import ROOT
 
 TESTS = ROOT / "tests"
-# exit statuses of pytest: some failed, or could not be read
+# exit statuses of pytest where some tests failed, where a file could not be read, and where there was no test to run
 SOME_FAILED = 1
 UNREADABLE = 2
+NONE_RUN = 5
 
 
 class Outcome(NamedTuple):
@@ -53,10 +54,12 @@ def run_tests(
             cwd=ROOT,
             env=dict(os.environ) | {"PYTHONPATH": _path()} | dict(env or {}),
         )
-        if done.returncode not in (0, SOME_FAILED, UNREADABLE):
+        if done.returncode not in (0, SOME_FAILED, UNREADABLE, NONE_RUN):
             raise RuntimeError(f"{paths[0]}: pytest ended with {done}")
-        for case in ElementTree.parse(report).iter("testcase"):
-            yield _outcome(case)
+        cases = list(ElementTree.parse(report).iter("testcase"))
+        if not cases:
+            raise RuntimeError(f"{paths[0]}: pytest ended without a test")
+        yield from map(_outcome, cases)
 
 
 def _path() -> str:

@@ -57,6 +57,8 @@ MAX_TEST_ROWS = 400_000_000
 ODDS_POWERS = (1.0, 2.0, 3.0)
 # questions whose priors by a network are computed between two looks at the progress
 NETWORK_PRIOR_QUESTIONS = 256
+# questions that PPO asks beside a network, at most: each needs a pass through it
+MAX_NETWORK_QUESTIONS = 16_384
 # weights of a Bellman-Ford network, of which valid chooses, and the one without that split
 NETWORK_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
 DEFAULT_NETWORK_WEIGHT = 0.5
@@ -343,6 +345,7 @@ def collect(
     world = tree.map(lambda x: x.to(device), collected.world)
     if network is not None:
         assert cfg.left_out != "auto", "what is left out is chosen before"
+        world = _sample_asked(world, seed)
         world = _add_network_priors(world, network, cfg.left_out, on_phase)
     policy = _weighing(
         collected.policy,
@@ -399,15 +402,18 @@ def with_network(
     setup: QuestionSetup,
     network: NetworkPrior,
     left_out: LeftOut,
+    seed: int,
     on_phase: PhaseCallback = ignore_phase,
 ) -> QuestionSetup:
     """The evidence with priors by a Bellman-Ford network, which the policy weighs.
 
     Args:
       left_out: what a training question leaves out.
+      seed: of the questions that are asked of many.
     """
     world = setup.world
     if world is not None:
+        world = _sample_asked(world, seed)
         world = _add_network_priors(world, network, left_out, on_phase)
     return dataclasses.replace(
         setup,
@@ -421,6 +427,19 @@ def without_network(setup: QuestionSetup) -> QuestionSetup:
     """The setup with a policy that weighs no Bellman-Ford network."""
     policy = _weighing(setup.policy, uses_bellman_ford=False)
     return dataclasses.replace(setup, policy=policy)
+
+
+def n_asked(world: QuestionWorld) -> int:
+    """How many questions are asked where each needs a prior by a network."""
+    return min(len(world.question), MAX_NETWORK_QUESTIONS)
+
+
+def _sample_asked(world: QuestionWorld, seed: int) -> QuestionWorld:
+    """The world with as many questions to ask as are given priors by a network, drawn at random."""
+    question = world.question
+    order = random.permutation(random.key(seed, question.device), len(question))
+    drawn = order[: n_asked(world)].sort().values
+    return world._replace(question=question[drawn])
 
 
 def _add_network_priors(

@@ -89,7 +89,7 @@ def train_network(
     left_out = config.questions.left_out
     assert left_out != "auto", "what is left out is chosen before"
     assert setup.world is not None, "the questions are listed"
-    n_questions = len(setup.world.question)
+    n_questions = question_run.n_asked(setup.world)
     n_questions += valid.n_questions if valid is not None else 0
     deadline, seconds = NO_DEADLINE, math.inf
     is_set = config.questions.bellman_ford is True

@@ -189,7 +189,9 @@ def _with_stored_priors(run: Run, state: RunState) -> QuestionSetup | None:
         setup = question_run.with_embedding(setup, state.embedding, "fact")
     if network_prior.is_network(state.bellman_ford):
         network = run_priors.make_network(run.task, state.bellman_ford)
-        setup = question_run.with_network(setup, network, "fact")
+        setup = question_run.with_network(
+            setup, network, "fact", run.run_config.seed
+        )
     return setup
 
 
@@ -728,9 +730,26 @@ def _weigh_network(
     if not is_kept:
         run = dataclasses.replace(run, valid_evidence=valid)
         return run, plain._replace(notes=notes)
-    setup = question_run.with_network(fitted.setup, network, left_out, on_phase)
+    notes += _asked_notes(fitted.setup)
+    setup = question_run.with_network(
+        fitted.setup, network, left_out, config.seed, on_phase
+    )
     run_time.end_phase("Bellman-Ford network", is_set=option is True)
     return run, fitted._replace(setup=setup, notes=notes)
+
+
+def _asked_notes(setup: QuestionSetup) -> list[str]:
+    """A note where PPO cannot ask all questions beside a network."""
+    assert setup.world is not None, "the questions are listed"
+    n_questions, n_asked = (
+        len(setup.world.question),
+        question_run.n_asked(setup.world),
+    )
+    if n_asked == n_questions:
+        return []
+    return [
+        f"PPO asks {n_asked:,} of {n_questions:,} questions, drawn at random: each needs a pass through the network"
+    ]
 
 
 def _judge_network(

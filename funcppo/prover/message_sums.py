@@ -24,9 +24,10 @@ from funcppo.logic.joins import expand_ranges
 from funcppo.types import F32, I64
 
 # terms that are added one after the other
-PART = 32
-# columns of a program
-MAX_COLUMNS = 512
+PART = 64
+# columns of a program, and the warps that have them
+MAX_COLUMNS = 256
+N_WARPS = 2
 
 
 class SumOrder(NamedTuple):
@@ -128,36 +129,36 @@ def sum_products(
 ) -> F32[Tensor, "P C"]:
     """The sum of the products of each group."""
     first, *others = order.offsets
-    total = _sum_parts(first, left, right, order)
+    total = _sum_parts(first, order.left_row, order.right_row, left, right)
     for offsets in others:
-        total = _sum_parts(offsets, total, None, order)
+        total = _sum_parts(
+            offsets, order.left_row, order.right_row, total, None
+        )
     return total
 
 
-def _sum_parts(
+def _sum_parts_on_gpu(
     offsets: I64[Tensor, "P1"],
+    left_row: I64[Tensor, "N"],
+    right_row: I64[Tensor, "N"],
     left: F32[Tensor, "L C"],
     right: F32[Tensor, "R C"] | None,
-    order: SumOrder,
 ) -> F32[Tensor, "P C"]:
-    """The sum of each part: of products, or of rows where there is no right."""
+    """The sum of each part: of products, or of consecutive rows where there is no right."""
     import triton.language as tl  # pyright: ignore[reportMissingImports]
 
     from funcppo.prover.message_kernel import sum_products_kernel
 
     is_double = left.dtype == torch.float64
-    out = torch.empty(
-        (len(offsets) - 1, left.shape[1]),
-        dtype=torch.float64 if is_double else torch.float32,
-        device=left.device,
-    )
-    width = left.shape[1]
+    n_parts, width = len(offsets) - 1, left.shape[1]
+    dtype = torch.float64 if is_double else torch.float32
+    out = torch.empty((n_parts, width), dtype=dtype, device=left.device)
     columns = min(MAX_COLUMNS, 1 << (width - 1).bit_length())
     left = left.contiguous()
-    sum_products_kernel[(len(out), -(-width // columns))](
+    sum_products_kernel[(n_parts, -(-width // columns))](
         offsets,
-        order.left_row,
-        order.right_row,
+        left_row,
+        right_row,
         left,
         left if right is None else right.contiguous(),
         out,
@@ -165,5 +166,16 @@ def _sum_parts(
         columns=columns,
         has_right=right is not None,
         dtype=tl.float64 if is_double else tl.float32,
+        num_warps=N_WARPS,
     )
     return out
+
+
+# An operator, because tensors of a gradient's gradient have no memory that a kernel could read. It is declared by hand
+# because `torch.library.custom_op` imports Dynamo.
+_LIBRARY = torch.library.Library("funcppo", "FRAGMENT")
+_LIBRARY.define(
+    "sum_parts(Tensor offsets, Tensor left_row, Tensor right_row, Tensor left, Tensor? right) -> Tensor"
+)
+_LIBRARY.impl("sum_parts", _sum_parts_on_gpu, "CUDA")
+_sum_parts: Any = torch.ops.funcppo.sum_parts.default

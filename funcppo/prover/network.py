@@ -441,7 +441,7 @@ def _look_up(
 ) -> F32[Tensor, "... D"]:
     """Rows of a table, whose gradients are added up in a fixed order.
 
-    The gradient of `embedding` is not on a GPU, where that of an index is; on a CPU both are, and `embedding` is faster.
+    On a GPU the gradient of an index is, and that of `embedding` is not; on a CPU both are, and `embedding` is faster.
     """
     if table.is_cuda:
         return table[index.long()]

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from funcppo import cli
@@ -40,6 +42,8 @@ def run_processes(
       prepare: called in each process with its rank before the program starts.
       main: the program.
     """
+    if torch.cuda.is_available():
+        pytest.skip("a forked process cannot use a GPU")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     launch = {
         "TORCHELASTIC_USE_AGENT_STORE": "True",

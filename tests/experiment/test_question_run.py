@@ -193,8 +193,9 @@ def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(
     [(False, False, False), (True, True, False), (False, False, True)],
 )
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
-    tmp_path, embedding, walks, network
+    tmp_path, embedding, walks, network, monkeypatch
 ):
+    monkeypatch.setattr(question_run, "MAX_NETWORK_QUESTIONS", 7)
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder in (whole, part):
         folder.mkdir()
@@ -218,6 +219,8 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     assert bool(by_network.any()) == network
     weight = run.state.start_params.score.network_prior_weight
     assert bool(weight.any()) == network
+    if network:
+        check_sample(run)
     save_checkpoint(run, part)
     expected = run_to(run, whole, 4)
 
@@ -426,6 +429,19 @@ def elders(is_better, n=40):
         [fact for i, fact in enumerate(facts) if not i % 4],
         rules="grandparent(X, Y) :- parent(X, Z), parent(W, Y)",
     )
+
+
+def check_sample(run):
+    """Seven questions are asked of many; they alone have priors by the network."""
+    world = run.questions.world
+    asked, n_listed = set(world.question.tolist()), len(world.evidence.label)
+    assert len(asked) == 7
+    assert asked != set(range(7))
+    has_prior = world.evidence.network_prior != 0
+    assert set(world.evidence.question[has_prior].tolist()) == asked
+    (note,) = (x for x in run.notes if x.startswith("PPO asks"))
+    assert note.startswith("PPO asks 7 of ")
+    assert n_listed > 20
 
 
 @pytest.mark.parametrize("is_better", [True, False])
