@@ -15,14 +15,14 @@ import argparse
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.checks.pytest_outcomes import TESTS, Outcome, run_tests
-from experiments.paths import ROOT
 from experiments.provenance import describe_machine
 
 
@@ -40,19 +40,23 @@ def main() -> int:
 
     listed = (file for path in args.tests for file in _files(path))
     files = list(dict.fromkeys(listed))
-    jobs = [(gpus, file) for file in files for gpus in args.gpus]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        outcomes = list(pool.map(_run_file, *zip(*jobs)))
+    # Tests with GPUs take longest.
+    jobs = [(gpus, file) for gpus in reversed(args.gpus) for file in files]
     runs: dict[str, list[Outcome]] = {gpus: [] for gpus in args.gpus}
-    for (gpus, _), of_file in zip(jobs, outcomes, strict=True):
-        runs[gpus] += of_file
-    rows = summarise(runs)
-    for row in rows:
+    record: dict[str, Any] = {
+        "machine": describe_machine("cuda" if any(args.gpus) else "cpu")
+    }
+    with ThreadPoolExecutor(args.jobs) as pool:
+        running = {pool.submit(_run_file, *job): job for job in jobs}
+        for n_ended, future in enumerate(as_completed(running), 1):
+            gpus, _ = running[future]
+            runs[gpus] += future.result()
+            record["n_files_left"] = len(jobs) - n_ended
+            record["rows"] = summarise(runs)
+            write_record(args.out, record)
+    for row in record["rows"]:
         print(row)
-    machine = describe_machine("cuda" if any(args.gpus) else "cpu")
-    names = [str(file.relative_to(ROOT)) for file in files]
-    write_record(args.out, {"machine": machine, "files": names, "rows": rows})
-    return int(any(row["failed"] for row in rows))
+    return int(any(row["failed"] for row in record["rows"]))
 
 
 def _files(path: Path) -> list[Path]:
@@ -62,10 +66,13 @@ def _files(path: Path) -> list[Path]:
 
 
 def _run_file(gpus: str, file: Path) -> list[Outcome]:
-    """The outcomes of a file with a list of GPUs; none where it holds no test."""
+    """The outcomes of a file with a list of GPUs; a failure where it could not be run."""
     start = time.perf_counter()
     env = {"CUDA_VISIBLE_DEVICES": gpus}
-    outcomes = list(run_tests(sys.executable, [file], 0, env))
+    try:
+        outcomes = list(run_tests(sys.executable, [file], 0, env))
+    except RuntimeError as error:
+        outcomes = [Outcome(file.stem, "failed", str(error))]
     counts = Counter(x.outcome for x in outcomes)
     seconds = time.perf_counter() - start
     print(
