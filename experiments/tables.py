@@ -48,6 +48,7 @@ a line that names its records, hardware, versions and commits):
     performance-evaluator       an evaluation under limits of memory
     performance-index           building the index of 20 million facts, lookups among them (a sentence)
     older-pytorch               a row an older version of PyTorch: what of funcppo works there
+    gpu-tests                   a row a number of GPUs: tests that pass, and those that need so many
     compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
     process-equality            how far two processes are from one, of what learning moved
@@ -2078,7 +2079,26 @@ def performance_resolve() -> str:
     return table(head, lines) + origin("resolve-h100")
 
 
+def gpu_tests() -> str:
+    """The block of this name."""
+    name = "gpu_tests-h200"
+    rows = [
+        [
+            str(row["n_gpus"]),
+            f"{row['n_passed']:,}",
+            f"{len(row['failed']):,}",
+            f"{row['n_skipped']:,}",
+            f"{len(row['skipped_before']):,}" if row["n_gpus"] else "",
+        ]
+        for row in load_record(name)["rows"]
+    ]
+    head = ["GPUs", "tests that pass", "fail", "are skipped"]
+    head += ["pass, and need so many GPUs"]
+    return table(head, rows) + origin(name)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "gpu-tests": gpu_tests,
     "older-pytorch": older_pytorch,
     "compiler-faults": compiler_faults,
     "readme-ppo": readme_ppo,

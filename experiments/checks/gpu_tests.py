@@ -6,7 +6,7 @@ Runs each file of tests once for each list of GPUs, several side by side, with C
 interpreter has what the extra `test` brings. Each row: how many tests passed, those that failed, how often each reason
 to skip was given, and the tests that passed where all earlier rows skipped them, which need a GPU, or two.
 
-Exits 1 where a test failed. The record is `experiments/results/gpu_tests-h100.json`.
+Exits 1 where a test failed. The record is `experiments/results/gpu_tests-h200.json`.
 """
 
 from __future__ import annotations

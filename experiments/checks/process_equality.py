@@ -8,9 +8,9 @@ was run, and how far it is from one process after one update and after some: the
 parameters and moments, relative to the distance that learning moved it; 0 means equal bits. Compiled rows are judged
 after one update: later ones may sample another action where a probability was rounded otherwise.
 
-Exits 1 when eager bits differ, or a compiled first update by more than `equivalence.DEFAULT_TOLERANCE`. The eager
-bits of the prover differ on GPUs (experiments/results/process_equality-h100.json); `--mode deterministic` is eager with
-`torch.use_deterministic_algorithms(True)`.
+Exits 1 when eager bits differ, or a compiled first update by more than `equivalence.DEFAULT_TOLERANCE`. `--mode
+deterministic` is eager with `torch.use_deterministic_algorithms(True)`: where eager bits differ and these do not, an
+operator has no fixed order.
 """
 
 from __future__ import annotations

@@ -62,6 +62,26 @@ def test_all_works_with_the_oldest_pytorch_that_is_taken():
     assert row["tests"]["passed"] > 6_000 and not row["tests"]["failed"]
 
 
+def test_the_tests_pass_with_one_gpu_and_with_two():
+    record = json.loads((paths.RESULTS / "gpu_tests-h200.json").read_text())
+    assert not record["n_files_left"]
+    assert [row["n_gpus"] for row in record["rows"]] == [0, 1, 2]
+    assert not any(row["failed"] for row in record["rows"])
+    _, one, two = record["rows"]
+    assert len(one["skipped_before"]) > 100
+    assert len(two["skipped_before"]) == 1
+
+
+def test_one_process_and_two_learn_the_same_on_gpus():
+    compared = rows("process_equality-h100")
+    assert all(row["is_equal"] for row in compared)
+    eager = [row for row in compared if row["mode"] == "eager"]
+    assert {(row["work"], row["processes"]) for row in eager} == {
+        (work, n) for work in ("cartpole", "prover") for n in (1, 2)
+    }
+    assert not any(row["difference_after_all"] for row in eager)
+
+
 def test_jax_learns_the_same_task():
     """A peer that does not learn would be no peer."""
     peers = [

@@ -556,7 +556,8 @@ def larger(value, key=""):
         return f"{value}: other"
     return (
         3 * value
-        if key in ("equal", "rules", "n_tried") and isinstance(value, int)
+        if key in ("equal", "rules", "n_tried", "n_passed")
+        and isinstance(value, int)
         else value
     )
 
