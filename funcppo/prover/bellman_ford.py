@@ -20,6 +20,7 @@ Source: Zhu et al. 2021, arXiv:2106.06935, with DistMult messages that are summe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -274,29 +275,17 @@ def apply(
       omitted: edges that are left out of the graph of one of the questions.
       edge_weight: factor of the message along each edge in each layer; None for 1.
     """
-    n_questions = len(label)
-    orders = None
-    if has_kernel(graph) and edge_weight is None:
-        orders = _order_messages(cfg, graph)
     asked = params.asked[label]
-    row = torch.arange(n_questions, device=label.device)
+    row = torch.arange(len(label), device=label.device)
     # Entities come first: a message to all questions is a row.
     start = asked.new_zeros(cfg.n_entities, *asked.shape)
     start = start.index_put((given - 1, row), asked)
+    sum_messages = _summation(cfg, graph, edge_weight)
 
     state = start
     for layer in range(cfg.n_layers):
-        weight = params.weight[layer][:, None]
-        if cfg.asks:
-            by_asked = asked @ params.weight_by_asked[layer]
-            by_asked = by_asked.view(n_questions, cfg.n_labels, cfg.width)
-            weight = weight + by_asked.transpose(0, 1)
-        if orders is not None:
-            sums = _sum_by_kernel(cfg, orders, state, weight)
-        else:
-            factor = None if edge_weight is None else edge_weight[layer]
-            sums = _sum_messages(cfg, graph, state, weight, factor)
-        total = start + sums
+        weight = _message_weight(cfg, params, layer, asked)
+        total = start + sum_messages(layer, state, weight)
         if omitted is not None:
             total = _without_messages(graph, state, weight, omitted, total)
         change = torch.cat([state, total], -1) @ params.linear[layer]
@@ -313,9 +302,37 @@ def apply(
     return (hidden @ params.output).transpose(0, 1)
 
 
+def _message_weight(
+    cfg: NetworkConfig, params: Params, layer: int, asked: F32[Tensor, "n D"]
+) -> F32[Tensor, "B m D"]:
+    """The weight of each label in the messages of a layer, for each question, or one for all of them."""
+    weight = params.weight[layer][:, None]
+    if not cfg.asks:
+        return weight
+    by_asked = asked @ params.weight_by_asked[layer]
+    by_asked = by_asked.view(len(asked), cfg.n_labels, cfg.width)
+    return weight + by_asked.transpose(0, 1)
+
+
 def has_kernel(graph: Graph) -> bool:
     """Whether messages are added up by a kernel that keeps none of them."""
     return graph.source.is_cuda and len(graph.edge_target) > 0
+
+
+def _summation(
+    cfg: NetworkConfig, graph: Graph, edge_weight: F32[Tensor, "T N"] | None
+) -> Callable[[int, Tensor, Tensor], Tensor]:
+    """The sum of the messages to each entity by layer, state and weight."""
+    if has_kernel(graph) and edge_weight is None:
+        orders = _order_messages(cfg, graph)
+        return lambda _, state, weight: _sum_by_kernel(
+            cfg, orders, state, weight
+        )
+
+    factors = [None] * cfg.n_layers if edge_weight is None else edge_weight
+    return lambda layer, state, weight: _sum_messages(
+        cfg, graph, state, weight, factors[layer]
+    )
 
 
 def _order_messages(cfg: NetworkConfig, graph: Graph) -> MessageOrders:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch.func import grad
 
-from funcppo import tree
-from funcppo.prover import bellman_ford, message_sums
-from tests.prover.test_bellman_ford import (
-    CFG,
-    ORDER,
-    all_questions,
-    random_facts,
-    random_params,
-)
-from tests.runtime.test_capture import on_gpu
+from funcppo.prover import message_sums
 
 N_ENTITIES, N_LABELS, WIDTH = 40, 7, 24
 
@@ -76,23 +65,6 @@ def test_parts_add_up_to_the_sums_and_their_gradients(n):
     check(edges, orders, torch.float64, rtol=1e-12, atol=1e-12)
 
 
-@on_gpu
-@pytest.mark.parametrize("n", [1, 10_000])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        (torch.float64, 1e-12),
-        (torch.float32, 1e-4),
-        # 3 significant digits of each factor
-        (torch.bfloat16, 1e-1),
-    ],
-)
-def test_the_kernel_adds_up_messages(n, dtype, tolerance):
-    edges = random_edges(n, "cuda")
-    orders = message_sums.order_messages(*edges, N_ENTITIES, N_LABELS)
-    check(edges, orders, dtype, rtol=tolerance, atol=tolerance * n**0.5)
-
-
 def check(edges, orders, dtype, rtol, atol):
     """Sums and gradients of random rows beside those of plain tensors of float64."""
     device = edges[0].device
@@ -118,33 +90,3 @@ def check(edges, orders, dtype, rtol, atol):
         torch.testing.assert_close(
             found.cpu().double(), expected, rtol=rtol, atol=atol
         )
-
-
-@on_gpu
-@pytest.mark.parametrize("asks", [True, False])
-def test_the_network_gives_the_logits_of_the_cpu(asks):
-    cfg = dataclasses.replace(CFG, asks=asks)
-    facts, params = random_facts(), random_params(cfg)
-    graph = bellman_ford.build_graph(cfg, facts, "fact")
-    label, given = all_questions(cfg)
-    expected = bellman_ford.apply(cfg, params, graph, label, given)
-    there = tree.map(lambda x: x.cuda(), (params, graph, label, given))
-    logits = bellman_ford.apply(cfg, *there)
-    torch.testing.assert_close(logits.cpu(), expected, **ORDER)
-
-
-@on_gpu
-def test_the_kernel_adds_in_a_fixed_order():
-    """Gradients of `embedding` and of `scatter_add` are added up as the threads come."""
-    edges = random_edges(20_000, "cuda")
-    orders = message_sums.order_messages(*edges, N_ENTITIES, N_LABELS)
-    states = random_rows(N_ENTITIES, "cuda", torch.float32, 1)
-    weights = random_rows(N_LABELS, "cuda", torch.float32, 2)
-
-    def loss(states, weights):
-        return message_sums.sum_messages(states, weights, orders).square().sum()
-
-    first = grad(loss, (0, 1))(states, weights)
-    for _ in range(20):
-        again = grad(loss, (0, 1))(states, weights)
-        assert all(map(torch.equal, first, again))
