@@ -47,6 +47,8 @@ DTYPES = {
 }
 # numbers of the size of a state that a layer keeps for its gradient
 STATES_KEPT = 8
+# the sum of the messages to each entity, by layer, states [E, n, D] and weights [B, m, D]
+Summation = Callable[[int, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,20 +269,20 @@ def apply(
     label: I64[Tensor, "n"],
     given: I64[Tensor, "n"],
     omitted: OmittedEdges | None = None,
-    edge_weight: F32[Tensor, "T N"] | None = None,
+    sum_messages: Summation | None = None,
 ) -> F32[Tensor, "n E"]:
     """The logit of every entity as the answer to each question.
 
     Args:
       omitted: edges that are left out of the graph of one of the questions.
-      edge_weight: factor of the message along each edge in each layer; None for 1.
+      sum_messages: how messages are added up; None for `summation` of the graph.
     """
     asked = params.asked[label]
     row = torch.arange(len(label), device=label.device)
     # Entities come first: a message to all questions is a row.
     start = asked.new_zeros(cfg.n_entities, *asked.shape)
     start = start.index_put((given - 1, row), asked)
-    sum_messages = _summation(cfg, graph, edge_weight)
+    sum_messages = sum_messages or summation(cfg, graph)
 
     state = start
     for layer in range(cfg.n_layers):
@@ -319,10 +321,16 @@ def has_kernel(graph: Graph) -> bool:
     return graph.source.is_cuda and len(graph.edge_target) > 0
 
 
-def _summation(
-    cfg: NetworkConfig, graph: Graph, edge_weight: F32[Tensor, "T N"] | None
-) -> Callable[[int, Tensor, Tensor], Tensor]:
-    """The sum of the messages to each entity by layer, state and weight."""
+def summation(
+    cfg: NetworkConfig,
+    graph: Graph,
+    edge_weight: F32[Tensor, "T N"] | None = None,
+) -> Summation:
+    """How the messages of a graph are added up.
+
+    Args:
+      edge_weight: factor of the message along each edge in each layer; None for 1.
+    """
     if has_kernel(graph) and edge_weight is None:
         orders = _order_messages(cfg, graph)
         return lambda _, state, weight: _sum_by_kernel(
@@ -419,13 +427,22 @@ def loss(
     graph: Graph,
     questions: Questions,
     is_other: Bool[Tensor, "n E"],
+    sum_messages: Summation | None = None,
 ) -> F32[Tensor, ""]:
     """The sum of -log p(answer) among all entities.
 
     Args:
       is_other: known answers, which are no candidates; the answer may be marked.
+      sum_messages: how messages are added up; None for `summation` of the graph.
     """
-    logits = apply(cfg, params, graph, questions.label, questions.given)
+    logits = apply(
+        cfg,
+        params,
+        graph,
+        questions.label,
+        questions.given,
+        sum_messages=sum_messages,
+    )
     answer = questions.answer[:, None] - 1
     entity = torch.arange(cfg.n_entities, device=answer.device)
     is_out = is_other & (entity != answer)
@@ -454,12 +471,13 @@ def train_step(
     """
     rest = without_groups(graph, torch.cat([graph.edge_group[edge], dropped]))
     asked = edge_questions(graph, edge)
+    sum_messages = summation(cfg, rest)
     total: tuple[Params, Tensor] | None = None
     for rows in torch.arange(len(edge), device=edge.device).split(n_at_once):
         part = Questions(*(column[rows] for column in asked))
         known = known_answers(cfg, graph, part)
         of_part = grad_and_value(loss, argnums=1)(
-            cfg, state.params, rest, part, known
+            cfg, state.params, rest, part, known, sum_messages
         )
         total = tree.map(torch.add, total, of_part) if total else of_part
     assert total is not None, "there are edges"
@@ -482,9 +500,17 @@ def answer_log_p(
 ) -> F32[Tensor, "n C1"]:
     """The log-probability of every entity as an answer, on the host; column 0 is of no entity."""
     parts = [torch.zeros(0, cfg.n_entities)]
+    sums = summation(cfg, graph)
     for rows in torch.arange(len(label), device=label.device).split(n_at_once):
         with torch.no_grad():
-            logits = apply(cfg, params, graph, label[rows], given[rows])
+            logits = apply(
+                cfg,
+                params,
+                graph,
+                label[rows],
+                given[rows],
+                sum_messages=sums,
+            )
         parts.append(logits.log_softmax(1).cpu())
     return pad(torch.cat(parts), (1, 0), value=-torch.inf)
 

@@ -76,7 +76,7 @@ def best_paths(
             graph,
             asked.label,
             asked.given,
-            edge_weight=factor,
+            sum_messages=bellman_ford.summation(network.cfg, graph, factor),
         )
         return logits[0, answer - 1]
 

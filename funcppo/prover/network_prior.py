@@ -25,6 +25,7 @@ from funcppo.prover.bellman_ford import (
     NetworkConfig,
     OmittedEdges,
     Params,
+    Summation,
 )
 from funcppo.prover.question_config import BellmanFordConfig
 from funcppo.types import F64, I64, Bool
@@ -133,6 +134,7 @@ def prior(
     # `split` would give one empty part.
     asked_rows = has_prior.nonzero().squeeze(1)
     size = n_at_once(network.cfg, graph)
+    sum_messages = bellman_ford.summation(network.cfg, graph)
     parts = asked_rows.split(size) if len(asked_rows) else ()
 
     places, values = [entity[:0]], [torch.zeros_like(entity[:0]).double()]
@@ -140,7 +142,11 @@ def prior(
         edges, count = omitted_offsets[rows], omitted_offsets.diff()[rows]
         row, position = expand_ranges(edges, count)
         logits = _answer_logits(
-            network, asked, rows, OmittedEdges(row, omitted.edge[position])
+            network,
+            asked,
+            rows,
+            OmittedEdges(row, omitted.edge[position]),
+            sum_messages,
         )
         row, place = expand_ranges(offsets[rows], counts[rows])
         places.append(place)
@@ -154,6 +160,7 @@ def _answer_logits(
     asked: bellman_ford.Questions,
     rows: I64[Tensor, "n"],
     omitted: OmittedEdges,
+    sum_messages: Summation,
 ) -> F64[Tensor, "n E"]:
     """The logits of all entities above their mean, rounded, as answers to some questions."""
     params = tree.map(lambda x: x.double(), network.params)
@@ -165,6 +172,7 @@ def _answer_logits(
             asked.label[rows],
             asked.given[rows],
             omitted,
+            sum_messages,
         )
     above = logits - logits.mean(1, keepdim=True)
     return (above / PRIOR_UNIT).round() * PRIOR_UNIT

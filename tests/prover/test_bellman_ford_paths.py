@@ -39,8 +39,9 @@ def paths_by_enumeration(network, graph, question, answer):
     n_layers, n_edges = network.cfg.n_layers, len(graph.edge_target)
 
     def logit(factor):
+        sums = bellman_ford.summation(network.cfg, graph, factor)
         logits = bellman_ford.apply(
-            network.cfg, params, graph, label, question.entity, None, factor
+            network.cfg, params, graph, label, question.entity, None, sums
         )
         return logits[0, answer - 1]
 
