@@ -24,7 +24,7 @@ from funcppo.logic.joins import expand_ranges
 from funcppo.types import F32, I64
 
 # terms that are added one after the other
-PART = 64
+PART = 128
 # columns of a program, and the warps that have them
 MAX_COLUMNS = 256
 N_WARPS = 2
