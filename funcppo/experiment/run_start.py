@@ -673,6 +673,7 @@ def _fit_with_embedding(
     if options.embedding is True:
         run, notes = run_priors.embed(run, run.questions, on_phase, run_time)
         run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
+        fitted = question_run.raise_prior(fitted, _metric(run))
         return run, fitted._replace(notes=[*notes, *fitted.notes])
 
     run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
@@ -683,6 +684,7 @@ def _fit_with_embedding(
         return run, plain._replace(notes=[*plain.notes, *notes])
     degrees = plain.setup.policy.aggregation.uses_degrees
     fitted = _fit(embedded, degrees, valid_seconds, on_phase, run_time)
+    fitted = question_run.raise_prior(fitted, _metric(embedded))
     assert fitted.quality is not None, "there are valid queries"
     comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
     if question_run.is_better(fitted.quality, plain.quality):
@@ -718,13 +720,11 @@ def _weigh_network(
     if network is None:
         return run, plain._replace(notes=notes)
 
-    metric = None
     if valid is not None:
         run = dataclasses.replace(
             run, valid_evidence=valid.with_network(network)
         )
-        metric = partial(validation.evidence_quality, run)
-    fitted = question_run.weigh_network(plain, network, metric)
+    fitted = question_run.weigh_network(plain, network, _metric(run))
     is_kept, note = _judge_network(option == "auto", plain, fitted)
     notes += [*fitted.notes, note]
     if not is_kept:
@@ -877,16 +877,13 @@ def _fit(
         deadline.seconds_left,
         valid_seconds,
     )
-    metric = None
-    if run.valid_evidence is not None:
-        metric = partial(validation.evidence_quality, run)
     fitted = question_run.fit_listwise(
         setup,
         plan.degrees,
         plan.cfg,
         config.seed,
         config.device,
-        metric,
+        _metric(run),
         on_phase,
         deadline,
     )
@@ -935,3 +932,10 @@ def _left_out_note(options: QuestionConfig) -> str:
         "each training question is asked without the facts that link its two entities: no pair of the valid split is "
         "linked by a known fact"
     )
+
+
+def _metric(run: Run) -> question_run.Metric | None:
+    """How well weights rank valid; None where there is no valid split."""
+    if run.valid_evidence is None:
+        return None
+    return partial(validation.evidence_quality, run)

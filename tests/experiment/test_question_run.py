@@ -402,6 +402,53 @@ def assert_opened_run_scores_the_same(run, folder):
     assert mrr[0] == mrr[1]
 
 
+def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
+    """As much for all labels, what ranks valid best; the first of equal ones."""
+    options = QuestionConfig(embedding=True, walks=False)
+    config = replace(CONFIG, questions=options, embedding=EMBEDDING)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
+    score = run.state.start_params.score
+    few = torch.zeros_like(score.prior_weight).index_fill(
+        0, torch.tensor(2), 0.125
+    )
+    params = run.state.start_params._replace(
+        score=score._replace(prior_weight=few)
+    )
+    ranks = torch.tensor([0.25, 0.5, 0.25, 0.5]).double()
+    quality = question_run.ValidQuality(float(ranks.mean()), ranks)
+    fitted = question_run.ListwiseFit(
+        run.questions, params, quality, 3, ["a note"]
+    )
+
+    def raised(gains):
+        """The weights that are added, and the last note; gains of each weight for each query."""
+
+        def metric(setup, params):
+            assert setup is run.questions
+            (weight,) = set((params.score.prior_weight - few).tolist())
+            after = ranks + torch.tensor(gains.get(weight, [0.0] * 4))
+            return question_run.ValidQuality(float(after.mean()), after)
+
+        found = question_run.raise_prior(fitted, metric)
+        (weight,) = set((found.params.score.prior_weight - few).tolist())
+        assert found.notes[0] == "a note"
+        return weight, found.notes[1]
+
+    even = [0.125] * 4
+    assert raised({0.5: even, 1.0: even, 2.0: [0.0625] * 4})[0] == 0.5
+    weight, note = raised({1.0: even})
+    assert weight == 1.0
+    assert "1 is added to their weights: valid: 0 0.3750, 0.5 0.3750" in note
+    assert raised({2.0: [0.0, -0.25, 0.0, 0.125]})[0] == 0.0
+
+    # Without a valid split nothing says more, and untrained weights stay.
+    assert question_run.raise_prior(fitted, None) is fitted
+    untrained = fitted._replace(
+        params=params._replace(score=score._replace(prior_weight=0 * few))
+    )
+    assert question_run.raise_prior(untrained, None) is untrained
+
+
 def test_link_embeddings_without_time_are_not_tried(tmp_path):
     cfg = replace(EMBEDDING, seconds=1e-6)
     run = run_start.prepare_run(
