@@ -26,6 +26,7 @@ from funcppo.prover.bellman_ford import (
 from funcppo.prover.question_config import BellmanFordConfig
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.ranges import is_cuda
+from funcppo.runtime import memory
 from funcppo.types import F32, I64
 
 # what is being done
@@ -34,7 +35,9 @@ TEXT = "training a Bellman-Ford network"
 MIN_STEPS = 200
 # what the gradients of a step's questions may hold at once, in bytes
 MAX_STEP_BYTES = 1e9
+# the same on a GPU, and at most this share of its memory
 MAX_GPU_STEP_BYTES = 4e9
+GPU_STEP_SHARE = 0.1
 # passes that a gradient takes, and that a prior takes, whose numbers are of float64
 GRADIENT_PASSES = 3
 PRIOR_PASSES = 2
@@ -138,8 +141,8 @@ def train(
     init_key, key = random.split(random.key(seed, device)).unbind(-2)
     params = bellman_ford.init(sizes, init_key)
     per_question = bellman_ford.bytes_per_question(sizes, graph)
-    most = MAX_GPU_STEP_BYTES if is_cuda(device) else MAX_STEP_BYTES
-    n_at_once = int(most * task.cfg.memory_share / per_question)
+    most = _max_step_bytes(device) * task.cfg.memory_share
+    n_at_once = int(most / per_question)
 
     steps = iter_steps(
         sizes,
@@ -155,6 +158,13 @@ def train(
         if deadline.is_over:
             break
     return params
+
+
+def _max_step_bytes(device: str) -> float:
+    """What the gradients of a step's questions may hold at once; the same on all GPUs of one model."""
+    if not is_cuda(device):
+        return MAX_STEP_BYTES
+    return min(MAX_GPU_STEP_BYTES, GPU_STEP_SHARE * memory.total_bytes(device))
 
 
 def iter_steps(

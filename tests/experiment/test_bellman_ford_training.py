@@ -128,3 +128,15 @@ def test_the_deadline_ends_the_training_after_a_step(task):
     )
     # The rate of the first step does not depend on how many are planned.
     assert all(map(torch.equal, cut, first))
+
+
+@pytest.mark.parametrize(("total_gb", "at_once_gb"), [(80.0, 4.0), (8.0, 0.8)])
+def test_a_small_gpu_holds_fewer_questions_at_once(
+    total_gb, at_once_gb, monkeypatch
+):
+    monkeypatch.setattr(
+        bellman_ford_training.memory, "total_bytes", lambda _: total_gb * 1e9
+    )
+    found = bellman_ford_training._max_step_bytes("cuda:1")
+    assert found == pytest.approx(at_once_gb * 1e9)
+    assert bellman_ford_training._max_step_bytes("cpu") == 1e9
