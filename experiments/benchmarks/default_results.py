@@ -28,7 +28,10 @@ from experiments.provenance import current_commit, describe_machine
 
 # A data set whose rules are part of it is trained with these.
 OWN_RULES = ("countries_S1", "countries_S2", "countries_S3", "clans:1500:0")
-MINED_RULES = ("kinships", "nations", "umls", "family")
+MINED_RULES = (
+    *("kinships", "nations", "umls", "family"),
+    *("wn18rr", "fb15k-237"),
+)
 # Beyond the defaults: what `make train` sets.
 OPTIONS = {"clans:1500:0": ["--prover.hard-negative-fraction", "0.5"]}
 
