@@ -46,6 +46,9 @@ class TreeFunction(Generic[Result]):
 
     Every call begins a step of the trees and clones what it returns. So each recording is the root of a tree, whatever
     is called before or after it, and no later replay overwrites a result.
+
+    Attributes:
+      is_called: whether it has been called, other than within another compiled function.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class TreeFunction(Generic[Result]):
           options: further options of Inductor.
         """
         self._fn = fn
+        self.is_called = False
         self._compiled = torch.compile(
             fn,
             fullgraph=True,
@@ -76,4 +80,6 @@ class TreeFunction(Generic[Result]):
         if torch.compiler.is_compiling():
             return self._fn(*args)
         torch.compiler.cudagraph_mark_step_begin()
-        return tree.map(torch.clone, self._compiled(*args))
+        result = tree.map(torch.clone, self._compiled(*args))
+        self.is_called = True
+        return result
