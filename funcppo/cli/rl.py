@@ -228,8 +228,10 @@ class Rl:
     def _run(self, folder: Path) -> int:
         """Train in a folder that no other process writes to; the exit status."""
         from funcppo.rl import run
+        from funcppo.runtime.compile import check_available
 
         start = time.perf_counter()
+        check_available(self.strategy)
         console = make_console(self.json == "-")
         set_threads(self.threads)
         select_device(self.device)
