@@ -343,9 +343,7 @@ class Predict:
 
         is_whole = len(answered) == len(queries)
         if log and not is_whole:
-            count = f"{len(answered):,} of {len(queries):,} queries"
-            hint = f"--resume continues {log.path}"
-            print_notes_to_stderr([f"interrupted after {count}; {hint}"])
+            _print_interrupted(log, len(answered), len(queries))
             return interrupt.exit_status
         self._write_answers(answerer, answered, seconds)
         if log:
@@ -798,6 +796,13 @@ def _check_answers(
                 f"{path}:{number}: expected {shorten(expected)}, got {shorten(str(record['query']))}"
             )
     return records
+
+
+def _print_interrupted(log: RecordLog, n_answered: int, n_queries: int) -> None:
+    """Print how many queries are answered, and how to continue."""
+    count = f"{n_answered:,} of {n_queries:,} queries"
+    hint = f"--resume continues {log.path}"
+    print_notes_to_stderr([f"interrupted after {count}; {hint}"])
 
 
 def _speed_text(n_queries: int, seconds: float) -> str:

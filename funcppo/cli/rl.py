@@ -251,14 +251,19 @@ class Rl:
             self._print_interrupted(trained.update, console)
             return trained.exit_status
         results = _results(config, folder, trained.record)
+        self._finish(results, folder, start, console)
+        return 0
+
+    def _finish(
+        self, results: JsonObject, folder: Path, start: float, console: Console
+    ) -> None:
+        """Write and print the results of a run that began at a time of the performance counter."""
         results["graphs"] = self.graphs
         results["seconds"] = time.perf_counter() - start
         self._write(results, folder)
         _print_results(results, console)
-        console.print(
-            f"done in {results['seconds']:.0f} s{f': {self.out}' if self.out else ''}"
-        )
-        return 0
+        where = f": {self.out}" if self.out else ""
+        console.print(f"done in {results['seconds']:.0f} s{where}")
 
     def _search(
         self,
