@@ -701,7 +701,11 @@ class _StrategySelector:
             for strategy, choice in working.items():
                 step = partial(choice.minibatch_step, *args)
                 self.times_ms[strategy] = _time_step(step, collected)
-        selected = _select_fastest(working, self.times_ms)
+        selected = (
+            select_fastest(self.times_ms)
+            if self.times_ms
+            else next(iter(working))
+        )
         return working[selected], selected
 
     def with_untimed_reason(
@@ -812,12 +816,8 @@ def _wait_for_gpu() -> None:
         torch.cuda.synchronize()
 
 
-def _select_fastest(
-    working: Mapping[str, object], times_ms: Mapping[str, float]
-) -> str:
-    """The strategy that takes the least time, or one before it that is nearly as fast; the first if none was timed."""
-    if not times_ms:
-        return next(iter(working))
+def select_fastest(times_ms: Mapping[str, float]) -> str:
+    """The strategy that takes the least time, or one before it that is nearly as fast; of at least one, in order."""
     limit = MIN_GAIN * min(times_ms.values())
     return next(name for name, ms in times_ms.items() if ms <= limit)
 
