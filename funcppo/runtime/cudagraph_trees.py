@@ -9,6 +9,8 @@ the two, and for a step that `capture` cannot record as a whole.
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -39,6 +41,21 @@ def cudagraph_trees_only() -> Iterator[None]:
 def are_demanded() -> bool:
     """Whether `cudagraph_trees_only` is open."""
     return bool(_demands)
+
+
+def _initialize_thread() -> None:
+    """Let the current thread have trees.
+
+    PyTorch 2.13 does so by itself. In 2.10 the thread that imports them has some, and those that autograd starts for it.
+    """
+    from torch._inductor import cudagraph_trees
+
+    threads = cudagraph_trees.local
+    has_trees = hasattr(threads, "tree_manager_containers")
+    if has_trees or torch._C._is_key_in_tls("tree_manager_containers"):  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    threads.tree_manager_containers = {}
+    threads.tree_manager_locks = defaultdict(threading.Lock)
 
 
 class TreeFunction(Generic[Result]):
@@ -79,6 +96,7 @@ class TreeFunction(Generic[Result]):
         """
         if torch.compiler.is_compiling():
             return self._fn(*args)
+        _initialize_thread()
         torch.compiler.cudagraph_mark_step_begin()
         result = tree.map(torch.clone, self._compiled(*args))
         self.is_called = True
