@@ -46,7 +46,7 @@ def are_demanded() -> bool:
 def _initialize_thread() -> None:
     """Let the current thread have trees.
 
-    PyTorch 2.13 does so by itself. In 2.10 the thread that imports them has some, and those that autograd starts for it.
+    PyTorch 2.13 does so by itself. In 2.10 the thread that imports them has some, and so have its threads of autograd.
     """
     from torch._inductor import cudagraph_trees
 
