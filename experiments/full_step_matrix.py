@@ -12,6 +12,9 @@ Writes full_step_matrix-<torch>-<device>.json and .md into --out. Exits 1 when a
 record for this version and device says: status, graphs or parity; times are not compared. Exits 3 when no committed
 record has any of the cells, so that there is nothing to compare with. An interrupted run goes on
 where it stopped, but not with the record of another machine.
+
+One cell at a time, a whole run takes about the minutes in the first table of experiments/results/full_step_matrix.md,
+and what timing the cells takes (--time chooses which).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
     import torch
 
     cpu, cores = cpu_model(), os.cpu_count()
-    return {
+    machine = {
         "device": torch.cuda.get_device_name()
         if device == "cuda"
         else f"{cpu}, {cores} cores",
@@ -34,6 +34,11 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "commit": current_commit(),
     }
+    variable = "CUDA_LAUNCH_BLOCKING"
+    if device == "cuda" and os.environ.get(variable, "0") not in ("", "0"):
+        # Times of such a run are to find a kernel by, not to compare.
+        machine["launch_blocking"] = True
+    return machine
 
 
 def cpu_model() -> str:

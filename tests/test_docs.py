@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,34 @@ def test_every_program_has_its_help_on_the_page_of_the_command_line():
     for name, summary in cli.PROGRAMS.items():
         assert f"## funcppo {name}\n\n{summary}\n" in text
         assert f"../_made/{name}.txt" in text
+
+
+def commands_of(page):
+    """The command lines of a page, in lines of code and in sentences; an option that a page only names has no value."""
+    text = page.read_text()
+    code = "\n".join(re.findall(r"^    (.*)$", text, re.MULTILINE))
+    lines = code.replace("\\\n", " ").splitlines()
+    found = [re.search(r"^(?:\w+=\S+ )*(funcppo .*)$", line) for line in lines]
+    commands = [re.split(r" +#", match[1])[0] for match in found if match]
+    commands += re.findall(r"`(?:\w+=\S+ )*(funcppo [^`]*)`", text)
+    return [command.split()[1:] for command in commands]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=page_id)
+def test_every_command_has_options_that_exist(page, capsys):
+    for program, *words in commands_of(page):
+        if program not in cli.PROGRAMS:
+            continue
+        # what follows a pipe; a run that is resumed would be read
+        words = " ".join(words).partition(" | ")[0]
+        given = [word for word in shlex.split(words) if word != "..."]
+        if "--resume" in given or "--help" in given:
+            continue
+        try:
+            cli.parse_program(program, given)
+        except SystemExit:
+            error = capsys.readouterr().err
+            assert "Missing" in error, (program, words, error)
 
 
 def test_every_public_name_is_in_the_reference():

@@ -71,22 +71,31 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 Row = dict[str, Any]
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """The exit status: 0, or 1 when a program was slow."""
+    specs = {spec.name: spec for spec in fifty_graphs.make_specs()}
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--terms", type=int, default=40, help="a graph")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--graphs", nargs="*", default=GRAPHS)
-    parser.add_argument("--programs", nargs="*", default=list(PROGRAMS))
+    parser.add_argument(
+        "--graphs",
+        nargs="+",
+        choices=specs,
+        default=GRAPHS,
+        metavar="NAME",
+        help="of fifty_graphs.py",
+    )
+    parser.add_argument(
+        "--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS)
+    )
     parser.add_argument(
         "--out", type=Path, default=RESULTS / "term_campaign.json"
     )
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
-    specs = {spec.name: spec for spec in fifty_graphs.make_specs()}
     generator = random.Random(args.seed)
     record: Row = {"machine": describe_machine(), "rows": []}
     with tempfile.TemporaryDirectory() as name:

@@ -390,20 +390,23 @@ def replays(of: list[Record]) -> str:
 
 
 def provenance(of: list[Record]) -> str:
-    """Where each record comes from."""
+    """Where each record comes from, and how long its cells took one after the other, without timing them."""
     rows = [
         [
             label(r),
             r["processor"],
             r["python"],
             str(len(r["cells"])),
+            f"{sum(c['seconds'] for c in r['cells'].values()) / 60:.0f}",
             ", ".join(
                 sorted({c["commit"] or "unknown" for c in r["cells"].values()})
             ),
         ]
         for r in of
     ]
-    return grid(["record", "processor", "Python", "cells", "commits"], rows)
+    return grid(
+        ["record", "processor", "Python", "cells", "minutes", "commits"], rows
+    )
 
 
 def sizes(of: list[Record]) -> str:

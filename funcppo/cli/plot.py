@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from funcppo.cli.common import select_device, write_json
+from funcppo.cli.common import (
+    GraphsChoice,
+    JsonObject,
+    graphs_allowed,
+    select_device,
+    write_json,
+)
 from funcppo.cli.options import DeviceOption, JsonOutput
-from funcppo.cli.report import RunArguments, check_runs, measure_runs
+from funcppo.cli.report import (
+    RunArguments,
+    check_runs,
+    measure_runs,
+    replay_record,
+)
 from funcppo.cli.target import set_target_threads
 from funcppo.experiment.config import (
     CONFIG_FILE,
@@ -57,6 +68,10 @@ class Plot:
     """Rank at most N test queries, spread over relations. Default: those that the end of the training ranks."""
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
+    graphs: GraphsChoice = "auto"
+    """Replay the search of a policy as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
+    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
+    always, and it is an error where one cannot be recorded."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the first run was trained with."""
     json: JsonOutput = None
@@ -76,12 +91,13 @@ class Plot:
         from funcppo.atomic_io import write_atomically
         from funcppo.report import figures, tables
 
+        replays: JsonObject = {}
         if self.kind == "returns":
             picture = self._draw_returns()
         elif self.kind == "search":
             picture = self._draw_search()
         else:
-            picture = self._draw_measured()
+            picture, replays = self._draw_measured()
         write = figures.to_png if suffix == ".png" else figures.to_svg
         content = write(picture)
         write_atomically(Path(self.out), lambda file: file.write(content))
@@ -90,6 +106,7 @@ class Plot:
             {
                 "runs": list(self.runs),
                 "kind": self.kind,
+                **replays,
                 "table": tables.to_json(picture.table),
             },
         )
@@ -97,20 +114,23 @@ class Plot:
             print(self.out)
         return 0
 
-    def _draw_measured(self) -> Picture:
-        """The picture of runs that learnt to rank."""
+    def _draw_measured(self) -> tuple[Picture, JsonObject]:
+        """The picture of runs that learnt to rank, and how their searches were replayed."""
         from funcppo.report import figures
 
         check_runs(self.runs, self.out, self.json)
         select_device(self.device)
         set_target_threads(self.runs[0], self.threads)
-        reports = measure_runs(
-            self.runs,
-            0 if self.kind in ("curves", "weights") else self.ranked,
-            self.queries if self.kind == "rules" else 0,
-            self.device,
-        )
-        return figures.draw(self.kind, [one.measured for one in reports])
+        with graphs_allowed(self.graphs, self.device):
+            reports = measure_runs(
+                self.runs,
+                0 if self.kind in ("curves", "weights") else self.ranked,
+                self.queries if self.kind == "rules" else 0,
+                self.device,
+            )
+        measured = [one.measured for one in reports]
+        picture = figures.draw(self.kind, measured)
+        return picture, replay_record(self.graphs, measured)
 
     def _draw_returns(self) -> Picture:
         """The picture of runs that learnt to act."""

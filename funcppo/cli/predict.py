@@ -21,11 +21,13 @@ from tyro.conf import Positional, arg
 
 from funcppo.cli.common import (
     JSON_FORMAT,
+    GraphsChoice,
     Interrupt,
     JsonObject,
     check_output_path,
     check_overwrites,
     defer_interrupt,
+    graphs_allowed,
     select_device,
     write_json,
     write_output,
@@ -162,6 +164,10 @@ class Predict:
     """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
+    graphs: GraphsChoice = "auto"
+    """Replay the search of a policy as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
+    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
+    always, and it is an error where one cannot be recorded."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     json: JsonOutput = None
@@ -175,13 +181,19 @@ class Predict:
         """
         processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
-            return self._run()
+            with graphs_allowed(self.graphs, self.device):
+                return self._run()
         self._check_options()
-        with lock_output(self._part_target()):
+        with (
+            lock_output(self._part_target()),
+            graphs_allowed(self.graphs, self.device),
+        ):
             return self._run()
 
     def _run(self) -> int:
         """Answer with a file that no other process writes; the exit status."""
+        from funcppo.evaluation.scorers import graph_fallback_notes
+
         self._check_shareable()
         set_target_threads(self.target, self.threads)
         answerer, notes = open_answerer(
@@ -206,6 +218,7 @@ class Predict:
             self._check_same_setup(settings)
             status = self._answer_queries(answerer, queries, settings)
             notes += query_notes
+        notes += graph_fallback_notes(answerer.subject.search_step)
         # Answers come first; an error stands alone.
         print_notes_to_stderr(notes)
         return status
@@ -330,9 +343,7 @@ class Predict:
 
         is_whole = len(answered) == len(queries)
         if log and not is_whole:
-            count = f"{len(answered):,} of {len(queries):,} queries"
-            hint = f"--resume continues {log.path}"
-            print_notes_to_stderr([f"interrupted after {count}; {hint}"])
+            _print_interrupted(log, len(answered), len(queries))
             return interrupt.exit_status
         self._write_answers(answerer, answered, seconds)
         if log:
@@ -574,13 +585,18 @@ class Predict:
         seconds: float,
     ) -> None:
         """Write the answers of --json and of --csv."""
+        from funcppo.evaluation import scorers
+
         subject = answerer.subject
+        step = subject.search_step
         result: JsonObject = {
             "dataset": answerer.dataset.name,
             "score": subject.score,
             "trained": subject.policy_run is not None,
             "height": subject.task.max_height,
-            "notes": subject.notes,
+            "notes": [*subject.notes, *scorers.graph_fallback_notes(step)],
+            "graphs": self.graphs,
+            **scorers.search_replay(step)._asdict(),
             "queries": answered,
             "seconds": seconds,
         }
@@ -780,6 +796,13 @@ def _check_answers(
                 f"{path}:{number}: expected {shorten(expected)}, got {shorten(str(record['query']))}"
             )
     return records
+
+
+def _print_interrupted(log: RecordLog, n_answered: int, n_queries: int) -> None:
+    """Print how many queries are answered, and how to continue."""
+    count = f"{n_answered:,} of {n_queries:,} queries"
+    hint = f"--resume continues {log.path}"
+    print_notes_to_stderr([f"interrupted after {count}; {hint}"])
 
 
 def _speed_text(n_queries: int, seconds: float) -> str:

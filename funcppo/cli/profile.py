@@ -103,6 +103,7 @@ class Profile:
             )
 
         report = _describe(profile, self.top) | monitor.report()
+        report["launch_blocking"] = _is_launch_blocking(program)
         if not report["rows"]:
             raise ValueError(
                 f"--seconds {self.seconds:g}: expected a window with an operator, got none from --after {self.after:g} "
@@ -127,6 +128,12 @@ def _parse_command(command: Sequence[str]) -> Program | None:
             f"PROGRAM: expected one of {', '.join(PROFILED)}, got {got}"
         )
     return cli.parse_program(command[0], command[1:])
+
+
+def _is_launch_blocking(program: Program) -> bool:
+    """Whether CUDA lets the host wait for each kernel: by its variable, or by --debug, which sets it."""
+    value = os.environ.get("CUDA_LAUNCH_BLOCKING", "0")
+    return value not in ("", "0") or getattr(program, "debug", False)
 
 
 class _Window:
@@ -276,6 +283,10 @@ def _print_report(console: Console, report: JsonObject) -> None:
         f"{report['cpu_ms']:,.0f} ms of operators on the CPU, {report['device_ms']:,.0f} ms of "
         f"{report['n_kernels']:,} kernels on the device; waits for it: {', '.join(waits) or 'none'}"
     )
+    if report["launch_blocking"] and report["n_kernels"]:
+        console.print(
+            "under CUDA_LAUNCH_BLOCKING: each launch waits for its kernel, whose time is in that of the CPU too"
+        )
     console.print(
         f"in the whole program: {report['compiles']} compilations, {report['recompiles']} of them again; "
         f"{report['cudagraph_recordings']} CUDA graphs recorded"

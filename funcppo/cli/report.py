@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from funcppo.cli.common import (
+    GraphsChoice,
     JsonObject,
     check_output_path,
     check_overwrites,
+    graphs_allowed,
     select_device,
     write_json,
 )
@@ -25,6 +27,7 @@ from funcppo.ranges import NonNegativeInt, PositiveInt
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
     from funcppo.report.measurement import RunReport
+    from funcppo.report.tables import RunMeasurements
 
 RunArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
 
@@ -52,6 +55,10 @@ class Report:
     """Rank at most N test queries, spread over relations. Default: those that the end of the training ranks."""
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
+    graphs: GraphsChoice = "auto"
+    """Replay the search of a policy as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
+    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
+    always, and it is an error where one cannot be recorded."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the first run was trained with."""
     json: JsonOutput = None
@@ -69,9 +76,14 @@ class Report:
         from funcppo.report import page
 
         set_target_threads(self.runs[0], self.threads)
-        reports = measure_runs(
-            self.runs, self.ranked, self.queries, self.device, has_entries=True
-        )
+        with graphs_allowed(self.graphs, self.device):
+            reports = measure_runs(
+                self.runs,
+                self.ranked,
+                self.queries,
+                self.device,
+                has_entries=True,
+            )
         content = page.render(reports).encode()
         write_atomically(Path(self.out), lambda file: file.write(content))
 
@@ -95,7 +107,20 @@ class Report:
                 found[kind] = tables.to_json(figures.draw(kind, runs).table)
             except ValueError as error:
                 found[kind] = {"problem": str(error)}
-        return {"runs": list(self.runs), "out": self.out, "tables": found}
+        return {
+            "runs": list(self.runs),
+            "out": self.out,
+            **replay_record(self.graphs, runs),
+            "tables": found,
+        }
+
+
+def replay_record(
+    graphs: GraphsChoice, runs: Iterable[RunMeasurements]
+) -> JsonObject:
+    """What --graphs said, and how the searches of the runs were replayed, for the JSON of --json."""
+    replays = [run.search_replay._asdict() for run in runs]
+    return {"graphs": graphs, "replays": replays}
 
 
 def check_runs(

@@ -228,8 +228,10 @@ class Rl:
     def _run(self, folder: Path) -> int:
         """Train in a folder that no other process writes to; the exit status."""
         from funcppo.rl import run
+        from funcppo.runtime.compile import check_available
 
         start = time.perf_counter()
+        check_available(self.strategy)
         console = make_console(self.json == "-")
         set_threads(self.threads)
         select_device(self.device)
@@ -249,14 +251,19 @@ class Rl:
             self._print_interrupted(trained.update, console)
             return trained.exit_status
         results = _results(config, folder, trained.record)
+        self._finish(results, folder, start, console)
+        return 0
+
+    def _finish(
+        self, results: JsonObject, folder: Path, start: float, console: Console
+    ) -> None:
+        """Write and print the results of a run that began at a time of the performance counter."""
         results["graphs"] = self.graphs
         results["seconds"] = time.perf_counter() - start
         self._write(results, folder)
         _print_results(results, console)
-        console.print(
-            f"done in {results['seconds']:.0f} s{f': {self.out}' if self.out else ''}"
-        )
-        return 0
+        where = f": {self.out}" if self.out else ""
+        console.print(f"done in {results['seconds']:.0f} s{where}")
 
     def _search(
         self,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from funcppo.cli.common import (
+    GraphsChoice,
     check_overwrites,
+    graphs_allowed,
     select_device,
     write_json,
 )
@@ -35,6 +39,10 @@ from funcppo.ranges import (
     PositiveInt,
     Size,
 )
+
+# PyTorch takes seconds to import, and --help does not wait for it.
+if TYPE_CHECKING:
+    from funcppo.experiment.answers import Answerer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +88,15 @@ class Serve:
     """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
+    graphs: GraphsChoice = "auto"
+    """Replay the search of a policy as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
+    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
+    always, and it is an error where one cannot be recorded."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     json: JsonOutput = None
-    """Write the address as JSON to FILE once it answers; - writes it to standard output in place of the text. Default:
-    no JSON."""
+    """Write the address as JSON to FILE once it answers, with what --graphs says; - writes it to standard output in
+    place of the text. Default: no JSON."""
 
     def run(self) -> int:
         """Serve until a signal.
@@ -99,7 +111,7 @@ class Serve:
         inputs = data_files(self.target, self.rules)
         check_overwrites([("--json", self.json)], inputs)
         listener = server.open_socket(self.host, self.port)
-        with listener:
+        with listener, graphs_allowed(self.graphs, self.device):
             self._warn()
             set_target_threads(self.target, self.threads)
             answerer, notes = open_answerer(
@@ -116,20 +128,29 @@ class Serve:
                 self.choice_seconds,
             )
             print_notes_to_stderr(notes)
-            from funcppo.serve.app import Site
-            from funcppo.serve.explorer import Explorer
-
-            explorer = Explorer(answerer)
-            site = Site(explorer, self.seconds)
-            address = server.url(listener, self.host)
-            write_json(self.json, {"url": address})
-            if self.json != "-":
-                print(f"{address}  (Ctrl-C ends it)")
-            sys.stdout.flush()
-            app = site.make_app(self.host)
-            workers = (site.worker, site.lookups)
-            server.make_server(app, workers).run(sockets=[listener])
+            self._serve(listener, answerer)
         return 0
+
+    def _serve(self, listener: socket.socket, answerer: Answerer) -> None:
+        """Answer requests until a signal, and say so once that begins."""
+        from funcppo.serve import server
+        from funcppo.serve.app import Site
+        from funcppo.serve.explorer import Explorer
+
+        explorer = Explorer(answerer)
+        site = Site(explorer, self.seconds)
+        workers = (site.worker, site.lookups)
+        for worker in workers:
+            # Each thread has a current GPU of its own.
+            worker.submit(partial(select_device, self.device))
+
+        address = server.url(listener, self.host)
+        write_json(self.json, {"url": address, "graphs": self.graphs})
+        if self.json != "-":
+            print(f"{address}  (Ctrl-C ends it)")
+        sys.stdout.flush()
+        app = site.make_app(self.host)
+        server.make_server(app, workers).run(sockets=[listener])
 
     def _warn(self) -> None:
         """Warn of a host that others reach."""

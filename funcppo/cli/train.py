@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from funcppo.experiment.run import Run
     from funcppo.experiment.telemetry import Exporter
     from funcppo.experiment.validation import Calibration, SampledMetrics
+    from funcppo.logic.proof import Proof
     from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
@@ -1291,17 +1292,32 @@ def _print_results(
 
 def _print_proof(run: Run, console: Console, deadline: Deadline) -> None:
     """Print the longest of the policy's most probable proofs of the first queries, of those that there is time for."""
+    from funcppo.data.writers import proof_names
+    from funcppo.logic import proof
+
+    longest, n_searched = _longest_proof(run, deadline)
+    if longest is None:
+        console.print(
+            f"none of the first {n_searched} queries has a proof",
+            style="dim",
+        )
+        return
+    console.print("a proof:")
+    names = proof_names(run.task.dataset)
+    console.print(proof.to_text(longest, names.format_atom, names.format_rule))
+
+
+def _longest_proof(run: Run, deadline: Deadline) -> tuple[Proof | None, int]:
+    """The longest of the most probable proofs of the first queries, or None; and how many queries were searched."""
     import torch
 
-    from funcppo.data.writers import proof_names
     from funcppo.evaluation import explain
     from funcppo.experiment import run_proofs
-    from funcppo.logic import proof
 
     dataset = run.task.dataset
     split = dataset.test if len(dataset.test) else dataset.train
     program = explain.build_program(run.task)
-    longest: proof.Proof | None = None
+    longest: Proof | None = None
     n_searched = 0
     for row in split[:MAX_PROOF_QUERIES]:
         if n_searched and deadline.is_over:
@@ -1314,13 +1330,4 @@ def _print_proof(run: Run, console: Console, deadline: Deadline) -> None:
             continue
         if longest is None or len(candidate.nodes) > len(longest.nodes):
             longest = candidate
-
-    if longest is None:
-        console.print(
-            f"none of the first {n_searched} queries has a proof",
-            style="dim",
-        )
-        return
-    console.print("a proof:")
-    names = proof_names(dataset)
-    console.print(proof.to_text(longest, names.format_atom, names.format_rule))
+    return longest, n_searched

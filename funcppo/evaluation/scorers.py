@@ -216,6 +216,11 @@ class SearchReplay(NamedTuple):
 
 def search_replay(step: SearchStep | None) -> SearchReplay:
     """How calls of a search step were replayed so far."""
+    if isinstance(step, cudagraph_trees.TreeFunction):
+        # what PyTorch does not record is counted by the monitor
+        return SearchReplay(
+            "cuda-graph-trees" if step.is_called else "none", {}
+        )
     modes: set[ReplayMode] = set()
     codes: dict[FallbackCode, int] = {}
     for captured in search_captures(step):

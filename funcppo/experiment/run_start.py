@@ -616,15 +616,7 @@ def _start_from_fit(
         run, scored.valid_seconds, on_phase, run_time
     )
     run, fitted = _weigh_network(run, fitted, on_phase, run_time)
-    weighed = fitted.setup.policy.aggregation
-    options = dataclasses.replace(
-        options,
-        max_questions=collected.n_questions,
-        degrees=weighed.uses_degrees,
-        walks=weighed.uses_walks,
-        embedding=weighed.uses_embedding,
-        bellman_ford=weighed.uses_bellman_ford,
-    )
+    options = _chosen_options(options, collected.n_questions, fitted.setup)
     ppo, parts_notes = memory_plan.split_minibatches(
         config.ppo,
         fitted.setup.policy.capacity,
@@ -639,6 +631,21 @@ def _start_from_fit(
     notes += [*fitted.notes, *parts_notes, *steps_notes]
     return _ScoredRun(
         at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
+    )
+
+
+def _chosen_options(
+    options: QuestionConfig, n_questions: int, setup: QuestionSetup
+) -> QuestionConfig:
+    """The options of a run with what was chosen in place of None and "auto"."""
+    weighed = setup.policy.aggregation
+    return dataclasses.replace(
+        options,
+        max_questions=n_questions,
+        degrees=weighed.uses_degrees,
+        walks=weighed.uses_walks,
+        embedding=weighed.uses_embedding,
+        bellman_ford=weighed.uses_bellman_ford,
     )
 
 

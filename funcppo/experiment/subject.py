@@ -26,6 +26,7 @@ from funcppo.evaluation.settings_choice import (
     choose_settings,
     describe_choice,
 )
+from funcppo.evaluation.slot_scheduler import SearchStep
 from funcppo.experiment import (
     question_run,
     run_start,
@@ -68,6 +69,11 @@ class Subject(NamedTuple):
     embedding: link_embedding.Params | None = None
     # what pairs of rules derive, if the score needs it
     joint: JointCounts | None = None
+
+    @property
+    def search_step(self) -> SearchStep | None:
+        """The step of the search by its policy; None without a policy."""
+        return None if self.policy_run is None else self.policy_run.search_step
 
 
 def open_run_subject(

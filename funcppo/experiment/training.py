@@ -174,7 +174,8 @@ def prepare_train_step(
         record = dataclasses.replace(
             record, untimed_reason=reason, untimed_code=UntimedCode.SHORT_RUN
         )
-    elif not isinstance(strategy, str):
+    elif times_ms and not record.times_ms and peers is None:
+        # They choose at the next start too, whatever this one may use.
         record = dataclasses.replace(
             record, times_ms=times_ms, untimed_reason="", untimed_code=None
         )
@@ -187,8 +188,14 @@ def _strategies_to_try(
     """What `auto` means: those compared in an earlier run, the fastest of a long run, or the first that works."""
     times_ms: Mapping[str, float] = earlier.get("times_ms", {})
     if times_ms:
-        others = [name for name in times_ms if name != earlier["strategy"]]
-        return (earlier["strategy"], *others)
+        # A start with the compiler turned off, as by --debug, compiled none of them.
+        is_set_aside = earlier.get("skip_code") is not None
+        first = (
+            compilation.select_fastest(times_ms)
+            if is_set_aside
+            else earlier["strategy"]
+        )
+        return (first, *(name for name in times_ms if name != first))
     is_long = _n_calls(cfg.ppo) >= COMPARE_MIN_CALLS
     return "fastest" if is_long else "auto"
 

@@ -142,6 +142,7 @@ def _measure_run(
         data_fingerprint=fingerprint(dataset),
         results=files.results,
         notes=tuple(dict.fromkeys(notes)),
+        search_replay=scorers.search_replay(run.search_step),
         update=int(run.state.train_state.update),
         n_updates=run.cfg.ppo.n_updates,
         is_trained=training.is_finished(run),

@@ -15,6 +15,7 @@ import numpy as np
 
 from funcppo.evaluation import calibration
 from funcppo.evaluation.calibration import Bins
+from funcppo.evaluation.scorers import SearchReplay
 from funcppo.experiment.config import RunConfig
 from funcppo.experiment.validation import TEMPERED, TRAINED, UNTRAINED
 from funcppo.json_io import Json
@@ -90,6 +91,8 @@ class RunMeasurements:
     """The content of results.json; empty without one."""
     notes: tuple[str, ...]
     """What was chosen, dropped or fallen back from, one line each."""
+    search_replay: SearchReplay
+    """How the steps of its search were replayed."""
     update: int
     """Updates made."""
     n_updates: int

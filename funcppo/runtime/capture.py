@@ -140,6 +140,10 @@ def capture(
             raise
         except Exception as error:
             reason, code = _root_cause(error)
+        except BaseException:
+            # One that is interrupted, as by the deadline of a request, may have spoilt the pool too.
+            _memory_pools.pop(_device_index(), None)
+            raise
         reason, code = _agree_on(agree, reason, code)
         if captured is not None and code is None:
             return captured

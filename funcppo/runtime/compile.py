@@ -40,6 +40,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
+from funcppo.ranges import FieldError
 from funcppo.runtime import (
     cudagraph_trees,
     parallel_compile,
@@ -176,7 +177,7 @@ def check_available(strategy: str) -> None:
     """Check that a strategy is not refused, before any work for it.
 
     Raises:
-      ValueError: it compiles, is asked for by name, and PyTorch's compiler is turned off; or it compiles nothing, and
+      FieldError: it compiles, is asked for by name, and PyTorch's compiler is turned off; or it compiles nothing, and
         `cudagraph_trees_only` asks for graphs of compiled functions.
     """
     _reason_to_stay_eager(strategy)
@@ -346,15 +347,13 @@ def _check_strategy(strategy: str | tuple[str, ...]) -> None:
     """Check the name of a strategy, or several.
 
     Raises:
-      ValueError: there is no such strategy.
+      FieldError: there is no such strategy.
     """
     choices = ("auto", "fastest", *STRATEGIES)
     names = (strategy,) if isinstance(strategy, str) else strategy
     for name in names:
         if name not in choices:
-            raise ValueError(
-                f"strategy: expected {', '.join(choices)}, got {name!r}"
-            )
+            raise FieldError("strategy", ", ".join(choices), name)
 
 
 def with_capture(
@@ -415,20 +414,20 @@ def _reason_to_stay_eager(
     """Why nothing is compiled for a strategy that is asked for, as text and as code; empty and None if something is.
 
     Raises:
-      ValueError: the strategy compiles, is asked for by name, and the compiler is turned off; or it compiles nothing,
+      FieldError: the strategy compiles, is asked for by name, and the compiler is turned off; or it compiles nothing,
         and CUDAGraph Trees are asked for.
     """
     reason = reason_against_compiling()
     if cudagraph_trees.are_demanded() and (strategy == "eager" or reason):
-        raise ValueError(
-            f"strategy: expected one that compiles, for CUDAGraph Trees, got {reason or strategy}"
-        )
+        expected = "one that compiles, for CUDAGraph Trees"
+        if reason:
+            expected = f"{expected}, but {reason} turns the compiler off"
+        raise FieldError("strategy", expected, strategy)
     if strategy == "eager":
         return "eager was asked for", FailureCode.NOT_REQUESTED
     if reason and strategy in STRATEGIES:
-        raise ValueError(
-            f"strategy: expected auto or eager, since {reason} turns the compiler off, got {strategy!r}"
-        )
+        expected = f"auto or eager, since {reason} turns the compiler off"
+        raise FieldError("strategy", expected, strategy)
     if reason:
         return f"{reason} turns the compiler off", FailureCode.DISABLED
     return "", None
@@ -702,7 +701,11 @@ class _StrategySelector:
             for strategy, choice in working.items():
                 step = partial(choice.minibatch_step, *args)
                 self.times_ms[strategy] = _time_step(step, collected)
-        selected = _select_fastest(working, self.times_ms)
+        selected = (
+            select_fastest(self.times_ms)
+            if self.times_ms
+            else next(iter(working))
+        )
         return working[selected], selected
 
     def with_untimed_reason(
@@ -813,12 +816,8 @@ def _wait_for_gpu() -> None:
         torch.cuda.synchronize()
 
 
-def _select_fastest(
-    working: Mapping[str, object], times_ms: Mapping[str, float]
-) -> str:
-    """The strategy that takes the least time, or one before it that is nearly as fast; the first if none was timed."""
-    if not times_ms:
-        return next(iter(working))
+def select_fastest(times_ms: Mapping[str, float]) -> str:
+    """The strategy that takes the least time, or one before it that is nearly as fast; of at least one, in order."""
     limit = MIN_GAIN * min(times_ms.values())
     return next(name for name, ms in times_ms.items() if ms <= limit)
 

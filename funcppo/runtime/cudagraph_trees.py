@@ -9,6 +9,8 @@ the two, and for a step that `capture` cannot record as a whole.
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -41,11 +43,29 @@ def are_demanded() -> bool:
     return bool(_demands)
 
 
+def _initialize_thread() -> None:
+    """Let the current thread have trees.
+
+    PyTorch 2.13 does so by itself. In 2.10 the thread that imports them has some, and so have its threads of autograd.
+    """
+    from torch._inductor import cudagraph_trees
+
+    threads = cudagraph_trees.local
+    has_trees = hasattr(threads, "tree_manager_containers")
+    if has_trees or torch._C._is_key_in_tls("tree_manager_containers"):  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    threads.tree_manager_containers = {}
+    threads.tree_manager_locks = defaultdict(threading.Lock)
+
+
 class TreeFunction(Generic[Result]):
     """A compiled function of which PyTorch records a CUDA graph, one for each kind of arguments.
 
     Every call begins a step of the trees and clones what it returns. So each recording is the root of a tree, whatever
     is called before or after it, and no later replay overwrites a result.
+
+    Attributes:
+      is_called: whether it has been called, other than within another compiled function.
     """
 
     def __init__(
@@ -58,6 +78,7 @@ class TreeFunction(Generic[Result]):
           options: further options of Inductor.
         """
         self._fn = fn
+        self.is_called = False
         self._compiled = torch.compile(
             fn,
             fullgraph=True,
@@ -75,5 +96,8 @@ class TreeFunction(Generic[Result]):
         """
         if torch.compiler.is_compiling():
             return self._fn(*args)
+        _initialize_thread()
         torch.compiler.cudagraph_mark_step_begin()
-        return tree.map(torch.clone, self._compiled(*args))
+        result = tree.map(torch.clone, self._compiled(*args))
+        self.is_called = True
+        return result

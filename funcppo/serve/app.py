@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 import funcppo
 from funcppo.experiment.subject import describe_numbers
 from funcppo.report.names import display, score_text
+from funcppo.runtime.capture import CaptureError
 from funcppo.serve import proof_tree
 from funcppo.serve.errors import RequestError
 from funcppo.serve.explorer import Explorer
@@ -100,6 +101,7 @@ class Site:
             exception_handlers={
                 RequestError: self._on_request_error,
                 HTTPException: self._on_http_error,
+                CaptureError: self._on_capture_error,
                 Exception: self._on_error,
             },
         )
@@ -260,6 +262,13 @@ class Site:
         assert isinstance(error, HTTPException)
         line = f"{error.detail.lower()}: {display(request.url.path)}"
         return self.problem(error.status_code, line, is_api(request.scope))
+
+    async def _on_capture_error(
+        self, request: Request, error: Exception
+    ) -> Response:
+        """One line where --graphs demands a CUDA graph that cannot be recorded."""
+        line = f"--graphs manual: expected a CUDA graph, got none: {error}"
+        return self.problem(500, line, is_api(request.scope))
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
         """One line for a defect, of which the server prints the traceback."""

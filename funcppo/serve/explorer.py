@@ -26,6 +26,7 @@ from funcppo.evaluation.explain import (
     prove_from_other_facts,
 )
 from funcppo.evaluation.prediction import OpenQuery
+from funcppo.evaluation.scorers import graph_fallback_notes
 from funcppo.experiment.answers import (
     Answerer,
     format_query,
@@ -187,7 +188,11 @@ class Explorer:
             "n_train": len(dataset.train),
             "n_valid": len(dataset.valid),
             "n_test": len(dataset.test),
-            "notes": [*subject.task.notes, *subject.notes],
+            "notes": [
+                *subject.task.notes,
+                *subject.notes,
+                *graph_fallback_notes(subject.search_step),
+            ],
             "offset": offset,
             "relations": [
                 self._relation_size(i) for i in range(offset + 1, last + 1)

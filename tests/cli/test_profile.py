@@ -6,12 +6,13 @@ import gzip
 import json
 import signal
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from funcppo.cli import mine
+from funcppo.cli import mine, profile
 from tests.cli.runner import funcppo
 
 MINE = ("mine", "countries_s1", "--max-length", "2", "--out")
@@ -132,6 +133,44 @@ def test_what_cannot_be_profiled_is_one_line(
     *_, error = capsys.readouterr().err.splitlines()
     assert error.startswith("funcppo: ")
     assert message.format(tmp=tmp_path) in error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Debugged(Stages):
+    """The same with the switch that sets the variable."""
+
+    debug: bool = True
+
+
+@pytest.mark.parametrize(
+    ("value", "program", "is_blocking"),
+    [
+        (None, Stages, False),
+        ("0", Stages, False),
+        ("1", Stages, True),
+        (None, Debugged, True),
+    ],
+)
+def test_times_under_launch_blocking_are_told_as_such(
+    profiled, monkeypatch, capsys, value, program, is_blocking
+):
+    """An operator stands for the kernel of a GPU; without kernels nothing is waited for."""
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
+    monkeypatch.setattr(mine, "Mine", program)
+    for kernel in ("aten::cos", "none"):
+        is_kernel = partial(is_named, kernel)
+        monkeypatch.setattr(profile, "is_kernel", is_kernel)
+        _, report = profiled("--seconds", "600", "mine")
+        assert report["launch_blocking"] == is_blocking
+        line = "each launch waits for its kernel"
+        is_told = is_blocking and kernel == "aten::cos"
+        assert (line in capsys.readouterr().err) == is_told
+
+
+def is_named(name, event) -> bool:
+    return event.key == name
 
 
 def write_a_part(path: str) -> None:

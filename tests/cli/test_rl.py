@@ -359,3 +359,18 @@ def test_the_command_of_the_best_trial_has_all_that_was_changed(
         replace(searched, ppo=replace(searched.ppo, **numbers))
     )
     assert again.seed == searched.seed + searched.seeds
+
+
+def test_a_strategy_is_refused_before_any_work_where_the_compiler_is_off(
+    monkeypatch, capsys, tmp_path
+):
+    """The folder stays free for another try."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    words = (*WORDS, "--out", tmp_path / "run", "--strategy", "one-graph")
+    assert funcppo(monkeypatch, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "funcppo: --strategy: expected auto or eager, since TORCH_COMPILE_DISABLE=1 turns the compiler off, "
+        "got 'one-graph'"
+    )
+    assert not (tmp_path / "run").exists()

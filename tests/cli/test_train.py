@@ -165,7 +165,10 @@ def test_a_strategy_is_refused_before_any_work_where_the_compiler_is_off(
     words += ("--strategy", "one-graph")
     assert funcppo(monkeypatch, "train", *words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "TORCH_COMPILE_DISABLE=1 turns the compiler off" in line
+    assert line == (
+        "funcppo: --strategy: expected auto or eager, since TORCH_COMPILE_DISABLE=1 turns the compiler off, "
+        "got 'one-graph'"
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -6,12 +6,16 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from funcppo.experiment import telemetry
 from funcppo.experiment.metric_specs import METRICS
 from funcppo.runtime import reasons
+from funcppo.runtime.capture import capture
 
 ROOT = Path(__file__).parents[2]
 OPS = ROOT / "ops"
@@ -121,6 +125,49 @@ def test_promtool_accepts_the_rules(command):
         cwd=OPS / "prometheus",
         capture_output=True,
         text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@promtool
+@pytest.mark.parametrize(("capture_ms", "fires"), [(8500, True), (7500, False)])
+def test_a_recording_of_more_than_eight_seconds_raises_the_alert(
+    tmp_path, capture_ms, fires
+):
+    """What a run exports of such a recording, read by the rules."""
+    captured = replace(
+        capture(lambda state: (state, ()), torch.zeros(1)),
+        capture_ms=capture_ms,
+    )
+    exported = tmp_path / "funcppo.prom"
+    with telemetry.export(None, exported, "train", {}) as exporter:
+        exporter.telemetry.record_search_graphs(
+            [replace(captured, replay_mode="cuda-graph", n_graphs=1)]
+        )
+    name = "funcppo_graph_capture_seconds"
+    line = re.search(rf"^{name} (\S+)$", exported.read_text(), re.M)
+    assert line is not None
+
+    series = {"series": name, "values": f"{line[1]}x5"}
+    alert = {"alertname": "FuncppoSlowCapture", "eval_time": "5m"}
+    humanized = f"{capture_ms / 1000:.3g}s"
+    raised = {
+        "exp_labels": {"severity": "info"},
+        "exp_annotations": {
+            "summary": f"Recording the CUDA graphs took {humanized}",
+            "runbook_url": "docs/runbook.md#funcpposlowcapture",
+        },
+    }
+    case = {
+        "interval": "1m",
+        "input_series": [series],
+        "alert_rule_test": [{**alert, "exp_alerts": [raised] * fires}],
+    }
+    rules = str(OPS / "prometheus" / "funcppo.rules.yml")
+    file = tmp_path / "test.yml"  # JSON is YAML
+    file.write_text(json.dumps({"rule_files": [rules], "tests": [case]}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

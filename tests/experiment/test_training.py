@@ -1,6 +1,6 @@
 """Training runs: resumed bit for bit, validated at the right updates, stopped where numbers are not finite."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -364,6 +364,36 @@ def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
     assert record.untimed_code == "short_run"
     line = training.describe_strategy(record)
     assert line.endswith(f"others not timed: {record.untimed_reason}")
+
+
+@pytest.mark.parametrize("way", ["debug", "TORCH_COMPILE_DISABLE"])
+def test_a_start_that_compiles_nothing_leaves_the_strategy_of_a_run_as_it_is(
+    run, monkeypatch, way
+):
+    """One with --debug, say, to see whether a fault stays: the next one takes the fastest of the first start again."""
+    times = {"one-graph": 3.0, "two-graphs": 2.0, "eager": 9.0}
+    earlier = {"strategy": "two-graphs", "skip_code": None, "times_ms": times}
+    auto = replace(run, run_config=replace(CONFIG, strategy="auto"))
+    eager = replace(run, run_config=replace(CONFIG, strategy="eager"))
+
+    with monkeypatch.context() as patch:
+        if way == "TORCH_COMPILE_DISABLE":
+            patch.setenv(way, "1")
+        interlude = eager if way == "debug" else auto
+        _, record = training.prepare_train_step(interlude, earlier)
+    assert record.strategy == "eager" and record.skip_code
+    assert record.times_ms == times
+
+    asked = []
+    select_strategy = compilation.select_strategy
+
+    def select_eager(*args, tolerance, agree):
+        asked.append(args[-1])
+        return select_strategy(*args[:-1], "eager")
+
+    monkeypatch.setattr(compilation, "select_strategy", select_eager)
+    training.prepare_train_step(auto, asdict(record))
+    assert asked == [("two-graphs", "one-graph", "eager")]
 
 
 def test_the_initial_parameters_are_those_of_a_fresh_run(run, uninterrupted):

@@ -356,6 +356,23 @@ def test_captures_with_pools_of_their_own_may_run_side_by_side():
         assert torch.equal(captured.state, start)
 
 
+def test_a_recording_that_is_interrupted_gives_its_pool_up(monkeypatch):
+    """As one that fails, of which a test on a GPU tells; the deadline of a request ends one between instructions."""
+
+    def interrupted(fn, buffers):
+        raise KeyboardInterrupt
+
+    module = "funcppo.runtime.capture"
+    monkeypatch.setattr(f"{module}._reason_against_graph", lambda x: ("", None))
+    monkeypatch.setattr(f"{module}._capture_cuda_graph", interrupted)
+    monkeypatch.setattr(f"{module}._device_index", lambda: 0)
+    pools = {0: 7, 1: 8}
+    monkeypatch.setattr(f"{module}._memory_pools", pools)
+    with pytest.raises(KeyboardInterrupt):
+        capture(lambda x: (x, ()), torch.zeros(1))
+    assert pools == {1: 8}
+
+
 @on_gpu
 def test_pools_are_shared_again_after_the_block(monkeypatch):
     pools = []

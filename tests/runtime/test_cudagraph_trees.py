@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache, partial
 
 import pytest
@@ -107,6 +108,33 @@ def test_a_result_outlives_the_next_call_and_each_call_begins_a_step(
     assert options["options"] == {"size_asserts": False} | CUDAGRAPH_OPTIONS
 
 
+def test_each_thread_has_trees(monkeypatch):
+    """Also in versions of PyTorch that give them to the thread alone that imports them, as in a test of another."""
+    from torch._inductor import cudagraph_trees
+
+    def has_none(threads):
+        raise AssertionError
+
+    monkeypatch.setattr(
+        cudagraph_trees, "_initialize_tls", has_none, raising=False
+    )
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: fn)
+
+    def managers(x):
+        name = "tree_manager_containers"
+        found.append(cudagraph_trees.get_obj(cudagraph_trees.local, name))
+        return x
+
+    found = []
+    function = TreeFunction(managers, {})
+    for _ in range(2):
+        thread = threading.Thread(target=function, args=[torch.ones(1)])
+        thread.start()
+        thread.join()
+    function(torch.ones(1))
+    assert len(found) == 3 and len({id(trees) for trees in found}) == 3
+
+
 def test_the_demand_ends_with_its_block():
     assert not are_demanded()
     with cudagraph_trees_only():
@@ -121,12 +149,14 @@ def test_the_demand_ends_with_its_block():
 
 def test_a_strategy_that_compiles_nothing_is_refused(monkeypatch):
     select = partial(select_strategy, collect, EAGER_PARTS, CFG, WORLD, state())
-    message = r"^strategy: expected one that compiles, .*, got "
+    message = r"^strategy: expected one that compiles, for CUDAGraph Trees"
     with cudagraph_trees_only():
-        with pytest.raises(ValueError, match=message + "eager$"):
+        with pytest.raises(ValueError, match=message + ", got 'eager'$"):
             select("eager")
         monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-        with pytest.raises(ValueError, match=message + "TORCH_COMPILE_DISABLE"):
+        with pytest.raises(
+            ValueError, match=message + ", but TORCH_COMPILE_DISABLE"
+        ):
             select("auto")
 
 

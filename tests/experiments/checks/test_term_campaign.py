@@ -43,3 +43,11 @@ def test_the_summary_counts_answers_that_were_slow_in_their_own_time():
     assert summary["n_terms"] == 3
     assert (summary["n_slow"], summary["n_failed"]) == (1, 1)
     assert summary["longest_seconds"] == 9.0
+
+
+@pytest.mark.parametrize("option", ["--graphs", "--programs"])
+def test_a_name_that_is_none_is_one_line(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        term_campaign.main([option, "umls"])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {option}: invalid choice: 'umls'" in error

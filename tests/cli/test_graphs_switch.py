@@ -1,0 +1,246 @@
+"""`--graphs` in the programs that ask a run: what it says reaches the search, and is recorded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from funcppo.cli import common, plot, predict, report, serve
+from funcppo.cli.mine import Mine
+from funcppo.evaluation import scorers
+from funcppo.evaluation.slot_scheduler import evaluate_step
+from funcppo.runtime import cudagraph_trees
+from funcppo.runtime.graphed import GraphedStep
+from funcppo.serve import server
+from tests.cli.runner import funcppo
+from tests.report.graphs import SMALL
+from tests.runtime.test_capture import on_gpu
+
+RULES = (
+    "p(X, Y) :- q(X, Y).\np(X, Y) :- q(X, Z), q(Z, Y).\nq(X, Y) :- p(Y, X).\n"
+)
+LEARNER = ["--learner", "proofs", "--score", "success"]
+LEARNER += ["--prover.max-height", "2", "--prover.object-identity", "False"]
+# why nothing is recorded on a CPU: a code and the sentence
+REASONS = {
+    "auto": ("no_gpu", "no CUDA tensor in the state"),
+    "off": ("disabled", "turned off by --graphs off"),
+}
+NOTE = "steps of a search were not replayed as a CUDA graph: "
+DEMANDED = "--graphs manual: expected a CUDA graph, got none: no CUDA tensor in the state"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that finds answers by a search."""
+    folder = tmp_path_factory.mktemp("searched")
+    graph = folder / "graph"
+    graph.mkdir()
+    generator = np.random.default_rng(0)
+    rows = np.unique(generator.integers([9, 2, 9], size=(90, 3)), axis=0)
+    rows = generator.permutation(rows).tolist()
+    lines = [f"e{h}\t{'pq'[r]}\te{t}\n" for h, r, t in rows]
+    (graph / "train.txt").write_text("".join(lines[20:]))
+    (graph / "valid.txt").write_text("".join(lines[10:20]))
+    (graph / "test.txt").write_text("".join(lines[:10]))
+    (graph / "rules.txt").write_text(RULES)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        args = ["--out", folder / "run", *LEARNER, *SMALL]
+        assert funcppo(monkeypatch, "train", graph, *args) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def captured_search(monkeypatch):
+    """Searches are captured as on a GPU; on a CPU each falls back and says why."""
+    monkeypatch.setattr(
+        scorers, "make_search_step", lambda device: GraphedStep(evaluate_step)
+    )
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The responses of a program `serve`, which ends after them."""
+    got = {}
+
+    class Asked:
+        """A server that is asked once."""
+
+        def __init__(self, app, workers):
+            self.client = TestClient(app, base_url="http://127.0.0.1:8080")
+
+        def run(self, sockets):
+            query = "answers?relation=p&head=e1"
+            for path in (f"api/{query}", query, "api/graph"):
+                got[path.partition("?")[0]] = self.client.get(path)
+
+    monkeypatch.setattr(server, "make_server", Asked)
+    return got
+
+
+def command_of(program, run, folder):
+    """A command line that asks the run, and writes JSON to `out.json` in the folder."""
+    words = {
+        "predict": ["p(e1, X)", "--score", "success"],
+        "serve": ["--port", "0", "--score", "success"],
+        "report": ["--queries", "2", "--out", folder / "page.html"],
+        "plot": ["--kind", "ranks", "--out", folder / "ranks.svg"],
+    }
+    return [program, run, *words[program], "--json", folder / "out.json"]
+
+
+@pytest.mark.parametrize("graphs", REASONS)
+@pytest.mark.parametrize("program", ["predict", "report", "plot", "serve"])
+def test_what_the_switch_says_reaches_the_search_and_is_recorded(
+    run, captured_search, served, monkeypatch, capsys, tmp_path, program, graphs
+):
+    code, sentence = REASONS[graphs]
+    command = command_of(program, run, tmp_path)
+    assert funcppo(monkeypatch, *command, "--graphs", graphs) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["graphs"] == graphs
+
+    if program == "serve":
+        assert served["api/answers"].json()["answers"]
+        assert NOTE + sentence in served["api/graph"].json()["notes"]
+        return
+    (replay,) = result.get("replays", [result])
+    assert replay["replay_mode"] == "none"
+    assert set(replay["fallback_codes"]) == {code}
+    if program == "predict":
+        assert NOTE + sentence in result["notes"]
+        assert NOTE + sentence in capsys.readouterr().err
+    if program == "report":
+        assert NOTE + sentence in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("program", ["predict", "report", "plot"])
+def test_a_graph_that_is_demanded_and_not_recorded_is_one_line(
+    run, captured_search, monkeypatch, capsys, tmp_path, program
+):
+    monkeypatch.setattr(common, "is_cuda", lambda device: True)
+    for module in (plot, predict, report):
+        monkeypatch.setattr(module, "select_device", lambda device: None)
+    command = command_of(program, run, tmp_path)
+    assert funcppo(monkeypatch, *command, "--graphs", "manual") == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1] == f"funcppo: {DEMANDED}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_whose_graph_is_demanded_and_not_recorded_is_one_line(
+    run, captured_search, served, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(common, "is_cuda", lambda device: True)
+    monkeypatch.setattr(serve, "select_device", lambda device: None)
+    command = command_of("serve", run, tmp_path)
+    assert funcppo(monkeypatch, *command, "--graphs", "manual") == 0
+    for path in ("api/answers", "answers"):
+        assert served[path].status_code == 500
+        assert DEMANDED in served[path].text
+    assert served["api/answers"].json() == {"error": DEMANDED}
+    assert served["api/graph"].status_code == 200
+
+
+@pytest.mark.parametrize("program", ["predict", "report", "plot", "serve"])
+@pytest.mark.parametrize("graphs", ["trees", "manual"])
+def test_graphs_are_not_demanded_of_a_cpu(
+    run, monkeypatch, capsys, tmp_path, program, graphs
+):
+    command = command_of(program, run, tmp_path)
+    assert funcppo(monkeypatch, *command, "--graphs", graphs) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    expected = f"funcppo: --graphs {graphs}: expected --device cuda, got cpu, "
+    assert line.startswith(expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_thread_of_the_server_has_the_device_as_its_own(
+    run, served, monkeypatch, tmp_path
+):
+    """A current GPU is that of one thread; a graph is recorded on it."""
+    threads = []
+    monkeypatch.setattr(
+        serve,
+        "select_device",
+        lambda device: threads.append((threading.get_ident(), device)),
+    )
+    command = command_of("serve", run, tmp_path)
+    assert funcppo(monkeypatch, *command, "--device", "cpu") == 0
+    assert len(set(threads)) == 3
+    assert {device for _, device in threads} == {"cpu"}
+
+
+def test_searches_by_trees_of_graphs_are_recorded_as_such(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: fn)
+    step = cudagraph_trees.TreeFunction(lambda x: x + 1, {})
+    assert scorers.search_replay(step) == ("none", {})
+    step(torch.zeros(1))
+    assert scorers.search_replay(step) == ("cuda-graph-trees", {})
+
+
+IMPORTED_BY_MINING = """
+import runpy
+import sys
+sys.argv = ["funcppo", "mine", "countries_s1", "--out", sys.argv[1]]
+try:
+    runpy.run_module("funcppo", run_name="__main__")
+except SystemExit as stop:
+    assert stop.code == 0, stop.code
+names = ("capture", "graphed", "cudagraph_trees", "compile")
+print([name for name in names if f"funcppo.runtime.{name}" in sys.modules])
+"""
+
+
+def test_mining_can_record_no_graph(tmp_path):
+    """It has no option `--graphs`: what records and compiles is not even imported."""
+    assert "device" in {field.name for field in fields(Mine)}
+    assert "graphs" not in {field.name for field in fields(Mine)}
+    code = [sys.executable, "-c", IMPORTED_BY_MINING, tmp_path / "rules.tsv"]
+    output = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert output.stdout.splitlines()[-1] == "[]"
+
+
+@on_gpu
+@pytest.mark.parametrize("program", ["predict", "report", "plot"])
+def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
+    run, monkeypatch, tmp_path, program
+):
+    modes = {}
+    for graphs in ("auto", "off", "trees", "manual"):
+        command = command_of(program, run, tmp_path)
+        words = ["--device", "cuda", "--graphs", graphs]
+        assert funcppo(monkeypatch, *command, *words) == 0
+        result = json.loads((tmp_path / "out.json").read_text())
+        (replay,) = result.get("replays", [result])
+        modes[graphs] = replay["replay_mode"]
+    assert modes == {
+        "auto": "cuda-graph",
+        "off": "none",
+        "trees": "cuda-graph-trees",
+        "manual": "cuda-graph",
+    }
+
+
+@on_gpu
+@pytest.mark.parametrize("graphs", ["auto", "off", "trees", "manual"])
+def test_a_server_records_graphs_in_its_thread_and_answers_alike(
+    run, served, monkeypatch, tmp_path, graphs
+):
+    answers = []
+    for words in (["cpu"], ["cuda", "--graphs", graphs, "--seconds", "600"]):
+        command = command_of("serve", run, tmp_path)
+        assert funcppo(monkeypatch, *command, "--device", *words) == 0
+        found = served["api/answers"].json()["answers"]
+        answers.append([(row["entity"], row["verdict"]) for row in found])
+        notes = served["api/graph"].json()["notes"]
+    assert answers[0] == answers[1]
+    assert (NOTE + REASONS["off"][1] in notes) == (graphs == "off")
