@@ -633,6 +633,8 @@ DEFAULTS_LABELS = {
     "nations": "Nations",
     "umls": "UMLS",
     "family": "Family",
+    "wn18rr": "WN18RR",
+    "fb15k-237": "FB15k-237",
 }
 
 
@@ -684,8 +686,12 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
     seconds = [run["training"]["seconds"] for run in runs]
     memory = [run["training"]["peak_mb"] for run in runs]
     memory += [mining["peak_mb"]] if mining else []
+    seeds = f", {len(runs)} seed" if len(runs) == 1 else ""
+    if runs[0]["results"]["test_is_sample"]:
+        n_ranked = runs[0]["results"]["n_test_queries"]
+        seeds += f", a sample of {n_ranked:,} test triples"
     return [
-        label,
+        label + seeds,
         "mined" if mining else "provided",
         f"{mining['seconds']:.0f} s" if mining else "",
         f"{max(seconds):.0f} s",
