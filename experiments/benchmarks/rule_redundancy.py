@@ -60,7 +60,11 @@ PLAIN_SCORES = (
     "noisy-or-top-5",
     "noisy-or-top-10",
 )
-JOINT_SCORES = ("noisy-or-joint@100", "noisy-or-joint")
+JOINT_SCORES = (
+    "noisy-or-joint@100",
+    "noisy-or-joint",
+    "noisy-or-joint-top-20",
+)
 
 
 # queries whose derivations are held at once

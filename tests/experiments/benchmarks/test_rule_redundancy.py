@@ -93,7 +93,7 @@ def test_the_record_has_the_best_of_valid_and_its_gain(tmp_path, monkeypatch):
     rule_redundancy.main()
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["n_rules"], row["n_valid"]) == (4, 8)
-    assert len(row["valid"]) == 2 * (6 + 2)
+    assert len(row["valid"]) == 2 * (6 + 3)
     plain = [
         trial
         for trial in row["valid"]
