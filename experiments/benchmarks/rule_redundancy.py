@@ -91,6 +91,10 @@ def main() -> None:
     parser.add_argument("--only", choices=OBJECT_IDENTITY, required=True)
     parser.add_argument("--rules", type=Path, required=True)
     parser.add_argument(
+        "--label",
+        help="of the row, for rules mined in another way; the set by default",
+    )
+    parser.add_argument(
         "--queries",
         type=int,
         default=4000,
@@ -120,7 +124,8 @@ def main() -> None:
     record: dict[str, Any] = {"rows": []}
     if args.out.exists():
         record = json.loads(args.out.read_text())
-    others = [other for other in record["rows"] if other["set"] != args.only]
+    row["set"] = args.label or args.only
+    others = [other for other in record["rows"] if other["set"] != row["set"]]
     write_record(args.out, {"rows": [*others, row]})
 
 

@@ -106,3 +106,11 @@ def test_the_record_has_the_best_of_valid_and_its_gain(tmp_path, monkeypatch):
     assert row["test"]["mrr"] - row["test"]["plain_mrr"] == pytest.approx(
         row["test"]["gain"], abs=1e-6
     )
+
+    # A row of other rules stands beside it, and is replaced by its like.
+    labelled = ["rule_redundancy", *words, "--label", "nations, other rules"]
+    monkeypatch.setattr(sys, "argv", labelled)
+    for _ in range(2):
+        rule_redundancy.main()
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["set"] for row in rows] == ["nations", "nations, other rules"]
