@@ -59,6 +59,7 @@ def test_trials_rank_as_the_scorers_do(monkeypatch, tmp_path, with_derivations):
         with_derivations=with_derivations,
     )
     joint = scorers.count_joint(task, "noisy-or-joint")
+    assert joint is not None
     trials = [
         _Trial(score, constant)
         for score in ("max-plus", "noisy-or-joint", "noisy-or")
