@@ -60,7 +60,11 @@ PLAIN_SCORES = (
     "noisy-or-top-5",
     "noisy-or-top-10",
 )
-JOINT_SCORES = ("noisy-or-joint@100", "noisy-or-joint")
+JOINT_SCORES = (
+    "noisy-or-joint@100",
+    "noisy-or-joint",
+    "noisy-or-joint-top-20",
+)
 
 
 # queries whose derivations are held at once
@@ -86,6 +90,10 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=OBJECT_IDENTITY, required=True)
     parser.add_argument("--rules", type=Path, required=True)
+    parser.add_argument(
+        "--label",
+        help="of the row, for rules mined in another way; the set by default",
+    )
     parser.add_argument(
         "--queries",
         type=int,
@@ -116,7 +124,8 @@ def main() -> None:
     record: dict[str, Any] = {"rows": []}
     if args.out.exists():
         record = json.loads(args.out.read_text())
-    others = [other for other in record["rows"] if other["set"] != args.only]
+    row["set"] = args.label or args.only
+    others = [other for other in record["rows"] if other["set"] != row["set"]]
     write_record(args.out, {"rows": [*others, row]})
 
 

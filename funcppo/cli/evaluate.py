@@ -101,9 +101,9 @@ class Evaluate:
     confidence are broken by the second largest, the third, ...), noisy-or, noisy-or@P (confidences raised to the power
     P, so that many weak rules add up to less), noisy-or-top-N (of the N most confident rules), or noisy-or-joint (of
     the 10 most confident rules, each for what it adds to the better ones, as counted for each pair of rules;
-    noisy-or-joint@K trusts that the less, the larger K is, 500 by default); with -linked-last at its end, as in
-    noisy-or-linked-last, candidates that a fact links with the entity of the query rank last (-directed-linked-last: in
-    its direction; not with max-plus).
+    noisy-or-joint@K trusts that the less, the larger K is, 500 by default; noisy-or-joint-top-N is of N rules); with
+    -linked-last at its end, as in noisy-or-linked-last, candidates that a fact links with the entity of the query rank
+    last (-directed-linked-last: in its direction; not with max-plus).
     Default: auto, that of the run's policy or its rule score, whichever ranks valid better; for a data set the one that
     ranks its valid split best."""
     rules: OptionalFile = None

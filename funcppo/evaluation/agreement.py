@@ -270,7 +270,7 @@ class _ScoreSource:
         task = subject.evaluator.task
         self.subject = subject
         self.name, self.ending = split_linked_last(subject.score)
-        self.prior_pairs = recount.joint_prior_pairs(self.name)
+        self.joint_numbers = recount.joint_numbers(self.name)
         self.has_rule_score = _is_rule_score(subject.score)
         self.is_recounted = self.has_rule_score and not subject.joint_strata
         self.lists_all = subject.evaluator.protocol.score_unprovable
@@ -328,7 +328,7 @@ class _ScoreSource:
             return recount.order_by_confidences(confidences)
         scores: dict[Atom, float] = {}
         for atom, rules in derivers.items():
-            if self.prior_pairs is None:
+            if self.joint_numbers is None:
                 score = recount.rule_score(self.name, confidences[atom])
             else:
                 shares = self.joint_rules(rules, deadline).shares()
@@ -350,17 +350,18 @@ class _ScoreSource:
         Raises:
           RecountLimitError: the deadline is reached.
         """
+        assert self.joint_numbers is not None, "the score is a noisy-or-joint"
         counted = sorted(
             (i for i in rules if self.confidence[i] > 0),
             key=lambda i: (-self.confidence[i], i),
-        )[: recount.N_JOINT_RULES]
+        )[: self.joint_numbers.n_rules]
         return recount.JointRules(
             confidence={i: self.confidence[i] for i in counted},
             heads={i: self._derive_heads(i, deadline) for i in counted}
             if self.is_recounted
             else {},
             facts=self.subject.facts.all,
-            prior_pairs=self.prior_pairs or 0.0,
+            prior_pairs=self.joint_numbers.prior_pairs,
         )
 
     def _derive_heads(self, rule: int, deadline: float) -> set[Atom]:
@@ -515,7 +516,7 @@ def _compare_line(
 ) -> str:
     """Where a line of a details file differs, as text; empty if it agrees."""
     rules = None
-    if scores.prior_pairs is not None:
+    if scores.joint_numbers is not None:
         rules = scores.joint_rules(derivers[row.query], deadline)
     is_sampled = bool(scores.subject.joint_strata)
     is_exact = scores.is_recounted

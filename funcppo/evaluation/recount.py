@@ -25,8 +25,9 @@ Binding = dict[int, int]  # of variables to constants
 GRID_STEP = 1e-4  # log-odds; scores are compared after rounding to multiples
 # above, exp(-x) leaves the range of a float
 _LARGE_EXPONENT = 500.0
-# the rules of an atom that count in `noisy-or-joint`
-N_JOINT_RULES = 10
+# The rules of an atom that count in `noisy-or-joint`, and the atoms that the prior of each pair counts for, where its
+# name does not say it.
+N_JOINT_RULES, N_PRIOR_PAIRS = 10, 500
 
 
 class RecountLimitError(Exception):
@@ -457,6 +458,13 @@ def order_by_confidences(
     }
 
 
+class JointNumbers(NamedTuple):
+    """The numbers in the name of a `noisy-or-joint`."""
+
+    n_rules: int  # of an atom that count
+    prior_pairs: float  # atoms that the prior of each pair counts for
+
+
 class PairShare(NamedTuple):
     """What counts of a rule beside a better one."""
 
@@ -507,10 +515,15 @@ class JointRules:
         return shares
 
 
-def joint_prior_pairs(name: str) -> float | None:
-    """K of `noisy-or-joint@K`, 500 where it is not said; None for another score."""
-    kind, _, number = name.partition("@")
-    return float(number or 500) if kind == "noisy-or-joint" else None
+def joint_numbers(name: str) -> JointNumbers | None:
+    """N and K of `noisy-or-joint-top-N@K`, or what stands for those that are not said; None for another score."""
+    kind, _, prior_pairs = name.partition("@")
+    kind, _, n_rules = kind.partition("-top-")
+    if kind != "noisy-or-joint":
+        return None
+    return JointNumbers(
+        int(n_rules or N_JOINT_RULES), float(prior_pairs or N_PRIOR_PAIRS)
+    )
 
 
 def count_links(facts: Iterable[Atom]) -> Counter[tuple[int, ...]]:

@@ -126,6 +126,13 @@ class _RuleScores(NamedTuple):
     n_computed: int  # scores computed, those of padding included
 
 
+class _JointSettings(NamedTuple):
+    """What the name of a `noisy-or-joint` says."""
+
+    n_best: int  # rules of a candidate that count
+    prior_pairs: float  # K, atoms that the prior of a pair of rules counts for
+
+
 class RuleScore(Protocol):
     """A score of atoms from their derivations."""
 
@@ -491,7 +498,7 @@ def count_joint(
       on_phase: receives how many rules are applied.
     """
     base, _ = split_linked_last(name)
-    if _joint_prior_pairs(base) is None:
+    if _joint_settings(base) is None:
         return None
     most = joint_counts.MAX_COUNTED_DERIVATIONS * task.cfg.memory_share
     return joint_counts.count_joint(
@@ -517,9 +524,10 @@ def describe_joint(joint: JointCounts | None) -> list[str]:
 def without_joint(name: str) -> str:
     """The name of a score; for `noisy-or-joint` that of the noisy-or of as many rules."""
     base, ending = split_linked_last(name)
-    if _joint_prior_pairs(base) is None:
+    settings = _joint_settings(base)
+    if settings is None:
         return name
-    return f"noisy-or-top-{JOINT_BEST_RULES}{ending}"
+    return f"noisy-or-top-{settings.n_best}{ending}"
 
 
 def joint_shares(
@@ -537,26 +545,29 @@ def joint_shares(
       atoms: of two arguments, distinct, in lexicographic order.
     """
     base, _ = split_linked_last(name)
-    prior_pairs = _joint_prior_pairs(base)
-    assert prior_pairs is not None, "the score reads what pairs derive"
+    settings = _joint_settings(base)
+    assert settings is not None, "the score reads what pairs derive"
     derivations = (
         iter_answer_derivations(task, side, atoms)
         if derives_by_question(task)
         else iter_task_derivations(task, atoms)
     )
     return baselines.joint_shares(
-        task.kb, derivations, len(atoms), joint, JOINT_BEST_RULES, prior_pairs
+        task.kb, derivations, len(atoms), joint, *settings
     )
 
 
-def _joint_prior_pairs(name: str) -> float | None:
-    """The number K in `noisy-or-joint@K`, or its default; None for another name."""
-    kind, at, number = name.partition("@")
-    if kind != NOISY_OR_JOINT or not (
-        re.fullmatch(r"[1-9]\d{0,8}", number) or not at
-    ):
+def _joint_settings(name: str) -> _JointSettings | None:
+    """What `noisy-or-joint`, `noisy-or-joint-top-N` or one of these with `@K` says; None for another name."""
+    found = re.fullmatch(
+        NOISY_OR_JOINT + r"(?:-top-([1-9]\d?))?(?:@([1-9]\d{0,8}))?", name
+    )
+    if found is None:
         return None
-    return float(number or JOINT_PRIOR_PAIRS)
+    n_best, prior_pairs = found.groups()
+    return _JointSettings(
+        int(n_best or JOINT_BEST_RULES), float(prior_pairs or JOINT_PRIOR_PAIRS)
+    )
 
 
 def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
@@ -564,8 +575,8 @@ def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
 
     Args:
       name: `max-confidence`, `max-plus`, or `noisy-or`, of the N most confident rules with `-top-N` after it, and of
-        confidences to the power P with `@P` at its end; or `noisy-or-joint`, whose prior counts for K atoms with `@K`
-        at its end.
+        confidences to the power P with `@P` at its end; or `noisy-or-joint`, of the N most confident rules with
+        `-top-N` after it, whose prior counts for K atoms with `@K` at its end.
       joint: what pairs of the rules derive, for `noisy-or-joint`.
 
     Raises:
@@ -576,14 +587,14 @@ def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
         return baselines.max_confidence
     if name == MAX_PLUS:
         return partial(baselines.max_plus, grid_step=SCORE_GRID_STEP)
-    prior_pairs = _joint_prior_pairs(name)
-    if prior_pairs is not None:
+    settings = _joint_settings(name)
+    if settings is not None:
         assert joint is not None, "the caller counts what pairs derive"
         return partial(
             baselines.noisy_or_joint,
             joint=joint,
-            n_best=JOINT_BEST_RULES,
-            prior_pairs=prior_pairs,
+            n_best=settings.n_best,
+            prior_pairs=settings.prior_pairs,
         )
     top = re.fullmatch(r"noisy-or(?:-top-([1-9]\d{0,3}))?", kind)
     is_power = re.fullmatch(r"[1-9]\d?(\.\d+)?", number)
@@ -596,8 +607,9 @@ def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
         )
     names = "success, best-proof, greedy, exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N"
     raise ValueError(
-        f"score {shorten(name)}: expected {names}, noisy-or-top-N@P, noisy-or-joint or noisy-or-joint@K, "
-        "K from 1 to 999999999, N from 1 to 9999, P from 1 to 99"
+        f"score {shorten(name)}: expected {names}, noisy-or-top-N@P, noisy-or-joint, noisy-or-joint@K, "
+        "noisy-or-joint-top-N or noisy-or-joint-top-N@K, K from 1 to 999999999, N from 1 to 9999 (of noisy-or-joint to "
+        "99), P from 1 to 99"
     )
 
 

@@ -52,8 +52,8 @@ POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
 UNTRAINED_SCORES = (
-    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-joint or noisy-or-joint@K (all "
-    "but max-plus with -linked-last at their end, or not)"
+    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-joint, noisy-or-joint@K or "
+    "noisy-or-joint-top-N (all but max-plus with -linked-last at their end, or not)"
 )
 
 

@@ -3,8 +3,11 @@
 The body of a path rule is a chain of binary atoms from one argument of its head to the other, through variables that
 occur nowhere else: `h(x, y) :- a(x, z), b(w, z), c(w, y)`. Read from the argument that a question gives, it is a
 sequence of steps, each along a predicate in one direction. The sequences of all rules form a trie, so that bodies with
-a common beginning are walked once, and walks that meet are merged: they carry the number of ways to get there. Under
-object identity a walk has to remember its way, and none are merged.
+a common beginning are walked once, and walks that meet are merged: they carry the number of ways to get there.
+
+Under object identity a walk has to remember its way, and walks are merged where no body goes on. Most are in their last
+step, and are merged before it: `h(x, y) :- a(x, z), b(z, w), c(w, y)` has as many ways to y as walks to w have merged,
+less those whose z is y, which one look at c(w, z) for each of them tells.
 
 They may carry a probability too: that of a random walk, which at each atom takes one of the matching facts that the
 question does not leave out, all with the same chance. It ends early where there is none and, under object identity,
@@ -17,7 +20,7 @@ device and in any order, and that of a firing is off by less than a unit for eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -30,7 +33,12 @@ from funcppo.logic.joins import (
     expand_ranges,
     ragged_arange,
 )
-from funcppo.logic.kb import KBSizes, KnowledgeBase, find_postings
+from funcppo.logic.kb import (
+    KBSizes,
+    KnowledgeBase,
+    contains,
+    find_postings,
+)
 from funcppo.logic.question_types import (
     WALK_UNIT,
     Firings,
@@ -65,6 +73,15 @@ class Neighbours(Protocol):
         """The neighbours at some positions, which are those of steps."""
         ...
 
+    def is_neighbour(
+        self,
+        step: I64[Tensor, "n"],
+        here: I64[Tensor, "n"],
+        there: I64[Tensor, "n"],
+    ) -> Bool[Tensor, "n"]:
+        """Whether steps lead from some entities to others."""
+        ...
+
 
 class TabledNeighbours(NamedTuple):
     """Neighbours by code: step * base + entity."""
@@ -72,6 +89,7 @@ class TabledNeighbours(NamedTuple):
     base: int  # C + 1
     offsets: I64[Tensor, "K1"]
     entities: I64[Tensor, "2N"]
+    keys: I64[Tensor, "2N"]  # code * base + entity, ascending
 
     def find(
         self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
@@ -86,6 +104,16 @@ class TabledNeighbours(NamedTuple):
     ) -> I64[Tensor, "n"]:
         """The neighbours at some positions."""
         return self.entities[position]
+
+    def is_neighbour(
+        self,
+        step: I64[Tensor, "n"],
+        here: I64[Tensor, "n"],
+        there: I64[Tensor, "n"],
+    ) -> Bool[Tensor, "n"]:
+        """Whether steps lead from some entities to others."""
+        key = (step * self.base + here) * self.base + there
+        return row_index.binary_search(self.keys, key).found
 
 
 class IndexedNeighbours(NamedTuple):
@@ -106,6 +134,21 @@ class IndexedNeighbours(NamedTuple):
         """The neighbours at some positions: the other argument of a fact."""
         fact = self.kb.argument_postings[position].long()
         return self.kb.facts[fact, TAIL - (step & 1)].long()
+
+    def is_neighbour(
+        self,
+        step: I64[Tensor, "n"],
+        here: I64[Tensor, "n"],
+        there: I64[Tensor, "n"],
+    ) -> Bool[Tensor, "n"]:
+        """Whether steps lead from some entities to others."""
+        is_backward = step & 1 == BACKWARD
+        head = torch.where(is_backward, there, here)
+        tail = torch.where(is_backward, here, there)
+        atoms = torch.stack([step >> 1, head, tail], dim=1)
+        padding = (0, self.sizes.atom_width - atoms.shape[1])
+        atoms = torch.nn.functional.pad(atoms, padding)
+        return contains(self.kb, self.sizes, atoms)
 
 
 class ChainTrie(NamedTuple):
@@ -133,11 +176,18 @@ class Walks(NamedTuple):
 
     question: I64[Tensor, "n"]
     node: I64[Tensor, "n"]
-    # the entities on the way, the last one last; that one alone if walks are merged
+    # the entities on the way that must not come again, if they are told apart, and the last one
     path: tuple[I64[Tensor, "n"], ...]
     n_ways: I64[Tensor, "n"]
     # in units of WALK_UNIT, at least 1; without entries where it is not asked for
     probability: I64[Tensor, "n"]
+
+
+class _LongerWalks(NamedTuple):
+    """Walks that are one step longer."""
+
+    walks: Walks  # those from which some body may go on
+    ended: Walks  # those at nodes where rules end, merged
 
 
 class _Edges(NamedTuple):
@@ -221,9 +271,16 @@ def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
     step = torch.cat([2 * predicate + FORWARD, 2 * predicate + BACKWARD])
     start, end = torch.cat([head, tail]), torch.cat([tail, head])
     base = sizes.n_constants + 1
+    # The facts are in lexicographic order, so that neighbours are ascending.
     code, order = sort_keys(step * base + start)
     codes = torch.arange(n_codes + 1, device=code.device)
-    return TabledNeighbours(base, torch.searchsorted(code, codes), end[order])
+    entities = end[order]
+    return TabledNeighbours(
+        base,
+        torch.searchsorted(code, codes),
+        entities,
+        keys=code * base + entities,
+    )
 
 
 def _build_trie(
@@ -305,8 +362,8 @@ def iter_chain_firings(
             probability=certain if with_walks else certain[:0],
         )
         while len(walks.question):
-            walks = walker.walk_on(walks)
-            firings = walker.firings(walks)
+            walks, ended = walker.walk_on(walks)
+            firings = walker.firings(ended)
             if len(firings.rule):
                 yield firings
 
@@ -324,32 +381,75 @@ class _Walker:
     sizes: KBSizes
     budget: RowBudget | None
 
-    def walk_on(self, walks: Walks) -> Walks:
+    def walk_on(self, walks: Walks) -> _LongerWalks:
         """All walks that are one step longer."""
+        if not self.object_identity:
+            longer = self._merge_steps(walks, self._iter_edges(walks))
+            return _LongerWalks(longer, self._select_ended(longer))
+
+        # Probabilities are rounded down at each step, those of each walk alone: such walks are not merged before.
+        is_apart = len(walks.probability) > 0
+        edges = self._iter_edges(walks, goes_on=None if is_apart else True)
         pieces = [
-            piece
-            for edges in self._iter_edges(walks)
+            piece for part in edges for piece in self._iter_next(walks, part)
+        ]
+        longer = _concatenate(pieces or [_none(walks, len(walks.path) + 1)])
+        ended = [self._merge(self._select_ended(longer))]
+        if not is_apart:
+            ended.append(self._last_steps(walks))
+        return _LongerWalks(longer, _concatenate(ended))
+
+    def _merge_steps(self, walks: Walks, chunks: Iterable[_Edges]) -> Walks:
+        """The walks along some edges, merged."""
+        pieces = [
+            self._merge(piece)
+            for edges in chunks
             for piece in self._iter_next(walks, edges)
         ]
-        if not pieces:
-            return _select(walks, torch.zeros_like(walks.node).bool())
-        longer = Walks(
-            torch.cat([piece.question for piece in pieces]),
-            torch.cat([piece.node for piece in pieces]),
-            tuple(torch.cat(part) for part in zip(*(p.path for p in pieces))),
-            torch.cat([piece.n_ways for piece in pieces]),
-            torch.cat([piece.probability for piece in pieces]),
-        )
-        if len(pieces) == 1 or self.object_identity:
-            return longer
-        return self._merge(longer)
+        if len(pieces) == 1:
+            return pieces[0]
+        return self._merge(_concatenate(pieces or [_none(walks, 1)]))
 
-    def firings(self, walks: Walks) -> Firings:
-        """The firings of the rules whose body ends where walks have come."""
+    def _last_steps(self, walks: Walks) -> Walks:
+        """The walks one step longer from which no body goes on, merged, of walks that are not."""
+        merged = self._merge(walks)
+        given = self.questions.entity[merged.question]
+        merged = merged._replace(path=(given, *merged.path))
+        last = self._iter_edges(merged, goes_on=False)
+        parts = [self._merge_steps(merged, last)]
+        for edges in self._iter_edges(walks, goes_on=False):
+            parts += self._iter_returns(walks, edges)
+        ended = self._merge(_concatenate(parts))
+        return _select(ended, ended.n_ways > 0)
+
+    def _iter_returns(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
+        """Yield walks along edges to an entity between the first and the last one, their numbers of ways negative.
+
+        None uses a fact that is left out, which has the first entity in it.
+        """
+        here = walks.path[-1][edges.row]
+        for entity in walks.path[1:-1]:
+            there = entity[edges.row]
+            self._spend(len(there))
+            is_back = self.neighbours.is_neighbour(edges.step, here, there)
+            back = is_back.nonzero().squeeze(1)
+            row = edges.row[back]
+            yield Walks(
+                walks.question[row],
+                edges.child[back],
+                (there[back],),
+                -walks.n_ways[row],
+                probability=row[:0],
+            )
+
+    def _select_ended(self, walks: Walks) -> Walks:
+        """The walks at nodes where rules end."""
         offsets = self.trie.rule_offsets
-        ended = _select(walks, offsets[walks.node + 1] > offsets[walks.node])
-        if self.object_identity:
-            ended = self._merge(ended)
+        return _select(walks, offsets[walks.node + 1] > offsets[walks.node])
+
+    def firings(self, ended: Walks) -> Firings:
+        """The firings of the rules whose body ends where merged walks have come."""
+        offsets = self.trie.rule_offsets
         start = offsets[ended.node]
         row, position = expand_ranges(start, offsets[ended.node + 1] - start)
         return Firings(
@@ -360,22 +460,35 @@ class _Walker:
             _select_or_none(ended.probability, row),
         )
 
-    def _iter_edges(self, walks: Walks) -> Iterator[_Edges]:
-        """Yield the edges of the trie that walks go on along, where their entity has a neighbour."""
-        start = self.trie.child_offsets[walks.node]
-        n_children = self.trie.child_offsets[walks.node + 1] - start
-        for row, position in ragged_arange(start, n_children):
+    def _iter_edges(
+        self, walks: Walks, goes_on: bool | None = None
+    ) -> Iterator[_Edges]:
+        """Yield the edges of the trie that walks go on along, where their entity has a neighbour.
+
+        Args:
+          goes_on: only edges to nodes from which some body goes on, or only the others; None for all.
+        """
+        offsets = self.trie.child_offsets
+        start = offsets[walks.node]
+        for row, position in ragged_arange(
+            start, offsets[walks.node + 1] - start
+        ):
             self._spend(len(row))
+            child = self.trie.child[position]
+            if goes_on is not None:
+                is_inner = offsets[child + 1] > offsets[child]
+                kept = (is_inner == goes_on).nonzero().squeeze(1)
+                row, position, child = row[kept], position[kept], child[kept]
             step = self.trie.child_step[position]
             here = walks.path[-1][row]
             first, count = self.neighbours.find(step, here)
             found = count > 0
-            edges = _Edges(row, step, self.trie.child[position], first, count)
+            edges = _Edges(row, step, child, first, count)
             if found.any():
                 yield _Edges(*(column[found] for column in edges))
 
     def _iter_next(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
-        """Yield the walks along some edges, those that meet merged where they may be."""
+        """Yield the walks along some edges, not merged."""
         chance = walks.probability
         if len(chance):
             n_left = self._count_left(walks, edges).clamp_min(1)
@@ -389,9 +502,7 @@ class _Walker:
             if self.object_identity:
                 for entity in longer.path[:-1]:
                     is_kept &= entity != longer.path[-1]
-                yield _select(longer, is_kept)
-            else:
-                yield self._merge(_select(longer, is_kept))
+            yield _select(longer, is_kept)
 
     def _iter_longer(
         self, walks: Walks, edges: _Edges
@@ -482,12 +593,33 @@ class _Walker:
 
 def _select(walks: Walks, is_kept: Bool[Tensor, "n"]) -> Walks:
     """Some of the walks."""
+    row = is_kept.nonzero().squeeze(1)
     return Walks(
-        walks.question[is_kept],
-        walks.node[is_kept],
-        tuple(entity[is_kept] for entity in walks.path),
-        walks.n_ways[is_kept],
-        _select_or_none(walks.probability, is_kept),
+        walks.question.index_select(0, row),
+        walks.node.index_select(0, row),
+        tuple(entity.index_select(0, row) for entity in walks.path),
+        walks.n_ways.index_select(0, row),
+        _select_or_none(walks.probability, row),
+    )
+
+
+def _none(walks: Walks, path_length: int) -> Walks:
+    """No walks."""
+    none = walks.node[:0]
+    path = (none,) * path_length
+    return Walks(none, none, path, none, none)
+
+
+def _concatenate(pieces: Sequence[Walks]) -> Walks:
+    """The walks of all pieces."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Walks(
+        torch.cat([piece.question for piece in pieces]),
+        torch.cat([piece.node for piece in pieces]),
+        tuple(torch.cat(part) for part in zip(*(p.path for p in pieces))),
+        torch.cat([piece.n_ways for piece in pieces]),
+        torch.cat([piece.probability for piece in pieces]),
     )
 
 

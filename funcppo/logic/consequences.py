@@ -48,6 +48,7 @@ from funcppo.logic.rules import (
     relations_by_predicate,
     rules_from_kb,
     substitute_rule,
+    substitute_terms,
 )
 from funcppo.logic.sorting import unique_values
 from funcppo.logic.typed_torch import int_list
@@ -263,14 +264,12 @@ def _iter_counts(
         kb, sizes, relations, rule_ids, object_identity, budget
     ):
         circular = _circular_heads(kb, sizes, relations, applied, budget)
-        # Under object identity a rule may not derive all of these heads.
-        is_other = _is_not_among(applied.columns, circular, sizes)
         yield (
             applied.rule.id,
             (
                 int((applied.fact >= 0).sum()),
                 len(applied.fact),
-                int((~is_other).sum()),
+                circular[0].numel(),
             ),
         )
 
@@ -448,11 +447,19 @@ def _circular_heads(
     parts: list[Columns] = []
     for atom in same_predicate:
         unifier = most_general_unifier(rule.head, atom, n_constants)
-        if unifier is not None:
-            instance = substitute_rule(rule, unifier)
-            parts.append(
-                _derive_heads(instance, relations, sizes, [], device, budget)
+        if unifier is None:
+            continue
+        # Under object identity most rules have no such body.
+        inequalities = [
+            (substitute_terms(left, unifier), substitute_terms(right, unifier))
+            for left, right in applied.inequalities
+        ]
+        instance = substitute_rule(rule, unifier)
+        parts.append(
+            _derive_heads(
+                instance, relations, sizes, inequalities, device, budget
             )
+        )
     suspects = _distinct_rows(parts, sizes, device)
     if not suspects[0].numel():
         return suspects

@@ -109,6 +109,7 @@ def test_the_order_of_max_plus_agrees(smoothing):
         ),
         dict(max_height=1, smoothing=5.0, score="noisy-or-joint@3"),
         dict(max_height=1, smoothing=0.3, score="noisy-or-joint", n_known=8),
+        dict(max_height=1, smoothing=0.3, score="noisy-or-joint-top-1@4"),
         dict(
             max_height=2,
             smoothing=None,

@@ -236,9 +236,15 @@ def test_equal_rules_count_once_and_disjoint_ones_alone():
     assert certain.shares() == {1: 1.0, 2: 0.0}
 
 
-def test_the_prior_of_a_joint_score_is_read_from_its_name():
-    names = ("noisy-or-joint", "noisy-or-joint@20", "noisy-or@3")
-    assert list(map(recount.joint_prior_pairs, names)) == [500.0, 20.0, None]
+def test_the_numbers_of_a_joint_score_are_read_from_its_name():
+    expected = {
+        "noisy-or-joint": (10, 500.0),
+        "noisy-or-joint@20": (10, 20.0),
+        "noisy-or-joint-top-3": (3, 500.0),
+        "noisy-or-joint-top-3@20": (3, 20.0),
+        "noisy-or-top-3@2": None,
+    }
+    assert {n: recount.joint_numbers(n) for n in expected} == expected
 
 
 def test_scores_without_a_rule_and_of_a_certain_one():

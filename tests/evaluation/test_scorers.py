@@ -198,6 +198,10 @@ def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
         "noisy-or-top-5@",
         "noisy-or-joint@",
         "noisy-or-joint@0",
+        "noisy-or-joint-top-",
+        "noisy-or-joint-top-0",
+        "noisy-or-joint-top-100",
+        "noisy-or-joint-top-5@",
         "best",
     ],
 )
@@ -218,6 +222,7 @@ def test_an_unknown_score_is_refused(name):
         "noisy-or@3",
         "noisy-or-top-2",
         "noisy-or-joint@5",
+        "noisy-or-joint-top-2@5",
     ],
 )
 def test_untrained_scores_are_the_same_from_the_index_and_from_joins(name):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.logic import firing_chunks, kb
+from funcppo.logic import chains, firing_chunks, joins, kb
 from funcppo.logic.firings import iter_firings, plan_firings
 from funcppo.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.logic.question_types import WALK_UNIT, Questions
@@ -273,6 +273,40 @@ def test_firings_are_those_of_every_grounding(program, left_out, identity):
     assert fire(program, rows, **options) == brute_force(
         program, rows, **options
     )
+
+
+@st.composite
+def path_programs(draw):
+    """Rules whose bodies are paths that share beginnings, over a dense graph."""
+    entity = st.integers(1, 5)
+    fact = st.tuples(st.integers(1, 2), entity, entity)
+    facts = draw(st.sets(fact, min_size=8, max_size=20))
+    step = st.tuples(st.integers(1, 2), st.booleans())
+    paths = draw(
+        st.lists(st.lists(step, min_size=1, max_size=5), min_size=1, max_size=4)
+    )
+    rules = []
+    for path in paths:
+        body = []
+        for i, (predicate, is_forward) in enumerate(path, 6):
+            ends = (i, i + 1) if is_forward else (i + 1, i)
+            body.append((predicate, *ends))
+        rules.append(((1, 6, 6 + len(path)), *body))
+    return Program(5, (2, 2), tuple(sorted(facts)), tuple(rules))
+
+
+@given(path_programs(), st.sampled_from(["fact", "pair"]))
+@settings(max_examples=60)
+def test_paths_that_come_back_to_an_entity_do_not_count(program, left_out):
+    """Under object identity, where walks are merged before their last step."""
+    rows = [row for row in all_questions(program) if row[0] == 1]
+    expected = brute_force(program, rows, left_out, object_identity=True)
+    options = {"left_out": left_out, "object_identity": True}
+    assert fire(program, rows, **options) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chains, "MAX_OFFSETS", 0)
+        patch.setattr(joins, "MAX_CHUNK_ROWS", 3)
+        assert fire(program, rows, **options) == expected
 
 
 def test_two_ways_to_one_answer_count_twice():

@@ -59,6 +59,7 @@ def test_trials_rank_as_the_scorers_do(monkeypatch, tmp_path, with_derivations):
         with_derivations=with_derivations,
     )
     joint = scorers.count_joint(task, "noisy-or-joint")
+    assert joint is not None
     trials = [
         _Trial(score, constant)
         for score in ("max-plus", "noisy-or-joint", "noisy-or")
@@ -93,7 +94,7 @@ def test_the_record_has_the_best_of_valid_and_its_gain(tmp_path, monkeypatch):
     rule_redundancy.main()
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["n_rules"], row["n_valid"]) == (4, 8)
-    assert len(row["valid"]) == 2 * (6 + 2)
+    assert len(row["valid"]) == 2 * (6 + 3)
     plain = [
         trial
         for trial in row["valid"]
@@ -106,3 +107,11 @@ def test_the_record_has_the_best_of_valid_and_its_gain(tmp_path, monkeypatch):
     assert row["test"]["mrr"] - row["test"]["plain_mrr"] == pytest.approx(
         row["test"]["gain"], abs=1e-6
     )
+
+    # A row of other rules stands beside it, and is replaced by its like.
+    labelled = ["rule_redundancy", *words, "--label", "nations, other rules"]
+    monkeypatch.setattr(sys, "argv", labelled)
+    for _ in range(2):
+        rule_redundancy.main()
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["set"] for row in rows] == ["nations", "nations, other rules"]
