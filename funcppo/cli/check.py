@@ -299,6 +299,7 @@ def _compare_evidence(
         ranked,
         seconds,
         weighs_walks=run.questions.policy.aggregation.uses_walks,
+        weighs_degrees=run.questions.policy.aggregation.uses_degrees,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -785,6 +786,7 @@ def compare_evidence(
     seconds: float,
     *,
     weighs_walks: bool = False,
+    weighs_degrees: bool = False,
 ) -> Agreement:
     """Count the evidence of answers of ranked queries again: rules, groundings, fan-out, linking facts, degrees.
 
@@ -792,6 +794,7 @@ def compare_evidence(
       explain: gives the engine's.
       left_out: what is left out of the evidence of an answer that is a known fact.
       weighs_walks: the probabilities of random walks are evidence too.
+      weighs_degrees: the answer's degrees in all relations are evidence too.
     """
     start = time.monotonic()
     format_atom = proof_names(subject.evaluator.task.dataset).format_atom
@@ -811,6 +814,8 @@ def compare_evidence(
         except recount.RecountLimitError:
             n_late += 1
             continue
+        if again and weighs_degrees:
+            again |= _recount_degrees(subject, row)
         n_compared += 1
 
         engine = _evidence_counts(found)
@@ -852,8 +857,16 @@ def _evidence_counts(found: Explanation | None) -> dict[str, object]:
         }
         if rule.walk is not None:
             counts |= {f"walk of rule {rule.rule}": rule.walk}
+    # Those of no fact are not listed.
+    for degree in found.degrees:
+        counts |= {_degree_name(degree.predicate, degree.place): degree.n_facts}
     links = sorted((fact.predicate, fact.place) for fact in found.facts)
     return counts | {"linking facts": links}
+
+
+def _degree_name(predicate: int, place: int) -> str:
+    """What a degree counts."""
+    return f"facts of relation {predicate} whose {SIDE_NAMES[place]} it is"
 
 
 def _differ(one: object, other: object) -> bool:
@@ -914,6 +927,23 @@ def _recount_evidence(
         for fact in facts - {row.query}
     )
     return counts | {"known answers": known, "linking facts": sorted(links)}
+
+
+def _recount_degrees(subject: Subject, row: _Row) -> dict[str, object]:
+    """How many facts an answer has by relation and place, other than those of the query."""
+    answer = row.query[row.side]
+    counts: dict[str, object] = {}
+    places = [
+        (fact[0], place)
+        for fact in subject.facts.all
+        if len(fact) == 3
+        for place in SIDE_NAMES
+        if fact[place] == answer
+    ]
+    for place, n_facts in Counter(places).items():
+        if place != (row.query[0], row.side):
+            counts |= {_degree_name(*place): n_facts}
+    return counts
 
 
 def _unknown_facts(subject: Subject, row: _Row, left_out: LeftOut) -> set[Atom]:

@@ -17,7 +17,7 @@ from funcppo.data.lexer import format_name
 from funcppo.data.writers import free_variable
 from funcppo.logic import triple_index
 from funcppo.logic.question_types import LeftOut, Questions
-from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.logic.triple_index import HEAD, SIDE_NAMES, TAIL
 from funcppo.prover import aggregation, bellman_ford_paths, evidence
 from funcppo.prover.aggregation import (
     AggregationConfig,
@@ -30,6 +30,8 @@ from funcppo.prover.task import ProverTask
 
 # rules of an explanation that are printed
 MAX_PRINTED_RULES = 5
+# relations of a candidate whose facts are printed
+MAX_PRINTED_DEGREES = 5
 # paths of an explanation by a Bellman-Ford network
 MAX_PATHS = 3
 
@@ -57,6 +59,15 @@ class WeighedFact(NamedTuple):
     weight: float  # what it adds to the score
 
 
+class WeighedDegree(NamedTuple):
+    """How many facts of a relation the candidate has at a place, that of the question excepted."""
+
+    predicate: int
+    place: int  # HEAD or TAIL
+    n_facts: int
+    weight: float  # what that adds to the score
+
+
 class Explanation(NamedTuple):
     """The evidence of a candidate."""
 
@@ -75,7 +86,9 @@ class Explanation(NamedTuple):
     linked_weight: float  # added once where there are such facts
     own_degree: int  # known answers to questions of the relation that it is
     own_degree_weight: float
-    degree_weight: float  # what its degrees in other relations add
+    degree_weight: float  # what its other degrees add
+    # these where they are weighed, the largest weights first
+    degrees: tuple[WeighedDegree, ...]
     embedding_weight: float  # what its prior by link embeddings adds
     bellman_ford_weight: float  # what that by a Bellman-Ford network adds
     # of known facts, which that network reads it from, the most important first
@@ -189,8 +202,7 @@ def _explain_row(
     rule_score = float(torch.log(torch.tensor(total + aggregation.MIN_SUM)))
     own_degree_weight = float(params.own_degree_weight[label, bucket])
     by_priors = _prior_weights(weights, found, row)
-    listed = rule_score + own_degree_weight + linked + sum(by_priors)
-    listed += sum(fact.weight for fact in facts)
+    degrees = _weigh_degrees(weights, int(found.entity[row]), label)
     predicate, side, given = question
     return Explanation(
         predicate=predicate,
@@ -208,10 +220,43 @@ def _explain_row(
         linked_weight=linked,
         own_degree=int(found.own_degree[row]),
         own_degree_weight=own_degree_weight,
-        degree_weight=float(scores[row]) - listed if cfg.uses_degrees else 0.0,
+        degree_weight=sum(degree.weight for degree in degrees),
+        degrees=degrees,
         embedding_weight=by_priors.embedding,
         bellman_ford_weight=by_priors.bellman_ford,
         paths=_find_paths(weights, found, row),
+    )
+
+
+def _weigh_degrees(
+    weights: Weights, candidate: int, label: int
+) -> tuple[WeighedDegree, ...]:
+    """The degrees of a candidate, without that in the label of the question; none if they are not weighed."""
+    if not weights.cfg.uses_degrees:
+        return ()
+    # The entries of a candidate are the same in the world and in the index of facts; the last entity's go to their end.
+    first, *last = weights.world.degree_offsets[
+        candidate : candidate + 2
+    ].tolist()
+    entries = slice(first, *(last or [None]))
+    code = weights.world.degree_code[entries]
+    degrees = [
+        WeighedDegree(
+            predicate=other // 2,
+            place=HEAD + other % 2,
+            n_facts=n_facts,
+            weight=weight,
+        )
+        for other, n_facts, weight in zip(
+            (code // aggregation.N_BUCKETS).tolist(),
+            weights.facts.degree[entries].tolist(),
+            weights.params.degree_weight[code, label].tolist(),
+            strict=True,
+        )
+        if other != label
+    ]
+    return tuple(
+        sorted(degrees, key=lambda d: (-abs(d.weight), d.predicate, d.place))
     )
 
 
@@ -330,10 +375,8 @@ def _describe_candidate(dataset: Dataset, e: Explanation) -> list[str]:
     lines = [
         f"  {e.own_degree_weight:+.2f}  it is the {place} of {facts} of {relation}"
     ]
-    if e.degree_weight:
-        lines.append(
-            f"  {e.degree_weight:+.2f}  how many facts of other relations it has"
-        )
+    if e.degrees:
+        lines += _describe_degrees(dataset, e)
     if e.embedding_weight:
         lines.append(
             f"  {e.embedding_weight:+.2f}  prior by link embeddings, which proves nothing"
@@ -347,6 +390,23 @@ def _describe_candidate(dataset: Dataset, e: Explanation) -> list[str]:
             f"      {path.importance:+.2f} {', '.join(format_atom(dataset, fact) for fact in path.facts)}"
             for path in e.paths
         ]
+    return lines
+
+
+def _describe_degrees(dataset: Dataset, e: Explanation) -> list[str]:
+    """How many facts the candidate has in other relations and places, as lines of text."""
+    lines = [f"  {e.degree_weight:+.2f}  how many other facts it has:"]
+    for degree in e.degrees[:MAX_PRINTED_DEGREES]:
+        facts = _count(degree.n_facts, "fact")
+        relation = format_name(dataset.predicates[degree.predicate - 1])
+        lines.append(
+            f"      {degree.weight:+.2f}  it is the {SIDE_NAMES[degree.place]} of {facts} of {relation}"
+        )
+    rest = e.degrees[MAX_PRINTED_DEGREES:]
+    if rest:
+        weight = sum(degree.weight for degree in rest)
+        n_others = _count(len(rest), "other number")
+        lines.append(f"      {weight:+.2f}  by {n_others} of facts")
     return lines
 
 
@@ -373,6 +433,15 @@ def to_json(dataset: Dataset, explanation: Explanation) -> dict[str, object]:
             rule._asdict()
             | {"rule_text": format_rule(dataset, dataset.rules[rule.rule])}
             for rule in e.rules
+        ],
+        "degrees": [
+            {
+                "relation": dataset.predicates[degree.predicate - 1],
+                "side": SIDE_NAMES[degree.place],
+                "n_facts": degree.n_facts,
+                "weight": degree.weight,
+            }
+            for degree in e.degrees
         ],
         "paths": [
             {

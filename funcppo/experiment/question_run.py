@@ -562,7 +562,11 @@ def raise_prior(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
 
 
 def weigh_network(
-    fitted: ListwiseFit, network: NetworkPrior, metric: Metric | None
+    fitted: ListwiseFit,
+    network: NetworkPrior,
+    metric: Metric | None,
+    *,
+    starts_at_rules: bool = False,
 ) -> ListwiseFit:
     """The fit with the weight of a Bellman-Ford network, one for all labels, that ranks valid best.
 
@@ -572,12 +576,22 @@ def weigh_network(
     Args:
       fitted: without a network.
       metric: ranks valid with the network's priors; None where there is no valid split.
+      starts_at_rules: the weights are those of the rule confidences, so that the network's is 0.
     """
     setup = dataclasses.replace(
         fitted.setup,
         facts=fitted.setup.facts._replace(network=network),
         policy=_weighing(fitted.setup.policy, uses_bellman_ford=True),
     )
+    if starts_at_rules:
+        params = _with_network_weight(fitted.params, 0.0)
+        note = "Bellman-Ford network: weight 0: PPO starts from the rule confidences (--listwise.learning-rate 0)"
+        return fitted._replace(
+            setup=setup,
+            params=params,
+            quality=metric(setup, params) if metric else None,
+            notes=[note],
+        )
     if metric is None:
         note = f"Bellman-Ford network: weight {DEFAULT_NETWORK_WEIGHT:g}: there is no valid split to choose it by"
         return fitted._replace(

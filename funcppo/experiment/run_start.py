@@ -718,7 +718,9 @@ def _weigh_network(
     config, valid = run.run_config, run.valid_evidence
     option, left_out = config.questions.bellman_ford, config.questions.left_out
     assert left_out != "auto", "what is left out is chosen before"
-    if option is False or (option == "auto" and plain.quality is None):
+    starts_at_rules = not config.listwise.learning_rate
+    cannot_gain = plain.quality is None or starts_at_rules
+    if option is False or (option == "auto" and cannot_gain):
         return run, plain
     network, note = run_priors.train_network(
         run, plain.setup, on_phase, run_time
@@ -731,7 +733,9 @@ def _weigh_network(
         run = dataclasses.replace(
             run, valid_evidence=valid.with_network(network)
         )
-    fitted = question_run.weigh_network(plain, network, _metric(run))
+    fitted = question_run.weigh_network(
+        plain, network, _metric(run), starts_at_rules=starts_at_rules
+    )
     is_kept, note = _judge_network(option == "auto", plain, fitted)
     notes += [*fitted.notes, note]
     if not is_kept:

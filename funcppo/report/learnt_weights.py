@@ -155,11 +155,15 @@ def _describe_places(
         n_atoms = int((rule[:, 0] > 0).sum())
         terms = rule[:, 1:]
         n_constants = int(((terms > 0) & (terms <= dataset.n_constants)).sum())
-        return f"{names[place[2]]}, rules of {n_atoms} atoms and {n_constants} constants"
+        atoms, constants = (
+            _plural(n_atoms, "atom"),
+            _plural(n_constants, "constant"),
+        )
+        return f"{names[place[2]]}, rules of {atoms} and {constants}"
 
     def degree(place: list[int]) -> str:
         label, bucket = divmod(place[0], aggregation.N_BUCKETS)
-        return f"{_count_text(bucket)} facts of {link(label)}"
+        return f"{_count_text(bucket, 'fact')} of {link(label)}"
 
     return {
         "rule_weight": (
@@ -169,7 +173,7 @@ def _describe_places(
         "feature_weight": ("feature of rules", feature),
         "own_degree_weight": (
             "known answers",
-            lambda at: f"it is {_count_text(at[1])} known answers",
+            lambda at: f"it is {_count_text(at[1], 'known answer')}",
         ),
         "linked_weight": ("linked", lambda _: "some fact links it"),
         "link_weight": ("link", lambda at: link(at[0])),
@@ -182,13 +186,18 @@ def _describe_places(
     }
 
 
-def _count_text(bucket: int) -> str:
-    """The degrees of a bucket."""
+def _count_text(bucket: int, noun: str) -> str:
+    """The degrees of a bucket, of what the noun names."""
     edges = (0, *aggregation.DEGREE_BUCKETS)
     if bucket == len(edges) - 1:
-        return f"{edges[bucket]} or more"
+        return f"{edges[bucket]} or more {noun}s"
     low, high = edges[bucket], edges[bucket + 1] - 1
-    return f"{low}" if low == high else f"{low} to {high}"
+    return _plural(low, noun) if low == high else f"{low} to {high} {noun}s"
+
+
+def _plural(n: int, noun: str) -> str:
+    """A number of things."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _relation_name(dataset: Dataset, predicate: int) -> str:

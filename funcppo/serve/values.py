@@ -235,6 +235,15 @@ class FactEvidence(TypedDict):
     weight: float
 
 
+class DegreeEvidence(TypedDict):
+    """How many facts of a relation the answer has as head or tail, and what that adds to the score."""
+
+    relation: str
+    side: str
+    n_facts: int
+    weight: float
+
+
 class PathEvidence(TypedDict):
     """Known facts that a Bellman-Ford network reads an answer from, and how much they matter to it."""
 
@@ -259,6 +268,7 @@ class Evidence(TypedDict):
     own_degree: int
     own_degree_weight: float
     degree_weight: float
+    degrees: list[DegreeEvidence]
     embedding_weight: float
     bellman_ford_weight: float
     paths: list[PathEvidence]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -130,14 +131,58 @@ def test_the_recount_agrees_and_reports_what_does_not(subject):
         if found is None:
             return None
         rule = found.rules[0]._replace(fan_out=1000)
+        degrees = (d._replace(n_facts=7000) for d in found.degrees)
         return found._replace(
-            rules=(rule, *found.rules[1:]), own_degree=found.own_degree + 1
+            rules=(rule, *found.rules[1:]),
+            own_degree=found.own_degree + 1,
+            degrees=tuple(degrees),
         )
 
     wrong = compare(task, weights, miscount)
     assert 0 < wrong.n_disagreeing <= wrong.n_compared
     text = "\n".join(wrong.disagreements)
     assert "1000" in text and "known answers" in text
+    assert "7000" in text and "facts of relation" in text
+
+
+def test_a_degree_that_is_not_listed_is_reported(subject):
+    task, weights = subject
+
+    def leave_degrees_out(atom, side):
+        found = explain_answer(task, weights, atom, side)
+        return found and found._replace(degrees=found.degrees[1:])
+
+    wrong = compare(task, weights, leave_degrees_out)
+    assert any(
+        "facts of relation" in line
+        and ": 0" not in line
+        and " 0, recounted" in line
+        for line in wrong.disagreements
+    )
+
+
+def test_degrees_are_counts_of_facts_whose_weights_add_up(subject):
+    """By relation and place, without those in which the question asks."""
+    task, _ = subject
+    facts = evidence.binary_facts(task.kb).tolist()
+    n_degrees = 0
+    for atom, side, e in explanations(subject):
+        expected = Counter(
+            (fact[0], place)
+            for fact in facts
+            for place in (HEAD, TAIL)
+            if fact[place] == e.candidate
+        )
+        expected.pop((int(atom[0]), side), None)
+        listed = {(d.predicate, d.place): d.n_facts for d in e.degrees}
+        assert listed == expected and len(listed) == len(e.degrees)
+        sizes = [abs(d.weight) for d in e.degrees]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sum(d.weight for d in e.degrees) == pytest.approx(
+            e.degree_weight
+        )
+        n_degrees += len(e.degrees)
+    assert n_degrees > 0
 
 
 def test_the_recount_reports_a_path_of_other_facts(subject):
@@ -238,6 +283,7 @@ def compare(task, weights, explain=None):
         ranked,
         SECONDS,
         weighs_walks=weights.cfg.uses_walks,
+        weighs_degrees=weights.cfg.uses_degrees,
     )
 
 
@@ -279,7 +325,19 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
     relation = dataset.predicates[e.predicate - 1]
     assert f"it is the tail of 1 other fact of {relation}" in text
 
+    degree = e.degrees[0]
+    counted = f"of {degree.n_facts} fact{'s' * (degree.n_facts != 1)} of "
+    counted += dataset.predicates[degree.predicate - 1]
+    assert f"{e.degree_weight:+.2f}  how many other facts it has:" in text
+    assert f"{degree.weight:+.2f}  it is the " in text and counted in text
+    several = e._replace(degrees=(degree,) * 7)
+    assert any("by 2 other numbers of facts" in line
+               for line in evidence_explanation.to_lines(dataset, several))  # fmt: skip
+
     fields = json.loads(json.dumps(evidence_explanation.to_json(dataset, e)))
+    assert [row["n_facts"] for row in fields["degrees"]] == [
+        degree.n_facts for degree in e.degrees
+    ]
     assert [path["facts"] for path in fields["paths"]] == [
         [format_atom(dataset, fact) for fact in path.facts] for path in e.paths
     ]
@@ -336,6 +394,7 @@ def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):
         if e is not None:
             assert e.facts == ()
             assert e.degree_weight == e.embedding_weight == 0
+            assert e.degrees == ()
             assert e.bellman_ford_weight == 0 and e.paths == ()
             assert e.rule_score + e.own_degree_weight == pytest.approx(
                 e.score, abs=1e-5

@@ -562,6 +562,32 @@ def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
     assert without_valid.quality is None
 
 
+@pytest.mark.parametrize("option", [True, "auto"])
+def test_at_learning_rate_0_a_network_weighs_nothing_at_the_start(
+    option, tmp_path
+):
+    """So that PPO alone starts from the rule confidences; auto trains no network."""
+    options = QuestionConfig(
+        bellman_ford=option, embedding=False, walks=False, degrees=False
+    )
+    listwise = replace(CONFIG.listwise, learning_rate=0.0)
+    config = replace(
+        CONFIG, questions=options, bellman_ford=BELLMAN_FORD, listwise=listwise
+    )
+    run = run_start.prepare_run(config, tmp_path / "one", resume=False)
+    assert run.run_config.questions.bellman_ford is (option is True)
+    rules = replace(config, questions=replace(options, bellman_ford=False))
+    plain = run_start.prepare_run(rules, tmp_path / "other", resume=False)
+    params = run.state.start_params.score
+    weight = params.network_prior_weight
+    assert len(weight) == (len(params.linked_weight) if option is True else 0)
+    assert not weight.any()
+    for name, one, other in zip(
+        params._fields, params, plain.state.start_params.score
+    ):
+        assert name == "network_prior_weight" or torch.equal(one, other)
+
+
 def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(
     tmp_path,
 ):

@@ -716,3 +716,16 @@ def test_a_wrong_marker_is_an_error_of_one_line(project, capsys, text, error):
 def test_one_block_is_printed(capsys):
     assert tables.main(["--print", "performance-startup"]) == 0
     assert capsys.readouterr().out == tables.performance_startup()
+
+
+def test_rule_scores_are_shown_with_linked_candidates_last_too():
+    test = {
+        "noisy-or": {"mrr": 0.25},
+        "noisy-or-linked-last": {"mrr": 0.5},
+        "evidence, trained": {"mrr": 0.75},
+    }
+    assert tables.rule_scores_text(test, "noisy-or") == (
+        "0.2500 (noisy-or), 0.5000 (noisy-or-linked-last)"
+    )
+    last = tables.rule_scores_text(test, "noisy-or-linked-last")
+    assert last == "0.5000 (noisy-or-linked-last)"

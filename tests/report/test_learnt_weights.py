@@ -71,6 +71,12 @@ def test_degrees_and_the_prior_have_names_too(runs):
     assert degree([6 * label + 5, 0]) == (
         f"9 or more facts of {LIKES} with the candidate as head"
     )
+    assert degree([6 * label + 1, 0]) == (
+        f"1 fact of {LIKES} with the candidate as head"
+    )
+    _, own_degree = describe["own_degree_weight"]
+    assert own_degree([label, 1]) == "it is 1 known answer"
+    assert own_degree([label, 0]) == "it is 0 known answers"
     assert describe["prior_weight"][1]([0]) == "prior by link embeddings"
     by_network = describe["network_prior_weight"][1]
     assert by_network([0]) == "prior by a Bellman-Ford network"
