@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from experiments.paths import ROOT
+from experiments.paths import DATA, ROOT
 
 TESTS = ROOT / "tests"
 # exit statuses of pytest where some tests failed, where a file could not be read, and where there was no test to run
@@ -73,5 +73,7 @@ def _outcome(case: ElementTree.Element) -> Outcome:
         if child.tag in ("failure", "error", "skipped"):
             outcome = "skipped" if child.tag == "skipped" else "failed"
             reason = (child.get("message") or "").partition("\n")[0]
+            # A record does not say where the data are.
+            reason = reason.replace(f"{DATA}{os.sep}", "")
             return Outcome(name, outcome, reason)
     return Outcome(name, "passed", "")

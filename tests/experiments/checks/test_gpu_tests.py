@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from experiments.checks.gpu_tests import summarise
-from experiments.checks.pytest_outcomes import Outcome
+from experiments.checks.pytest_outcomes import Outcome, run_tests
+from experiments.paths import DATA
 
 
 def test_a_test_that_needs_a_gpu_is_named_in_the_row_of_the_first_one():
@@ -31,6 +35,15 @@ def test_a_failure_is_named_with_its_reason_and_is_no_pass():
     )
     assert rows[1]["failed"] == {"one": "1 != 2"}
     assert rows[1]["skipped_before"] == []
+
+
+def test_the_reason_to_skip_a_test_does_not_say_where_the_data_are(tmp_path):
+    reason = f"{DATA / 'oracles' / 'x.npz'} is absent"
+    file = tmp_path / "test_data.py"
+    file.write_text(f"import pytest\ndef test_it(): pytest.skip({reason!r})")
+    (outcome,) = run_tests(sys.executable, [file], 0)
+    assert outcome.outcome == "skipped"
+    assert outcome.reason == f"oracles{os.sep}x.npz is absent"
 
 
 def _passed(name: str) -> Outcome:
