@@ -752,10 +752,8 @@ def _weigh_network(
 def _asked_notes(setup: QuestionSetup) -> list[str]:
     """A note where PPO cannot ask all questions beside a network."""
     assert setup.world is not None, "the questions are listed"
-    n_questions, n_asked = (
-        len(setup.world.question),
-        question_run.n_asked(setup.world),
-    )
+    n_questions = len(setup.world.question)
+    n_asked = question_run.n_asked(setup.world)
     if n_asked == n_questions:
         return []
     return [

@@ -50,6 +50,8 @@ class NetworkPrior:
     """Its weights."""
     graph: Graph
     """The known facts."""
+    sum_messages: Summation
+    """How the messages along these are added up."""
 
 
 def network_config(
@@ -94,10 +96,12 @@ def make_prior(
         asks=params.weight_by_asked.shape[1] > 0,
         messages="float64",
     )
+    graph = bellman_ford.build_graph(cfg, facts, "fact")
     return NetworkPrior(
         cfg=cfg,
         params=params,
-        graph=bellman_ford.build_graph(cfg, facts, "fact"),
+        graph=graph,
+        sum_messages=bellman_ford.summation(cfg, graph),
     )
 
 
@@ -134,7 +138,6 @@ def prior(
     # `split` would give one empty part.
     asked_rows = has_prior.nonzero().squeeze(1)
     size = n_at_once(network.cfg, graph)
-    sum_messages = bellman_ford.summation(network.cfg, graph)
     parts = asked_rows.split(size) if len(asked_rows) else ()
 
     places, values = [entity[:0]], [torch.zeros_like(entity[:0]).double()]
@@ -146,7 +149,6 @@ def prior(
             asked,
             rows,
             OmittedEdges(row, omitted.edge[position]),
-            sum_messages,
         )
         row, place = expand_ranges(offsets[rows], counts[rows])
         places.append(place)
@@ -160,7 +162,6 @@ def _answer_logits(
     asked: bellman_ford.Questions,
     rows: I64[Tensor, "n"],
     omitted: OmittedEdges,
-    sum_messages: Summation,
 ) -> F64[Tensor, "n E"]:
     """The logits of all entities above their mean, rounded, as answers to some questions."""
     params = tree.map(lambda x: x.double(), network.params)
@@ -172,7 +173,7 @@ def _answer_logits(
             asked.label[rows],
             asked.given[rows],
             omitted,
-            sum_messages,
+            network.sum_messages,
         )
     above = logits - logits.mean(1, keepdim=True)
     return (above / PRIOR_UNIT).round() * PRIOR_UNIT
