@@ -102,17 +102,7 @@ SETTINGS["fb15k-237+embeddings+network"] = Options(
         *SETTINGS["fb15k-237+embeddings"].training,
         *("--embedding.n-epochs", "20", "--listwise.n-epochs", "2"),
         *("--questions.bellman-ford", "True"),
-        *("--bellman-ford.n-steps", "5000"),
-        *("--bellman-ford.batch-size", "64"),
-    ],
-)
-SETTINGS["fb15k-237+network"] = Options(
-    SETTINGS["fb15k-237"].mining,
-    [
-        *SETTINGS["fb15k-237+embeddings"].training,
-        *("--questions.embedding", "False"),
-        *("--questions.bellman-ford", "True"),
-        *("--bellman-ford.n-steps", "6500"),
+        *("--bellman-ford.n-steps", "4500"),
         *("--bellman-ford.batch-size", "64"),
     ],
 )
