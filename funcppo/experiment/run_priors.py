@@ -107,7 +107,7 @@ def train_network(
         return TrainedNetwork(None, note)
 
     on_phase(f"Bellman-Ford network, about {plan.seconds:.0f} s", 0, None)
-    params = bellman_ford_training.train(
+    params, reason = bellman_ford_training.train(
         run.task,
         plan.cfg,
         left_out,
@@ -121,6 +121,8 @@ def train_network(
         f"Bellman-Ford network: {plan.cfg.n_steps:,} of {config.bellman_ford.n_steps:,} steps and the priors of "
         f"{n_questions:,} questions, planned to take {plan.seconds:.0f} s"
     )
+    if reason:
+        note += f"; its steps replay no CUDA graph: {reason}"
     return TrainedNetwork(make_network(run.task, params), note)
 
 
