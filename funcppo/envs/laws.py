@@ -52,7 +52,7 @@ def check(
 
     A state, an observation and a timestep are trees of tensors with the leading axis B, and keep structure, shapes and
     dtypes. The functions write to no argument, repeat their results for the same key, run under `torch.vmap`, and treat
-    each row alone. A finished row stays as it is, with reward 0.
+    each row alone. A finished row stays as it is, with reward 0. Rows that have finished begin further episodes.
 
     Of an environment that steps on the host (`fp.envs.gymnasium`) these are tried: that observations are of their
     space, rewards finite and flags bools; that a time limit truncates; that equal seeds give equal episodes, in each
@@ -100,7 +100,24 @@ def check(
         obs = _check_observe(env, world, state)
         action = sample_action(action_key, obs)
         arguments = _Arguments(state, action, random.split(step_key, N_ROWS))
-        state, finished = _check_step(env, world, arguments, finished, t == 0)
+        state, done = _check_step(env, world, arguments, finished, t == 0)
+        # A row begins another episode once it has been stepped when finished.
+        state = _restart(env, world, state, finished, arguments.key)
+        finished = done & ~finished
+
+
+def _restart(
+    env: AnyEnvironment,
+    world: object,
+    state: Any,
+    rows: Bool[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> Any:
+    """The state with some rows reset, as a rollout resets them."""
+    fresh = base.sample_reset(env, world, key)
+    if env.reset_from_sample is not None:
+        fresh = env.reset_from_sample(env.cfg, world, fresh)
+    return base.restart(env, world, state, rows, fresh)
 
 
 class _Arguments(NamedTuple):
