@@ -106,6 +106,13 @@ SETTINGS["fb15k-237+embeddings+network"] = Options(
         *("--bellman-ford.batch-size", "64"),
     ],
 )
+SETTINGS["fb15k-237+embeddings+network+no-links"] = Options(
+    SETTINGS["fb15k-237"].mining,
+    [
+        *SETTINGS["fb15k-237+embeddings+network"].training,
+        *("--questions.links", "False"),
+    ],
+)
 SETTINGS["wn18rr+embeddings+network"] = Options(
     SETTINGS["wn18rr"].mining,
     [
