@@ -135,11 +135,16 @@ class Published(NamedTuple):
 # As the systems' own pages report them. RED-GNN and NBFNet are graph networks, PyClause applies mined rules, RulE
 # embeds them. Papers split the small sets in different ways.
 NBFNET_URL = "https://github.com/DeepGraphLearning/NBFNet"
+CONVE_URL = "https://github.com/TimDettmers/ConvE"
 RED_GNN_URL = "https://github.com/LARS-research/RED-GNN"
 PYCLAUSE_URL = "https://github.com/symbolic-kg/PyClause"
 RULE_URL = "https://github.com/XiaojuanTang/RulE"
 PUBLISHED = {
-    "Kinships": [Published(0.736, "RulE", RULE_URL)],
+    "Kinships": [
+        Published(0.83, "ConvE", CONVE_URL),
+        Published(0.736, "RulE", RULE_URL),
+    ],
+    "Nations": [Published(0.82, "ConvE", CONVE_URL)],
     "Family": [Published(0.992, "RED-GNN", RED_GNN_URL)],
     "UMLS": [Published(0.964, "RED-GNN", RED_GNN_URL)],
     "WN18RR": [
@@ -720,8 +725,11 @@ TUNED_LABELS = {
     "kinships+network": "Kinships, Bellman-Ford network",
     "wn18rr": "WN18RR",
     "wn18rr+embeddings": "WN18RR, link embeddings",
+    "wn18rr+embeddings+network": "WN18RR, link embeddings and Bellman-Ford network",
     "fb15k-237": "FB15k-237",
     "fb15k-237+embeddings": "FB15k-237, link embeddings",
+    "fb15k-237+embeddings+network": "FB15k-237, link embeddings and Bellman-Ford network",
+    "fb15k-237+embeddings+network+no-links": "FB15k-237, the same without facts that link a candidate",
 }
 
 
