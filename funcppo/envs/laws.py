@@ -91,12 +91,26 @@ def check(
     if env.host is not None:
         env.host.check(n_steps, seed)
         _check_host(evaluation_env(env), world, sample_action, keys)
-        return
+    else:
+        _check_episodes(env, world, sample_action, keys)
+
+
+def _check_episodes(
+    env: AnyEnvironment,
+    world: object,
+    sample_action: SampleActionFn,
+    keys: I64[Tensor, "T1 2"],
+) -> None:
+    """Check the laws of a pure environment on steps of some rows, the first key of which is that of their resets.
+
+    Raises:
+      ValueError: one line that names the function, and the tensor, that breaks a law.
+    """
     row_keys = random.split(keys[0], N_ROWS)
     state = _check_reset(env, world, row_keys)
     finished = torch.zeros(N_ROWS, dtype=torch.bool)
-    for t in range(n_steps):
-        action_key, step_key = random.split(keys[t + 1]).unbind()
+    for t, key in enumerate(keys[1:]):
+        action_key, step_key = random.split(key).unbind()
         obs = _check_observe(env, world, state)
         action = sample_action(action_key, obs)
         arguments = _Arguments(state, action, random.split(step_key, N_ROWS))

@@ -25,7 +25,10 @@ from funcppo.prover.bellman_ford import (
     StepConfig,
     TrainState,
 )
-from funcppo.prover.question_config import BellmanFordConfig
+from funcppo.prover.question_config import (
+    N_NETWORK_STEPS,
+    BellmanFordConfig,
+)
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.ranges import is_cuda
 from funcppo.runtime import memory
@@ -62,6 +65,7 @@ class BellmanFordPlan(NamedTuple):
 
     cfg: BellmanFordConfig
     seconds: float  # that training and priors take, by count
+    n_wanted: int  # steps, if there were time for all
     # fewer than `MIN_STEPS` steps, and the priors, take more time than there is
     is_too_long: bool
 
@@ -99,12 +103,14 @@ def plan_training(
     per_step = GRADIENT_PASSES * (start + n_together * per_question)
     of_priors = PRIOR_PASSES * n_questions * per_question
 
-    most = min(cfg.n_steps, (seconds - of_priors) / per_step)
+    wanted = cfg.n_steps or N_NETWORK_STEPS
+    most = min(wanted, (seconds - of_priors) / per_step)
     n_steps = max(1, int(most))
     return BellmanFordPlan(
         cfg=dataclasses.replace(cfg, n_steps=n_steps),
         seconds=n_steps * per_step + of_priors,
-        is_too_long=most < min(MIN_STEPS, cfg.n_steps),
+        n_wanted=wanted,
+        is_too_long=most < min(MIN_STEPS, wanted),
     )
 
 
@@ -157,9 +163,10 @@ def train(
 
     step_fn = make_step(device)
     steps = iter_steps(step_fn, sizes, graph, cfg, state, key, n_at_once)
+    n_steps = cfg.n_steps or N_NETWORK_STEPS
     for step, after in enumerate(steps, 1):
         state = after
-        on_phase(TEXT, step, cfg.n_steps, deadline)
+        on_phase(TEXT, step, n_steps, deadline)
         if deadline.is_over:
             break
     params, reasons = tree.map(torch.clone, state.params), []
@@ -207,12 +214,12 @@ def iter_steps(
         network=sizes, dropped=cfg.dropped, n_at_once=n_at_once
     )
     world = bellman_ford.make_world(sizes, graph)
-    size = min(cfg.batch_size, n_edges)
-    batches = _batches(key, n_edges, size, cfg.n_steps)
+    size, n_steps = min(cfg.batch_size, n_edges), cfg.n_steps or N_NETWORK_STEPS
+    batches = _batches(key, n_edges, size, n_steps)
     host_key = key.cpu()  # A key takes a hundred operations.
     for step, edge in enumerate(batches, 1):
         drop_key = random.fold_in(random.fold_in(host_key, step), 1)
-        rate = cfg.learning_rate * (1.0 - (step - 1) / cfg.n_steps)
+        rate = cfg.learning_rate * (1.0 - (step - 1) / n_steps)
         state = step_fn(
             step_cfg,
             world,
