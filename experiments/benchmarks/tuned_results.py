@@ -43,7 +43,7 @@ SETTINGS = {
         ],
     ),
     "kinships+network": Options(
-        [],
+        ["--votes-per-fact", "1"],
         [
             *("--questions.bellman-ford", "auto", "--seconds", "3600"),
             *("--bellman-ford.seconds", "3000"),

@@ -82,17 +82,19 @@ class Mine:
     max_length: int | None = None
     """Maximum number of atoms in a rule body, 1 to 5. Paths of 4 and 5 atoms are for sparse graphs: relations with too
     many of them are left out. Default: 3; 2 in a tiny dense graph (at most 2,000 facts, at least one for each pair of
-    entities)."""
+    entities); 5 in a large sparse one (more than 50,000 facts, at most three for each entity)."""
     min_support: int | None = None
     """Minimum support: facts that a rule derives from other facts. Default: 5; 3 in a tiny dense graph."""
     min_confidence: float = _DEFAULT.min_confidence
     """Minimum leave-one-out confidence, 0 to 1."""
-    constants: bool = _DEFAULT.constants
+    constants: bool = False
     """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d), and with h(X,X) in place of h(X,c).
-    Default: off."""
+    Default: off; on in a large graph (more than 50,000 facts) that is not sparse."""
+    without_constants: bool = False
+    """Mine no rules with constants in such a graph either. Default: off."""
     votes_per_fact: int | None = None
     """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
-    graph."""
+    graph, and in one of 2,000 to 50,000 facts."""
     seconds: float = _DEFAULT.seconds
     """Time limit in seconds, without reading the data. It also sets --max-rows, 7 million a second."""
     max_rows: int | None = _DEFAULT.max_rows
@@ -195,6 +197,8 @@ class Mine:
             field.name: getattr(self, field.name)
             for field in fields(MiningConfig)
         }
+        if not self.constants:
+            options["constants"] = False if self.without_constants else None
         if self.object_identity:
             options["seconds"] = (1 - IDENTITY_SHARE) * self.seconds
             if self.max_rows is not None:
@@ -205,6 +209,10 @@ class Mine:
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
+        if self.constants and self.without_constants:
+            raise ValueError(
+                "--constants, --without-constants: expected one of them"
+            )
         if self.object_identity and self.format != "AnyBURL":
             raise ValueError(
                 f"--object-identity: expected --format AnyBURL, got {self.format}, whose counts are without"
@@ -326,7 +334,7 @@ def check_mining_memory(
     option: str,
     device: str,
     *,
-    max_length: int = _DEFAULT.max_length,
+    max_length: int | None = None,
 ) -> int:
     """The memory limit of mining, in bytes.
 
@@ -334,14 +342,17 @@ def check_mining_memory(
       text: the limit of this process, or of the GPU; None for three quarters of what is free, which the processes of a
         host share.
       option: the option that sets it, for the error.
-      max_length: of the bodies of rules, in atoms.
+      max_length: of the bodies of rules, in atoms; None for that of the defaults.
 
     Raises:
       ValueError: the limit is no number, or mining the data set takes more.
     """
+    from funcppo.experiment import rule_cache
     from funcppo.mining import miner
     from funcppo.runtime import memory
 
+    if max_length is None:
+        max_length = rule_cache.mining_config(dataset).max_length
     used_bytes = memory.used_bytes(device)
     limit = (
         default_memory_limit(device)

@@ -14,7 +14,11 @@ from funcppo.data import Dataset
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import settings_choice
 from funcppo.experiment import rule_cache
-from funcppo.mining.config import ROWS_PER_SECOND, MiningConfig
+from funcppo.mining.config import (
+    MAX_TINY_FACTS,
+    ROWS_PER_SECOND,
+    MiningConfig,
+)
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import PhaseCallback, ignore_phase
 
@@ -42,7 +46,8 @@ def candidate_configs(
     """
     defaults = rule_cache.mining_config(dataset, seconds=seconds)
     usual = MiningConfig(seconds=seconds)
-    if defaults == usual or not len(dataset.valid):
+    is_tiny = len(dataset.facts) <= MAX_TINY_FACTS
+    if defaults == usual or not is_tiny or not len(dataset.valid):
         return {"default": defaults}
     return {
         "tiny dense graphs": defaults,

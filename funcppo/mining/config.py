@@ -22,6 +22,10 @@ MAX_EXTENDED_LENGTH = 3
 ROWS_PER_SECOND = 7_000_000
 # A graph is tiny with at most so many facts, and dense with at least one fact for each pair of entities.
 MAX_TINY_FACTS = 2_000
+# A graph is small with more facts than these, and at most so many.
+MAX_SMALL_FACTS = 50_000
+# A larger graph is sparse with at most so many facts for each entity.
+MAX_SPARSE_DEGREE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +65,16 @@ def default_config(n_facts: int, n_entities: int) -> MiningConfig:
     """The settings that are used where none are set.
 
     In a tiny dense graph bodies of three atoms join nearly all pairs of entities, and the best of so many are best by
-    chance. Shorter bodies, and more rules for each fact, derive more answers there and rank them better.
+    chance. Shorter bodies, and more rules for each fact, derive more answers there and rank them better. In a small
+    graph there is time to weigh more rules for each fact. Of larger ones those that are sparse need long bodies, and
+    rules with constants tell the types of entities in the others.
     """
-    is_dense = n_facts >= n_entities**2
-    if not is_dense or n_facts > MAX_TINY_FACTS:
-        return MiningConfig()
-    return MiningConfig(max_length=2, min_support=3, votes_per_fact=3)
+    if n_facts <= MAX_TINY_FACTS:
+        if n_facts < n_entities**2:
+            return MiningConfig()
+        return MiningConfig(max_length=2, min_support=3, votes_per_fact=3)
+    if n_facts <= MAX_SMALL_FACTS:
+        return MiningConfig(votes_per_fact=3)
+    if n_facts <= MAX_SPARSE_DEGREE * n_entities:
+        return MiningConfig(max_length=5)
+    return MiningConfig(constants=True)

@@ -29,7 +29,7 @@ from funcppo.data.rule_tables import (
 from funcppo.data.writers import to_clauses
 from funcppo.experiment import rule_cache
 from funcppo.experiment.config import RESULTS_FILE, read_config
-from funcppo.mining import miner
+from funcppo.mining import config, miner
 from funcppo.mining.budget import ignore_progress
 from funcppo.mining.config import MiningConfig
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
@@ -649,3 +649,43 @@ def test_training_without_rules_mines_first_and_keeps_what_it_mined(
     ).read_text()
     assert funcppo(monkeypatch, *args, "--out", out, "--resume") == 0
     assert funcppo(monkeypatch, "evaluate", out) == 0
+
+
+@pytest.fixture
+def types(tmp_path, monkeypatch):
+    """A graph that counts as large and is not sparse: who likes something likes tea."""
+    monkeypatch.setattr(config, "MAX_TINY_FACTS", 0)
+    monkeypatch.setattr(config, "MAX_SMALL_FACTS", 1)
+    monkeypatch.setattr(config, "MAX_SPARSE_DEGREE", 0)
+    drinks = ["milk", "water", "juice", "cocoa", "coffee"]
+    lines = [
+        f"p{i}\tlikes\ttea\np{i}\ttries\t{d}\n" for i, d in enumerate(drinks)
+    ]
+    file = tmp_path / "drinks.tsv"
+    file.write_text("".join(lines))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("options", "has_constants"),
+    [((), True), (("--constants",), True), (("--without-constants",), False)],
+)
+def test_a_large_graph_has_rules_with_constants_unless_they_are_turned_off(
+    options, has_constants, types, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "rules.tsv"
+    arguments = ("mine", types, "--min-support", "2", "--out", out, *options)
+    assert funcppo(monkeypatch, *arguments) == 0
+    assert ("likes(X, tea) :- tries(X, " in out.read_text()) == has_constants
+    capsys.readouterr()
+
+
+def test_constants_are_asked_for_or_turned_off_but_not_both(
+    types, tmp_path, monkeypatch, capsys
+):
+    options = ("--constants", "--without-constants")
+    out = tmp_path / "rules.tsv"
+    assert funcppo(monkeypatch, "mine", types, "--out", out, *options) == 2
+    line = "--constants, --without-constants: expected one of them"
+    assert line in capsys.readouterr().err
+    assert not out.exists()

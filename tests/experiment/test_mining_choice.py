@@ -7,7 +7,7 @@ import pytest
 from funcppo.data import Dataset, from_triples
 from funcppo.deadline import Deadline
 from funcppo.experiment import mining_choice
-from funcppo.mining.config import MiningConfig
+from funcppo.mining.config import MAX_TINY_FACTS, MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 
 OPEN = ProverTaskConfig(smoothing="auto", object_identity="auto")
@@ -67,3 +67,6 @@ def test_only_a_tiny_dense_graph_with_a_valid_split_has_two_candidates():
     sparse = from_triples([(f"x{i}", "r", f"y{i}") for i in range(9)], valid)
     usual_alone = mining_choice.candidate_configs(sparse, 7.0)
     assert list(usual_alone.values()) == [MiningConfig(seconds=7.0)]
+    facts = [(f"x{i}", "r", f"y{i}") for i in range(MAX_TINY_FACTS + 1)]
+    small = mining_choice.candidate_configs(from_triples(facts, valid), 7.0)
+    assert list(small.values()) == [MiningConfig(votes_per_fact=3, seconds=7.0)]

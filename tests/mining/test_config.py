@@ -3,6 +3,7 @@
 import pytest
 
 from funcppo.mining.config import (
+    MAX_SMALL_FACTS,
     MAX_TINY_FACTS,
     ROWS_PER_SECOND,
     MiningConfig,
@@ -40,7 +41,6 @@ def test_seconds_set_the_rows_unless_rows_are_given():
         (100, 10, True),
         (99, 10, False),
         (MAX_TINY_FACTS, 20, True),
-        (MAX_TINY_FACTS + 1, 20, False),
         (1110, 271, False),
     ],
 )
@@ -51,3 +51,28 @@ def test_tiny_dense_graphs_have_shorter_bodies_and_more_rules(
     assert (cfg != MiningConfig()) == is_tiny_and_dense
     assert cfg.max_length == (2 if is_tiny_and_dense else 3)
     assert cfg.votes_per_fact == (3 if is_tiny_and_dense else 1)
+
+
+@pytest.mark.parametrize(
+    ("n_facts", "n_entities", "cfg"),
+    [
+        (MAX_TINY_FACTS + 1, 20, MiningConfig(votes_per_fact=3)),
+        (MAX_SMALL_FACTS, 10_000, MiningConfig(votes_per_fact=3)),
+        (86_835, 40_559, MiningConfig(max_length=5)),
+        (272_115, 14_505, MiningConfig(constants=True)),
+        (
+            MAX_SMALL_FACTS + 2,
+            MAX_SMALL_FACTS // 3,
+            MiningConfig(constants=True),
+        ),
+        (
+            MAX_SMALL_FACTS + 1,
+            MAX_SMALL_FACTS // 3 + 1,
+            MiningConfig(max_length=5),
+        ),
+    ],
+)
+def test_larger_graphs_have_what_their_size_and_density_ask_for(
+    n_facts, n_entities, cfg
+):
+    assert default_config(n_facts, n_entities) == cfg
