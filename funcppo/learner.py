@@ -9,6 +9,7 @@ The functions behind it are `train_step.init` and `train_step.train_step`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -403,6 +404,41 @@ def _text(value: object) -> str:
     if callable(value):
         return str(getattr(value, "__qualname__", type(value).__name__))
     return repr(value)
+
+
+class SettingDifference(NamedTuple):
+    """The innermost setting in which two texts of settings differ."""
+
+    name: str  # such as "agent.cfg: hidden"
+    expected: str
+    got: str
+
+
+def find_difference(name: str, expected: str, got: str) -> SettingDifference:
+    """Where two different texts of `settings_text` differ first; both of them whole where that is in no named field."""
+    pairs = enumerate(zip(expected, got))
+    shorter = min(len(expected), len(got))
+    n_equal = next((i for i, (a, b) in pairs if a != b), shorter)
+    fields_before = list(re.finditer(r"\b(\w+)=", expected[:n_equal]))
+    if fields_before:
+        field = fields_before[-1]
+        values = [_first_value(text[field.end() :]) for text in (expected, got)]
+        if values[0] != values[1]:
+            return SettingDifference(f"{name}: {field[1]}", *values)
+    kinds = [text.partition("(")[0] for text in (expected, got)]
+    if kinds[0] != kinds[1]:
+        return SettingDifference(name, *kinds)
+    return SettingDifference(name, expected, got)
+
+
+def _first_value(text: str) -> str:
+    """The text up to a comma or a bracket that closes what was opened before it."""
+    depth = 0
+    for i, character in enumerate(text):
+        if not depth and character in ",)]}":
+            return text[:i]
+        depth += (character in "([{") - (character in ")]}")
+    return text
 
 
 def compile(

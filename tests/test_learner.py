@@ -16,7 +16,7 @@ import funcppo as fp
 from funcppo import train_step, tree
 from funcppo.config import PPOConfig
 from funcppo.envs.classic_control import cartpole
-from funcppo.learner import PPOOptions
+from funcppo.learner import PPOOptions, find_difference
 from tests.learning import (
     WORLD,
     assert_trees_equal,
@@ -574,3 +574,21 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
     assert_trees_equal(state, want, rtol=1e-4, atol=1e-5)
     for metrics, expected in held:
         assert_trees_equal(metrics, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "problem"),
+    [
+        ("A(x=1, y=B(z=(1, 2)))", "A(x=1, y=B(z=(1, 3)))", "env: z (1, 2) (1, 3)"),
+        ("A(x=1, y=B(z=1))", "A(x=1, y=C(z=1))", "env: y B(z=1) C(z=1)"),
+        ("A(x=1, y=2)", "A(x=1, w=2)", "env A(x=1, y=2) A(x=1, w=2)"),
+        ("A(x=12)", "A(x=1)", "env: x 12 1"),
+        ("A(x=1)", "B(x=1)", "env A B"),
+        ("None", "A(x=1)", "env None A"),
+        ("4", "8", "env 4 8"),
+        ("A(x=1)", "None", "env A None"),
+    ],
+)  # fmt: skip
+def test_the_innermost_setting_that_differs_is_named(expected, got, problem):
+    found = find_difference("env", expected, got)
+    assert " ".join(found) == problem
