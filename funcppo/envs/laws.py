@@ -70,10 +70,7 @@ def check(
       TypeError: `env` is no environment.
       ValueError: one line that names the function, and the tensor, that breaks a law.
     """
-    if not isinstance(env, Environment):
-        raise TypeError(
-            f"env: expected an Environment, got {type(env).__name__}"
-        )
+    _check_functions(env)
     if sample_action is None:
         if env.spec is None:
             raise ValueError(
@@ -81,11 +78,6 @@ def check(
             )
         sample_action = partial(_sample_action, env)
     world = NoWorld() if world is None else world
-    for name in ("reset", "step_functional", "observe"):
-        if not callable(getattr(env, name)):
-            raise TypeError(
-                f"env.{name}: expected a function, got {type(getattr(env, name)).__name__}"
-            )
 
     keys = random.split(random.key(seed), n_steps + 1)
     if env.host is not None:
@@ -104,6 +96,19 @@ def check(
         # A row begins another episode once it has been stepped when finished.
         state = _restart(env, world, state, finished, arguments.key)
         finished = done & ~finished
+
+
+def _check_functions(env: object) -> None:
+    """Raise TypeError unless it is an environment of functions."""
+    if not isinstance(env, Environment):
+        raise TypeError(
+            f"env: expected an Environment, got {type(env).__name__}"
+        )
+    for name in ("reset", "step_functional", "observe"):
+        if not callable(getattr(env, name)):
+            raise TypeError(
+                f"env.{name}: expected a function, got {type(getattr(env, name)).__name__}"
+            )
 
 
 def _restart(
