@@ -31,7 +31,7 @@ from torch import Tensor
 
 from funcppo import random, train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
-from funcppo.envs.laws import check_layout, check_pure
+from funcppo.envs.laws import TOLERANCE, call_twice, check_layout, check_pure
 from funcppo.envs.wrappers import stand_in_env
 from funcppo.interfaces import (
     Agent,
@@ -465,8 +465,8 @@ def compile(
       A learner with a `step` of the same contract, and the `record` of what was tried.
 
     Raises:
-      ValueError: there is no such strategy; or a function of the environment overwrites an argument, or differs when
-        it is called again with the same key, which is tried on one step before anything is compiled.
+      ValueError: there is no such strategy; or a function of the environment or the network overwrites an argument, or
+        differs when it is called again with the same key, which is tried on one step before anything is compiled.
       TypeError: what is handed in is no state, or its params and moments differ in dtype.
       Exception: whatever a strategy that is chosen by name raises.
     """
@@ -476,7 +476,7 @@ def compile(
     if tolerance is None:
         tolerance = DEFAULT_TOLERANCE
     _check_state(state)
-    check_environment(learner, state)
+    check_functions(learner, state)
     group = learner.group
     if group is None:
         return _compile(learner, state, strategy, backend, tolerance)
@@ -486,22 +486,42 @@ def compile(
     return compiled
 
 
-def check_environment(
+class _NetworkResult(NamedTuple):
+    """What a network returns, by the names that an error says."""
+
+    output: Any
+    memory: Any
+
+
+def check_functions(
     learner: Learner[Any, Any], state: TrainState[Any, Any]
 ) -> None:
-    """Check that the environment of a learner is pure, on one step by the policy; one that steps on the host is not.
+    """Check that network and environment are pure, on one step; an environment that steps on the host is left out.
 
     Raises:
       ValueError: one line that names the function, and the tensor: see `laws.check_pure`.
     """
-    if learner.cfg.env.host is not None:
-        return
     env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
     n_rows = tree.leaves(state.env_state)[0].shape[0]
     key = state.key.view(-1, 2)[0]  # of the first shard
+
+    def apply(params: Any, observation: Any, memory: Any) -> _NetworkResult:
+        return _NetworkResult(
+            *apply_agent(agent, world, params, observation, memory)
+        )
+
     with torch.no_grad():
         obs = env.observe(env.cfg, world, state.env_state)
-        output, _ = apply_agent(agent, world, state.params, obs, state.memory)
+        output, _ = call_twice(
+            "apply of the network",
+            apply,
+            params=state.params,
+            observation=obs,
+            memory=state.memory,
+            tolerance=TOLERANCE,
+        )
+        if env.host is not None:
+            return
         action = agent.distribution.sample(key, output)
         step_keys = random.split(key, n_rows)
         check_pure(env, world, state.env_state, action, step_keys)

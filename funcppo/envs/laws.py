@@ -156,7 +156,7 @@ def _check_reset(
 ) -> Any:
     """A state after a reset."""
     reset = partial(env.reset, env.cfg)
-    state = _call("reset", reset, world=world, key=key)
+    state = call_twice("reset", reset, world=world, key=key)
     _check_tree("reset", "state", state)
     _check_vmap("reset", lambda k: reset(world, k), key)
     _check_rows(env, "reset", lambda e, k: e.reset(e.cfg, world, k), (key,))
@@ -173,7 +173,7 @@ def _check_reset(
 def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     """The observation of a state."""
     observe = partial(env.observe, env.cfg)
-    obs = _call("observe", observe, world=world, state=state)
+    obs = call_twice("observe", observe, world=world, state=state)
     _check_tree("observe", "observation", obs)
 
     spec = env.spec
@@ -212,7 +212,7 @@ def _check_step(
     """The state after a step, and which rows have finished."""
     name = "step_functional"
     step = partial(env.step_functional, env.cfg)
-    result: Any = _call(name, step, world=world, **arguments._asdict())
+    result: Any = call_twice(name, step, world=world, **arguments._asdict())
     if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
         raise ValueError(
             f"{name}: expected (state, fp.Timestep), got {type(cast(Any, result)).__name__}"
@@ -304,10 +304,10 @@ def check_pure(
         "step_functional": {"state": state, "action": action, "key": key},
     }
     for name, fn in bound.items():
-        _call(name, fn, **arguments[name], tolerance=TOLERANCE)
+        call_twice(name, fn, **arguments[name], tolerance=TOLERANCE)
 
 
-def _call(
+def call_twice(
     name: str,
     fn: Callable[..., Any],
     tolerance: float = 0.0,
@@ -317,6 +317,9 @@ def _call(
 
     Args:
       arguments: in the order of the function's, under the names that an error says.
+
+    Raises:
+      ValueError: one line that names the function, and the tensor.
     """
     values = tree.map(torch.clone, tuple(arguments.values()))
     try:
@@ -338,8 +341,12 @@ def _call(
 
     again = fn(*arguments.values())
     if tree.structure(again) == tree.structure(result) and _all_tensors(result):
+        what = "key" if "key" in arguments else "arguments"
         _check_equal(
-            f"{name} a second time with the same key", again, result, tolerance
+            f"{name} a second time with the same {what}",
+            again,
+            result,
+            tolerance,
         )
     return result
 
