@@ -34,6 +34,7 @@ a line that names its records, hardware, versions and commits):
     performance-strategies      one iteration under each compilation strategy
     performance-cartpole        an iteration of CartPole on an H200 as one CUDA graph; JAX and PureJaxRL beside
     learning-curves             returns of training by published settings, beside published returns
+    performance-cartpole-aims   what was aimed at, and what the kernels of an iteration take
     performance-cartpole-update one minibatch update of 256 rows (a sentence)
     performance-cartpole-cpu    an iteration of CartPole on one CPU thread; Stable-Baselines3 and JAX beside
     performance-microbatches    minibatches in one piece and in eight: time and memory
@@ -1153,6 +1154,51 @@ def performance_cartpole() -> str:
     )
 
 
+# milliseconds an iteration that were aimed at
+CARTPOLE_AIMS = {"4x128": 1.5, "2048x128": 5.5, "1024 learners": 10.0}
+PRODUCT = re.compile(r"gemm|gemv|bmm_kernel|cutlass", re.IGNORECASE)
+
+
+def performance_cartpole_aims() -> str:
+    """The block of this name."""
+    cells = cells_of("cartpole-h200")
+    head = ["ms an iteration", "aim", "float32", "TF32", "in its kernels"]
+    head += ["matrix products", "rollout", "others", "not listed"]
+    head += ["least for the products"]
+    rows = []
+    for work, aim in CARTPOLE_AIMS.items():
+        row = cells[f"{work} captured cuda highest"]
+        ms = _costliest_ms(row["costliest"])
+        rollout = digits(ms["rollout"]) if ms["rollout"] else "step by step"
+        rows.append(
+            [
+                CARTPOLE_LABELS[work],
+                digits(aim),
+                digits(row["iteration_ms"]),
+                digits(cells[f"{work} captured cuda high"]["iteration_ms"]),
+                digits(row["kernels_ms"]),
+                digits(ms["products"]),
+                rollout,
+                digits(ms["others"]),
+                digits(row["kernels_ms"] - sum(ms.values())),
+                digits(row["least_ms"]["flops"], 2),
+            ]
+        )
+    return table(head, rows) + origin("cartpole-h200")
+
+
+def _costliest_ms(lines: Iterable[str]) -> dict[str, float]:
+    """Milliseconds of the kernels that a row lists, such as "16 x 9.6 us NAME", by their kind."""
+    total = {"products": 0.0, "rollout": 0.0, "others": 0.0}
+    for line in lines:
+        count, _, microseconds, _, name = line.split(" ", 4)
+        kind = "products" if PRODUCT.search(name) else "others"
+        if name == "rollout_kernel":
+            kind = "rollout"
+        total[kind] += int(count) * float(microseconds) / 1e3
+    return total
+
+
 def learning_curves() -> str:
     """The block of this name."""
     record = load_record("learning_curves")
@@ -1546,6 +1592,9 @@ def _time_text(reached: Row) -> tuple[str, str]:
     )
 
 
+STARTUP_AIMS = 15, 4  # seconds with empty caches and with full ones
+
+
 def performance_startup() -> str:
     """The block of this name."""
     names = (
@@ -1558,7 +1607,8 @@ def performance_startup() -> str:
     )
     sentence = (
         f"From the start of the process to the end of the first iteration Countries S3 takes {empty:.2g} s with empty "
-        f"caches, {full:.2g} s with full ones, and {uncompiled:.2g} s where nothing is compiled.\n"
+        f"caches, {full:.2g} s with full ones, and {uncompiled:.2g} s where nothing is compiled. Aimed at were "
+        f"{STARTUP_AIMS[0]} and {STARTUP_AIMS[1]} s.\n"
     )
     return sentence + origin(*names)
 
@@ -2177,6 +2227,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "compiled-learning": compiled_learning,
     "performance-strategies": performance_strategies,
     "performance-cartpole": performance_cartpole,
+    "performance-cartpole-aims": performance_cartpole_aims,
     "learning-curves": learning_curves,
     "performance-cartpole-update": performance_cartpole_update,
     "performance-cartpole-cpu": performance_cartpole_cpu,

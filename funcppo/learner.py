@@ -9,6 +9,7 @@ The functions behind it are `train_step.init` and `train_step.train_step`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from funcppo import random, train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
-from funcppo.envs.laws import check_layout, check_pure
+from funcppo.envs.laws import TOLERANCE, call_twice, check_layout, check_pure
 from funcppo.envs.wrappers import stand_in_env
 from funcppo.interfaces import (
     Agent,
@@ -405,6 +406,41 @@ def _text(value: object) -> str:
     return repr(value)
 
 
+class SettingDifference(NamedTuple):
+    """The innermost setting in which two texts of settings differ."""
+
+    name: str  # such as "agent.cfg: hidden"
+    expected: str
+    got: str
+
+
+def find_difference(name: str, expected: str, got: str) -> SettingDifference:
+    """Where two different texts of `settings_text` differ first; both of them whole where that is in no named field."""
+    pairs = enumerate(zip(expected, got))
+    shorter = min(len(expected), len(got))
+    n_equal = next((i for i, (a, b) in pairs if a != b), shorter)
+    fields_before = list(re.finditer(r"\b(\w+)=", expected[:n_equal]))
+    if fields_before:
+        field = fields_before[-1]
+        values = [_first_value(text[field.end() :]) for text in (expected, got)]
+        if values[0] != values[1]:
+            return SettingDifference(f"{name}: {field[1]}", *values)
+    kinds = [text.partition("(")[0] for text in (expected, got)]
+    if kinds[0] != kinds[1]:
+        return SettingDifference(name, *kinds)
+    return SettingDifference(name, expected, got)
+
+
+def _first_value(text: str) -> str:
+    """The text up to a comma or a bracket that closes what was opened before it."""
+    depth = 0
+    for i, character in enumerate(text):
+        if not depth and character in ",)]}":
+            return text[:i]
+        depth += (character in "([{") - (character in ")]}")
+    return text
+
+
 def compile(
     learner: Learner[Params, State],
     state: TrainState[Params, State],
@@ -429,8 +465,8 @@ def compile(
       A learner with a `step` of the same contract, and the `record` of what was tried.
 
     Raises:
-      ValueError: there is no such strategy; or a function of the environment overwrites an argument, or differs when
-        it is called again with the same key, which is tried on one step before anything is compiled.
+      ValueError: there is no such strategy; or a function of the environment or the network overwrites an argument, or
+        differs when it is called again with the same key, which is tried on one step before anything is compiled.
       TypeError: what is handed in is no state, or its params and moments differ in dtype.
       Exception: whatever a strategy that is chosen by name raises.
     """
@@ -440,7 +476,7 @@ def compile(
     if tolerance is None:
         tolerance = DEFAULT_TOLERANCE
     _check_state(state)
-    check_environment(learner, state)
+    check_functions(learner, state)
     group = learner.group
     if group is None:
         return _compile(learner, state, strategy, backend, tolerance)
@@ -450,22 +486,42 @@ def compile(
     return compiled
 
 
-def check_environment(
+class _NetworkResult(NamedTuple):
+    """What a network returns, by the names that an error says."""
+
+    output: Any
+    memory: Any
+
+
+def check_functions(
     learner: Learner[Any, Any], state: TrainState[Any, Any]
 ) -> None:
-    """Check that the environment of a learner is pure, on one step by the policy; one that steps on the host is not.
+    """Check that network and environment are pure, on one step; an environment that steps on the host is left out.
 
     Raises:
       ValueError: one line that names the function, and the tensor: see `laws.check_pure`.
     """
-    if learner.cfg.env.host is not None:
-        return
     env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
     n_rows = tree.leaves(state.env_state)[0].shape[0]
     key = state.key.view(-1, 2)[0]  # of the first shard
+
+    def apply(params: Any, observation: Any, memory: Any) -> _NetworkResult:
+        return _NetworkResult(
+            *apply_agent(agent, world, params, observation, memory)
+        )
+
     with torch.no_grad():
         obs = env.observe(env.cfg, world, state.env_state)
-        output, _ = apply_agent(agent, world, state.params, obs, state.memory)
+        output, _ = call_twice(
+            "apply of the network",
+            apply,
+            params=state.params,
+            observation=obs,
+            memory=state.memory,
+            tolerance=TOLERANCE,
+        )
+        if env.host is not None:
+            return
         action = agent.distribution.sample(key, output)
         step_keys = random.split(key, n_rows)
         check_pure(env, world, state.env_state, action, step_keys)

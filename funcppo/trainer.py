@@ -31,7 +31,13 @@ from funcppo.experiment import loggers, metrics_log
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.experiment.loggers import LoggerName
 from funcppo.interfaces import AnyEnvironment
-from funcppo.learner import Learner, compile, own_state, settings_text
+from funcppo.learner import (
+    Learner,
+    compile,
+    find_difference,
+    own_state,
+    settings_text,
+)
 from funcppo.recurrence import apply_agent, initial_memory
 from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep, capture
@@ -732,8 +738,9 @@ def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
     stored = {"n_shards": "1"} | stored
     for name, value in settings_text(learner.cfg).items():
         if stored.get(name) != value:
+            other = find_difference(name, value, str(stored.get(name)))
             raise ValueError(
-                f"{path}: made with other settings: {name}: expected {value}, got {stored.get(name)}"
+                f"{path}: made with other settings: {other.name}: expected {other.expected}, got {other.got}"
             )
     return checkpoints.restore(path, like)[0]
 

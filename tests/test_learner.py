@@ -16,7 +16,7 @@ import funcppo as fp
 from funcppo import train_step, tree
 from funcppo.config import PPOConfig
 from funcppo.envs.classic_control import cartpole
-from funcppo.learner import PPOOptions
+from funcppo.learner import PPOOptions, find_difference
 from tests.learning import (
     WORLD,
     assert_trees_equal,
@@ -574,3 +574,55 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
     assert_trees_equal(state, want, rtol=1e-4, atol=1e-5)
     for metrics, expected in held:
         assert_trees_equal(metrics, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "problem"),
+    [
+        ("A(x=1, y=B(z=(1, 2)))", "A(x=1, y=B(z=(1, 3)))", "env: z (1, 2) (1, 3)"),
+        ("A(x=1, y=B(z=1))", "A(x=1, y=C(z=1))", "env: y B(z=1) C(z=1)"),
+        ("A(x=1, y=2)", "A(x=1, w=2)", "env A(x=1, y=2) A(x=1, w=2)"),
+        ("A(x=12)", "A(x=1)", "env: x 12 1"),
+        ("A(x=1)", "B(x=1)", "env A B"),
+        ("None", "A(x=1)", "env None A"),
+        ("4", "8", "env 4 8"),
+        ("A(x=1)", "None", "env A None"),
+    ],
+)  # fmt: skip
+def test_the_innermost_setting_that_differs_is_named(expected, got, problem):
+    found = find_difference("env", expected, got)
+    assert " ".join(found) == problem
+
+
+def _noisy(cfg, world, params, obs):
+    logits = obs @ params[0] + torch.rand(2)
+    return fp.PolicyValue(logits, logits[:, 0])
+
+
+def _overwriting(cfg, world, params, obs):
+    logits = obs @ params[0].add_(1.0)
+    return fp.PolicyValue(logits, logits[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("apply", "problem"),
+    [
+        (_noisy, "a second time with the same arguments: output.logits: exp"),
+        (_overwriting, "params.0: expected an argument that stays as it is"),
+    ],
+)
+def test_a_network_that_is_not_pure_is_refused_before_it_is_compiled(
+    apply, problem
+):
+    agent = fp.Agent(
+        cfg=None, init=lambda cfg, key: (torch.zeros(4, 2),), apply=apply
+    )
+    ppo = fp.ppo(env=fp.envs.cartpole(), network=agent, n_envs=2, n_steps=4)
+    match = f"^apply of the network.*{problem}"
+    with pytest.raises(ValueError, match=match) as e:
+        fp.compile(
+            ppo, ppo.init(fp.random.key(0)), backend="no backend is reached"
+        )
+    assert "\n" not in str(e.value)
+    with pytest.raises(ValueError, match=match):
+        fp.train_many(ppo, 8, seeds=2)

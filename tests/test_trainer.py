@@ -115,8 +115,18 @@ def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     ("options", "problem"),
     [
         ({"learning_rate": 1e-3}, "learning_rate: expected 0.001, got 0.00025"),
-        ({"env": fp.envs.cartpole()}, "env.cfg: expected CartPoleConfig"),
-        ({"network": fp.nets.mlp(9)}, "agent.cfg: expected MLPConfig"),
+        (
+            {"env": fp.envs.cartpole()},
+            "env.cfg: expected CartPoleConfig, got Wrap",
+        ),
+        (
+            {"network": fp.nets.mlp(9)},
+            r"agent.cfg: hidden: expected \(9,\), got \(8,\)$",
+        ),
+        (
+            {"network": fp.nets.gru(9)},
+            "agent.cfg: expected RecurrentConfig, got MLPConfig$",
+        ),
     ],
 )
 def test_a_checkpoint_of_other_settings_is_refused(options, problem, tmp_path):

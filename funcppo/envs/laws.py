@@ -70,10 +70,7 @@ def check(
       TypeError: `env` is no environment.
       ValueError: one line that names the function, and the tensor, that breaks a law.
     """
-    if not isinstance(env, Environment):
-        raise TypeError(
-            f"env: expected an Environment, got {type(env).__name__}"
-        )
+    _check_functions(env)
     if sample_action is None:
         if env.spec is None:
             raise ValueError(
@@ -81,11 +78,6 @@ def check(
             )
         sample_action = partial(_sample_action, env)
     world = NoWorld() if world is None else world
-    for name in ("reset", "step_functional", "observe"):
-        if not callable(getattr(env, name)):
-            raise TypeError(
-                f"env.{name}: expected a function, got {type(getattr(env, name)).__name__}"
-            )
 
     keys = random.split(random.key(seed), n_steps + 1)
     if env.host is not None:
@@ -118,6 +110,19 @@ def _check_episodes(
         # A row begins another episode once it has been stepped when finished.
         state = _restart(env, world, state, finished, arguments.key)
         finished = done & ~finished
+
+
+def _check_functions(env: object) -> None:
+    """Raise TypeError unless it is an environment of functions."""
+    if not isinstance(env, Environment):
+        raise TypeError(
+            f"env: expected an Environment, got {type(env).__name__}"
+        )
+    for name in ("reset", "step_functional", "observe"):
+        if not callable(getattr(env, name)):
+            raise TypeError(
+                f"env.{name}: expected a function, got {type(getattr(env, name)).__name__}"
+            )
 
 
 def _restart(
@@ -165,7 +170,7 @@ def _check_reset(
 ) -> Any:
     """A state after a reset."""
     reset = partial(env.reset, env.cfg)
-    state = _call("reset", reset, world=world, key=key)
+    state = call_twice("reset", reset, world=world, key=key)
     _check_tree("reset", "state", state)
     _check_vmap("reset", lambda k: reset(world, k), key)
     _check_rows(env, "reset", lambda e, k: e.reset(e.cfg, world, k), (key,))
@@ -182,7 +187,7 @@ def _check_reset(
 def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     """The observation of a state."""
     observe = partial(env.observe, env.cfg)
-    obs = _call("observe", observe, world=world, state=state)
+    obs = call_twice("observe", observe, world=world, state=state)
     _check_tree("observe", "observation", obs)
 
     spec = env.spec
@@ -221,7 +226,7 @@ def _check_step(
     """The state after a step, and which rows have finished."""
     name = "step_functional"
     step = partial(env.step_functional, env.cfg)
-    result: Any = _call(name, step, world=world, **arguments._asdict())
+    result: Any = call_twice(name, step, world=world, **arguments._asdict())
     if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
         raise ValueError(
             f"{name}: expected (state, fp.Timestep), got {type(cast(Any, result)).__name__}"
@@ -313,10 +318,10 @@ def check_pure(
         "step_functional": {"state": state, "action": action, "key": key},
     }
     for name, fn in bound.items():
-        _call(name, fn, **arguments[name], tolerance=TOLERANCE)
+        call_twice(name, fn, **arguments[name], tolerance=TOLERANCE)
 
 
-def _call(
+def call_twice(
     name: str,
     fn: Callable[..., Any],
     tolerance: float = 0.0,
@@ -326,6 +331,9 @@ def _call(
 
     Args:
       arguments: in the order of the function's, under the names that an error says.
+
+    Raises:
+      ValueError: one line that names the function, and the tensor.
     """
     values = tree.map(torch.clone, tuple(arguments.values()))
     try:
@@ -347,8 +355,12 @@ def _call(
 
     again = fn(*arguments.values())
     if tree.structure(again) == tree.structure(result) and _all_tensors(result):
+        what = "key" if "key" in arguments else "arguments"
         _check_equal(
-            f"{name} a second time with the same key", again, result, tolerance
+            f"{name} a second time with the same {what}",
+            again,
+            result,
+            tolerance,
         )
     return result
 

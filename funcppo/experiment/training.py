@@ -272,6 +272,10 @@ def describe_strategy(record: StrategyRecord) -> str:
         line += f"; ms a minibatch: {', '.join(times)}"
     if record.untimed_reason:
         line += f"; others not timed: {record.untimed_reason}"
+    if record.rollout == "kernel":
+        line += "; the rollout is one kernel"
+    elif record.rollout_reason:
+        line += f"; the rollout is no kernel: {record.rollout_reason}"
     failures = [
         f"not {failure.name}: {failure.error_type}: {failure.message}"
         for failure in record.failures

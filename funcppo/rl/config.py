@@ -114,8 +114,12 @@ def read_config(folder: Path) -> RLConfig:
     """
     path = folder / CONFIG_FILE
     if not is_rl_run(folder):
+        found = "none"
+        if folder.is_dir():
+            kind = "without" if not path.is_file() else "with another"
+            found = f"one {kind} {CONFIG_FILE}"
         raise ValueError(
-            f"{folder}: expected a folder that `funcppo rl` wrote, got another"
+            f"{folder}: expected a folder that `funcppo rl` wrote, got {found}"
         )
     raw = json_io.parse_object(path, path.read_bytes())
     formats.check_format(path, raw.pop(formats.FORMAT_KEY, 1))

@@ -16,7 +16,7 @@ import torch
 
 from funcppo import random, trainer, tree
 from funcppo.experiment.training import CHECKPOINT_SECONDS, prepare_step
-from funcppo.learner import Learner, check_environment
+from funcppo.learner import Learner, check_functions
 from funcppo.losses import Scalars
 from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep
@@ -70,8 +70,8 @@ def train_many(
 
     Raises:
       ValueError: a number is out of range, the environment steps on the host, PyTorch has no such device, the
-        checkpoint is damaged or of another learner, or a function of the environment overwrites an argument or differs
-        when it is called again with the same key.
+        checkpoint is damaged or of another learner, or a function of the environment or the network overwrites an
+        argument or differs when it is called again with the same key.
       TypeError: seeds are no integers.
     """
     if not isinstance(seeds, int | Iterable):
@@ -150,11 +150,11 @@ def prepare_many(
     """The step of stacked states; of a finished run it is not compiled.
 
     Raises:
-      ValueError: the environment is not pure, which is tried on one step of the first learner.
+      ValueError: environment or network is not pure, which is tried on one step of the first learner.
     """
     cfg = learner.cfg
     is_finished = int(state.update[0]) >= cfg.ppo.n_updates
-    check_environment(learner, stacked.item(state, 0))
+    check_functions(learner, stacked.item(state, 0))
     captured, record = prepare_step(
         cfg,
         learner.world,

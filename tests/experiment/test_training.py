@@ -366,6 +366,31 @@ def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
     assert line.endswith(f"others not timed: {record.untimed_reason}")
 
 
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, "replayed by: none"),
+        ({"rollout": "kernel"}, "replayed by: none; the rollout is one kernel"),
+        (
+            {"rollout_reason": "several learners at once"},
+            "; the rollout is no kernel: several learners at once",
+        ),
+    ],
+)
+def test_the_line_of_a_strategy_says_whether_the_rollout_is_a_kernel(
+    fields, end
+):
+    record = StrategyRecord(
+        strategy="one-graph",
+        failures=(),
+        torch_version="2.13",
+        device="cuda:0",
+        backend="inductor",
+        **fields,
+    )
+    assert training.describe_strategy(record).endswith(end)
+
+
 @pytest.mark.parametrize("way", ["debug", "TORCH_COMPILE_DISABLE"])
 def test_a_start_that_compiles_nothing_leaves_the_strategy_of_a_run_as_it_is(
     run, monkeypatch, way

@@ -424,6 +424,25 @@ def test_prover_on_a_cpu():
     )
 
 
+def test_kernels_of_an_iteration_are_summed_by_kind():
+    """Parts that are listed and the rest are all kernels; the products of 2048 x 128 are six kinds of kernels."""
+    rows = parse(tables.performance_cartpole_aims())
+    assert [number(row[1]) for row in rows] == [1.5, 5.5, 10]
+    for row in rows:
+        parts = [number(x) for x in row[5:9] if x != "step by step"]
+        assert sum(parts) == pytest.approx(number(row[4]), rel=ROUNDING)
+    assert rows[2][6] == "step by step"
+
+    listed = cells("cartpole-h200")["2048x128 captured cuda highest"]
+    products = re.findall(
+        r"^(\d+) x ([\d.]+) us sm80_xmma_gemm",
+        "\n".join(listed["costliest"]),
+        re.MULTILINE,
+    )
+    ms = sum(int(n) * float(us) for n, us in products) / 1e3
+    assert number(rows[1][5]) == pytest.approx(ms, rel=ROUNDING)
+
+
 def test_time_to_score_has_dashes_for_what_no_seed_reached(
     tmp_path, monkeypatch
 ):

@@ -69,5 +69,15 @@ def test_a_bad_one_is_one_line_that_names_file_and_field(
 def test_a_folder_of_another_program_is_named(tmp_path):
     (tmp_path / CONFIG_FILE).write_text('{"dataset": "countries_s1"}')
     assert not is_rl_run(tmp_path)
-    with pytest.raises(ValueError, match="expected a folder that `funcppo rl`"):
+    expected = "expected a folder that `funcppo rl` wrote, got"
+    for folder, found in (
+        (tmp_path, f"one with another {CONFIG_FILE}"),
+        (tmp_path / "none", "none"),
+    ):
+        with pytest.raises(ValueError, match=f"{expected} {found}$"):
+            read_config(folder)
+    (tmp_path / CONFIG_FILE).unlink()
+    with pytest.raises(
+        ValueError, match=f"{expected} one without {CONFIG_FILE}"
+    ):
         read_config(tmp_path)

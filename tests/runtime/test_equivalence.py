@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -67,6 +68,24 @@ def test_what_rounding_leaves_of_equal_numbers_is_no_difference():
     check_output(torch.tensor(6e-8), torch.tensor(0.0))
     with pytest.raises(EquivalenceError, match=r"^1 of 1 "):
         check_output(torch.tensor(6e-6), torch.tensor(0.0))
+
+
+def test_one_less_a_quotient_may_be_off_by_the_rounding_of_one():
+    """As the explained variance of a critic that explains nothing yet; a number like it of another name may not."""
+
+    class Measures(NamedTuple):
+        explained_variance: torch.Tensor
+        other: torch.Tensor
+
+    small = torch.tensor([0.004, -0.008])
+    want = Measures(small, small)
+    check_output((want._replace(explained_variance=small + 2e-5),), (want,))
+    for actual, name in (
+        (want._replace(explained_variance=small + 1e-4), "explained_variance"),
+        (want._replace(other=small + 2e-5), "other"),
+    ):
+        with pytest.raises(EquivalenceError, match=rf"in 0\.{name}$"):
+            check_output((actual,), (want,))
 
 
 def test_steps_are_compared_over_four_minibatches_and_by_what_they_change():
