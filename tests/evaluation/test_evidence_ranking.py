@@ -87,7 +87,7 @@ def test_a_rule_score_is_that_of_the_derivations(task, name):
         ranking.rank_split(task, split, scorer, BOTH)
         for scorer in (
             evidence_ranking.make_scorer(
-                task, facts, evidence_ranking.make_rule_score(task.kb, name)
+                task, facts, evidence_ranking.make_rule_score(task, name)
             ),
             scorers.make_untrained_scorer(task, name),
         )
