@@ -668,12 +668,13 @@ def defaults() -> str:
 
 
 def rule_scores_text(test: dict[str, Row], rule_score: str) -> str:
-    """The MRR of the rule score of a run, and of its variant that ranks linked candidates last, if any, as a cell."""
+    """The MRR of the rule score of a run, and of its variants with an ending, if any, as a cell."""
     scores = [rule_score]
     scores += [
         name
         for name in test
-        if name.endswith("-linked-last") and name != rule_score
+        if name.endswith(("-linked-last", "-other-facts"))
+        and name != rule_score
     ]
     return ", ".join(f"{test[name]['mrr']:.4f} ({name})" for name in scores)
 

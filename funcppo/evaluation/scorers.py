@@ -462,13 +462,16 @@ def split_other_facts(name: str) -> tuple[str, bool]:
       name: without the ending of a variant linked-last.
 
     Raises:
-      ValueError: the score has no variant with other facts.
+      ValueError: the score has no variant with other facts, or endings in another order.
     """
     if not name.endswith(OTHER_FACTS):
         return name, False
     base = name.removesuffix(OTHER_FACTS)
-    # One says yes or no, the other is an order: nothing can be added to them.
-    if base == MAX_PLUS or base.startswith("exists@"):
+    if split_endings(base)[1]:
+        raise ValueError(
+            f"score {shorten(name)}: expected {OTHER_FACTS} once, and {LINKED_LAST} or {DIRECTED_LINKED_LAST} after it"
+        )
+    if _is_order(base):
         raise ValueError(
             f"score {shorten(name)}: {shorten(base)} has no variant {OTHER_FACTS}"
         )
@@ -480,6 +483,19 @@ def split_endings(name: str) -> tuple[str, str]:
     base, ending = split_linked_last(name)
     base, has_other_facts = split_other_facts(base)
     return base, f"{OTHER_FACTS}{ending}" if has_other_facts else ending
+
+
+def variant_with_other_facts(name: str) -> str | None:
+    """The name of a score with the ending other-facts; None if it has it, or has no such variant."""
+    base, ending = split_linked_last(name)
+    if base.endswith(OTHER_FACTS) or _is_order(base):
+        return None
+    return f"{base}{OTHER_FACTS}{ending}"
+
+
+def _is_order(base: str) -> bool:
+    """Whether a score without endings says yes or no, or is an order, to which nothing can be added."""
+    return base == MAX_PLUS or base.startswith("exists@")
 
 
 def has_other_facts(name: str) -> bool:
@@ -710,7 +726,8 @@ def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
     raise ValueError(
         f"score {shorten(name)}: expected {names}, noisy-or-top-N@P, noisy-or-joint, noisy-or-joint@K, "
         "noisy-or-joint-top-N or noisy-or-joint-top-N@K, K from 1 to 999999999, N from 1 to 9999 (of noisy-or-joint to "
-        "99), P from 1 to 99"
+        f"99), P from 1 to 99; at its end {OTHER_FACTS} or not, after that {LINKED_LAST}, {DIRECTED_LINKED_LAST} or "
+        "neither"
     )
 
 

@@ -259,6 +259,14 @@ class ValidEvidence:
             lambda part: evidence.with_network_prior(part, network, "fact")
         )
 
+    def with_other_facts(self, task: ProverTask) -> ValidEvidence:
+        """The evidence with the counts of other facts of a task."""
+        changed = copy.copy(self)
+        changed.task = dataclasses.replace(
+            self.task, other_facts=task.other_facts
+        )
+        return changed
+
     def _map(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
         """The evidence with a change in every part."""
         changed = copy.copy(self)

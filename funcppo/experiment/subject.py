@@ -165,7 +165,12 @@ def describe_numbers(subject: Subject) -> str:
     """What the numbers of an answer and of its proof mean, as one line."""
     run = subject.policy_run
     if run is None:
-        return f"score: {subject.score}, computed from the confidences of the rules that derive the answer"
+        others = ""
+        if scorers.has_other_facts(subject.score):
+            others = (
+                ", and from whether the answer has other facts of the relation"
+            )
+        return f"score: {subject.score}, computed from the confidences of the rules that derive the answer{others}"
     if run.questions is not None:
         return (
             "score: the log-odds under evidence, as a number between 0 and 1; place and probability: of the answer "

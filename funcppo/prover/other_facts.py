@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import kb as kbase
+from funcppo.logic import triple_index
 from funcppo.logic.baselines import rule_confidences
 from funcppo.logic.consequences import (
     Consequences,
@@ -80,7 +81,7 @@ def count_other_facts(
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     heads = kb.rules[kb.rule_ids_by_predicate, 0]
-    is_binary = (heads[:, TAIL:] != 0).sum(1) == 1
+    is_binary = triple_index.is_binary(heads)
     rule_ids = kb.rule_ids_by_predicate[is_binary]
     consequences = iter_consequences(
         kb,

@@ -326,12 +326,18 @@ def _describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
 
 
 def with_other_facts(
-    task: ProverTask, on_phase: PhaseCallback = ignore_phase
+    task: ProverTask,
+    on_phase: PhaseCallback = ignore_phase,
+    max_rows: int = sys.maxsize,
 ) -> ProverTask:
     """The task with counts of facts and of what the rules derive, by whether there is another fact of the relation.
 
     Args:
       on_phase: receives how many rules are applied; what it raises ends the count.
+      max_rows: rows that the joins may make.
+
+    Raises:
+      RowBudgetExceeded: they make more.
     """
     if task.other_facts is not None:
         return task
@@ -339,6 +345,7 @@ def with_other_facts(
         task.kb,
         task.sizes,
         object_identity=task.least_model.object_identity,
+        budget=RowBudget(max_rows),
         progress=partial(on_phase, "counting candidates with other facts"),
     )
     return replace(task, other_facts=counts)
