@@ -432,7 +432,13 @@ def make_untrained_scorer(
         task = with_other_facts(task)
         scorer = make_untrained_scorer(task, base, joint)
         return add_other_facts(task, scorer)
+    return _make_scorer_without_endings(task, name, joint)
 
+
+def _make_scorer_without_endings(
+    task: ProverTask, name: str, joint: JointCounts | None
+) -> Scorer | ScorerBySide:
+    """The scorer of `make_untrained_scorer` by a name without endings."""
     kind, _, number = name.partition("@")
     if kind == "exists" and re.fullmatch("[0-9]{1,9}", number):
         return partial(_score_existence, task, int(number))
