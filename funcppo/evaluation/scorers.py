@@ -402,7 +402,7 @@ def with_derivations(task: ProverTask, atoms: Tensor) -> World:
 def make_untrained_scorer(
     task: ProverTask, name: str, joint: JointCounts | None = None
 ) -> Scorer | ScorerBySide:
-    """Make a scorer that needs no training; one for each side where each query derives its own answers.
+    """Make a scorer that needs no training; one for each side where queries derive answers, or other facts count.
 
     Args:
       task: with the counts of `with_score_counts`, or they are made here.

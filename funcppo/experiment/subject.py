@@ -341,7 +341,8 @@ def height_of_score(score: str, height: int | None) -> int | None:
     Raises:
       ValueError: exists@H asks for more than the height, or H is no height.
     """
-    kind, _, number = score.partition("@")
+    base, _ = scorers.split_linked_last(score)
+    kind, _, number = base.partition("@")
     if kind != "exists":
         return height
     if not re.fullmatch("[0-9]{1,9}", number):

@@ -183,6 +183,7 @@ def test_existence_sets_the_height():
     assert height_of_score("exists@3", None) == 3
     assert height_of_score("exists@0", None) == 1
     assert height_of_score("exists@2", 3) == 3
+    assert height_of_score("exists@2-linked-last", None) == 2
     assert height_of_score("noisy-or", None) is None
     for score in ("exists@3", "exists@x"):
         with pytest.raises(ValueError, match="--score"):
