@@ -440,8 +440,7 @@ def compile(
     if tolerance is None:
         tolerance = DEFAULT_TOLERANCE
     _check_state(state)
-    if learner.cfg.env.host is None:
-        _check_pure(learner, state)
+    check_environment(learner, state)
     group = learner.group
     if group is None:
         return _compile(learner, state, strategy, backend, tolerance)
@@ -451,10 +450,16 @@ def compile(
     return compiled
 
 
-def _check_pure(
+def check_environment(
     learner: Learner[Any, Any], state: TrainState[Any, Any]
 ) -> None:
-    """Check the functions of the environment on one step by the policy, as `laws.check_pure`."""
+    """Check that the environment of a learner is pure, on one step by the policy; one that steps on the host is not.
+
+    Raises:
+      ValueError: one line that names the function, and the tensor: see `laws.check_pure`.
+    """
+    if learner.cfg.env.host is not None:
+        return
     env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
     n_rows = tree.leaves(state.env_state)[0].shape[0]
     key = state.key.view(-1, 2)[0]  # of the first shard

@@ -41,7 +41,7 @@ from funcppo.nets.exploration import GSDEConfig
 from funcppo.nets.feedforward import MLPConfig
 from funcppo.nets.recurrent import RecurrentConfig
 from funcppo.prover.aggregation import AggregationConfig, Capacity
-from funcppo.prover.bellman_ford import NetworkConfig
+from funcppo.prover.bellman_ford import NetworkConfig, StepConfig
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.evidence import EvidenceConfig
 from funcppo.prover.question_config import (
@@ -185,6 +185,7 @@ def configs():
         chunk_size=1,
     )
     aggregation = AggregationConfig(sizes=cfg.env.cfg.resolve.sizes, n_shapes=1)
+    network = NetworkConfig(n_entities=1, n_labels=1)
     return [
         Schedule(),
         AdamConfig(),
@@ -249,7 +250,8 @@ def configs():
         ListwiseConfig(),
         EmbeddingConfig(),
         BellmanFordConfig(),
-        NetworkConfig(n_entities=1, n_labels=1),
+        network,
+        StepConfig(network=network, n_at_once=1),
     ]
 
 

@@ -45,7 +45,7 @@ from experiments.benchmarks.question_results import say
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
 from experiments.provenance import describe_machine
-from funcppo import optim, random, tree
+from funcppo import random, tree
 from funcppo.data import load
 from funcppo.experiment import (
     bellman_ford_training,
@@ -60,7 +60,6 @@ from funcppo.prover.bellman_ford import (
     Graph,
     NetworkConfig,
     Params,
-    TrainState,
 )
 from funcppo.prover.question_config import BellmanFordConfig
 
@@ -286,8 +285,7 @@ def train(
 ) -> Iterator[tuple[Params, dict[str, Any]]]:
     """Yield the weights at `--snapshots` steps, the last one included, with what was done until then."""
     init_key, key = random.split(random.key(seed, args.device)).unbind(-2)
-    params = network.init(cfg, init_key)
-    state = TrainState(params, optim.init(params))
+    state = network.init_training(network.init(cfg, init_key))
     n_edges = len(graph.edge_target)
     size = min(args.batch, n_edges)
     every = -(-args.steps // args.snapshots)
@@ -297,13 +295,14 @@ def train(
         learning_rate=args.learning_rate,
         dropped=args.dropped,
     )
+    step_fn = bellman_ford_training.make_step(args.device)
     steps = bellman_ford_training.iter_steps(
-        cfg, graph, settings, state, key, args.at_once
+        step_fn, cfg, graph, settings, state, key, args.at_once
     )
     seconds, losses = 0.0, []
     clock = time.perf_counter()
-    for step, (state, value) in enumerate(steps, 1):
-        losses.append(float(value))
+    for step, state in enumerate(steps, 1):
+        losses.append(float(state.loss))
         seconds += time.perf_counter() - clock
         is_over = step == args.steps or seconds > args.seconds
         if step % every and not is_over:
@@ -313,7 +312,7 @@ def train(
         recent = sum(losses[-every:]) / len(losses[-every:])
         say(start, f"step {step} of {args.steps}: loss {recent:.4f}")
         yield (
-            state.params,
+            tree.map(torch.clone, state.params),
             {
                 "steps": step,
                 "epochs": round(step * size / n_edges, 2),

@@ -2,6 +2,7 @@
 
 The process of a cell calls `run_cell(prepare, measure)`: `prepare()` compiles and warms up, `measure()` takes the
 times. All processes prepare at once, because compiling needs no quiet machine; none measures before the last is ready.
+With `run_growing_cell` a cell that takes long is in the record as far as it has come.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ Row = dict[str, Any]
 MESSAGE_PREFIX = "cell: "  # begins a line that is meant for the parent
 # environment variable: the system-wide clock when the process was started
 STARTED_AT = "BENCHMARK_CELL_STARTED_AT"
+IS_COMPLETE = "is_complete"  # false in a row that is not measured to its end
 IMPORTED_AT = time.perf_counter()
 
 
@@ -56,7 +58,11 @@ def run_cells(
         for name in group:
             row = messages[name]
             if "ready" in row:
-                row = _measure(processes[name], exit_limit_seconds)
+                for row in _measure(processes[name], exit_limit_seconds):
+                    if out:
+                        unfinished = {"cell": name} | row
+                        record = {"rows": [*rows, unfinished]}
+                        write_record(out, {"machine": machine} | record)
             rows.append({"cell": name} | row)
             print(json.dumps(rows[-1]), flush=True)
             if out:
@@ -71,14 +77,27 @@ def write_record(file: Path, record: Mapping[str, Any]) -> None:
 
 def run_cell(prepare: Callable[[], Row], measure: Callable[[], Row]) -> None:
     """Run one cell, in its own process: prepare, wait for the parent, measure, send the row."""
+    run_growing_cell(prepare, lambda: [measure()])
+
+
+def run_growing_cell(
+    prepare: Callable[[], Row], measure: Callable[[], Iterable[Row]]
+) -> None:
+    """Run one cell whose row is sent, and recorded with `is_complete` false, each time that `measure` yields.
+
+    What it yields is put into the row, in place of what has the same name. A failure leaves what was measured before.
+    """
+    row: Row = {}
     try:
-        row = prepare()
+        row |= prepare()
         _send_message({"ready": True})
         sys.stdin.readline()
-        row |= measure()
+        for measured in measure():
+            row |= measured
+            _send_message({IS_COMPLETE: False} | row)
     except Exception as error:
         lines = str(error).splitlines() or [""]
-        row = {"error": f"{type(error).__name__}: {lines[0]}"}
+        row["error"] = f"{type(error).__name__}: {lines[0]}"
     _send_message(row)
 
 
@@ -120,10 +139,18 @@ def _read_message(process: subprocess.Popen[str]) -> Row:
     return {"error": f"the process ended with status {process.wait()}"}
 
 
-def _measure(process: subprocess.Popen[str], limit_seconds: float) -> Row:
+def _measure(
+    process: subprocess.Popen[str], limit_seconds: float
+) -> Iterator[Row]:
+    """The row of a cell, as far as it has come; the last one has all of it, or an error."""
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
-    row = _read_message(process)
+    row: Row = {}
+    message = _read_message(process)
+    while IS_COMPLETE in message:
+        row = message
+        yield row
+        message = _read_message(process)
     process.wait(limit_seconds)
-    return row
+    yield row | message if "error" in message else message

@@ -1,6 +1,8 @@
 """Wall time to a return: funcppo beside a plain JAX program of the same algorithm and settings, in one run.
 
-    python experiments/benchmarks/time_to_score.py --out experiments/results/time_to_score.json
+    python experiments/benchmarks/time_to_score.py --only CartPole-v1 --out experiments/results/time_to_score-h100.json
+    python experiments/benchmarks/time_to_score.py --only MinAtar/Breakout-v1 \\
+        --out experiments/results/time_to_score-breakout.json
     python experiments/benchmarks/time_to_score.py --only CartPole-v1 --seeds 2 --steps 20000
 
 Both learn with PureJaxRL's published settings (`rl.settings.published`), one seed after another. After every ten
@@ -10,8 +12,9 @@ Compiling is not in these times; `cold_s` has it, from the start of the process 
 while the other processes compile too. A hundred updates are made before the clock starts.
 
 A row holds the curve of each seed, and for each target the steps and seconds at which the mean return of ten updates
-first reached it. Targets: 475, at which Gymnasium calls CartPole solved, and returns of Breakout that were set before
-anything was measured; PureJaxRL shows its curves as pictures, without numbers.
+first reached it. The record is written anew after each seed, so that a run that is stopped leaves the seeds before,
+with `is_complete` false. Targets: 475, at which Gymnasium calls CartPole solved, and returns of Breakout that were set
+before anything was measured; PureJaxRL shows its curves as pictures, without numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +74,7 @@ def main() -> None:
     if args.cell:
         library, env, device, seeds, steps = args.cell
         case = Case(library, env, device, int(seeds), int(steps))
-        return side_by_side.run_cell(case.prepare, case.measure)
+        return side_by_side.run_growing_cell(case.prepare, case.measure)
 
     cells: dict[str, list[str]] = {}
     for env in args.only:
@@ -112,18 +115,20 @@ class Case:
             "ppo": dataclasses.asdict(self.ppo),
         } | self.versions
 
-    def measure(self) -> Row:
-        """The curve of each seed, and when it reaches the targets."""
+    def measure(self) -> Iterator[Row]:
+        """After each seed, the curves so far, and when they reach the targets."""
         self.train(0, n_reads=10)
         n_reads = self.ppo.n_updates // UPDATES_A_READ
-        curves = [self.train(seed, n_reads) for seed in range(self.seeds)]
-        return {
-            "curves": curves,
-            "targets": {
-                str(target): reached(curves, target)
-                for target in TARGETS[self.env]
-            },
-        }
+        curves: list[list[tuple[int, float, float | None]]] = []
+        for seed in range(self.seeds):
+            curves.append(self.train(seed, n_reads))
+            yield {
+                "curves": curves,
+                "targets": {
+                    str(target): reached(curves, target)
+                    for target in TARGETS[self.env]
+                },
+            }
 
     def train(
         self, seed: int, n_reads: int

@@ -96,6 +96,33 @@ SETTINGS["fb15k-237+embeddings"] = Options(
     ],
 )
 
+SETTINGS["fb15k-237+embeddings+network"] = Options(
+    SETTINGS["fb15k-237"].mining,
+    [
+        *SETTINGS["fb15k-237+embeddings"].training,
+        *("--embedding.n-epochs", "20", "--listwise.n-epochs", "2"),
+        *("--questions.bellman-ford", "True"),
+        *("--bellman-ford.n-steps", "4500"),
+        *("--bellman-ford.batch-size", "64"),
+    ],
+)
+SETTINGS["fb15k-237+embeddings+network+no-links"] = Options(
+    SETTINGS["fb15k-237"].mining,
+    [
+        *SETTINGS["fb15k-237+embeddings+network"].training,
+        *("--questions.links", "False"),
+    ],
+)
+SETTINGS["wn18rr+embeddings+network"] = Options(
+    SETTINGS["wn18rr"].mining,
+    [
+        *SETTINGS["wn18rr+embeddings"].training,
+        *("--questions.bellman-ford", "True", "--bellman-ford.n-layers", "5"),
+        *("--bellman-ford.n-steps", "1200"),
+        *("--bellman-ford.batch-size", "64"),
+    ],
+)
+
 
 def main() -> None:
     """Run what the record does not hold yet."""

@@ -52,7 +52,7 @@ def check(
 
     A state, an observation and a timestep are trees of tensors with the leading axis B, and keep structure, shapes and
     dtypes. The functions write to no argument, repeat their results for the same key, run under `torch.vmap`, and treat
-    each row alone. A finished row stays as it is, with reward 0.
+    each row alone. A finished row stays as it is, with reward 0. Rows that have finished begin further episodes.
 
     Of an environment that steps on the host (`fp.envs.gymnasium`) these are tried: that observations are of their
     space, rewards finite and flags bools; that a time limit truncates; that equal seeds give equal episodes, in each
@@ -91,16 +91,47 @@ def check(
     if env.host is not None:
         env.host.check(n_steps, seed)
         _check_host(evaluation_env(env), world, sample_action, keys)
-        return
+    else:
+        _check_episodes(env, world, sample_action, keys)
+
+
+def _check_episodes(
+    env: AnyEnvironment,
+    world: object,
+    sample_action: SampleActionFn,
+    keys: I64[Tensor, "T1 2"],
+) -> None:
+    """Check the laws of a pure environment on steps of some rows, the first key of which is that of their resets.
+
+    Raises:
+      ValueError: one line that names the function, and the tensor, that breaks a law.
+    """
     row_keys = random.split(keys[0], N_ROWS)
     state = _check_reset(env, world, row_keys)
     finished = torch.zeros(N_ROWS, dtype=torch.bool)
-    for t in range(n_steps):
-        action_key, step_key = random.split(keys[t + 1]).unbind()
+    for t, key in enumerate(keys[1:]):
+        action_key, step_key = random.split(key).unbind()
         obs = _check_observe(env, world, state)
         action = sample_action(action_key, obs)
         arguments = _Arguments(state, action, random.split(step_key, N_ROWS))
-        state, finished = _check_step(env, world, arguments, finished, t == 0)
+        state, done = _check_step(env, world, arguments, finished, t == 0)
+        # A row begins another episode once it has been stepped when finished.
+        state = _restart(env, world, state, finished, arguments.key)
+        finished = done & ~finished
+
+
+def _restart(
+    env: AnyEnvironment,
+    world: object,
+    state: Any,
+    rows: Bool[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> Any:
+    """The state with some rows reset, as a rollout resets them."""
+    fresh = base.sample_reset(env, world, key)
+    if env.reset_from_sample is not None:
+        fresh = env.reset_from_sample(env.cfg, world, fresh)
+    return base.restart(env, world, state, rows, fresh)
 
 
 class _Arguments(NamedTuple):

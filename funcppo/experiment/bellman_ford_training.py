@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from funcppo import optim, random, tree
+from funcppo import random, tree
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.sorting import unique_values
@@ -21,13 +22,19 @@ from funcppo.prover.bellman_ford import (
     Graph,
     NetworkConfig,
     Params,
+    StepConfig,
     TrainState,
 )
-from funcppo.prover.question_config import BellmanFordConfig
+from funcppo.prover.question_config import (
+    N_NETWORK_STEPS,
+    BellmanFordConfig,
+)
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.ranges import is_cuda
 from funcppo.runtime import memory
-from funcppo.types import F32, I64
+from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime.protocols import TensorFunction
+from funcppo.types import I64
 
 # what is being done
 TEXT = "training a Bellman-Ford network"
@@ -58,8 +65,16 @@ class BellmanFordPlan(NamedTuple):
 
     cfg: BellmanFordConfig
     seconds: float  # that training and priors take, by count
+    n_wanted: int  # steps, if there were time for all
     # fewer than `MIN_STEPS` steps, and the priors, take more time than there is
     is_too_long: bool
+
+
+class TrainedWeights(NamedTuple):
+    """The weights of a network, and why its steps on a GPU were no replays of a CUDA graph; empty where they were."""
+
+    params: Params
+    fallback_reason: str
 
 
 def plan_training(
@@ -88,12 +103,14 @@ def plan_training(
     per_step = GRADIENT_PASSES * (start + n_together * per_question)
     of_priors = PRIOR_PASSES * n_questions * per_question
 
-    most = min(cfg.n_steps, (seconds - of_priors) / per_step)
+    wanted = cfg.n_steps or N_NETWORK_STEPS
+    most = min(wanted, (seconds - of_priors) / per_step)
     n_steps = max(1, int(most))
     return BellmanFordPlan(
         cfg=dataclasses.replace(cfg, n_steps=n_steps),
         seconds=n_steps * per_step + of_priors,
-        is_too_long=most < min(MIN_STEPS, cfg.n_steps),
+        n_wanted=wanted,
+        is_too_long=most < min(MIN_STEPS, wanted),
     )
 
 
@@ -124,7 +141,7 @@ def train(
     device: str,
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
-) -> Params:
+) -> TrainedWeights:
     """Train a network on the known facts of two arguments, nothing of valid or test.
 
     Args:
@@ -139,25 +156,31 @@ def train(
     graph = bellman_ford.build_graph(sizes, facts, left_out)
     graph = tree.map(lambda x: x.to(device), graph)
     init_key, key = random.split(random.key(seed, device)).unbind(-2)
-    params = bellman_ford.init(sizes, init_key)
+    state = bellman_ford.init_training(bellman_ford.init(sizes, init_key))
     per_question = bellman_ford.bytes_per_question(sizes, graph)
     most = _max_step_bytes(device) * task.cfg.memory_share
-    n_at_once = int(most / per_question)
+    n_at_once = max(1, int(most / per_question))
 
-    steps = iter_steps(
-        sizes,
-        graph,
-        cfg,
-        TrainState(params, optim.init(params)),
-        key,
-        max(1, n_at_once),
-    )
-    for step, (state, _) in enumerate(steps, 1):
-        params = state.params
-        on_phase(TEXT, step, cfg.n_steps, deadline)
+    step_fn = make_step(device)
+    steps = iter_steps(step_fn, sizes, graph, cfg, state, key, n_at_once)
+    n_steps = cfg.n_steps or N_NETWORK_STEPS
+    for step, after in enumerate(steps, 1):
+        state = after
+        on_phase(TEXT, step, n_steps, deadline)
         if deadline.is_over:
             break
-    return params
+    params, reasons = tree.map(torch.clone, state.params), []
+    if isinstance(step_fn, GraphedStep):
+        reasons = step_fn.fallback_reasons()
+        step_fn.release()
+    return TrainedWeights(params, "; ".join(reasons))
+
+
+def make_step(device: str) -> TensorFunction[TrainState]:
+    """A gradient step, on a GPU one whose calls replay a CUDA graph and write the state where the last one is."""
+    if is_cuda(device):
+        return GraphedStep(bellman_ford.train_step)
+    return bellman_ford.train_step
 
 
 def _max_step_bytes(device: str) -> float:
@@ -168,40 +191,44 @@ def _max_step_bytes(device: str) -> float:
 
 
 def iter_steps(
+    step_fn: TensorFunction[TrainState],
     sizes: NetworkConfig,
     graph: Graph,
     cfg: BellmanFordConfig,
     state: TrainState,
     key: I64[Tensor, "2"],
     n_at_once: int,
-) -> Iterator[tuple[TrainState, F32[Tensor, ""]]]:
-    """Yield the state and the loss after each step of the settings; none without facts.
+) -> Iterator[TrainState]:
+    """Yield the state after each step of the settings; none without facts.
 
     Args:
+      step_fn: from `make_step`.
       graph: of all known facts.
       key: of the order of the edges and of what is dropped.
       n_at_once: questions that are in memory together.
     """
-    n_edges = len(graph.edge_target)
+    n_edges, device = len(graph.edge_target), graph.source.device
     if not n_edges:
         return
-    n_groups = int(graph.edge_group.max()) + 1
-    size = min(cfg.batch_size, n_edges)
-    batches = _batches(key, n_edges, size, cfg.n_steps)
+    step_cfg = StepConfig(
+        network=sizes, dropped=cfg.dropped, n_at_once=n_at_once
+    )
+    world = bellman_ford.make_world(sizes, graph)
+    size, n_steps = min(cfg.batch_size, n_edges), cfg.n_steps or N_NETWORK_STEPS
+    batches = _batches(key, n_edges, size, n_steps)
+    host_key = key.cpu()  # A key takes a hundred operations.
     for step, edge in enumerate(batches, 1):
-        drop_key = random.fold_in(random.fold_in(key, step), 1)
-        is_dropped = random.uniform(drop_key, (n_groups,)) < cfg.dropped
-        rate = cfg.learning_rate * (1.0 - (step - 1) / cfg.n_steps)
-        state, value = bellman_ford.train_step(
-            sizes,
-            graph,
-            state,
+        drop_key = random.fold_in(random.fold_in(host_key, step), 1)
+        rate = cfg.learning_rate * (1.0 - (step - 1) / n_steps)
+        state = step_fn(
+            step_cfg,
+            world,
             edge,
-            is_dropped.nonzero().squeeze(1),
-            rate,
-            n_at_once,
+            drop_key.to(device),
+            torch.full((), rate, device=device),
+            state,
         )
-        yield state, value
+        yield state
 
 
 def _batches(

@@ -12,7 +12,10 @@ from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic.question_types import LeftOut
 from funcppo.prover import evidence, link_embedding
 from funcppo.prover.link_embedding import Links, TrainState
-from funcppo.prover.question_config import EmbeddingConfig
+from funcppo.prover.question_config import (
+    EMBEDDING_SECONDS,
+    EmbeddingConfig,
+)
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.ranges import is_cuda
 
@@ -35,6 +38,7 @@ class EmbeddingPlan(NamedTuple):
 
     cfg: EmbeddingConfig
     seconds: float  # that it takes, by count
+    most_seconds: float  # that it may take
     is_too_long: (
         bool  # fewer than `MIN_EPOCHS` passes take more time than there is
     )
@@ -62,11 +66,12 @@ def plan_training(
         speed = GPU_OPERATIONS_PER_SECOND
     per_epoch = n_steps * (STEP_SECONDS + operations * width / speed)
 
-    most = int(min(seconds, cfg.seconds) / per_epoch)
-    n_epochs = max(1, min(cfg.n_epochs, most))
+    most_seconds = min(seconds, cfg.seconds or EMBEDDING_SECONDS)
+    n_epochs = max(1, min(cfg.n_epochs, int(most_seconds / per_epoch)))
     return EmbeddingPlan(
         cfg=dataclasses.replace(cfg, n_epochs=n_epochs),
         seconds=n_epochs * per_epoch,
+        most_seconds=most_seconds,
         is_too_long=n_epochs < min(MIN_EPOCHS, cfg.n_epochs),
     )
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from funcppo.config import PPOConfig
+from funcppo.experiment import time_bounds
 from funcppo.experiment.config import RunConfig
 from funcppo.logic.firing_chunks import GPU_CHUNK_FACTOR
 from funcppo.prover.aggregation import Capacity
@@ -50,8 +51,7 @@ def memory_share(limit: int, n_triples: int, device: str) -> float:
     Raises:
       ValueError: the memory does not suffice.
     """
-    largest = LARGEST_PARTS_BYTES * (GPU_CHUNK_FACTOR if is_cuda(device) else 1)
-    held = BASE_BYTES + n_triples * BYTES_PER_TRIPLE
+    held, largest = _needed_bytes(n_triples, device)
     share = (limit - held) / largest
     if share < MIN_SHARE:
         needed = held + int(MIN_SHARE * largest) + 1
@@ -61,6 +61,14 @@ def memory_share(limit: int, n_triples: int, device: str) -> float:
         )
     # In steps: what is free differs a little from run to run.
     return min(math.floor(share / MIN_SHARE + 1e-9) * MIN_SHARE, 1.0)
+
+
+def _needed_bytes(n_triples: int, device: str) -> tuple[int, int]:
+    """What a run holds all the time, and what its largest parts take."""
+    held = BASE_BYTES + n_triples * BYTES_PER_TRIPLE
+    return held, LARGEST_PARTS_BYTES * (
+        GPU_CHUNK_FACTOR if is_cuda(device) else 1
+    )
 
 
 @contextmanager
@@ -79,7 +87,7 @@ def within_memory(limit: int | None, device: str) -> Iterator[None]:
 def plan_settings(
     run_config: RunConfig, n_triples: int, limit: int | None
 ) -> PlannedSettings:
-    """The settings with smaller parts where these would not fit.
+    """The settings with the bounds that are not set, and with smaller parts where these would not fit.
 
     Args:
       n_triples: of the data set.
@@ -89,7 +97,10 @@ def plan_settings(
       ValueError: the memory does not suffice.
     """
     if limit is None:
+        run_config = time_bounds.with_time_bounds(run_config, math.inf)
         return PlannedSettings(run_config, ())
+    needed = _needed_bytes(n_triples, run_config.device)
+    run_config = time_bounds.with_time_bounds(run_config, limit - sum(needed))
     share = memory_share(limit, n_triples, run_config.device)
     notes: tuple[str, ...] = ()
     if not memory.enforces_limits(run_config.device):
@@ -104,6 +115,7 @@ def plan_settings(
         memory_share=share * prover.memory_share,
         max_atoms=max(1, int(share * prover.max_atoms)),
     )
+    assert questions.max_firings is not None, "bounds are set above"
     questions = dataclasses.replace(
         questions, max_firings=max(1, int(share * questions.max_firings))
     )

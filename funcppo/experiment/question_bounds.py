@@ -17,7 +17,10 @@ import torch
 from funcppo.config import PPOConfig
 from funcppo.prover import aggregation
 from funcppo.prover.aggregation import AggregationConfig
-from funcppo.prover.question_config import ListwiseConfig
+from funcppo.prover.question_config import (
+    MAX_LISTWISE_STEPS,
+    ListwiseConfig,
+)
 from funcppo.prover.questions import PolicyConfig, QuestionWorld
 
 # firings and links whose gradients the listwise fits take together if no bound is set, about 80 seconds on one core
@@ -50,6 +53,7 @@ def plan_fit(
     degrees: Sequence[bool],
     seconds: float = math.inf,
     metric_seconds: float = 0.0,
+    time_factor: float = 1.0,
 ) -> FitPlan:
     """Choose the kinds of evidence and the epochs that the bounds allow, at least one of each.
 
@@ -57,10 +61,12 @@ def plan_fit(
       degrees: whether to weigh degrees, each value to try if there is time.
       seconds: of the fits with all their validations.
       metric_seconds: of one validation.
+      time_factor: how many times the usual gradients to take where their number is not set.
     """
     steps_per_epoch = max(1, len(world.question) // cfg.batch_size)
-    n_epochs = min(cfg.n_epochs, max(1, cfg.max_steps // steps_per_epoch))
-    reason = f"{cfg.max_steps:,} gradient steps (--listwise.max-steps)"
+    max_steps = cfg.max_steps or MAX_LISTWISE_STEPS
+    n_epochs = min(cfg.n_epochs, max(1, max_steps // steps_per_epoch))
+    reason = f"{max_steps:,} gradient steps (--listwise.max-steps)"
     notes: list[str] = []
 
     cost_of_steps = {
@@ -70,7 +76,7 @@ def plan_fit(
         for uses_degrees in degrees
     }
     budget = cfg.max_gradients or (
-        work_factor(world.question.device) * MAX_FIT_FIRINGS
+        time_factor * work_factor(world.question.device) * MAX_FIT_FIRINGS
     )
     most = budget / len(degrees)
     if len(degrees) > 1 and n_epochs * cost_of_steps[True] > most:

@@ -29,7 +29,12 @@ from funcppo.prover.evidence import (
     EvidenceConfig,
     FactIndex,
 )
-from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
+from funcppo.prover.question_config import (
+    LISTING_SECONDS,
+    MAX_FIRINGS,
+    ListwiseConfig,
+    QuestionConfig,
+)
 from funcppo.prover.questions import (
     Params,
     PolicyConfig,
@@ -194,7 +199,8 @@ def _list_within_bounds(
     """
     listed: list[Evidence] = []
     n_questions, n_firings, stopped_by = 0, 0, ""
-    seconds = min(cfg.seconds, deadline.seconds_left)
+    seconds = min(cfg.seconds or LISTING_SECONDS, deadline.seconds_left)
+    max_firings = cfg.max_firings or MAX_FIRINGS
     if cfg.max_questions is None:
         work.deadline = deadline.at_most(seconds)
     show = partial(_show_listing, on_phase, total=n_all, deadline=work.deadline)
@@ -210,8 +216,8 @@ def _list_within_bounds(
         if work.deadline.is_over:
             stopped_by = f"within {seconds:.3g} seconds"
             break
-        if n_firings > cfg.max_firings:
-            stopped_by = f"with more than {cfg.max_firings:,} firings, four links counted as one"
+        if n_firings > max_firings:
+            stopped_by = f"with more than {max_firings:,} firings, four links counted as one"
             break
 
     return _ListedQuestions(

@@ -17,6 +17,7 @@ from funcppo.experiment.run import Run
 from funcppo.experiment.run_time import RunTime
 from funcppo.prover import bellman_ford, evidence, network_prior
 from funcppo.prover.network_prior import NetworkPrior
+from funcppo.prover.question_config import NETWORK_SECONDS
 from funcppo.prover.task import PhaseCallback, ProverTask
 
 
@@ -55,7 +56,7 @@ def embed(
     if plan.is_too_long and not is_set:
         note = (
             f"link embeddings are not tried: {embedding_training.MIN_EPOCHS} passes over the facts would take over "
-            f"{min(deadline.seconds_left, config.embedding.seconds):.0f} s (--questions.embedding True trains them)"
+            f"{plan.most_seconds:.0f} s (--questions.embedding True trains them)"
         )
         return RunWithPrior(run, [note])
 
@@ -95,7 +96,8 @@ def train_network(
     is_set = config.questions.bellman_ford is True
     if not is_set:
         deadline = run_time.until(run_time.EMBEDDING)
-        seconds = min(deadline.seconds_left, config.bellman_ford.seconds)
+        most = config.bellman_ford.seconds or NETWORK_SECONDS
+        seconds = min(deadline.seconds_left, most)
     plan = bellman_ford_training.plan_training(
         run.task, config.bellman_ford, n_questions, config.device, seconds
     )
@@ -107,7 +109,7 @@ def train_network(
         return TrainedNetwork(None, note)
 
     on_phase(f"Bellman-Ford network, about {plan.seconds:.0f} s", 0, None)
-    params = bellman_ford_training.train(
+    params, reason = bellman_ford_training.train(
         run.task,
         plan.cfg,
         left_out,
@@ -118,9 +120,11 @@ def train_network(
     )
     run_time.end_phase("Bellman-Ford network", is_set=is_set)
     note = (
-        f"Bellman-Ford network: {plan.cfg.n_steps:,} of {config.bellman_ford.n_steps:,} steps and the priors of "
+        f"Bellman-Ford network: {plan.cfg.n_steps:,} of {plan.n_wanted:,} steps and the priors of "
         f"{n_questions:,} questions, planned to take {plan.seconds:.0f} s"
     )
+    if reason:
+        note += f"; its steps replay no CUDA graph: {reason}"
     return TrainedNetwork(make_network(run.task, params), note)
 
 

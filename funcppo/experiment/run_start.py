@@ -42,6 +42,7 @@ from funcppo.experiment import (
     question_bounds,
     question_run,
     run_priors,
+    time_bounds,
     validation,
 )
 from funcppo.experiment.config import (
@@ -720,7 +721,7 @@ def _weigh_network(
     assert left_out != "auto", "what is left out is chosen before"
     starts_at_rules = not config.listwise.learning_rate
     cannot_gain = plain.quality is None or starts_at_rules
-    if option is False or (option == "auto" and cannot_gain):
+    if not option or (option == "auto" and cannot_gain):
         return run, plain
     network, note = run_priors.train_network(
         run, plain.setup, on_phase, run_time
@@ -885,6 +886,7 @@ def _fit(
         (False, True) if degrees == "auto" else (degrees,),
         deadline.seconds_left,
         valid_seconds,
+        time_bounds.time_factor(config.seconds),
     )
     fitted = question_run.fit_listwise(
         setup,

@@ -37,7 +37,7 @@ from funcppo.logic.sorting import sort_keys, unique_inverse
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import message_sums
 from funcppo.prover.message_sums import MessageOrders
-from funcppo.ranges import Size, check_fields
+from funcppo.ranges import Size, UnitInterval, check_fields
 from funcppo.types import F32, I64, Bool
 
 DTYPES = {
@@ -89,11 +89,28 @@ class Params(NamedTuple):
     output: F32[Tensor, "D"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepConfig:
+    """Settings of a gradient step."""
+
+    network: NetworkConfig
+    """Sizes of the network."""
+    dropped: UnitInterval = 0.0
+    """Share of the known facts that a step leaves out of the graph beside those that are asked for."""
+    n_at_once: Size
+    """Questions that are in memory together; the step is the same."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
 class TrainState(NamedTuple):
-    """The weights and the moments of their optimizer."""
+    """The weights, the moments of their optimizer, and the mean loss before the last step."""
 
     params: Params
     adam: optim.AdamState[Params]
+    loss: F32[Tensor, ""]
 
 
 class Graph(NamedTuple):
@@ -105,6 +122,13 @@ class Graph(NamedTuple):
     edge_source: I64[Tensor, "N"]  # row of the source
     edge_target: I64[Tensor, "N"]
     edge_group: I64[Tensor, "N"]  # edges of a group are left out together
+
+
+class TrainingWorld(NamedTuple):
+    """What a gradient step reads and never writes."""
+
+    graph: Graph  # of all known facts
+    orders: MessageOrders | None  # for the kernel, where there is one
 
 
 class Questions(NamedTuple):
@@ -167,11 +191,6 @@ def without_edges(graph: Graph, edge: I64[Tensor, "n"]) -> Graph:
     return _select_edges(graph, ~torch.isin(every, edge))
 
 
-def without_groups(graph: Graph, group: I64[Tensor, "n"]) -> Graph:
-    """The graph without the edges of some groups."""
-    return _select_edges(graph, ~torch.isin(graph.edge_group, group))
-
-
 def _select_edges(graph: Graph, is_kept: Bool[Tensor, "N"]) -> Graph:
     """The graph with some of its edges."""
     kept = is_kept.nonzero().squeeze(1)
@@ -227,14 +246,10 @@ def known_answers(
     source = source.clamp_max(len(graph.source) - 1)
     # A question that is no source has no row of an edge.
     source = torch.where(graph.source[source] == key, source, -1)
-    row, edge = (graph.edge_source == source[:, None]).nonzero(as_tuple=True)
-    answers = torch.zeros(
-        (len(key), cfg.n_entities), dtype=torch.bool, device=key.device
-    )
-    return answers.index_put(
-        (row, graph.edge_target[edge] - 1),
-        torch.ones_like(row, dtype=torch.bool),
-    )
+    is_answer = graph.edge_source == source[:, None]
+    answer = torch.where(is_answer, graph.edge_target, 0)
+    known = torch.zeros((len(key), base), dtype=torch.bool, device=key.device)
+    return known.scatter(1, answer, True)[:, 1:]  # no entity is 0
 
 
 def init(cfg: NetworkConfig, key: I64[Tensor, "2"]) -> Params:
@@ -332,18 +347,29 @@ def summation(
       edge_weight: factor of the message along each edge in each layer; None for 1.
     """
     if has_kernel(graph) and edge_weight is None:
-        orders = _order_messages(cfg, graph)
-        return lambda _, state, weight: _sum_by_kernel(
-            cfg, orders, state, weight
-        )
-
+        return _summation_by_kernel(cfg, order_messages(cfg, graph))
     factors = [None] * cfg.n_layers if edge_weight is None else edge_weight
     return lambda layer, state, weight: _sum_messages(
         cfg, graph, state, weight, factors[layer]
     )
 
 
-def _order_messages(cfg: NetworkConfig, graph: Graph) -> MessageOrders:
+def _summation_by_kernel(
+    cfg: NetworkConfig,
+    orders: MessageOrders,
+    is_kept: Bool[Tensor, "N"] | None = None,
+) -> Summation:
+    """How the kernel adds up messages.
+
+    Args:
+      is_kept: the edges that there are messages along; None for all.
+    """
+    return lambda _, state, weight: _sum_by_kernel(
+        cfg, orders, state, weight, is_kept
+    )
+
+
+def order_messages(cfg: NetworkConfig, graph: Graph) -> MessageOrders:
     """The orders in which the kernel adds up messages."""
     return message_sums.order_messages(
         source=graph.source_entity[graph.edge_source] - 1,
@@ -359,16 +385,18 @@ def _sum_by_kernel(
     orders: MessageOrders,
     state: F32[Tensor, "E n D"],
     weight: F32[Tensor, "B m D"],
+    is_kept: Bool[Tensor, "N"] | None,
 ) -> F32[Tensor, "E n D"]:
     """The sum of the messages to each entity.
 
     Args:
       weight: for each question, or one for all of them.
+      is_kept: the edges that there are messages along; None for all.
     """
     dtype = DTYPES[cfg.messages]
     weight = weight.expand(-1, state.shape[1], -1)
     total = message_sums.sum_messages(
-        state.to(dtype).flatten(1), weight.to(dtype).flatten(1), orders
+        state.to(dtype).flatten(1), weight.to(dtype).flatten(1), orders, is_kept
     )
     return total.view_as(state).to(state.dtype)
 
@@ -450,44 +478,78 @@ def loss(
     return -log_p.gather(1, answer).sum()
 
 
+def make_world(cfg: NetworkConfig, graph: Graph) -> TrainingWorld:
+    """What gradient steps read.
+
+    Args:
+      graph: of all known facts, on the device of the steps.
+    """
+    orders = order_messages(cfg, graph) if has_kernel(graph) else None
+    return TrainingWorld(graph, orders)
+
+
+def init_training(params: Params) -> TrainState:
+    """The state before the first step."""
+    loss = torch.zeros((), device=params.asked.device)
+    return TrainState(params, optim.init(params), loss)
+
+
 def train_step(
-    cfg: NetworkConfig,
-    graph: Graph,
-    state: TrainState,
+    cfg: StepConfig,
+    world: TrainingWorld,
     edge: I64[Tensor, "n"],
-    dropped: I64[Tensor, "m"],
-    learning_rate: float,
-    n_at_once: int,
-) -> tuple[TrainState, F32[Tensor, ""]]:
+    key: I64[Tensor, "2"],
+    learning_rate: F32[Tensor, ""],
+    state: TrainState,
+) -> TrainState:
     """A step of Adam down the mean loss of the questions that some edges answer.
 
     Args:
-      graph: of all known facts. The groups of all these edges are left out of it.
-      dropped: groups that are left out beside them.
-      n_at_once: questions that are in memory together; the step is the same.
-
-    Returns:
-      The new state, and the mean loss before the step.
+      edge: the groups of these edges are left out of the graph.
+      key: of the groups that are dropped beside them.
     """
-    rest = without_groups(graph, torch.cat([graph.edge_group[edge], dropped]))
-    asked = edge_questions(graph, edge)
-    sum_messages = summation(cfg, rest)
-    total: tuple[Params, Tensor] | None = None
-    for rows in torch.arange(len(edge), device=edge.device).split(n_at_once):
-        part = Questions(*(column[rows] for column in asked))
-        known = known_answers(cfg, graph, part)
-        of_part = grad_and_value(loss, argnums=1)(
-            cfg, state.params, rest, part, known, sum_messages
-        )
-        total = tree.map(torch.add, total, of_part) if total else of_part
-    assert total is not None, "there are edges"
-
-    gradient, value = tree.map(lambda x: x / len(edge), total)
+    group = world.graph.edge_group
+    is_dropped = random.uniform(key, group.shape) < cfg.dropped
+    is_dropped = is_dropped.index_fill(0, group[edge], True)
+    gradient, loss = mean_gradient(
+        cfg, world, state.params, edge, ~is_dropped[group]
+    )
     gradient, _ = optim.clip_by_global_norm(gradient, 1.0)
     params, adam = optim.update(
         AdamConfig(), gradient, state.adam, state.params, learning_rate
     )
-    return TrainState(params, adam), value
+    return TrainState(params, adam, loss)
+
+
+def mean_gradient(
+    cfg: StepConfig,
+    world: TrainingWorld,
+    params: Params,
+    edge: I64[Tensor, "n"],
+    is_kept: Bool[Tensor, "N"],
+) -> tuple[Params, F32[Tensor, ""]]:
+    """The gradient of the mean loss of the questions that some edges answer, and that loss.
+
+    Args:
+      is_kept: the edges of the graph that they are asked by.
+    """
+    network, graph = cfg.network, world.graph
+    if world.orders is not None:
+        sum_messages = _summation_by_kernel(network, world.orders, is_kept)
+    else:
+        sum_messages = summation(network, _select_edges(graph, is_kept))
+    asked = edge_questions(graph, edge)
+    total: tuple[Params, Tensor] | None = None
+    rows = torch.arange(len(edge), device=edge.device)
+    for some in rows.split(cfg.n_at_once):
+        part = Questions(*(column[some] for column in asked))
+        known = known_answers(network, graph, part)
+        of_part = grad_and_value(loss, argnums=1)(
+            network, params, graph, part, known, sum_messages
+        )
+        total = tree.map(torch.add, total, of_part) if total else of_part
+    assert total is not None, "there are edges"
+    return tree.map(lambda x: x / len(edge), total)
 
 
 def answer_log_p(

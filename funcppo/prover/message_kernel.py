@@ -12,15 +12,20 @@ def _sum_products_kernel(
     offsets,
     left_row,
     right_row,
+    edge,
+    is_kept,
     left,
     right,
     out,
     width,
     columns: tl.constexpr,
     has_right: tl.constexpr,
+    has_mask: tl.constexpr,
     dtype: tl.constexpr,
 ):
     """out[p] = sum over i of part p of left[left_row[i]] * right[right_row[i]]; without a right, of left[i].
+
+    With a mask, products of edges that are not kept are left out.
 
     A program has some columns of a part. Programs that run together have the same columns, so that what they read
     of the rows stays in the cache.
@@ -31,16 +36,17 @@ def _sum_products_kernel(
     total = tl.zeros([columns], dtype=dtype)
     for i in range(tl.load(offsets + part), tl.load(offsets + part + 1)):
         if has_right:
-            x = tl.load(
-                left + tl.load(left_row + i) * width + column, is_column
-            )
-            y = tl.load(
-                right + tl.load(right_row + i) * width + column, is_column
-            )
-            total += x.to(dtype) * y.to(dtype)
+            place = tl.load(left_row + i) * width + column
+            x = tl.load(left + place, is_column, 0.0).to(dtype)
+            place = tl.load(right_row + i) * width + column
+            product = x * tl.load(right + place, is_column, 0.0).to(dtype)
+            if has_mask:
+                kept = tl.load(is_kept + tl.load(edge + i))
+                product = product * kept.to(dtype)
+            total += product
         else:
-            x = tl.load(left + i * width + column, is_column)
-            total += x.to(dtype)
+            row = left + i * width
+            total += tl.load(row + column, is_column, 0.0).to(dtype)
     tl.store(out + part * width + column, total, is_column)
 
 

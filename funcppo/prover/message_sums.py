@@ -21,7 +21,7 @@ from torch import Tensor
 
 from funcppo.logic import row_index
 from funcppo.logic.joins import expand_ranges
-from funcppo.types import F32, I64
+from funcppo.types import F32, I64, Bool
 
 # terms that are added one after the other
 PART = 128
@@ -35,18 +35,40 @@ class SumOrder(NamedTuple):
 
     left_row: I64[Tensor, "N"]
     right_row: I64[Tensor, "N"]
+    edge: I64[Tensor, "N"]
     offsets: list[I64[Tensor, "P1"]]
     """Of the parts that are added together: of products first, then of the sums before. The last has a part for each
     row of the sum."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageOrders:
+class MessageOrders(NamedTuple):
     """The orders of the sums of messages and of their gradients."""
 
     of_targets: SumOrder
     of_sources: SumOrder
     of_labels: SumOrder
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """What is no input of a gradient, and no tree for its transform to look into."""
+
+    orders: MessageOrders
+    is_kept: Bool[Tensor, "N"] | None
+
+    def sum_products(
+        self,
+        order: SumOrder,
+        left: F32[Tensor, "L C"],
+        right: F32[Tensor, "R C"],
+    ) -> F32[Tensor, "P C"]:
+        """The sum of the products of each group."""
+        rows = (*order[:3], self.is_kept)
+        first, *others = order.offsets
+        total = _sum_parts(first, *rows, left, right)
+        for offsets in others:
+            total = _sum_parts(offsets, *rows, total, None)
+        return total
 
 
 def order_messages(
@@ -84,63 +106,53 @@ def _order(
         group, place = expand_ranges(torch.zeros_like(counts), counts)
         part = start[group] + place * PART
         offsets.append(torch.cat([part, start[-1:]]))
-    return SumOrder(left_row[order], right_row[order], offsets)
+    return SumOrder(left_row[order], right_row[order], order, offsets)
 
 
 def sum_messages(
     states: F32[Tensor, "E C"],
     weights: F32[Tensor, "B C"],
     orders: MessageOrders,
+    is_kept: Bool[Tensor, "N"] | None = None,
 ) -> F32[Tensor, "E C"]:
     """The sum of the messages to each entity, of a type that is wide enough: float64 for float64, float32 otherwise.
 
     Args:
-      states: of the entities; both on a GPU.
+      states: of the entities; all on a GPU.
       weights: of the labels.
+      is_kept: the edges that there are messages along; None for all.
     """
-    return _MessageSums.apply(states, weights, orders)
+    return _MessageSums.apply(states, weights, _Edges(orders, is_kept))
 
 
 class _MessageSums(torch.autograd.Function):
     """`sum_messages` with its gradients."""
 
     @staticmethod
-    def forward(
-        states: Tensor, weights: Tensor, orders: MessageOrders
-    ) -> Tensor:
-        return sum_products(orders.of_targets, states, weights)
+    def forward(states: Tensor, weights: Tensor, edges: _Edges) -> Tensor:
+        return edges.sum_products(edges.orders.of_targets, states, weights)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        states, weights, ctx.orders = inputs
+        states, weights, ctx.edges = inputs
         ctx.save_for_backward(states, weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         states, weights = ctx.saved_tensors
         gradient = gradients[0].to(states.dtype)
-        of_states = sum_products(ctx.orders.of_sources, gradient, weights)
-        of_weights = sum_products(ctx.orders.of_labels, states, gradient)
+        edges, orders = ctx.edges, ctx.edges.orders
+        of_states = edges.sum_products(orders.of_sources, gradient, weights)
+        of_weights = edges.sum_products(orders.of_labels, states, gradient)
         return of_states.to(states.dtype), of_weights.to(weights.dtype), None
-
-
-def sum_products(
-    order: SumOrder, left: F32[Tensor, "L C"], right: F32[Tensor, "R C"]
-) -> F32[Tensor, "P C"]:
-    """The sum of the products of each group."""
-    first, *others = order.offsets
-    total = _sum_parts(first, order.left_row, order.right_row, left, right)
-    for offsets in others:
-        total = _sum_parts(
-            offsets, order.left_row, order.right_row, total, None
-        )
-    return total
 
 
 def _sum_parts_on_gpu(
     offsets: I64[Tensor, "P1"],
     left_row: I64[Tensor, "N"],
     right_row: I64[Tensor, "N"],
+    edge: I64[Tensor, "N"],
+    is_kept: Bool[Tensor, "N"] | None,
     left: F32[Tensor, "L C"],
     right: F32[Tensor, "R C"] | None,
 ) -> F32[Tensor, "P C"]:
@@ -159,12 +171,15 @@ def _sum_parts_on_gpu(
         offsets,
         left_row,
         right_row,
+        edge,
+        edge if is_kept is None else is_kept,
         left,
         left if right is None else right.contiguous(),
         out,
         width,
         columns=columns,
         has_right=right is not None,
+        has_mask=is_kept is not None,
         dtype=tl.float64 if is_double else tl.float32,
         num_warps=N_WARPS,
     )
@@ -175,7 +190,8 @@ def _sum_parts_on_gpu(
 # because `torch.library.custom_op` imports Dynamo.
 _LIBRARY = torch.library.Library("funcppo", "FRAGMENT")
 _LIBRARY.define(
-    "sum_parts(Tensor offsets, Tensor left_row, Tensor right_row, Tensor left, Tensor? right) -> Tensor"
+    "sum_parts(Tensor offsets, Tensor left_row, Tensor right_row, Tensor edge, Tensor? is_kept, Tensor left, "
+    "Tensor? right) -> Tensor"
 )
 _LIBRARY.impl("sum_parts", _sum_parts_on_gpu, "CUDA")
 _sum_parts: Any = torch.ops.funcppo.sum_parts.default

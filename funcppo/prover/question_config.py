@@ -16,6 +16,14 @@ from funcppo.ranges import (
     check_fields,
 )
 
+# Bounds that are not set, in a run of the default time; `experiment.time_bounds` has those of longer runs.
+LISTING_SECONDS = 60.0
+MAX_FIRINGS = 10_000_000
+MAX_LISTWISE_STEPS = 600
+EMBEDDING_SECONDS = 60.0
+N_NETWORK_STEPS = 1000
+NETWORK_SECONDS = 600.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionConfig:
@@ -32,10 +40,10 @@ class QuestionConfig:
     embedding: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
     valid split better by more than two standard errors, and there is time to train them."""
-    bellman_ford: bool | Literal["auto"] = False
+    bellman_ford: bool | Literal["auto"] | None = None
     """Weigh a prior of each candidate by a Bellman-Ford network over the known facts (--bellman-ford.*), which proves
     nothing. auto: if that ranks the valid split better by more than two standard errors, and there is time to train it.
-    Default: False, because it may take as long as all else together."""
+    Default: auto if --seconds is more than 300, otherwise False, because it may take as long as all else together."""
     odds_power: PositiveFloat | Literal["auto"] = "auto"
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
     a candidate are added; the larger it is, the less other rules add to the best one. auto: of 1, 2 and 3 the one that
@@ -46,11 +54,12 @@ class QuestionConfig:
     max_questions: Size | None = None
     """Number of questions to learn from, drawn from those of all known facts. Default: as many as --questions.seconds
     and --questions.max-firings allow."""
-    seconds: PositiveFloat = 60.0
-    """Time to collect evidence in, in seconds, if --questions.max-questions is not given."""
-    max_firings: Size = 10_000_000
+    seconds: PositiveFloat | None = None
+    """Time to collect evidence in, in seconds, if --questions.max-questions is not given. Default: a fifth of the time
+    of the run (--seconds), at least 60."""
+    max_firings: Size | None = None
     """Number of firings (a candidate and a rule that derives it) to hold, about 40 bytes each. Four links count as
-    one."""
+    one. Default: 10 million, and as many more for each 300 seconds that --seconds adds."""
     n_best: Size = 60
     """Number of candidates of each training question that are its best by rule confidences (noisy-or@3)."""
     n_sampled: Size = 30
@@ -88,12 +97,13 @@ class ListwiseConfig:
 
     n_epochs: Size = 8
     """Number of passes over the questions; the epoch that ranks the valid split best is kept."""
-    max_steps: Size = 600
-    """Maximum number of gradient steps in all; epochs beyond are left out, but not the first one."""
+    max_steps: Size | None = None
+    """Maximum number of gradient steps in all; epochs beyond are left out, but not the first one. Default: 600, and as
+    many more for each 300 seconds that --seconds adds."""
     max_gradients: PositiveFloat | None = None
     """Maximum number of gradients of firings and links, over the fits with and without degrees; epochs beyond are left
     out, but not the first one. A fit with walks after them has as many epochs. Default: 5e7 on a CPU and 8e8 on a
-    GPU."""
+    GPU, and as many more for each 300 seconds that --seconds adds."""
     batch_size: Size = 256
     """Number of questions of a gradient step."""
     max_batch_firings: Size = 4_000_000
@@ -120,9 +130,9 @@ class EmbeddingConfig:
     fact is in; one model more sees all facts."""
     n_epochs: Size = 30
     """Passes over the facts."""
-    seconds: PositiveFloat = 60.0
+    seconds: PositiveFloat | None = None
     """Seconds that training may take, by a count of its work: epochs beyond are left out, and all of it where too few
-    are left."""
+    are left. Default: a fifth of the time of the run (--seconds), at least 60."""
     batch_size: Size = 512
     """Questions of a gradient step."""
     learning_rate: PositiveFloat = 0.03
@@ -143,11 +153,12 @@ class BellmanFordConfig:
     """Numbers of the state of an entity."""
     n_layers: Size = 4
     """Number of facts of the longest path that it sees."""
-    n_steps: Size = 1000
-    """Gradient steps of a network."""
-    seconds: PositiveFloat = 600.0
+    n_steps: Size | None = None
+    """Gradient steps of a network. Default: 1,000, and as many more for each 300 seconds that --seconds adds."""
+    seconds: PositiveFloat | None = None
     """Seconds that training and the priors of all questions may take, by a count of the work: steps beyond are left
-    out, and all of it where too few are left. --questions.bellman-ford True makes all steps."""
+    out, and all of it where too few are left. --questions.bellman-ford True makes all steps. Default: twice the time
+    of the run (--seconds), at least 600."""
     batch_size: Size = 32
     """Questions of a gradient step."""
     learning_rate: PositiveFloat = 5e-3

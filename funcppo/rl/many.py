@@ -16,8 +16,9 @@ import torch
 
 from funcppo import random, trainer, tree
 from funcppo.experiment.training import CHECKPOINT_SECONDS, prepare_step
-from funcppo.learner import Learner
+from funcppo.learner import Learner, check_environment
 from funcppo.losses import Scalars
+from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
 from funcppo.trainer import (
@@ -68,8 +69,9 @@ def train_many(
       The states after the run, stacked, and its evaluations, each one of all seeds.
 
     Raises:
-      ValueError: a number is out of range, PyTorch has no such device, or the checkpoint is damaged or of another
-        learner.
+      ValueError: a number is out of range, the environment steps on the host, PyTorch has no such device, the
+        checkpoint is damaged or of another learner, or a function of the environment overwrites an argument or differs
+        when it is called again with the same key.
       TypeError: seeds are no integers.
     """
     if not isinstance(seeds, int | Iterable):
@@ -83,6 +85,11 @@ def train_many(
         evaluate_every=evaluate_every,
         n_episodes=n_episodes,
     )
+    if learner.cfg.env.host is not None:
+        raise ValueError(
+            "learner: expected an environment that can be vectorised, got one that steps on the host; "
+            "fp.train trains one seed after the other"
+        )
     trainer.check_callbacks(callbacks)
     trainer.check_device(device)
     learner = trainer.with_length(learner, total_steps)
@@ -140,9 +147,14 @@ def prepare_many(
     state: State,
     strategy: str,
 ) -> Stepper:
-    """The step of stacked states; of a finished run it is not compiled."""
+    """The step of stacked states; of a finished run it is not compiled.
+
+    Raises:
+      ValueError: the environment is not pure, which is tried on one step of the first learner.
+    """
     cfg = learner.cfg
     is_finished = int(state.update[0]) >= cfg.ppo.n_updates
+    check_environment(learner, stacked.item(state, 0))
     captured, record = prepare_step(
         cfg,
         learner.world,

@@ -423,6 +423,17 @@ def test_steps_are_neither_vectorised_nor_compiled():
         compiled(action[0])
 
 
+def test_several_seeds_at_once_are_refused_before_any_step():
+    Counter.n_calls = 0
+    ppo = fp.ppo(
+        env=fp.envs.gymnasium(Counter, n_envs=2), network=NETWORK, **SMALL
+    )
+    n_calls = Counter.n_calls
+    with pytest.raises(ValueError, match=r"^learner: .* steps on the host"):
+        fp.train_many(ppo, 32, seeds=2)
+    assert Counter.n_calls == n_calls
+
+
 # Learning
 
 

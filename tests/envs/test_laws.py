@@ -258,6 +258,30 @@ def test_a_law_that_another_function_breaks_is_named(changes, problem):
     assert "\n" not in str(error.value)
 
 
+def test_laws_are_tried_in_later_episodes_too():
+    """A reward that is no number in a cell where none of the first four episodes begins."""
+
+    def reset_anywhere(cfg, world, key):
+        cell = (fp.random.uniform(key, ()) * 16).long()
+        return State(cell, torch.zeros(len(key)))
+
+    def finish(cfg, world, state, action, key):
+        active = state.heat == 0
+        reward = torch.where(active & (state.cell == bad), torch.nan, 0.0)
+        done = torch.ones_like(active)
+        after = State(state.cell, torch.ones_like(state.heat))
+        return after, fp.Timestep(reward, done, torch.zeros_like(done))
+
+    env = environment(reset=reset_anywhere, step_functional=finish)
+    keys = fp.random.split(fp.random.split(fp.random.key(0), 65)[0], 4)
+    first = reset_anywhere(None, None, keys).cell
+    bad = next(cell for cell in range(16) if cell not in first)
+    fp.check(env, n_steps=1)
+    problem = "step_functional: Timestep.reward: expected finite numbers, got"
+    with pytest.raises(ValueError, match=problem):
+        fp.check(env)
+
+
 def test_what_is_no_environment_is_named():
     with pytest.raises(TypeError, match=r"^env: expected an Environment"):
         fp.check(reset)

@@ -17,7 +17,12 @@ from funcppo.experiment.memory_plan import (
     plan_settings,
     split_minibatches,
 )
+from funcppo.experiment.time_bounds import (
+    BYTES_PER_FIRING,
+    with_time_bounds,
+)
 from funcppo.prover.aggregation import Capacity
+from funcppo.prover.question_config import MAX_FIRINGS
 
 CONFIG = RunConfig(dataset="graph")
 N_TRIPLES = 1000
@@ -36,7 +41,7 @@ def test_half_of_the_largest_parts_fit_into_half_of_their_memory():
     assert config.prover.memory_share == pytest.approx(0.5)
     for new, old in (
         (config.prover.max_atoms, CONFIG.prover.max_atoms),
-        (config.questions.max_firings, CONFIG.questions.max_firings),
+        (config.questions.max_firings, MAX_FIRINGS),
         (config.listwise.max_batch_firings, CONFIG.listwise.max_batch_firings),
     ):
         assert new == pytest.approx(old / 2, abs=1)
@@ -45,10 +50,21 @@ def test_half_of_the_largest_parts_fit_into_half_of_their_memory():
 
 def test_settings_stay_where_all_fits():
     limit = HELD + LARGEST_PARTS_BYTES
-    assert plan_settings(CONFIG, N_TRIPLES, limit) == (CONFIG, ())
-    assert plan_settings(CONFIG, N_TRIPLES, None) == (CONFIG, ())
+    usual = with_time_bounds(CONFIG, 0)
+    assert plan_settings(CONFIG, N_TRIPLES, limit) == (usual, ())
+    assert plan_settings(CONFIG, N_TRIPLES, None) == (usual, ())
     # A GPU takes larger chunks, which need more.
     assert memory_share(limit, N_TRIPLES, "cuda") < 1
+
+
+def test_a_longer_run_lists_more_firings_where_the_memory_holds_them():
+    """Twelve times the time, and memory for twice the firings beside the largest parts; then without a limit."""
+    config = replace(CONFIG, seconds=3600.0)
+    limit = HELD + LARGEST_PARTS_BYTES + MAX_FIRINGS * BYTES_PER_FIRING
+    planned = plan_settings(config, N_TRIPLES, limit).run_config
+    assert planned.questions.max_firings == 2 * MAX_FIRINGS
+    planned = plan_settings(config, N_TRIPLES, None).run_config
+    assert planned.questions.max_firings == 12 * MAX_FIRINGS
 
 
 def test_memory_that_does_not_suffice_is_an_error_that_says_how_much_would():

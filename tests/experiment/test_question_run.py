@@ -532,7 +532,7 @@ def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
     run = run_start.prepare_run(config, tmp_path, resume=False)
     params = run.state.start_params
     assert not len(params.score.network_prior_weight)
-    weights = bellman_ford_training.train(
+    weights, _ = bellman_ford_training.train(
         run.task, BELLMAN_FORD, "fact", 0, "cpu"
     )
     network = run_priors.make_network(run.task, weights)

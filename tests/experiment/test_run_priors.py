@@ -33,9 +33,9 @@ def prepared(folder, option, on_phase=ignore_phase):
 
 
 def test_a_network_is_not_tried_by_default(tmp_path):
-    assert QuestionConfig().bellman_ford is False
     phases = []
-    run = prepared(tmp_path, False, lambda text, *_: phases.append(text))
+    run = prepared(tmp_path, None, lambda text, *_: phases.append(text))
+    assert run.run_config.questions.bellman_ford is False
     assert run.questions.facts.network is None
     assert not any("Bellman-Ford" in text for text in (*phases, *run.notes))
 

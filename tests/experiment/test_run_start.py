@@ -1,6 +1,7 @@
 """The settings, the height and the score of a new run."""
 
 import dataclasses
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from funcppo.experiment import (
     run_start,
     validation,
 )
+from funcppo.experiment.time_bounds import with_time_bounds
 from funcppo.prover.task import COUNTRIES_REGIONS, ignore_phase
 from tests.experiment.runs import CONFIG
 
@@ -93,7 +95,9 @@ def test_a_new_run_holds_the_settings_that_were_chosen(tmp_path):
     assert isinstance(prover.object_identity, bool)
     assert run.run_config.rule_score != "auto"
     assert run.run_config == replace(
-        open_settings(), prover=prover, rule_score=run.run_config.rule_score
+        with_time_bounds(open_settings(), math.inf),
+        prover=prover,
+        rule_score=run.run_config.rule_score,
     )
     assert any(note.startswith("height ") for note in run.notes)
 

@@ -424,6 +424,47 @@ def test_prover_on_a_cpu():
     )
 
 
+def test_time_to_score_has_dashes_for_what_no_seed_reached(
+    tmp_path, monkeypatch
+):
+    """Of three seeds one reaches 5; JAX was stopped after two seeds."""
+    shutil.copy(RECORDS / "time_to_score-h100.json", tmp_path)
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    block = _time_to_score()
+    assert "time_to_score-breakout" not in block
+    (before,) = re.findall(r"CartPole-v1, 475.*", block)
+
+    def cell(library, *seeds):
+        reached = [s for s in seeds if s is not None]
+        target = {
+            "n_reached": len(reached),
+            "steps": list(seeds),
+            "median_steps": reached[0] if reached else None,
+            "median_seconds": reached[0] / 4 if reached else None,
+        }
+        return {"cell": f"{library} Game-v1", "targets": {"5.0": target}}
+
+    other = record("time_to_score-h100")
+    other["rows"] = [cell("funcppo", None, 8, None), cell("jax", None, None)]
+    file = tmp_path / "time_to_score-breakout.json"
+    file.write_text(json.dumps(other))
+    rows = parse(_time_to_score())
+    assert before in _time_to_score()
+    assert rows[-1] == [
+        "Game-v1, 5",
+        "1 of 3, 0 of 2",
+        "8",
+        "2",
+        "-",
+        "-",
+        "-",
+    ]
+
+
+def _time_to_score():
+    return tables.BLOCKS["performance-time-to-score"]()
+
+
 def test_startup():
     seconds = [
         float(x)

@@ -236,3 +236,28 @@ def test_an_option_that_does_not_fit_is_named():
             fp.ppo(
                 env=guessing("continuous"), network=fp.nets.gsde(4, **options)
             )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("noise_steps", [None, 4])
+def test_on_a_gpu_an_update_is_one_cuda_graph_and_equals_eager(noise_steps):
+    """Two updates, float32; the rollout is no kernel, and the record says why."""
+    learner = fp.ppo(
+        env=fp.envs.make("Pendulum-v1"),
+        network=fp.nets.gsde(16, noise_steps=noise_steps),
+        n_envs=4,
+        n_steps=8,
+        n_minibatches=2,
+        n_updates=2,
+    )
+    state = eager = learner.init(random.key(0, "cuda"))
+    fast = fp.compile(learner, state)
+    assert fast.record.strategy == "one-graph"
+    assert fast.record.replay_mode == "cuda-graph"
+    assert fast.record.rollout == "steps" and fast.record.rollout_reason
+    assert fast.record.rollout_code is not None
+    for _ in range(2):
+        state, _ = fast.step(state)
+        eager, _ = learner.step(eager)
+    for x, y in zip(tree.leaves(state), tree.leaves(eager)):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)

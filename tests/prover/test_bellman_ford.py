@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from funcppo import optim, random, tree
+from funcppo import random, tree
 from funcppo.logic.question_types import make_label
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import bellman_ford as network
 from funcppo.prover.bellman_ford import (
     NetworkConfig,
     Questions,
-    TrainState,
+    StepConfig,
 )
 
 PARENT, GRANDPARENT = 1, 2
@@ -101,7 +101,9 @@ def test_a_fact_that_is_left_out_changes_nothing():
     for i in (0, 7, 23):
         others = torch.cat([facts[:i], facts[i + 1 :]])
         without = network.build_graph(CFG, others, "fact")
-        left_out = network.without_groups(with_all, torch.tensor([i]))
+        left_out = network.without_edges(
+            with_all, (with_all.edge_group == i).nonzero().squeeze(1)
+        )
         expected = network.apply(CFG, params, without, label, given)
         logits = network.apply(CFG, params, left_out, label, given)
         assert torch.equal(logits, expected)
@@ -113,7 +115,8 @@ def test_a_pair_is_left_out_with_all_its_facts():
     facts = torch.tensor([[1, 1, 2], [2, 2, 1], [1, 2, 3], [2, 1, 2]])
     graph = network.build_graph(CFG, facts, "pair")
     edge = int((graph.edge_target == 1).nonzero()[0])
-    rest = network.without_groups(graph, graph.edge_group[[edge]])
+    is_left_out = graph.edge_group == graph.edge_group[edge]
+    rest = network.without_edges(graph, is_left_out.nonzero().squeeze(1))
     asked = network.edge_questions(rest, torch.arange(len(rest.edge_target)))
     assert {tuple(x) for x in torch.stack(asked, 1).tolist()} == {
         (2, 3, 2),
@@ -217,34 +220,59 @@ def test_messages_in_bfloat16_are_close():
     assert not torch.equal(rounded, exact)
 
 
+def step_config(n_at_once, dropped=0.0, cfg=CFG):
+    return StepConfig(network=cfg, n_at_once=n_at_once, dropped=dropped)
+
+
 def test_a_step_in_parts_is_the_step():
     graph = network.build_graph(CFG, random_facts(), "fact")
-    params = random_params(CFG)
-    state = TrainState(params, optim.init(params))
-    edge, none = torch.arange(0, 40, 4), torch.zeros(0, dtype=torch.long)
-    whole, value = network.train_step(CFG, graph, state, edge, none, 0.01, 10)
-    parts, same = network.train_step(CFG, graph, state, edge, none, 0.01, 3)
-    torch.testing.assert_close(value, same, **ORDER)
+    world = network.make_world(CFG, graph)
+    edge, key = torch.arange(0, 40, 4), random.key(1)
+    whole, parts = (
+        network.train_step(
+            step_config(n_at_once, 0.3),
+            world,
+            edge,
+            key,
+            torch.tensor(0.01),
+            network.init_training(random_params(CFG)),
+        )
+        for n_at_once in (10, 3)
+    )
+    torch.testing.assert_close(whole.loss, parts.loss, **ORDER)
     for one, other in zip(whole.adam.mu, parts.adam.mu):
         torch.testing.assert_close(one, other, **ORDER)
 
 
-def test_what_is_dropped_is_left_out_of_a_step():
-    facts = random_facts()
-    graph = network.build_graph(CFG, facts, "fact")
-    state = TrainState(random_params(CFG), optim.init(random_params(CFG)))
-    edge = torch.tensor([5])
-    own = graph.edge_group[edge]
-    others = torch.arange(len(facts))
-    nothing = network.train_step(CFG, graph, state, edge, others, 0.01, 1)[1]
-    alone = network.train_step(CFG, graph, state, edge, own, 0.01, 1)[1]
-    assert not torch.isclose(nothing, alone)
+def test_a_step_leaves_out_what_it_asks_and_what_is_dropped():
+    graph = network.build_graph(CFG, random_facts(), "fact")
+    world = network.make_world(CFG, graph)
+    params, edge = random_params(CFG), torch.tensor([5, 11])
+    key = random.key(3)
+
+    def loss(dropped):
+        state = network.train_step(
+            step_config(2, dropped),
+            world,
+            edge,
+            key,
+            torch.tensor(0.01),
+            network.init_training(params),
+        )
+        return state.loss
 
     asked = network.edge_questions(graph, edge)
     known = network.known_answers(CFG, graph, asked)
-    rest = network.without_groups(graph, own)
-    expected = network.loss(CFG, state.params, rest, asked, known)
-    torch.testing.assert_close(alone, expected)
+    drawn = random.uniform(key, graph.edge_group.shape)
+    for dropped in (0.0, 0.3, 1.0):
+        is_left_out = drawn[graph.edge_group] < dropped
+        is_left_out |= torch.isin(graph.edge_group, graph.edge_group[edge])
+        assert int(is_left_out.sum()) >= 4  # both directions of two facts
+        rest = network.without_edges(graph, is_left_out.nonzero().squeeze(1))
+        expected = network.loss(CFG, params, rest, asked, known) / 2
+        torch.testing.assert_close(loss(dropped), expected)
+    assert not torch.isclose(loss(0.0), loss(0.3))
+    assert not torch.isclose(loss(0.3), loss(1.0))
 
 
 def test_it_learns_a_composition():
@@ -268,15 +296,19 @@ def test_it_learns_a_composition():
         n_entities=3 * n_chains, n_labels=6, width=8, n_layers=2
     )
     graph = network.build_graph(cfg, facts, "fact")
-    params = network.init(cfg, random.key(0))
-    state = TrainState(params, optim.init(params))
-    none = torch.zeros(0, dtype=torch.long)
+    world = network.make_world(cfg, graph)
+    state = network.init_training(network.init(cfg, random.key(0)))
     source_label = graph.source_label[graph.edge_source]
     asked = (source_label // 2 == GRANDPARENT).nonzero().squeeze(1)
     for step in range(80):
         order = random.permutation(random.key(step), len(asked))
-        state, _ = network.train_step(
-            cfg, graph, state, asked[order[:4]], none, 0.02, 4
+        state = network.train_step(
+            step_config(4, cfg=cfg),
+            world,
+            asked[order[:4]],
+            random.key(0),
+            torch.tensor(0.02),
+            state,
         )
 
     new_a, new_c = a[~is_known], c[~is_known]

@@ -29,16 +29,20 @@ def random_rows(n, device="cpu", dtype=torch.float64, seed=0):
     return rows.to(device=device, dtype=dtype)
 
 
-def plain_sums(states, weights, edges):
+def plain_sums(states, weights, edges, is_kept=None):
+    if is_kept is not None:
+        edges = [x[is_kept] for x in edges]
     source, label, target = edges
     total = torch.zeros(N_ENTITIES, WIDTH, dtype=states.dtype)
     return total.index_add(0, target, states[source] * weights[label])
 
 
-def sum_parts_on_cpu(offsets, left_row, right_row, left, right):
+def sum_parts_on_cpu(offsets, left_row, right_row, edge, is_kept, left, right):
     """What the kernel computes, part by part."""
     assert left.data_ptr(), "a tensor with memory"
     rows = left if right is None else left[left_row] * right[right_row]
+    if right is not None and is_kept is not None:
+        rows = rows * is_kept[edge][:, None]
     parts = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     return torch.stack([rows[start:stop].sum(0) for start, stop in parts])
 
@@ -65,7 +69,15 @@ def test_parts_add_up_to_the_sums_and_their_gradients(n):
     check(edges, orders, torch.float64, rtol=1e-12, atol=1e-12 * n**0.5)
 
 
-def check(edges, orders, dtype, rtol, atol):
+def test_messages_along_edges_that_are_not_kept_are_left_out():
+    edges = random_edges(500)
+    orders = message_sums.order_messages(*edges, N_ENTITIES, N_LABELS)
+    is_kept = torch.arange(500) % 3 > 0
+    check(edges, orders, torch.float64, 1e-12, 1e-12, is_kept)
+    check(edges, orders, torch.float64, 1e-12, 1e-12, is_kept & False)
+
+
+def check(edges, orders, dtype, rtol, atol, is_kept=None):
     """Sums and gradients of random rows beside those of plain tensors of float64."""
     device = edges[0].device
     states = random_rows(N_ENTITIES, device, dtype, 1)
@@ -73,17 +85,18 @@ def check(edges, orders, dtype, rtol, atol):
     against = random_rows(N_ENTITIES, device, torch.float64, 3)
     on_host = [x.cpu() for x in edges]
     exact = (states.cpu().double(), weights.cpu().double())
+    kept_there = None if is_kept is None else is_kept.to(device)
 
     def by_parts(states, weights):
-        sums = message_sums.sum_messages(states, weights, orders)
+        sums = message_sums.sum_messages(states, weights, orders, kept_there)
         return (sums * against).sum()
 
     def plainly(states, weights):
-        sums = plain_sums(states, weights, on_host)
+        sums = plain_sums(states, weights, on_host, is_kept)
         return (sums * against.cpu()).sum()
 
-    sums = message_sums.sum_messages(states, weights, orders)
-    pairs = [(sums, plain_sums(*exact, on_host))]
+    sums = message_sums.sum_messages(states, weights, orders, kept_there)
+    pairs = [(sums, plain_sums(*exact, on_host, is_kept))]
     gradients = grad(by_parts, (0, 1))(states, weights)
     pairs += zip(gradients, grad(plainly, (0, 1))(*exact), strict=True)
     for found, expected in pairs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -161,3 +163,34 @@ def test_seeds_that_are_no_integers_are_refused(seeds):
         TypeError, match=r"^seeds: expected an integer or a seq"
     ):
         fp.train_many(LEARNER, 32, seeds=seeds)
+
+
+@pytest.mark.parametrize("strategy", ["eager", "one-graph"])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda state: state.motion.add_(1.0),
+            "state.motion: expected an argument that stays as it is",
+        ),
+        (
+            lambda state: state.motion + torch.rand_like(state.motion),
+            "a second time with the same key: state.motion: expected",
+        ),
+    ],
+)
+def test_an_environment_that_is_not_pure_is_named_before_anything_is_compiled(
+    change, problem, strategy
+):
+    cartpole = fp.envs.cartpole()
+
+    def step(cfg, world, state, action, key):
+        reached, timestep = cartpole.step_functional(
+            cfg, world, state, action, key
+        )
+        return reached._replace(motion=change(state)), timestep
+
+    env = replace(cartpole, step_functional=step, step_with_autoreset=None)
+    learner = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=8)
+    with pytest.raises(ValueError, match=f"^step_functional.*{problem}"):
+        fp.train_many(learner, 32, seeds=2, strategy=strategy)
