@@ -25,6 +25,7 @@ a line that names its records, hardware, versions and commits):
     results-mined-rules         the same with rules mined from the train triples
     relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
     rule-redundancy             untrained scores that count pairs of rules
+    other-facts                 untrained scores with and without the other facts of candidates
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
@@ -623,6 +624,32 @@ def rule_redundancy() -> str:
     )
 
 
+def other_facts() -> str:
+    """The block of this name."""
+    rows = load_record("other_facts")["rows"]
+    head = ["data", "score", "queries of valid", "valid MRR with other facts"]
+    head += ["all of test, without", "all of test, with"]
+    lines: list[list[str]] = []
+    for row in rows:
+        for trial in row["valid"]:
+            is_best = all(
+                trial[name] == row["best"][name]
+                for name in ("score", "constant")
+            )
+            test = row["test"] if is_best else None
+            line = [
+                row["set"],
+                f"{trial['score']}, constant {trial['constant']:g}",
+            ]
+            line += [f"{row['n_valid']:,}", _with_gain(trial)]
+            line += [
+                f"{test['mrr'] - test['gain']:.4f}" if test else "",
+                _with_gain(test) if test else "",
+            ]
+            lines.append(line)
+    return table(head, lines) + record_line("other_facts", rows, is_shared=True)
+
+
 def _with_gain(summary: Row) -> str:
     """An MRR with its gain over that of another score and the standard error."""
     gain, error = summary["gain"], summary["gain_error"]
@@ -674,12 +701,13 @@ def defaults() -> str:
 
 
 def rule_scores_text(test: dict[str, Row], rule_score: str) -> str:
-    """The MRR of the rule score of a run, and of its variant that ranks linked candidates last, if any, as a cell."""
+    """The MRR of the rule score of a run, and of its variants with an ending, if any, as a cell."""
     scores = [rule_score]
     scores += [
         name
         for name in test
-        if name.endswith("-linked-last") and name != rule_score
+        if name.endswith(("-linked-last", "-other-facts"))
+        and name != rule_score
     ]
     return ", ".join(f"{test[name]['mrr']:.4f} ({name})" for name in scores)
 
@@ -2219,6 +2247,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "results-mined-rules": results_mined_rules,
     "relation-smoothing": relation_smoothing,
     "rule-redundancy": rule_redundancy,
+    "other-facts": other_facts,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,

@@ -71,7 +71,7 @@ JOINT_SCORES = (
 CHUNK_QUERIES = 500
 
 
-class _Trial(NamedTuple):
+class Trial(NamedTuple):
     """A score and the constant of its confidences."""
 
     score: str
@@ -161,7 +161,7 @@ def run_set(
         for split in (dataset.valid, dataset.test)
     )
     scores = PLAIN_SCORES + JOINT_SCORES
-    trials = [_Trial(s, c) for c in constants for s in scores]
+    trials = [Trial(s, c) for c in constants for s in scores]
     ranks = rank_trials(task, joint, trials, valid, n_jobs)
     plain, best = (
         max(
@@ -211,14 +211,14 @@ def gain(ranks: Tensor, reference: Tensor) -> dict[str, float]:
 def rank_trials(
     task: ProverTask,
     joint: JointCounts,
-    trials: Sequence[_Trial],
+    trials: Sequence[Trial],
     queries: np.ndarray,
     n_jobs: int = 1,
-) -> dict[_Trial, Tensor]:
+) -> dict[Trial, Tensor]:
     """Reciprocal ranks of queries by each trial, both sides.
 
     Args:
-      task: with a smoothing of 0.
+      task: with a smoothing of 0, and the counts of other facts where a score reads them.
       n_jobs: processes, forks of this one, that rank side by side.
     """
     chunks = [
@@ -241,16 +241,17 @@ class _Ranker:
     """Ranks some queries by all trials."""
 
     def __init__(
-        self, task: ProverTask, joint: JointCounts, trials: Sequence[_Trial]
+        self, task: ProverTask, joint: JointCounts, trials: Sequence[Trial]
     ) -> None:
         self._task = task
+        # Trials of one score with and without an ending share it.
+        bases = [scorers.split_endings(trial.score)[0] for trial in trials]
+        scores = {base: scorers.rule_score(base, joint) for base in bases}
+        constants = {trial.constant for trial in trials}
+        tasks = {c: with_constant(task, c) for c in constants}
         self._trials = [
-            (
-                trial.score,
-                scorers.rule_score(trial.score, joint),
-                with_constant(task, trial.constant).kb,
-            )
-            for trial in trials
+            (trial.score, scores[base], tasks[trial.constant])
+            for trial, base in zip(trials, bases)
         ]
 
     def rank(self, queries: np.ndarray) -> np.ndarray:
@@ -261,12 +262,14 @@ class _Ranker:
         )
         derivations = _Derivations(self._task)
         rows: list[Tensor] = []
-        for name, score, kb in self._trials:
+        for name, score, task in self._trials:
             head, tail = (
-                partial(derivations.score, score, kb, side)
+                partial(derivations.score, score, task.kb, side)
                 for side in (HEAD, TAIL)
             )
             scorer = ScorerBySide(head=head, tail=tail)
+            if scorers.has_other_facts(name):
+                scorer = scorers.add_other_facts(task, scorer)
             if name == scorers.MAX_PLUS:
                 scorer = ScorerBySide(ExactScorer(head), ExactScorer(tail))
             ranked = ranking.rank_split(answered, queries, scorer, protocol)
@@ -293,6 +296,7 @@ class _Derivations:
     def __init__(self, task: ProverTask) -> None:
         self._task = task
         self._last: dict[int, list[Derivations]] = {}
+        self._scores: dict[int, tuple[RuleScore, KnowledgeBase, Tensor]] = {}
 
     def score(
         self,
@@ -310,7 +314,11 @@ class _Derivations:
                 else scorers.iter_task_derivations(self._task, atoms)
             )
             self._last |= {side: list(found)}
-        return score(kb, self._last[side], len(atoms))
+        last_score, last_kb, values = self._scores.get(side, (None, None, None))
+        if last_score is not score or last_kb is not kb or values is None:
+            values = score(kb, self._last[side], len(atoms))
+            self._scores |= {side: (score, kb, values)}
+        return values
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ class Evaluate:
     answer first, last and in the middle of its equals; the numbers of better, of equal and of all candidates, which
     every rank follows from; the score of the answer (log_score, its natural logarithm, and quantised_score, its
     log-odds in steps of 1e-4, by which candidates are compared); its status: proved, refuted, or missed (provable,
-    but not found by the search); a proof; by the score noisy-or-joint the share of each rule (rule_shares); and
+    but not found by the search); a proof; by the score noisy-or-joint the share of each rule (rule_shares), by one with
+    other facts what these add (other_facts); and
     near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
     it otherwise. The summary is computed from these lines. Ctrl-C or
     SIGTERM ends the evaluation after the queries in progress, a second one at once; a later --resume continues it.
@@ -102,6 +103,8 @@ class Evaluate:
     P, so that many weak rules add up to less), noisy-or-top-N (of the N most confident rules), or noisy-or-joint (of
     the 10 most confident rules, each for what it adds to the better ones, as counted for each pair of rules;
     noisy-or-joint@K trusts that the less, the larger K is, 500 by default; noisy-or-joint-top-N is of N rules); with
+    -other-facts at its end, as in noisy-or-other-facts, it also counts whether a candidate has other facts of the
+    relation (not with exists@H or max-plus); with
     -linked-last at its end, as in noisy-or-linked-last, candidates that a fact links with the entity of the query rank
     last (-directed-linked-last: in its direction; not with max-plus).
     Default: auto, that of the run's policy or its rule score, whichever ranks valid better; for a data set the one that

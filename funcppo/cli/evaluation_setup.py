@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from funcppo.evaluation.evaluator import (
         Evaluator,
+        OtherFactsFinder,
         ProofFinder,
         ShareFinder,
     )
@@ -689,6 +690,9 @@ def _build_evaluator(
         proof_threshold=proof_threshold,
         all_scores=options.all_scores,
         find_shares=_make_share_finder(subject) if with_proofs else None,
+        find_other_facts=_make_other_facts_finder(subject)
+        if with_proofs
+        else None,
         min_chunk_queries=MIN_CHUNK_QUERIES
         if subject.score == "evidence"
         else FIRST_CHUNK_QUERIES,
@@ -715,6 +719,15 @@ def _make_share_finder(subject: Subject) -> ShareFinder | None:
     if joint is None:
         return None
     return partial(joint_explanation.explain_answers, task, score, joint)
+
+
+def _make_other_facts_finder(subject: Subject) -> OtherFactsFinder | None:
+    """A function from answers to what their other facts add; None but for a score that reads them."""
+    from funcppo.evaluation import other_facts_explanation, scorers
+
+    if not scorers.has_other_facts(subject.score):
+        return None
+    return partial(other_facts_explanation.explain_answers, subject.task)
 
 
 def _no_proofs(atoms: Tensor) -> list[Proof | None]:

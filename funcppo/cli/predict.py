@@ -130,7 +130,7 @@ class Predict:
     proves nothing; the run must have link embeddings. Default: off."""
     explain: bool = False
     """Show the proof of each answer and, of a run that learnt from questions, the evidence; by noisy-or-joint
-    what counts of each rule. Default: off."""
+    what counts of each rule, by a score with other facts what these add. Default: off."""
     queries: OptionalFile = None
     """Answer the queries in FILE, one a line. Default: QUERY."""
     relation: str | None = None

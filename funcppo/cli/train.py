@@ -183,7 +183,8 @@ class Train:
     best-proof: probability of its most probable proof; auto: the one with the better ranking on the valid split."""
     rule_score: str = _DEFAULT.rule_score
     """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P, with
-    -linked-last at its end or not. Default: auto, the best of those without on the valid split."""
+    -other-facts, -linked-last or both at its end or not. Default: auto, the best of those without on the valid
+    split."""
     resume: bool = False
     """Continue from the checkpoint in RUN with the settings in its config.json; only --steps may be given another
     value. Default: off."""
@@ -1086,12 +1087,18 @@ def _evaluate(
         linked_last, more = validation.choose_linked_last(
             run, run_time.until(run_time.TEST).share(0.2)
         )
+    with show_status(console, "ranking valid, other facts counted"):
+        others = validation.choose_other_facts(
+            run, run_time.until(run_time.TEST).share(0.2)
+        )
+    run = others.run
     calibrated = _calibrate(run, console, run_time)
-    notes = [*_end_notes(run, calibrated), *more]
+    notes = [*_end_notes(run, calibrated), *more, *others.notes]
     print_notes(console, notes)
     notes = [*run.notes, *notes]
 
-    rule_scores = [run.run_config.rule_score, *filter(None, [linked_last])]
+    variants = filter(None, [linked_last, others.score])
+    rule_scores = [run.run_config.rule_score, *variants]
     temperature = calibrated and calibrated.temperature
     test = _test_metrics(run, rule_scores, console, run_time, temperature)
     run_time.end_phase("ranking of test")

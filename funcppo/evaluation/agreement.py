@@ -20,22 +20,35 @@ from torch import Tensor
 
 from funcppo.data import proof_names
 from funcppo.evaluation import details_lines, ranking, recount
-from funcppo.evaluation.details_lines import Line, LineSample, RecountedRow
+from funcppo.evaluation.details_lines import (
+    Line,
+    LineSample,
+    RecountedOtherFacts,
+    RecountedRow,
+)
 from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.evidence_explanation import Explanation
 from funcppo.evaluation.ranking import Ranking
-from funcppo.evaluation.recount import Atom, Atoms, Logic, RankCounts
+from funcppo.evaluation.recount import (
+    Atom,
+    Atoms,
+    Logic,
+    OtherFactShares,
+    RankCounts,
+)
 from funcppo.evaluation.scorers import (
     DIRECTED_LINKED_LAST,
     LINKED_SHIFT,
     MAX_LINKED_LOG_ODDS,
     MAX_PLUS,
     split_linked_last,
+    split_other_facts,
 )
-from funcppo.logic.question_types import LeftOut
+from funcppo.logic.question_types import LeftOut, make_label
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.bellman_ford_paths import KnownPath
-from funcppo.prover.task import ProverTask, known_triples
+from funcppo.prover.other_facts import other_fact_shares
+from funcppo.prover.task import ProverTask, known_triples, with_other_facts
 
 RULE_SCORES = ("max-confidence", "max-plus", "noisy-or")
 POLICY_SCORES = ("success", "best-proof", "greedy", "evidence")
@@ -270,7 +283,8 @@ class _ScoreSource:
     ) -> None:
         task = subject.evaluator.task
         self.subject = subject
-        self.name, self.ending = split_linked_last(subject.score)
+        name, self.ending = split_linked_last(subject.score)
+        self.name, self.has_other_facts = split_other_facts(name)
         self.joint_numbers = recount.joint_numbers(self.name)
         self.has_rule_score = _is_rule_score(subject.score)
         self.is_recounted = self.has_rule_score and not subject.joint_strata
@@ -282,6 +296,11 @@ class _ScoreSource:
         self.n_listed = len(ranked.listed_score)
         facts = subject.facts.all
         self.n_links = recount.count_links(facts if self.ending else ())
+        self.n_facts = recount.count_entities(
+            facts if self.has_other_facts else ()
+        )
+        self.relations_taken: set[int] = set()  # whose shares are the engine's
+        self._other_facts: dict[tuple[int, int], OtherFactShares] = {}
 
         counts = dict(enumerate(_engine_counts(task))) | dict(rule_counts)
         # The engine holds the smoothed counts in float32.
@@ -334,6 +353,9 @@ class _ScoreSource:
             else:
                 shares = self.joint_rules(rules, deadline).shares()
                 score = recount.rule_score("noisy-or", list(shares.values()))
+            if self.has_other_facts:
+                others = self.other_facts(atom, side, deadline)
+                score += others.log_odds
             is_directed = self.ending == DIRECTED_LINKED_LAST
             if self.ending and self._is_linked(atom, is_directed=is_directed):
                 score = min(score, MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
@@ -363,6 +385,54 @@ class _ScoreSource:
             else {},
             facts=self.subject.facts.all,
             prior_pairs=self.joint_numbers.prior_pairs,
+        )
+
+    def other_facts(
+        self, atom: Atom, side: int, deadline: float
+    ) -> RecountedOtherFacts:
+        """The other facts of an atom as an answer about a side.
+
+        Args:
+          deadline: after half of the time until then the shares of a relation are taken from the engine.
+        """
+        key = atom[0], side
+        if key not in self._other_facts:
+            self._other_facts |= {key: self._other_fact_shares(*key, deadline)}
+        shares = self._other_facts[key]
+        n_facts = self.n_facts[atom[0], side, atom[side]]
+        n_others = n_facts - (atom in self.subject.facts.all)
+        return RecountedOtherFacts(n_others, shares, shares.log_odds(n_others))
+
+    def _other_fact_shares(
+        self, relation: int, side: int, deadline: float
+    ) -> OtherFactShares:
+        """How many have another fact of a relation on a side, from what its rules derive where the time suffices."""
+        facts = self.subject.facts.all
+        of_facts = recount.share_of_facts_with_others(
+            facts, self.n_facts, relation, side
+        )
+        if relation not in self.relations_taken:
+            now = time.monotonic()
+            until = now + (deadline - now) / 2
+            derived = (
+                (self.confidence[i], self._derive_heads(i, until))
+                for i, (head, *_) in enumerate(self.subject.logic.rules)
+                if head[0] == relation and len(head) == 3
+            )
+            try:
+                of_derived = recount.share_of_derived_with_others(
+                    derived, facts, self.n_facts, side
+                )
+                return OtherFactShares(of_facts=of_facts, of_derived=of_derived)
+            except recount.RecountLimitError:
+                self.relations_taken |= {relation}
+
+        task = with_other_facts(self.subject.evaluator.task)
+        assert task.other_facts is not None, "they are counted"
+        engine = other_fact_shares(task.kb, task.other_facts)
+        label = make_label(torch.tensor(relation), side)
+        return OtherFactShares(
+            of_facts=of_facts, of_derived=float(engine.of_derived[label])
         )
 
     def _derive_heads(self, rule: int, deadline: float) -> set[Atom]:
@@ -519,6 +589,9 @@ def _compare_line(
     rules = None
     if scores.joint_numbers is not None:
         rules = scores.joint_rules(derivers[row.query], deadline)
+    others = None
+    if scores.has_other_facts:
+        others = scores.other_facts(row.query, row.side, deadline)
     is_sampled = bool(scores.subject.joint_strata)
     is_exact = scores.is_recounted
 
@@ -537,6 +610,7 @@ def _compare_line(
         has_scores=not is_sampled and scores.name != MAX_PLUS,
         shares_are_score=not scores.ending,
         joint_rules=rules,
+        other_facts=others,
     )
     errors = details_lines.line_errors(line, recounted)
     return (
@@ -667,6 +741,11 @@ def _rank_notes(
     elif scores.n_not_recounted and differences:
         notes.append(
             f"ranks take the confidences of {scores.n_not_recounted:,} rules as funcppo counts them"
+        )
+    if scores.relations_taken:
+        notes.append(
+            f"of {len(scores.relations_taken)} relations the share of derived atoms with other facts is as funcppo "
+            "counts it: there was no time to derive them all"
         )
     return notes
 

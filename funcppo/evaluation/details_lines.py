@@ -15,7 +15,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from funcppo import record_log
 from funcppo.evaluation import recount, result_log
-from funcppo.evaluation.recount import Atom, JointRules, RankCounts
+from funcppo.evaluation.recount import (
+    Atom,
+    JointRules,
+    OtherFactShares,
+    RankCounts,
+)
 from funcppo.json_io import Json
 from funcppo.logic.triple_index import SIDE_NAMES
 
@@ -68,6 +73,14 @@ class LineSample(NamedTuple):
     n_total: int  # lines of the file
 
 
+class RecountedOtherFacts(NamedTuple):
+    """What the recount says of the other facts of an answer."""
+
+    n_facts: int
+    shares: OtherFactShares
+    log_odds: float  # that are added to the score
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecountedRow:
     """What the recount says of a query and side."""
@@ -81,10 +94,12 @@ class RecountedRow:
     # what the log-odds are good for: better and equal candidates, and their own values
     has_order: bool
     has_scores: bool
-    # the score is the noisy-or of the shares of the rules
+    # the score is the noisy-or of the shares of the rules, with what other facts add
     shares_are_score: bool
     # by `noisy-or-joint`, the rules of the answer; what they derive where there are scores
     joint_rules: JointRules | None
+    # by a score that reads the other facts of the answer
+    other_facts: RecountedOtherFacts | None
 
 
 # -- reading
@@ -267,7 +282,8 @@ def line_errors(line: Line, row: RecountedRow) -> list[str]:
     if row.has_scores:
         errors += _score_errors(record, row)
     errors += _log_score_errors(record)
-    return errors + list(_share_errors(record, row))
+    errors += _share_errors(record, row)
+    return errors + list(_other_fact_errors(record, row))
 
 
 def _difference(name: str, value: object, again: object) -> str:
@@ -278,6 +294,14 @@ def _difference(name: str, value: object, again: object) -> str:
 def _is_between(value: object, low: float, high: float) -> bool:
     """Whether a value is a number within bounds."""
     return isinstance(value, int | float) and low <= value <= high
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a finite number."""
+    return _is_between(value, -math.inf, math.inf) and value not in (
+        math.inf,
+        -math.inf,
+    )
 
 
 def _is_whole(value: object, low: int) -> bool:
@@ -424,11 +448,39 @@ def _sum_errors(record: Json, shares: Sequence[Json]) -> Iterator[str]:
         return
     values = [float(value) for value in stated if value is not None]
     log_odds = recount.rule_score("noisy-or", values)
+    others = record.get("other_facts")
+    if isinstance(others, dict) and _is_number(others.get("log_odds")):
+        log_odds += float(others["log_odds"])
     score = record.get("quantised_score")
     # A share is written to the last digits of what it is, not of what it lacks of 1.
     lacking = max(1.0 - max(values, default=0.0), 1e-16)
     if not _is_on_grid(score, log_odds, TOLERANCE + 1e-15 / lacking):
         yield f"quantised_score {score}, expected {_grid_score(log_odds)} by the shares of the rules"
+
+
+def _other_fact_errors(record: Json, row: RecountedRow) -> Iterator[str]:
+    """Yield where the other facts of the answer, or the shares that weigh them, differ."""
+    expected, stated = row.other_facts, record.get("other_facts")
+    if expected is None or "other_facts" not in record:
+        return
+    if not isinstance(stated, dict):
+        if stated is not None or record["status"] == "proved":
+            yield f"other_facts {stated}, expected an object for a proved answer, null for others"
+        return
+    for key, value in (
+        ("relation", record["relation"]),
+        ("side", record["side"]),
+        ("n_facts", expected.n_facts),
+    ):
+        if stated.get(key) != value:
+            yield _difference(f"other_facts: {key}", stated.get(key), value)
+    for key, value in (
+        ("share_of_facts", expected.shares.of_facts),
+        ("share_of_derived", expected.shares.of_derived),
+        ("log_odds", expected.log_odds),
+    ):
+        if not _is_near(stated.get(key), value, TOLERANCE):
+            yield _difference(f"other_facts: {key}", stated.get(key), value)
 
 
 def _pair_errors(

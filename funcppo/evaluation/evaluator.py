@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,9 +16,15 @@ import numpy as np
 from torch import Tensor
 
 from funcppo.data import Dataset, format_atom, proof_names
-from funcppo.evaluation import joint_explanation, rank_metrics, ranking
+from funcppo.evaluation import (
+    joint_explanation,
+    other_facts_explanation,
+    rank_metrics,
+    ranking,
+)
 from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.evaluation.joint_explanation import RuleShare
+from funcppo.evaluation.other_facts_explanation import OtherFacts
 from funcppo.evaluation.rank_metrics import ZERO_SCORE
 from funcppo.evaluation.ranking import Ranking, Scorer, ScorerBySide
 from funcppo.evaluation.result_log import Record
@@ -64,6 +70,16 @@ class ShareFinder(Protocol):
         ...
 
 
+class OtherFactsFinder(Protocol):
+    """Finds what the other facts of answers add to their scores."""
+
+    def __call__(
+        self, atoms: I64[Tensor, "n W"], side: int, /
+    ) -> list[OtherFacts]:
+        """The other facts of each atom as an answer about a side."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluator:
     """How queries are ranked and what is recorded of them."""
@@ -78,6 +94,8 @@ class Evaluator:
     all_scores: bool
     # records hold what counts of each rule, by the score noisy-or-joint; None by others
     find_shares: ShareFinder | None = None
+    # records hold what other facts of the relation add, by a score that reads them; None by others
+    find_other_facts: OtherFactsFinder | None = None
     # queries that are ranked together at least, where each call of the scorer has a cost of its own
     min_chunk_queries: int = FIRST_CHUNK_QUERIES
 
@@ -189,6 +207,7 @@ def _iter_records(
         answers = ranked.queries[queries]
         records = [by_query[query] for query in queries]
         records = _with_shares(evaluator, records, answers)
+        records = _with_other_facts(evaluator, records, answers)
         yield from _with_proofs(evaluator, records, answers)
 
 
@@ -245,24 +264,60 @@ def _with_shares(
     answers: I64[Tensor, "Q W"],
 ) -> list[list[Record]]:
     """The records of queries with the shares of the rules of each answer, by the score noisy-or-joint."""
-    if evaluator.find_shares is None:
+    find, dataset = evaluator.find_shares, evaluator.task.dataset
+    if find is None:
         return records
-    dataset = evaluator.task.dataset
 
+    def explain(atoms: I64[Tensor, "n W"], side: int) -> list[object]:
+        return [
+            joint_explanation.to_json(dataset, shares)
+            for shares in find(atoms, side)
+        ]
+
+    return _with_field(evaluator, records, answers, "rule_shares", explain)
+
+
+def _with_other_facts(
+    evaluator: Evaluator,
+    records: list[list[Record]],
+    answers: I64[Tensor, "Q W"],
+) -> list[list[Record]]:
+    """The records of queries with what the other facts of each answer add, by a score that reads them."""
+    find, dataset = evaluator.find_other_facts, evaluator.task.dataset
+    if find is None:
+        return records
+
+    def explain(atoms: I64[Tensor, "n W"], side: int) -> list[object]:
+        return [
+            other_facts_explanation.to_json(dataset, others)
+            for others in find(atoms, side)
+        ]
+
+    return _with_field(evaluator, records, answers, "other_facts", explain)
+
+
+def _with_field(
+    evaluator: Evaluator,
+    records: list[list[Record]],
+    answers: I64[Tensor, "Q W"],
+    name: str,
+    explain: Callable[[I64[Tensor, "n W"], int], list[object]],
+) -> list[list[Record]]:
+    """The records of queries with a field that explains the score of each proved answer; null of others.
+
+    Args:
+      explain: gives the field of some atoms as answers about a side.
+    """
     by_side: list[list[Record]] = []
     for place, side in enumerate(evaluator.protocol.sides):
         of_side = [sides[place] for sides in records]
         is_proved = [record["status"] == "proved" for record in of_side]
         proved = answers[is_proved]
-        found = iter(evaluator.find_shares(proved, side) if len(proved) else ())
-        shares = (
-            joint_explanation.to_json(dataset, next(found)) if p else None
-            for p in is_proved
-        )
+        found = iter(explain(proved, side) if len(proved) else ())
         by_side.append(
             [
-                {**record, "rule_shares": fields}
-                for record, fields in zip(of_side, shares)
+                {**record, name: next(found) if p else None}
+                for record, p in zip(of_side, is_proved)
             ]
         )
     return [list(sides) for sides in zip(*by_side)]

@@ -22,7 +22,6 @@ from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.logic import triple_index
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.firing_chunks import FiringWork, open_questions
-from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.question_types import (
     LeftOut,
     Questions,
@@ -41,7 +40,7 @@ from funcppo.prover.evidence import (
     EvidenceConfig,
     FactIndex,
 )
-from funcppo.prover.task import ProverTask
+from funcppo.prover.task import ProverTask, with_other_facts
 from funcppo.types import F32, F64, I32, I64, Bool
 
 # Each call of a scorer solves every rule's body, so it ranks at least as many queries.
@@ -87,12 +86,13 @@ def make_learned_score(
     return score
 
 
-def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
+def make_rule_score(task: ProverTask, name: str) -> EvidenceScore:
     """A score by the confidences of the rules alone, which `scorers.make_untrained_scorer` gives atoms by their rules.
 
     An atom that is a fact may be derived from itself here, and is not there.
 
     Args:
+      task: with the counts of `scorers.with_score_counts`, or they are made here.
       name: `exists@1`, or a name that `scorers.rule_score` takes, each with the endings of
         `scorers.make_untrained_scorer` too.
 
@@ -101,7 +101,7 @@ def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
     """
     base, ending = scorers.split_linked_last(name)
     if ending:
-        base_score = make_rule_score(kb, base)
+        base_score = make_rule_score(task, base)
 
         def score_linked_last(part: Evidence) -> F64[Tensor, "L"]:
             is_linked = _is_linked(
@@ -111,6 +111,19 @@ def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
 
         return score_linked_last
 
+    base, has_other_facts = scorers.split_other_facts(name)
+    if has_other_facts:
+        task = with_other_facts(task)
+        table = scorers.other_facts_table(task)
+        score_of_rules = make_rule_score(task, base)
+
+        def score_with_other_facts(part: Evidence) -> F64[Tensor, "L"]:
+            label = part.label[part.question]
+            added = table[label, (part.own_degree > 0).long()]
+            return score_of_rules(part).double() + added
+
+        return score_with_other_facts
+
     if name == "exists@1":
         return lambda part: torch.ones_like(part.base_score)
     rule_score = scorers.rule_score(name)
@@ -118,7 +131,7 @@ def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
     def score(part: Evidence) -> F64[Tensor, "L"]:
         n_firings = part.firing_offsets.diff()
         derivations = Derivations(torch.repeat_interleave(n_firings), part.rule)
-        return rule_score(kb, [derivations], len(part.entity))
+        return rule_score(task.kb, [derivations], len(part.entity))
 
     return score
 

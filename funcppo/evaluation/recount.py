@@ -531,6 +531,67 @@ def count_links(facts: Iterable[Atom]) -> Counter[tuple[int, ...]]:
     return Counter(fact[1:] for fact in facts if len(fact) == 3)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherFactShares:
+    """How many of two kinds of atoms of a relation have another fact of it on one side, one of each kind added."""
+
+    of_facts: float
+    of_derived: float
+
+    def log_odds(self, n_facts: int) -> float:
+        """What a candidate's number of other facts adds to its log-odds: the log of a likelihood ratio."""
+        a, b = self.of_facts, self.of_derived
+        return math.log(a / b) if n_facts else math.log((1 - a) / (1 - b))
+
+
+def count_entities(facts: Iterable[Atom]) -> Counter[tuple[int, int, int]]:
+    """How many facts of two arguments each entity has by relation and side: 1 as head, 2 as tail."""
+    return Counter(
+        (fact[0], side, fact[side])
+        for fact in facts
+        if len(fact) == 3
+        for side in (1, 2)
+    )
+
+
+def share_of_facts_with_others(
+    facts: Iterable[Atom],
+    n_facts: Mapping[tuple[int, int, int], int],
+    relation: int,
+    side: int,
+) -> float:
+    """The share of a relation's facts whose entity on a side is there in another fact of the relation.
+
+    Args:
+      n_facts: what `count_entities` returns.
+    """
+    own = [fact for fact in facts if fact[0] == relation]
+    n_with = sum(n_facts[relation, side, fact[side]] > 1 for fact in own)
+    return (n_with + 1) / (len(own) + 2)
+
+
+def share_of_derived_with_others(
+    derived: Iterable[tuple[float, AbstractSet[Atom]]],
+    facts: AbstractSet[Atom],
+    n_facts: Mapping[tuple[int, int, int], int],
+    side: int,
+) -> float:
+    """The share of what rules derive beside the facts whose entity on a side is there in a fact of the relation.
+
+    Args:
+      derived: what each rule derives, with its confidence, by which its atoms count.
+      n_facts: what `count_entities` returns.
+    """
+    n_all, n_with = 0.0, 0.0
+    for confidence, heads in derived:
+        new = heads - facts
+        n_all += confidence * len(new)
+        n_with += confidence * sum(
+            n_facts.get((atom[0], side, atom[side]), 0) > 0 for atom in new
+        )
+    return (n_with + 1) / (n_all + 2)
+
+
 def _log_complement(exponent: float) -> float:
     """log(1 - exp(-exponent)) of a positive exponent, to the last digits at both ends."""
     if exponent > 1.0:

@@ -50,9 +50,9 @@ from funcppo.logic.baselines import JointShares
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.joint_counts import JointCounts
 from funcppo.logic.kb import KnowledgeBase
-from funcppo.logic.question_types import Questions
+from funcppo.logic.question_types import Questions, make_label
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import evidence
+from funcppo.prover import evidence, other_facts
 from funcppo.prover.env import World
 from funcppo.prover.network import Params
 from funcppo.prover.task import (
@@ -62,6 +62,7 @@ from funcppo.prover.task import (
     inference_world,
     is_unproved_fact,
     with_answers,
+    with_other_facts,
 )
 from funcppo.runtime import cudagraph_trees, memory
 from funcppo.runtime.graphed import GraphedStep
@@ -77,7 +78,10 @@ SEARCH_TOLERANCE = 1e-4
 LINKED_LAST = "-linked-last"
 # The same, for facts from the head of the candidate's atom to its tail alone.
 DIRECTED_LINKED_LAST = "-directed-linked-last"
-# Their log-odds are bounded and moved below those of all others, which are far above -9e5.
+# Ends the name of a score, before one of these endings, to which evidence is added: whether the candidate has other
+# facts of the asked relation (`prover.other_facts`).
+OTHER_FACTS = "-other-facts"
+# Log-odds of linked candidates are bounded and moved below those of all others, which are far above -9e5.
 MAX_LINKED_LOG_ODDS, LINKED_SHIFT = 1e5, 1e6
 
 # The noisy-or of this many rules, by what pairs of them derive; the prior of each pair counts for so many atoms.
@@ -398,11 +402,13 @@ def with_derivations(task: ProverTask, atoms: Tensor) -> World:
 def make_untrained_scorer(
     task: ProverTask, name: str, joint: JointCounts | None = None
 ) -> Scorer | ScorerBySide:
-    """Make a scorer that needs no training; one for each side where each query derives its own answers.
+    """Make a scorer that needs no training; one for each side where queries derive answers, or other facts count.
 
     Args:
-      name: `exists@H`, or a name that `rule_score` takes; with `-linked-last` at its end, candidates that a fact links
-        with the entity of the query rank after all others; with `-directed-linked-last`, if in the asked direction.
+      task: with the counts of `with_score_counts`, or they are made here.
+      name: `exists@H`, or a name that `rule_score` takes, with `-other-facts` at its end or not; with `-linked-last`
+        at its end, candidates that a fact links with the entity of the query rank after all others; with
+        `-directed-linked-last`, if in the asked direction.
       joint: what `count_joint` returns; None to count here what the score needs.
 
     Raises:
@@ -421,6 +427,18 @@ def make_untrained_scorer(
             return ScorerBySide(head=head, tail=tail)
         return partial(last, scorer)
 
+    base, reads_other_facts = split_other_facts(name)
+    if reads_other_facts:
+        task = with_other_facts(task)
+        scorer = make_untrained_scorer(task, base, joint)
+        return add_other_facts(task, scorer)
+    return _make_scorer_without_endings(task, name, joint)
+
+
+def _make_scorer_without_endings(
+    task: ProverTask, name: str, joint: JointCounts | None
+) -> Scorer | ScorerBySide:
+    """The scorer of `make_untrained_scorer` by a name without endings."""
     kind, _, number = name.partition("@")
     if kind == "exists" and re.fullmatch("[0-9]{1,9}", number):
         return partial(_score_existence, task, int(number))
@@ -441,6 +459,111 @@ def split_linked_last(name: str) -> tuple[str, str]:
         if name.endswith(ending):
             return name.removesuffix(ending), ending
     return name, ""
+
+
+def split_other_facts(name: str) -> tuple[str, bool]:
+    """The name of a score without the ending other-facts, and whether it had it.
+
+    Args:
+      name: without the ending of a variant linked-last.
+
+    Raises:
+      ValueError: the score has no variant with other facts, or endings in another order.
+    """
+    if not name.endswith(OTHER_FACTS):
+        return name, False
+    base = name.removesuffix(OTHER_FACTS)
+    if split_endings(base)[1]:
+        raise ValueError(
+            f"score {shorten(name)}: expected {OTHER_FACTS} once, and {LINKED_LAST} or {DIRECTED_LINKED_LAST} after it"
+        )
+    if _is_order(base):
+        raise ValueError(
+            f"score {shorten(name)}: {shorten(base)} has no variant {OTHER_FACTS}"
+        )
+    return base, True
+
+
+def split_endings(name: str) -> tuple[str, str]:
+    """The name of a score without its endings, and these."""
+    base, ending = split_linked_last(name)
+    base, has_other_facts = split_other_facts(base)
+    return base, f"{OTHER_FACTS}{ending}" if has_other_facts else ending
+
+
+def variant_with_other_facts(name: str) -> str | None:
+    """The name of a score with the ending other-facts; None if it has it, or has no such variant."""
+    base, ending = split_linked_last(name)
+    if base.endswith(OTHER_FACTS) or _is_order(base):
+        return None
+    return f"{base}{OTHER_FACTS}{ending}"
+
+
+def _is_order(base: str) -> bool:
+    """Whether a score without endings says yes or no, or is an order, to which nothing can be added."""
+    return base == MAX_PLUS or base.startswith("exists@")
+
+
+def has_other_facts(name: str) -> bool:
+    """Whether a score reads the other facts of a candidate."""
+    return split_endings(name)[1].startswith(OTHER_FACTS)
+
+
+def with_score_counts(
+    task: ProverTask, name: str, on_phase: PhaseCallback = ignore_phase
+) -> ProverTask:
+    """The task with the counts of other facts, if the score of this name reads them.
+
+    Args:
+      on_phase: receives how many rules are applied.
+    """
+    return with_other_facts(task, on_phase) if has_other_facts(name) else task
+
+
+def add_other_facts(
+    task: ProverTask, scorer: Scorer | ScorerBySide
+) -> ScorerBySide:
+    """The scorer with what the other facts of each candidate say added to its log-odds.
+
+    Args:
+      task: with the counts of other facts.
+    """
+    added = partial(
+        _score_with_other_facts, task, other_facts_table(task), scorer
+    )
+    return ScorerBySide(head=partial(added, HEAD), tail=partial(added, TAIL))
+
+
+def other_facts_table(task: ProverTask) -> F64[Tensor, "B 2"]:
+    """What is added to the log-odds of a candidate by label, if it has no other fact and if it has some.
+
+    Args:
+      task: with the counts of other facts.
+    """
+    assert task.other_facts is not None, "the caller counts them"
+    shares = other_facts.other_fact_shares(task.kb, task.other_facts)
+    return other_facts.log_likelihood_ratios(shares)
+
+
+def _score_with_other_facts(
+    task: ProverTask,
+    table: F64[Tensor, "B 2"],
+    scorer: Scorer | ScorerBySide,
+    side: int,
+    atoms: Tensor,
+    /,
+) -> Tensor:
+    """The scores of atoms as answers about a side, with what their other facts say."""
+    assert task.other_facts is not None, "the caller counts them"
+    if isinstance(scorer, ScorerBySide):
+        scorer = scorer.of(side)
+    log_odds = scorer(atoms)
+    atoms = atoms.long().to(table.device)
+    n_others = other_facts.count_other_facts_of(
+        task.kb, task.sizes, task.other_facts.degrees, atoms, side
+    )
+    added = table[make_label(atoms[:, 0], side), (n_others > 0).long()]
+    return log_odds + added.to(log_odds.device)
 
 
 def make_linked_test(task: ProverTask, *, is_directed: bool) -> LinkedTest:
@@ -497,7 +620,7 @@ def count_joint(
     Args:
       on_phase: receives how many rules are applied.
     """
-    base, _ = split_linked_last(name)
+    base, _ = split_endings(name)
     if _joint_settings(base) is None:
         return None
     most = joint_counts.MAX_COUNTED_DERIVATIONS * task.cfg.memory_share
@@ -523,7 +646,7 @@ def describe_joint(joint: JointCounts | None) -> list[str]:
 
 def without_joint(name: str) -> str:
     """The name of a score; for `noisy-or-joint` that of the noisy-or of as many rules."""
-    base, ending = split_linked_last(name)
+    base, ending = split_endings(name)
     settings = _joint_settings(base)
     if settings is None:
         return name
@@ -544,7 +667,7 @@ def joint_shares(
       joint: what `count_joint` returns.
       atoms: of two arguments, distinct, in lexicographic order.
     """
-    base, _ = split_linked_last(name)
+    base, _ = split_endings(name)
     settings = _joint_settings(base)
     assert settings is not None, "the score reads what pairs derive"
     derivations = (
@@ -609,7 +732,8 @@ def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
     raise ValueError(
         f"score {shorten(name)}: expected {names}, noisy-or-top-N@P, noisy-or-joint, noisy-or-joint@K, "
         "noisy-or-joint-top-N or noisy-or-joint-top-N@K, K from 1 to 999999999, N from 1 to 9999 (of noisy-or-joint to "
-        "99), P from 1 to 99"
+        f"99), P from 1 to 99; at its end {OTHER_FACTS} or not, after that {LINKED_LAST}, {DIRECTED_LINKED_LAST} or "
+        "neither"
     )
 
 

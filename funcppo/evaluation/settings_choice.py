@@ -606,10 +606,10 @@ def _rank(
 ) -> tuple[float, int]:
     """The MRR of a score, ties in random order, and the number of atoms that were scored.
 
-    A variant linked-last is ranked as its score without links: what the rules say chooses the settings of both. So is
-    `noisy-or-joint` as the noisy-or of as many rules, for which pairs of rules need not be counted.
+    A variant linked-last or with other facts is ranked as its score without: what the rules say chooses the settings of
+    all. So is `noisy-or-joint` as the noisy-or of as many rules, for which pairs of rules need not be counted.
     """
-    name, _ = scorers.split_linked_last(scorers.without_joint(score))
+    name, _ = scorers.split_endings(scorers.without_joint(score))
     rule_score = scorers.rule_score(name)
 
     def score_atoms(atoms: Tensor, /) -> Tensor:

@@ -23,10 +23,13 @@ from funcppo.evaluation import (
     evidence_explanation,
     explain,
     joint_explanation,
+    other_facts_explanation,
     rank_metrics,
+    scorers,
 )
 from funcppo.evaluation.evidence_explanation import Explanation
 from funcppo.evaluation.joint_explanation import RuleShare
+from funcppo.evaluation.other_facts_explanation import OtherFacts
 from funcppo.evaluation.prediction import (
     OpenQuery,
     RankedAnswers,
@@ -72,26 +75,35 @@ class AnswerProof(NamedTuple):
     evidence: Explanation | None
     # what counts of each rule, by the score noisy-or-joint
     rule_shares: tuple[RuleShare, ...] | None = None
+    # what other facts of the relation add, by a score that reads them
+    other_facts: OtherFacts | None = None
 
     def __repr__(self) -> str:
         """The lines of the proof and the evidence, for people."""
         return "\n".join(self.to_lines())
 
     def to_lines(self) -> list[str]:
-        """The proof as an indented tree, and the evidence or the shares of the rules."""
-        shares = self.rule_shares or ()
-        share_lines = joint_explanation.to_lines(self.dataset, shares)
+        """The proof as an indented tree, and the evidence or the shares of the rules and of other facts."""
+        score_lines: list[str] = []
+        if self.rule_shares:
+            score_lines += joint_explanation.to_lines(
+                self.dataset, self.rule_shares
+            )
+        if self.other_facts is not None:
+            score_lines.append(
+                other_facts_explanation.to_line(self.dataset, self.other_facts)
+            )
         if self.proof is None:
-            return ["no proof was found", *(share_lines if shares else [])]
+            return ["no proof was found", *score_lines]
         names = proof_names(self.dataset)
         text = proof.to_text(self.proof, names.format_atom, names.format_rule)
         lines = text.rstrip("\n").split("\n")
         if self.evidence is not None:
             lines += evidence_explanation.to_lines(self.dataset, self.evidence)
-        return lines + (share_lines if shares else [])
+        return lines + score_lines
 
     def to_json(self) -> Json:
-        """The proof, and the evidence or the shares of the rules, as JSON values."""
+        """The proof, and the evidence or the shares of the rules and of other facts, as JSON values."""
         fields: Json = {"proof": None}
         if self.proof is not None:
             names = proof_names(self.dataset)
@@ -103,6 +115,10 @@ class AnswerProof(NamedTuple):
         if self.rule_shares is not None:
             fields["rule_shares"] = joint_explanation.to_json(
                 self.dataset, self.rule_shares
+            )
+        if self.other_facts is not None:
+            fields["other_facts"] = other_facts_explanation.to_json(
+                self.dataset, self.other_facts
             )
         return fields
 
@@ -344,7 +360,7 @@ class Answerer:
     def explain(self, atom: Tensor, side: int) -> AnswerProof:
         """The proof of a derivable atom and, of a run that weighs evidence, what it weighs for one side.
 
-        By the score noisy-or-joint, what counts of each rule.
+        By the score noisy-or-joint, what counts of each rule; by one with other facts, what these add.
 
         Args:
           atom: ground and of two arguments [W]; a known fact is proved from other facts.
@@ -373,7 +389,12 @@ class Answerer:
             (rule_shares,) = joint_explanation.explain_answers(
                 task, self.subject.score, self.subject.joint, atom[None], side
             )
-        return AnswerProof(self.dataset, found, evidence, rule_shares)
+        others = None
+        if scorers.has_other_facts(self.subject.score):
+            (others,) = other_facts_explanation.explain_answers(
+                task, atom[None], side
+            )
+        return AnswerProof(self.dataset, found, evidence, rule_shares, others)
 
     def _proof_from_other_facts(self, atom: Tensor) -> Proof | None:
         """A smallest proof of an atom that may be a fact; None if there is none, or it takes too much work."""

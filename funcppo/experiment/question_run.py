@@ -205,7 +205,7 @@ def make_scorers(
 ) -> list[ScorerBySide]:
     """Scorers of the same candidates by rule scores and by several weights, for which evidence is collected once."""
     scores = [
-        evidence_ranking.make_rule_score(task.kb, name) for name in rule_scores
+        evidence_ranking.make_rule_score(task, name) for name in rule_scores
     ]
     scores += [_score(setup, one) for one in params]
     return evidence_ranking.make_scorers(task, setup.facts, scores, on_progress)
@@ -259,6 +259,14 @@ class ValidEvidence:
             lambda part: evidence.with_network_prior(part, network, "fact")
         )
 
+    def with_other_facts(self, task: ProverTask) -> ValidEvidence:
+        """The evidence with the counts of other facts of a task."""
+        changed = copy.copy(self)
+        changed.task = dataclasses.replace(
+            self.task, other_facts=task.other_facts
+        )
+        return changed
+
     def _map(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
         """The evidence with a change in every part."""
         changed = copy.copy(self)
@@ -286,7 +294,7 @@ class ValidEvidence:
 
     def make_rule_scorer(self, name: str) -> ScorerBySide:
         """The scorer of the queries' candidates by a rule score, such as noisy-or."""
-        score = evidence_ranking.make_rule_score(self.task.kb, name)
+        score = evidence_ranking.make_rule_score(self.task, name)
         return evidence_ranking.make_scorer_of(self.task, self._parts, score)
 
 

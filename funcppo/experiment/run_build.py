@@ -64,6 +64,7 @@ def build_run(
         on_phase,
         deadline=deadline,
     )
+    task = scorers.with_score_counts(task, run_config.rule_score, on_phase)
     notes = list(task.notes)
     settings = task.cfg
     is_default = settings.hard_negative_fraction == 0.0
@@ -120,6 +121,7 @@ def _build_question_run(
         with_derivations=False,
     )
 
+    task = scorers.with_score_counts(task, run_config.rule_score, on_phase)
     setup = question_run.set_up(task, run_config.questions)
     cfg = question_training.learner_config(setup.policy, ppo_config(run_config))
     world = question_run.training_world(setup, run_config.device)

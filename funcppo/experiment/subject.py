@@ -53,7 +53,8 @@ POLICY_SCORES = (*PROOF_SCORES, "evidence")
 COMPARISON_SHARE = 0.9
 UNTRAINED_SCORES = (
     "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-joint, noisy-or-joint@K or "
-    "noisy-or-joint-top-N (all but max-plus with -linked-last at their end, or not)"
+    "noisy-or-joint-top-N (all but max-plus with -linked-last at their end, or not; all but max-plus and exists@H with "
+    "-other-facts before that, or not)"
 )
 
 
@@ -129,7 +130,8 @@ def run_subject(
         notes = [describe_default_score(run)] if is_open else []
         joint = scorers.count_joint(run.task, score, on_phase)
         notes += scorers.describe_joint(joint)
-        return Subject(run.task, score, None, notes, embedding, joint)
+        task = scorers.with_score_counts(run.task, score, on_phase)
+        return Subject(task, score, None, notes, embedding, joint)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]
     if training.is_finished(run):
@@ -163,7 +165,12 @@ def describe_numbers(subject: Subject) -> str:
     """What the numbers of an answer and of its proof mean, as one line."""
     run = subject.policy_run
     if run is None:
-        return f"score: {subject.score}, computed from the confidences of the rules that derive the answer"
+        others = ""
+        if scorers.has_other_facts(subject.score):
+            others = (
+                ", and from whether the answer has other facts of the relation"
+            )
+        return f"score: {subject.score}, computed from the confidences of the rules that derive the answer{others}"
     if run.questions is not None:
         return (
             "score: the log-odds under evidence, as a number between 0 and 1; place and probability: of the answer "
@@ -242,6 +249,7 @@ def dataset_subject(
         score = chosen_score
     joint = scorers.count_joint(task, score, on_phase)
     notes += scorers.describe_joint(joint)
+    task = scorers.with_score_counts(task, score, on_phase)
     described = describe_choice(choice, task.max_height)
     return Subject(task, score, None, [*described, *notes], joint=joint)
 
@@ -333,7 +341,8 @@ def height_of_score(score: str, height: int | None) -> int | None:
     Raises:
       ValueError: exists@H asks for more than the height, or H is no height.
     """
-    kind, _, number = score.partition("@")
+    base, _ = scorers.split_linked_last(score)
+    kind, _, number = base.partition("@")
     if kind != "exists":
         return height
     if not re.fullmatch("[0-9]{1,9}", number):

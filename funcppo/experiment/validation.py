@@ -56,6 +56,7 @@ from funcppo.experiment.question_run import (
 )
 from funcppo.experiment.run import EVIDENCE_SCORE, Run, RunScore
 from funcppo.logic import kb as kbase
+from funcppo.logic.joins import RowBudgetExceeded
 from funcppo.prover import task as prover_task
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.ranges import is_cuda
@@ -82,8 +83,10 @@ CHUNK_SIZE = 2048
 MAX_CHUNK_SUCCESSORS = 1 << 16
 # test queries whose ranking tells how many there is time for
 FIRST_ROUND = 16
-# what the metric on valid must gain where linked candidates come last
-MIN_LINKED_GAIN = 0.0005
+# what the metric on valid must gain by a variant of the rule score
+MIN_VARIANT_GAIN = 0.0005
+# rows of joins to count the other facts of candidates by
+MAX_OTHER_FACT_ROWS = 100_000_000
 # Where T_P is not held: queries whose answers tell how many queries are ranked together, and answers of these.
 FIRST_CHUNK_QUERIES = 64
 MAX_CHUNK_ANSWERS = 4_000_000
@@ -214,13 +217,62 @@ def choose_linked_last(
             return None, [note]
         metrics[base + end] = rule_metric(run, base + end) or 0.0
     variant, after = max(metrics.items(), key=lambda item: item[1])
-    if after <= before + MIN_LINKED_GAIN:
+    if after <= before + MIN_VARIANT_GAIN:
         return None, []
     note = (
         f"{variant}: valid is ranked better, {after:.4f} for {before:.4f}, where candidates that a fact links with the "
         "entity of the query come last: a property of the data, not of the rules; test is ranked with it and without"
     )
     return variant, [note]
+
+
+class OtherFactsChoice(NamedTuple):
+    """Whether valid gains where the other facts of candidates count."""
+
+    run: Run  # with the counts that its score reads
+    score: str | None  # its name; None where valid does not prefer it
+    notes: list[str]  # what valid said, or why it was not asked
+
+
+def choose_other_facts(
+    run: Run, deadline: Deadline = NO_DEADLINE
+) -> OtherFactsChoice:
+    """The variant of the run's rule score with other facts, where it ranks valid better.
+
+    Args:
+      deadline: ends the count of other facts.
+    """
+    name, before = run.run_config.rule_score, run.rule_metric
+    variant = scorers.variant_with_other_facts(name)
+    if before is None or variant is None:
+        return OtherFactsChoice(run, None, [])
+    report_or_stop = partial(_report_or_stop, ignore_phase, deadline)
+    try:
+        report_or_stop("counting")
+        task = prover_task.with_other_facts(
+            run.task, report_or_stop, MAX_OTHER_FACT_ROWS
+        )
+    except (_TimeOver, RowBudgetExceeded) as error:
+        reason = "there was no time for it (--seconds)"
+        if isinstance(error, RowBudgetExceeded):
+            reason = f"counting other facts makes more than {MAX_OTHER_FACT_ROWS:,} rows of joins"
+        note = f"{variant}: not tried on valid: {reason}"
+        return OtherFactsChoice(run, None, [note])
+
+    valid = run.valid_evidence
+    counted = dataclasses.replace(
+        run,
+        task=task,
+        valid_evidence=valid and valid.with_other_facts(task),
+    )
+    after = rule_metric(counted, variant) or 0.0
+    if after <= before + MIN_VARIANT_GAIN:
+        return OtherFactsChoice(run, None, [])
+    note = (
+        f"{variant}: valid is ranked better, {after:.4f} for {before:.4f}, where it counts whether a candidate has "
+        "other facts of the relation; test is ranked with it and without"
+    )
+    return OtherFactsChoice(counted, variant, [note])
 
 
 def evidence_quality(
@@ -414,20 +466,24 @@ def _seconds_of(
 
 def _report_or_stop(
     on_phase: PhaseCallback,
-    deadline: Deadline,
+    limit: Deadline,
     text: str,
     done: int = 0,
     total: int | None = None,
+    _: Deadline = NO_DEADLINE,
     /,
 ) -> None:
-    """Report the progress of a ranking.
+    """Report the progress of a ranking or a count.
+
+    Args:
+      limit: when it ends, whatever is left.
 
     Raises:
-      _TimeOver: the deadline has passed.
+      _TimeOver: the limit has passed.
     """
-    if deadline.is_over:
+    if limit.is_over:
         raise _TimeOver
-    on_phase(text, done, total, deadline)
+    on_phase(text, done, total, limit)
 
 
 def _rank_parts(

@@ -43,7 +43,7 @@ def max_confidence(
     Returns:
       [L]; -inf for an atom that no rule derives.
     """
-    confidence = _rule_confidence(kb)
+    confidence = rule_confidences(kb)
     best = torch.zeros(n_atoms, dtype=torch.float64, device=confidence.device)
     for part in derivations:
         best = best.scatter_reduce(
@@ -76,7 +76,7 @@ def noisy_or(
       [L]; -inf for an atom that no rule derives.
     """
     # -log prod_r (1 - confidence^power), a sum of positive numbers: its order of summation moves the last digits only.
-    neg_log_wrong_of_rule = -torch.log1p(-(_rule_confidence(kb) ** power))
+    neg_log_wrong_of_rule = -torch.log1p(-(rule_confidences(kb) ** power))
     neg_log_wrong = torch.zeros(
         n_atoms, dtype=torch.float64, device=neg_log_wrong_of_rule.device
     )
@@ -127,7 +127,7 @@ def noisy_or_of_best(
 
     Source: Betz et al. 2024, "PyClause: Simple and efficient rule handling for knowledge graphs" (noisy-or top-h).
     """
-    rules = _rules_by_atom(_rule_confidence(kb), derivations, n_atoms)
+    rules = _rules_by_atom(rule_confidences(kb), derivations, n_atoms)
     best, _ = _best_rules(rules, n_best)
     return noisy_or(kb, [best], n_atoms, power)
 
@@ -190,7 +190,7 @@ def joint_shares(
     prior_pairs: float,
 ) -> JointShares:
     """The factors of the product in `noisy_or_joint`, which has the same arguments."""
-    confidence = _rule_confidence(kb)
+    confidence = rule_confidences(kb)
     log_wrong = torch.log1p(-confidence)
     rules = _rules_by_atom(confidence, derivations, n_atoms)
     best, place = _best_rules(rules, n_best)
@@ -261,7 +261,7 @@ def max_plus(
 
     Source: Meilicke et al. 2019, "Anytime bottom-up rule learning for knowledge graph completion", section 4.
     """
-    confidence = _rule_confidence(kb)
+    confidence = rule_confidences(kb)
     rules = _rules_by_atom(confidence, derivations, n_atoms)
     position = _lexicographic_position(confidence, rules)
 
@@ -374,7 +374,7 @@ def exists(
     return torch.where(is_derived & is_low_enough, infinity, -infinity)
 
 
-def _rule_confidence(kb: KnowledgeBase) -> F64[Tensor, "R"]:
+def rule_confidences(kb: KnowledgeBase) -> F64[Tensor, "R"]:
     """`rule_confidence` in float64, in which 1 - confidence is exact too."""
     return rule_confidence(
         kb._replace(

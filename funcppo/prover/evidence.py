@@ -52,6 +52,13 @@ NOISY_OR_POWER = 3.0
 BASE_SCORE_UNIT = 2.0**-40
 
 
+class Degrees(NamedTuple):
+    """How many facts each entity has in each label; entries of no fact are left out."""
+
+    key: I64[Tensor, "D"]  # entity * B + label, ascending
+    n_facts: I64[Tensor, "D"]
+
+
 class FactIndex(NamedTuple):
     """The facts and the rules as evidence reads them."""
 
@@ -161,6 +168,33 @@ def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
     return triple_index.binary_atoms(kb.facts.long())
 
 
+def count_degrees(kb: KnowledgeBase, sizes: KBSizes) -> Degrees:
+    """Count the facts of two arguments of each entity by their labels, 2 * predicate + 1 for facts whose tail it is."""
+    facts = binary_facts(kb)
+    predicate = facts[:, 0]
+    key = torch.cat(
+        [
+            facts[:, side] * n_labels(sizes) + make_label(predicate, side)
+            for side in (HEAD, TAIL)
+        ]
+    )
+    return Degrees(unique_values(key), value_counts(key))
+
+
+def find_degrees(
+    degrees: Degrees,
+    sizes: KBSizes,
+    entity: I64[Tensor, "n"],
+    label: I64[Tensor, "n"],
+) -> I64[Tensor, "n"]:
+    """The number of facts that entities have in labels."""
+    key = entity * n_labels(sizes) + label
+    if not len(degrees.key):
+        return torch.zeros_like(key)
+    position, found = row_index.binary_search(degrees.key, key)
+    return torch.where(found, degrees.n_facts[position], 0)
+
+
 def index_facts(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -187,10 +221,10 @@ def index_facts(
     first, second = torch.cat([head, tail]), torch.cat([tail, head])
     label = torch.cat([as_tail, as_head])
     key, order = sorting.sort_keys(first * (sizes.n_constants + 1) + second)
-    degree_key = second * n_labels(sizes) + label
+    degrees = count_degrees(kb, sizes)
     return FactIndex(
-        degree_key=unique_values(degree_key),
-        degree=value_counts(degree_key),
+        degree_key=degrees.key,
+        degree=degrees.n_facts,
         link_key=key,
         link_label=label[order],
         plan=plan,
@@ -507,11 +541,12 @@ def _own_degree(
 ) -> I64[Tensor, "L"]:
     """How many facts of its question's relation each candidate answers, without the one that is left out."""
     label = make_label(questions.predicate, questions.side)
-    key = candidates.entity * n_labels(sizes) + label[candidates.question]
-    position, found = row_index.binary_search(facts.degree_key, key)
-    if not len(facts.degree):
-        return torch.zeros_like(key)
-    degree = torch.where(found, facts.degree[position], 0)
+    degree = find_degrees(
+        Degrees(facts.degree_key, facts.degree),
+        sizes,
+        candidates.entity,
+        label[candidates.question],
+    )
     return degree - candidates.is_answer.long()
 
 

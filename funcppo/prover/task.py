@@ -54,6 +54,7 @@ from funcppo.prover.config import (
     proof_settings,
 )
 from funcppo.prover.env import World
+from funcppo.prover.other_facts import OtherFactCounts, count_other_facts
 from funcppo.types import I32, I64, Bool
 
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
@@ -123,6 +124,9 @@ class ProverTask:
 
     notes: tuple[str, ...]
     """What was chosen or left out, one line each."""
+
+    other_facts: OtherFactCounts | None = None
+    """How many candidates have other facts of the asked relation, see `with_other_facts`; None where nothing asks."""
 
 
 class PhaseCallback(Protocol):
@@ -319,6 +323,32 @@ def _describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
         f"estimated counts of {len(rules):,} of {sizes.n_rules:,} rules, and their confidences, stand as they were "
         f"mined: counting all exactly makes more than {MAX_COUNT_ROWS:,} rows of joins"
     ]
+
+
+def with_other_facts(
+    task: ProverTask,
+    on_phase: PhaseCallback = ignore_phase,
+    max_rows: int = sys.maxsize,
+) -> ProverTask:
+    """The task with counts of facts and of what the rules derive, by whether there is another fact of the relation.
+
+    Args:
+      on_phase: receives how many rules are applied; what it raises ends the count.
+      max_rows: rows that the joins may make.
+
+    Raises:
+      RowBudgetExceeded: they make more.
+    """
+    if task.other_facts is not None:
+        return task
+    counts = count_other_facts(
+        task.kb,
+        task.sizes,
+        object_identity=task.least_model.object_identity,
+        budget=RowBudget(max_rows),
+        progress=partial(on_phase, "counting candidates with other facts"),
+    )
+    return replace(task, other_facts=counts)
 
 
 def with_answers(

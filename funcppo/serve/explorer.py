@@ -381,6 +381,7 @@ class Explorer:
             "proof": None,
             "evidence": None,
             "rule_shares": None,
+            "other_facts": None,
             "failed_rules": [],
             "n_matching_rules": 0,
             "note": "",
@@ -427,13 +428,14 @@ class Explorer:
     def _add_proof(
         self, why: AtomExplanation, atom: Tensor, place: int
     ) -> None:
-        """Add the proof of an atom that the rules derive, and its evidence or the shares of its rules."""
+        """Add the proof of an atom that the rules derive, and what its score is made of."""
         reasons = self.answerer.explain(atom, place).to_json()
         why["verdict"] = Verdict.PROVED.name.lower()
         # JSON alone has lists where Python has tuples
         why["proof"] = json.loads(json.dumps(reasons["proof"]))
         why["evidence"] = reasons.get("evidence")
         why["rule_shares"] = reasons.get("rule_shares")
+        why["other_facts"] = reasons.get("other_facts")
 
     def read(self, query: str) -> tuple[int, int | None, int | None]:
         """The relation, head and tail of a query as text; None in the place of a variable.

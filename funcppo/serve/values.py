@@ -286,6 +286,17 @@ class JointRule(TypedDict):
     n_both_facts: int | None
 
 
+class OtherFacts(TypedDict):
+    """How many other facts of the relation an answer has, and what a score with other facts adds for that."""
+
+    relation: str
+    side: str
+    n_facts: int
+    share_of_facts: float
+    share_of_derived: float
+    log_odds: float
+
+
 class FailedRule(TypedDict):
     """A rule whose head matches an atom, and the first of its goals that nothing satisfies."""
 
@@ -307,6 +318,7 @@ class AtomExplanation(TypedDict):
     proof: Proof | None
     evidence: Evidence | None
     rule_shares: list[JointRule] | None
+    other_facts: OtherFacts | None
     failed_rules: list[FailedRule]
     n_matching_rules: int
     note: str

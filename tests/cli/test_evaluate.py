@@ -132,6 +132,7 @@ def test_the_notes_on_a_run_and_on_its_search_are_told(
         "max-plus",
         "noisy-or@3",
         "noisy-or-joint",
+        "noisy-or-other-facts",
         "greedy",
         "success",
     ],
@@ -176,6 +177,22 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         (
             ("countries_s1", "--score", "max-plus-linked-last"),
             "max-plus has no variant -linked-last",
+        ),
+        (
+            ("countries_s1", "--score", "max-plus-other-facts"),
+            "score 'max-plus-other-facts': 'max-plus' has no variant -other-facts",
+        ),
+        (
+            ("countries_s1", "--score", "exists@1-other-facts"),
+            "--score: expected exists@H with H from 0 to 999999999, got",
+        ),
+        (
+            ("countries_s1", "--score", "noisy-or-linked-last-other-facts"),
+            "expected -other-facts once, and -linked-last or ... after it",
+        ),
+        (
+            ("{run}", "--score", "best-other-facts"),
+            "score 'best': expected success, best-proof, greedy, exists@H",
         ),
         (
             ("{run}", "--object-identity", "True"),

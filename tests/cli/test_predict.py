@@ -195,6 +195,42 @@ def test_the_explanation_of_a_joint_score_adds_up_to_it(
     assert "of what counts of" not in capsys.readouterr().out
 
 
+def test_what_other_facts_add_is_explained(
+    graph, monkeypatch, capsys, tmp_path
+):
+    """In `predict`, and in the lines of `evaluate`: the score without them and what they add make the score."""
+    options = ["--score", "noisy-or-joint@2-other-facts", "--height", 1]
+    args = [graph, "p(e1, ?x)", "--explain", "--k", 5, *options]
+    answers = predicted(monkeypatch, capsys, *args)["queries"][0]["answers"]
+    details = tmp_path / "details.jsonl"
+    args = ["evaluate", graph, "--details", details, *options]
+    assert funcppo(monkeypatch, *args) == 0
+    records = [json.loads(line) for line in details.read_text().splitlines()]
+    proved = [r for r in records if r["status"] == "proved"]
+    assert answers and proved
+    assert all(r["other_facts"] is None for r in records if r not in proved)
+    for explained in (*answers, *proved):
+        others = explained["other_facts"]
+        a, b = others["share_of_facts"], others["share_of_derived"]
+        if not others["n_facts"]:
+            a, b = 1 - a, 1 - b
+        assert others["log_odds"] == pytest.approx(math.log(a / b))
+        shares = [rule["share"] for rule in explained["rule_shares"]]
+        score = 1 - math.prod(1 - share for share in shares)
+        log_odds = math.log(score / (1 - score)) + others["log_odds"]
+        assert round(log_odds * 1e4) == explained["quantised_score"]
+
+    capsys.readouterr()
+    args = ["predict", graph, "p(e1, ?x)", "--explain", *options]
+    assert funcppo(monkeypatch, *args) == 0
+    text = capsys.readouterr().out
+    assert text.count(" log-odds by other facts: it is the tail of ") > 0
+    assert "from whether the answer has other facts of the relation" in text
+    args = ["check", graph, "--details", details]
+    assert funcppo(monkeypatch, *args) == 0
+    assert "details: " in capsys.readouterr().out
+
+
 def test_fewer_answers_are_listed_on_request(graph, monkeypatch, capsys):
     (all_,) = predicted(monkeypatch, capsys, graph, "p(e1, X)")["queries"]
     scores = [answer["score"] for answer in all_["answers"]]

@@ -23,7 +23,8 @@ from funcppo.runtime import distributed
 from tests.cli.processes import free_ports, run_processes
 
 DATA = "family_tree:30:1"
-EVALUATE = ("evaluate", DATA, "--score", "noisy-or", "--height", "2")
+EVALUATE = ("evaluate", DATA, "--score", "noisy-or-other-facts")
+EVALUATE += ("--height", "2")
 EVALUATE += ("--smoothing", "None", "--object-identity", "False")
 
 

@@ -12,7 +12,7 @@ from funcppo.evaluation import agreement, explain, recount, scorers
 from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
 from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.task import build_task
+from funcppo.prover.task import build_task, with_other_facts
 
 SECONDS = 3600.0  # no test depends on the speed of the machine
 RULES = """
@@ -115,6 +115,20 @@ def test_the_order_of_max_plus_agrees(smoothing):
             smoothing=None,
             object_identity=True,
             score="noisy-or-joint@1-linked-last",
+        ),
+        dict(max_height=1, smoothing=5.0, score="noisy-or@3-other-facts"),
+        dict(
+            max_height=1,
+            smoothing=None,
+            n_known=8,
+            object_identity=True,
+            score="max-confidence-other-facts-linked-last",
+        ),
+        dict(
+            max_height=2,
+            smoothing=0.3,
+            n_known=8,
+            score="noisy-or-joint@3-other-facts",
         ),
         dict(max_height=1, smoothing=None, n_known=8),
         dict(max_height=2, smoothing=None, n_known=8),
@@ -225,6 +239,39 @@ def test_pairs_of_rules_that_were_counted_wrong_are_reported():
     scorer = scorers.make_untrained_scorer(task, subject.score, wrong)
     scores = compare(with_evaluator(subject, scorer=scorer))["scores"]
     assert 0 < scores.n_disagreeing <= scores.n_compared
+
+
+@pytest.mark.parametrize(
+    "field", ["n_facts", "n_facts_with", "n_derived", "n_derived_with"]
+)
+def test_other_facts_that_were_counted_wrong_are_reported(field):
+    subject = subject_of(score="noisy-or-other-facts", max_height=1)
+    task = with_other_facts(subject.evaluator.task)
+    counts = task.other_facts
+    assert counts is not None
+    wrong = counts._replace(**{field: getattr(counts, field) + 1})
+    scorer = scorers.make_untrained_scorer(
+        dataclasses.replace(task, other_facts=wrong), subject.score
+    )
+    scores = compare(with_evaluator(subject, scorer=scorer))["scores"]
+    assert 0 < scores.n_disagreeing <= scores.n_compared
+
+
+def test_a_relation_whose_candidates_take_too_long_is_said(monkeypatch):
+    """Its share of facts is recounted even so."""
+    subject = subject_of(score="noisy-or-other-facts", max_height=1)
+
+    def time_out(*args):
+        raise recount.RecountLimitError
+
+    monkeypatch.setattr(recount, "share_of_derived_with_others", time_out)
+    found = compare(subject)
+    assert not any(result.disagreements for result in found.values())
+    assert found["ranks"].n_compared == 18
+    (note,) = found["ranks"].notes
+    assert note.startswith("of 2 relations the share of derived atoms with")
+    monkeypatch.setattr(recount, "share_of_facts_with_others", lambda *_: 0.5)
+    assert compare(subject)["scores"].n_disagreeing
 
 
 def test_counts_of_a_sample_are_not_recounted_and_this_is_said():

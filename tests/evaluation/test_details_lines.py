@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from funcppo.evaluation import (
     details_lines,
     evaluator,
     joint_explanation,
+    other_facts_explanation,
     result_log,
     scorers,
 )
+from funcppo.prover.task import with_other_facts
 from tests.evaluation.test_agreement import compare_ranks, subject_of
 
 SETTINGS = {
@@ -42,8 +45,17 @@ def joint_subject(score="noisy-or-joint@3"):
                 task, score, joint, atoms, side
             )
 
+    find_other_facts = None
+    if scorers.has_other_facts(score):
+        find_other_facts = partial(
+            other_facts_explanation.explain_answers, with_other_facts(task)
+        )
+
     everything = dataclasses.replace(
-        subject.evaluator, all_scores=True, find_shares=find_shares
+        subject.evaluator,
+        all_scores=True,
+        find_shares=find_shares,
+        find_other_facts=find_other_facts,
     )
     return dataclasses.replace(subject, evaluator=everything)
 
@@ -91,6 +103,8 @@ def compare_lines(folder, subject, records):
     [
         "noisy-or-joint@3",
         "noisy-or-joint@1-linked-last",
+        "noisy-or-joint@1-other-facts",
+        "noisy-or-other-facts-linked-last",
         "noisy-or@2",
         "max-confidence",
         "max-plus",
@@ -102,6 +116,7 @@ def test_what_evaluate_writes_agrees(tmp_path, score):
     records = records_of(subject)
     has_shares = "rule_shares" in records[0]
     assert has_shares == score.startswith("noisy-or-joint")
+    assert ("other_facts" in records[0]) == ("other-facts" in score)
     compared = compare_lines(tmp_path, subject, records)
     assert compared.disagreements == compared.notes == ()
     assert compared.n_compared == compared.n_total == len(records) == 18
@@ -206,6 +221,48 @@ def test_a_changed_field_is_found(tmp_path, subject, records, change, text):
     assert line.startswith(f"line {i + 1}, {records[i]['atom']}, ")
     assert text in line
     assert not compared["ranks"].n_disagreeing
+
+
+def change_others(name, value):
+    def change(others):
+        return {**others, name: value(others[name])}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (change_others("n_facts", lambda n: n + 1), "other_facts: n_facts"),
+        (
+            change_others("share_of_facts", lambda x: x + 1e-6),
+            "other_facts: share_of_facts",
+        ),
+        (
+            change_others("share_of_derived", lambda x: x + 1e-6),
+            "other_facts: share_of_derived",
+        ),
+        (
+            change_others("log_odds", lambda x: x + 1e-3),
+            "by the shares of the rules; other_facts: log_odds",
+        ),
+        (change_others("log_odds", lambda _: "much"), "other_facts: log_odds"),
+        (change_others("side", lambda _: "top"), "other_facts: side top"),
+        (change_others("relation", lambda _: "x"), "other_facts: relation x"),
+        (lambda _: None, "other_facts None, expected an object"),
+        (lambda _: 3, "other_facts 3, expected an object"),
+    ],
+)
+def test_changed_other_facts_are_found(tmp_path, change, text):
+    subject = joint_subject("noisy-or-joint@3-other-facts")
+    records = records_of(subject)
+    i = next(i for i, record in enumerate(records) if record["other_facts"])
+    changed = copy.deepcopy(records)
+    changed[i]["other_facts"] = change(records[i]["other_facts"])
+    compared = compare_lines(tmp_path, subject, changed)
+    (line,) = compared.disagreements
+    assert line.startswith(f"line {i + 1}, {records[i]['atom']}, ")
+    assert text in line
 
 
 def test_of_sampled_pairs_what_needs_no_count_is_compared(

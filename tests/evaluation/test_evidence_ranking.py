@@ -74,6 +74,8 @@ def test_the_base_score_ranks_as_noisy_or_3(task, monkeypatch):
         "noisy-or@2",
         "noisy-or-linked-last",
         "noisy-or-directed-linked-last",
+        "noisy-or@3-other-facts",
+        "max-confidence-other-facts-linked-last",
     ],
 )
 def test_a_rule_score_is_that_of_the_derivations(task, name):
@@ -87,7 +89,7 @@ def test_a_rule_score_is_that_of_the_derivations(task, name):
         ranking.rank_split(task, split, scorer, BOTH)
         for scorer in (
             evidence_ranking.make_scorer(
-                task, facts, evidence_ranking.make_rule_score(task.kb, name)
+                task, facts, evidence_ranking.make_rule_score(task, name)
             ),
             scorers.make_untrained_scorer(task, name),
         )

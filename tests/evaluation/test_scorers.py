@@ -1,20 +1,24 @@
 """Scorers of a task: what they compute, on which chunks, and what they report of their work."""
 
 import dataclasses
+import math
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
 from funcppo import data, random, train_step, tree
 from funcppo.config import PPOConfig
-from funcppo.evaluation import beam_search, scorers
+from funcppo.evaluation import beam_search, ranking, scorers
+from funcppo.evaluation.ranking import ScorerBySide
 from funcppo.evaluation.slot_scheduler import (
     evaluate_step,
     score_by_rules,
     score_candidates,
 )
 from funcppo.logic import derivability, kb
+from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime.equivalence import EquivalenceError
@@ -116,6 +120,131 @@ def test_linked_candidates_rank_last_in_their_own_order():
     )
     assert last[0] == -torch.inf and last[1] == plain[1]
     torch.testing.assert_close(last[2:], plain[2:] - scorers.LINKED_SHIFT)
+
+
+def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
+    """far(a, X): c and d by confidence 1/2; c has another fact of far as a tail, d has none; a has none as a head."""
+    train = [
+        ("a", "hop", "b"), ("b", "hop", "c"), ("b", "hop", "d"),
+        ("x", "hop", "y"), ("y", "hop", "z"), ("x", "far", "z"),
+        ("z", "far", "c"), ("x", "hop", "w"), ("w", "hop", "v"),
+        ("x", "far", "v"),
+    ]  # fmt: skip
+    rules = "far(X, Y) :- hop(X, Z), hop(Z, Y)"
+    dataset = data.from_triples(train, rules=rules)
+    task = prover_task.build_task(
+        dataset, ProverTaskConfig(max_height=1, smoothing=None)
+    )
+    far = dataset.predicates.index("far") + 1
+    a, c, d, x, z = (dataset.entities.index(name) + 1 for name in "acdxz")
+    atoms = torch.tensor(
+        [[far, a, a], [far, a, c], [far, a, d], [far, x, z]], dtype=torch.int32
+    )
+    atoms = atoms[torch.argsort(atoms[:, 1] * 10 + atoms[:, 2])]
+    plain = scorers.make_untrained_scorer(task, "max-confidence")(atoms)
+    both = scorers.make_untrained_scorer(task, "max-confidence-other-facts")
+    assert isinstance(both, ScorerBySide)
+
+    # Facts: far of (x, z), (x, v), (z, c). Of their heads two have another fact, of their tails none.
+    head_facts, tail_facts = (2 + 1) / (3 + 2), 1 / (3 + 2)
+    # Derived beside them, by confidence 1/2: (a, c), (a, d). No head has a fact, one tail has.
+    head_derived, tail_derived = 1 / (1 + 2), (1 / 2 + 1) / (1 + 2)
+    ratio = {
+        HEAD: (head_facts, head_derived),
+        TAIL: (tail_facts, tail_derived),
+    }
+    by_pair = {(x, z): {HEAD: 1, TAIL: 0}, (a, c): {HEAD: 0, TAIL: 1}}
+    for side in (HEAD, TAIL):
+        found = both.of(side)(atoms)
+        for atom, score, before in zip(atoms.tolist(), found, plain):
+            own, derived = ratio[side]
+            if not by_pair.get((atom[1], atom[2]), {}).get(side):
+                own, derived = 1 - own, 1 - derived
+            expected = float(before) + math.log(own / derived)
+            assert float(score) == pytest.approx(expected, rel=1e-14)
+    assert torch.isinf(plain).any()  # what no rule derives stays so
+
+
+@pytest.mark.parametrize("ending", ["", "-linked-last"])
+@pytest.mark.parametrize("base", ["max-plus", "exists@1"])
+def test_nothing_is_added_to_an_order(base, ending):
+    with pytest.raises(ValueError, match=f"'{base}' has no variant -other-f"):
+        scorers.make_untrained_scorer(
+            untrained()[0], f"{base}-other-facts{ending}"
+        )
+
+
+@pytest.mark.parametrize("ending", ["-linked-last", "-other-facts"])
+def test_endings_in_another_order_are_refused(ending):
+    with pytest.raises(
+        ValueError, match=f"'noisy-or{ending}-o.*expected -other-facts once"
+    ):
+        scorers.make_untrained_scorer(
+            untrained()[0], f"noisy-or{ending}-other-facts"
+        )
+
+
+def test_the_endings_of_a_name_are_told_apart():
+    for name, base, endings in (
+        ("noisy-or@3", "noisy-or@3", ""),
+        ("noisy-or-linked-last", "noisy-or", "-linked-last"),
+        ("noisy-or@3-other-facts", "noisy-or@3", "-other-facts"),
+        (
+            "noisy-or-joint-top-9@4-other-facts-directed-linked-last",
+            "noisy-or-joint-top-9@4",
+            "-other-facts-directed-linked-last",
+        ),
+    ):
+        assert scorers.split_endings(name) == (base, endings)
+        assert scorers.has_other_facts(name) == ("other" in endings)
+        assert scorers.without_joint(name) == name or (
+            scorers.without_joint(name) == f"noisy-or-top-9{endings}"
+        )
+    for name, variant in (
+        ("noisy-or@3", "noisy-or@3-other-facts"),
+        ("noisy-or-linked-last", "noisy-or-other-facts-linked-last"),
+        ("noisy-or-other-facts", None),
+        ("max-plus", None),
+        ("exists@2", None),
+    ):
+        assert scorers.variant_with_other_facts(name) == variant
+
+
+@pytest.mark.parametrize("with_derivations", [True, False])
+def test_queries_that_ask_the_same_question_score_candidates_alike(
+    with_derivations,
+):
+    """Nothing leaks: no candidate's score depends on which answer is held out."""
+    cells = np.random.default_rng(0).permutation(200)[:100]
+    triples = [
+        (f"e{i % 10}", "rs"[i // 100], f"e{i // 10 % 10}") for i in cells
+    ]
+    dataset = data.from_triples(
+        triples[:50],
+        test=triples[50:],
+        rules="r(X, Y) :- s(Y, X)\nr(X, Y) :- s(X, Z), r(Z, Y)\ns(X, Y) :- r(X, Y)",
+    )
+    task = prover_task.build_task(
+        dataset,
+        ProverTaskConfig(max_height=1),
+        with_derivations=with_derivations,
+    )
+    scorer = scorers.make_untrained_scorer(task, "noisy-or-other-facts")
+    n_compared = 0
+    for side in (HEAD, TAIL):
+        protocol = ranking.RankingProtocol(sides=(side,))
+        found: dict[tuple[int, ...], float] = {}
+        for query in dataset.test:
+            ranked = ranking.rank_split(task, query[None], scorer, protocol)
+            rows = zip(
+                map(tuple, ranked.scored_atom.tolist()),
+                ranked.log_odds.tolist(),
+                strict=True,
+            )
+            for atom, score in rows:
+                n_compared += atom in found
+                assert found.setdefault(atom, score) == score
+    assert n_compared > 100
 
 
 def test_what_is_certain_can_be_last():

@@ -131,12 +131,15 @@ def test_what_is_set_is_kept():
     assert {trial.height for trial in partly.trials} == {1}
 
 
-def test_a_variant_linked_last_keeps_its_name_and_the_settings_of_its_score():
+@pytest.mark.parametrize(
+    "ending", ["-linked-last", "-other-facts", "-other-facts-linked-last"]
+)
+def test_a_variant_keeps_its_name_and_the_settings_of_its_score(ending):
     variant, plain = (
         choose_settings(random_graph(), OPEN, name)
-        for name in ("noisy-or-linked-last", "noisy-or")
+        for name in (f"noisy-or{ending}", "noisy-or")
     )
-    assert variant.score == "noisy-or-linked-last"
+    assert variant.score == f"noisy-or{ending}"
     assert variant.settings == plain.settings
     assert [t.mrr for t in variant.trials] == [t.mrr for t in plain.trials]
 

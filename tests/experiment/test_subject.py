@@ -129,6 +129,32 @@ def test_pairs_of_rules_are_counted_once_for_many_queries(monkeypatch):
         assert score == by_atom.get(tuple(atom), -torch.inf)
 
 
+def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
+    """Of a data set, and of a run with another rule score; a score that reads none counts none."""
+    calls = []
+    count = prover_task.count_other_facts
+
+    def count_other_facts(*args, **settings):
+        calls.append(1)
+        return count(*args, **settings)
+
+    monkeypatch.setattr(prover_task, "count_other_facts", count_other_facts)
+    dataset = data.load("family_tree:30:0")
+    cfg = replace(OPEN, max_height=1)
+    subjects = [
+        dataset_subject(dataset, cfg, "noisy-or-other-facts"),
+        run_subject(run, "noisy-or-other-facts-linked-last"),
+    ]
+    assert len(calls) == 2
+    for subject in subjects:
+        predictor = make_subject_predictor(subject)
+        split = torch.from_numpy(subject.task.dataset.valid).long()
+        for i in range(0, len(split), 4):
+            predictor.score(split[i : i + 4], TAIL)
+    assert len(calls) == 2
+    assert dataset_subject(dataset, cfg, "noisy-or").task.other_facts is None
+
+
 def test_a_sample_of_pairs_of_rules_is_noted(run, monkeypatch):
     n_derived = int(run.task.kb.body_pairs.sum())
     for score, most, is_noted in (
@@ -157,6 +183,7 @@ def test_existence_sets_the_height():
     assert height_of_score("exists@3", None) == 3
     assert height_of_score("exists@0", None) == 1
     assert height_of_score("exists@2", 3) == 3
+    assert height_of_score("exists@2-linked-last", None) == 2
     assert height_of_score("noisy-or", None) is None
     for score in ("exists@3", "exists@x"):
         with pytest.raises(ValueError, match="--score"):

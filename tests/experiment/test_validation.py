@@ -455,6 +455,71 @@ def test_the_metric_of_the_variant_is_that_of_its_scorer(run):
     assert validation.rule_metric(run, name) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after", "chosen"),
+    [
+        ("noisy-or@3", 0.5, 0.6, "noisy-or@3-other-facts"),
+        ("noisy-or-linked-last", 0.5, 0.6, "noisy-or-other-facts-linked-last"),
+        ("noisy-or", 0.5, 0.5004, None),
+        ("noisy-or", 0.5, None, None),
+        ("noisy-or", None, 0.6, None),
+        ("noisy-or-other-facts", 0.5, 0.6, None),
+        ("exists@1", 0.5, 0.6, None),
+    ],
+)
+def test_valid_decides_whether_other_facts_are_tried_on_test(
+    name, before, after, chosen, run, monkeypatch
+):
+    asked = []
+
+    def rule_metric(run, name):
+        assert run.task.other_facts is not None
+        asked.append(name)
+        return after
+
+    monkeypatch.setattr(validation, "rule_metric", rule_metric)
+    config = replace(run.run_config, rule_score=name)
+    run = replace(run, run_config=config, rule_metric=before)
+    found = validation.choose_other_facts(run)
+    assert found.score == chosen
+    assert (found.run.task.other_facts is not None) == bool(chosen)
+    assert len(found.notes) == (chosen is not None)
+    if chosen:
+        assert asked == [chosen]
+        assert found.notes[0].startswith(f"{chosen}: valid is ranked better")
+        assert "0.6000 for 0.5000" in found.notes[0]
+
+
+def test_the_metric_with_other_facts_is_that_of_its_scorer(run):
+    config = replace(run.run_config, rule_score="noisy-or")
+    run = replace(run, run_config=config, rule_metric=-1.0)
+    found = validation.choose_other_facts(run)
+    assert found.score == "noisy-or-other-facts"
+    queries = validation.validation_queries(run)
+    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
+    scorer = scorers.make_untrained_scorer(run.task, found.score)
+    ranked = ranking.rank_split(run.task, queries, scorer, protocol)
+    expected = validation.summarise(run, ranked)["auc_pr"]
+    assert validation.rule_metric(found.run, found.score) == expected
+
+
+def test_counting_other_facts_ends_in_time(run, monkeypatch):
+    config = replace(run.run_config, rule_score="noisy-or")
+    run = replace(run, run_config=config, rule_metric=0.5)
+    name = "noisy-or-other-facts"
+    found = validation.choose_other_facts(run, Deadline(at=-1.0))
+    assert (found.run, found.score) == (run, None)
+    assert found.notes == [
+        f"{name}: not tried on valid: there was no time for it (--seconds)"
+    ]
+    monkeypatch.setattr(validation, "MAX_OTHER_FACT_ROWS", 1)
+    found = validation.choose_other_facts(run)
+    assert (found.run, found.score) == (run, None)
+    assert found.notes == [
+        f"{name}: not tried on valid: counting other facts makes more than 1 rows of joins"
+    ]
+
+
 def test_no_variant_is_begun_when_the_time_is_over(run, monkeypatch):
     monkeypatch.setattr(
         validation, "rule_metric", lambda run, name: pytest.fail("it is ranked")

@@ -778,14 +778,17 @@ def test_one_block_is_printed(capsys):
     assert capsys.readouterr().out == tables.performance_startup()
 
 
-def test_rule_scores_are_shown_with_linked_candidates_last_too():
+def test_rule_scores_are_shown_with_their_variants_too():
     test = {
         "noisy-or": {"mrr": 0.25},
         "noisy-or-linked-last": {"mrr": 0.5},
+        "noisy-or-other-facts": {"mrr": 0.375},
         "evidence, trained": {"mrr": 0.75},
     }
     assert tables.rule_scores_text(test, "noisy-or") == (
-        "0.2500 (noisy-or), 0.5000 (noisy-or-linked-last)"
+        "0.2500 (noisy-or), 0.5000 (noisy-or-linked-last), "
+        "0.3750 (noisy-or-other-facts)"
     )
+    del test["noisy-or-other-facts"]
     last = tables.rule_scores_text(test, "noisy-or-linked-last")
     assert last == "0.5000 (noisy-or-linked-last)"

@@ -154,6 +154,25 @@ def test_the_shares_of_rules_make_the_score(graph):
     assert n_beside > 0
 
 
+def test_what_other_facts_add_is_shown(graph):
+    settings = ProverTaskConfig(max_height=1, object_identity=False)
+    dataset = data.load(str(graph))
+    subject = dataset_subject(dataset, settings, "noisy-or-other-facts")
+    site = Site(Explorer(Answerer(subject)), seconds=60)
+    client = TestClient(site.make_app("127.0.0.1"), base_url=BASE)
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    asked = {"relation": ALSO, "head": "e3"}
+    answers = client.get("/api/answers", params=asked).json()["answers"]
+    fields = asked | {"tail": answers[0]["tail"]}
+    why = client.get("/api/why", params=fields).json()
+    schema = {"$ref": "#/components/schemas/AtomExplanation"}
+    assert problems(why, schema, schemas) == []
+    others = why["other_facts"]
+    assert (others["relation"], others["side"]) == (ALSO, "tail")
+    page = client.get(why_link(why)).text
+    assert "Other facts" in page and f"{others['log_odds']:+.4f}" in page
+
+
 def why_link(why):
     """The page of an explanation."""
     head, tail = (name["id"] for name in why["atom"]["arguments"])

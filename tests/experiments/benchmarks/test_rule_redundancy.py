@@ -12,11 +12,11 @@ from experiments.benchmarks.relation_smoothing import (
     reciprocal_ranks,
     with_constant,
 )
-from experiments.benchmarks.rule_redundancy import _Trial
+from experiments.benchmarks.rule_redundancy import Trial
 from funcppo import data
 from funcppo.evaluation import scorers
 from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.task import build_task
+from funcppo.prover.task import build_task, with_other_facts
 
 SETTINGS = ProverTaskConfig(max_height=1, smoothing=0.0, object_identity=True)
 RULES = "\n".join(
@@ -60,9 +60,15 @@ def test_trials_rank_as_the_scorers_do(monkeypatch, tmp_path, with_derivations):
     )
     joint = scorers.count_joint(task, "noisy-or-joint")
     assert joint is not None
+    task = with_other_facts(task)
     trials = [
-        _Trial(score, constant)
-        for score in ("max-plus", "noisy-or-joint", "noisy-or")
+        Trial(score, constant)
+        for score in (
+            "max-plus",
+            "noisy-or-joint",
+            "noisy-or",
+            "noisy-or-joint-other-facts",
+        )
         for constant in (1.0, 5.0)
     ]
     valid = task.dataset.valid
