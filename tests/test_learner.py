@@ -626,3 +626,24 @@ def test_a_network_that_is_not_pure_is_refused_before_it_is_compiled(
     assert "\n" not in str(e.value)
     with pytest.raises(ValueError, match=match):
         fp.train_many(ppo, 8, seeds=2)
+
+
+def test_a_module_in_place_of_a_network_is_named():
+    with pytest.raises(TypeError, match=r"got the module Linear; an Agent"):
+        fp.ppo(env=fp.envs.cartpole(), network=torch.nn.Linear(4, 3))  # pyright: ignore[reportArgumentType]
+
+
+def test_an_output_of_arrays_is_named():
+    agent = fp.Agent(
+        cfg=None,
+        init=lambda cfg, key: (torch.zeros(4, 2),),
+        apply=lambda cfg, world, params, obs: fp.PolicyValue(
+            (obs @ params[0]).numpy(),  # pyright: ignore[reportArgumentType]
+            obs[:, 0],
+        ),
+    )
+    ppo = fp.ppo(env=fp.envs.cartpole(), network=agent)
+    with pytest.raises(
+        TypeError, match=r"^output of the network: expected tensors, got"
+    ):
+        ppo.init(fp.random.key(0))
