@@ -579,7 +579,11 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
 @pytest.mark.parametrize(
     ("expected", "got", "problem"),
     [
-        ("A(x=1, y=B(z=(1, 2)))", "A(x=1, y=B(z=(1, 3)))", "env: z (1, 2) (1, 3)"),
+        (
+            "A(x=1, y=B(z=(1, 2)))",
+            "A(x=1, y=B(z=(1, 3)))",
+            "env: z (1, 2) (1, 3)",
+        ),
         ("A(x=1, y=B(z=1))", "A(x=1, y=C(z=1))", "env: y B(z=1) C(z=1)"),
         ("A(x=1, y=2)", "A(x=1, w=2)", "env A(x=1, y=2) A(x=1, w=2)"),
         ("A(x=12)", "A(x=1)", "env: x 12 1"),
@@ -588,7 +592,7 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
         ("4", "8", "env 4 8"),
         ("A(x=1)", "None", "env A None"),
     ],
-)  # fmt: skip
+)
 def test_the_innermost_setting_that_differs_is_named(expected, got, problem):
     found = find_difference("env", expected, got)
     assert " ".join(found) == problem
