@@ -312,6 +312,11 @@ def _ppo_config(options: dict[str, Any]) -> PPOConfig:
 def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
     if isinstance(network, Agent):
         return cast(AnyAgent, network)
+    if isinstance(network, torch.nn.Module):
+        raise TypeError(
+            f"network: expected an Agent or a function of an EnvironmentSpec, got the module {type(network).__name__}; "
+            "an Agent applies it by torch.func.functional_call (Your own network, docs/rl.md)"
+        )
     if not callable(network):
         raise TypeError(
             f"network: expected an Agent or a function of an EnvironmentSpec, got {_describe(network)}"

@@ -172,6 +172,10 @@ def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
             "output of the network: expected what its distribution reads, such as fp.PolicyValue(logits, value), "
             f"got {type(output).__name__}: {error}"
         ) from error
+    if not isinstance(action, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"output of the network: expected tensors, got a {type(action).__name__} as the action of its distribution"
+        )
     if action.is_floating_point() != spec.continuous_actions:
         kind = "continuous" if spec.continuous_actions else "discrete"
         raise ValueError(

@@ -10,6 +10,7 @@ not, bit for bit.
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -657,11 +658,22 @@ def check_device(device: object) -> None:
 
 
 def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
-    """The path of a checkpoint, in a folder that is created if it is missing: not when the run is over."""
+    """The path of a checkpoint, in a folder that is created if it is missing: not when the run is over.
+
+    Raises:
+      ValueError: no file can be written there. The message is one line.
+    """
     if checkpoint is None:
         return None
     path = Path(checkpoint)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"checkpoint: {path}: expected a file that can be written, got: {error.strerror}"
+        ) from None
     return path
 
 

@@ -579,7 +579,11 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
 @pytest.mark.parametrize(
     ("expected", "got", "problem"),
     [
-        ("A(x=1, y=B(z=(1, 2)))", "A(x=1, y=B(z=(1, 3)))", "env: z (1, 2) (1, 3)"),
+        (
+            "A(x=1, y=B(z=(1, 2)))",
+            "A(x=1, y=B(z=(1, 3)))",
+            "env: z (1, 2) (1, 3)",
+        ),
         ("A(x=1, y=B(z=1))", "A(x=1, y=C(z=1))", "env: y B(z=1) C(z=1)"),
         ("A(x=1, y=2)", "A(x=1, w=2)", "env A(x=1, y=2) A(x=1, w=2)"),
         ("A(x=12)", "A(x=1)", "env: x 12 1"),
@@ -588,7 +592,7 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
         ("4", "8", "env 4 8"),
         ("A(x=1)", "None", "env A None"),
     ],
-)  # fmt: skip
+)
 def test_the_innermost_setting_that_differs_is_named(expected, got, problem):
     found = find_difference("env", expected, got)
     assert " ".join(found) == problem
@@ -626,3 +630,24 @@ def test_a_network_that_is_not_pure_is_refused_before_it_is_compiled(
     assert "\n" not in str(e.value)
     with pytest.raises(ValueError, match=match):
         fp.train_many(ppo, 8, seeds=2)
+
+
+def test_a_module_in_place_of_a_network_is_named():
+    with pytest.raises(TypeError, match=r"got the module Linear; an Agent"):
+        fp.ppo(env=fp.envs.cartpole(), network=torch.nn.Linear(4, 3))  # pyright: ignore[reportArgumentType]
+
+
+def test_an_output_of_arrays_is_named():
+    agent = fp.Agent(
+        cfg=None,
+        init=lambda cfg, key: (torch.zeros(4, 2),),
+        apply=lambda cfg, world, params, obs: fp.PolicyValue(
+            (obs @ params[0]).numpy(),  # pyright: ignore[reportArgumentType]
+            obs[:, 0],
+        ),
+    )
+    ppo = fp.ppo(env=fp.envs.cartpole(), network=agent)
+    with pytest.raises(
+        TypeError, match=r"^output of the network: expected tensors, got"
+    ):
+        ppo.init(fp.random.key(0))

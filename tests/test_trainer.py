@@ -139,6 +139,26 @@ def test_a_checkpoint_of_other_settings_is_refused(options, problem, tmp_path):
     assert "\n" not in str(error.value) and path.read_bytes() == before
 
 
+@pytest.mark.parametrize("train", [fp.train, fp.train_many])
+def test_a_checkpoint_that_cannot_be_written_is_named_before_any_update(
+    train, tmp_path
+):
+    """A folder that is a file; and one that takes no files."""
+    (tmp_path / "file").touch()
+    updates = []
+    for folder in (tmp_path / "file", "/proc"):
+        problem = f"^checkpoint: {folder}/run.npz: expected a file that can be"
+        with pytest.raises(ValueError, match=problem) as error:
+            train(
+                LEARNER,
+                32,
+                checkpoint=f"{folder}/run.npz",
+                callbacks=[updates.append],
+            )
+        assert "\n" not in str(error.value)
+    assert not updates
+
+
 def test_a_checkpoint_is_written_at_the_end_without_an_interval(tmp_path):
     path = tmp_path / "run.npz"
     fp.train(LEARNER, 32, checkpoint=path)
