@@ -90,6 +90,10 @@ class Mine:
     constants: bool = _DEFAULT.constants
     """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d), and with h(X,X) in place of h(X,c).
     Default: off."""
+    general_rules: bool = _DEFAULT.general_rules
+    """Also keep, for each constant c, the most general of the rules h(X,c) :- b(X,Z) above the thresholds: the one that
+    derives most facts h(X,c). It says how common c is as an answer, as AnyBURL's zero rules h(X,c) <=, which have no
+    body, do. Default: off."""
     votes_per_fact: int | None = None
     """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
     graph."""

@@ -340,7 +340,7 @@ def _iter_states(context: MiningContext, state: _State) -> Iterator[_State]:
         is_long = length > MAX_EXTENDED_LENGTH
         search = _search_long_paths if is_long else _search_paths
         searches.append(partial(search, length=length))
-    if cfg.constants:
+    if cfg.constants or cfg.general_rules:
         searches.insert(1, _search_constants)
     steps = (*searches, _count_sampled, _recount_kept, _count_pca_pairs)
     for step in steps:
@@ -601,8 +601,10 @@ def _search_constants(
     context: MiningContext, state: _State
 ) -> Iterator[_State]:
     """Search for rules with constants; all their counts but the PCA pairs are exact."""
-    budget = context.budget
-    search = constant_rules.plan_search(context.edges, context.cfg.min_support)
+    budget, cfg = context.budget, context.cfg
+    search = constant_rules.plan_search(context.edges, cfg.min_support)
+    if not cfg.constants:
+        search = constant_rules.without_body_constants(search)
     report = StageReport(
         name="rules with constants", rows_planned=search.n_rows
     )
@@ -611,10 +613,14 @@ def _search_constants(
 
     def add(state: _State, found: FoundRules) -> _State:
         above = mined_rules.above_thresholds(found, thresholds)
+        votes, n_found = state.votes, len(above.cost)
+        if cfg.general_rules:
+            general = constant_rules.most_general_rules(above)
+            votes = voting.keep_rules(votes, general)
+        if cfg.constants:
+            votes = voting.add_votes(votes, above)
         return replace(
-            state,
-            n_candidates=state.n_candidates + len(above.cost),
-            votes=voting.add_votes(state.votes, above),
+            state, n_candidates=state.n_candidates + n_found, votes=votes
         )
 
     parts = constant_rules.find_constant_rules(context.edges, search, budget)
@@ -892,7 +898,7 @@ def _make_result(
     interrupt: KeyboardInterrupt | None,
 ) -> MiningResult:
     """The rules that have a vote in the end, by descending smoothed confidence, and what was left out."""
-    rules = _sort_rules(voting.compact(state.votes).rules)
+    rules = _distinct_rules(_sort_rules(voting.compact(state.votes).rules))
     n_seen = len(voting.rules_with_votes(state.sampled_votes).cost)
     budget = context.budget
 
@@ -941,6 +947,14 @@ def _sort_rules(rules: MinedRules) -> MinedRules:
         order = order[sorting.sort_keys(key[order]).order]
     best_first = torch.sort(score[order], descending=True, stable=True)
     return mined_rules.select_rules(rules, order[best_first.indices])
+
+
+def _distinct_rules(rules: MinedRules) -> MinedRules:
+    """The rules, each once: one that is kept and has a vote too is there twice, one after the other."""
+    is_first = torch.zeros_like(rules.support, dtype=torch.bool)
+    for terms in (*rules.labels.unbind(1), *rules.end_constants.unbind(1)):
+        is_first = is_first | sorting.first_of_run(terms)
+    return mined_rules.select_rules(rules, is_first)
 
 
 def _stage_notes(stages: tuple[StageReport, ...]) -> list[str]:

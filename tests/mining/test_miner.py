@@ -221,6 +221,51 @@ def test_thresholds_leave_out_what_is_below_them():
     assert (mined_rules.leave_one_out_confidence(found) >= 0.3).all()
 
 
+def most_general(facts, min_support):
+    """For each head with a constant: the support, less circular, and the pairs of the rules that derive most of it."""
+    clauses = [
+        clause
+        for clause in constant_clauses()
+        if X in clause[0] and clause[0][1] != clause[0][2] and Y in clause[1]
+    ]
+    best = {}
+    for clause, (support, circular, pairs, _) in zip(
+        clauses, brute_force(facts, clauses)
+    ):
+        count = (support - circular, -pairs)
+        if count[0] >= min_support:
+            head = clause[0]
+            best[head] = max(best.get(head, count), count)
+    return best
+
+
+@given(graphs, st.booleans(), st.integers(1, 2))
+@settings(max_examples=30)
+def test_the_most_general_rule_of_each_constant_is_kept(
+    facts, constants, min_support
+):
+    cfg = dict(constants=constants, min_support=min_support)
+    without = clauses_of(mined(facts, **cfg).rules)
+    found = mined(facts, **cfg, general_rules=True).rules
+    clauses = clauses_of(found)
+
+    # No rule is lost, none is there twice, and the others are one for each head.
+    assert len(set(clauses)) == len(clauses)
+    assert set(without) <= set(clauses)
+    assert counts_of(found) == brute_force(facts, clauses)
+    expected = most_general(facts, min_support)
+    added = [clause for clause in clauses if clause not in set(without)]
+    heads = [head for head, _ in added]
+    assert len(set(heads)) == len(heads) and set(heads) <= set(expected)
+
+    # Each head has a rule that derives as much as any.
+    counts = {head: [] for head in expected}
+    for clause, (support, circular, pairs, _) in zip(clauses, counts_of(found)):
+        if clause[0] in expected and len(clause) == 2 and Y in clause[1]:
+            counts[clause[0]].append((support - circular, -pairs))
+    assert {head: max(seen) for head, seen in counts.items()} == expected
+
+
 @pytest.mark.parametrize(
     "facts",
     [np.zeros((0, 3)), [[1, 1, 2]], [[1, 1, 0], [2, 3, 0]], [[1, 1, 2, 3]]],
