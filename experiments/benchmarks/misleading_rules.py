@@ -2,8 +2,8 @@
 
     python experiments/benchmarks/misleading_rules.py --data DIR --only nations
 
-Rules are mined as by default, and with `--misleading-rules 10`: the ten of each relation that are right most clearly less
-often than chance. `train` has its defaults but for more seconds, so that other programs on the machine change nothing.
+Rules are mined as by default, and with `--misleading-rules 10`: the ten of each relation that are right most clearly
+less often than chance. Both programs have more seconds than by default, so that others on the machine change nothing.
 The rows without are those of `default_results.json`; what is compared is how the policy ranks valid.
 """
 
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks import default_results
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
+from funcppo.mining.config import MiningConfig
 
 SETS = ("nations", "kinships", "umls")
 N_MISLEADING = 10
@@ -45,6 +46,8 @@ def main() -> None:
 
     target = str((args.data / args.only).resolve())
     options = ["--misleading-rules", str(N_MISLEADING)]
+    options += ["--max-rows", str(MiningConfig().row_limit)]
+    options += ["--seconds", str(SECONDS)]
     rules, mining = default_results.mine(target, options)
     present = {(row["set"], row["seed"]) for row in record["runs"]}
     for seed in range(args.seeds):
