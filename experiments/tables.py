@@ -26,6 +26,8 @@ a line that names its records, hardware, versions and commits):
     relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
     rule-redundancy             untrained scores that count pairs of rules
     general-rules               AnyBURL's zero rules and the most general rules, how they rank valid
+    joint-evidence              a policy that weighs rules by their shares in noisy-or-joint
+    misleading-rules            a policy with rules that are right less often than chance
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
@@ -652,6 +654,69 @@ def general_rules() -> str:
             lines.append(line)
     return table(head, lines) + record_line(
         "general_rules", rows, is_shared=True
+    )
+
+
+def joint_evidence() -> str:
+    """The block of this name."""
+    rows = load_record("joint_evidence")["rows"]
+    head = ["data", "rules", "seeds", "initial weights"]
+    head += ["initial, shares of noisy-or-joint", "listwise"]
+    head += ["listwise, shares of noisy-or-joint"]
+    lines: list[list[str]] = []
+    for name in dict.fromkeys(row["set"] for row in rows):
+        runs = {
+            is_joint: [
+                row
+                for row in rows
+                if row["set"] == name and row["is_joint"] == is_joint
+            ]
+            for is_joint in (False, True)
+        }
+        first = runs[False][0]
+        line = [name, f"{first['n_rules']:,}", f"{len(runs[False])}"]
+        for stage in ("initial", "listwise"):
+            for is_joint in (False, True):
+                values = [run[stage] for run in runs[is_joint]]
+                line.append(mean_and_spread(values))
+        lines.append(line)
+    return table(head, lines) + record_line(
+        "joint_evidence", rows, is_shared=True
+    )
+
+
+def misleading_rules() -> str:
+    """The block of this name."""
+    record = load_record("misleading_rules")["runs"]
+    without = load_record("default_results")["runs"]
+    head = ["data", "seeds", "rules", "and misleading ones"]
+    head += ["valid MRR", "valid MRR with misleading rules", "gain by seed"]
+    lines: list[list[str]] = []
+    for name in dict.fromkeys(run["set"] for run in record):
+        runs = {run["seed"]: run for run in record if run["set"] == name}
+        others = {run["seed"]: run for run in without if run["set"] == name}
+        seeds = sorted(runs)
+        pairs = [
+            [
+                run[seed]["results"]["best_valid_metric"]
+                for run in (others, runs)
+            ]
+            for seed in seeds
+        ]
+        n_rules = others[seeds[0]]["results"]["rules"]
+        n_more = runs[seeds[0]]["results"]["rules"] - n_rules
+        lines.append(
+            [
+                name,
+                f"{len(seeds)}",
+                f"{n_rules:,}",
+                f"{n_more:,}",
+                *(mean_and_spread(list(values)) for values in zip(*pairs)),
+                ", ".join(f"{after - before:+.4f}" for before, after in pairs),
+            ]
+        )
+    return table(head, lines) + record_line(
+        "misleading_rules", record, is_shared=True
     )
 
 
@@ -2186,6 +2251,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "relation-smoothing": relation_smoothing,
     "rule-redundancy": rule_redundancy,
     "general-rules": general_rules,
+    "joint-evidence": joint_evidence,
+    "misleading-rules": misleading_rules,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,

@@ -40,7 +40,7 @@ from experiments.benchmarks.rule_redundancy import (
 )
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
-from experiments.provenance import current_commit, describe_machine
+from experiments.provenance import describe_machine
 from funcppo.data import load
 from funcppo.evaluation import evidence_ranking, scorers
 from funcppo.logic.triple_index import HEAD, TAIL
@@ -150,7 +150,6 @@ def run_set(
             for s, score in enumerate(SCORES)
             for way, rank in ways.items()
         ],
-        "commit": current_commit(),
         "machine": describe_machine("cpu"),
     }
 

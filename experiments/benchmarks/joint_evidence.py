@@ -30,7 +30,7 @@ from experiments.benchmarks import question_results
 from experiments.benchmarks.question_results import Problem
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
-from experiments.provenance import current_commit, describe_machine
+from experiments.provenance import describe_machine
 from funcppo.data import load
 from funcppo.experiment import question_run, question_training
 from funcppo.logic import baselines, joint_counts
@@ -107,7 +107,6 @@ def run_set(
                         ).hexdigest()[:16],
                         "is_joint": is_joint,
                         "seed": seed,
-                        "commit": current_commit(),
                         "machine": describe_machine("cpu"),
                     }
                     | fitted
