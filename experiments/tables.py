@@ -691,6 +691,7 @@ def misleading_rules() -> str:
     without = load_record("default_results")["runs"]
     head = ["data", "seeds", "rules", "and misleading ones"]
     head += ["valid MRR", "valid MRR with misleading rules", "gain by seed"]
+    head += ["test MRR", "test MRR with misleading rules"]
     lines: list[list[str]] = []
     for name in dict.fromkeys(run["set"] for run in record):
         runs = {run["seed"]: run for run in record if run["set"] == name}
@@ -703,6 +704,13 @@ def misleading_rules() -> str:
             ]
             for seed in seeds
         ]
+        test = [
+            [
+                table[seed]["results"]["test"]["evidence, trained"]["mrr"]
+                for seed in seeds
+            ]
+            for table in (others, runs)
+        ]
         n_rules = others[seeds[0]]["results"]["rules"]
         n_more = runs[seeds[0]]["results"]["rules"] - n_rules
         lines.append(
@@ -713,6 +721,7 @@ def misleading_rules() -> str:
                 f"{n_more:,}",
                 *(mean_and_spread(list(values)) for values in zip(*pairs)),
                 ", ".join(f"{after - before:+.4f}" for before, after in pairs),
+                *map(mean_and_spread, test),
             ]
         )
     return table(head, lines) + record_line(
