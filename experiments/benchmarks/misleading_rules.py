@@ -54,6 +54,7 @@ def main() -> None:
         if (args.only, seed) in present:
             continue
         options = ["--rules", str(rules), "--seconds", str(SECONDS)]
+        options += ["--questions.seconds", str(SECONDS / 2)]
         row = default_results.train(args.only, target, seed, options, mining)
         record["runs"].append(row | {"n_misleading": N_MISLEADING})
         write_record(args.out, record)
