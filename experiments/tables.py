@@ -26,6 +26,9 @@ a line that names its records, hardware, versions and commits):
     relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
     rule-redundancy             untrained scores that count pairs of rules
     other-facts                 untrained scores with and without the other facts of candidates
+    general-rules               AnyBURL's zero rules and the most general rules, how they rank valid
+    joint-evidence              a policy that weighs rules by their shares in noisy-or-joint
+    misleading-rules            a policy with rules that are right less often than chance
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
@@ -81,6 +84,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 
 from experiments import paths
 from funcppo.envs.registry import ENVIRONMENTS
+from funcppo.mining.config import MiningConfig
 from funcppo.rl.settings import published_settings
 
 Row = dict[str, Any]
@@ -114,6 +118,17 @@ MINED_RULES = {
     "family, mined rules": "Family",
     "wn18rr, mined rules": "WN18RR",
     "fb15k-237, mined rules": "FB15k-237",
+}
+MINING_SETS = {
+    "countries_S1": "Countries S1",
+    "countries_S2": "Countries S2",
+    "countries_S3": "Countries S3",
+    "kinships": "Kinships",
+    "nations": "Nations",
+    "umls": "UMLS",
+    "family": "Family",
+    "wn18rr": "WN18RR",
+    "fb15k-237": "FB15k-237",
 }
 SUMMARY = {  # the name in the record: the data set and its rules
     "countries_S2": ("Countries S2", "provided"),
@@ -650,6 +665,103 @@ def other_facts() -> str:
     return table(head, lines) + record_line("other_facts", rows, is_shared=True)
 
 
+def general_rules() -> str:
+    """The block of this name."""
+    rows = load_record("general_rules")["rows"]
+    head = ["data", "rules", "most general rules", "queries of valid"]
+    head += ["score", "valid MRR", "zero rules last", "zero rules"]
+    head += ["most general rules", "derived", "with zero rules"]
+    head += ["with most general rules"]
+    lines: list[list[str]] = []
+    for row in rows:
+        for score in ("noisy-or", "noisy-or@3"):
+            summaries = {
+                trial["way"]: _with_gain(trial)
+                for trial in row["valid"]
+                if trial["score"] == score
+            }
+            line = [row["set"], f"{row['n_rules']:,}"]
+            line += [f"{row['n_general_rules']:,}", f"{row['n_valid']:,}"]
+            line += [score, *summaries.values()]
+            line += [f"{share:.4f}" for share in row["derived"].values()]
+            lines.append(line)
+    return table(head, lines) + record_line(
+        "general_rules", rows, is_shared=True
+    )
+
+
+def joint_evidence() -> str:
+    """The block of this name."""
+    rows = load_record("joint_evidence")["rows"]
+    head = ["data", "rules", "seeds", "initial weights"]
+    head += ["initial, shares of noisy-or-joint", "listwise"]
+    head += ["listwise, shares of noisy-or-joint"]
+    lines: list[list[str]] = []
+    for name in dict.fromkeys(row["set"] for row in rows):
+        runs = {
+            is_joint: [
+                row
+                for row in rows
+                if row["set"] == name and row["is_joint"] == is_joint
+            ]
+            for is_joint in (False, True)
+        }
+        first = runs[False][0]
+        line = [name, f"{first['n_rules']:,}", f"{len(runs[False])}"]
+        for stage in ("initial", "listwise"):
+            for is_joint in (False, True):
+                values = [run[stage] for run in runs[is_joint]]
+                line.append(mean_and_spread(values))
+        lines.append(line)
+    return table(head, lines) + record_line(
+        "joint_evidence", rows, is_shared=True
+    )
+
+
+def misleading_rules() -> str:
+    """The block of this name."""
+    record = load_record("misleading_rules")["runs"]
+    without = load_record("default_results")["runs"]
+    head = ["data", "seeds", "rules", "and misleading ones"]
+    head += ["valid MRR", "valid MRR with misleading rules", "gain by seed"]
+    head += ["test MRR", "test MRR with misleading rules"]
+    lines: list[list[str]] = []
+    for name in dict.fromkeys(run["set"] for run in record):
+        runs = {run["seed"]: run for run in record if run["set"] == name}
+        others = {run["seed"]: run for run in without if run["set"] == name}
+        seeds = sorted(runs)
+        pairs = [
+            [
+                run[seed]["results"]["best_valid_metric"]
+                for run in (others, runs)
+            ]
+            for seed in seeds
+        ]
+        test = [
+            [
+                table[seed]["results"]["test"]["evidence, trained"]["mrr"]
+                for seed in seeds
+            ]
+            for table in (others, runs)
+        ]
+        n_rules = others[seeds[0]]["results"]["rules"]
+        n_more = runs[seeds[0]]["results"]["rules"] - n_rules
+        lines.append(
+            [
+                name,
+                f"{len(seeds)}",
+                f"{n_rules:,}",
+                f"{n_more:,}",
+                *(mean_and_spread(list(values)) for values in zip(*pairs)),
+                ", ".join(f"{after - before:+.4f}" for before, after in pairs),
+                *map(mean_and_spread, test),
+            ]
+        )
+    return table(head, lines) + record_line(
+        "misleading_rules", record, is_shared=True
+    )
+
+
 def _with_gain(summary: Row) -> str:
     """An MRR with its gain over that of another score and the standard error."""
     gain, error = summary["gain"], summary["gain_error"]
@@ -918,15 +1030,18 @@ def mining_table(record: Record) -> str:
     head = [
         "data",
         "metric",
+        "options of `mine`",
         "rules",
         "seconds",
         "max-confidence, plain counts",
         "noisy-or, plain counts",
     ]
     chosen_scores = ("max-confidence", "max-plus", "noisy-or", "noisy-or@3")
+    chosen_scores += ("noisy-or-top-5",)
     head += [*chosen_scores, "ceiling", "commit"]
     rows = []
-    for name, result in record["sets"].items():
+    for name in sorted(record["sets"], key=list(MINING_SETS).index):
+        result = record["sets"][name]
         metric, metric_label = main_metric(name)
         plain = result["rankings"].get("plain", {}).get("test", {})
         chosen = result["rankings"].get("chosen", {}).get("test", {})
@@ -937,7 +1052,7 @@ def mining_table(record: Record) -> str:
             for scores, score in columns
         ]
         ceiling = f"{chosen['max-confidence']['ceiling']:.3f}" if chosen else ""
-        label = MINED_RULES[f"{name}, mined rules"]
+        label = MINING_SETS[name]
         seconds = result.get("mining_cpu_seconds")
         if seconds is None:
             seconds = result["mining_seconds"]
@@ -945,6 +1060,7 @@ def mining_table(record: Record) -> str:
             [
                 label,
                 metric_label,
+                mining_options(result["settings"]),
                 f"{result['rules']:,}",
                 f"{seconds:g}",
                 *cells,
@@ -955,11 +1071,21 @@ def mining_table(record: Record) -> str:
     return table(head, rows)
 
 
+def mining_options(settings: Row) -> str:
+    """The options of `funcppo mine` that differ from its defaults, as a cell."""
+    options = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value:g}")
+        for name, value in settings.items()
+        if value != getattr(MiningConfig(), name, value)
+    ]
+    return f"`{' '.join(options)}`" if options else "default"
+
+
 def mining() -> str:
     """The block of this name."""
     record = load_record("mining_results")
     clocked = [
-        MINED_RULES[f"{name}, mined rules"]
+        MINING_SETS[name]
         for name, result in record["sets"].items()
         if "mining_seconds" in result
     ]
@@ -2248,6 +2374,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "relation-smoothing": relation_smoothing,
     "rule-redundancy": rule_redundancy,
     "other-facts": other_facts,
+    "general-rules": general_rules,
+    "joint-evidence": joint_evidence,
+    "misleading-rules": misleading_rules,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,

@@ -66,7 +66,17 @@ SETS = {
     "countries_S2": MiningSet(MiningConfig(), SMOOTHED),
     "countries_S3": MiningSet(MiningConfig(), SMOOTHED),
     "family": MiningSet(MiningConfig(), OBJECT_IDENTITY),
-    "umls": MiningSet(MiningConfig(max_length=2), OBJECT_IDENTITY),
+    "kinships": MiningSet(MiningConfig(general_rules=True), OBJECT_IDENTITY),
+    "nations": MiningSet(
+        MiningConfig(max_length=2, min_support=3, votes_per_fact=3),
+        OBJECT_IDENTITY,
+    ),
+    "umls": MiningSet(
+        MiningConfig(
+            constants=True, max_length=2, min_support=3, votes_per_fact=3
+        ),
+        OBJECT_IDENTITY,
+    ),
     "wn18rr": MiningSet(
         MiningConfig(
             constants=True,

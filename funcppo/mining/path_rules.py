@@ -190,7 +190,7 @@ def plan_extensions(
     """
     weight = 1 + facts_per_pair(edges)
     cost = bodies.walk_rows + bodies.extension_rows * weight
-    n_sources = max(int((torch.diff(edges.offsets) > 0).sum()), 1)
+    n_sources = count_entities(edges)
     least = max(MIN_SAMPLE_SOURCES / n_sources, MIN_SAMPLE_FRACTION)
     total = float(cost.sum())
     fraction = max(min(1.0, max_rows / max(total, 1.0)), min(1.0, least))
@@ -340,6 +340,36 @@ def find_rules(
         above_thresholds(found, thresholds),
         above_thresholds(claims, thresholds),
     )
+
+
+def find_misleading_rules(
+    edges: EdgeIndex, sample: BodySample, length: int, min_support: float
+) -> FoundRules:
+    """The rules of some bodies with enough support, but less of it than as many random pairs would have.
+
+    Args:
+      sample: from all sources.
+      length: number of labels of the bodies.
+    """
+    thresholds = Thresholds(min_support=min_support, min_confidence=0.0)
+    table, hits = find_candidates(edges, sample.pairs, thresholds)
+    n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
+    n_entities = count_entities(edges)
+    expected = table.n_pairs * n_facts[table.predicate] / n_entities**2
+    rows = (table.support < expected).nonzero().squeeze(1)
+    part = RuleTable(*(column[rows] for column in table))
+
+    facts = match_facts(
+        edges, hits, part.body * edges.n_predicates + part.predicate
+    )
+    every = torch.ones_like(rows, dtype=torch.bool)
+    found = _found_rules(edges, sample, length, part, facts, every)
+    return above_thresholds(found, thresholds)
+
+
+def count_entities(edges: EdgeIndex) -> int:
+    """The number of entities that facts have."""
+    return max(int((torch.diff(edges.offsets) > 0).sum()), 1)
 
 
 def _new_numbers(is_kept: Tensor) -> Tensor:

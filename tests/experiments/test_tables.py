@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from statistics import mean, stdev
 import pytest
 
 from experiments import paths, tables
+from funcppo.mining.config import MiningConfig
 
 RECORDS = paths.RESULTS
 ROUNDING = 6e-3  # three significant digits
@@ -187,18 +189,95 @@ def test_the_summary_has_at_most_eight_rows_of_the_tables_and_cites():
     } <= {row[0] for row in rows}
 
 
+def test_options_of_mine_are_those_that_differ_from_its_defaults():
+    defaults = dataclasses.asdict(MiningConfig())
+    assert tables.mining_options(defaults) == "default"
+    # A setting of an older record, which there is no longer, is left out.
+    former = defaults | {"time_limit": 60.0}
+    assert tables.mining_options(former) == "default"
+    others = former | {"constants": True, "max_length": 2}
+    expected = "`--max-length 2 --constants`"
+    assert tables.mining_options(others) == expected
+
+
+def test_joint_evidence():
+    rows = record("joint_evidence")["rows"]
+    lines = parse(tables.joint_evidence())
+    assert [line[0] for line in lines] == sorted({r["set"] for r in rows})
+    for name, n_rules, seeds, *cells in lines:
+        of_set = [row for row in rows if row["set"] == name]
+        assert number(n_rules) == of_set[0]["n_rules"]
+        assert 2 * number(seeds) == len(of_set)
+        means = [
+            mean([row[stage] for row in of_set if row["is_joint"] == way])
+            for stage in ("initial", "listwise")
+            for way in (False, True)
+        ]
+        for cell, value in zip(cells, means, strict=True):
+            assert float(cell.split(" ± ")[0]) == pytest.approx(value, abs=6e-5)
+
+
+def test_misleading_rules():
+    runs = record("misleading_rules")["runs"]
+    others = record("default_results")["runs"]
+    lines = parse(tables.misleading_rules())
+    assert len(lines) == len({run["set"] for run in runs})
+    for line in lines:
+        valid = [
+            {
+                run["seed"]: run["results"]["best_valid_metric"]
+                for run in table
+                if run["set"] == line[0]
+            }
+            for table in (runs, others)
+        ]
+        gains = [valid[0][seed] - valid[1][seed] for seed in sorted(valid[0])]
+        shown = [float(gain) for gain in line[6].split(", ")]
+        assert shown == pytest.approx(gains, abs=6e-5)
+        with_rules = float(line[5].split(" ± ")[0])
+        assert with_rules == pytest.approx(
+            mean(list(valid[0].values())), abs=6e-5
+        )
+        on_test = [
+            run["results"]["test"]["evidence, trained"]["mrr"]
+            for run in runs
+            if run["set"] == line[0]
+        ]
+        shown_test = float(line[8].split(" ± ")[0])
+        assert shown_test == pytest.approx(mean(on_test), abs=6e-5)
+
+
+def test_general_rules():
+    rows = record("general_rules")["rows"]
+    lines = parse(tables.general_rules())
+    assert len(lines) == 2 * len(rows)
+    for line in lines:
+        [row] = [row for row in rows if row["set"] == line[0]]
+        mrr = {
+            trial["way"]: trial["mrr"]
+            for trial in row["valid"]
+            if trial["score"] == line[4]
+        }
+        shown = [float(cell.split(" (")[0]) for cell in line[5:9]]
+        order = ("without", "last", "zero", "general")
+        assert shown == pytest.approx([mrr[way] for way in order], abs=6e-5)
+
+
 def test_mining():
     sets = record("mining_results")["sets"]
     rows = parse(tables.mining())
     assert len(rows) == len(sets)
-    for row, (name, result) in zip(rows, sets.items()):
+    by_label = {row[0]: row for row in rows}
+    assert len(by_label) == len(rows)
+    for name, result in sets.items():
+        row = by_label[tables.MINING_SETS[name]]
         metric = "auc_pr" if name.startswith("countries") else "mrr"
         test = {
             way: result["rankings"][way]["test"] for way in ("plain", "chosen")
         }
         assert (
-            number(row[2]) == result["rules"]
-            and number(row[3])
+            number(row[3]) == result["rules"]
+            and number(row[4])
             == result.get("mining_cpu_seconds", result.get("mining_seconds"))
             and row[-1] == result["commit"]
         )
@@ -207,10 +286,11 @@ def test_mining():
             for score in ("max-confidence", "noisy-or")
         ]
         scores = ("max-confidence", "max-plus", "noisy-or", "noisy-or@3")
+        scores += ("noisy-or-top-5",)
         chosen = [test["chosen"].get(score, {}).get(metric) for score in scores]
         ceiling = test["chosen"]["max-confidence"]["ceiling"]
         values = (*plain, *chosen, ceiling)
-        for cell, value in zip(row[4:-1], values, strict=True):
+        for cell, value in zip(row[5:-1], values, strict=True):
             if value is None:  # the record is older than the score
                 assert cell == "-"
             else:
