@@ -3,7 +3,8 @@
     python experiments/benchmarks/misleading_rules.py --data DIR --only nations
 
 Rules are mined as by default, and with `--misleading-rules 10`: the ten of each relation that are right most clearly
-less often than chance. The rows without are those of `default_results.json`; what is compared is how the policy ranks valid.
+less often than chance. The rows without are those of `default_results.json`; what is compared is how the policy ranks
+valid.
 """
 
 from __future__ import annotations
