@@ -1072,13 +1072,13 @@ def mining_table(record: Record) -> str:
 
 
 def mining_options(settings: Row) -> str:
-    """The options of `funcppo mine` that differ from its defaults, as a cell."""
+    """The options of `funcppo mine` that differ from those of `MiningConfig`, as a cell."""
     options = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f" {value:g}")
         for name, value in settings.items()
         if value != getattr(MiningConfig(), name, value)
     ]
-    return f"`{' '.join(options)}`" if options else "default"
+    return f"`{' '.join(options)}`" if options else "usual"
 
 
 def mining() -> str:
