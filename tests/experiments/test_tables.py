@@ -191,10 +191,10 @@ def test_the_summary_has_at_most_eight_rows_of_the_tables_and_cites():
 
 def test_options_of_mine_are_those_that_differ_from_its_defaults():
     defaults = dataclasses.asdict(MiningConfig())
-    assert tables.mining_options(defaults) == "default"
+    assert tables.mining_options(defaults) == "usual"
     # A setting of an older record, which there is no longer, is left out.
     former = defaults | {"time_limit": 60.0}
-    assert tables.mining_options(former) == "default"
+    assert tables.mining_options(former) == "usual"
     others = former | {"constants": True, "max_length": 2}
     expected = "`--max-length 2 --constants`"
     assert tables.mining_options(others) == expected
