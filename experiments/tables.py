@@ -871,6 +871,7 @@ TUNED_LABELS = {
     "fb15k-237+embeddings": "FB15k-237, link embeddings",
     "fb15k-237+embeddings+network": "FB15k-237, link embeddings and Bellman-Ford network",
     "fb15k-237+embeddings+network+no-links": "FB15k-237, the same without facts that link a candidate",
+    "fb15k-237+no-links": "FB15k-237, 900 seconds, without facts that link a candidate",
 }
 
 

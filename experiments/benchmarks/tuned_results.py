@@ -113,6 +113,9 @@ SETTINGS["fb15k-237+embeddings+network+no-links"] = Options(
         *("--questions.links", "False"),
     ],
 )
+SETTINGS["fb15k-237+no-links"] = Options(
+    [], ["--seconds", "900", "--questions.links", "False"]
+)
 SETTINGS["wn18rr+embeddings+network"] = Options(
     SETTINGS["wn18rr"].mining,
     [
