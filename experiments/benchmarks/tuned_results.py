@@ -110,11 +110,11 @@ SETTINGS["fb15k-237+embeddings+network+no-links"] = Options(
     SETTINGS["fb15k-237"].mining,
     [
         *SETTINGS["fb15k-237+embeddings+network"].training,
-        *("--questions.links", "False"),
+        *("--questions.no-links"),
     ],
 )
 SETTINGS["fb15k-237+no-links"] = Options(
-    [], ["--seconds", "900", "--questions.links", "False"]
+    [], ["--seconds", "900", "--questions.no-links"]
 )
 SETTINGS["wn18rr+embeddings+network"] = Options(
     SETTINGS["wn18rr"].mining,
