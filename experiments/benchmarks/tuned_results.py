@@ -110,7 +110,7 @@ SETTINGS["fb15k-237+embeddings+network+no-links"] = Options(
     SETTINGS["fb15k-237"].mining,
     [
         *SETTINGS["fb15k-237+embeddings+network"].training,
-        *("--questions.no-links"),
+        "--questions.no-links",
     ],
 )
 SETTINGS["fb15k-237+no-links"] = Options(
