@@ -862,7 +862,6 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
 
 
 TUNED_LABELS = {
-    "family": "Family",
     "kinships+network": "Kinships, Bellman-Ford network",
     "wn18rr": "WN18RR",
     "wn18rr+embeddings": "WN18RR, link embeddings",

@@ -1,6 +1,6 @@
 """What `funcppo mine` and `funcppo train` give with more rules, or more time, than their defaults take.
 
-    python experiments/benchmarks/tuned_results.py --data DIR --only family
+    python experiments/benchmarks/tuned_results.py --data DIR --only kinships+network
     python experiments/benchmarks/tuned_results.py --data DIR --only wn18rr --device cuda --jobs 3
 
 The options were set by what ranks valid better; a name before a `+` is that of the data set. The record is written
@@ -34,7 +34,6 @@ class Options(NamedTuple):
 
 
 SETTINGS = {
-    "family": Options(["--votes-per-fact", "20"], []),
     "fb15k-237": Options(
         ["--constants", "--seconds", "300"],
         [
