@@ -231,7 +231,7 @@ def rank_queries(
     """
     facts = evidence.index_facts(task.kb, task.sizes)
     atoms = torch.from_numpy(np.ascontiguousarray(queries))
-    scores = [evidence_ranking.make_rule_score(task.kb, n) for n in SCORES]
+    scores = [evidence_ranking.make_rule_score(task, n) for n in SCORES]
     by_question: dict[tuple[int, int], list[int]] = {}
     for i, query in enumerate(queries.tolist()):
         key = (query[0], query[HEAD + TAIL - side])
