@@ -845,8 +845,11 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
     memory += [mining["peak_mb"]] if mining else []
     seeds = f", {len(runs)} seed" if len(runs) == 1 else ""
     if runs[0]["results"]["test_is_sample"]:
-        n_ranked = runs[0]["results"]["n_test_queries"]
-        seeds += f", a sample of {n_ranked:,} test triples"
+        n_ranked = {run["results"]["n_test_queries"] for run in runs}
+        sizes = " to ".join(
+            f"{n:,}" for n in sorted({min(n_ranked), max(n_ranked)})
+        )
+        seeds += f", a sample of {sizes} test triples"
     return [
         label + seeds,
         "mined" if mining else "provided",
