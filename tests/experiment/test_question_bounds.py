@@ -76,6 +76,23 @@ def test_the_firings_and_links_bound_the_epochs(collected, monkeypatch):
     assert plan(collected, set_bound).cfg.n_epochs == 3
 
 
+def test_a_longer_run_takes_more_gradients_unless_their_number_is_set(
+    collected, monkeypatch
+):
+    bound = 3.9 * n_visits(collected)
+    monkeypatch.setattr(question_bounds, "MAX_FIT_FIRINGS", bound)
+    monkeypatch.setattr(question_bounds, "WEIGHTS_PER_GRADIENT", 1e12)
+    for max_gradients, n_epochs in ((None, 7), (bound, 3)):
+        bounded = question_bounds.plan_fit(
+            ListwiseConfig(max_gradients=max_gradients),
+            collected.policy,
+            collected.world,
+            (False,),
+            time_factor=2.0,
+        )
+        assert bounded.cfg.n_epochs == n_epochs
+
+
 def test_the_seconds_bound_the_epochs_with_their_validations(
     collected, monkeypatch
 ):

@@ -9,6 +9,7 @@ import pytest
 
 from funcppo.experiment.config import RunConfig
 from funcppo.experiment.time_bounds import (
+    BASE_SECONDS,
     BYTES_PER_FIRING,
     time_factor,
     with_time_bounds,
@@ -43,6 +44,7 @@ def bounds(config, spare_bytes=math.inf):
     [(300.0, 1), (10.0, 1), (None, 1), (450.0, 1.5), (3600.0, 12)],
 )
 def test_bounds_grow_with_the_time_of_the_run(seconds, factor):
+    assert CONFIG.seconds == BASE_SECONDS
     assert time_factor(seconds) == factor
     assert bounds(replace(CONFIG, seconds=seconds)) == (
         factor * LISTING_SECONDS,
