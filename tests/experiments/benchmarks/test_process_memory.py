@@ -1,6 +1,5 @@
 """Memory of processes that work together, as Linux counts it."""
 
-import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +13,32 @@ pytestmark = pytest.mark.skipif(
     reason="no /proc/PID/smaps_rollup on this system",
 )
 N_BYTES = 64_000_000
+TAKE_MEMORY = """
+import mmap, sys
+print("started", flush=True)
+input()
+block = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE)
+for start in range(0, len(block), mmap.PAGESIZE):
+    block[start] = 1
+print("taken", flush=True)
+input()
+"""
 
 
 def test_memory_of_its_own_counts_whole_and_is_private():
-    before = process_memory.memory_mb("self")
-    block = mmap.mmap(-1, N_BYTES, flags=mmap.MAP_PRIVATE)
-    for start in range(0, N_BYTES, mmap.PAGESIZE):
-        block[start] = 1
-    after = process_memory.memory_mb("self")
-    # other objects of the process come and go
+    # in a process that does nothing else: a test's own objects come and go
+    words = [sys.executable, "-c", TAKE_MEMORY, str(N_BYTES)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as process:
+        process.stdout.readline()
+        before = process_memory.memory_mb(process.pid)
+        print("take", file=process.stdin, flush=True)
+        process.stdout.readline()
+        after = process_memory.memory_mb(process.pid)
+        print("end", file=process.stdin, flush=True)
+    assert process.returncode == 0
     for name in before:
         assert after[name] - before[name] == pytest.approx(64, abs=8)
-    block.close()
 
 
 def test_a_process_that_has_ended_holds_nothing():
