@@ -15,16 +15,19 @@ from typing import NamedTuple
 import torch
 
 from funcppo.config import PPOConfig
+from funcppo.experiment.config import RunConfig
 from funcppo.prover import aggregation
 from funcppo.prover.aggregation import AggregationConfig
 from funcppo.prover.question_config import (
     MAX_LISTWISE_STEPS,
+    MAX_VALID_FIRINGS,
     ListwiseConfig,
+    batch_size,
 )
 from funcppo.prover.questions import PolicyConfig, QuestionWorld
 
-# firings and links whose gradients the listwise fits take together if no bound is set, about 80 seconds on one core
-MAX_FIT_FIRINGS = 5e7
+# firings and links whose gradients the listwise fits take together if no bound is set, some two minutes on one core
+MAX_FIT_FIRINGS = 1e8
 # weighed firings of PPO in a run whose steps are not set, about a minute or two on one core
 MAX_PPO_FIRINGS = 6e8
 # how much more of both, and of the evidence of a validation, a GPU does in the same time
@@ -63,7 +66,8 @@ def plan_fit(
       metric_seconds: of one validation.
       time_factor: how many times the usual gradients to take where their number is not set.
     """
-    steps_per_epoch = max(1, len(world.question) // cfg.batch_size)
+    n_questions = len(world.question)
+    steps_per_epoch = max(1, n_questions // batch_size(cfg, n_questions))
     max_steps = cfg.max_steps or MAX_LISTWISE_STEPS
     n_epochs = min(cfg.n_epochs, max(1, max_steps // steps_per_epoch))
     reason = f"{max_steps:,} gradient steps (--listwise.max-steps)"
@@ -112,6 +116,13 @@ def plan_fit(
         )
     cfg = dataclasses.replace(cfg, n_epochs=n_epochs)
     return FitPlan(cfg, tuple(degrees), notes)
+
+
+def max_valid_firings(run_config: RunConfig) -> int:
+    """The most firings of the queries that every validation scores."""
+    if run_config.questions.max_valid_firings is not None:
+        return run_config.questions.max_valid_firings
+    return MAX_VALID_FIRINGS * work_factor(torch.device(run_config.device))
 
 
 def work_factor(device: torch.device) -> int:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -45,12 +45,10 @@ from funcppo.prover.task import (
 )
 from funcppo.types import F64
 
-# firings of the valid queries that every validation scores, about 35 bytes each; a GPU holds more of both, by
-# `question_bounds.GPU_FACTOR`
-MAX_VALID_FIRINGS = 4_000_000
-# rows that joins make for them, a minute or less on one core
-MAX_VALID_ROWS = 100_000_000
-# The same for a ranking of test, which holds a chunk of its questions at a time: some two minutes each.
+# rows that joins make for each firing of the valid queries that every validation scores: a minute or less on one core
+VALID_ROWS_PER_FIRING = 25
+# Firings, and rows of joins, for a ranking of test, which holds a chunk of its questions at a time: some two minutes
+# each; a GPU holds more of both, by `question_bounds.GPU_FACTOR`.
 MAX_TEST_FIRINGS = 100_000_000
 MAX_TEST_ROWS = 400_000_000
 # powers of the odds to start from, of which valid chooses
@@ -61,6 +59,8 @@ NETWORK_PRIOR_QUESTIONS = 256
 MAX_NETWORK_QUESTIONS = 16_384
 # what may be added to the fitted weights of link embeddings
 PRIOR_WEIGHTS = (0.5, 1.0, 2.0)
+# and to those of a candidate that a fact links with the question's entity
+LINKED_WEIGHTS = (-1.0, -2.0, -4.0)
 # weights of a Bellman-Ford network, of which valid chooses, and the one without that split
 NETWORK_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
 DEFAULT_NETWORK_WEIGHT = 0.5
@@ -543,29 +543,58 @@ def raise_prior(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
       metric: None where there is no valid split.
     """
     is_fitted = bool(fitted.params.score.prior_weight.any())
-    if metric is None or fitted.quality is None or not is_fitted:
+    if not is_fitted:
+        return fitted
+    of = "link embeddings: {} is added to their weights"
+    return _add_to_weights(fitted, metric, "prior_weight", PRIOR_WEIGHTS, of)
+
+
+def lower_linked(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
+    """The fit with less weight on being linked at all, as much less for all labels, where that ranks valid better.
+
+    Each label has a weight of its own, which its few questions hardly move from 0; all labels together have a valid
+    split to tell it by.
+
+    Args:
+      fitted: as it is where links are not weighed.
+      metric: None where there is no valid split.
+    """
+    if not fitted.setup.policy.aggregation.uses_links:
+        return fitted
+    of = "linked candidates: {} is added to their weights"
+    return _add_to_weights(fitted, metric, "linked_weight", LINKED_WEIGHTS, of)
+
+
+def _add_to_weights(
+    fitted: ListwiseFit,
+    metric: Metric | None,
+    name: Literal["prior_weight", "linked_weight"],
+    amounts: Sequence[float],
+    description: str,
+) -> ListwiseFit:
+    """The fit with what ranks valid best added to some weights of all labels, or nothing; with a note.
+
+    Args:
+      metric: None where there is no valid split.
+      name: of the weights.
+      description: of the note, with a place for the amount.
+    """
+    if metric is None or fitted.quality is None:
         return fitted
     found = {0.0: fitted}
-    for weight in PRIOR_WEIGHTS:
+    mrr = {0.0: fitted.quality.metric}
+    for amount in amounts:
         score = fitted.params.score
-        raised = score._replace(prior_weight=score.prior_weight + weight)
-        params = fitted.params._replace(score=raised)
+        changed = score._replace(**{name: getattr(score, name) + amount})
+        params = fitted.params._replace(score=changed)
         quality = metric(fitted.setup, params)
-        found[weight] = fitted._replace(params=params, quality=quality)
+        found[amount] = fitted._replace(params=params, quality=quality)
+        mrr[amount] = quality.metric
 
-    mrr = {
-        weight: fit.quality.metric
-        for weight, fit in found.items()
-        if fit.quality is not None
-    }
     # The first one is chosen if they are equal.
-    best = max(mrr, key=lambda weight: mrr[weight])
-    listing = ", ".join(
-        f"{weight:g} {value:.4f}" for weight, value in mrr.items()
-    )
-    note = (
-        f"link embeddings: {best:g} is added to their weights: valid: {listing}"
-    )
+    best = max(mrr, key=lambda amount: mrr[amount])
+    listing = ", ".join(f"{amount:g} {mrr[amount]:.4f}" for amount in mrr)
+    note = f"{description.format(f'{best:g}')}: valid: {listing}"
     return found[best]._replace(notes=[*fitted.notes, note])
 
 

@@ -34,6 +34,7 @@ from funcppo.prover.question_config import (
     MAX_FIRINGS,
     ListwiseConfig,
     QuestionConfig,
+    batch_size,
 )
 from funcppo.prover.questions import (
     Params,
@@ -267,12 +268,13 @@ def fit_listwise(
     """
     adam = AdamConfig()
     state = optim.init(params)
-    n_batches = max(1, len(world.question) // cfg.batch_size)
+    size = batch_size(cfg, len(world.question))
+    n_batches = max(1, len(world.question) // size)
     n_steps = cfg.n_epochs * n_batches
     step = 0
     for epoch in range(cfg.n_epochs):
         key = random.fold_in(random.key(seed, world.question.device), epoch)
-        for question in _batches(world, key, cfg.batch_size):
+        for question in _batches(world, key, size):
             gradient = _batch_gradient(policy, world, params, cfg, question)
             rate = cfg.learning_rate * (1.0 - step / n_steps)
             params, state = optim.update(adam, gradient, state, params, rate)

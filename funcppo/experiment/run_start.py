@@ -681,10 +681,11 @@ def _fit_with_embedding(
     if options.embedding is True:
         run, notes = run_priors.embed(run, run.questions, on_phase, run_time)
         run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
-        fitted = question_run.raise_prior(fitted, _metric(run))
+        fitted = _adjust(run, fitted)
         return run, fitted._replace(notes=[*notes, *fitted.notes])
 
     run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
+    plain = _adjust(run, plain)
     if options.embedding is False or plain.quality is None:
         return run, plain
     embedded, notes = run_priors.embed(run, plain.setup, on_phase, run_time)
@@ -692,7 +693,7 @@ def _fit_with_embedding(
         return run, plain._replace(notes=[*plain.notes, *notes])
     degrees = plain.setup.policy.aggregation.uses_degrees
     fitted = _fit(embedded, degrees, valid_seconds, on_phase, run_time)
-    fitted = question_run.raise_prior(fitted, _metric(embedded))
+    fitted = _adjust(embedded, fitted)
     assert fitted.quality is not None, "there are valid queries"
     comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
     if question_run.is_better(fitted.quality, plain.quality):
@@ -703,6 +704,14 @@ def _fit_with_embedding(
         f"link embeddings off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
     ]
     return run, plain._replace(notes=[*plain.notes, *notes])
+
+
+def _adjust(run: Run, fitted: ListwiseFit) -> ListwiseFit:
+    """The fit with what valid adds to weights of all labels, unless PPO is to start from the rule confidences."""
+    if not run.run_config.listwise.learning_rate:
+        return fitted
+    fitted = question_run.raise_prior(fitted, _metric(run))
+    return question_run.lower_linked(fitted, _metric(run))
 
 
 def _weigh_network(

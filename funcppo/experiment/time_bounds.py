@@ -9,12 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import torch
+
+from funcppo.experiment import question_bounds
 from funcppo.experiment.config import RunConfig
 from funcppo.prover.question_config import (
     EMBEDDING_SECONDS,
     LISTING_SECONDS,
     MAX_FIRINGS,
     MAX_LISTWISE_STEPS,
+    MAX_VALID_FIRINGS,
     N_NETWORK_STEPS,
     NETWORK_SECONDS,
 )
@@ -45,7 +49,10 @@ def with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
     spare = spare_bytes / (MAX_FIRINGS * BYTES_PER_FIRING)
     if math.isfinite(spare):
         spare = math.floor(max(spare, 0.0))
-    max_firings = int(MAX_FIRINGS * min(factor, 1 + spare))
+    of_firings = min(factor, 1 + spare)
+    max_firings = int(MAX_FIRINGS * of_firings)
+    work = question_bounds.work_factor(torch.device(run_config.device))
+    max_valid_firings = int(MAX_VALID_FIRINGS * max(work, of_firings))
     questions, listwise = run_config.questions, run_config.listwise
     embedding, network = run_config.embedding, run_config.bellman_ford
     is_network_tried = questions.bellman_ford
@@ -57,6 +64,7 @@ def with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
             questions,
             seconds=questions.seconds or factor * LISTING_SECONDS,
             max_firings=questions.max_firings or max_firings,
+            max_valid_firings=questions.max_valid_firings or max_valid_firings,
             bellman_ford=is_network_tried,
         ),
         listwise=dataclasses.replace(

@@ -885,10 +885,9 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
         validation_rows(run.run_config, valid, run.n_validation_queries)
     ]
     sides = ranked_sides(run.task)
-    factor = question_bounds.work_factor(setup.facts.degree.device)
-    share = run.task.cfg.memory_share
-    max_firings = int(factor * share * question_run.MAX_VALID_FIRINGS)
-    max_rows = factor * question_run.MAX_VALID_ROWS
+    held = question_bounds.max_valid_firings(run.run_config)
+    max_rows = held * question_run.VALID_ROWS_PER_FIRING
+    max_firings = int(held * run.task.cfg.memory_share)
     n_queries, needed_seconds = evidence_ranking.count_queries_within(
         run.task, setup.facts, queries, sides, max_firings, max_rows
     )

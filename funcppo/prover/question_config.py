@@ -19,10 +19,13 @@ from funcppo.ranges import (
 # Bounds that are not set, in a run of the default time; `experiment.time_bounds` has those of longer runs.
 LISTING_SECONDS = 60.0
 MAX_FIRINGS = 10_000_000
+MAX_VALID_FIRINGS = 4_000_000
 MAX_LISTWISE_STEPS = 600
 EMBEDDING_SECONDS = 60.0
 N_NETWORK_STEPS = 1000
 NETWORK_SECONDS = 600.0
+# Questions of a gradient step of the listwise fit, and those where so many make fewer steps than these.
+BATCH_SIZE, SMALL_BATCH_SIZE, MIN_LISTWISE_STEPS = 256, 128, 400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,9 @@ class QuestionConfig:
     max_firings: Size | None = None
     """Number of firings (a candidate and a rule that derives it) to hold, about 40 bytes each. Four links count as
     one. Default: 10 million, and as many more for each 300 seconds that --seconds adds."""
+    max_valid_firings: Size | None = None
+    """Number of firings of the valid queries that every validation ranks, which are fewer where all have more. Default:
+    4 million, and as many more for each 300 seconds that --seconds adds; on a GPU at least 64 million."""
     n_best: Size = 60
     """Number of candidates of each training question that are its best by rule confidences (noisy-or@3)."""
     n_sampled: Size = 30
@@ -102,10 +108,10 @@ class ListwiseConfig:
     many more for each 300 seconds that --seconds adds."""
     max_gradients: PositiveFloat | None = None
     """Maximum number of gradients of firings and links, over the fits with and without degrees; epochs beyond are left
-    out, but not the first one. A fit with walks after them has as many epochs. Default: 5e7 on a CPU and 8e8 on a
+    out, but not the first one. A fit with walks after them has as many epochs. Default: 1e8 on a CPU and 1.6e9 on a
     GPU, and as many more for each 300 seconds that --seconds adds."""
-    batch_size: Size = 256
-    """Number of questions of a gradient step."""
+    batch_size: Size | None = None
+    """Number of questions of a gradient step. Default: 256, or 128 where that makes fewer than 400 steps in all."""
     max_batch_firings: Size = 4_000_000
     """Maximum number of firings whose gradients are computed at once, about 300 bytes each: a larger batch, and a
     larger minibatch of PPO, is computed in parts. `funcppo train` lowers it where its memory is small (--memory)."""
@@ -117,6 +123,14 @@ class ListwiseConfig:
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
         check_fields(self)
+
+
+def batch_size(cfg: ListwiseConfig, n_questions: int) -> int:
+    """How many of all questions a gradient step of the listwise fit takes."""
+    if cfg.batch_size is not None:
+        return cfg.batch_size
+    n_steps = cfg.n_epochs * n_questions / BATCH_SIZE
+    return BATCH_SIZE if n_steps >= MIN_LISTWISE_STEPS else SMALL_BATCH_SIZE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

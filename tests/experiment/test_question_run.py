@@ -449,6 +449,47 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
     assert question_run.raise_prior(untrained, None) is untrained
 
 
+def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
+    """As much less for all labels; what valid says is of those weights, and a note tells it."""
+    run = run_start.prepare_run(CONFIG, tmp_path, resume=False)
+    params = run.state.start_params
+    fitted_weight = params.score.linked_weight
+    ranks = torch.tensor([0.25, 0.5, 0.25, 0.5]).double()
+    quality = question_run.ValidQuality(float(ranks.mean()), ranks)
+    fitted = question_run.ListwiseFit(run.questions, params, quality, 3, [])
+
+    def added_to(params):
+        added = params.score.linked_weight - fitted_weight
+        (weight,) = set(added.round(decimals=4).tolist())
+        return weight
+
+    def lowered(gains):
+        def metric(setup, params):
+            assert setup is run.questions
+            after = ranks + gains.get(added_to(params), 0.0)
+            return question_run.ValidQuality(float(after.mean()), after)
+
+        found = question_run.lower_linked(fitted, metric)
+        assert found.params.score.link_weight is params.score.link_weight
+        return added_to(found.params), found
+
+    weight, found = lowered({-2.0: 0.125, -4.0: 0.0625})
+    assert weight == -2.0
+    assert found.quality.metric == quality.metric + 0.125
+    assert found.notes == [
+        "linked candidates: -2 is added to their weights: valid: 0 0.3750, -1 0.3750, -2 0.5000, -4 0.4375"
+    ]
+    assert lowered({-1.0: -0.125})[0] == 0.0
+
+    # Without a valid split nothing says less.
+    assert question_run.lower_linked(fitted, None) is fitted
+    policy = fitted.setup.policy
+    weighed = replace(policy.aggregation, uses_links=False)
+    setup = replace(fitted.setup, policy=replace(policy, aggregation=weighed))
+    unweighed = fitted._replace(setup=setup)
+    assert question_run.lower_linked(unweighed, lambda *_: quality) is unweighed
+
+
 def test_link_embeddings_without_time_are_not_tried(tmp_path):
     cfg = replace(EMBEDDING, seconds=1e-6)
     run = run_start.prepare_run(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from funcppo.experiment import question_bounds
 from funcppo.experiment.config import RunConfig
 from funcppo.experiment.time_bounds import (
     BASE_SECONDS,
@@ -19,6 +20,7 @@ from funcppo.prover.question_config import (
     LISTING_SECONDS,
     MAX_FIRINGS,
     MAX_LISTWISE_STEPS,
+    MAX_VALID_FIRINGS,
     N_NETWORK_STEPS,
     NETWORK_SECONDS,
     EmbeddingConfig,
@@ -34,6 +36,7 @@ def bounds(config, spare_bytes=math.inf):
     return (
         planned.questions.seconds,
         planned.questions.max_firings,
+        planned.questions.max_valid_firings,
         planned.listwise.max_steps,
         planned.embedding.seconds,
     )
@@ -49,6 +52,7 @@ def test_bounds_grow_with_the_time_of_the_run(seconds, factor):
     assert bounds(replace(CONFIG, seconds=seconds)) == (
         factor * LISTING_SECONDS,
         factor * MAX_FIRINGS,
+        factor * MAX_VALID_FIRINGS,
         factor * MAX_LISTWISE_STEPS,
         factor * EMBEDDING_SECONDS,
     )
@@ -75,15 +79,26 @@ def test_firings_grow_in_whole_units_that_the_memory_holds():
     config = replace(CONFIG, seconds=1200.0)
     unit = MAX_FIRINGS * BYTES_PER_FIRING
     for spare, factor in ((-unit, 1), (0, 1), (1.9 * unit, 2), (9 * unit, 4)):
-        assert bounds(config, spare)[1] == factor * MAX_FIRINGS
+        _, listed, of_valid, *_ = bounds(config, spare)
+        assert listed == factor * MAX_FIRINGS
+        assert of_valid == factor * MAX_VALID_FIRINGS
+
+
+def test_a_gpu_holds_more_firings_of_valid():
+    factor = question_bounds.GPU_FACTOR
+    for seconds, units in ((300.0, factor), (100 * 300.0, 100)):
+        config = replace(CONFIG, seconds=seconds, device="cuda")
+        assert bounds(config)[2] == units * MAX_VALID_FIRINGS
 
 
 def test_bounds_that_are_set_stay():
     config = replace(
         CONFIG,
         seconds=3600.0,
-        questions=QuestionConfig(seconds=7.0, max_firings=11),
+        questions=QuestionConfig(
+            seconds=7.0, max_firings=11, max_valid_firings=12
+        ),
         listwise=ListwiseConfig(max_steps=13),
         embedding=EmbeddingConfig(seconds=17.0),
     )
-    assert bounds(config) == (7.0, 11, 13, 17.0)
+    assert bounds(config) == (7.0, 11, 12, 13, 17.0)

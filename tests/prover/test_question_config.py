@@ -9,6 +9,7 @@ from funcppo.prover.question_config import (
     ListwiseConfig,
     Penalty,
     QuestionConfig,
+    batch_size,
 )
 
 
@@ -29,3 +30,12 @@ def test_the_settings_import_no_torch():
 def test_a_setting_out_of_range_is_named(config, field):
     with pytest.raises(ValueError, match=f"^{field}: expected "):
         config()
+
+
+def test_few_questions_make_smaller_steps():
+    """128 of them where 256 would make fewer than 400 steps in all epochs, unless their number is set."""
+    cfg = ListwiseConfig(n_epochs=8)
+    assert batch_size(cfg, 12_799) == batch_size(cfg, 1) == 128
+    assert batch_size(cfg, 12_800) == 256
+    assert batch_size(ListwiseConfig(n_epochs=4), 12_800) == 128
+    assert batch_size(ListwiseConfig(batch_size=32), 10**6) == 32
