@@ -14,6 +14,8 @@ import hypothesis
 import pytest
 import torch
 
+from funcppo.cli import common
+
 # A deadline would make a test fail on a slow or busy machine.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
@@ -81,6 +83,12 @@ def separate_compile_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def work_ends_in_time(monkeypatch):
+    """However slow the machine is, work ends by itself after a first signal, which is not repeated."""
+    monkeypatch.setattr(common, "GRACE_SECONDS", 600.0)
 
 
 def pytest_terminal_summary(terminalreporter):

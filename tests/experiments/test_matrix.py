@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 import re
-import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from experiments.matrix import (
 )
 from funcppo import optim, tree
 from tests.forked import printed
+from tests.ports import hold_ports, port_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = paths.INVESTIGATION.read_text()
@@ -908,10 +908,8 @@ def test_a_collective_under_vmap_is_wrong_in_silence():
     """
     results: list[str] = []
     while len(results) < 5 and set(results) <= {"[3.0, 30.0]"}:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        lines = said("vmap_over_collective", port)
+        with hold_ports(1) as held:
+            lines = said("vmap_over_collective", str(port_of(held[0])))
         told = next(line for line in lines if "vmap" in line)
         by_row, mapped = told.split(", under vmap ")
         assert by_row == "all-reduce row by row [3.0, 30.0]"
