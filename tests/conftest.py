@@ -1,6 +1,7 @@
 """Settings of the whole suite: no deadlines, one thread a process, its own compile cache, a count of skipped tests."""
 
 import gc
+import itertools
 import os
 from collections import Counter
 
@@ -72,7 +73,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def separate_compile_cache(tmp_path_factory):
+def separate_caches(tmp_path_factory):
     """Tests patch what they compile: no program may find such code, and no test that of a program.
 
     The workers of pytest-xdist share it: no graph is compiled by both.
@@ -80,9 +81,22 @@ def separate_compile_cache(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
+    own_folder = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        # of mined rules; here those of fixtures that several tests share
+        patch.setenv("XDG_CACHE_HOME", str(own_folder / "fixtures"))
         yield
+
+
+test_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def no_user_cache(tmp_path_factory, monkeypatch):
+    """Mined rules are kept in a folder of each test: none finds those of another, or of a run of the tests before."""
+    folder = tmp_path_factory.getbasetemp() / "cache" / str(next(test_numbers))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
 
 
 @pytest.fixture(autouse=True)

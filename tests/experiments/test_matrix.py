@@ -282,14 +282,17 @@ def test_the_cells_of_a_wave_are_timed_in_turns(monkeypatch):
     assert asked == [*wave, *wave, *[pool.BASELINE, "c"] * 2]
 
 
-def test_a_hanging_cell_times_out():
+def test_a_hanging_cell_times_out(monkeypatch, tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(pool, "SCRIPT", script)
     worker = pool.Worker(EAGER, "cpu", 0.05)
     assert worker.start()["status"] == "timeout"
     worker.close()
 
 
 def test_a_dying_cell_is_a_crash_with_its_last_words():
-    worker = pool.Worker("no/such/cell/default", "cpu", 60.0)
+    worker = pool.Worker("no/such/cell/default", "cpu", 600.0)
     result = worker.start()
     worker.close()
     assert result["status"] == "crash"
