@@ -474,6 +474,8 @@ def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
         *SMALL,
         "--mining-seconds",
         "400",
+        "--seconds",
+        "None",
     )
     assert funcppo(monkeypatch, *train, "--out", tmp_path / "run") == 0
     assert "those mined before" in " ".join(capsys.readouterr().out.split())
