@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from funcppo.cli import common
+from funcppo.runtime import memory
 
 # A deadline would make a test fail on a slow or busy machine.
 hypothesis.settings.register_profile("suite", deadline=None)
@@ -34,6 +35,9 @@ LONGEST = (
     "tests/runtime/test_parallel_compile.py",
     "tests/runtime/test_whole_iteration.py",
 )
+
+# Three processes have room for parts of the largest size in three quarters of it.
+FREE_BYTES = 16_000_000_000
 
 
 def pytest_configure():
@@ -103,6 +107,23 @@ def no_user_cache(tmp_path_factory, monkeypatch):
 def work_ends_in_time(monkeypatch):
     """However slow the machine is, work ends by itself after a first signal, which is not repeated."""
     monkeypatch.setattr(common, "GRACE_SECONDS", 600.0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measure_free_memory():
+    """Programs find as much free memory as if nothing else ran: what is free decides how large their parts are.
+
+    Returns:
+      The function that measures it.
+    """
+    measure = memory.free_bytes
+
+    def free_bytes(device):
+        return FREE_BYTES if str(device) == "cpu" else measure(device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_bytes", free_bytes)
+        yield measure
 
 
 def pytest_terminal_summary(terminalreporter):

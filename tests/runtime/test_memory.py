@@ -24,6 +24,12 @@ on_linux = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def measured(measure_free_memory, monkeypatch):
+    """Free memory is measured here, unlike in other tests."""
+    monkeypatch.setattr(memory, "free_bytes", measure_free_memory)
+
+
 @on_linux
 def test_an_allocation_beyond_the_limit_is_an_error():
     limit = memory.used_bytes("cpu") + (1 << 30)
