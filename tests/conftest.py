@@ -18,8 +18,12 @@ import torch
 from funcppo.cli import common
 from funcppo.runtime import memory
 
-# A deadline would make a test fail on a slow or busy machine.
-hypothesis.settings.register_profile("suite", deadline=None)
+# A deadline, or a check of how long the cases take to draw, would make a test fail on a slow or busy machine.
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("suite")
 
 # Files whose tests compile the same graphs: one worker runs them, and finds in the second what the first has compiled.
