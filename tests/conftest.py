@@ -1,6 +1,7 @@
 """Settings of the whole suite: no deadlines, one thread a process, its own compile cache, a count of skipped tests."""
 
 import gc
+import itertools
 import os
 from collections import Counter
 
@@ -14,8 +15,15 @@ import hypothesis
 import pytest
 import torch
 
-# A deadline would make a test fail on a slow or busy machine.
-hypothesis.settings.register_profile("suite", deadline=None)
+from funcppo.cli import common
+from funcppo.runtime import memory
+
+# A deadline, or a check of how long the cases take to draw, would make a test fail on a slow or busy machine.
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("suite")
 
 # Files whose tests compile the same graphs: one worker runs them, and finds in the second what the first has compiled.
@@ -31,6 +39,9 @@ LONGEST = (
     "tests/runtime/test_parallel_compile.py",
     "tests/runtime/test_whole_iteration.py",
 )
+
+# Three processes have room for parts of the largest size in three quarters of it.
+FREE_BYTES = 16_000_000_000
 
 
 def pytest_configure():
@@ -70,7 +81,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def separate_compile_cache(tmp_path_factory):
+def separate_caches(tmp_path_factory):
     """Tests patch what they compile: no program may find such code, and no test that of a program.
 
     The workers of pytest-xdist share it: no graph is compiled by both.
@@ -78,9 +89,45 @@ def separate_compile_cache(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
+    own_folder = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        # of mined rules; here those of fixtures that several tests share
+        patch.setenv("XDG_CACHE_HOME", str(own_folder / "fixtures"))
         yield
+
+
+test_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def no_user_cache(tmp_path_factory, monkeypatch):
+    """Mined rules are kept in a folder of each test: none finds those of another, or of a run of the tests before."""
+    folder = tmp_path_factory.getbasetemp() / "cache" / str(next(test_numbers))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def work_ends_in_time(monkeypatch):
+    """However slow the machine is, work ends by itself after a first signal, which is not repeated."""
+    monkeypatch.setattr(common, "GRACE_SECONDS", 600.0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measure_free_memory():
+    """Programs find as much free memory as if nothing else ran: what is free decides how large their parts are.
+
+    Returns:
+      The function that measures it.
+    """
+    measure = memory.free_bytes
+
+    def free_bytes(device):
+        return FREE_BYTES if str(device) == "cpu" else measure(device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_bytes", free_bytes)
+        yield measure
 
 
 def pytest_terminal_summary(terminalreporter):

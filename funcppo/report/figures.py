@@ -162,7 +162,7 @@ def draw_ranks(runs: Sequence[RunMeasurements]) -> Picture:
     axes.set_xticks(places, table.bins, fontsize=8)
     axes.set_xlabel("rank of the answer (mean of ties)")
     axes.set_ylabel("share of answers")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="best")
     return Picture(figure, table)
 
 

@@ -73,7 +73,7 @@ def draw(runs: Sequence[RunReturns]) -> Picture:
                 _draw_panel(axes, shown)
                 axes.set_title(f"{env}, {policy}", fontsize=9)
             row[0].set_ylabel("return")
-            row[0].legend(frameon=False, fontsize=8)
+            row[0].legend(frameon=False, fontsize=8, loc="best")
         figure.supxlabel("environment steps of each seed", fontsize=9)
     return Picture(figure, tuple(curves))
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from funcppo.deadline import Clock
 from funcppo.serve.errors import RequestError
 
 T = TypeVar("T")
@@ -29,8 +30,8 @@ class _Job:
     """Work that waits for the thread."""
 
     work: Callable[[], Any]
+    submitted: float
     future: Future[Any] = field(default_factory=Future)
-    submitted: float = field(default_factory=time.monotonic)
 
 
 class Worker:
@@ -38,15 +39,22 @@ class Worker:
 
     Attributes:
       seconds: that a request may wait, and that its work may take.
+      clock: measures how long a request waits.
     """
 
-    def __init__(self, seconds: float, max_waiting: int) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        max_waiting: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
         """Start the thread.
 
         Args:
           max_waiting: requests that wait while one is worked on; more are refused.
         """
         self.seconds = seconds
+        self.clock = clock
         self._queue: queue.Queue[_Job] = queue.Queue(max_waiting)
         # guards which job a deadline belongs to
         self._lock = threading.Lock()
@@ -60,7 +68,7 @@ class Worker:
         Raises:
           RequestError: too many requests wait.
         """
-        job = _Job(work)
+        job = _Job(work, self.clock())
         try:
             self._queue.put_nowait(job)
         except queue.Full:
@@ -89,7 +97,7 @@ class Worker:
             # The client may have gone.
             if not job.future.set_running_or_notify_cancel():
                 continue
-            if time.monotonic() - job.submitted > self.seconds:
+            if self.clock() - job.submitted > self.seconds:
                 error = RequestError(
                     503,
                     f"busy: waited for {self.seconds:g} s behind other requests; try again",

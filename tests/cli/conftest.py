@@ -9,13 +9,6 @@ from tests.cli.runner import TRAINED, funcppo
 
 
 @pytest.fixture(autouse=True)
-def no_user_cache(tmp_path_factory, monkeypatch):
-    """Mined rules are kept in a folder of each test, not in the user's cache."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-
-
-@pytest.fixture(autouse=True)
 def few_batch_sizes(monkeypatch):
     """Of the batch sizes of a search only two are tried, which `evaluation/test_autotune.py` tests."""
     monkeypatch.setattr(autotune, "TRIAL_SIZES", (16, 256))

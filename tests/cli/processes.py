@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +14,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from funcppo import cli
+from funcppo.runtime import distributed
 
 
 class Ended(NamedTuple):
@@ -63,6 +62,8 @@ def run_processes(
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             os.environ.update(launch | ranks)
             sys.argv = ["funcppo", *map(str, args)]
+            # however slow rank 0 is, it prints the errors of others
+            distributed.TELL_SECONDS = 600.0
             _run_child(files[rank], [partial(prepare, rank), main])
         children.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(x, 0)[1]) for x in children]
@@ -70,17 +71,19 @@ def run_processes(
     return [Ended(code, *pair) for code, pair in zip(codes, texts)]
 
 
-def free_ports(n):
-    """The first of some ports in a row that are free."""
-    while True:
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-            sockets[0].bind(("127.0.0.1", 0))
-            port = sockets[0].getsockname()[1]
-            with suppress(OSError, OverflowError):
-                for i in range(1, n):
-                    sockets[i].bind(("127.0.0.1", port + i))
-                return port
+def waiting_ends_with(file: Path, seconds: float = 0.5) -> None:
+    """Let this process wait for the others as long as they take, until a file is there, and from then on for a time.
+
+    A test makes the file where one of them ends or hangs. Before, a slow machine must not look like that.
+    """
+    look = distributed.Processes._progress
+
+    def look_and_hurry(processes: distributed.Processes) -> list[str]:
+        if file.exists():
+            processes.stall_seconds = seconds
+        return look(processes)
+
+    distributed.Processes._progress = look_and_hurry
 
 
 def _run_child(files: list[Path], calls: list[Callable[[], object]]) -> None:

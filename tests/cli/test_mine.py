@@ -461,7 +461,7 @@ def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
     out = tmp_path / "mined"
     arguments = (str(tmp_path), "--out", str(out))
     assert mine(*arguments, "--min-support", "6") == 0 and not kept()
-    for i, seconds in enumerate(("120", "40"), 1):
+    for i, seconds in enumerate(("1200", "400"), 1):
         capsys.readouterr()
         assert mine(*arguments, "--seconds", seconds) == 0
         assert "kept for `funcppo train`" in capsys.readouterr().out
@@ -473,7 +473,9 @@ def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
         "64",
         *SMALL,
         "--mining-seconds",
-        "40",
+        "400",
+        "--seconds",
+        "None",
     )
     assert funcppo(monkeypatch, *train, "--out", tmp_path / "run") == 0
     assert "those mined before" in " ".join(capsys.readouterr().out.split())

@@ -580,6 +580,8 @@ def asked(graph, tmp_path, monkeypatch):
     """Options of 28 queries, answered in batches of three, and the CSV and the JSON of undisturbed work."""
     monkeypatch.setattr(predict, "FIRST_BATCH_QUERIES", 3)
     monkeypatch.setattr(predict, "MAX_BATCH_QUERIES", 3)
+    # a slow batch makes the next one no smaller
+    monkeypatch.setattr(predict, "BATCH_SECONDS", math.inf)
     queries = tmp_path / "queries.txt"
     names = [f"{r}(e{i}, X)" for i in range(14) for r in "pq"]
     queries.write_text("\n".join(names))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
 import signal
-import socket
 import time
 import urllib.request
 
@@ -20,7 +20,8 @@ from funcppo.evaluation import evaluator as evaluation
 from funcppo.experiment import subject
 from funcppo.experiment.telemetry import Telemetry
 from funcppo.runtime import distributed
-from tests.cli.processes import free_ports, run_processes
+from tests.cli.processes import run_processes, waiting_ends_with
+from tests.ports import hold_ports, port_of
 
 DATA = "family_tree:30:1"
 EVALUATE = ("evaluate", DATA, "--score", "noisy-or-other-facts")
@@ -73,7 +74,6 @@ def test_files_are_those_of_a_program_that_no_launcher_started(
 
 
 def test_each_process_serves_its_own_metrics_and_rank_0_writes_a_file(tmp_path):
-    port = free_ports(3)
     file = tmp_path / "funcppo.prom"
 
     def keep_metrics(rank):
@@ -87,10 +87,11 @@ def test_each_process_serves_its_own_metrics_and_rank_0_writes_a_file(tmp_path):
 
         Telemetry.finish = keep
 
-    options = ("--metrics-port", port, "--metrics-file", file, "--json", "-")
-    ended = run_processes(
-        3, tmp_path, *EVALUATE, *options, prepare=keep_metrics
-    )
+    with hold_ports(3) as held:
+        port = port_of(held[0])
+        options = ("--metrics-port", port, "--metrics-file", file)
+        args = (*EVALUATE, *options, "--json", "-")
+        ended = run_processes(3, tmp_path, *args, prepare=keep_metrics)
     assert [x.status for x in ended] == [0, 0, 0]
     own = [(tmp_path / f"{i}.metrics").read_text() for i in range(3)]
     for text in own:
@@ -111,10 +112,9 @@ def metric(text, name):
 
 
 def test_a_taken_metrics_port_of_one_process_is_one_line(tmp_path):
-    port = free_ports(2)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port + 1))
-        taken.listen()
+    with hold_ports(2) as held:
+        port = port_of(held[0])
+        held[1].listen()
         args = (*EVALUATE, "--metrics-port", port)
         ended = run_processes(2, tmp_path, *args)
     assert [x.status for x in ended] == [2, 2]
@@ -131,8 +131,12 @@ def test_a_metrics_port_too_high_for_the_processes_is_one_line(tmp_path):
     assert "rank 1: --metrics-port: expected at most 65534 " in ended[0].err
 
 
-def end_at_the_third_window(folder, action):
-    """Do something to rank 1 at its third window; rank 0 ranks one window before, and waits in its second."""
+def end_at_the_third_window(folder, action, *, is_last=False):
+    """Do something to rank 1 at its third window; rank 0 ranks one window before, and waits in its second.
+
+    Args:
+      is_last: rank 1 does nothing after it, and rank 0 need not wait for it long.
+    """
     reached = folder / "reached"
 
     def prepare(rank):
@@ -148,6 +152,8 @@ def end_at_the_third_window(folder, action):
             return rank_window(*args)
 
         evaluation.rank_window = rank_or_end
+        if is_last:
+            waiting_ends_with(reached)
 
     return prepare
 
@@ -162,8 +168,7 @@ def test_an_evaluation_goes_on_from_a_killed_process_to_the_same_files(
         2,
         tmp_path,
         "details.jsonl",
-        env={"FUNCPPO_STALL_SECONDS": "0.5"},
-        prepare=end_at_the_third_window(tmp_path, kill),
+        prepare=end_at_the_third_window(tmp_path, kill, is_last=True),
     )
     # Nobody restarts them here: rank 0 waits for the window in vain.
     assert [x.status for x in ended] == [75, -signal.SIGKILL]
@@ -298,10 +303,12 @@ def test_answers_to_a_file_of_queries_are_equal_for_every_number(
     assert outputs[0][1].count("new answers, score") == n_queries
 
 
-def kill_main(n_batches):
+def kill_main(n_batches, folder):
     """Kill rank 0 in the middle of writing a batch, when some are written."""
+    reached = folder / "reached"
 
     def prepare(rank):
+        waiting_ends_with(reached)
         distributed.TELL_SECONDS = 0.2  # rank 0 prints no error of others
         append, n_appended = record_log.append, []
 
@@ -309,6 +316,7 @@ def kill_main(n_batches):
             if len(n_appended) == n_batches:
                 log.file.write(b'{"query": "a line without an e')
                 log.file.flush()
+                reached.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             append(log, records)
             n_appended.append(len(records))
@@ -329,20 +337,21 @@ def test_answers_go_on_from_a_killed_process_to_the_same_files(
     args, n_queries = asked
     monkeypatch.setattr(predict, "FIRST_BATCH_QUERIES", 3)
     monkeypatch.setattr(predict, "MAX_BATCH_QUERIES", 3)
+    # a slow batch makes the next one no smaller
+    monkeypatch.setattr(predict, "BATCH_SECONDS", math.inf)
     whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
     ended = run_processes(1, tmp_path, *args, "--csv", whole)
     assert ended[0].status == 0
 
     args = (*args, "--csv", out)
     # Nobody ends the other process here: it waits for rank 0 in vain.
-    env = {"FUNCPPO_STALL_SECONDS": "0.5"}
-    env |= {"WORLD_SIZE": "0"} if n_before == 0 else {}
+    env = {"WORLD_SIZE": "0"} if n_before == 0 else {}
     ended = run_processes(
         max(1, n_before),
         tmp_path,
         *args,
         env=env,
-        prepare=kill_main(n_batches),
+        prepare=kill_main(n_batches, tmp_path),
     )
     assert [x.status for x in ended] == [-signal.SIGKILL, 75][: len(ended)]
     part = tmp_path / "out.csv.part"
@@ -386,10 +395,10 @@ def test_answers_go_on_when_another_process_was_killed(tmp_path, asked):
             return answer(*arguments)
 
         predict.Predict._answer = answer_or_die
+        waiting_ends_with(reached)
 
     args = (*args, "--csv", out)
-    env = {"FUNCPPO_STALL_SECONDS": "0.5"}
-    ended = run_processes(2, tmp_path, *args, env=env, prepare=kill)
+    ended = run_processes(2, tmp_path, *args, prepare=kill)
     assert [x.status for x in ended] == [75, -signal.SIGKILL]
     n_lines = (tmp_path / "out.csv.part").read_bytes().count(b"\n")
     assert 0 < n_lines < n_queries

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from funcppo.mining import counting, path_rules
-from tests.cli.processes import run_processes
+from tests.cli.processes import run_processes, waiting_ends_with
 
 DATA = "family_tree:30:1"
 MINE = ("mine", "family_tree:400:1", "--max-rows", "60000")
@@ -49,8 +49,12 @@ def test_rules_are_equal_for_every_number_of_processes(tmp_path):
         assert all((x.out, x.err) == ("", "") for x in ended[1:])
 
 
-def at_the_first_task(folder, rank_to_disturb, action):
-    """Do something at the first task of length 3 of a rank, for which the other one waits in its first."""
+def at_the_first_task(folder, rank_to_disturb, action, *, is_last=False):
+    """Do something at the first task of length 3 of a rank, for which the other one waits in its first.
+
+    Args:
+      is_last: that rank does nothing after it, and the other one need not wait for it long.
+    """
     reached = folder / "reached"
 
     def prepare(rank):
@@ -68,6 +72,8 @@ def at_the_first_task(folder, rank_to_disturb, action):
             return iter_extensions(edges, part, length, *args)
 
         path_rules.iter_extensions = extend_or_end
+        if is_last:
+            waiting_ends_with(reached)
 
     return prepare
 
@@ -89,8 +95,7 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path):
     ended, rules = mine(
         2,
         tmp_path,
-        at_the_first_task(tmp_path, 1, kill),
-        env={"FUNCPPO_STALL_SECONDS": "1.5"},
+        at_the_first_task(tmp_path, 1, kill, is_last=True),
     )
     assert [x.status for x in ended] == [75, -signal.SIGKILL]
     assert "; rank 1: 0 done, at part " in ended[0].err

@@ -106,7 +106,7 @@ def iter_records(data: bytes):
 
 def wandb_records(path, make_record):
     """The records of a run, whose end W&B's process may write after `finish` has returned."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600  # against a hang
     while True:
         records = []
         for data in iter_records(path.read_bytes()):

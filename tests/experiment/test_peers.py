@@ -12,17 +12,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from funcppo.cli import common
 from funcppo.experiment import peers, training  # noqa: F401
 from funcppo.experiment.telemetry import Telemetry
 from funcppo.nets import feedforward
 from funcppo.runtime import monitor  # noqa: F401
-from tests.cli.processes import free_ports, run_processes
+from funcppo.runtime.distributed import Processes
+from tests.cli.processes import run_processes, waiting_ends_with
 from tests.cli.runner import SMALL
+from tests.ports import hold_ports, port_of
 
 # What is imported here need not be by each process.
 TRAIN = ("train", "family_tree:20:1", "--steps", "96", "--ppo.n-shards", "4")
 SIZES = SMALL[:-4]  # without score and learner
+# Lets a process go on when another has ended; after minutes, against a hang, although it has not.
+WAKE_AFTER = "for i in $(seq 1200); do kill -0 {} || break; sleep 0.1; done; kill -CONT {}"
 OPTIONS = {
     "questions": (*SIZES, "--learner", "questions", "--prover.max-height", "1"),
     "proofs": (*SMALL, "--strategy", "eager"),
@@ -51,7 +54,6 @@ def contents(run):
 
 
 def test_each_process_exports_the_updates_it_makes(tmp_path):
-    port = free_ports(2)
 
     def keep_metrics(rank):
         finish = Telemetry.finish
@@ -65,8 +67,10 @@ def test_each_process_exports_the_updates_it_makes(tmp_path):
         Telemetry.finish = keep
 
     started = time.time()
-    args = ("--metrics-port", port)
-    ended, run = train(2, tmp_path, "questions", *args, prepare=keep_metrics)
+    with hold_ports(2) as held:
+        port = port_of(held[0])
+        args = ("questions", "--metrics-port", port)
+        ended, run = train(2, tmp_path, *args, prepare=keep_metrics)
     assert [x.status for x in ended] == [0, 0], ended
     n_updates = contents(run)[0][-1]["update"]
     for rank in range(2):
@@ -90,8 +94,6 @@ def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
     expected = contents(run)
 
     def stop_at_the_second_update(rank):
-        # However slow an update is, it ends by itself.
-        common.GRACE_SECONDS = 60
         step, steps = peers.Peers.step, []
 
         def step_and_stop(*args):
@@ -138,29 +140,34 @@ def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):
 def test_a_process_that_hangs_ends_the_others(tmp_path):
     """It is stopped in an update: the deadline of the others tells how far each is, and exits for the restart."""
 
+    waits, main_id = tmp_path / "waits", tmp_path / "main_id"
+
     def stop_rank_1(rank):
         step, steps = peers.Peers.step, []
+        report = Processes.report
 
         def step_or_stop(*args):
             steps.append(args)
             if rank == 1 and len(steps) == 2:
-                # goes on when the other has long ended
-                wake = f"sleep 6; kill -CONT {os.getpid()}"
+                wake = WAKE_AFTER.format(main_id.read_text(), os.getpid())
                 os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", wake)
                 os.kill(os.getpid(), signal.SIGSTOP)
                 os._exit(0)
             return step(*args)
 
-        peers.Peers.step = step_or_stop
+        def report_and_hurry(processes, text):
+            report(processes, text)
+            if text == "in update 2":
+                waits.touch()
 
-    ended, _ = train(
-        2,
-        tmp_path,
-        "proofs",
-        prepare=stop_rank_1,
-        env={"FUNCPPO_STALL_SECONDS": "2"},
-    )
+        peers.Peers.step = step_or_stop
+        if rank == 0:
+            main_id.write_text(str(os.getpid()))
+            Processes.report = report_and_hurry
+            waiting_ends_with(waits)
+
+    ended, _ = train(2, tmp_path, "proofs", prepare=stop_rank_1)
     assert [x.status for x in ended] == [75, 0], ended
     assert ended[0].err.splitlines()[-1] == (
-        "funcppo: rank 0: expected progress within 2 s, got none: rank 0: in update 2; rank 1: gathering update 1"
+        "funcppo: rank 0: expected progress within 0.5 s, got none: rank 0: in update 2; rank 1: gathering update 1"
     )

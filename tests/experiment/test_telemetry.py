@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import builtins
 import os
-import socket
+import time
 import urllib.request
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import Failure
 from funcppo.runtime.monitor import Monitor
 from tests.experiment.runs import CONFIG, N_UPDATES
+from tests.ports import hold_ports, port_of
 
 VERSIONS = {"funcppo": "1"}
 
@@ -55,13 +57,14 @@ def trained(tmp_path_factory):
     path = folder / "funcppo.prom"
     with telemetry.export(None, path, "train", VERSIONS) as exporter:
         train(folder / "run", exporter.telemetry)
+        ended = time.time()
         exporter.telemetry.finish()
     checkpoint = (folder / "run" / "checkpoint.npz").stat()
-    return samples(path.read_text()), checkpoint
+    return samples(path.read_text()), checkpoint, ended
 
 
 def test_a_run_emits_what_it_did(trained):
-    values, checkpoint = trained
+    values, checkpoint, ended = trained
     ppo = CONFIG.ppo
     assert values["funcppo_updates_total",] == N_UPDATES
     steps = N_UPDATES * ppo.n_envs * ppo.n_steps
@@ -72,7 +75,7 @@ def test_a_run_emits_what_it_did(trained):
     assert values["funcppo_validation_seconds_count",] == 3
     assert values["funcppo_checkpoint_bytes",] == checkpoint.st_size
     written = values["funcppo_checkpoint_timestamp_seconds",]
-    assert abs(written - checkpoint.st_mtime) < 5
+    assert checkpoint.st_mtime <= written <= ended
     assert 0 < values["funcppo_valid_score_ratio",] <= 1
     assert values["funcppo_finished",] == 1
     assert values["funcppo_strategy_failures_total", "not_requested"] == 1
@@ -81,7 +84,7 @@ def test_a_run_emits_what_it_did(trained):
 
 
 def test_every_series_is_there_from_the_start(trained):
-    values, _ = trained
+    values, *_ = trained
     names = {name for name, *_ in values}
     for spec in METRICS:
         suffix = {"histogram": "_count", "info": ""}.get(spec.kind, "")
@@ -214,9 +217,11 @@ def test_what_a_search_dropped_never_falls():
     assert read("funcppo_search_halvings_total") == 1
 
 
-def test_the_last_counts_are_in_the_file(tmp_path):
+def test_the_last_counts_are_in_the_file(tmp_path, monkeypatch):
     """Though the file was written less than a second before."""
     path = tmp_path / "m.prom"
+    clock = SimpleNamespace(monotonic=lambda: 7.0, time=time.time)
+    monkeypatch.setattr(telemetry, "time", clock)
     with (
         Monitor() as monitor,
         telemetry.export(None, path, "train", VERSIONS) as exporter,
@@ -230,21 +235,22 @@ def test_the_last_counts_are_in_the_file(tmp_path):
 
 
 def test_metrics_are_served_until_the_program_ends():
-    with socket.create_server((telemetry.HOST, 0)) as probe:
-        port = probe.getsockname()[1]
-    url = f"http://{telemetry.HOST}:{port}/metrics"
-    with telemetry.export(port, None, "train", VERSIONS) as exporter:
-        exporter.telemetry.record_ranked(2, 7)
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            values = samples(answer.read().decode())
-        assert values["funcppo_candidates_scored_total",] == 7
-        with (
-            pytest.raises(ValueError, match=f"expected a free port .* {port}"),
-            telemetry.export(port, None, "train", VERSIONS),
-        ):
-            pass
-    with pytest.raises(OSError):
-        urllib.request.urlopen(url, timeout=60)
+    with hold_ports(1) as held:
+        port = port_of(held[0])
+        url = f"http://{telemetry.HOST}:{port}/metrics"
+        with telemetry.export(port, None, "train", VERSIONS) as exporter:
+            exporter.telemetry.record_ranked(2, 7)
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                values = samples(answer.read().decode())
+            assert values["funcppo_candidates_scored_total",] == 7
+            message = f"expected a free port .* {port}"
+            with (
+                pytest.raises(ValueError, match=message),
+                telemetry.export(port, None, "train", VERSIONS),
+            ):
+                pass
+        with pytest.raises(OSError):
+            urllib.request.urlopen(url, timeout=60)
 
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch):

@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 import re
-import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from experiments.matrix import (
 )
 from funcppo import optim, tree
 from tests.forked import printed
+from tests.ports import hold_ports, port_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = paths.INVESTIGATION.read_text()
@@ -282,14 +282,17 @@ def test_the_cells_of_a_wave_are_timed_in_turns(monkeypatch):
     assert asked == [*wave, *wave, *[pool.BASELINE, "c"] * 2]
 
 
-def test_a_hanging_cell_times_out():
+def test_a_hanging_cell_times_out(monkeypatch, tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(pool, "SCRIPT", script)
     worker = pool.Worker(EAGER, "cpu", 0.05)
     assert worker.start()["status"] == "timeout"
     worker.close()
 
 
 def test_a_dying_cell_is_a_crash_with_its_last_words():
-    worker = pool.Worker("no/such/cell/default", "cpu", 60.0)
+    worker = pool.Worker("no/such/cell/default", "cpu", 600.0)
     result = worker.start()
     worker.close()
     assert result["status"] == "crash"
@@ -908,10 +911,8 @@ def test_a_collective_under_vmap_is_wrong_in_silence():
     """
     results: list[str] = []
     while len(results) < 5 and set(results) <= {"[3.0, 30.0]"}:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        lines = said("vmap_over_collective", port)
+        with hold_ports(1) as held:
+            lines = said("vmap_over_collective", str(port_of(held[0])))
         told = next(line for line in lines if "vmap" in line)
         by_row, mapped = told.split(", under vmap ")
         assert by_row == "all-reduce row by row [3.0, 30.0]"

@@ -1,13 +1,17 @@
 """Pictures draw the tables that they return; SVG of hostile names is well-formed and asks for nothing."""
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import matplotlib.legend
 import numpy as np
 import pytest
 
-from funcppo.report import figures, tables
+from funcppo.report import figures, return_curves, tables
 from funcppo.report.tables import LearntWeights, MovedRelation, MovedWeight
+from tests.report.test_return_curves import run_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -154,6 +158,30 @@ def test_inline_pictures_share_no_ids_and_have_the_colour_of_the_page(shown):
 def test_png(shown):
     content = figures.to_png(figures.draw("ranks", shown))
     assert content.startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """A clock of Matplotlib by which whatever it times takes a minute."""
+    minutes = itertools.count(0.0, 60.0)
+    clock = SimpleNamespace(perf_counter=lambda: next(minutes))
+    monkeypatch.setattr(matplotlib.legend, "time", clock)
+    return minutes
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", figures.KINDS)
+def test_a_slow_machine_draws_without_a_warning(shown, kind, slow_clock):
+    """Matplotlib warns of a legend that took a second to place, unless its place was asked for."""
+    figures.to_svg(figures.draw(kind, shown))
+    if kind == "ranks":
+        assert next(slow_clock) > 0.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_slow_machine_draws_returns_without_a_warning(slow_clock):
+    figures.to_svg(return_curves.draw([run_of("a", "CartPole-v1", 3)]))
+    assert next(slow_clock) > 0.0
 
 
 def test_nothing_to_draw_is_an_error_of_one_line(shown):

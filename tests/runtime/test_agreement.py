@@ -15,7 +15,7 @@ from funcppo.runtime.agreement import (
     backend_options,
 )
 from funcppo.runtime.compile import compile_function
-from tests.cli.processes import run_processes
+from tests.cli.processes import run_processes, waiting_ends_with
 from tests.runtime.test_collectives import in_processes, needs_no_gpu
 
 
@@ -85,7 +85,8 @@ def test_a_compilation_that_fails_in_one_process_leaves_none_waiting(
 ):
     """Of two functions with collectives one cannot be compiled by rank 1: all give the attempt up, and go on."""
 
-    monkeypatch.setenv("FUNCPPO_STALL_SECONDS", "2")
+    # against a hang
+    monkeypatch.setenv("FUNCPPO_STALL_SECONDS", "120")
 
     def program(group):
         def compile_graph(name, graph, inputs):
@@ -157,9 +158,23 @@ def test_all_record_a_graph_or_none(tmp_path, broken):
 
 
 def test_a_compilation_that_hangs_ends_all_with_how_far_each_is(tmp_path):
-    def program():
-        from funcppo.runtime import collectives, distributed
+    from funcppo.runtime import collectives, distributed
 
+    waits = tmp_path / "waits"
+    report = distributed.Processes.report
+
+    def prepare(rank):
+        def report_and_hurry(processes, text):
+            report(processes, text)
+            if text.endswith("one-graph"):
+                while not processes._progress()[1].endswith("preparing"):
+                    time.sleep(0.01)
+                waits.touch()
+
+        distributed.Processes.report = report_and_hurry
+        waiting_ends_with(waits)
+
+    def program():
         processes = distributed.join({}, hide_gpus=False)
         group = collectives.connect(processes, {})
         with (
@@ -167,12 +182,10 @@ def test_a_compilation_that_hangs_ends_all_with_how_far_each_is(tmp_path):
             attempt_together(group.first_failure, "one-graph"),
         ):
             if group.rank == 1:
-                time.sleep(30)
+                time.sleep(120)
             agreement.settle()
 
-    ended = run_processes(
-        2, tmp_path, main=program, env={"FUNCPPO_STALL_SECONDS": "0.5"}
-    )
+    ended = run_processes(2, tmp_path, main=program, prepare=prepare)
     assert all(x.status for x in ended)
     text = ended[0].err.strip().splitlines()[-1]
     assert "expected progress within 0.5 s, got none: " in text

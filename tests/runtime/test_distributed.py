@@ -105,7 +105,8 @@ def test_rank_0_may_leave_before_the_last_result():
         processes.stop_tasks("task", 8)
         return found
 
-    assert run_ranks(3, work, stall_seconds=2.0) == [[b"x"] * 2, [], []]
+    # the time is against a hang
+    assert run_ranks(3, work, stall_seconds=60.0) == [[b"x"] * 2, [], []]
 
 
 def test_a_result_may_be_larger_than_a_value_of_the_store(monkeypatch):
@@ -207,7 +208,9 @@ def test_progress_of_others_moves_the_deadline(monkeypatch):
     assert clock.now > 5
 
 
-def test_who_waits_hears_the_error_of_another():
+def test_who_waits_hears_the_error_of_another(monkeypatch):
+    monkeypatch.setattr(distributed, "TELL_SECONDS", 600.0)
+
     def fail(processes):
         if processes.rank == 1:
             return processes.fail("the disk is full")
@@ -296,15 +299,71 @@ def test_a_post_is_replaced_by_the_next(monkeypatch):
     assert result == (None, None, b"abcde", None, b"fghij")
 
 
-def test_what_ends_before_its_deadline_or_makes_progress_goes_on():
-    def work(processes):
-        with processes.deadline("slow"):
-            for i in range(6):
-                time.sleep(0.1)
-                processes.report(f"step {i}")
-        return "done"
+class WatchClock:
+    """Time that passes when the test says so; each look of the watch at the others reads it once."""
 
-    assert run_ranks(2, work, stall_seconds=0.3) == ["done", "done"]
+    def __init__(self):
+        self.now = 0.0
+        self.n_readings = 0
+
+    def monotonic(self):
+        now = self.now
+        self.n_readings += 1
+        return now
+
+    def wait_for_looks(self, n):
+        """Wait for some looks, the first of which may have begun before."""
+        last = self.n_readings + n
+        end = time.monotonic() + 60
+        while self.n_readings < last:
+            assert time.monotonic() < end, "the watch does not look"
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("n_silent", [0, 1])
+def test_progress_of_another_moves_the_deadline_of_a_collective(
+    n_silent, monkeypatch
+):
+    """Each step takes two thirds of the time; a silent one after them is too long."""
+    clock, ends, has_ended = WatchClock(), [], threading.Event()
+
+    def end(status):
+        ends.append(status)
+        main.stall_seconds = 600.0  # this process goes on
+        has_ended.set()
+
+    monkeypatch.setattr(distributed, "time", clock)
+    monkeypatch.setattr(distributed, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(os, "_exit", end)
+    store = HashStore()
+    main, peer = (
+        Processes(store=store, rank=i, world_size=2, stall_seconds=0.3)
+        for i in range(2)
+    )
+    with main.deadline("slow"):
+        for i in range(6):
+            peer.report(f"step {i}")
+            clock.wait_for_looks(2)
+            clock.now += 0.2
+        if n_silent:
+            clock.now += 0.2
+            has_ended.wait(60)
+    assert ends == [distributed.EXIT_STALLED] * n_silent
+
+
+def test_what_ends_before_its_deadline_is_left_alone(monkeypatch):
+    monkeypatch.setattr(distributed, "WATCH_SECONDS", 0.001)
+    lonely = Processes(store=HashStore(), rank=0, world_size=1)
+    with lonely.deadline("fast"):
+        watch = thread_of("_watch")
+    watch.join(60)
+    assert not watch.is_alive()
+
+
+def thread_of(function):
+    """The thread that was started last to run a function."""
+    threads = [x for x in threading.enumerate() if function in x.name]
+    return max(threads, key=lambda x: int(x.name.split("-")[1].split()[0]))
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -312,6 +371,8 @@ def test_an_error_of_one_ends_those_that_wait_for_it(failing, tmp_path):
     """Long before their deadline; and rank 0 prints it, once."""
 
     def program():
+        if failing == 0:  # and ends without a word
+            distributed.TELL_SECONDS = 0.2
         processes = distributed.join({}, hide_gpus=False)
         with processes.collective("in update 3"):
             if processes.rank == failing:

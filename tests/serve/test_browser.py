@@ -40,7 +40,9 @@ def url(site):
 def browser():
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
+            executable_path=CHROMIUM,
+            args=["--no-sandbox"],
+            timeout=300_000,
         )
         yield browser
         browser.close()
@@ -50,7 +52,7 @@ def browser():
 def watched(browser, url):
     """A page and the list of what went wrong on it, which must stay empty."""
     context = browser.new_context()
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(300_000)
     page = context.new_page()
     problems = []
     page.on("console", lambda message: problems.append(message.text))

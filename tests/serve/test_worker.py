@@ -11,6 +11,11 @@ from funcppo.serve.errors import RequestError
 from funcppo.serve.worker import Worker
 
 
+def no_time_passes():
+    """A clock by which no request waits, however slow the machine is."""
+    return 0.0
+
+
 def spin(event=None):
     """Work without an end."""
     if event is not None:
@@ -40,7 +45,7 @@ def test_an_error_of_the_work_is_that_of_its_future():
 
 
 def test_work_that_takes_too_long_is_ended_in_one_line():
-    worker = Worker(0.05, 8)
+    worker = Worker(0.05, 8, no_time_passes)
     with pytest.raises(RequestError, match=r"longer than 0\.05 s") as error:
         worker.submit(spin).result(60)
     assert error.value.status == 503
@@ -71,7 +76,7 @@ def test_work_leaves_the_interpreter_nothing_to_do():
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_an_operation_that_goes_on_keeps_no_client_waiting(is_stopped):
-    worker = Worker(60 if is_stopped else 0.05, 8)
+    worker = Worker(60 if is_stopped else 0.05, 8, no_time_passes)
     started, may_end = threading.Event(), threading.Event()
 
     def operation():
@@ -84,7 +89,7 @@ def test_an_operation_that_goes_on_keeps_no_client_waiting(is_stopped):
     if is_stopped:
         worker.stop()
     with pytest.raises(RequestError, match=r"server ends|longer than"):
-        running.result(30)
+        running.result(60)
     assert not may_end.is_set()
     worker.stop()
     worker.seconds = 60
@@ -124,14 +129,24 @@ def test_work_of_a_client_that_has_gone_is_not_done():
 
 
 def test_work_that_waited_too_long_is_refused():
-    worker = Worker(60, 8)
-    may_end = threading.Event()
-    worker.submit(lambda: may_end.wait(60))
+    now = [0.0]
+    worker = Worker(600, 8, lambda: now[0])
+    started, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        started.set()
+        may_end.wait(60)
+
+    worker.submit(wait)
     late = worker.submit(lambda: 1)
-    worker.seconds = 0.0
+    assert started.wait(60)
+    now[0] = 300.0
+    in_time = worker.submit(lambda: 2)
+    now[0] = 601.0
     may_end.set()
-    with pytest.raises(RequestError, match="waited for 0 s"):
+    with pytest.raises(RequestError, match="waited for 600 s"):
         late.result(60)
+    assert in_time.result(60) == 2
 
 
 def test_stopping_ends_the_work_and_refuses_what_waits():

@@ -105,5 +105,7 @@ def test_what_is_not_run_has_no_row(tmp_path, monkeypatch):
 
 
 def test_a_run_at_its_limit_is_interrupted():
-    outcome = fifty_graphs.run_program(["train", "clans:1500:0"], 0.0)
+    """One that does not end by itself."""
+    words = ["serve", "countries_s1", "--port", "0"]
+    outcome = fifty_graphs.run_program(words, 0.0)
     assert outcome.status != 0 and outcome.answer_seconds is not None

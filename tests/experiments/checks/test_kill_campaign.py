@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,17 +13,20 @@ import pytest
 from experiments.checks import kill_campaign
 from experiments.checks.kill_campaign import Program
 
-# Appends a letter a time, as one that resumes does; the file is what it would be undisturbed.
+# Appends a letter a time, as one that resumes does; the file is what it would be undisturbed. As long as there is
+# another file it does not come to its end, so that a signal always meets it.
 HONEST = """
-import sys, time
-path = sys.argv[1]
+import os, sys, time
+path, hold = sys.argv[1:]
 while True:
     with open(path, "a+") as file:
         file.seek(0)
-        if len(file.read()) >= 40:
-            break
-        file.write("x")
-    time.sleep(0.005)
+        size = len(file.read())
+        if size < 20 or not os.path.exists(hold):
+            if size >= 40:
+                break
+            file.write("x")
+    time.sleep(0.001)
 """
 # Begins a line at every start, so that a killed one shows.
 FORGETFUL = 'open(__import__("sys").argv[1], "a").write("start ")\n' + HONEST
@@ -34,14 +38,37 @@ FORGETFUL = 'open(__import__("sys").argv[1], "a").write("start ")\n' + HONEST
 def test_a_program_that_does_not_resume_is_found(
     source, is_equal, monkeypatch, tmp_path
 ):
+    hold = tmp_path / "hold"
+    run_undisturbed = kill_campaign.run_undisturbed
+
+    class Started(subprocess.Popen):
+        """A process whose work takes a second by its own clock: a signal before comes when it has done a part of it."""
+
+        def communicate(self, input=None, timeout=None):
+            if timeout >= 1.0:
+                hold.unlink(missing_ok=True)
+                limit = kill_campaign.TIMEOUT_SECONDS
+                return super().communicate(input, limit)
+            n_bytes = size_of(self.out)
+            while size_of(self.out) <= min(n_bytes, 19):
+                time.sleep(0.001)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
     def start(program, work):
-        return subprocess.Popen(
-            [sys.executable, "-c", source, str(work / "out")],
+        hold.touch()
+        Started.out = work / "out"
+        return Started(
+            [sys.executable, "-c", source, str(work / "out"), str(hold)],
             stderr=subprocess.PIPE,
             text=True,
         )
 
+    def run_for_a_second(program, work):
+        run_undisturbed(program, work)
+        return 1.0
+
     monkeypatch.setattr(kill_campaign, "start_program", start)
+    monkeypatch.setattr(kill_campaign, "run_undisturbed", run_for_a_second)
     program = Program(
         name="p", words=(), resume=(), read=kill_campaign.read_outputs
     )
@@ -52,6 +79,11 @@ def test_a_program_that_does_not_resume_is_found(
     assert kill_campaign.summarise(rows)["n_kills"] >= 3
     assert all(not row["difference"] for row in rows) == is_equal
     assert disturbed
+
+
+def size_of(path):
+    """The bytes of a file, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def test_times_and_notes_are_not_compared():

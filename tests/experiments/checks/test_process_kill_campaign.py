@@ -22,8 +22,16 @@ from tests.experiments.checks.test_kill_campaign import FORGETFUL, HONEST
 def test_a_work_that_does_not_go_on_is_found(
     source, is_equal, monkeypatch, tmp_path
 ):
+    hold, launched = tmp_path / "hold", []
+
     def launch(work, n, out, restarts):
-        command = [sys.executable, "-c", source, str(out)]
+        launched.append(n)
+        # the second and the third get a signal, and do not end before it
+        if len(launched) in (2, 3):
+            hold.touch()
+        else:
+            hold.unlink(missing_ok=True)
+        command = [sys.executable, "-c", source, str(out), str(hold)]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     monkeypatch.setattr(campaign, "launch", launch)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 
 from experiments.checks import term_campaign
 
+# Says by a file beside its output that it would answer a signal from now on.
 ANSWERS = (
-    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
-    "print('working: 1 of 2', file=sys.stderr, flush=True); time.sleep(60)"
+    "import signal, sys, time; print('working: 1 of 2', file=sys.stderr, flush=True); "
+    "signal.signal(signal.SIGUSR1, signal.SIG_IGN); signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
+    "open(sys.argv[4] + '.ready', 'w').close(); time.sleep(600)"
 )
 
 
@@ -18,12 +24,24 @@ def places(tmp_path):
 
 
 def test_a_row_holds_the_answer_and_what_was_done(places, monkeypatch):
+    ready = Path(places["out"] + ".ready")
+
+    class Started(subprocess.Popen):
+        """A process for which the time until the signal is that until it is ready."""
+
+        def wait(self, timeout=None):
+            while timeout == 1.0 and not ready.exists():
+                assert self.poll() is None
+                time.sleep(0.001)
+            return super().wait(timeout and 0.001)
+
     monkeypatch.setattr(term_campaign, "START", ANSWERS)
+    monkeypatch.setattr(subprocess, "Popen", Started)
     row = term_campaign.terminate("mine", places, after=1.0)
     assert row["program"] == "mine"
     assert 0 <= row["seconds_to_end"] < term_campaign.HANG_SECONDS
-    if row["status"] == 143:  # Python may not have installed its handler yet
-        assert row["last_line"] == "working: 1 of 2"
+    assert row["status"] == 143
+    assert row["last_line"] == "working: 1 of 2"
 
 
 def test_a_program_that_ends_by_itself_gets_no_signal(places, monkeypatch):
