@@ -37,6 +37,7 @@ VOCABULARY = (
     "loops",
     "recurrence",
     "config",
+    "cores",
     "deadline",
     "version",
 )

@@ -1,19 +1,24 @@
 """The firings of many questions, as many at once as bounds on memory allow.
 
-`iter_firing_chunks` is the entry point. `derive_answers` lists the atoms that rules derive for some queries.
+`iter_firing_chunks` is the entry point, and `map_firing_chunks` where something is computed from each chunk. Several
+threads compute the parts of a chunk; any number of them gives the same firings. `derive_answers` lists the atoms that
+rules derive for some queries.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from funcppo.cores import count_threads
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import row_index, sorting
 from funcppo.logic.firings import FiringPlan, iter_firings
@@ -47,6 +52,12 @@ GPU_CHUNK_FACTOR = 8
 # questions whose work tells how many questions fit a chunk
 PILOT_QUESTIONS = 16
 MAX_CHUNK_GROWTH = 32  # factor from one chunk of questions to the next
+# Parts of a chunk, any of which a thread may take; the same for any number of threads, so that bounds on rows are too.
+MAX_PARTS = 8
+# rows of joins and firings that a part has, at least: some 50 ms, less is slower by two threads than by one
+MIN_PART_ROWS = 500_000
+
+Computed = TypeVar("Computed")
 
 
 @dataclass(slots=True)
@@ -84,56 +95,171 @@ def iter_firing_chunks(
     work: FiringWork | None = None,
     budget: RowBudget | None = None,
 ) -> Iterator[FiringChunk]:
-    """Yield the firings of some questions after others.
+    """Yield the firings of some questions after others: see `map_firing_chunks`."""
+    return map_firing_chunks(
+        FiringChunk,
+        plan,
+        questions,
+        left_out=left_out,
+        object_identity=object_identity,
+        work=work,
+        budget=budget,
+    )
+
+
+def map_firing_chunks(
+    compute: Callable[[Questions, Firings], Computed],
+    plan: FiringPlan,
+    questions: Questions,
+    *,
+    left_out: LeftOut = "fact",
+    object_identity: bool = False,
+    work: FiringWork | None = None,
+    budget: RowBudget | None = None,
+    n_threads: int | None = None,
+) -> Iterator[Computed]:
+    """Yield what is computed from the firings of some questions after others.
 
     A chunk whose joins make too many rows is halved, down to one question, which may make any number unless `work`
     leaves it out.
 
     Args:
+      compute: of some questions and all their firings, in the order of question, candidate and rule; called by several
+        threads.
       questions: distinct.
       left_out: see `firings.iter_firings`.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       work: counts the work, and says what to do with a question that is too large.
       budget: bounds the rows of all chunks together; None for no bound.
+      n_threads: that share a chunk on a CPU; None for those of `cores.count_threads`. A GPU has one.
 
     Raises:
       RowBudgetExceeded: all chunks make more rows than the budget allows.
     """
     work = FiringWork() if work is None else work
-    start, size = 0, PILOT_QUESTIONS
-    n_firings, n_rows, n_links_before = 0, 0, work.n_links
-    began = work.deadline.clock()
-    while start < len(questions.entity):
-        chunk = select_questions(questions, slice(start, start + size))
-        rows = _chunk_budget(plan, chunk, work)
-        firings = _bounded_firings(
-            plan, chunk, left_out, object_identity, rows, work
-        )
-        work.n_rows += rows.n_rows
-        if budget is not None:
-            budget.spend(rows.n_rows + rows.n_joins * JOIN_OVERHEAD_ROWS)
-        if firings is None:
-            size = len(chunk.entity) // 2
-            continue
-        yield FiringChunk(chunk, firings)
+    n_threads = n_threads or count_threads()
+    fire = _Firing(plan, left_out, object_identity, work, n_threads)
+    done = _Done(began=work.deadline.clock(), n_links_before=work.n_links)
+    factor = _chunk_factor(plan, questions)
+    size = PILOT_QUESTIONS
+    with ThreadPoolExecutor(n_threads) as threads:
+        while done.n_questions < len(questions.entity):
+            rows = slice(done.n_questions, done.n_questions + size)
+            chunk = select_questions(questions, rows)
+            n_parts = done.count_parts(len(chunk.entity))
+            computed = _compute_chunk(fire, compute, chunk, n_parts, threads)
+            work.n_rows += computed.n_rows
+            if budget is not None:
+                budget.spend(computed.cost)
+            if computed.parts is None:
+                size = len(chunk.entity) // 2
+                continue
+            yield from computed.parts
+            done.n_questions += len(chunk.entity)
+            done.n_firings += computed.n_firings
+            done.n_rows += computed.n_rows
+            size = done.next_size(size, factor, work)
 
-        start += len(chunk.entity)
-        n_firings += len(firings.rule)
-        n_rows += rows.n_rows
-        factor = _chunk_factor(plan, questions)
+
+@dataclass(slots=True)
+class _Done:
+    """What was computed before a chunk of questions, which says how large that may be."""
+
+    began: float  # on the clock of the deadline
+    n_links_before: int
+    n_questions: int = 0
+    n_firings: int = 0
+    n_rows: int = 0
+
+    def count_parts(self, n_asked: int) -> int:
+        """The parts of a chunk of so many questions, by the work of those before."""
+        expected = n_asked * (self.n_firings + self.n_rows)
+        expected //= max(1, self.n_questions)
+        return max(1, min(MAX_PARTS, n_asked // 2, expected // MIN_PART_ROWS))
+
+    def next_size(self, size: int, factor: float, work: FiringWork) -> int:
+        """The questions of a chunk after one of so many.
+
+        Args:
+          factor: how many times the bounds of a chunk apply.
+        """
         fitting = min(
-            int(factor * start * bound) // max(1, count)
+            int(factor * self.n_questions * bound) // max(1, count)
             for bound, count in (
-                (MAX_CHUNK_FIRINGS, n_firings),
-                (MAX_CHUNK_LINKS, work.n_links - n_links_before),
-                (MAX_CHUNK_JOIN_ROWS, n_rows),
+                (MAX_CHUNK_FIRINGS, self.n_firings),
+                (MAX_CHUNK_LINKS, work.n_links - self.n_links_before),
+                (MAX_CHUNK_JOIN_ROWS, self.n_rows),
             )
         )
-        if not math.isinf(work.deadline.at):
-            seconds = max(work.deadline.clock() - began, MIN_TIMED_SECONDS)
-            in_time = int(start * work.deadline.seconds_left / seconds)
-            fitting = min(fitting, in_time)
-        size = max(1, min(fitting, size * MAX_CHUNK_GROWTH))
+        left = work.deadline.seconds_left
+        if not math.isinf(left):
+            seconds = work.deadline.clock() - self.began
+            in_time = self.n_questions * left / max(seconds, MIN_TIMED_SECONDS)
+            fitting = min(fitting, int(in_time))
+        return max(1, min(fitting, size * MAX_CHUNK_GROWTH))
+
+
+@dataclass(frozen=True, slots=True)
+class _Firing:
+    """How the firings of questions are computed."""
+
+    plan: FiringPlan
+    left_out: LeftOut
+    object_identity: bool
+    work: FiringWork
+    n_threads: int
+
+
+class _ComputedChunk(NamedTuple, Generic[Computed]):
+    """What is computed from the questions of a chunk."""
+
+    parts: list[Computed] | None  # None where joins make too many rows
+    n_firings: int
+    n_rows: int  # that joins made
+    cost: int  # in rows of joins
+
+
+def _compute_chunk(
+    fire: _Firing,
+    compute: Callable[[Questions, Firings], Computed],
+    chunk: Questions,
+    n_parts: int,
+    threads: Executor,
+) -> _ComputedChunk[Computed]:
+    """Compute something from the firings of a chunk, in parts of about as many questions.
+
+    Args:
+      n_parts: if several, each has two questions or more.
+    """
+    most = _chunk_budget(fire.plan, chunk, fire.work).max_rows
+    bounds = [len(chunk.entity) * i // n_parts for i in range(n_parts + 1)]
+    parts = [select_questions(chunk, slice(*ends)) for ends in pairwise(bounds)]
+    # Parts that are computed at once make at most four times the rows of a chunk.
+    of_part = min(most, 4 * most // n_parts)
+    budgets = [RowBudget(of_part, overhead=0) for _ in parts]
+
+    def compute_part(
+        part: Questions, budget: RowBudget
+    ) -> tuple[Computed, int] | None:
+        firings = _bounded_firings(fire, part, budget)
+        if firings is None:
+            return None
+        return compute(part, firings), len(firings.rule)
+
+    if n_parts == 1 or fire.n_threads == 1 or chunk.entity.is_cuda:
+        computed = [compute_part(*job) for job in zip(parts, budgets)]
+    else:
+        computed = list(threads.map(compute_part, parts, budgets))
+    done = [part for part in computed if part is not None]
+    n_rows = sum(budget.n_rows for budget in budgets)
+    fits = len(done) == n_parts and (n_parts == 1 or n_rows <= most)
+    return _ComputedChunk(
+        parts=[part for part, _ in done] if fits else None,
+        n_firings=sum(n for _, n in done),
+        n_rows=n_rows,
+        # The joins of the parts are those of the chunk.
+        cost=n_rows + max(b.n_joins for b in budgets) * JOIN_OVERHEAD_ROWS,
+    )
 
 
 def _chunk_factor(plan: FiringPlan, questions: Questions) -> float:
@@ -157,22 +283,17 @@ def _chunk_budget(
 
 
 def _bounded_firings(
-    plan: FiringPlan,
-    questions: Questions,
-    left_out: LeftOut,
-    object_identity: bool,
-    budget: RowBudget,
-    work: FiringWork,
+    fire: _Firing, questions: Questions, budget: RowBudget
 ) -> Firings | None:
     """The firings for some questions; None if joins make too many rows, and there is more than one question."""
     try:
         return sorted_firings(
-            plan, questions, left_out, object_identity, budget
+            fire.plan, questions, fire.left_out, fire.object_identity, budget
         )
     except RowBudgetExceeded:
         if len(questions.entity) > 1:
             return None
-        work.n_left_out += 1
+        fire.work.n_left_out += 1
         none = questions.entity[:0]
         return Firings(none, none, none, none, none)
 

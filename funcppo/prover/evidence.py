@@ -26,7 +26,7 @@ from funcppo import random
 from funcppo.logic import row_index, sorting, triple_index
 from funcppo.logic.firing_chunks import (
     FiringWork,
-    iter_firing_chunks,
+    map_firing_chunks,
     sorted_firings,
 )
 from funcppo.logic.firings import FiringPlan, plan_firings
@@ -264,14 +264,22 @@ def iter_evidence(
     Other arguments are those of `collect_evidence`.
     """
     work = FiringWork() if work is None else work
-    for chunk in iter_firing_chunks(
+
+    def weigh(chunk: Questions, firings: Firings) -> Evidence:
+        return _weigh_firings(
+            kb, sizes, facts, chunk, firings, true_triples, cfg
+        )
+
+    for part in map_firing_chunks(
+        weigh,
         facts.plan,
         questions,
         left_out=cfg.left_out,
         object_identity=cfg.object_identity,
         work=work,
+        # The last bits of a network depend on how many questions it is asked at once.
+        n_threads=1 if facts.network is not None else None,
     ):
-        part = _weigh_firings(kb, sizes, facts, *chunk, true_triples, cfg)
         work.n_links += len(part.link_label)
         yield part
 
@@ -599,9 +607,9 @@ def _list_candidates(
     score = torch.where(is_candidate, base_score, -1.0)
     is_best = _place_in_question(question, -score) < cfg.n_best
     is_other = is_candidate & ~is_best
-    key = random.key(cfg.seed, question.device)
-    priority = random.uniform(key, (len(question),))
-    priority = torch.where(is_other, priority, 2.0)
+    priority = torch.where(
+        is_other, _priority(questions, candidates, cfg.seed), 2.0
+    )
     is_drawn = is_other & (
         _place_in_question(question, priority) < cfg.n_sampled
     )
@@ -615,6 +623,18 @@ def _list_candidates(
             is_drawn & ~is_answer, torch.log(chance)[question], certain
         ),
     )
+
+
+def _priority(
+    questions: Questions, candidates: _Candidates, seed: int
+) -> F32[Tensor, "L"]:
+    """A random number of each candidate, which no other question or candidate changes."""
+    key = random.key(seed, questions.entity.device)
+    label = make_label(questions.predicate, questions.side)
+    for part in (label, questions.entity, questions.left_out):
+        key = random.fold_in(key, part)
+    own_key = random.fold_in(key[candidates.question], candidates.entity)
+    return random.uniform(own_key, ())
 
 
 def _place_in_question(

@@ -16,13 +16,9 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from funcppo.cores import AVAILABLE_CORES
 from funcppo.runtime.compile_cache import TensorSpecPickler
 
-AVAILABLE_CORES = (
-    len(os.sched_getaffinity(0))
-    if hasattr(os, "sched_getaffinity")
-    else os.cpu_count() or 1
-)
 # processes; each of them starts helpers of its own
 MAX_WORKERS = AVAILABLE_CORES // 4
 WORKER_TIMEOUT_SECONDS = 300.0  # after which a worker is stopped

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -91,6 +93,82 @@ def test_half_of_the_memory_halves_the_chunks_and_not_what_they_hold(
         found[share] = torch.cat(candidates).tolist()
     assert sizes_of == {1.0: [1, 4, 4], 0.5: [1, 2, 2, 2, 2]}
     assert found[1.0] == found[0.5] == list(range(2, 11))
+
+
+def joined(chunks):
+    """The columns of all chunks, whose questions are numbered from the first one of all."""
+    start, parts = 0, []
+    for questions, found in chunks:
+        own = found._replace(question=found.question + start)
+        parts.append((*questions, *own))
+        start += len(questions.entity)
+    return [torch.cat(columns) for columns in zip(*parts, strict=True)]
+
+
+@given(programs, st.booleans(), st.integers(2, 4))
+@settings(max_examples=40)
+def test_any_number_of_threads_gives_the_same_firings(
+    program, identity, n_threads
+):
+    world, sizes = kb.build(**program.arrays())
+    plan = firings.plan_firings(world, sizes)
+    queries = world.facts.long()
+    if not len(queries) or world.facts.shape[1] <= TAIL:
+        return
+    asked = firing_chunks.open_questions(queries, TAIL)
+    threads_of_parts = set()
+
+    def compute(questions, found):
+        threads_of_parts.add(threading.get_ident())
+        return questions, found
+
+    def run(n_threads, work, most_rows=10**6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
+            patch.setattr(firing_chunks, "MIN_PART_ROWS", 1)
+            patch.setattr(firing_chunks, "MAX_CHUNK_JOIN_ROWS", most_rows)
+            return joined(
+                firing_chunks.map_firing_chunks(
+                    compute,
+                    plan,
+                    asked,
+                    object_identity=identity,
+                    work=work,
+                    n_threads=n_threads,
+                )
+            )
+
+    one, several = FiringWork(), FiringWork()
+    alone = run(1, one)
+    assert threads_of_parts == {threading.get_ident()}
+    for column, expected in zip(run(n_threads, several), alone, strict=True):
+        assert torch.equal(column, expected)
+    assert several.n_rows == one.n_rows
+    # Chunks that are too large are halved, down to one question.
+    for column, expected in zip(run(n_threads, FiringWork(), 1), alone):
+        assert torch.equal(column, expected)
+
+
+def test_a_chunk_has_as_many_parts_as_there_is_work_for(monkeypatch):
+    """The first one, whose work is unknown, has one, and each of several has two questions."""
+    world, sizes = kb.build(**STARS.arrays())
+    plan = firings.plan_firings(world, sizes)
+    queries = world.facts.long() + torch.tensor([1, 0, 0])
+    asked = firing_chunks.open_questions(queries, TAIL)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(firing_chunks, "MIN_PART_ROWS", 1)
+
+    def sizes_of_parts():
+        chunks = firing_chunks.iter_firing_chunks(plan, asked)
+        return [len(chunk.questions.entity) for chunk in chunks]
+
+    for n_threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", n_threads)
+        assert sizes_of_parts() == [1, 2, 2, 2, 2]
+    monkeypatch.setattr(firing_chunks, "MAX_PARTS", 3)
+    assert sizes_of_parts() == [1, 2, 3, 3]
+    monkeypatch.setattr(firing_chunks, "MIN_PART_ROWS", 1000)
+    assert sizes_of_parts() == [1, 8]
 
 
 def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):

@@ -216,18 +216,20 @@ def test_walks_are_those_of_firings_and_change_nothing_else(
 
 
 @pytest.mark.parametrize("with_walks", [False, True])
-def test_parts_are_the_whole(with_walks):
+@pytest.mark.parametrize(
+    "cfg", [EvidenceConfig(), EvidenceConfig(n_best=1, n_sampled=1, seed=3)]
+)
+def test_parts_are_the_whole(with_walks, cfg):
+    """Candidates that are sampled are the same, too."""
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE, with_walks=with_walks)
-    whole = collect(VILLAGE, ask(rows), with_walks=with_walks)
+    whole = collect(VILLAGE, ask(rows), cfg, with_walks=with_walks)
     assert len(whole.walk) == with_walks * len(whole.rule)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(firing_chunks, "PILOT_QUESTIONS", 2)
         patch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 5)
         parts = list(
-            evidence.iter_evidence(
-                built, sizes, facts, ask(rows), None, EvidenceConfig()
-            )
+            evidence.iter_evidence(built, sizes, facts, ask(rows), None, cfg)
         )
     assert len(parts) > 2
     joined = evidence.concatenate(parts)
