@@ -14,12 +14,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.cores import map_in_threads
 from funcppo.data import Dataset
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import rank_metrics, ranking, scorers
@@ -514,18 +516,21 @@ def _try_scores(
         budget,
         show,
     )
-    trials: list[Trial] = []
-    n_trials = len(options.smoothings) * len(options.scores)
-    for smoothing in options.smoothings:
+    kinds = list(product(options.smoothings, options.scores))
+
+    def rank(kind: tuple[float | None, str]) -> Trial:
+        smoothing, score = kind
+        if sample.deadline.is_over:
+            raise RowBudgetExceeded("more time than was left")
         kb = with_confidence(sample.kb, counts, smoothing)
-        for score in options.scores:
-            show("ranking", len(trials), n_trials)
-            if sample.deadline.is_over:
-                raise RowBudgetExceeded("more time than was left")
-            mrr, n_atoms = _rank(sample, candidates, kb, score)
-            trials.append(
-                Trial(height, object_identity, smoothing, score, mrr, n_atoms)
-            )
+        mrr, n_atoms = _rank(sample, candidates, kb, score)
+        return Trial(height, object_identity, smoothing, score, mrr, n_atoms)
+
+    show("ranking", 0, len(kinds))
+    trials: list[Trial] = []
+    for trial in map_in_threads(rank, kinds):
+        trials.append(trial)
+        show("ranking", len(trials), len(kinds))
     return sample, trials
 
 

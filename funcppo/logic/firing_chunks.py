@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
@@ -18,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo.cores import count_threads
+from funcppo.cores import map_in_threads
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import row_index, sorting
 from funcppo.logic.firings import FiringPlan, iter_firings
@@ -137,28 +136,28 @@ def map_firing_chunks(
       RowBudgetExceeded: all chunks make more rows than the budget allows.
     """
     work = FiringWork() if work is None else work
-    n_threads = n_threads or count_threads()
+    if questions.entity.is_cuda:
+        n_threads = 1
     fire = _Firing(plan, left_out, object_identity, work, n_threads)
     done = _Done(began=work.deadline.clock(), n_links_before=work.n_links)
     factor = _chunk_factor(plan, questions)
     size = PILOT_QUESTIONS
-    with ThreadPoolExecutor(n_threads) as threads:
-        while done.n_questions < len(questions.entity):
-            rows = slice(done.n_questions, done.n_questions + size)
-            chunk = select_questions(questions, rows)
-            n_parts = done.count_parts(len(chunk.entity))
-            computed = _compute_chunk(fire, compute, chunk, n_parts, threads)
-            work.n_rows += computed.n_rows
-            if budget is not None:
-                budget.spend(computed.cost)
-            if computed.parts is None:
-                size = len(chunk.entity) // 2
-                continue
-            yield from computed.parts
-            done.n_questions += len(chunk.entity)
-            done.n_firings += computed.n_firings
-            done.n_rows += computed.n_rows
-            size = done.next_size(size, factor, work)
+    while done.n_questions < len(questions.entity):
+        rows = slice(done.n_questions, done.n_questions + size)
+        chunk = select_questions(questions, rows)
+        n_parts = done.count_parts(len(chunk.entity))
+        computed = _compute_chunk(fire, compute, chunk, n_parts)
+        work.n_rows += computed.n_rows
+        if budget is not None:
+            budget.spend(computed.cost)
+        if computed.parts is None:
+            size = len(chunk.entity) // 2
+            continue
+        yield from computed.parts
+        done.n_questions += len(chunk.entity)
+        done.n_firings += computed.n_firings
+        done.n_rows += computed.n_rows
+        size = done.next_size(size, factor, work)
 
 
 @dataclass(slots=True)
@@ -207,7 +206,7 @@ class _Firing:
     left_out: LeftOut
     object_identity: bool
     work: FiringWork
-    n_threads: int
+    n_threads: int | None
 
 
 class _ComputedChunk(NamedTuple, Generic[Computed]):
@@ -224,7 +223,6 @@ def _compute_chunk(
     compute: Callable[[Questions, Firings], Computed],
     chunk: Questions,
     n_parts: int,
-    threads: Executor,
 ) -> _ComputedChunk[Computed]:
     """Compute something from the firings of a chunk, in parts of about as many questions.
 
@@ -239,17 +237,16 @@ def _compute_chunk(
     budgets = [RowBudget(of_part, overhead=0) for _ in parts]
 
     def compute_part(
-        part: Questions, budget: RowBudget
+        job: tuple[Questions, RowBudget],
     ) -> tuple[Computed, int] | None:
+        part, budget = job
         firings = _bounded_firings(fire, part, budget)
         if firings is None:
             return None
         return compute(part, firings), len(firings.rule)
 
-    if n_parts == 1 or fire.n_threads == 1 or chunk.entity.is_cuda:
-        computed = [compute_part(*job) for job in zip(parts, budgets)]
-    else:
-        computed = list(threads.map(compute_part, parts, budgets))
+    jobs = list(zip(parts, budgets, strict=True))
+    computed = map_in_threads(compute_part, jobs, fire.n_threads)
     done = [part for part in computed if part is not None]
     n_rows = sum(budget.n_rows for budget in budgets)
     fits = len(done) == n_parts and (n_parts == 1 or n_rows <= most)

@@ -245,10 +245,10 @@ def test_each_stage_shows_how_much_of_it_is_done():
     asked = {(side, row[3 - side]) for row in graph.valid for side in (1, 2)}
     *_, last = of("height 1", "listing candidates")
     assert last == (len(asked), len(asked))
-    assert of("height 1", "ranking") == [(i, 12) for i in range(12)]
+    assert of("height 1", "ranking") == [(i, 12) for i in range(13)]
     identity = "height 1 with object identity"
     assert of(identity, "counting rules") == [(i, 4) for i in range(1, 5)]
-    assert of(identity, "ranking") == [(i, 12) for i in range(12)]
+    assert of(identity, "ranking") == [(i, 12) for i in range(13)]
     assert of("height 2", "T_P") == [(0, None)]
     assert of("height 2", "listing candidates") == [(i, 4) for i in range(1, 5)]
 
