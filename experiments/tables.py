@@ -13,6 +13,7 @@ a line that names its records, hardware, versions and commits):
     readme-ppo                  what the PPO example of the README prints
     readme-train                what `make train` prints: the table and the proof
     defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
+    first-step                  a row a data set: seconds of the same runs before the first gradient step
     tuned                       the same with more rules or more time
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
     questions                   a row a data set and method: learning from question episodes
@@ -800,16 +801,20 @@ def defaults() -> str:
     for name, label in DEFAULTS_LABELS.items():
         runs = [run for run in record["runs"] if run["set"] == name]
         rows.append(defaults_row(label, runs, published_text(label)))
-    commits = dict.fromkeys(run["commit"] for run in record["runs"])
-    machines = dict.fromkeys(
-        f"{run['machine']['device']}; torch {run['machine']['torch'].split('+')[0]}"
-        for run in record["runs"]
-    )
     return (
         table(head, rows)
-        + f"\nRecord: `experiments/results/default_results.json` ({'; '.join(machines)}; one thread; "
-        f"{', '.join(commits)}).\n"
+        + f"\nRecord: `experiments/results/default_results.json` ({where_run(record['runs'])}; one thread).\n"
     )
+
+
+def where_run(runs: list[Row]) -> str:
+    """The machines and the commits of some runs."""
+    machines = dict.fromkeys(
+        f"{run['machine']['device']}; torch {run['machine']['torch'].split('+')[0]}"
+        for run in runs
+    )
+    commits = dict.fromkeys(run["commit"] for run in runs)
+    return f"{'; '.join(machines)}; {', '.join(commits)}"
 
 
 def rule_scores_text(test: dict[str, Row], rule_score: str) -> str:
@@ -862,6 +867,35 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
         f"{untrained[0]:.4f}",
         mean_and_spread(trained),
     ]
+
+
+def first_step() -> str:
+    """The block of this name."""
+    one = load_record("default_results")["runs"]
+    two = load_record("default_results_2_threads")["runs"]
+    rows = []
+    for name, label in DEFAULTS_LABELS.items():
+        of_one, of_two = (
+            [first_step_seconds(run) for run in runs if run["set"] == name]
+            for runs in (one, two)
+        )
+        rows.append([label, f"{max(of_one):.0f} s", f"{max(of_two):.0f} s"])
+    head = ["data", "one thread, longest of the seeds", "two threads, one seed"]
+    return (
+        table(head, rows)
+        + f"\nRecords in `experiments/results/`: `default_results` ({where_run(one)}), `default_results_2_threads` "
+        f"({where_run(two)}).\n"
+    )
+
+
+def first_step_seconds(run: Row) -> float:
+    """Seconds of a run before the first gradient step, of the listwise fit or of PPO."""
+    seconds = 0.0
+    for phase, took in run["results"]["phase_seconds"].items():
+        if phase in ("listwise fit", "training"):
+            break
+        seconds += took
+    return seconds
 
 
 TUNED_LABELS = {
@@ -2364,6 +2398,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
     "defaults": defaults,
+    "first-step": first_step,
     "tuned": tuned,
     "fifty-graphs": fifty_graphs,
     "questions": question_results,

@@ -4,7 +4,10 @@
 
 Rules are mined once for each data set, whether or not it comes with some, and every seed is trained with them. A row
 holds the results of a run, what was chosen, and the seconds and the peak memory of both programs. The record is written
-after every run, and what it holds is not run again. Programs run on one thread each, `--jobs` of them side by side.
+after every run, and what it holds is not run again. Programs run on `--threads` each, `--jobs` of them side by side.
+
+    python experiments/benchmarks/default_results.py --data DIR --threads 2 --seeds 1 \\
+        --out experiments/results/default_results_2_threads.json
 """
 
 from __future__ import annotations
@@ -55,9 +58,11 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, metavar="N")
     parser.add_argument("--only", choices=(*OWN_RULES, *MINED_RULES))
     args = parser.parse_args()
 
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
     record: dict[str, Any] = {"runs": []}
     if args.out.exists():
         record = json.loads(args.out.read_text())
@@ -129,7 +134,7 @@ def train(
 
 
 def call(words: list[str]) -> Cost:
-    """Run a program on one thread.
+    """Run a program.
 
     Raises:
       RuntimeError: it fails.
@@ -138,7 +143,6 @@ def call(words: list[str]) -> Cost:
     process = subprocess.Popen(
         [sys.executable, "-m", "funcppo", *words],
         stdout=sys.stderr,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
