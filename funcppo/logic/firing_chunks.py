@@ -130,14 +130,12 @@ def map_firing_chunks(
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       work: counts the work, and says what to do with a question that is too large.
       budget: bounds the rows of all chunks together; None for no bound.
-      n_threads: that share a chunk on a CPU; None for those of `cores.count_threads`. A GPU has one.
+      n_threads: that share a chunk on a CPU; None for those of `cores.count_threads`.
 
     Raises:
       RowBudgetExceeded: all chunks make more rows than the budget allows.
     """
     work = FiringWork() if work is None else work
-    if questions.entity.is_cuda:
-        n_threads = 1
     fire = _Firing(plan, left_out, object_identity, work, n_threads)
     done = _Done(began=work.deadline.clock(), n_links_before=work.n_links)
     factor = _chunk_factor(plan, questions)
@@ -145,7 +143,9 @@ def map_firing_chunks(
     while done.n_questions < len(questions.entity):
         rows = slice(done.n_questions, done.n_questions + size)
         chunk = select_questions(questions, rows)
-        n_parts = done.count_parts(len(chunk.entity))
+        # A GPU works on a whole chunk at once.
+        is_shared = not questions.entity.is_cuda
+        n_parts = done.count_parts(len(chunk.entity)) if is_shared else 1
         computed = _compute_chunk(fire, compute, chunk, n_parts)
         work.n_rows += computed.n_rows
         if budget is not None:
