@@ -292,14 +292,16 @@ def _compare_evidence(
     left_out = run.run_config.questions.left_out
     assert left_out != "auto", "a stored run has what it chose"
     explain = partial(run_proofs.explain_answer, run)
+    weighed = run.questions.policy.aggregation
     yield agreement.compare_evidence(
         subject,
         explain,
         left_out,
         ranked,
         seconds,
-        weighs_walks=run.questions.policy.aggregation.uses_walks,
-        weighs_degrees=run.questions.policy.aggregation.uses_degrees,
+        weighs_links=weighed.uses_links,
+        weighs_walks=weighed.uses_walks,
+        weighs_degrees=weighed.uses_degrees,
     )
 
 

@@ -864,6 +864,7 @@ def compare_evidence(
     ranked: Ranking,
     seconds: float,
     *,
+    weighs_links: bool = True,
     weighs_walks: bool = False,
     weighs_degrees: bool = False,
 ) -> Agreement:
@@ -872,6 +873,7 @@ def compare_evidence(
     Args:
       explain: gives the engine's.
       left_out: what is left out of the evidence of an answer that is a known fact.
+      weighs_links: the facts that link the two entities are evidence.
       weighs_walks: the probabilities of random walks are evidence too.
       weighs_degrees: the answer's degrees in all relations are evidence too.
     """
@@ -893,6 +895,8 @@ def compare_evidence(
         except recount.RecountLimitError:
             n_late += 1
             continue
+        if again and not weighs_links:
+            again |= {"linking facts": []}
         if again and weighs_degrees:
             again |= _recount_degrees(subject, row)
         n_compared += 1

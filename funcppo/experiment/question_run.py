@@ -61,6 +61,8 @@ MAX_NETWORK_QUESTIONS = 16_384
 PRIOR_WEIGHTS = (0.5, 1.0, 2.0)
 # and to those of a candidate that a fact links with the question's entity
 LINKED_WEIGHTS = (-1.0, -2.0, -4.0)
+# Of fewer queries the answers may happen to be unlinked, and others be lost at the last places.
+MIN_LINKED_QUERIES = 100
 # weights of a Bellman-Ford network, of which valid chooses, and the one without that split
 NETWORK_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
 DEFAULT_NETWORK_WEIGHT = 0.5
@@ -556,11 +558,19 @@ def lower_linked(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
     split to tell it by.
 
     Args:
-      fitted: as it is where links are not weighed.
+      fitted: as it is where links are not weighed, or fewer than `MIN_LINKED_QUERIES` queries tell the quality.
       metric: None where there is no valid split.
     """
     if not fitted.setup.policy.aggregation.uses_links:
         return fitted
+    if fitted.quality is not None:
+        n_queries = len(fitted.quality.reciprocal_rank)
+        if n_queries < MIN_LINKED_QUERIES:
+            note = (
+                f"linked candidates: 0 is added to their weights: {n_queries} valid queries are too few to tell, fewer "
+                f"than {MIN_LINKED_QUERIES}"
+            )
+            return fitted._replace(notes=[*fitted.notes, note])
     of = "linked candidates: {} is added to their weights"
     return _add_to_weights(fitted, metric, "linked_weight", LINKED_WEIGHTS, of)
 

@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo.cores import map_in_threads
+from funcppo.cores import MAX_THREADS, map_in_threads
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import row_index, sorting
 from funcppo.logic.firings import FiringPlan, iter_firings
@@ -52,7 +52,8 @@ GPU_CHUNK_FACTOR = 8
 PILOT_QUESTIONS = 16
 MAX_CHUNK_GROWTH = 32  # factor from one chunk of questions to the next
 # Parts of a chunk, any of which a thread may take; the same for any number of threads, so that bounds on rows are too.
-MAX_PARTS = 8
+# Several times the threads: those computed at once then hold a part of a chunk, whatever the number of threads.
+MAX_PARTS = 4 * MAX_THREADS
 # rows of joins and firings that a part has, at least: some 50 ms, less is slower by two threads than by one
 MIN_PART_ROWS = 500_000
 
@@ -233,7 +234,7 @@ def _compute_chunk(
     bounds = [len(chunk.entity) * i // n_parts for i in range(n_parts + 1)]
     parts = [select_questions(chunk, slice(*ends)) for ends in pairwise(bounds)]
     # Parts that are computed at once make at most four times the rows of a chunk.
-    of_part = min(most, 4 * most // n_parts)
+    of_part = min(most, 4 * most // min(n_parts, MAX_THREADS))
     budgets = [RowBudget(of_part, overhead=0) for _ in parts]
 
     def compute_part(

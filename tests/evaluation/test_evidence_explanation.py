@@ -282,6 +282,7 @@ def compare(task, weights, explain=None):
         weights.left_out,
         ranked,
         SECONDS,
+        weighs_links=weights.cfg.uses_links,
         weighs_walks=weights.cfg.uses_walks,
         weighs_degrees=weights.cfg.uses_degrees,
     )
@@ -399,6 +400,14 @@ def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):
             assert e.rule_score + e.own_degree_weight == pytest.approx(
                 e.score, abs=1e-5
             )
+
+
+def test_the_recount_has_no_links_where_they_are_not_weighed(subject):
+    task, weights = subject
+    assert any(e.facts for _, _, e in explanations(subject))
+    cfg = replace(weights.cfg, uses_links=False)
+    compared = compare(task, weights._replace(cfg=cfg))
+    assert compared.n_compared and not compared.disagreements
 
 
 def test_the_variable_of_the_question_is_no_entity(subject):

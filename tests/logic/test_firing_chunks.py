@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from funcppo import cores
 from funcppo.deadline import Deadline
 from funcppo.logic import firing_chunks, firings, fixpoint, joins, kb
 from funcppo.logic.firing_chunks import FiringWork
@@ -169,6 +170,18 @@ def test_a_chunk_has_as_many_parts_as_there_is_work_for(monkeypatch):
     assert sizes_of_parts() == [1, 2, 3, 3]
     monkeypatch.setattr(firing_chunks, "MIN_PART_ROWS", 1000)
     assert sizes_of_parts() == [1, 8]
+
+
+def test_parts_that_are_computed_at_once_are_half_of_a_chunk_at_most(
+    monkeypatch,
+):
+    """Temporary tensors of each are held: with as many parts as threads they were those of the whole chunk."""
+    monkeypatch.setattr(firing_chunks, "MIN_PART_ROWS", 1)
+    done = firing_chunks._Done(
+        began=0.0, n_links_before=0, n_questions=16, n_firings=160, n_rows=1600
+    )
+    n_parts = done.count_parts(4096)
+    assert n_parts // 2 >= cores.MAX_THREADS
 
 
 def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):
