@@ -24,8 +24,8 @@ MAX_LISTWISE_STEPS = 600
 EMBEDDING_SECONDS = 60.0
 N_NETWORK_STEPS = 1000
 NETWORK_SECONDS = 600.0
-# Questions of a gradient step of the listwise fit, and those where so many make fewer steps than these.
-BATCH_SIZE, SMALL_BATCH_SIZE, MIN_LISTWISE_STEPS = 256, 128, 400
+# Questions of a gradient step of the listwise fit, and those of a fit of few questions: 256 of these make too few steps.
+BATCH_SIZE, SMALL_BATCH_SIZE, FEW_QUESTIONS = 256, 128, 12_800
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +111,7 @@ class ListwiseConfig:
     out, but not the first one. A fit with walks after them has as many epochs. Default: 1e8 on a CPU and 1.6e9 on a
     GPU, and as many more for each 300 seconds that --seconds adds."""
     batch_size: Size | None = None
-    """Number of questions of a gradient step. Default: 256, or 128 where that makes fewer than 400 steps in all."""
+    """Number of questions of a gradient step. Default: 256, or 128 where there are fewer than 12,800."""
     max_batch_firings: Size = 4_000_000
     """Maximum number of firings whose gradients are computed at once, about 300 bytes each: a larger batch, and a
     larger minibatch of PPO, is computed in parts. `funcppo train` lowers it where its memory is small (--memory)."""
@@ -129,8 +129,7 @@ def batch_size(cfg: ListwiseConfig, n_questions: int) -> int:
     """How many of all questions a gradient step of the listwise fit takes."""
     if cfg.batch_size is not None:
         return cfg.batch_size
-    n_steps = cfg.n_epochs * n_questions / BATCH_SIZE
-    return BATCH_SIZE if n_steps >= MIN_LISTWISE_STEPS else SMALL_BATCH_SIZE
+    return SMALL_BATCH_SIZE if n_questions < FEW_QUESTIONS else BATCH_SIZE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
