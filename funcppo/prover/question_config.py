@@ -24,7 +24,7 @@ MAX_LISTWISE_STEPS = 600
 EMBEDDING_SECONDS = 60.0
 N_NETWORK_STEPS = 1000
 NETWORK_SECONDS = 600.0
-# Questions of a gradient step of the listwise fit, and those of a fit of few questions: 256 of these make too few steps.
+# Questions of a gradient step of the listwise fit; where there are few, 256 of these make too few steps.
 BATCH_SIZE, SMALL_BATCH_SIZE, FEW_QUESTIONS = 256, 128, 12_800
 
 
