@@ -22,10 +22,6 @@ def test_threads_are_those_of_the_setting_or_of_the_cores(
     assert cores.count_threads() == expected
 
 
-def test_there_is_a_core():
-    assert cores.AVAILABLE_CORES >= 1
-
-
 def test_results_come_in_order_and_parts_run_side_by_side():
     both_run = threading.Barrier(2)
     callers = set()

@@ -66,8 +66,8 @@ def plan_fit(
       metric_seconds: of one validation.
       time_factor: how many times the usual gradients to take where their number is not set.
     """
-    n_questions = len(world.question)
-    steps_per_epoch = max(1, n_questions // batch_size(cfg, n_questions))
+    size = batch_size(cfg, len(world.question))
+    steps_per_epoch = max(1, len(world.question) // size)
     max_steps = cfg.max_steps or MAX_LISTWISE_STEPS
     n_epochs = min(cfg.n_epochs, max(1, max_steps // steps_per_epoch))
     reason = f"{max_steps:,} gradient steps (--listwise.max-steps)"

@@ -230,7 +230,7 @@ def _compute_chunk(
     Args:
       n_parts: if several, each has two questions or more.
     """
-    most = _chunk_budget(fire.plan, chunk, fire.work).max_rows
+    most = _max_chunk_rows(fire.plan, chunk, fire.work)
     bounds = [len(chunk.entity) * i // n_parts for i in range(n_parts + 1)]
     parts = [select_questions(chunk, slice(*ends)) for ends in pairwise(bounds)]
     # Parts that are computed at once make at most four times the rows of a chunk.
@@ -271,13 +271,12 @@ def max_join_rows(plan: FiringPlan, questions: Questions) -> int:
     return int(_chunk_factor(plan, questions) * MAX_CHUNK_JOIN_ROWS)
 
 
-def _chunk_budget(
+def _max_chunk_rows(
     plan: FiringPlan, questions: Questions, work: FiringWork
-) -> RowBudget:
+) -> int:
     """The rows that the joins of a chunk may make; any number for a question that is not to be left out."""
-    most = max_join_rows(plan, questions)
     is_bounded = work.leaves_out or len(questions.entity) > 1
-    return RowBudget(most if is_bounded else sys.maxsize, overhead=0)
+    return max_join_rows(plan, questions) if is_bounded else sys.maxsize
 
 
 def _bounded_firings(

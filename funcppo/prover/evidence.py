@@ -277,7 +277,7 @@ def iter_evidence(
         left_out=cfg.left_out,
         object_identity=cfg.object_identity,
         work=work,
-        # The last bits of a network depend on how many questions it is asked at once.
+        # A pass through a network holds a state of every entity for each question.
         n_threads=1 if facts.network is not None else None,
     ):
         work.n_links += len(part.link_label)

@@ -491,7 +491,7 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
 
 
 def test_few_valid_queries_do_not_lower_linked_candidates(tmp_path):
-    """Those of which none is linked may be so by chance: of 4 triples it cost .55 of a test MRR of .58."""
+    """Those of which none is linked may be so by chance."""
     run = run_start.prepare_run(CONFIG, tmp_path, resume=False)
     params = run.state.start_params
 
