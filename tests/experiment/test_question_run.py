@@ -490,6 +490,19 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
     assert question_run.lower_linked(unweighed, lambda *_: quality) is unweighed
 
 
+@pytest.mark.parametrize(("rate", "n_notes"), [(0.1, 1), (0.0, 0)])
+def test_a_run_asks_valid_about_linked_candidates_after_a_fit(
+    tmp_path, rate, n_notes
+):
+    """Not at learning rate 0, where PPO starts from the rule confidences."""
+    listwise = replace(CONFIG.listwise, learning_rate=rate)
+    options = QuestionConfig(embedding=False)
+    config = replace(CONFIG, listwise=listwise, questions=options)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
+    found = [note for note in run.notes if "linked candidates: " in note]
+    assert len(found) == n_notes
+
+
 def test_few_valid_queries_do_not_lower_linked_candidates(tmp_path):
     """Those of which none is linked may be so by chance."""
     run = run_start.prepare_run(CONFIG, tmp_path, resume=False)

@@ -243,6 +243,32 @@ def test_parts_are_the_whole(with_walks, cfg):
         assert torch.equal(getattr(whole, name), column), name
 
 
+def test_sampled_candidates_depend_on_the_question_alone(monkeypatch):
+    """Questions of nine candidates, of which one is the best and two are drawn, listed alone or together."""
+    pairs = [(i, j) for i in range(1, 11) for j in range(1, 11) if i != j]
+    program = Program(
+        10,
+        (2, 2),
+        tuple((1, i, j) for i, j in pairs),
+        (((2, 13, 14), (1, 13, 14)),),
+    )
+    built, sizes, facts = build(program)
+    rows = [(2, TAIL, i, 0) for i in range(1, 11)]
+    cfg = EvidenceConfig(n_best=1, n_sampled=2, seed=3)
+    whole = collect(program, ask(rows), cfg)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_GROWTH", 1)
+    parts = list(
+        evidence.iter_evidence(built, sizes, facts, ask(rows), None, cfg)
+    )
+    assert len(parts) == 10 and len(whole.entity) == 30
+    joined = evidence.concatenate(parts)
+    for name, column in whole._asdict().items():
+        assert torch.equal(getattr(joined, name), column), name
+    drawn = {tuple(chunk) for chunk in whole.entity.view(10, 3).tolist()}
+    assert len(drawn) > 5
+
+
 def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
