@@ -93,7 +93,9 @@ def separate_caches(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         # of mined rules; here those of fixtures that several tests share
-        patch.setenv("XDG_CACHE_HOME", str(own_folder / "fixtures"))
+        fixtures = own_folder / "fixtures"
+        fixtures.mkdir(parents=True)  # PyTorch warns where there is none
+        patch.setenv("XDG_CACHE_HOME", str(fixtures))
         yield
 
 
@@ -104,6 +106,7 @@ test_numbers = itertools.count()
 def no_user_cache(tmp_path_factory, monkeypatch):
     """Mined rules are kept in a folder of each test: none finds those of another, or of a run of the tests before."""
     folder = tmp_path_factory.getbasetemp() / "cache" / str(next(test_numbers))
+    folder.mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
 
 
