@@ -32,7 +32,7 @@ class NumpyKernel:
     def __init__(self, source: str) -> None:
         self.source = source
 
-    def __getitem__(self, grid: tuple[int]) -> Any:
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
         """The function that launches so many blocks."""
 
         def launch(*args: Any, R: int, num_warps: int) -> None:
@@ -41,7 +41,7 @@ class NumpyKernel:
                 for x in args
             ]
             numpy_triton.run(
-                self.source, "rollout_kernel", grid[0], *values, R=R
+                self.source, "rollout_kernel", grid, *values, R=R
             )
 
         return launch
@@ -74,10 +74,31 @@ def rollout_arguments(learner: Learner, state: Any) -> StepArguments:
     return StepArguments(NoWorld(), state.params, first, inputs.random_inputs)
 
 
+def arguments_of_many(
+    learner: Learner, n_learners: int, device: str = "cpu"
+) -> StepArguments:
+    """The arguments of a whole rollout of several learners."""
+    states = [
+        learner.init(fp.random.key(seed, device)) for seed in range(n_learners)
+    ]
+    each = [rollout_arguments(learner, state) for state in states]
+    args = tree.map(lambda *x: torch.stack(x), *each)
+    random_inputs = tree.map(lambda x: x.transpose(0, 1), args.random_inputs)
+    return args._replace(random_inputs=random_inputs)
+
+
+def step_of(args: StepArguments) -> Any:
+    """A step of the rollout: of one learner, or of several."""
+    is_many = tree.leaves(args.random_inputs)[0].ndim == 3
+    parts = train_step.EAGER_PARTS
+    parts = train_step.vmap_parts(parts) if is_many else parts
+    return parts.rollout_step
+
+
 def write(learner: Learner, args: StepArguments) -> rollout_kernel.RolloutCode:
     random_inputs = tree.map(lambda x: x[0], args.random_inputs)
     return rollout_kernel.write_rollout_kernel(
-        rollout.rollout_step,
+        step_of(args),
         learner.cfg,
         args._replace(random_inputs=random_inputs),
     )
@@ -89,7 +110,7 @@ def assert_equals_the_loop(
     with torch.no_grad():
         actual = kernel(learner.cfg, *args)
         expected = rollout.unroll(
-            learner.cfg, *args, loops.scan, rollout.rollout_step
+            learner.cfg, *args, loops.scan, step_of(args)
         )
     assert tree.paths(actual) == tree.paths(expected)
     for name, x, y in zip(
@@ -131,13 +152,41 @@ def test_layers_of_any_width_and_blocks_that_are_not_full(
     assert_equals_the_loop(kernel, learner, args)
 
 
+@pytest.mark.parametrize(
+    ("n_learners", "n_envs", "rows_a_block"),
+    [(3, 5, 1), (14, 19, rollout_kernel.MANY_ROWS)],
+)
+def test_learners_side_by_side_compute_what_the_loop_does(
+    n_learners: int, n_envs: int, rows_a_block: int
+) -> None:
+    """Each with params of its own, in blocks that are not full."""
+    learner, _ = make_learner("Pendulum-v1", n_envs, 16)
+    args = arguments_of_many(learner, n_learners)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    assert kernel.code.batch_shape == (n_learners, n_envs)
+    assert kernel.code.rows_a_block == rows_a_block
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args)
+
+
 def test_a_kernel_refuses_another_number_of_environments() -> None:
     learner, state = make_learner("CartPole-v1", 3, 16)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, rollout_arguments(learner, state))
     other, other_state = make_learner("CartPole-v1", 4, 16)
-    with pytest.raises(ValueError, match="expected 3 environments"):
+    with pytest.raises(
+        ValueError, match="expected 3 environments, got 4 environments"
+    ):
         kernel(other.cfg, *rollout_arguments(other, other_state))
+
+
+def test_a_kernel_refuses_another_number_of_learners() -> None:
+    learner, _ = make_learner("CartPole-v1", 3, 16)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, arguments_of_many(learner, 2))
+    with pytest.raises(ValueError, match="of 2 learners each, got .* of 3"):
+        kernel(learner.cfg, *arguments_of_many(learner, 3))
 
 
 def test_params_that_do_not_fit_into_a_block_are_refused() -> None:
@@ -168,15 +217,6 @@ def test_an_environment_with_a_large_state_is_refused() -> None:
         write(learner, args._replace(rollout_state=large))
 
 
-def test_several_learners_at_once_are_refused() -> None:
-    learner, state = make_learner("CartPole-v1", 3, 16)
-    args = rollout_arguments(learner, state)
-    many = tree.map(lambda x: torch.stack([x, x]), args)
-    random_inputs = tree.map(lambda x: torch.stack([x, x], 1), args[-1])
-    with pytest.raises(UnsupportedError, match="several learners"):
-        write(learner, many._replace(random_inputs=random_inputs))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CLASSIC)
 @pytest.mark.parametrize("n_envs", [4, 300])
@@ -193,6 +233,23 @@ def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CLASSIC)
+@pytest.mark.parametrize(("n_learners", "n_envs"), [(3, 4), (100, 4), (20, 40)])
+def test_learners_side_by_side_equal_the_loop_on_a_gpu(
+    name: str, n_learners: int, n_envs: int
+) -> None:
+    learner, _ = make_learner(name, n_envs, 64, 64)
+    args = arguments_of_many(learner, n_learners, "cuda")
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        step_of(args),
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_compiled_learner_on_a_gpu_rolls_out_in_one_kernel() -> None:
     learner, state = make_learner("CartPole-v1", 4, 16, device="cuda")
     fast = fp.compile(learner, state)
@@ -201,3 +258,11 @@ def test_a_compiled_learner_on_a_gpu_rolls_out_in_one_kernel() -> None:
     assert fast.record.rollout_code is None
     state, metrics = fast.step(state)
     assert bool(torch.isfinite(metrics.grad_norm))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_several_learners_on_a_gpu_roll_out_in_one_kernel() -> None:
+    learner, _ = make_learner("CartPole-v1", 4, 16)
+    result = fp.train_many(learner, 2 * 4 * N_STEPS, seeds=3, device="cuda")
+    assert result.record is not None
+    assert result.record.rollout == "kernel", result.record.rollout_reason

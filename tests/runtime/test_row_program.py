@@ -63,7 +63,7 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
     )
     y = torch.empty(like.shape, dtype=like.dtype)
     memory = map(numpy_triton.pointer, (x, y, *shared))
-    numpy_triton.run(source, "kernel", -(-ROWS // 8), *memory, R=8)
+    numpy_triton.run(source, "kernel", (-(-ROWS // 8),), *memory, R=8)
     return y
 
 
@@ -173,7 +173,7 @@ def test_words_of_32_bits_are_those_of_the_operator() -> None:
         numpy_triton.block(w)
         for w in (x, x[::-1].copy(), x + 3 & 0xFFFFFFFF, x)
     ]
-    numpy_triton.run(source, "kernel", 1, *words, out)
+    numpy_triton.run(source, "kernel", (1,), *words, out)
     expected = random.threefry2x32(
         *(torch.from_numpy(np.asarray(w)) for w in words)
     )
