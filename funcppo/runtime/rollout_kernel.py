@@ -2,7 +2,7 @@
 
 Each block of threads carries some rows through all steps of the rollout. Params stay in registers, the state never
 leaves them, and nothing is launched between two steps: a rollout of 128 steps is one kernel instead of a thousand.
-Learners that train side by side (`train_step.vmap_parts`) have blocks of their own, each with the params of its learner.
+Learners that train side by side (`train_step.vmap_parts`) have blocks of their own, with the params of each.
 
 `compile_unroll` makes the function that a training step calls in place of its loop over steps.
 """

@@ -73,6 +73,7 @@ class Program(NamedTuple):
 TRITON_DTYPES = {
     torch.float64: "tl.float64",
     torch.float32: "tl.float32",
+    torch.bfloat16: "tl.bfloat16",
     torch.int64: "tl.int64",
     torch.int32: "tl.int32",
     torch.bool: "tl.int1",
@@ -315,6 +316,9 @@ class _Writer:
     ) -> str:
         options = f", mask={mask}, other=0" if mask else ""
         code = f"tl.load({place}{options})"
+        if dtype == torch.bfloat16:
+            # Params in memory are float32, and matrix products sum as float32.
+            return f"{code}.to(tl.bfloat16).to(tl.float32)"
         return f"({code} != 0)" if dtype == torch.bool else code
 
     def _load_wide(self, x: RowTensor, width: int) -> RowTensor:
@@ -359,6 +363,8 @@ class _Writer:
           operand_dtype: what operands are cast to, one for all or one for each.
           dtype: of the result.
         """
+        if dtype == torch.bfloat16:
+            raise UnsupportedError("arithmetic in bfloat16")
         if isinstance(operand_dtype, torch.dtype):
             operand_dtype = [operand_dtype] * len(args)
         operands, row_dim, width = self._align_operands(args, operand_dtype)
@@ -601,6 +607,8 @@ VIEWS: dict[Any, ViewFn] = {
 def _to_copy(
     writer: _Writer, dtype: torch.dtype, result: Tensor, x: RowTensor, **_: Any
 ) -> RowTensor:
+    if x.pointer and (x.dtype, dtype) == (torch.float32, torch.bfloat16):
+        return x._replace(dtype=dtype)  # rounded where it is loaded
     x = writer.load(x)
     elements = _map(lambda e: writer.cast(e, x.dtype, dtype), x.elements)
     return x._replace(elements=elements, dtype=dtype)
@@ -869,6 +877,8 @@ def _matmul(
         raise UnsupportedError("a matrix product other than of rows and params")
     if x.elements.shape[row_dim] != 1:
         raise UnsupportedError("a matrix product of several numbers a row")
+    if dtype == torch.bfloat16:
+        x = _to_copy(writer, torch.float32, result, x)
 
     *batch, _, n_out = weight.elements.shape
     n_columns = 1 if n_out >= MIN_WIDTH else n_out
@@ -883,7 +893,8 @@ def _matmul(
             column = matrix._replace(elements=matrix.elements[:, j])
             elements[(*index, 0, j)] = _dot(writer, x, numbers, column)
     width = n_out if n_out >= MIN_WIDTH else 0
-    return RowTensor(elements, dtype, x.row_dim, width)
+    product = RowTensor(elements, x.dtype, x.row_dim, width)
+    return _to_copy(writer, dtype, result, product)
 
 
 def _wide_product(

@@ -17,7 +17,10 @@ class Block(np.ndarray):
     """An array with the cast of Triton."""
 
     def to(self, dtype: Any) -> Block:
-        """The numbers in another dtype."""
+        """The numbers in another dtype; those of bfloat16, which numpy has not, are held as float32."""
+        if dtype is torch.bfloat16:
+            rounded = torch.from_numpy(np.asarray(self)).bfloat16().float()
+            return block(rounded.numpy())
         return self.astype(dtype)
 
     def __mod__(self, other: Any) -> Block:
@@ -80,6 +83,7 @@ def run(
         constexpr=int,
         float64=np.float64,
         float32=np.float32,
+        bfloat16=torch.bfloat16,
         int64=np.int64,
         int32=np.int32,
         uint32=np.uint32,

@@ -40,9 +40,7 @@ class NumpyKernel:
                 numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
                 for x in args
             ]
-            numpy_triton.run(
-                self.source, "rollout_kernel", grid, *values, R=R
-            )
+            numpy_triton.run(self.source, "rollout_kernel", grid, *values, R=R)
 
         return launch
 
@@ -105,19 +103,21 @@ def write(learner: Learner, args: StepArguments) -> rollout_kernel.RolloutCode:
 
 
 def assert_equals_the_loop(
-    kernel: RolloutKernel, learner: Learner, args: StepArguments
+    kernel: RolloutKernel,
+    learner: Learner,
+    args: StepArguments,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
 ) -> None:
     with torch.no_grad():
         actual = kernel(learner.cfg, *args)
-        expected = rollout.unroll(
-            learner.cfg, *args, loops.scan, step_of(args)
-        )
+        expected = rollout.unroll(learner.cfg, *args, loops.scan, step_of(args))
     assert tree.paths(actual) == tree.paths(expected)
     for name, x, y in zip(
         tree.paths(actual), tree.leaves(actual), tree.leaves(expected)
     ):
         torch.testing.assert_close(
-            x, y, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+            x, y, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
         )
 
 
@@ -150,6 +150,18 @@ def test_layers_of_any_width_and_blocks_that_are_not_full(
     assert kernel.code.rows_a_block == rollout_kernel.MANY_ROWS
     kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
+
+
+def test_products_in_bfloat16_are_rounded_as_the_loop_rounds_them() -> None:
+    learner, state = make_learner(
+        "Pendulum-v1", 4, 16, matmul_dtype=torch.bfloat16
+    )
+    args = rollout_arguments(learner, state)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    assert "bfloat16" in kernel.code.source
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +197,7 @@ def test_a_kernel_refuses_another_number_of_learners() -> None:
     learner, _ = make_learner("CartPole-v1", 3, 16)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, arguments_of_many(learner, 2))
-    with pytest.raises(ValueError, match="of 2 learners each, got .* of 3"):
+    with pytest.raises(ValueError, match=r"of 2 learners each, got .* of 3"):
         kernel(learner.cfg, *arguments_of_many(learner, 3))
 
 
@@ -230,6 +242,27 @@ def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
         args._replace(random_inputs=random_inputs),
     )
     assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("n_envs", [4, 300])
+def test_the_kernel_in_bfloat16_is_near_the_loop_on_a_gpu(n_envs: int) -> None:
+    learner, state = make_learner(
+        "Pendulum-v1",
+        n_envs,
+        64,
+        64,
+        device="cuda",
+        matmul_dtype=torch.bfloat16,
+    )
+    args = rollout_arguments(learner, state)
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        rollout.rollout_step,
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
