@@ -1,7 +1,8 @@
 """The rollout of small networks and environments as one Triton kernel.
 
-Each block of threads carries some rows through all steps of the rollout. Params stay in registers, the state never
-leaves them, and nothing is launched between two steps: a rollout of 128 steps is one kernel instead of a thousand.
+Each block of threads carries a row through all steps of the rollout. Params stay in shared memory, the state never
+leaves the registers, and nothing is launched between two steps: a rollout of 128 steps is one kernel instead of a
+thousand.
 Learners that train side by side (`train_step.vmap_parts`) have blocks of their own, with the params of each.
 
 `compile_unroll` makes the function that a training step calls in place of its loop over steps.
@@ -33,12 +34,13 @@ from funcppo.runtime.row_program import (
     write_row_program,
 )
 
-# numbers of all params together, which a block keeps in its registers
+# numbers of all params together, which a block keeps in its registers and in shared memory
 MAX_PARAMS = 24_576
-# Rows up to which each has a block of its own, and rows of a block where there are more; the warps of each.
-MAX_SINGLE_ROWS = 256
-MANY_ROWS = 16
-WARPS = {1: 2, MANY_ROWS: 8}
+# A block has one row, and is one warp if its registers hold the widest layer: no thread waits for another then, which
+# costs more than what several rows could share.
+ROWS_A_BLOCK = 1
+WIDTH_OF_ONE_WARP = 64
+WARPS_OF_WIDE_LAYERS = 4
 
 Leaf = TypeVar("Leaf")
 
@@ -81,7 +83,7 @@ class RolloutCode(NamedTuple):
 
     source: str
     batch_shape: tuple[int, ...]  # B environments, or [L, B] of L learners
-    rows_a_block: int
+    n_warps: int  # of a block
     next_state: object  # [TRACED_ROWS, ...]
     transition: object  # [TRACED_ROWS, ...]
 
@@ -131,14 +133,12 @@ def write_rollout_kernel(
 
     with torch.no_grad():
         next_state, transition = step(cfg, *examples)
-    rows_a_block = _rows_a_block(batch_shape)
-    program = write_row_program(
-        flat_step, tree.leaves(examples), inputs, rows_a_block
-    )
+    program = write_row_program(flat_step, tree.leaves(examples), inputs)
     source = _kernel_source(program, examples, next_state, transition)
-    return RolloutCode(
-        source, batch_shape, rows_a_block, next_state, transition
-    )
+    widths = (x.shape[-1] for x in tree.leaves(args.params) if x.ndim)
+    widest = max(widths, default=1)
+    n_warps = 1 if widest <= WIDTH_OF_ONE_WARP else WARPS_OF_WIDE_LAYERS
+    return RolloutCode(source, batch_shape, n_warps, next_state, transition)
 
 
 def _batch_shape(args: StepArguments) -> tuple[int, ...]:
@@ -152,12 +152,6 @@ def _batch_shape(args: StepArguments) -> tuple[int, ...]:
     if len(shapes) != 1 or key.ndim > 2:
         raise UnsupportedError("a state without a row for each environment")
     return tuple(*shapes)
-
-
-def _rows_a_block(batch_shape: tuple[int, ...]) -> int:
-    """How many environments of a learner share a block."""
-    is_small = math.prod(batch_shape) <= MAX_SINGLE_ROWS
-    return 1 if is_small or batch_shape[-1] < MANY_ROWS else MANY_ROWS
 
 
 def _examples(args: StepArguments) -> tuple[StepArguments, list[RowTensor]]:
@@ -214,9 +208,10 @@ def _kernel_source(
     ]
 
     before = [
-        "rows = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)",
+        "blocks = (n_rows + R - 1) // R",  # of each learner
+        "learner = (tl.program_id(0) // blocks).to(tl.int64)",
+        "rows = (tl.program_id(0) % blocks * R + tl.arange(0, R)).to(tl.int64)",
         "mask = rows < n_rows",
-        "learner = tl.program_id(1).to(tl.int64)",
         "places = learner * n_rows + rows",
         *(
             f"p{i} = p{i} + learner * {shared[i].numel()}"
@@ -391,7 +386,7 @@ class RolloutKernel:
         """Roll out; the state after the last step, and all transitions [T, (L,) B, ...]."""
         inputs = tree.leaves((world, params, rollout_state, random_inputs))
         n_steps = tree.leaves(random_inputs)[0].shape[0]
-        batch_shape, R = self.code.batch_shape, self.code.rows_a_block
+        batch_shape = self.code.batch_shape
         *of_learners, n_rows = batch_shape
         actual = tree.leaves(rollout_state)[0].shape[: len(batch_shape)]
         if actual != batch_shape:
@@ -407,14 +402,15 @@ class RolloutKernel:
         trajectory = tree.map(partial(empty, (n_steps,)), self.code.transition)
         outputs = tree.leaves((next_state, trajectory))
         n_learners = math.prod(of_learners)
-        self._kernel[(-(-n_rows // R), n_learners)](
+        n_blocks = n_learners * -(-n_rows // ROWS_A_BLOCK)
+        self._kernel[(n_blocks,)](
             *(_bytes(x.contiguous()) for x in inputs),
             *(_bytes(x) for x in outputs),
             n_rows,
             n_learners,
             n_steps,
-            R=R,
-            num_warps=WARPS[R],
+            R=ROWS_A_BLOCK,
+            num_warps=self.code.n_warps,
         )
         return next_state, trajectory
 

@@ -29,8 +29,6 @@ TRACED_ROWS = 509
 MAX_NUMBERS_A_ROW = 64
 # last axes that are held in one expression have at least as many numbers
 MIN_WIDTH = 16
-# rows of a block from which the GPU has an instruction for matrix products
-MIN_ROWS_OF_DOT = 16
 
 aten = torch.ops.aten
 
@@ -135,7 +133,6 @@ def write_row_program(
     fn: Callable[..., Sequence[Tensor]],
     examples: Sequence[Tensor],
     inputs: Sequence[RowTensor],
-    rows_a_block: int,
 ) -> Program:
     """Write a function as Triton code.
 
@@ -143,7 +140,9 @@ def write_row_program(
       fn: takes and returns tensors; each row of its results depends on the same row of its arguments only.
       examples: arguments with `TRACED_ROWS` rows, on the CPU.
       inputs: where the program finds the arguments.
-      rows_a_block: R, the rows that a block computes; `rows` [R] are their indices, int64.
+
+    Returns:
+      Code for a block of R rows, whose indices are `rows` [R], int64.
 
     Raises:
       UnsupportedError: the function mixes rows, calls an operator that is not known here, or has tensors of too many
@@ -151,7 +150,7 @@ def write_row_program(
     """
     decompositions: Any = core_aten_decompositions()
     graph = make_fx(fn, decomposition_table=decompositions)(*examples)
-    writer = _Writer(rows_a_block)
+    writer = _Writer()
     values: dict[fx.Node, Any] = {}
     arguments = iter(inputs)
     outputs: list[RowTensor] = []
@@ -247,8 +246,7 @@ def literal(value: float | bool, dtype: torch.dtype) -> Expression:
 class _Writer:
     """Writes the code of one graph, operator by operator."""
 
-    def __init__(self, rows_a_block: int) -> None:
-        self.rows_a_block = rows_a_block
+    def __init__(self) -> None:
         self.preamble: list[str] = []
         self.body: list[str] = []
         self._names: dict[str, Expression] = {}  # of what is computed already
@@ -910,12 +908,8 @@ def _wide_product(
         ]
         return writer.line(" + ".join(terms), "wide")
 
-    tile = _load_tile(writer, matrix)
-    if writer.rows_a_block >= MIN_ROWS_OF_DOT:
-        code = f'tl.dot({numbers[0].code}, {tile}, input_precision="ieee")'
-    else:
-        code = f"tl.sum({numbers[0].code}[:, :, None] * {tile}[None, :, :], 1)"
-    return writer.line(code, "wide")
+    operands = f"{numbers[0].code}, {_load_tile(writer, matrix)}"
+    return writer.line(f'tl.dot({operands}, input_precision="ieee")', "wide")
 
 
 def _column(number: Expression) -> str:

@@ -140,14 +140,15 @@ def test_the_code_computes_what_the_loop_does(name: str) -> None:
     ],
 )
 def test_layers_of_any_width_and_blocks_that_are_not_full(
-    hidden: tuple[int, ...], options: dict[str, Any]
+    hidden: tuple[int, ...],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    n_envs = rollout_kernel.MAX_SINGLE_ROWS + 5
-    learner, state = make_learner("CartPole-v1", n_envs, *hidden, **options)
+    monkeypatch.setattr(rollout_kernel, "ROWS_A_BLOCK", 8)
+    learner, state = make_learner("CartPole-v1", 11, *hidden, **options)
     args = rollout_arguments(learner, state)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, args)
-    assert kernel.code.rows_a_block == rollout_kernel.MANY_ROWS
     kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
 
@@ -165,19 +166,21 @@ def test_products_in_bfloat16_are_rounded_as_the_loop_rounds_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_learners", "n_envs", "rows_a_block"),
-    [(3, 5, 1), (14, 19, rollout_kernel.MANY_ROWS)],
+    ("n_learners", "n_envs", "rows_a_block"), [(3, 5, 1), (2, 11, 8)]
 )
 def test_learners_side_by_side_compute_what_the_loop_does(
-    n_learners: int, n_envs: int, rows_a_block: int
+    n_learners: int,
+    n_envs: int,
+    rows_a_block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each with params of its own, in blocks that are not full."""
+    """Each with params of its own, in blocks that may not be full."""
+    monkeypatch.setattr(rollout_kernel, "ROWS_A_BLOCK", rows_a_block)
     learner, _ = make_learner("Pendulum-v1", n_envs, 16)
     args = arguments_of_many(learner, n_learners)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, args)
     assert kernel.code.batch_shape == (n_learners, n_envs)
-    assert kernel.code.rows_a_block == rows_a_block
     kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
 
@@ -245,6 +248,22 @@ def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("hidden", [(100, 100), (20, 128), (33, 7, 16)])
+def test_layers_of_any_width_on_a_gpu(hidden: tuple[int, ...]) -> None:
+    learner, state = make_learner(
+        "Pendulum-v1", 5, *hidden, device="cuda", shared_trunk=True
+    )
+    args = rollout_arguments(learner, state)
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        rollout.rollout_step,
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("n_envs", [4, 300])
 def test_the_kernel_in_bfloat16_is_near_the_loop_on_a_gpu(n_envs: int) -> None:
     learner, state = make_learner(
@@ -296,6 +315,12 @@ def test_a_compiled_learner_on_a_gpu_rolls_out_in_one_kernel() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_several_learners_on_a_gpu_roll_out_in_one_kernel() -> None:
     learner, _ = make_learner("CartPole-v1", 4, 16)
-    result = fp.train_many(learner, 2 * 4 * N_STEPS, seeds=3, device="cuda")
-    assert result.record is not None
-    assert result.record.rollout == "kernel", result.record.rollout_reason
+    records = []
+    fp.train_many(
+        learner,
+        2 * 4 * N_STEPS,
+        seeds=3,
+        device="cuda",
+        callbacks=[lambda progress: records.append(progress.record)],
+    )
+    assert [record.rollout for record in records] == ["kernel", "kernel"]

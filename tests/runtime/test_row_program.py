@@ -36,7 +36,7 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
         *(memory_tensor(f"p{i}", y) for i, y in enumerate(shared)),
     ]
     program = write_row_program(
-        lambda *args: [fn(*args)], [example, *shared], inputs, 8
+        lambda *args: [fn(*args)], [example, *shared], inputs
     )
     like = fn(x, *shared)
     (value,) = program.outputs
