@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Generic, NamedTuple, Protocol, cast
 
 import torch
@@ -712,8 +712,9 @@ def _update_metrics(
 def _vmap_part(
     fn: Callable[..., Any], n_static: int, **vmap_options: Any
 ) -> Callable[..., Any]:
-    """`fn` under vmap, its first `n_static` arguments excepted."""
+    """`fn` under vmap, its first `n_static` arguments excepted; `inspect.unwrap` returns `fn`."""
 
+    @wraps(fn)
     def part(*args: Any) -> Any:
         vmapped = torch.vmap(partial(fn, *args[:n_static]), **vmap_options)
         # One memory layout for all outputs, to avoid a recompilation.

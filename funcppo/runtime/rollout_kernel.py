@@ -1,13 +1,16 @@
 """The rollout of small networks and environments as one Triton kernel.
 
-Each block of threads carries some rows through all steps of the rollout. Params stay in registers, the state never
-leaves them, and nothing is launched between two steps: a rollout of 128 steps is one kernel instead of a thousand.
+Each block of threads carries a row through all steps of the rollout. Params stay in shared memory, the state never
+leaves the registers, and nothing is launched between two steps: a rollout of 128 steps is one kernel instead of a
+thousand.
+Learners that train side by side (`train_step.vmap_parts`) have blocks of their own, with the params of each.
 
 `compile_unroll` makes the function that a training step calls in place of its loop over steps.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,17 +34,18 @@ from funcppo.runtime.row_program import (
     write_row_program,
 )
 
-# numbers of all params together, which a block keeps in its registers
+# numbers of all params together, which a block keeps in its registers and in shared memory
 MAX_PARAMS = 24_576
-# Rows up to which each has a block of its own, and rows of a block where there are more; the warps of each.
-MAX_SINGLE_ROWS = 256
-MANY_ROWS = 16
-WARPS = {1: 2, MANY_ROWS: 8}
+# A block has one row, and is one warp if its registers hold the widest layer: no thread waits for another then, which
+# costs more than what several rows could share.
+ROWS_A_BLOCK = 1
+WIDTH_OF_ONE_WARP = 64
+WARPS_OF_WIDE_LAYERS = 4
 
 Leaf = TypeVar("Leaf")
 
 INDENT = "    "
-ROWS_OF_STEP = "(t * n_rows + rows)"  # in tensors [T, rows, ...]
+PLACES_OF_STEP = "(t * n_learners * n_rows + places)"  # in [T, (L,) B, ...]
 HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -78,8 +82,8 @@ class RolloutCode(NamedTuple):
     """A kernel's code, and the trees that it returns."""
 
     source: str
-    n_rows: int
-    rows_a_block: int
+    batch_shape: tuple[int, ...]  # B environments, or [L, B] of L learners
+    n_warps: int  # of a block
     next_state: object  # [TRACED_ROWS, ...]
     transition: object  # [TRACED_ROWS, ...]
 
@@ -105,19 +109,22 @@ def write_rollout_kernel(
     """Write the kernel of a rollout.
 
     Args:
-      step: as `rollout.rollout_step`.
-      args: of one step, on any device.
+      step: as `rollout.rollout_step`; of several learners, `torch.vmap` of the step that `inspect.unwrap` finds in it.
+      args: of one step, on any device. Those of several learners have a leading axis L, but for `world`.
 
     Raises:
-      UnsupportedError: the params do not fit into a block, several learners learn at once, or the step is no program of
-        rows: see `row_program.write_row_program`.
+      UnsupportedError: the params do not fit into a block, or the step is no program of rows: see
+        `row_program.write_row_program`.
     """
+    batch_shape = _batch_shape(args)
+    if len(batch_shape) == 2:
+        step = inspect.unwrap(step)
+        args = StepArguments(args.world, *tree.map(lambda x: x[0], args[1:]))
     n_params = sum(x.numel() for x in tree.leaves((args.world, args.params)))
     if n_params > MAX_PARAMS:
         raise UnsupportedError(
             f"{n_params} params, more than the {MAX_PARAMS} that one block can hold"
         )
-    n_rows = _count_rows(args)
     examples, inputs = _examples(args)
 
     def flat_step(*leaves: Tensor) -> list[Tensor]:
@@ -126,26 +133,25 @@ def write_rollout_kernel(
 
     with torch.no_grad():
         next_state, transition = step(cfg, *examples)
-    rows_a_block = 1 if n_rows <= MAX_SINGLE_ROWS else MANY_ROWS
-    program = write_row_program(
-        flat_step, tree.leaves(examples), inputs, rows_a_block
-    )
+    program = write_row_program(flat_step, tree.leaves(examples), inputs)
     source = _kernel_source(program, examples, next_state, transition)
-    return RolloutCode(source, n_rows, rows_a_block, next_state, transition)
+    widths = (x.shape[-1] for x in tree.leaves(args.params) if x.ndim)
+    widest = max(widths, default=1)
+    n_warps = 1 if widest <= WIDTH_OF_ONE_WARP else WARPS_OF_WIDE_LAYERS
+    return RolloutCode(source, batch_shape, n_warps, next_state, transition)
 
 
-def _count_rows(args: StepArguments) -> int:
-    """Environments of a step.
+def _batch_shape(args: StepArguments) -> tuple[int, ...]:
+    """The environments of a step, or its learners and the environments of each.
 
     Raises:
       UnsupportedError: tensors of the state do not have one row for each environment.
     """
-    counts = {x.shape[:1] for x in tree.leaves(args.rollout_state)}
     key, *_ = tree.leaves(args.random_inputs)
-    if len(counts) != 1 or key.ndim != 1:
-        raise UnsupportedError("several learners at once")
-    ((n_rows,),) = counts
-    return n_rows
+    shapes = {x.shape[: key.ndim] for x in tree.leaves(args.rollout_state)}
+    if len(shapes) != 1 or key.ndim > 2:
+        raise UnsupportedError("a state without a row for each environment")
+    return tuple(*shapes)
 
 
 def _examples(args: StepArguments) -> tuple[StepArguments, list[RowTensor]]:
@@ -191,6 +197,7 @@ def _kernel_source(
 
     # Names as `_examples` gives them: by the position among all leaves.
     n = len(shared)
+    n_of_world = len(tree.leaves(args.world))
     state_names = [f"s{n + i}" for i in range(n_states)]
     drawn_names = [f"x{n + n_states + i}" for i in range(len(drawn))]
     pointers = [
@@ -201,8 +208,15 @@ def _kernel_source(
     ]
 
     before = [
-        "rows = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)",
+        "blocks = (n_rows + R - 1) // R",  # of each learner
+        "learner = (tl.program_id(0) // blocks).to(tl.int64)",
+        "rows = (tl.program_id(0) % blocks * R + tl.arange(0, R)).to(tl.int64)",
         "mask = rows < n_rows",
+        "places = learner * n_rows + rows",
+        *(
+            f"p{i} = p{i} + learner * {shared[i].numel()}"
+            for i in range(n_of_world, n)
+        ),
         *program.preamble,
         *_lines(_load_rows, state_names, states),
     ]
@@ -223,7 +237,9 @@ def _kernel_source(
         *(2 * INDENT + line for line in loop),
         *(INDENT + line for line in after),
     ]
-    signature = ", ".join([*pointers, "n_rows", "n_steps", "R: tl.constexpr"])
+    signature = ", ".join(
+        [*pointers, "n_rows", "n_learners", "n_steps", "R: tl.constexpr"]
+    )
     head = f"@triton.jit\ndef rollout_kernel({signature}):\n"
     return "".join([HEADER, threefry_source(), head, "\n".join(lines), "\n"])
 
@@ -243,12 +259,12 @@ def _numbers(x: Tensor) -> int:
     return math.prod(x.shape[1:])
 
 
-def _load_rows(name: str, x: Tensor, rows: str = "rows") -> list[str]:
+def _load_rows(name: str, x: Tensor, places: str = "places") -> list[str]:
     """Lines that load the numbers of each row."""
     n = _numbers(x)
     suffix = " != 0" if x.dtype == torch.bool else ""
     return [
-        f"{name}_{j} = tl.load({name}_ptr + {rows} * {n} + {j}, mask=mask, other=0){suffix}"
+        f"{name}_{j} = tl.load({name}_ptr + {places} * {n} + {j}, mask=mask, other=0){suffix}"
         for j in range(n)
     ]
 
@@ -256,10 +272,11 @@ def _load_rows(name: str, x: Tensor, rows: str = "rows") -> list[str]:
 def _load_random_input(name: str, x: Tensor) -> list[str]:
     """Lines that load the random inputs of step t: of each row, or of all."""
     if x.shape[:1] == (TRACED_ROWS,):
-        return _load_rows(name, x, ROWS_OF_STEP)
+        return _load_rows(name, x, PLACES_OF_STEP)
     n = x.numel()
     return [
-        f"{name}_{j} = tl.load({name}_ptr + t * {n} + {j})" for j in range(n)
+        f"{name}_{j} = tl.load({name}_ptr + (t * n_learners + learner) * {n} + {j})"
+        for j in range(n)
     ]
 
 
@@ -267,7 +284,7 @@ def _store_rows(name: str, x: Tensor) -> list[str]:
     """Lines that store the state of each row."""
     n = _numbers(x)
     return [
-        f"tl.store({name}_out + rows * {n} + {j}, {name}_{j}, mask=mask)"
+        f"tl.store({name}_out + places * {n} + {j}, {name}_{j}, mask=mask)"
         for j in range(n)
     ]
 
@@ -276,7 +293,7 @@ def _store_step(name: str, value: RowTensor) -> list[str]:
     """Lines that store what a step returns of each row."""
     numbers = numbers_a_row(value)
     return [
-        f"tl.store({name}_ptr + {ROWS_OF_STEP} * {len(numbers)} + {j}, {number.code}, mask=mask)"
+        f"tl.store({name}_ptr + {PLACES_OF_STEP} * {len(numbers)} + {j}, {number.code}, mask=mask)"
         for j, number in enumerate(numbers)
     ]
 
@@ -366,29 +383,42 @@ class RolloutKernel:
         random_inputs: Any,
         *_: object,
     ) -> tuple[Any, Any]:
-        """Roll out; the state after the last step, and all transitions [T, B, ...]."""
+        """Roll out; the state after the last step, and all transitions [T, (L,) B, ...]."""
         inputs = tree.leaves((world, params, rollout_state, random_inputs))
         n_steps = tree.leaves(random_inputs)[0].shape[0]
-        n_rows, rows_a_block = self.code.n_rows, self.code.rows_a_block
-        if tree.leaves(rollout_state)[0].shape[0] != n_rows:
-            raise ValueError(f"rollout: expected {n_rows} environments")
+        batch_shape = self.code.batch_shape
+        *of_learners, n_rows = batch_shape
+        actual = tree.leaves(rollout_state)[0].shape[: len(batch_shape)]
+        if actual != batch_shape:
+            raise ValueError(
+                f"rollout: expected {_describe(batch_shape)}, got {_describe(actual)}"
+            )
 
         def empty(shape: tuple[int, ...], x: Tensor) -> Tensor:
-            shape = (*shape, n_rows, *x.shape[1:])
+            shape = (*shape, *batch_shape, *x.shape[1:])
             return torch.empty(shape, dtype=x.dtype, device=inputs[0].device)
 
         next_state = tree.map(partial(empty, ()), self.code.next_state)
         trajectory = tree.map(partial(empty, (n_steps,)), self.code.transition)
         outputs = tree.leaves((next_state, trajectory))
-        self._kernel[(-(-n_rows // rows_a_block),)](
+        n_learners = math.prod(of_learners)
+        n_blocks = n_learners * -(-n_rows // ROWS_A_BLOCK)
+        self._kernel[(n_blocks,)](
             *(_bytes(x.contiguous()) for x in inputs),
             *(_bytes(x) for x in outputs),
             n_rows,
+            n_learners,
             n_steps,
-            R=rows_a_block,
-            num_warps=WARPS[rows_a_block],
+            R=ROWS_A_BLOCK,
+            num_warps=self.code.n_warps,
         )
         return next_state, trajectory
+
+
+def _describe(batch_shape: tuple[int, ...]) -> str:
+    *of_learners, n_rows = batch_shape
+    learners = "".join(f" of {n} learners each" for n in of_learners)
+    return f"{n_rows} environments{learners}"
 
 
 def _bytes(x: Tensor) -> Tensor:

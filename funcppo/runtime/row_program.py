@@ -29,8 +29,6 @@ TRACED_ROWS = 509
 MAX_NUMBERS_A_ROW = 64
 # last axes that are held in one expression have at least as many numbers
 MIN_WIDTH = 16
-# rows of a block from which the GPU has an instruction for matrix products
-MIN_ROWS_OF_DOT = 16
 
 aten = torch.ops.aten
 
@@ -73,6 +71,7 @@ class Program(NamedTuple):
 TRITON_DTYPES = {
     torch.float64: "tl.float64",
     torch.float32: "tl.float32",
+    torch.bfloat16: "tl.bfloat16",
     torch.int64: "tl.int64",
     torch.int32: "tl.int32",
     torch.bool: "tl.int1",
@@ -134,7 +133,6 @@ def write_row_program(
     fn: Callable[..., Sequence[Tensor]],
     examples: Sequence[Tensor],
     inputs: Sequence[RowTensor],
-    rows_a_block: int,
 ) -> Program:
     """Write a function as Triton code.
 
@@ -142,7 +140,9 @@ def write_row_program(
       fn: takes and returns tensors; each row of its results depends on the same row of its arguments only.
       examples: arguments with `TRACED_ROWS` rows, on the CPU.
       inputs: where the program finds the arguments.
-      rows_a_block: R, the rows that a block computes; `rows` [R] are their indices, int64.
+
+    Returns:
+      Code for a block of R rows, whose indices are `rows` [R], int64.
 
     Raises:
       UnsupportedError: the function mixes rows, calls an operator that is not known here, or has tensors of too many
@@ -150,7 +150,7 @@ def write_row_program(
     """
     decompositions: Any = core_aten_decompositions()
     graph = make_fx(fn, decomposition_table=decompositions)(*examples)
-    writer = _Writer(rows_a_block)
+    writer = _Writer()
     values: dict[fx.Node, Any] = {}
     arguments = iter(inputs)
     outputs: list[RowTensor] = []
@@ -246,8 +246,7 @@ def literal(value: float | bool, dtype: torch.dtype) -> Expression:
 class _Writer:
     """Writes the code of one graph, operator by operator."""
 
-    def __init__(self, rows_a_block: int) -> None:
-        self.rows_a_block = rows_a_block
+    def __init__(self) -> None:
         self.preamble: list[str] = []
         self.body: list[str] = []
         self._names: dict[str, Expression] = {}  # of what is computed already
@@ -315,6 +314,9 @@ class _Writer:
     ) -> str:
         options = f", mask={mask}, other=0" if mask else ""
         code = f"tl.load({place}{options})"
+        if dtype == torch.bfloat16:
+            # Params in memory are float32, and matrix products sum as float32.
+            return f"{code}.to(tl.bfloat16).to(tl.float32)"
         return f"({code} != 0)" if dtype == torch.bool else code
 
     def _load_wide(self, x: RowTensor, width: int) -> RowTensor:
@@ -359,6 +361,8 @@ class _Writer:
           operand_dtype: what operands are cast to, one for all or one for each.
           dtype: of the result.
         """
+        if dtype == torch.bfloat16:
+            raise UnsupportedError("arithmetic in bfloat16")
         if isinstance(operand_dtype, torch.dtype):
             operand_dtype = [operand_dtype] * len(args)
         operands, row_dim, width = self._align_operands(args, operand_dtype)
@@ -601,6 +605,8 @@ VIEWS: dict[Any, ViewFn] = {
 def _to_copy(
     writer: _Writer, dtype: torch.dtype, result: Tensor, x: RowTensor, **_: Any
 ) -> RowTensor:
+    if x.pointer and (x.dtype, dtype) == (torch.float32, torch.bfloat16):
+        return x._replace(dtype=dtype)  # rounded where it is loaded
     x = writer.load(x)
     elements = _map(lambda e: writer.cast(e, x.dtype, dtype), x.elements)
     return x._replace(elements=elements, dtype=dtype)
@@ -869,6 +875,8 @@ def _matmul(
         raise UnsupportedError("a matrix product other than of rows and params")
     if x.elements.shape[row_dim] != 1:
         raise UnsupportedError("a matrix product of several numbers a row")
+    if dtype == torch.bfloat16:
+        x = _to_copy(writer, torch.float32, result, x)
 
     *batch, _, n_out = weight.elements.shape
     n_columns = 1 if n_out >= MIN_WIDTH else n_out
@@ -883,7 +891,8 @@ def _matmul(
             column = matrix._replace(elements=matrix.elements[:, j])
             elements[(*index, 0, j)] = _dot(writer, x, numbers, column)
     width = n_out if n_out >= MIN_WIDTH else 0
-    return RowTensor(elements, dtype, x.row_dim, width)
+    product = RowTensor(elements, x.dtype, x.row_dim, width)
+    return _to_copy(writer, dtype, result, product)
 
 
 def _wide_product(
@@ -899,12 +908,8 @@ def _wide_product(
         ]
         return writer.line(" + ".join(terms), "wide")
 
-    tile = _load_tile(writer, matrix)
-    if writer.rows_a_block >= MIN_ROWS_OF_DOT:
-        code = f'tl.dot({numbers[0].code}, {tile}, input_precision="ieee")'
-    else:
-        code = f"tl.sum({numbers[0].code}[:, :, None] * {tile}[None, :, :], 1)"
-    return writer.line(code, "wide")
+    operands = f"{numbers[0].code}, {_load_tile(writer, matrix)}"
+    return writer.line(f'tl.dot({operands}, input_precision="ieee")', "wide")
 
 
 def _column(number: Expression) -> str:

@@ -17,7 +17,10 @@ class Block(np.ndarray):
     """An array with the cast of Triton."""
 
     def to(self, dtype: Any) -> Block:
-        """The numbers in another dtype."""
+        """The numbers in another dtype; those of bfloat16, which numpy has not, are held as float32."""
+        if dtype is torch.bfloat16:
+            rounded = torch.from_numpy(np.asarray(self)).bfloat16().float()
+            return block(rounded.numpy())
         return self.astype(dtype)
 
     def __mod__(self, other: Any) -> Block:
@@ -68,19 +71,24 @@ def _erfinv(x: Block) -> Block:
 
 
 def run(
-    source: str, kernel: str, n_blocks: int, *args: Any, **kwargs: Any
+    source: str,
+    kernel: str,
+    grid: tuple[int, ...],
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
-    """Run a kernel of a module's source."""
-    program = 0
+    """Run a kernel of a module's source, for every block of a grid."""
+    program: tuple[int, ...] = ()
     tl = types.SimpleNamespace(
         constexpr=int,
         float64=np.float64,
         float32=np.float32,
+        bfloat16=torch.bfloat16,
         int64=np.int64,
         int32=np.int32,
         uint32=np.uint32,
         int1=np.bool_,
-        program_id=lambda axis: program,
+        program_id=lambda axis: block(program[axis]),
         arange=_elementwise(np.arange),
         load=_load,
         store=_store,
@@ -114,5 +122,5 @@ def run(
     }
     exec("\n".join(lines), names)
     with np.errstate(all="ignore"):
-        for program in range(n_blocks):  # noqa: B007  (read by program_id)
+        for program in np.ndindex(*grid):  # noqa: B007  (read by program_id)
             names[kernel](*args, **kwargs)

@@ -32,7 +32,7 @@ class NumpyKernel:
     def __init__(self, source: str) -> None:
         self.source = source
 
-    def __getitem__(self, grid: tuple[int]) -> Any:
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
         """The function that launches so many blocks."""
 
         def launch(*args: Any, R: int, num_warps: int) -> None:
@@ -40,9 +40,7 @@ class NumpyKernel:
                 numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
                 for x in args
             ]
-            numpy_triton.run(
-                self.source, "rollout_kernel", grid[0], *values, R=R
-            )
+            numpy_triton.run(self.source, "rollout_kernel", grid, *values, R=R)
 
         return launch
 
@@ -74,29 +72,52 @@ def rollout_arguments(learner: Learner, state: Any) -> StepArguments:
     return StepArguments(NoWorld(), state.params, first, inputs.random_inputs)
 
 
+def arguments_of_many(
+    learner: Learner, n_learners: int, device: str = "cpu"
+) -> StepArguments:
+    """The arguments of a whole rollout of several learners."""
+    states = [
+        learner.init(fp.random.key(seed, device)) for seed in range(n_learners)
+    ]
+    each = [rollout_arguments(learner, state) for state in states]
+    args = tree.map(lambda *x: torch.stack(x), *each)
+    random_inputs = tree.map(lambda x: x.transpose(0, 1), args.random_inputs)
+    return args._replace(random_inputs=random_inputs)
+
+
+def step_of(args: StepArguments) -> Any:
+    """A step of the rollout: of one learner, or of several."""
+    is_many = tree.leaves(args.random_inputs)[0].ndim == 3
+    parts = train_step.EAGER_PARTS
+    parts = train_step.vmap_parts(parts) if is_many else parts
+    return parts.rollout_step
+
+
 def write(learner: Learner, args: StepArguments) -> rollout_kernel.RolloutCode:
     random_inputs = tree.map(lambda x: x[0], args.random_inputs)
     return rollout_kernel.write_rollout_kernel(
-        rollout.rollout_step,
+        step_of(args),
         learner.cfg,
         args._replace(random_inputs=random_inputs),
     )
 
 
 def assert_equals_the_loop(
-    kernel: RolloutKernel, learner: Learner, args: StepArguments
+    kernel: RolloutKernel,
+    learner: Learner,
+    args: StepArguments,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
 ) -> None:
     with torch.no_grad():
         actual = kernel(learner.cfg, *args)
-        expected = rollout.unroll(
-            learner.cfg, *args, loops.scan, rollout.rollout_step
-        )
+        expected = rollout.unroll(learner.cfg, *args, loops.scan, step_of(args))
     assert tree.paths(actual) == tree.paths(expected)
     for name, x, y in zip(
         tree.paths(actual), tree.leaves(actual), tree.leaves(expected)
     ):
         torch.testing.assert_close(
-            x, y, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+            x, y, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
         )
 
 
@@ -119,14 +140,47 @@ def test_the_code_computes_what_the_loop_does(name: str) -> None:
     ],
 )
 def test_layers_of_any_width_and_blocks_that_are_not_full(
-    hidden: tuple[int, ...], options: dict[str, Any]
+    hidden: tuple[int, ...],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    n_envs = rollout_kernel.MAX_SINGLE_ROWS + 5
-    learner, state = make_learner("CartPole-v1", n_envs, *hidden, **options)
+    monkeypatch.setattr(rollout_kernel, "ROWS_A_BLOCK", 8)
+    learner, state = make_learner("CartPole-v1", 11, *hidden, **options)
     args = rollout_arguments(learner, state)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, args)
-    assert kernel.code.rows_a_block == rollout_kernel.MANY_ROWS
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+def test_products_in_bfloat16_are_rounded_as_the_loop_rounds_them() -> None:
+    learner, state = make_learner(
+        "Pendulum-v1", 4, 16, matmul_dtype=torch.bfloat16
+    )
+    args = rollout_arguments(learner, state)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    assert "bfloat16" in kernel.code.source
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("n_learners", "n_envs", "rows_a_block"), [(3, 5, 1), (2, 11, 8)]
+)
+def test_learners_side_by_side_compute_what_the_loop_does(
+    n_learners: int,
+    n_envs: int,
+    rows_a_block: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each with params of its own, in blocks that may not be full."""
+    monkeypatch.setattr(rollout_kernel, "ROWS_A_BLOCK", rows_a_block)
+    learner, _ = make_learner("Pendulum-v1", n_envs, 16)
+    args = arguments_of_many(learner, n_learners)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    assert kernel.code.batch_shape == (n_learners, n_envs)
     kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
 
@@ -136,8 +190,18 @@ def test_a_kernel_refuses_another_number_of_environments() -> None:
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, rollout_arguments(learner, state))
     other, other_state = make_learner("CartPole-v1", 4, 16)
-    with pytest.raises(ValueError, match="expected 3 environments"):
+    with pytest.raises(
+        ValueError, match="expected 3 environments, got 4 environments"
+    ):
         kernel(other.cfg, *rollout_arguments(other, other_state))
+
+
+def test_a_kernel_refuses_another_number_of_learners() -> None:
+    learner, _ = make_learner("CartPole-v1", 3, 16)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, arguments_of_many(learner, 2))
+    with pytest.raises(ValueError, match=r"of 2 learners each, got .* of 3"):
+        kernel(learner.cfg, *arguments_of_many(learner, 3))
 
 
 def test_params_that_do_not_fit_into_a_block_are_refused() -> None:
@@ -168,15 +232,6 @@ def test_an_environment_with_a_large_state_is_refused() -> None:
         write(learner, args._replace(rollout_state=large))
 
 
-def test_several_learners_at_once_are_refused() -> None:
-    learner, state = make_learner("CartPole-v1", 3, 16)
-    args = rollout_arguments(learner, state)
-    many = tree.map(lambda x: torch.stack([x, x]), args)
-    random_inputs = tree.map(lambda x: torch.stack([x, x], 1), args[-1])
-    with pytest.raises(UnsupportedError, match="several learners"):
-        write(learner, many._replace(random_inputs=random_inputs))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CLASSIC)
 @pytest.mark.parametrize("n_envs", [4, 300])
@@ -193,6 +248,60 @@ def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("hidden", [(100, 100), (20, 128), (33, 7, 16)])
+def test_layers_of_any_width_on_a_gpu(hidden: tuple[int, ...]) -> None:
+    learner, state = make_learner(
+        "Pendulum-v1", 5, *hidden, device="cuda", shared_trunk=True
+    )
+    args = rollout_arguments(learner, state)
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        rollout.rollout_step,
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("n_envs", [4, 300])
+def test_the_kernel_in_bfloat16_is_near_the_loop_on_a_gpu(n_envs: int) -> None:
+    learner, state = make_learner(
+        "Pendulum-v1",
+        n_envs,
+        64,
+        64,
+        device="cuda",
+        matmul_dtype=torch.bfloat16,
+    )
+    args = rollout_arguments(learner, state)
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        rollout.rollout_step,
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CLASSIC)
+@pytest.mark.parametrize(("n_learners", "n_envs"), [(3, 4), (100, 4), (20, 40)])
+def test_learners_side_by_side_equal_the_loop_on_a_gpu(
+    name: str, n_learners: int, n_envs: int
+) -> None:
+    learner, _ = make_learner(name, n_envs, 64, 64)
+    args = arguments_of_many(learner, n_learners, "cuda")
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        step_of(args),
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_compiled_learner_on_a_gpu_rolls_out_in_one_kernel() -> None:
     learner, state = make_learner("CartPole-v1", 4, 16, device="cuda")
     fast = fp.compile(learner, state)
@@ -201,3 +310,17 @@ def test_a_compiled_learner_on_a_gpu_rolls_out_in_one_kernel() -> None:
     assert fast.record.rollout_code is None
     state, metrics = fast.step(state)
     assert bool(torch.isfinite(metrics.grad_norm))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_several_learners_on_a_gpu_roll_out_in_one_kernel() -> None:
+    learner, _ = make_learner("CartPole-v1", 4, 16)
+    records = []
+    fp.train_many(
+        learner,
+        2 * 4 * N_STEPS,
+        seeds=3,
+        device="cuda",
+        callbacks=[lambda progress: records.append(progress.record)],
+    )
+    assert [record.rollout for record in records] == ["kernel", "kernel"]

@@ -36,7 +36,7 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
         *(memory_tensor(f"p{i}", y) for i, y in enumerate(shared)),
     ]
     program = write_row_program(
-        lambda *args: [fn(*args)], [example, *shared], inputs, 8
+        lambda *args: [fn(*args)], [example, *shared], inputs
     )
     like = fn(x, *shared)
     (value,) = program.outputs
@@ -63,7 +63,7 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
     )
     y = torch.empty(like.shape, dtype=like.dtype)
     memory = map(numpy_triton.pointer, (x, y, *shared))
-    numpy_triton.run(source, "kernel", -(-ROWS // 8), *memory, R=8)
+    numpy_triton.run(source, "kernel", (-(-ROWS // 8),), *memory, R=8)
     return y
 
 
@@ -139,6 +139,41 @@ def test_matrix_products_with_what_rows_share(
 
 
 @pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, narrow, wide, hidden: half(x) @ half(narrow),
+        lambda x, narrow, wide, hidden: (
+            half(torch.relu((half(x) @ half(wide)).float()))
+            @ half(hidden[:, :2])
+        ),
+        lambda x, narrow, wide, hidden: (
+            half(x) @ half(wide) @ half(hidden) @ half(hidden.T[:, :3])
+        ),
+    ],
+    ids=["narrow", "two layers", "three layers"],
+)
+def test_matrix_products_in_bfloat16(fn: Callable[..., Tensor]) -> None:
+    """Of rounded numbers, summed as float32, and rounded again."""
+    shared = (WEIGHTS, WIDE, HIDDEN)
+    float_of = lambda *x: fn(*x).float()
+    actual = run(float_of, rows(1), *shared)
+    expected = float_of(rows(1), *shared)
+    # Sums in another order are rarely rounded to another number.
+    torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+    assert (actual == expected).double().mean() > 0.95
+    assert torch.equal(actual, actual.bfloat16().float())
+
+
+def half(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16)
+
+
+def test_other_arithmetic_in_bfloat16_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="arithmetic in bfloat16"):
+        run(lambda x: (half(x) + half(x)).float(), rows())
+
+
+@pytest.mark.parametrize(
     ("fn", "reason"),
     [
         (lambda x: x.sum(0), "over the rows"),
@@ -173,7 +208,7 @@ def test_words_of_32_bits_are_those_of_the_operator() -> None:
         numpy_triton.block(w)
         for w in (x, x[::-1].copy(), x + 3 & 0xFFFFFFFF, x)
     ]
-    numpy_triton.run(source, "kernel", 1, *words, out)
+    numpy_triton.run(source, "kernel", (1,), *words, out)
     expected = random.threefry2x32(
         *(torch.from_numpy(np.asarray(w)) for w in words)
     )
