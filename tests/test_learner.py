@@ -539,6 +539,73 @@ def test_an_environment_that_is_not_pure_is_refused_before_it_is_compiled(
     assert "\n" not in str(e.value)
 
 
+class Pull(NamedTuple):
+    """A world of two tensors."""
+
+    map: torch.Tensor
+    force: torch.Tensor
+
+
+def _pulled_step(cfg, world, state, action, key):
+    world.force.add_(1.0)
+    reached, timestep = cartpole.step_functional(cfg, world, state, action, key)
+    return reached._replace(motion=reached.motion + world.force), timestep
+
+
+def _pulled_apply(cfg, world, params, obs):
+    world.force.mul_(2.0)
+    logits = obs @ params[0]
+    return fp.PolicyValue(logits, logits[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "apply", "name"),
+    [
+        ({"step_functional": _pulled_step}, None, "step_functional"),
+        ({}, _pulled_apply, "apply of the network"),
+    ],
+)
+def test_a_world_that_is_overwritten_is_named_before_anything_is_compiled(
+    changes, apply, name
+):
+    network = fp.nets.mlp(4)
+    if apply is not None:
+        network = fp.Agent(
+            cfg=None, init=lambda cfg, key: (torch.zeros(4, 2),), apply=apply
+        )
+    env = replace(fp.envs.cartpole(), step_with_autoreset=None, spec=None)
+    env = replace(env, spec=fp.envs.cartpole().spec, **changes)
+    world = Pull(torch.zeros(3), torch.ones(()))
+    ppo = fp.ppo(env=env, network=network, world=world, n_envs=2, n_steps=4)
+    match = f"^{name}: world.force: expected an argument that stays as it is"
+    with pytest.raises(ValueError, match=match):
+        fp.compile(
+            ppo, ppo.init(fp.random.key(0)), backend="no backend is reached"
+        )
+    with pytest.raises(ValueError, match=match):
+        fp.train_many(ppo, 8, seeds=2)
+
+
+def test_a_reset_with_another_number_of_rows_than_keys_is_named():
+    """As many rows as there are environments, where a rollout resets all its steps at once."""
+    env = replace(
+        fp.envs.cartpole(),
+        reset=lambda cfg, world, key: cartpole.reset(
+            cfg, world, fp.random.split(fp.random.key(0), 2)
+        ),
+        sample_reset=None,
+        reset_from_sample=None,
+        step_with_autoreset=None,
+    )
+    ppo = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=4)
+    state = ppo.init(fp.random.key(0))
+    problem = (
+        r"^reset: state.motion: expected 8 rows, one for each key, got \[2, 4\]"
+    )
+    with pytest.raises(ValueError, match=problem):
+        ppo.step(state)
+
+
 def test_a_value_that_is_no_tensor_is_named():
     agent = fp.Agent(
         cfg=None,

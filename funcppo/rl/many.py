@@ -16,7 +16,7 @@ import torch
 
 from funcppo import random, trainer, tree
 from funcppo.experiment.training import CHECKPOINT_SECONDS, prepare_step
-from funcppo.learner import Learner, check_functions
+from funcppo.learner import Learner, check_functions, check_vectorised
 from funcppo.losses import Scalars
 from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep
@@ -71,7 +71,7 @@ def train_many(
     Raises:
       ValueError: a number is out of range, the environment steps on the host, PyTorch has no such device, the
         checkpoint is damaged or of another learner, or a function of the environment or the network overwrites an
-        argument or differs when it is called again with the same key.
+        argument, differs when it is called again with the same key, or cannot be mapped by `torch.vmap`.
       TypeError: seeds are no integers.
     """
     if not isinstance(seeds, int | Iterable):
@@ -150,11 +150,12 @@ def prepare_many(
     """The step of stacked states; of a finished run it is not compiled.
 
     Raises:
-      ValueError: environment or network is not pure, which is tried on one step of the first learner.
+      ValueError: environment or network is not pure, or cannot be vectorised, which is tried on one step.
     """
     cfg = learner.cfg
     is_finished = int(state.update[0]) >= cfg.ppo.n_updates
     check_functions(learner, stacked.item(state, 0))
+    check_vectorised(learner, state)
     captured, record = prepare_step(
         cfg,
         learner.world,
