@@ -295,7 +295,10 @@ def ppo(
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
     if not isinstance(env, Environment):
-        raise TypeError(f"env: expected an Environment, got {_describe(env)}")
+        raise TypeError(
+            f"env: expected an Environment, got {_describe(env)}; "
+            "fp.envs.make and fp.envs.gymnasium build one by its name"
+        )
     env = cast(AnyEnvironment, env)
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options

@@ -96,6 +96,11 @@ def test_an_agent_may_be_handed_in_and_so_may_a_world():
             "env: expected an Environment, got the function cartpole",
         ),
         (
+            {"env": "CartPole-v1"},
+            TypeError,
+            "fp.envs.make and fp.envs.gymnasium build one by its name",
+        ),
+        (
             {"network": 64},
             TypeError,
             "network: expected an Agent or a function of an EnvironmentSpec, got int",
@@ -121,7 +126,7 @@ def test_an_agent_may_be_handed_in_and_so_may_a_world():
             "n_microbatches: expected 1 or more, got 0",
         ),
     ],
-    ids=["env", "network", "factory", "spec", "option", "value"],
+    ids=["env", "name", "network", "factory", "spec", "option", "value"],
 )
 def test_what_cannot_work_is_refused_in_one_line(arguments, error, text):
     with pytest.raises(error) as raised:

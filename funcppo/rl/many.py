@@ -6,11 +6,11 @@ result.state.params                      # every tensor has a first axis of 8
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -72,7 +72,7 @@ def train_many(
       ValueError: a number is out of range, the environment steps on the host, PyTorch has no such device, the
         checkpoint is damaged or of another learner, or a function of the environment or the network overwrites an
         argument, differs when it is called again with the same key, or cannot be mapped by `torch.vmap`.
-      TypeError: seeds are no integers.
+      TypeError: seeds are no integers, or a scalar is one number for all.
     """
     if not isinstance(seeds, int | Iterable):
         raise TypeError(
@@ -122,6 +122,7 @@ def init_many(
 
     Raises:
       ValueError: there is no such scalar, it has not one number for each seed, or one is out of range.
+      TypeError: a scalar is one number for all.
     """
     states = [learner.init(random.key(seed, device)) for seed in seeds]
     state = tree.map(lambda *leaves: torch.stack(leaves), *states)
@@ -129,6 +130,10 @@ def init_many(
         if name not in Scalars._fields:
             names = ", ".join(Scalars._fields)
             raise ValueError(f"scalars: expected one of {names}, got {name}")
+        if not isinstance(cast(object, numbers), Sized):
+            raise TypeError(
+                f"scalars: {name}: expected a sequence of {len(seeds)} numbers, got {numbers!r}"
+            )
         if len(numbers) != len(seeds):
             raise ValueError(
                 f"scalars: {name}: expected {len(seeds)} numbers, got {len(numbers)}"

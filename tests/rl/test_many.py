@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -155,6 +156,15 @@ def test_what_is_out_of_range_is_named(options, problem):
     options = {"total_steps": 32, "seeds": 2} | options
     with pytest.raises(ValueError, match=f"^{problem}"):
         fp.train_many(LEARNER, **options)
+
+
+def test_one_number_for_all_seeds_is_refused_in_one_line():
+    problem = r"^scalars: gamma: expected a sequence of 2 numbers, got 0\.9$"
+    with pytest.raises(TypeError, match=problem):
+        fp.train_many(LEARNER, 32, seeds=2, scalars={"gamma": 0.9})  # pyright: ignore[reportArgumentType]
+    numbers = np.array([0.5, 0.9])
+    states = init_many(LEARNER, (0, 1), scalars={"gamma": numbers})  # pyright: ignore[reportArgumentType]
+    assert states.scalars.gamma.tolist() == pytest.approx([0.5, 0.9])
 
 
 @pytest.mark.parametrize("seeds", [1.5, None])
