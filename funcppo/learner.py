@@ -31,7 +31,13 @@ from torch import Tensor
 
 from funcppo import random, train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
-from funcppo.envs.laws import TOLERANCE, call_twice, check_layout, check_pure
+from funcppo.envs.laws import (
+    TOLERANCE,
+    call_twice,
+    call_vectorised,
+    check_layout,
+    check_pure,
+)
 from funcppo.envs.wrappers import stand_in_env
 from funcppo.interfaces import (
     Agent,
@@ -289,7 +295,10 @@ def ppo(
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
     if not isinstance(env, Environment):
-        raise TypeError(f"env: expected an Environment, got {_describe(env)}")
+        raise TypeError(
+            f"env: expected an Environment, got {_describe(env)}; "
+            "fp.envs.make and fp.envs.gymnasium build one by its name"
+        )
     env = cast(AnyEnvironment, env)
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options
@@ -524,12 +533,52 @@ def check_functions(
             observation=obs,
             memory=state.memory,
             tolerance=TOLERANCE,
+            bound_world=world,
         )
         if env.host is not None:
             return
         action = agent.distribution.sample(key, output)
         step_keys = random.split(key, n_rows)
         check_pure(env, world, state.env_state, action, step_keys)
+
+
+def check_vectorised(
+    learner: Learner[Any, Any], states: TrainState[Any, Any]
+) -> None:
+    """Check that `torch.vmap` maps network and environment, on one step of several learners.
+
+    Args:
+      states: of the learners, stacked.
+
+    Raises:
+      ValueError: one line that names the function, which cannot be mapped.
+    """
+    env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
+    first = tree.leaves(states.env_state)[0]
+    n_learners, n_rows = first.shape[:2]
+    key = states.key.view(n_learners, -1, 2)[:, 0]  # of the first shard
+    step_keys = random.split(key, n_rows)
+
+    with torch.no_grad():
+        call_vectorised("reset", partial(env.reset, env.cfg, world), step_keys)
+        obs = call_vectorised(
+            "observe", partial(env.observe, env.cfg, world), states.env_state
+        )
+        output, _ = call_vectorised(
+            "apply of the network",
+            partial(apply_agent, agent, world),
+            states.params,
+            obs,
+            states.memory,
+        )
+        action = torch.vmap(agent.distribution.sample)(key, output)
+        call_vectorised(
+            "step_functional",
+            partial(env.step_functional, env.cfg, world),
+            states.env_state,
+            action,
+            step_keys,
+        )
 
 
 def _compile(

@@ -223,9 +223,23 @@ def sample_random_inputs(
     world: World,
     keys: RolloutKeys,
 ) -> RandomInputs[ResetSample]:
-    """Sample the random inputs of all steps of a rollout, with a leading axis T."""
+    """Sample the random inputs of all steps of a rollout, with a leading axis T.
+
+    Raises:
+      ValueError: a reset returns a tensor that has not one row for each key.
+    """
     n_steps_and_envs = keys.reset_key.shape[:2]
+    n_keys = n_steps_and_envs.numel()
     reset_sample = sample_reset(env, world, keys.reset_key.flatten(0, 1))
+    for i, x in enumerate(tree.leaves(reset_sample)):
+        if x.shape[:1] != (n_keys,):
+            part = (
+                "reset: state" if env.sample_reset is None else "sample_reset"
+            )
+            place = f"{part}.{tree.paths(reset_sample)[i]}".rstrip(".")
+            raise ValueError(
+                f"{place}: expected {n_keys} rows, one for each key, got {list(x.shape)}"
+            )
     return RandomInputs(
         action_key=keys.action_key,
         step_key=keys.step_key,

@@ -96,6 +96,11 @@ def test_an_agent_may_be_handed_in_and_so_may_a_world():
             "env: expected an Environment, got the function cartpole",
         ),
         (
+            {"env": "CartPole-v1"},
+            TypeError,
+            "fp.envs.make and fp.envs.gymnasium build one by its name",
+        ),
+        (
             {"network": 64},
             TypeError,
             "network: expected an Agent or a function of an EnvironmentSpec, got int",
@@ -121,7 +126,7 @@ def test_an_agent_may_be_handed_in_and_so_may_a_world():
             "n_microbatches: expected 1 or more, got 0",
         ),
     ],
-    ids=["env", "network", "factory", "spec", "option", "value"],
+    ids=["env", "name", "network", "factory", "spec", "option", "value"],
 )
 def test_what_cannot_work_is_refused_in_one_line(arguments, error, text):
     with pytest.raises(error) as raised:
@@ -537,6 +542,73 @@ def test_an_environment_that_is_not_pure_is_refused_before_it_is_compiled(
     with pytest.raises(ValueError, match=f"^step_functional.*{problem}") as e:
         fp.compile(ppo, state, backend="no backend is reached")
     assert "\n" not in str(e.value)
+
+
+class Pull(NamedTuple):
+    """A world of two tensors."""
+
+    map: torch.Tensor
+    force: torch.Tensor
+
+
+def _pulled_step(cfg, world, state, action, key):
+    world.force.add_(1.0)
+    reached, timestep = cartpole.step_functional(cfg, world, state, action, key)
+    return reached._replace(motion=reached.motion + world.force), timestep
+
+
+def _pulled_apply(cfg, world, params, obs):
+    world.force.mul_(2.0)
+    logits = obs @ params[0]
+    return fp.PolicyValue(logits, logits[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "apply", "name"),
+    [
+        ({"step_functional": _pulled_step}, None, "step_functional"),
+        ({}, _pulled_apply, "apply of the network"),
+    ],
+)
+def test_a_world_that_is_overwritten_is_named_before_anything_is_compiled(
+    changes, apply, name
+):
+    network = fp.nets.mlp(4)
+    if apply is not None:
+        network = fp.Agent(
+            cfg=None, init=lambda cfg, key: (torch.zeros(4, 2),), apply=apply
+        )
+    env = replace(fp.envs.cartpole(), step_with_autoreset=None, spec=None)
+    env = replace(env, spec=fp.envs.cartpole().spec, **changes)
+    world = Pull(torch.zeros(3), torch.ones(()))
+    ppo = fp.ppo(env=env, network=network, world=world, n_envs=2, n_steps=4)
+    match = f"^{name}: world.force: expected an argument that stays as it is"
+    with pytest.raises(ValueError, match=match):
+        fp.compile(
+            ppo, ppo.init(fp.random.key(0)), backend="no backend is reached"
+        )
+    with pytest.raises(ValueError, match=match):
+        fp.train_many(ppo, 8, seeds=2)
+
+
+def test_a_reset_with_another_number_of_rows_than_keys_is_named():
+    """As many rows as there are environments, where a rollout resets all its steps at once."""
+    env = replace(
+        fp.envs.cartpole(),
+        reset=lambda cfg, world, key: cartpole.reset(
+            cfg, world, fp.random.split(fp.random.key(0), 2)
+        ),
+        sample_reset=None,
+        reset_from_sample=None,
+        step_with_autoreset=None,
+    )
+    ppo = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=4)
+    state = ppo.init(fp.random.key(0))
+    problem = (
+        r"^reset: state.motion: expected 8 rows, one for each key, got \[2, 4\]"
+    )
+    with pytest.raises(ValueError, match=problem):
+        ppo.step(state)
 
 
 def test_a_value_that_is_no_tensor_is_named():

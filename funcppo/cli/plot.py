@@ -139,16 +139,18 @@ class Plot:
         from funcppo.rl.run import read_returns
 
         check_runs(self.runs, self.out, self.json, read_config, _log_of)
-        return return_curves.draw(
-            [
-                return_curves.RunReturns(
-                    name=folder.name,
-                    env=read_config(folder).env,
-                    returns=read_returns(folder),
+        runs: list[return_curves.RunReturns] = []
+        for folder in (Path(run).resolve() for run in self.runs):
+            config = read_config(folder)
+            if config.search != "none":
+                raise ValueError(
+                    f"{folder}: expected a run without a search, got one by --search {config.search}: "
+                    "--kind search draws its trials"
                 )
-                for folder in (Path(run).resolve() for run in self.runs)
-            ]
-        )
+            returns = read_returns(folder)
+            run = return_curves.RunReturns(folder.name, config.env, returns)
+            runs.append(run)
+        return return_curves.draw(runs)
 
     def _draw_search(self) -> Picture:
         """The picture of the trials of a search."""

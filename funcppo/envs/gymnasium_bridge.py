@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -484,7 +484,7 @@ def gymnasium(
       ModuleNotFoundError: Gymnasium is not installed.
       ValueError: Gymnasium cannot make the environment, its spaces are others, or actions that are not discrete shall
         be masked.
-      TypeError: options for an environment that is handed in as a function.
+      TypeError: `env` is neither an id nor a function, or there are options for one that is handed in as a function.
 
     Source: Towers et al. 2024, "Gymnasium: a standard interface for reinforcement learning environments",
     arXiv:2407.17032.
@@ -546,6 +546,11 @@ def _environment_maker(
             f"fp.envs.gymnasium needs {error.name} (pip install 'funcppo[gymnasium]')"
         ) from None
     if not isinstance(env, str):
+        if not callable(env):
+            raise TypeError(
+                "env: expected an id or a function that makes one environment, "
+                f"got a {type(cast(object, env)).__name__}; each row needs one of its own"
+            )
         if make_options:
             raise TypeError(
                 f"{next(iter(make_options))}: expected no options beside a function that makes the environment"

@@ -318,24 +318,33 @@ def check_pure(
         "step_functional": {"state": state, "action": action, "key": key},
     }
     for name, fn in bound.items():
-        call_twice(name, fn, **arguments[name], tolerance=TOLERANCE)
+        call_twice(
+            name,
+            fn,
+            **arguments[name],
+            tolerance=TOLERANCE,
+            bound_world=world,
+        )
 
 
 def call_twice(
     name: str,
     fn: Callable[..., Any],
     tolerance: float = 0.0,
+    bound_world: object = (),
     **arguments: Any,
 ) -> Any:
     """The result of a function that writes to no argument, and gives the same result again.
 
     Args:
+      bound_world: what the function reads beside its arguments; not copied, for it may be large.
       arguments: in the order of the function's, under the names that an error says.
 
     Raises:
       ValueError: one line that names the function, and the tensor.
     """
     values = tree.map(torch.clone, tuple(arguments.values()))
+    versions = _versions(bound_world)
     try:
         result = fn(*arguments.values())
     except Exception as error:  # whatever a function of a user's raises
@@ -348,10 +357,10 @@ def call_twice(
         )
         for path, leaf, before in leaves:
             if not _is_equal(leaf, before, 0.0):
-                place = f"{argument}.{path}".rstrip(".")
-                raise ValueError(
-                    f"{name}: {place}: expected an argument that stays as it is, got one that is overwritten"
-                )
+                raise _overwritten(name, argument, path)
+    for path, version in _versions(bound_world).items():
+        if version != versions[path]:
+            raise _overwritten(name, "world", path)
 
     again = fn(*arguments.values())
     if tree.structure(again) == tree.structure(result) and _all_tensors(result):
@@ -363,6 +372,23 @@ def call_twice(
             tolerance,
         )
     return result
+
+
+def _overwritten(name: str, argument: str, path: str) -> ValueError:
+    """The error of a function that writes to an argument."""
+    place = f"{argument}.{path}".rstrip(".")
+    return ValueError(
+        f"{name}: {place}: expected an argument that stays as it is, got one that is overwritten"
+    )
+
+
+def _versions(value: object) -> dict[str, int]:
+    """How often each tensor of a tree was written to, by its name; of inference tensors PyTorch does not count it."""
+    return {
+        path: leaf._version
+        for path, leaf in zip(tree.paths(value), tree.leaves(value))
+        if isinstance(leaf, Tensor) and not leaf.is_inference()
+    }
 
 
 def _all_tensors(value: Any) -> bool:
@@ -477,15 +503,28 @@ def _describe(error: Exception) -> str:
 def _check_vmap(name: str, fn: Callable[..., Any], *arguments: Any) -> None:
     """Check a function of rows under vmap over two sets of rows."""
     twice = tree.map(lambda x: torch.stack([x, x.flip(0)]), arguments)
+    mapped = call_vectorised(name, fn, *twice)
+    one_by_one = [fn(*tree.map(lambda x, i=i: x[i], twice)) for i in range(2)]
+    stacked = tree.map(lambda *x: torch.stack(x), *one_by_one)
+    _check_equal(f"{name} under torch.vmap", mapped, stacked, TOLERANCE)
+
+
+def call_vectorised(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of `torch.vmap` of a function.
+
+    Args:
+      name: of the function, for the message.
+      arguments: trees of tensors with a further first axis, which is mapped over.
+
+    Raises:
+      ValueError: one line that names the function, which cannot be mapped.
+    """
     try:
-        mapped = torch.vmap(fn)(*twice)
+        return torch.vmap(fn)(*arguments)
     except Exception as error:  # whatever a function of a user's raises
         raise ValueError(
             f"{name}: expected a function that torch.vmap can map, got {_describe(error)}"
         ) from None
-    one_by_one = [fn(*tree.map(lambda x, i=i: x[i], twice)) for i in range(2)]
-    stacked = tree.map(lambda *x: torch.stack(x), *one_by_one)
-    _check_equal(f"{name} under torch.vmap", mapped, stacked, TOLERANCE)
 
 
 def _take(value: Any, rows: I64[Tensor, "..."]) -> Any:

@@ -76,7 +76,7 @@ def render(env: AnyEnvironment, state: Any, row: int = 0) -> str:
     if env.observe in SCENES:
         return _draw_scene(SCENES[env.observe](state, row))
     raise ValueError(
-        f"env: expected an environment of the package that has a picture, got one observed by {env.observe}"
+        f"env: expected an environment of the package that has a picture, got one of {env.observe.__module__}"
     )
 
 

@@ -21,7 +21,13 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.envs import base
-from funcppo.interfaces import AnyEnvironment, MaskedObservation, Timestep
+from funcppo.interfaces import (
+    AnyEnvironment,
+    Environment,
+    EnvironmentSpec,
+    MaskedObservation,
+    Timestep,
+)
 from funcppo.ranges import (
     FLOAT32_MAX,
     PositiveFloat,
@@ -61,7 +67,12 @@ class PlainState(NamedTuple):
 def _wrap(
     env: AnyEnvironment, begin: BeginFn, settings: Any = None, **changes: Any
 ) -> AnyEnvironment:
-    """`env` in a wrapper; `changes` are fields of the result beside those of a wrapper that does nothing."""
+    """`env` in a wrapper; `changes` are fields of the result beside those of a wrapper that does nothing.
+
+    Raises:
+      TypeError: what is wrapped is no environment.
+    """
+    _spec(env)
     fields: dict[str, Any] = {
         "cfg": Wrapped(env=env, begin=begin, settings=settings),
         "reset": _reset,
@@ -74,6 +85,19 @@ def _wrap(
         "step_with_autoreset": None,
     }
     return dataclasses.replace(env, **(fields | changes))
+
+
+def _spec(env: AnyEnvironment) -> EnvironmentSpec | None:
+    """What an environment states of itself.
+
+    Raises:
+      TypeError: it is no environment, such as one of Gymnasium's without a bridge.
+    """
+    if not isinstance(cast(object, env), Environment):
+        raise TypeError(
+            f"env: expected an Environment, got {type(env).__name__}"
+        )
+    return env.spec
 
 
 def _begin_plain(cfg: Wrapped, world: Any, inner: Any) -> PlainState:
@@ -337,8 +361,12 @@ def normalize_observation(
     )
 
 
-def _features(cfg: Wrapped, world: Any, inner: Any) -> Tensor:
-    obs = _inner_observe(cfg, world, inner)
+def _features(obs: Any) -> Tensor:
+    """The numbers of an observation, without the mask.
+
+    Raises:
+      TypeError: it is neither a tensor nor a `MaskedObservation`.
+    """
     features = obs.features if isinstance(obs, MaskedObservation) else obs
     if not isinstance(features, Tensor):
         raise TypeError(
@@ -347,10 +375,17 @@ def _features(cfg: Wrapped, world: Any, inner: Any) -> Tensor:
     return features
 
 
+def _with_features(obs: Any, features: Tensor) -> Tensor | MaskedObservation:
+    """An observation with other features: beside its mask, if it has one."""
+    if isinstance(obs, MaskedObservation):
+        return obs._replace(features=features)
+    return features
+
+
 def _begin_normalize_observation(
     cfg: Wrapped, world: Any, inner: Any
 ) -> NormalizeObservationState:
-    x = _features(cfg, world, inner)
+    x = _features(_inner_observe(cfg, world, inner))
     never = torch.zeros(x.shape[:1], dtype=torch.bool, device=x.device)
     moments = _update_moments(cfg.settings, _initial_moments(x), x, ~never)
     return NormalizeObservationState(inner, moments, never)
@@ -365,7 +400,7 @@ def _count_observation(
 ) -> Moments:
     if cfg.settings.evaluation:
         return state.moments
-    x = _features(cfg, world, inner)
+    x = _features(_inner_observe(cfg, world, inner))
     return _update_moments(cfg.settings, state.moments, x, is_counted)
 
 
@@ -400,14 +435,11 @@ def _observe_normalized(
     cfg: Wrapped, world: Any, state: NormalizeObservationState
 ) -> Tensor | MaskedObservation:
     obs = _inner_observe(cfg, world, state.inner)
-    x = _features(cfg, world, state.inner)
+    x = _features(obs)
     mean, variance, _ = state.moments
     deviation = torch.sqrt(variance + cfg.settings.epsilon)
     dtype = x.dtype if x.dtype.is_floating_point else torch.float32
-    normalized = ((x - mean) / deviation).to(dtype)
-    if isinstance(obs, MaskedObservation):
-        return obs._replace(features=normalized)
-    return normalized
+    return _with_features(obs, ((x - mean) / deviation).to(dtype))
 
 
 class NormalizeRewardState(NamedTuple):
@@ -516,6 +548,7 @@ class FrameStackState(NamedTuple):
     inner: Any
     frames: Tensor  # [B, n_frames, ...]
     finished: Bool[Tensor, "B"]
+    action_mask: Any = ()  # of the last observation, if it has one
 
 
 def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
@@ -524,10 +557,11 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
     An episode begins with as many copies of its first observation.
 
     Args:
-      env: observes one tensor [B, ..., F]; the result observes [B, ..., n_frames * F].
+      env: observes one tensor [B, ..., F], and the result [B, ..., n_frames * F]; or a `MaskedObservation`, whose
+        features are stacked, beside the mask of the last one.
     """
     settings = FrameStackConfig(n_frames=n_frames)
-    spec = env.spec
+    spec = _spec(env)
     if spec is not None:
         *axes, n_features = spec.shape
         spec = dataclasses.replace(
@@ -546,10 +580,11 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
 
 
 def _begin_frame_stack(cfg: Wrapped, world: Any, inner: Any) -> FrameStackState:
-    obs: Tensor = _inner_observe(cfg, world, inner)
-    frames = torch.stack([obs] * cfg.settings.n_frames, 1)
-    finished = torch.zeros(obs.shape[:1], dtype=torch.bool, device=obs.device)
-    return FrameStackState(inner, frames, finished)
+    obs = _inner_observe(cfg, world, inner)
+    x = _features(obs)
+    frames = torch.stack([x] * cfg.settings.n_frames, 1)
+    finished = torch.zeros(x.shape[:1], dtype=torch.bool, device=x.device)
+    return FrameStackState(inner, frames, finished, _action_mask(obs))
 
 
 def _step_frame_stack(
@@ -560,16 +595,29 @@ def _step_frame_stack(
     key: Tensor,
 ) -> tuple[FrameStackState, Timestep]:
     inner, timestep = _inner_step(cfg, world, state, action, key)
-    obs: Tensor = _inner_observe(cfg, world, inner)
-    shifted = torch.cat([state.frames[:, 1:], obs.unsqueeze(1)], 1)
-    frames = tree.where(~state.finished, shifted, state.frames)
-    return FrameStackState(inner, frames, _is_finished(timestep)), timestep
+    obs = _inner_observe(cfg, world, inner)
+    shifted = torch.cat([state.frames[:, 1:], _features(obs).unsqueeze(1)], 1)
+    next_state = FrameStackState(
+        inner=inner,
+        frames=tree.where(~state.finished, shifted, state.frames),
+        finished=_is_finished(timestep),
+        action_mask=_action_mask(obs),
+    )
+    return next_state, timestep
+
+
+def _action_mask(obs: Any) -> Any:
+    """The mask of an observation; () if it has none."""
+    return obs.action_mask if isinstance(obs, MaskedObservation) else ()
 
 
 def _observe_frame_stack(
     cfg: Wrapped, world: Any, state: FrameStackState
-) -> Tensor:
-    return torch.cat(state.frames.unbind(1), -1)
+) -> Tensor | MaskedObservation:
+    stacked = torch.cat(state.frames.unbind(1), -1)
+    if isinstance(state.action_mask, Tensor):
+        return MaskedObservation(stacked, state.action_mask)
+    return stacked
 
 
 # Actions
@@ -607,7 +655,7 @@ def sticky_actions(
 
     Source: Machado et al. 2018, arXiv:1709.06009.
     """
-    if env.spec is None:
+    if _spec(env) is None:
         raise ValueError(
             "env.spec: expected an EnvironmentSpec for the shape of actions, got None"
         )
@@ -672,7 +720,8 @@ class ActionRangeConfig:
 
 def _check_continuous(env: AnyEnvironment) -> None:
     """Raise ValueError if the environment states discrete actions."""
-    if env.spec is not None and not env.spec.continuous_actions:
+    spec = _spec(env)
+    if spec is not None and not spec.continuous_actions:
         raise ValueError(
             "env.spec: expected continuous actions, got discrete ones"
         )
@@ -723,8 +772,8 @@ def _step_rescale_action(
 
 
 def flatten_observation(env: AnyEnvironment) -> AnyEnvironment:
-    """Observe [B, F] float32 numbers in place of one tensor [B, ...], such as an image."""
-    spec = env.spec
+    """Observe [B, F] float32 numbers in place of one tensor [B, ...], such as an image; a mask of actions is kept."""
+    spec = _spec(env)
     if spec is not None:
         spec = dataclasses.replace(
             spec,
@@ -734,9 +783,9 @@ def flatten_observation(env: AnyEnvironment) -> AnyEnvironment:
     return _wrap(env, _begin_plain, observe=_observe_flat, spec=spec)
 
 
-def _observe_flat(cfg: Wrapped, world: Any, state: PlainState) -> Tensor:
-    obs = cast(Tensor, _observe(cfg, world, state))
-    return obs.flatten(1).to(torch.float32)
+def _observe_flat(cfg: Wrapped, world: Any, state: PlainState) -> Any:
+    obs = _observe(cfg, world, state)
+    return _with_features(obs, _features(obs).flatten(1).to(torch.float32))
 
 
 class EpisodeStatisticsState(NamedTuple):

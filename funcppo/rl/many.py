@@ -6,17 +6,17 @@ result.state.params                      # every tensor has a first axis of 8
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from funcppo import random, trainer, tree
 from funcppo.experiment.training import CHECKPOINT_SECONDS, prepare_step
-from funcppo.learner import Learner, check_functions
+from funcppo.learner import Learner, check_functions, check_vectorised
 from funcppo.losses import Scalars
 from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep
@@ -71,8 +71,8 @@ def train_many(
     Raises:
       ValueError: a number is out of range, the environment steps on the host, PyTorch has no such device, the
         checkpoint is damaged or of another learner, or a function of the environment or the network overwrites an
-        argument or differs when it is called again with the same key.
-      TypeError: seeds are no integers.
+        argument, differs when it is called again with the same key, or cannot be mapped by `torch.vmap`.
+      TypeError: seeds are no integers, or a scalar is one number for all.
     """
     if not isinstance(seeds, int | Iterable):
         raise TypeError(
@@ -122,6 +122,7 @@ def init_many(
 
     Raises:
       ValueError: there is no such scalar, it has not one number for each seed, or one is out of range.
+      TypeError: a scalar is one number for all.
     """
     states = [learner.init(random.key(seed, device)) for seed in seeds]
     state = tree.map(lambda *leaves: torch.stack(leaves), *states)
@@ -129,6 +130,10 @@ def init_many(
         if name not in Scalars._fields:
             names = ", ".join(Scalars._fields)
             raise ValueError(f"scalars: expected one of {names}, got {name}")
+        if not isinstance(cast(object, numbers), Sized):
+            raise TypeError(
+                f"scalars: {name}: expected a sequence of {len(seeds)} numbers, got {numbers!r}"
+            )
         if len(numbers) != len(seeds):
             raise ValueError(
                 f"scalars: {name}: expected {len(seeds)} numbers, got {len(numbers)}"
@@ -150,11 +155,12 @@ def prepare_many(
     """The step of stacked states; of a finished run it is not compiled.
 
     Raises:
-      ValueError: environment or network is not pure, which is tried on one step of the first learner.
+      ValueError: environment or network is not pure, or cannot be vectorised, which is tried on one step.
     """
     cfg = learner.cfg
     is_finished = int(state.update[0]) >= cfg.ppo.n_updates
     check_functions(learner, stacked.item(state, 0))
+    check_vectorised(learner, state)
     captured, record = prepare_step(
         cfg,
         learner.world,

@@ -222,6 +222,9 @@ def test_a_search_writes_its_table_and_is_drawn(
     words = ("plot", run, "--kind", "search", "--out", picture)
     assert funcppo(monkeypatch, *words) == 0
     assert ElementTree.fromstring(picture.read_bytes()).tag.endswith("svg")
+    words = ("plot", run, "--kind", "returns", "--out", picture)
+    assert funcppo(monkeypatch, *words) == 2
+    assert "--kind search draws its trials" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("update", [1, 2, 3])

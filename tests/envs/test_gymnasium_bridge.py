@@ -366,6 +366,9 @@ def test_an_environment_that_cannot_be_made_is_named():
     assert "\n" not in str(error.value)
     with pytest.raises(TypeError, match=r"^is_slippery: expected no options"):
         fp.envs.gymnasium(Counter, is_slippery=True)
+    problem = r"^env: expected an id or a function .*, got a TimeLimit"
+    with pytest.raises(TypeError, match=problem):
+        fp.envs.gymnasium(gym.make("CartPole-v1"))  # pyright: ignore[reportArgumentType]
 
 
 def test_gymnasium_is_asked_for_where_it_is_missing(monkeypatch):

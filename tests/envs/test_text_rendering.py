@@ -101,10 +101,8 @@ def test_a_game_shows_the_cells_of_its_observation():
 
 
 def test_an_environment_of_another_kind_is_refused():
-    env = fp.Environment(
-        cfg=None, reset=None, step_functional=None, observe=repr
-    )
-    with pytest.raises(
-        ValueError, match=r"^env: expected an environment of the"
-    ):
-        fp.envs.render(env, None)
+    """The message has no address of a function in it."""
+    env = fp.envs.recall()
+    problem = r"^env: expected an environment of the .*got one of funcppo\.envs\.recall_task$"
+    with pytest.raises(ValueError, match=problem):
+        fp.envs.render(env, reset(env))

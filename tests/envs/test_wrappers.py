@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import gymnasium
@@ -248,6 +249,51 @@ def test_an_image_is_flattened_to_numbers():
     env = wrappers.flatten_observation(wrappers.frame_stack(CARTPOLE, 2))
     state = env.reset(env.cfg, WORLD, random.split(random.key(0), 3))
     assert observe(env, state).shape == (3, env.spec.observation_size) == (3, 8)
+
+
+def test_a_mask_of_actions_passes_frames_and_flattening():
+    """Features are stacked and flattened; the mask is that of the last observation."""
+
+    def observe_masked(cfg, world, state):
+        features = CARTPOLE.observe(cfg, world, state)
+        mask = torch.stack([features[:, 0] > 0, features[:, 0] < 9], -1)
+        return fp.MaskedObservation(features.view(-1, 2, 2), mask)
+
+    masked = replace(
+        CARTPOLE,
+        observe=observe_masked,
+        spec=replace(CARTPOLE.spec, observation_shape=(2, 2)),
+    )
+    env = wrappers.flatten_observation(wrappers.frame_stack(masked, 2))
+    fp.check(env)
+    for step in play(env, seed=3, n=3, steps=5):
+        obs = observe(env, step.reached)
+        last = observe(masked, step.reached.inner.inner)
+        assert torch.equal(obs.action_mask, last.action_mask)
+        frames = obs.features.view(3, 2, 2, 2)
+        assert torch.equal(frames[..., 1, :], last.features)
+    fp.ppo(env=env, network=fp.nets.mlp(4)).init(random.key(0))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda env: wrappers.time_limit(env, 5),
+        lambda env: wrappers.frame_stack(env, 2),
+        wrappers.normalize_observation,
+        wrappers.normalize_reward,
+        wrappers.sticky_actions,
+        wrappers.clip_action,
+        lambda env: wrappers.rescale_action(env, -2.0, 2.0),
+        wrappers.flatten_observation,
+        wrappers.episode_statistics,
+    ],
+)
+def test_an_environment_of_gymnasium_itself_is_refused_in_one_line(build):
+    with pytest.raises(
+        TypeError, match=r"^env: expected an Environment, got TimeLimit$"
+    ):
+        build(gymnasium.make("Pendulum-v1"))
 
 
 NESTED = wrappers.normalize_reward(

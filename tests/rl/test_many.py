@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -157,6 +158,15 @@ def test_what_is_out_of_range_is_named(options, problem):
         fp.train_many(LEARNER, **options)
 
 
+def test_one_number_for_all_seeds_is_refused_in_one_line():
+    problem = r"^scalars: gamma: expected a sequence of 2 numbers, got 0\.9$"
+    with pytest.raises(TypeError, match=problem):
+        fp.train_many(LEARNER, 32, seeds=2, scalars={"gamma": 0.9})  # pyright: ignore[reportArgumentType]
+    numbers = np.array([0.5, 0.9])
+    states = init_many(LEARNER, (0, 1), scalars={"gamma": numbers})  # pyright: ignore[reportArgumentType]
+    assert states.scalars.gamma.tolist() == pytest.approx([0.5, 0.9])
+
+
 @pytest.mark.parametrize("seeds", [1.5, None])
 def test_seeds_that_are_no_integers_are_refused(seeds):
     with pytest.raises(
@@ -194,3 +204,58 @@ def test_an_environment_that_is_not_pure_is_named_before_anything_is_compiled(
     learner = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=8)
     with pytest.raises(ValueError, match=f"^step_functional.*{problem}"):
         fp.train_many(learner, 32, seeds=2, strategy=strategy)
+
+
+CARTPOLE = fp.envs.cartpole()
+CELL = torch.nn.LSTMCell(4, 3)  # has no batching rule
+
+
+def _apply_cell(cfg, world, params, obs, memory):
+    named = dict(zip(["weight_ih", "weight_hh"], params))
+    hidden, cell = torch.func.functional_call(CELL, named, (obs, memory))
+    return fp.PolicyValue(hidden[:, :2], hidden[:, 2]), (hidden, cell)
+
+
+LSTM_CELL = fp.Agent(
+    cfg=None,
+    init=lambda cfg, key: (torch.ones(12, 4), torch.ones(12, 3)),
+    initial_memory=lambda cfg, n, device: (torch.zeros(n, 3),) * 2,
+    apply_recurrent=_apply_cell,
+)
+
+
+def _branch(cfg, world, state, action, key):
+    reached, timestep = CARTPOLE.step_functional(cfg, world, state, action, key)
+    if state.motion.sum() > 0:
+        reached = reached._replace(motion=-reached.motion)
+    return reached, timestep
+
+
+@pytest.mark.parametrize(
+    ("changes", "network", "name"),
+    [
+        ({"step_functional": _branch}, fp.nets.mlp(4), "step_functional"),
+        (
+            {
+                "observe": lambda cfg, world, state: torch.tensor(
+                    state.motion.tolist()
+                )
+            },
+            fp.nets.mlp(4),
+            "observe",
+        ),
+        ({}, LSTM_CELL, "apply of the network"),
+    ],
+)
+def test_what_vmap_cannot_map_is_named_before_anything_is_compiled(
+    changes, network, name
+):
+    env = replace(CARTPOLE, step_with_autoreset=None, **changes)
+    learner = fp.ppo(
+        env=env, network=network, n_envs=2, n_steps=8, n_minibatches=2
+    )
+    match = f"^{name}: expected a function that torch.vmap can map, got Runt"
+    with pytest.raises(ValueError, match=match) as error:
+        fp.train_many(learner, 32, seeds=2)
+    assert "\n" not in str(error.value)
+    fp.train(learner, 32)
