@@ -15,10 +15,18 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import (
+    Any,
+    Generic,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+)
 
 import torch
 from torch import Tensor
@@ -251,6 +259,65 @@ def _log_row(
     return row
 
 
+class LoopOptions(TypedDict, total=False):
+    """The fields of `LoopSettings`, as keyword arguments; `train` says what they mean."""
+
+    callbacks: Sequence[Callback]
+    log: str | Path | MetricsLog | None
+    evaluate_every: int | None
+    n_episodes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopSettings:
+    """What `train` and `train_many` do after an update."""
+
+    callbacks: Sequence[Callback] = ()
+    log: str | Path | MetricsLog | None = None
+    evaluate_every: int | None = None  # updates
+    n_episodes: int = N_EPISODES
+
+    def __post_init__(self) -> None:
+        """Check kinds and ranges.
+
+        Raises:
+          TypeError: the callbacks are no list of functions, or the log is none.
+          ValueError: a number is out of range.
+        """
+        check_positive(
+            evaluate_every=self.evaluate_every, n_episodes=self.n_episodes
+        )
+        check_callbacks(self.callbacks)
+        log: object = self.log
+        if not isinstance(log, str | Path | MetricsLog | None):
+            raise TypeError(
+                f"log: expected a folder or an fp.MetricsLog, got {log!r}"
+            )
+
+    def all_callbacks(self) -> list[Callback]:
+        """The log, and the callbacks: what one of them raises loses no row."""
+        log = self.log
+        if isinstance(log, str | Path):
+            log = MetricsLog(log)
+        return [*self.callbacks] if log is None else [log, *self.callbacks]
+
+
+def loop_settings(options: LoopOptions) -> LoopSettings:
+    """The settings of some keyword arguments.
+
+    Raises:
+      TypeError: an option is unknown or of the wrong kind.
+      ValueError: a number is out of range.
+    """
+    names = [field.name for field in fields(LoopSettings)]
+    for name in options:
+        if name not in names:
+            raise TypeError(
+                f"{name}: expected an option of the function, or one of {', '.join(names)}"
+            )
+    return LoopSettings(**options)
+
+
 def train(
     learner: Learner[Any, Any],
     total_steps: int,
@@ -258,11 +325,9 @@ def train(
     seed: int = 0,
     device: torch.device | str = "cpu",
     compile_step: bool = False,
-    callbacks: Sequence[Callback] = (),
-    evaluate_every: int | None = None,
-    n_episodes: int = N_EPISODES,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
+    **options: Unpack[LoopOptions],
 ) -> TrainResult[PolicyEvaluation]:
     """Train a policy for a number of environment steps, in whole updates.
 
@@ -277,18 +342,20 @@ def train(
       seed: of the first state.
       device: of the first state.
       compile_step: make updates by `fp.compile(learner, state)`.
-      callbacks: called in turn after each update; one that returns true stops the run after the others were called. A
-        `MetricsLog` is closed at the end.
-      evaluate_every: updates between two evaluations; the last update is evaluated, too. None: no evaluation.
-      n_episodes: episodes of each policy in an evaluation.
       checkpoint: file that holds the state and the settings; if it exists, the run continues from it. If it is damaged
         or missing, the one before serves, which stands beside it; a warning and the result's notes say so.
       checkpoint_every: updates between two writes of it; None: it is written at the end alone.
+      callbacks: list of functions that are called with a `Progress` after each update; one that returns true stops the
+        run after the others were called. A `MetricsLog` is closed at the end.
+      log: a folder, where `metrics.jsonl` gets a line for each update and is continued with the run; or a `MetricsLog`.
+      evaluate_every: updates between two evaluations; the last update is evaluated, too. None: no evaluation.
+      n_episodes: episodes of each policy in an evaluation.
 
     Returns:
       The state after the run, and its evaluations.
 
     Raises:
+      TypeError: an option is unknown, or of the wrong kind.
       ValueError: a number is out of range, PyTorch has no such device, the checkpoint is damaged or of another learner,
         or torchrun started several processes, and the learner is not of `fp.distribute`.
     """
@@ -298,13 +365,8 @@ def train(
             f"learner: expected one of fp.distribute, which {n_processes} processes of torchrun share, "
             "got one of a single process"
         )
-    check_positive(
-        total_steps=total_steps,
-        evaluate_every=evaluate_every,
-        n_episodes=n_episodes,
-        checkpoint_every=checkpoint_every,
-    )
-    check_callbacks(callbacks)
+    check_positive(total_steps=total_steps, checkpoint_every=checkpoint_every)
+    settings = loop_settings(options)
     check_device(device)
     learner = with_length(learner, total_steps)
     path = checkpoint_path(checkpoint)
@@ -320,9 +382,9 @@ def train(
     is_compiled = compile_step and not is_finished
     compiled = compile(learner, state) if is_compiled else None
 
-    evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
+    evaluator = Evaluator(learner=learner, n_episodes=settings.n_episodes)
     schedule = UpdateIntervals(
-        evaluate_every=evaluate_every,
+        evaluate_every=settings.evaluate_every,
         evaluate=lambda state: evaluator.evaluate(learner.gather(state), seed),
         checkpoint_every=checkpoint_every,
         save=partial(save_checkpoint, path, learner),
@@ -333,7 +395,7 @@ def train(
         step=(compiled or learner).step,
         record=compiled.record if compiled else None,
     )
-    result = make_updates(stepper, state, schedule, callbacks)
+    result = make_updates(stepper, state, schedule, settings.all_callbacks())
     return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
 
 

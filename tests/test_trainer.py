@@ -81,6 +81,46 @@ def test_metrics_are_logged_and_a_continued_run_continues_them(tmp_path):
     assert [float(row["loss"]) for row in cells] == [r["loss"] for r in rows]
 
 
+@pytest.mark.parametrize("kind", [str, fp.MetricsLog])
+def test_a_log_by_name_is_that_of_the_callback_and_is_continued(kind, tmp_path):
+    """A row is there though a callback fails; of two runs that continue one another there is one log."""
+
+    def fail(progress):
+        if progress.update == 2:
+            raise KeyError
+
+    options = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 1}
+    folder = tmp_path / "by name"
+    with pytest.raises(KeyError):
+        fp.train(
+            LEARNER, 128, log=kind(str(folder)), callbacks=[fail], **options
+        )
+    assert len(metrics_log.read(folder / "metrics.jsonl")) == 2
+    fp.train(LEARNER, 128, log=kind(str(folder)), **options)
+    rows = metrics_log.read(folder / "metrics.jsonl")
+    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+
+    log = fp.MetricsLog(tmp_path / "callback")
+    fp.train(LEARNER, 128, callbacks=[log])
+    others = metrics_log.read(tmp_path / "callback" / "metrics.jsonl")
+    assert [x["loss"] for x in rows] == [x["loss"] for x in others]
+
+
+@pytest.mark.parametrize("train", [fp.train, fp.train_many])
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"log": 3}, "log: expected a folder or an fp.MetricsLog, got 3"),
+        ({"log": ["a"]}, r"log: expected a folder or .*, got \['a'\]"),
+        ({"logs": "a"}, "logs: expected an option of .* callbacks, log, eval"),
+    ],
+)
+def test_what_is_no_log_is_refused_in_one_line(train, options, line):
+    with pytest.raises(TypeError, match=f"^{line}") as error:
+        train(LEARNER, 32, **options)
+    assert "\n" not in str(error.value)
+
+
 def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     whole_run, tmp_path
 ):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 
@@ -22,9 +22,8 @@ from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
 from funcppo.trainer import (
-    N_EPISODES,
-    Callback,
     Evaluator,
+    LoopOptions,
     PolicyEvaluation,
     Stepper,
     TrainResult,
@@ -43,10 +42,8 @@ def train_many(
     scalars: Mapping[str, Sequence[float]] | None = None,
     device: torch.device | str = "cpu",
     strategy: str = "eager",
-    callbacks: Sequence[Callback] = (),
-    evaluate_every: int | None = None,
-    n_episodes: int = N_EPISODES,
     checkpoint: str | Path | None = None,
+    **options: Unpack[LoopOptions],
 ) -> TrainResult[Evaluations]:
     """Train a policy for each of several seeds, all of them in one step (`torch.vmap`).
 
@@ -60,10 +57,11 @@ def train_many(
       device: of the first states.
       strategy: how the step is run: eager; auto, which compiles it where the run is long enough to repay that; or
         another of `runtime.compile.STRATEGIES`.
-      callbacks: as those of `train`; what they receive has a first axis of seeds.
-      evaluate_every: updates between two evaluations; the last update is evaluated, too. None: no evaluation.
-      n_episodes: episodes of each seed, greedy and sampled, in an evaluation.
       checkpoint: as that of `train`.
+      callbacks: as those of `train`; what they receive has a first axis of seeds.
+      log: as that of `train`, with a line for each seed.
+      evaluate_every: as that of `train`.
+      n_episodes: episodes of each seed, greedy and sampled, in an evaluation.
 
     Returns:
       The states after the run, stacked, and its evaluations, each one of all seeds.
@@ -72,39 +70,35 @@ def train_many(
       ValueError: a number is out of range, the environment steps on the host, PyTorch has no such device, the
         checkpoint is damaged or of another learner, or a function of the environment or the network overwrites an
         argument, differs when it is called again with the same key, or cannot be mapped by `torch.vmap`.
-      TypeError: seeds are no integers, or a scalar is one number for all.
+      TypeError: seeds are no integers, a scalar is one number for all, or an option is unknown or of the wrong kind.
     """
     if not isinstance(seeds, int | Iterable):
         raise TypeError(
             f"seeds: expected an integer or a sequence of integers, got {seeds!r}"
         )
     seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-    trainer.check_positive(
-        total_steps=total_steps,
-        seeds=len(seeds),
-        evaluate_every=evaluate_every,
-        n_episodes=n_episodes,
-    )
+    trainer.check_positive(total_steps=total_steps, seeds=len(seeds))
+    settings = trainer.loop_settings(options)
     if learner.cfg.env.host is not None:
         raise ValueError(
             "learner: expected an environment that can be vectorised, got one that steps on the host; "
             "fp.train trains one seed after the other"
         )
-    trainer.check_callbacks(callbacks)
     trainer.check_device(device)
     learner = trainer.with_length(learner, total_steps)
     path = trainer.checkpoint_path(checkpoint)
     first = init_many(learner, seeds, device, scalars)
     state, notes = trainer.restore_latest(learner, first, path)
 
-    evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
+    evaluator = Evaluator(learner=learner, n_episodes=settings.n_episodes)
     schedule = UpdateIntervals(
-        evaluate_every=evaluate_every,
+        evaluate_every=settings.evaluate_every,
         evaluate=partial(evaluator.evaluate_many, seeds=seeds),
         checkpoint_seconds=CHECKPOINT_SECONDS,
         save=partial(trainer.save_checkpoint, path, learner),
     )
     stepper = prepare_many(learner, seeds, state, strategy)
+    callbacks = settings.all_callbacks()
     result = trainer.make_updates(stepper, state, schedule, callbacks)
     return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
 

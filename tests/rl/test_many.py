@@ -107,6 +107,12 @@ def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
     assert float(lines[1].split(",")[place]) == pytest.approx(mean)
 
 
+def test_a_log_of_several_seeds_may_be_a_folder(tmp_path):
+    fp.train_many(LEARNER, 64, log=tmp_path / "log", **OPTIONS)
+    rows = metrics_log.read(tmp_path / "log" / "metrics.jsonl")
+    assert [row["seed"] for row in rows] == [5, 2, 5, 2]
+
+
 def test_each_seed_learns_with_its_own_scalars():
     rates = [0.0, 1e-2]
     first = init_many(LEARNER, (0, 0))
