@@ -189,7 +189,7 @@ class HostRows:
         """First states of all rows, by seeds made of the keys; states returned before cannot be stepped any more.
 
         Raises:
-          ValueError: not as many rows as the bridge was made for.
+          ValueError: not as many rows as the bridge was made for, or the environment returns no two values.
         """
         n_rows = len(key)
         if self._n_envs not in (None, n_rows):
@@ -203,7 +203,7 @@ class HostRows:
             )
 
         seeds = random.bits(key, ()) >> 1  # 31 bits
-        obs, infos = self._vector_env.reset(seed=seeds.tolist())
+        obs, infos = self._call(cfg, "reset", seed=seeds.tolist())
         never = np.zeros(n_rows, dtype=np.bool_)
         self._must_reset = never
         self._results = _Results(
@@ -225,13 +225,14 @@ class HostRows:
         """Step all rows on the host; rows that had finished stay as they are.
 
         Raises:
-          ValueError: not the state that was returned last, or the call is part of a graph or under `torch.vmap`.
+          ValueError: not the state that was returned last, or the call is part of a graph or under `torch.vmap`, or the
+            environment returns no five values.
         """
         actions = self._read(state, action)
         if self._must_reset.any():  # of rows that had finished
             self._vector_env.reset(options={"reset_mask": self._must_reset})
-        obs, reward, terminated, truncated, infos = self._vector_env.step(
-            self._to_action(actions)
+        obs, reward, terminated, truncated, infos = self._call(
+            cfg, "step", self._to_action(actions)
         )
         self._must_reset = terminated | truncated
 
@@ -283,6 +284,25 @@ class HostRows:
         """Close the vector environment, if there is one."""
         if self._vector_env is not None:
             self._vector_env.close()
+
+    def _call(
+        self, cfg: GymnasiumConfig, method: str, *args: Any, **options: Any
+    ) -> Any:
+        """What a method of the vector environment returns.
+
+        Raises:
+          ValueError: it fails because the environment returns another number of values.
+        """
+        try:
+            return getattr(self._vector_env, method)(*args, **options)
+        # of unpacking, among others
+        except (AttributeError, TypeError, ValueError) as error:
+            line = gymnasium_laws.describe_wrong_result(
+                cfg.name, self._make_env
+            )
+            if line is None:
+                raise
+            raise ValueError(line) from error
 
     def _read(self, state: EnvState, action: Tensor) -> np.ndarray:
         """The actions on the host, for the state that was returned last."""

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+RESET_RESULT = ("observation", "info")
+STEP_RESULT = ("observation", "reward", "terminated", "truncated", "info")
+
 
 def check_environment(
     name: str,
@@ -49,6 +52,27 @@ def check_environment(
             )
     finally:
         env.close()
+
+
+def describe_wrong_result(name: str, make_env: Callable[[], Any]) -> str | None:
+    """What a reset or a step returns in place of its two or five values, on one line; None if it returns these.
+
+    Both are those of the environment in its wrappers, which unpack what it returns.
+    """
+    env = make_env().unwrapped
+    try:
+        result = env.reset(seed=0)
+        place, parts = "reset", RESET_RESULT
+        if _has_length(result, len(RESET_RESULT)):
+            result = env.step(env.action_space.sample())
+            place, parts = "step", STEP_RESULT
+    except Exception:  # of the environment's own
+        return None
+    finally:
+        env.close()
+    if _has_length(result, len(parts)):
+        return None
+    return f"{name}: {place}: {_expected_result(parts, result)}"
 
 
 def _run_gymnasium_checks(name: str, env: Any) -> None:
@@ -109,9 +133,9 @@ def _sample_legal(
 def _check_reset(name: str, env: Any, seed: int | None) -> Any:
     """The info of a reset."""
     result = _call(f"{name}: reset", env.reset, seed=seed)
-    if not isinstance(result, tuple) or len(result) != 2:
+    if not _has_length(result, len(RESET_RESULT)):
         raise ValueError(
-            f"{name}: reset: expected (observation, info), got {_describe(result)}"
+            f"{name}: reset: {_expected_result(RESET_RESULT, result)}"
         )
     _check_observation(f"{name}: reset", env.observation_space, result[0])
     return result[1]
@@ -123,10 +147,8 @@ def _check_step(
     """Whether a step, which makes the episode so long, ends it, and its info."""
     place = f"{name}: step"
     result = _call(place, env.step, action)
-    if not isinstance(result, tuple) or len(result) != 5:
-        raise ValueError(
-            f"{place}: expected (observation, reward, terminated, truncated, info), got {_describe(result)}"
-        )
+    if not _has_length(result, len(STEP_RESULT)):
+        raise ValueError(f"{place}: {_expected_result(STEP_RESULT, result)}")
     obs, reward, terminated, truncated, info = result
     _check_observation(place, env.observation_space, obs)
     if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
@@ -146,6 +168,14 @@ def _check_step(
             f"{place}: truncated: expected true after max_episode_steps = {limit} steps, got false"
         )
     return bool(terminated or truncated), info
+
+
+def _has_length(result: Any, length: int) -> bool:
+    return isinstance(result, tuple) and len(result) == length
+
+
+def _expected_result(parts: tuple[str, ...], result: Any) -> str:
+    return f"expected ({', '.join(parts)}), got {_describe(result)}"
 
 
 def _check_observation(place: str, space: Any, obs: Any) -> None:

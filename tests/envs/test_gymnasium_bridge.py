@@ -371,6 +371,63 @@ def test_an_environment_that_cannot_be_made_is_named():
         fp.envs.gymnasium(gym.make("CartPole-v1"))  # pyright: ignore[reportArgumentType]
 
 
+class FourValues(Counter):
+    def step(self, action):
+        return self.observe(), 0.0, False, {}
+
+
+class Nothing(Counter):
+    def step(self, action):
+        return None
+
+
+class ObservationAlone(Counter):
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe()
+
+
+class Failing(Counter):
+    def step(self, action):
+        raise ValueError("the motor is off")
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("env_class", "line"),
+    [
+        (
+            FourValues,
+            r"FourValues: step: expected \(observation, reward, .* \(a",
+        ),
+        (Nothing, r"Nothing: step: expected \(observation, .*, got NoneType"),
+        (
+            ObservationAlone,
+            r"ObservationAlone: reset: expected \(obs.* float32",
+        ),
+        (Failing, "the motor is off"),
+    ],
+)
+def test_a_result_of_another_length_is_named_in_one_line(env_class, line, mode):
+    """By training, which nothing checked before; an error of the environment's own stays what it is."""
+    env = fp.envs.gymnasium(env_class, n_envs=2, vectorization_mode=mode)
+    ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
+    with pytest.raises(ValueError, match=f"^{line}") as error:
+        fp.train(ppo, 16)
+    assert "\n" not in str(error.value)
+
+
+def test_a_registered_environment_of_another_length_is_named_in_one_line():
+    """Its wrappers unpack what it returns."""
+    gym.register("FourValues-v0", FourValues, max_episode_steps=9)
+    env = fp.envs.gymnasium("FourValues-v0", disable_env_checker=True)
+    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
+    line = "FourValues-v0: step: expected .observation, reward, .*, got tuple"
+    with pytest.raises(ValueError, match=f"^{line}"):
+        fp.train(ppo, 16)
+
+
 def test_gymnasium_is_asked_for_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     line = r"needs gymnasium \(pip install 'funcppo\[gymnasium\]'\)"
