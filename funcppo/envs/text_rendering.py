@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from funcppo import random, tree
 from funcppo.envs import two_link_arm
 from funcppo.envs.classic_control import (
     acrobot,
@@ -30,7 +31,7 @@ from funcppo.envs.minatar import (
     space_invaders,
 )
 from funcppo.envs.wrappers import Wrapped
-from funcppo.interfaces import AnyEnvironment
+from funcppo.interfaces import AnyEnvironment, Environment, NoWorld
 
 WIDTH, HEIGHT = 49, 17  # characters
 POINTS_A_LINE = 2 * WIDTH
@@ -62,22 +63,53 @@ def render(env: AnyEnvironment, state: Any, row: int = 0) -> str:
 
     Args:
       env: an environment of the package.
-      state: a state of it.
-      row: which row of the state.
+      state: a state of it, of `env.reset` or the `env_state` of a learner's state.
+      row: which row of the state; negative ones count from the last.
 
     Raises:
-      ValueError: the environment is none of the package.
+      TypeError: `env` is no environment, or `state` is no state of it.
+      ValueError: the environment is none of the package, or the state has no such row.
     """
+    if not isinstance(env, Environment):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"env: expected an Environment, got {type(env).__name__}"
+        )
     while isinstance(env.cfg, Wrapped):
-        env, state = env.cfg.env, state.inner
+        env, state = env.cfg.env, getattr(state, "inner", state)
+    if env.observe not in GLYPHS and env.observe not in SCENES:
+        raise ValueError(
+            f"env: expected an environment of the package that has a picture, got one of {env.observe.__module__}"
+        )
+    _check_state(env, state, row)
+
     if env.observe in GLYPHS:
         image: Tensor = env.observe(env.cfg, None, state)[row]
         return _draw_cells(image.tolist(), GLYPHS[env.observe])
-    if env.observe in SCENES:
-        return _draw_scene(SCENES[env.observe](state, row))
-    raise ValueError(
-        f"env: expected an environment of the package that has a picture, got one of {env.observe.__module__}"
-    )
+    return _draw_scene(SCENES[env.observe](state, row))
+
+
+def _check_state(env: AnyEnvironment, state: Any, row: object) -> None:
+    """Check that a state is one of an environment, and has a row.
+
+    Raises:
+      TypeError: it is something else.
+      ValueError: it has no such row.
+    """
+    key = random.split(random.key(0), 1)
+    expected = type(env.reset(env.cfg, NoWorld(), key))
+    if type(state) is not expected:
+        hint = "; hand in its env_state" if hasattr(state, "env_state") else ""
+        raise TypeError(
+            f"state: expected {_name(expected)}, got {_name(type(state))}{hint}"
+        )
+    n_rows = len(tree.leaves(state)[0])
+    if isinstance(row, bool | float) or row not in range(-n_rows, n_rows):
+        raise ValueError(f"row: expected 0 to {n_rows - 1}, got {row}")
+
+
+def _name(kind: type) -> str:
+    """A class by its module, without the package."""
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
 
 
 def _draw_cells(image: list[list[list[float]]], glyphs: str) -> str:

@@ -34,19 +34,12 @@ def place(text, glyph):
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_every_environment_of_the_package_has_a_picture(name):
     env = fp.envs.make(name)
-    state = reset(env)
-    text = fp.envs.render(fp.envs.wrappers.time_limit(env, 9), _wrapped(state))
+    wrapped = fp.envs.wrappers.time_limit(env, 9)
+    text = fp.envs.render(wrapped, reset(wrapped))
     lines = text.split("\n")
     height, width = (10, 19) if "MinAtar" in name else (HEIGHT, WIDTH)
     assert len(lines) == height and max(map(len, lines)) <= width
     assert len(set(text) - {" ", ".", "\n"}) >= 1
-
-
-def _wrapped(state):
-    class State:
-        inner = state
-
-    return State
 
 
 def test_the_pole_stands_on_the_cart_and_leans_where_it_falls():
@@ -106,3 +99,40 @@ def test_an_environment_of_another_kind_is_refused():
     problem = r"^env: expected an environment of the .*got one of funcppo\.envs\.recall_task$"
     with pytest.raises(ValueError, match=problem):
         fp.envs.render(env, reset(env))
+
+
+WRAPPED = fp.envs.wrappers.time_limit(fp.envs.cartpole(), 9)
+LEARNER = fp.ppo(env=WRAPPED, network=fp.nets.mlp(4), n_envs=2)
+
+
+@pytest.mark.parametrize(
+    ("state", "got"),
+    [
+        (
+            LEARNER.init(fp.random.key(0)),
+            "train_step.TrainState; hand in its env_state",
+        ),
+        (
+            reset(fp.envs.wrappers.time_limit(fp.envs.pendulum(), 9)),
+            "pendulum.EnvState",
+        ),
+        (3, "builtins.int"),
+    ],
+    ids=["learner", "other", "number"],
+)
+def test_a_state_of_something_else_is_refused_in_one_line(state, got):
+    line = f"state: expected cartpole.EnvState, got {got}"
+    with pytest.raises(TypeError, match=f"^{line}$"):
+        fp.envs.render(WRAPPED, state)
+
+
+@pytest.mark.parametrize("row", [2, -3, 1.5, True])
+def test_a_row_that_is_not_there_is_refused_in_one_line(row):
+    with pytest.raises(ValueError, match=f"^row: expected 0 to 1, got {row}$"):
+        fp.envs.render(WRAPPED, reset(WRAPPED), row)
+
+
+def test_what_is_no_environment_has_no_picture():
+    line = "env: expected an Environment, got str"
+    with pytest.raises(TypeError, match=f"^{line}"):
+        fp.envs.render("CartPole-v1", reset(WRAPPED))
