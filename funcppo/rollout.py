@@ -128,7 +128,8 @@ def check_spaces(
     Without a spec the network is not looked at; with one it is applied once, to the rows of the state.
 
     Raises:
-      TypeError: names the part of an observation that is no tensor, or what the network returns in place of an output.
+      TypeError: names the part of an observation that is no tensor, what the network returns in place of an output, or
+        the part of an output of another dtype.
       ValueError: names the observation or the action, what was expected and what came.
     """
     env, agent = cfg.env, cfg.agent
@@ -154,6 +155,8 @@ def check_spaces(
                 f"got: {line}"
             ) from error
         _check_output(agent, spec, output)
+        dtype = rollout_state.episode_stats.total_reward.dtype
+        check_output_dtypes(output, params, dtype)
 
 
 def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
@@ -183,6 +186,24 @@ def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
         )
     if spec.continuous_actions:
         _check_rows(action, (spec.action_size,), "action of the network")
+
+
+def check_output_dtypes(
+    output: Any, params: object, dtype: torch.dtype
+) -> None:
+    """Check that the numbers of a network's output have the dtype of its params, or of rewards.
+
+    Args:
+      dtype: of rewards.
+
+    Raises:
+      TypeError: names the first part of the output of another dtype.
+    """
+    params_dtype = tree.leaves(params)[0].dtype
+    for path, x in zip(tree.paths(output), tree.leaves(output)):
+        is_number = isinstance(x, Tensor) and x.is_floating_point()  # pyright: ignore[reportUnnecessaryIsInstance]
+        if is_number and x.dtype not in (dtype, params_dtype):
+            check_tensor(x, x.shape, params_dtype, f"{path} of the network")
 
 
 def _describe(obs: Any) -> str:
@@ -288,6 +309,7 @@ def rollout_step(
     )
     value_dtype = getattr(value, "dtype", dtype)
     check_tensor(value, rows, value_dtype, "value of the network")
+    check_output_dtypes(output, params, dtype)
     if agent.initial_memory is not None:
         _check_memory(rollout_state.memory, memory)
 

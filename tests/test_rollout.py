@@ -200,6 +200,70 @@ def test_a_tensor_that_promotion_or_broadcasting_would_hide_is_refused_in_one_li
         trajectory(changed(field, change), n_steps=1)
 
 
+OTHER_DTYPES = [
+    ("value", torch.float64),
+    ("value", torch.bfloat16),
+    ("logits", torch.float64),
+    ("logits", torch.bfloat16),
+]
+
+
+def of_dtype(field, dtype):
+    """CartPole, and an agent of whose output a field is of another dtype."""
+    cfg = changed(field, lambda x: x.to(dtype))
+    return {"env": cfg.env, "network": cfg.agent}
+
+
+@pytest.mark.parametrize(("field", "dtype"), OTHER_DTYPES)
+def test_an_output_of_another_dtype_is_refused_before_the_first_step(
+    field, dtype
+):
+    parts = of_dtype(field, dtype)
+    line = rf"{field} of the network: expected torch.float32 \[4.*, got {dtype}"
+    with pytest.raises(TypeError, match=f"^{line}") as error:
+        fp.ppo(**parts).init(random.key(0))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("field", "dtype"), OTHER_DTYPES)
+@pytest.mark.parametrize("use", ["step", "compile", "train_many"])
+def test_without_a_spec_such_an_output_is_refused_before_anything_is_compiled(
+    field, dtype, use, monkeypatch
+):
+    def compile_nothing(*args, **options):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    parts = of_dtype(field, dtype)
+    parts["env"] = replace(parts["env"], spec=None)
+    learner = fp.ppo(**parts, n_envs=2, n_steps=4)
+    state = learner.init(random.key(0))
+    uses = {
+        "step": lambda: learner.step(state),
+        "compile": lambda: fp.compile(learner, state),
+        "train_many": lambda: fp.train_many(learner, 8, seeds=2),
+    }
+    with pytest.raises(TypeError, match=f"^{field} of the network: expected"):
+        uses[use]()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_output_may_be_of_the_dtype_of_the_params(dtype):
+    env = fp.envs.cartpole()
+    agent = fp.nets.mlp(4)(env.spec)
+
+    def init_params(cfg, key):
+        return tree.map(lambda x: x.to(dtype), agent.init(cfg, key))
+
+    def apply(cfg, world, params, obs):
+        return agent.apply(cfg, world, params, obs.to(dtype))
+
+    of_params = replace(agent, init=init_params, apply=apply)
+    learner = fp.ppo(env=env, network=of_params, n_envs=2, n_steps=4)
+    state, _ = learner.step(learner.init(random.key(0)))
+    assert int(state.update) == 1
+
+
 @pytest.mark.parametrize(
     ("env", "network", "problem"),
     [
