@@ -14,7 +14,7 @@ Learn:
     fp.ppo(env=..., network=..., **options)   a learner: init(key) -> state, step(state) -> (state, metrics)
     fp.compile(learner, state)                the learner with a compiled step; its `record` says how and why
     fp.distribute(learner)                    the learner shared by the processes of torchrun
-    fp.train(learner, total_steps)            the whole run: callbacks, evaluation, checkpoints
+    fp.train(learner, total_steps)            the whole run: callbacks, logs, evaluation, checkpoints
     fp.train_many(learner, total_steps)       the same for several seeds at once
     fp.evaluate_policy(learner, state)        returns of whole episodes, greedy and sampled, with intervals
     fp.MetricsLog(folder, "csv")              a callback that logs metrics, to TensorBoard or W&B too

@@ -324,7 +324,7 @@ def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
     if isinstance(network, torch.nn.Module):
         raise TypeError(
             f"network: expected an Agent or a function of an EnvironmentSpec, got the module {type(network).__name__}; "
-            "an Agent applies it by torch.func.functional_call (Your own network, docs/rl.md)"
+            "an Agent applies it by torch.func.functional_call (docs/write_a_network.md)"
         )
     if not callable(network):
         raise TypeError(

@@ -160,40 +160,67 @@ def test_what_troubleshooting_quotes_is_what_programs_say():
                 assert part.strip() in said, quoted
 
 
-def test_the_options_of_other_libraries_are_told_by_options_that_exist():
-    """The last column of the table of CleanRL's names."""
-    text = (DOCS / "coming_from.md").read_text()
-    rows = re.findall(r"^\| `\w+`.*\| (.*) \|$", text, re.MULTILINE)
-    assert len(rows) > 8
+OTHER_LIBRARIES = {
+    "coming_from_cleanrl.md": "cleanrl_continuous",
+    "coming_from_sb3.md": "sb3",
+    "coming_from_purejaxrl.md": "purejaxrl",
+}
+
+
+@pytest.mark.parametrize("page", OTHER_LIBRARIES)
+def test_the_options_of_other_libraries_are_told_by_options_that_exist(page):
+    """The second column of the table of options; the last column is our defaults."""
+    text = (DOCS / page).read_text()
+    table = re.search(
+        r"^\|.*`fp\.ppo\(\.\.\.\)`.*\n\|-.*\n((\|.*\n)+)", text, re.M
+    )
+    assert table is not None
+    rows = [row.split(" | ") for row in table[1].splitlines()]
+    assert len(rows) >= 10
+    defaults = fp.PPOConfig()
     names = {field.name for field in dataclasses.fields(fp.PPOConfig)}
-    for row in rows:
-        for option in re.findall(r"`(\w+)[=`]", row):
-            assert option in names or option == "None", option
+    for _, ours, _, default in rows:
+        options = re.findall(r"`([a-z_]+)[=`]", ours)
+        assert options and {*options} <= names, ours
+        stated = re.findall(r"(?<![\w.])[\d.]+(?:e-\d)?", default)
+        for option, number in zip(options, stated):
+            assert getattr(defaults, option) == float(number), (option, default)
 
 
 def run_code(blocks) -> None:
     exec("\n".join(blocks), {"__name__": "docs"})
 
 
-def test_the_code_beside_that_of_other_libraries_runs(tmp_path, monkeypatch):
-    """With fewer steps, and uncompiled."""
+@pytest.mark.parametrize(("page", "settings"), OTHER_LIBRARIES.items())
+def test_the_code_beside_that_of_other_libraries_runs(
+    page, settings, tmp_path, monkeypatch
+):
+    """With fewer steps, and uncompiled: in the order of the page, that beside theirs first by itself."""
     monkeypatch.chdir(tmp_path)
-    text = (DOCS / "coming_from.md").read_text()
-    settings = re.findall(r"^    (.*)$", text.partition("## CleanRL")[0], re.M)
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    ours = [block for block in blocks if "ppo.step" in block or "fp." in block]
-    assert len(ours) == 3
-    code = "\n".join([*settings, "n_updates = 1", *ours])
-    short = {"100_000": "256", "(ppo, state)": "(ppo, state, strategy='eager')"}
-    for old, new in short.items():
-        assert old in code
-        code = code.replace(old, new)
+    text = (DOCS / page).read_text()
+    fenced = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (beside,) = [block for block in fenced if "import funcppo" in block]
+    lines = re.findall(r"^    (.*)$", FENCE.sub("", text), re.MULTILINE)
+    code = [short(beside), short("\n".join(lines))]
     names = {}
-    exec(code, names)
-    assert int(names["state"].update) == 1
-    assert int(names["result"].state.update) == 1
-    for name in ("cleanrl", "sb3", "purejaxrl"):
-        fp.PPOConfig(**names[name])
+    exec(code[0], names)
+    states = [
+        *(names[name] for name in ("state",) if name in names),
+        *(names[n].state for n in ("result", "one", "many") if n in names),
+    ]
+    assert states
+    for state in states:
+        assert int(state.update.flatten()[0]) == 1
+    exec(code[1], names)
+    fp.PPOConfig(**names[settings])
+
+
+def short(code):
+    """The code of a page with fewer steps."""
+    code = re.sub(r"\b\d+_000\b", "512", code)
+    code = code.replace("(976)", "(1)").replace("seeds=30", "seeds=2")
+    code = code.replace("(ppo, state)", "(ppo, state, strategy='eager')")
+    return code.replace("compile_step=True", "compile_step=False")
 
 
 def test_the_code_for_many_learners_runs(capsys):

@@ -136,16 +136,11 @@ def test_your_own_mask_keeps_actions_from_the_wall():
 def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_loads(
     tmp_path, monkeypatch
 ):
-    """Every block of docs/rl.md but the signatures, in order; compiled by the backend that compiles nothing."""
+    """Every block of docs/rl.md, in order; compiled by the backend that compiles nothing."""
     monkeypatch.chdir(tmp_path)
     page = (FOLDER.parent / "docs" / "rl.md").read_text()
     blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
-    code = [
-        textwrap.dedent(block)
-        for block in blocks
-        if "->" not in block and "def step_functional" not in block
-    ]
-    assert len(blocks) - len(code) == 4
+    code = [textwrap.dedent(block) for block in blocks]
     assert [
         next(
             name
@@ -154,8 +149,6 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
                 ("networks", "fp.nets.cnn("),
                 ("exploration", "fp.nets.gsde("),
                 ("memory", "fp.envs.recall(n_steps"),
-                ("Net", "class Net"),
-                ("Recurrent", "class Recurrent"),
                 ("train", "fp.train("),
                 ("save", "np.savez"),
                 ("export", "torch.export.save"),
@@ -168,7 +161,7 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
         for block in code
     ] == [
         *("ppo", "render", "gymnasium", "wrap", "networks", "exploration"),
-        *("memory", "Net", "Recurrent", "train", "save", "export"),
+        *("memory", "train", "save", "export"),
     ]
     *first, saving, exporting = code
     names = {}
@@ -179,15 +172,52 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
         exec(block, names)
     for learner in ("swing_up", "two_layers", "hill_climber", "with_memory"):
         names[learner].init(random.key(0))
-    recurrent = names["of_recurrent_module"]
-    state, _ = recurrent.step(recurrent.init(random.key(0)))
-    assert state.memory.shape == (4, 16)
+    assert Path("runs/acrobot/metrics.jsonl").exists()
     saved = names["state"]
     exec(saving, names)
     assert names["state"] is not saved
     assert_trees_equal(names["state"], saved, rtol=0, atol=0)
     exec(exporting, names)
     check_exported(names["Policy"](), tmp_path / "policy.pt2")
+
+
+def run_page(name):
+    """The names that the blocks of a page define, in its order and without the signatures."""
+    page = (FOLDER.parent / "docs" / name).read_text()
+    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
+    code = "\n".join(
+        textwrap.dedent(block) for block in blocks if "  ->" not in block
+    )
+    names = {"__name__": "docs"}
+    exec(compile(code, name, "exec", dont_inherit=True), names)
+    return names
+
+
+def test_the_code_of_the_page_on_environments_runs_and_the_boat_arrives(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("write_an_environment.md")
+    assert names["result"].evaluations[-1].greedy.low > 0.8
+    assert Path("runs/lake/metrics.jsonl").exists()
+    assert (
+        "step_functional of a finished row: position" in capsys.readouterr().out
+    )
+
+    sailing = fp.ppo(env=names["sailing"], network=fp.nets.mlp(8), n_steps=8)
+    state, _ = sailing.step(sailing.init(random.key(0)))
+    assert int(state.update) == 1
+
+
+def test_the_code_of_the_page_on_networks_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("write_a_network.md")
+    assert names["result"].evaluations
+    for name in ("of_module", "continuous", "of_recurrent_module"):
+        learner = names[name]
+        state, _ = learner.step(learner.init(random.key(0)))
+        assert int(state.update) == 1
+    assert state.memory.shape == (4, 16)
 
 
 def check_exported(policy: torch.nn.Module, path: Path):
