@@ -134,7 +134,7 @@ def _step(
     cfg: Wrapped, world: Any, state: Any, action: Tensor, key: Tensor
 ) -> tuple[Any, Timestep]:
     inner, timestep = _inner_step(cfg, world, state, action, key)
-    return state._replace(inner=inner), timestep
+    return _with(state, inner=inner), timestep
 
 
 def _observe(cfg: Wrapped, world: Any, state: Any) -> Any:
@@ -156,7 +156,15 @@ def _restart(
     inner = _restart_inner(cfg, world, state, finished, reset_state)
     # `reset_state` was built from an inner state that had nothing to keep.
     begun = cfg.begin(cfg, world, inner)
-    return tree.where(finished, begun, state)._replace(inner=inner)
+    return _with(tree.where(finished, begun, state), inner=inner)
+
+
+def _with(state: Any, **changes: Any) -> Any:
+    """A wrapper's state with other fields.
+
+    It does what `_replace` does, which PyTorch 2.11 cannot compile of a tuple that is made in the compiled function.
+    """
+    return type(state)(**(dict(zip(state._fields, state)) | changes))
 
 
 def _is_finished(timestep: Timestep) -> Bool[Tensor, "B"]:
@@ -497,7 +505,7 @@ def _step_normalize_reward(
 ) -> tuple[NormalizeRewardState, Timestep]:
     inner, timestep = _inner_step(cfg, world, state, action, key)
     if cfg.settings.evaluation:
-        return state._replace(inner=inner), timestep
+        return _with(state, inner=inner), timestep
 
     active = ~state.finished
     continues = (~timestep.terminated).to(torch.float64)
@@ -525,7 +533,7 @@ def _restart_normalize_reward(
     reset_state: NormalizeRewardState,
 ) -> NormalizeRewardState:
     inner = _restart_inner(cfg, world, state, finished, reset_state)
-    return state._replace(inner=inner, finished=state.finished & ~finished)
+    return _with(state, inner=inner, finished=state.finished & ~finished)
 
 
 # Frame stack
@@ -698,7 +706,7 @@ def _step_sticky_actions(
     finished = _is_finished(timestep)
     next_state = StickyActionsState(inner, executed, ~finished)
     # A row that had finished stays as it is; one that has just finished begins again before it acts.
-    kept = state._replace(inner=inner, has_acted=~finished)
+    kept = _with(state, inner=inner, has_acted=~finished)
     return tree.where(finished, kept, next_state), timestep
 
 
@@ -863,7 +871,8 @@ def _restart_episode_statistics(
     finished: Tensor,
     reset_state: EpisodeStatisticsState,
 ) -> EpisodeStatisticsState:
-    return state._replace(
+    return _with(
+        state,
         inner=_restart_inner(cfg, world, state, finished, reset_state),
         episode_return=torch.where(finished, 0.0, state.episode_return),
         episode_length=torch.where(finished, 0, state.episode_length),

@@ -12,7 +12,7 @@ import torch
 from gymnasium import wrappers as reference
 
 import funcppo as fp
-from funcppo import random, tree
+from funcppo import random, rollout, train_step, tree
 from funcppo.envs import base, wrappers
 from tests.learning import WORLD, one_thread
 
@@ -379,3 +379,48 @@ def test_a_learner_learns_in_a_wrapped_environment():
 def test_settings_out_of_range_are_named(build, problem):
     with pytest.raises(ValueError, match=f"^{problem}"):
         build()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        wrappers.episode_statistics(
+            wrappers.normalize_reward(
+                wrappers.normalize_observation(
+                    wrappers.frame_stack(
+                        wrappers.sticky_actions(
+                            wrappers.time_limit(fp.envs.make("CartPole-v1"), 9)
+                        ),
+                        n_frames=2,
+                    )
+                )
+            )
+        ),
+        wrappers.rescale_action(
+            wrappers.clip_action(fp.envs.make("Pendulum-v1")), -2.0, 2.0
+        ),
+        wrappers.flatten_observation(fp.envs.make("MinAtar/Breakout-v1")),
+    ],
+    ids=["discrete", "continuous", "image"],
+)
+def test_a_rollout_step_is_one_graph(env):
+    """PyTorch 2.11 has none for `_replace` of a state that is made in it."""
+    learner = fp.ppo(
+        env=env,
+        network=fp.nets.mlp(8),
+        n_envs=2,
+        n_steps=2,
+        n_minibatches=1,
+    )
+    state = learner.init(random.key(0))
+    drawn = train_step.sample_randomness(learner.cfg, WORLD, state.key)
+    inputs = tree.map(lambda x: x[0], drawn.random_inputs)
+    first = rollout.RolloutState(state.env_state, state.episode_stats)
+    args = learner.cfg, WORLD, state.params, first, inputs
+    with torch.no_grad():
+        step = torch.compile(
+            rollout.rollout_step, fullgraph=True, backend="eager"
+        )
+        actual, expected = step(*args), rollout.rollout_step(*args)
+    for x, y in zip(tree.leaves(actual), tree.leaves(expected), strict=True):
+        torch.testing.assert_close(x, y, equal_nan=True)
