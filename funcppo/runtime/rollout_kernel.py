@@ -84,6 +84,7 @@ class RolloutCode(NamedTuple):
     source: str
     batch_shape: tuple[int, ...]  # B environments, or [L, B] of L learners
     n_warps: int  # of a block
+    rounded: frozenset[str]  # as of `Program`
     next_state: object  # [TRACED_ROWS, ...]
     transition: object  # [TRACED_ROWS, ...]
 
@@ -138,7 +139,9 @@ def write_rollout_kernel(
     widths = (x.shape[-1] for x in tree.leaves(args.params) if x.ndim)
     widest = max(widths, default=1)
     n_warps = 1 if widest <= WIDTH_OF_ONE_WARP else WARPS_OF_WIDE_LAYERS
-    return RolloutCode(source, batch_shape, n_warps, next_state, transition)
+    return RolloutCode(
+        source, batch_shape, n_warps, program.rounded, next_state, transition
+    )
 
 
 def _batch_shape(args: StepArguments) -> tuple[int, ...]:
@@ -401,6 +404,9 @@ class RolloutKernel:
         next_state = tree.map(partial(empty, ()), self.code.next_state)
         trajectory = tree.map(partial(empty, (n_steps,)), self.code.transition)
         outputs = tree.leaves((next_state, trajectory))
+        for i in range(len(tree.leaves((world, params)))):
+            if f"p{i}" in self.code.rounded:
+                inputs[i] = inputs[i].to(torch.bfloat16).to(torch.float32)
         n_learners = math.prod(of_learners)
         n_blocks = n_learners * -(-n_rows // ROWS_A_BLOCK)
         self._kernel[(n_blocks,)](

@@ -66,6 +66,8 @@ class Program(NamedTuple):
     preamble: list[str]
     body: list[str]
     outputs: list[RowTensor]
+    # of tensors in memory that must hold numbers of bfloat16, as float32
+    rounded: frozenset[str]
 
 
 TRITON_DTYPES = {
@@ -166,7 +168,12 @@ def write_row_program(
             values[node] = writer.call(node, args, kwargs)
         else:
             values[node] = _constant(getattr(graph, node.target))
-    return Program(writer.preamble, writer.body, outputs)
+    if both := writer.rounded & writer.loaded:
+        raise UnsupportedError(
+            f"params that are read both in bfloat16 and in another dtype: {min(both)}"
+        )
+    rounded = frozenset(writer.rounded)
+    return Program(writer.preamble, writer.body, outputs, rounded)
 
 
 def memory_tensor(pointer: str, x: Tensor) -> RowTensor:
@@ -249,6 +256,9 @@ class _Writer:
     def __init__(self) -> None:
         self.preamble: list[str] = []
         self.body: list[str] = []
+        # pointers to what is read in bfloat16, and in the dtype that it has
+        self.rounded: set[str] = set()
+        self.loaded: set[str] = set()
         self._names: dict[str, Expression] = {}  # of what is computed already
 
     def call(self, node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -301,7 +311,7 @@ class _Writer:
             )
         elements = _map(
             lambda i: self.line(
-                self._load_expression(f"{x.pointer} + {i}", x.dtype),
+                self._load_expression(x, str(i)),
                 "scalar",
                 once=True,
             ),
@@ -310,14 +320,14 @@ class _Writer:
         return x._replace(elements=elements, pointer="")
 
     def _load_expression(
-        self, place: str, dtype: torch.dtype, mask: str = ""
+        self, x: RowTensor, offset: str, mask: str = ""
     ) -> str:
+        """Code that loads from memory; numbers of bfloat16 are held as float32."""
+        is_rounded = x.dtype == torch.bfloat16
+        (self.rounded if is_rounded else self.loaded).add(x.pointer)
         options = f", mask={mask}, other=0" if mask else ""
-        code = f"tl.load({place}{options})"
-        if dtype == torch.bfloat16:
-            # Params in memory are float32, and matrix products sum as float32.
-            return f"{code}.to(tl.bfloat16).to(tl.float32)"
-        return f"({code} != 0)" if dtype == torch.bool else code
+        code = f"tl.load({x.pointer} + {offset}{options})"
+        return f"({code} != 0)" if x.dtype == torch.bool else code
 
     def _load_wide(self, x: RowTensor, width: int) -> RowTensor:
         """The tensor in memory with its last axis, of `width` numbers, in one expression [1, W]."""
@@ -326,8 +336,8 @@ class _Writer:
         axis, mask = _axis(width)
 
         def load(offset: int) -> Expression:
-            place = f"{x.pointer} + {offset} + {step} * {axis}"
-            code = self._load_expression(place, x.dtype, mask)
+            place = f"{offset} + {step} * {axis}"
+            code = self._load_expression(x, place, mask)
             return self.line(f"{code}[None, :]", "wide", once=True)
 
         elements = _map(load, offsets[..., :1])
@@ -606,7 +616,7 @@ def _to_copy(
     writer: _Writer, dtype: torch.dtype, result: Tensor, x: RowTensor, **_: Any
 ) -> RowTensor:
     if x.pointer and (x.dtype, dtype) == (torch.float32, torch.bfloat16):
-        return x._replace(dtype=dtype)  # rounded where it is loaded
+        return x._replace(dtype=dtype)  # `Program.rounded` says so
     x = writer.load(x)
     elements = _map(lambda e: writer.cast(e, x.dtype, dtype), x.elements)
     return x._replace(elements=elements, dtype=dtype)
@@ -927,11 +937,8 @@ def _load_tile(writer: _Writer, matrix: RowTensor) -> str:
         for mask, index in ((k_mask, "[:, None]"), (n_mask, "[None, :]"))
         if mask
     ]
-    place = (
-        f"{matrix.pointer} + {first} + {step[0]} * {k}[:, None] "
-        f"+ {step[1]} * {n}[None, :]"
-    )
-    code = writer._load_expression(place, matrix.dtype, " & ".join(masks))
+    place = f"{first} + {step[0]} * {k}[:, None] + {step[1]} * {n}[None, :]"
+    code = writer._load_expression(matrix, place, " & ".join(masks))
     return writer.line(code, "wide", once=True).code
 
 

@@ -62,7 +62,11 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
         + f"\n{INDENT}".join(lines)
     )
     y = torch.empty(like.shape, dtype=like.dtype)
-    memory = map(numpy_triton.pointer, (x, y, *shared))
+    in_memory = (
+        y.bfloat16().float() if f"p{i}" in program.rounded else y
+        for i, y in enumerate(shared)
+    )
+    memory = map(numpy_triton.pointer, (x, y, *in_memory))
     numpy_triton.run(source, "kernel", (-(-ROWS // 8),), *memory, R=8)
     return y
 
@@ -166,6 +170,15 @@ def test_matrix_products_in_bfloat16(fn: Callable[..., Tensor]) -> None:
 
 def half(x: Tensor) -> Tensor:
     return x.to(torch.bfloat16)
+
+
+def test_params_in_bfloat16_and_beside_it_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="read both in bfloat16 and in"):
+        run(
+            lambda x, narrow: (half(x) @ half(narrow)).float() + narrow[0],
+            rows(),
+            WEIGHTS,
+        )
 
 
 def test_other_arithmetic_in_bfloat16_is_refused() -> None:
