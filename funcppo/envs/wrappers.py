@@ -134,7 +134,7 @@ def _step(
     cfg: Wrapped, world: Any, state: Any, action: Tensor, key: Tensor
 ) -> tuple[Any, Timestep]:
     inner, timestep = _inner_step(cfg, world, state, action, key)
-    return _with(state, inner=inner), timestep
+    return state._replace(inner=inner), timestep
 
 
 def _observe(cfg: Wrapped, world: Any, state: Any) -> Any:
@@ -162,7 +162,7 @@ def _restart(
 def _with(state: Any, **changes: Any) -> Any:
     """A wrapper's state with other fields.
 
-    It does what `_replace` does, which PyTorch 2.11 cannot compile of a tuple that is made in the compiled function.
+    `_replace` would do, but PyTorch 2.11 compiles no function that returns its result, as a rollout step does.
     """
     return type(state)(**(dict(zip(state._fields, state)) | changes))
 
@@ -505,7 +505,7 @@ def _step_normalize_reward(
 ) -> tuple[NormalizeRewardState, Timestep]:
     inner, timestep = _inner_step(cfg, world, state, action, key)
     if cfg.settings.evaluation:
-        return _with(state, inner=inner), timestep
+        return state._replace(inner=inner), timestep
 
     active = ~state.finished
     continues = (~timestep.terminated).to(torch.float64)
@@ -706,7 +706,7 @@ def _step_sticky_actions(
     finished = _is_finished(timestep)
     next_state = StickyActionsState(inner, executed, ~finished)
     # A row that had finished stays as it is; one that has just finished begins again before it acts.
-    kept = _with(state, inner=inner, has_acted=~finished)
+    kept = state._replace(inner=inner, has_acted=~finished)
     return tree.where(finished, kept, next_state), timestep
 
 

@@ -404,7 +404,7 @@ def test_settings_out_of_range_are_named(build, problem):
     ids=["discrete", "continuous", "image"],
 )
 def test_a_rollout_step_is_one_graph(env):
-    """PyTorch 2.11 has none for `_replace` of a state that is made in it."""
+    """PyTorch 2.11 has none where a state is returned that `_replace` made."""
     learner = fp.ppo(
         env=env,
         network=fp.nets.mlp(8),

@@ -85,7 +85,7 @@ def test_one_process_and_two_learn_the_same_on_gpus():
 def test_jax_learns_the_same_task():
     """A peer that does not learn would be no peer."""
     peers = [
-        *rows("cartpole-h200-jax"),
+        *(row for row in rows("cartpole-h100") if " jax " in row["cell"]),
         cells("cartpole-cpu-jax")["4x128 jax cpu highest"],
     ]
     assert min(row["mean_return"] for row in peers) > 100
