@@ -1382,13 +1382,15 @@ def _costliest_ms(lines: Iterable[str]) -> dict[str, float]:
 def learning_curves() -> str:
     """The block of this name."""
     record = load_record("learning_curves")
-    head = ["environment", "steps", "seconds", "greedy", "sampled", "published"]
+    head = ["environment", "steps", "seconds", "greedy", "sampled", "others"]
     rows = []
     for row in record["rows"]:
-        published = (
+        others = [
             f"{one['mean']:,.1f} ({one['source'].partition(',')[0]})"
             for one in row["published"]
-        )
+        ]
+        if jax := _last_returns_of_jax(row["env"]):
+            others.append(f"{mean(jax):,.1f} (JAX, {len(jax)} seeds)")
         rows.append(
             [
                 row["env"],
@@ -1396,7 +1398,7 @@ def learning_curves() -> str:
                 f"{row['seconds'][-1]:,.0f}",
                 _return_text(row["greedy"]),
                 _return_text(row["sampled"]),
-                ", ".join(published) or "-",
+                ", ".join(others) or "-",
             ]
         )
     machines = dict.fromkeys(
@@ -1416,6 +1418,17 @@ def learning_curves() -> str:
         + note
         + f"\nRecord: `experiments/results/learning_curves.json` ({'; '.join(machines)}).\n"
     )
+
+
+def _last_returns_of_jax(env: str) -> list[float]:
+    """The mean returns of the last ten updates of each seed of the JAX program, where it was run."""
+    cells = {
+        cell: row
+        for name in TIME_TO_SCORE_RECORDS
+        for cell, row in cells_of(name).items()
+    }
+    row = cells.get(f"jax {env}", {"curves": []})
+    return [curve[-1][2] for curve in row["curves"]]
 
 
 def _steps_text(row: Row) -> str:

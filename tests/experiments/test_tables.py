@@ -325,6 +325,18 @@ def test_learning_control():
         ]
 
 
+def test_learning_curves_stand_beside_jax_where_it_was_run():
+    others = {row[0]: row[-1] for row in parse(tables.learning_curves())}
+    for env, name in (
+        ("CartPole-v1", "time_to_score-h100"),
+        ("MinAtar/Breakout-v1", "time_to_score-breakout"),
+    ):
+        curves = cells(name)[f"jax {env}"]["curves"]
+        last = mean(curve[-1][-1] for curve in curves)
+        assert others[env].endswith(f"{last:.1f} (JAX, {len(curves)} seeds)")
+    assert others["MinAtar/Freeway-v1"] == "-"
+
+
 def test_compiled_learning():
     text = tables.compiled_learning()
     rows = record("check_learning-h200")["rows"]
