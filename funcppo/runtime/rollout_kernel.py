@@ -1,8 +1,8 @@
 """The rollout of small networks and environments as one Triton kernel.
 
-Each block of threads carries a row through all steps of the rollout. Params stay in shared memory, the state never
-leaves the registers, and nothing is launched between two steps: a rollout of 128 steps is one kernel instead of a
-thousand.
+Each block of threads carries a row, or some of many, through all steps of the rollout. Params stay in shared memory,
+the state never leaves the registers, and nothing is launched between two steps: a rollout of 128 steps is one kernel
+instead of a thousand.
 Learners that train side by side (`train_step.vmap_parts`) have blocks of their own, with the params of each.
 
 `compile_unroll` makes the function that a training step calls in place of its loop over steps.
@@ -36,11 +36,10 @@ from funcppo.runtime.row_program import (
 
 # numbers of all params together, which a block keeps in its registers and in shared memory
 MAX_PARAMS = 24_576
-# A block has one row, and is one warp if its registers hold the widest layer: no thread waits for another then, which
-# costs more than what several rows could share.
-ROWS_A_BLOCK = 1
+# layers up to which one warp is fastest for a row: its threads wait for no others
 WIDTH_OF_ONE_WARP = 64
-WARPS_OF_WIDE_LAYERS = 4
+# rows of a learner from which what several rows of a block share is worth more
+MIN_ROWS_TO_SHARE = 256
 
 Leaf = TypeVar("Leaf")
 
@@ -78,12 +77,19 @@ class StepFn(Protocol):
         ...
 
 
+class Block(NamedTuple):
+    """The size of a block of threads."""
+
+    n_rows: int
+    n_warps: int
+
+
 class RolloutCode(NamedTuple):
     """A kernel's code, and the trees that it returns."""
 
     source: str
     batch_shape: tuple[int, ...]  # B environments, or [L, B] of L learners
-    n_warps: int  # of a block
+    block: Block
     rounded: frozenset[str]  # as of `Program`
     next_state: object  # [TRACED_ROWS, ...]
     transition: object  # [TRACED_ROWS, ...]
@@ -136,11 +142,9 @@ def write_rollout_kernel(
         next_state, transition = step(cfg, *examples)
     program = write_row_program(flat_step, tree.leaves(examples), inputs)
     source = _kernel_source(program, examples, next_state, transition)
-    widths = (x.shape[-1] for x in tree.leaves(args.params) if x.ndim)
-    widest = max(widths, default=1)
-    n_warps = 1 if widest <= WIDTH_OF_ONE_WARP else WARPS_OF_WIDE_LAYERS
+    block = _block(batch_shape[-1], args.params, program)
     return RolloutCode(
-        source, batch_shape, n_warps, program.rounded, next_state, transition
+        source, batch_shape, block, program.rounded, next_state, transition
     )
 
 
@@ -155,6 +159,15 @@ def _batch_shape(args: StepArguments) -> tuple[int, ...]:
     if len(shapes) != 1 or key.ndim > 2:
         raise UnsupportedError("a state without a row for each environment")
     return tuple(*shapes)
+
+
+def _block(n_rows: int, params: object, program: Program) -> Block:
+    """The size of a block for a learner's environments; one of several rows spills its registers in bfloat16."""
+    if n_rows >= MIN_ROWS_TO_SHARE and not program.rounded:
+        return Block(n_rows=16, n_warps=8)
+    widths = (x.shape[-1] for x in tree.leaves(params) if x.ndim)
+    is_wide = max(widths, default=1) > WIDTH_OF_ONE_WARP
+    return Block(n_rows=1, n_warps=4 if is_wide else 1)
 
 
 def _examples(args: StepArguments) -> tuple[StepArguments, list[RowTensor]]:
@@ -408,15 +421,16 @@ class RolloutKernel:
             if f"p{i}" in self.code.rounded:
                 inputs[i] = inputs[i].to(torch.bfloat16).to(torch.float32)
         n_learners = math.prod(of_learners)
-        n_blocks = n_learners * -(-n_rows // ROWS_A_BLOCK)
+        block = self.code.block
+        n_blocks = n_learners * -(-n_rows // block.n_rows)
         self._kernel[(n_blocks,)](
             *(_bytes(x.contiguous()) for x in inputs),
             *(_bytes(x) for x in outputs),
             n_rows,
             n_learners,
             n_steps,
-            R=ROWS_A_BLOCK,
-            num_warps=self.code.n_warps,
+            R=block.n_rows,
+            num_warps=block.n_warps,
         )
         return next_state, trajectory
 

@@ -144,8 +144,8 @@ def test_layers_of_any_width_and_blocks_that_are_not_full(
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rollout_kernel, "ROWS_A_BLOCK", 8)
-    learner, state = make_learner("CartPole-v1", 11, *hidden, **options)
+    monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
+    learner, state = make_learner("CartPole-v1", 19, *hidden, **options)
     args = rollout_arguments(learner, state)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, args)
@@ -166,7 +166,7 @@ def test_products_in_bfloat16_are_rounded_as_the_loop_rounds_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_learners", "n_envs", "rows_a_block"), [(3, 5, 1), (2, 11, 8)]
+    ("n_learners", "n_envs", "rows_a_block"), [(3, 5, 1), (2, 19, 16)]
 )
 def test_learners_side_by_side_compute_what_the_loop_does(
     n_learners: int,
@@ -175,12 +175,13 @@ def test_learners_side_by_side_compute_what_the_loop_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each with params of its own, in blocks that may not be full."""
-    monkeypatch.setattr(rollout_kernel, "ROWS_A_BLOCK", rows_a_block)
+    monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
     learner, _ = make_learner("Pendulum-v1", n_envs, 16)
     args = arguments_of_many(learner, n_learners)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, args)
     assert kernel.code.batch_shape == (n_learners, n_envs)
+    assert kernel.code.block.n_rows == rows_a_block
     kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
 
