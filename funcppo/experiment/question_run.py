@@ -17,6 +17,7 @@ from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import evidence_ranking
 from funcppo.evaluation.evidence_ranking import QuestionEvidence
 from funcppo.evaluation.ranking import ScorerBySide
+from funcppo.evaluation.settings_choice import MIN_GAIN
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.experiment import question_training
 from funcppo.experiment.question_training import TrainingQuestions
@@ -601,8 +602,10 @@ def _add_to_weights(
         found[amount] = fitted._replace(params=params, quality=quality)
         mrr[amount] = quality.metric
 
-    # The first one is chosen if they are equal.
+    # The first one is chosen if they are equal, and nothing added for next to nothing.
     best = max(mrr, key=lambda amount: mrr[amount])
+    if mrr[best] <= mrr[0.0] + MIN_GAIN:
+        best = 0.0
     listing = ", ".join(f"{amount:g} {mrr[amount]:.4f}" for amount in mrr)
     note = f"{description.format(f'{best:g}')}: valid: {listing}"
     return found[best]._replace(notes=[*fitted.notes, note])

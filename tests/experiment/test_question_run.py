@@ -480,6 +480,8 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
         "linked candidates: -2 is added to their weights: valid: 0 0.3750, -1 0.3750, -2 0.5000, -4 0.4375"
     ]
     assert lowered({-1.0: -0.125})[0] == 0.0
+    assert lowered({-1.0: 0.0004})[0] == 0.0
+    assert lowered({-1.0: 0.0006})[0] == -1.0
 
     # Without a valid split nothing says less.
     assert question_run.lower_linked(fitted, None) is fitted
