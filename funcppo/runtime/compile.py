@@ -978,13 +978,10 @@ def fused_adam(
 
 
 def _failure(name: str, error: Exception) -> Failure:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines[:1] == ["from user code:"]:  # Dynamo, of an error without a text
-        lines = [" ".join(lines[:3])]
     return Failure(
         name=name,
         error_type=type(error).__name__,
-        message=lines[0] if lines else "",
+        message=reasons.error_line(error),
         torch_version=torch.__version__,
         code=reasons.failure_code(error),
     )

@@ -32,7 +32,7 @@ from torch import Tensor
 from funcppo import tree
 from funcppo.runtime import agreement
 from funcppo.runtime.function_digest import NoDigestError, call_digest
-from funcppo.runtime.reasons import UncachedCode
+from funcppo.runtime.reasons import UncachedCode, error_line
 
 PACKAGE_DIR = Path(__file__).parents[1]
 MAX_TRACE_RESTARTS = 4  # times that tracing a function may begin again
@@ -272,8 +272,7 @@ class CachedFunction(Generic[Result]):
                 return _trace_and_compile(unguarded, args)
             except Exception as error:
                 # If the function itself cannot be compiled, calling it says so.
-                lines = str(error).splitlines()
-                line = lines[0] if lines else ""
+                line = error_line(error)
                 warnings.warn(
                     f"{self._fn}: not compiled ahead of time, so not cached: {line}",
                     stacklevel=2,

@@ -6,8 +6,11 @@ run. Codes are never renamed; `OTHER` is for what no code describes.
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Mapping, Sequence
 from enum import StrEnum, unique
+from pathlib import Path
 from typing import TypeVar
 
 Code = TypeVar("Code")
@@ -159,3 +162,19 @@ def _first_match(words: Mapping[Code, Sequence[str]], text: str) -> Code | None:
         if any(part in lower for part in parts):
             return code
     return None
+
+
+def error_line(error: BaseException) -> str:
+    """What an error says, on one line; of one without a text, such as a failed assertion, where it was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    is_dynamos = lines[:1] == ["from user code:"]  # added to an empty text
+    if lines and not is_dynamos:
+        return lines[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [
+        f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
+        for frame in frames[-1:]
+    ]
+    if is_dynamos:
+        places.append(re.sub(r'"[^"]*/', '"', " ".join(lines[:3])))
+    return ", ".join(places)

@@ -152,3 +152,30 @@ def test_a_failure_has_the_code_of_its_exception():
 def test_a_rollout_that_is_no_kernel_has_the_code_of_what_is_not_supported():
     error = UnsupportedError("operator aten.sort.default")
     assert reasons.failure_code(error) is FailureCode.UNSUPPORTED
+
+
+def raised(fn):
+    try:
+        fn()
+    except AssertionError as error:
+        return error
+    raise RuntimeError("nothing was raised")
+
+
+def test_a_line_says_what_an_error_says_or_where_it_was_raised():
+    def fail(*text):
+        if text:
+            raise AssertionError(*text)
+        raise AssertionError
+
+    assert reasons.error_line(raised(lambda: fail("two\n lines"))) == "two"
+    line = reasons.error_line(raised(fail))
+    assert line.startswith("test_reasons.py, line ")
+    assert line.endswith(": raise AssertionError")
+    of_dynamo = (
+        '\nfrom user code:\n   File "/a/b/net.py", line 3, in f\n    g()'
+    )
+    line = reasons.error_line(raised(lambda: fail(of_dynamo)))
+    assert line.startswith("test_reasons.py, line ")
+    assert line.endswith(', from user code: File "net.py", line 3, in f g()')
+    assert reasons.error_line(ValueError()) == ""
