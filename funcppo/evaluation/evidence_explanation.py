@@ -180,7 +180,7 @@ def _explain_row(
             weights,
             found,
             i,
-            float(amounts[i]) / max(total, aggregation.MIN_SUM),
+            float(amounts[i]) / total if total else 0.0,
             smoothing,
         )
         for i in range(firings.start, firings.stop)

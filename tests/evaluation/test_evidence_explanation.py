@@ -104,6 +104,19 @@ def test_the_parts_add_up_to_the_score(subject):
     assert n_facts > 0
 
 
+def test_shares_of_rules_that_weigh_next_to_nothing_add_up(subject):
+    task, weights = subject
+    lowered = weights.params.rule_weight - 30.0
+    params = weights.params._replace(rule_weight=lowered)
+    found = [
+        e for _, _, e in explanations((task, weights._replace(params=params)))
+    ]
+    assert found
+    assert max(e.rule_score for e in found) < -10
+    for e in found:
+        assert sum(rule.share for rule in e.rules) == pytest.approx(1.0)
+
+
 def test_the_counts_of_a_rule_are_without_smoothing_and_without_the_fact(
     subject,
 ):
