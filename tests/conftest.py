@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 from collections import Counter
 
 # In each new cache folder Inductor compiles a probe for each set of vector instructions that the processor names: 20 s,
@@ -10,6 +11,10 @@ from collections import Counter
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Programs that tests start beside each other would wait for each other's threads: ten times as long as with one each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's job in the background ignores Ctrl-C, and so would the programs that tests start and end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import pytest
