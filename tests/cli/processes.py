@@ -16,6 +16,8 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from funcppo import cli
 from funcppo.runtime import distributed
 
+PORT_DIGITS = 5  # as many for every port, so that each process reads its own
+
 
 class Ended(NamedTuple):
     """A process that has ended."""
@@ -43,15 +45,15 @@ def run_processes(
     """
     if torch.cuda.is_available():
         pytest.skip("a forked process cannot use a GPU")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     launch = {
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(n),
         "LOCAL_WORLD_SIZE": str(n),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
         **(env or {}),
     }
+    # the store has threads, so the processes are forked before it is made
+    port_read, port_written = os.pipe()
     files = [
         [folder / f"{rank}.{x}" for x in ("out", "err")] for rank in range(n)
     ]
@@ -60,12 +62,18 @@ def run_processes(
         pid = os.fork()
         if pid == 0:
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            os.environ.update(launch | ranks)
+            os.close(port_written)
+            port = os.read(port_read, PORT_DIGITS).decode()
+            os.environ.update(launch | ranks | {"MASTER_PORT": port})
             sys.argv = ["funcppo", *map(str, args)]
             # however slow rank 0 is, it prints the errors of others
             distributed.TELL_SECONDS = 600.0
             _run_child(files[rank], [partial(prepare, rank), main])
         children.append(pid)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(port_written, f"{store.port:0{PORT_DIGITS}}".encode() * n)
+    os.close(port_written)
+    os.close(port_read)
     codes = [os.waitstatus_to_exitcode(os.waitpid(x, 0)[1]) for x in children]
     texts = [[file.read_text() for file in pair] for pair in files]
     return [Ended(code, *pair) for code, pair in zip(codes, texts)]
