@@ -17,7 +17,16 @@ from typing import Any, Generic, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from funcppo import loops, minibatch, optim, random, rollout, shards, tree
+from funcppo import (
+    kernel_gradient,
+    loops,
+    minibatch,
+    optim,
+    random,
+    rollout,
+    shards,
+    tree,
+)
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.interfaces import GatherShards, Memory
@@ -389,6 +398,16 @@ class MinibatchStepFn(Protocol):
     ) -> tuple[UpdateState, MinibatchMetrics]: ...
 
 
+# `minibatch_step`, with a network of kernels
+kernel_minibatch_step: MinibatchStepFn = partial(
+    minibatch_step,
+    accumulate_gradients=partial(
+        minibatch.accumulate_gradients,
+        gradient_fn=kernel_gradient.loss_gradient,
+    ),
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
     """The functions of `train_step`; a runtime may put compiled ones in their place.
@@ -397,7 +416,8 @@ class Parts:
     `unroll`, and later `minibatch_step`.
 
     `train_step` does not call the functions in `minibatch_parts`: a runtime that cannot compile `minibatch_step` as a
-    whole composes one from them (`minibatch.MinibatchParts`).
+    whole composes one from them (`minibatch.MinibatchParts`). Nor does it call `kernel_minibatch_step`, which a runtime
+    may put in the place of `minibatch_step` where `reason_against_kernels` of the settings is empty.
     """
 
     scan: Scan = loops.scan
@@ -409,6 +429,10 @@ class Parts:
     minibatch_step: MinibatchStepFn = minibatch_step
     unravel_update_state: UnravelFn = minibatch.unravel_update_state
     minibatch_parts: MinibatchParts = minibatch.EAGER_MINIBATCH_PARTS
+    kernel_minibatch_step: MinibatchStepFn = kernel_minibatch_step
+    reason_against_kernels: Callable[[Config], str] = (
+        kernel_gradient.reason_against
+    )
 
 
 EAGER_PARTS = Parts()
@@ -750,5 +774,8 @@ def vmap_parts(parts: Parts) -> Parts:
         ),
         ravel_update_state=_vmap_part(parts.ravel_update_state, n_static=0),
         minibatch_step=_vmap_part(parts.minibatch_step, n_static=2),
+        kernel_minibatch_step=_vmap_part(
+            parts.kernel_minibatch_step, n_static=2
+        ),
         unravel_update_state=_vmap_part(parts.unravel_update_state, n_static=0),
     )

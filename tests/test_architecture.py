@@ -47,6 +47,7 @@ CORE = (
     "rollout",
     "losses",
     "minibatch",
+    "kernel_gradient",
     "shards",
     "train_step",
     "learner",

@@ -276,6 +276,10 @@ def describe_strategy(record: StrategyRecord) -> str:
         line += "; the rollout is one kernel"
     elif record.rollout_reason:
         line += f"; the rollout is no kernel: {record.rollout_reason}"
+    if record.network == "kernels":
+        line += "; kernels compute the network of the update"
+    elif record.network_reason:
+        line += f"; no kernels compute it: {record.network_reason}"
     failures = [
         f"not {failure.name}: {failure.error_type}: {failure.message}"
         for failure in record.failures

@@ -148,6 +148,11 @@ class StrategyRecord:
     # why it is no kernel; empty if it is one, and where there is no GPU
     rollout_reason: str = ""
     rollout_code: FailureCode | None = None  # the same as a code
+    # "kernels": kernels of Triton compute the network of the update and its gradient; "operators": those of PyTorch do
+    network: Literal["kernels", "operators"] = "operators"
+    # why these are no kernels; empty if they are, and where there is no GPU
+    network_reason: str = ""
+    network_code: FailureCode | None = None  # the same as a code
 
 
 class SelectedStrategy(NamedTuple, Generic[Parts]):
@@ -302,6 +307,7 @@ def select_strategy(
         raise_on_failure=strategy in STRATEGIES,
         take_fastest=strategy == "fastest" and agree is alone,
         agree=agree,
+        kernels=_find_kernels(parts, cfg, record, candidates[0]),
     )
     # This process compiles the first part, others the rest.
     first, *rest = (name for name in ROLLOUT_PARTS if name in rollout_parts)
@@ -310,7 +316,9 @@ def select_strategy(
     with _workers_ahead(len(in_background), backend, state.key.device):
         calls = _record_calls(collect, parts, cfg, world, state)
         with _compile_parts_in_background(
-            parts, _subset(calls, in_background), backend
+            selector.kernels.parts or parts,
+            _subset(calls, in_background),
+            backend,
         ) as wait:
             parts, no_kernel = selector.unroll_by_kernel(
                 parts, _subset(calls, rollout_parts)
@@ -337,6 +345,7 @@ def select_strategy(
         rollout="steps" if parts.unroll is eager_unroll else "kernel",
         rollout_reason=no_kernel.message if no_kernel else "",
         rollout_code=no_kernel and no_kernel.code,
+        **selector.kernels.record_fields(selected),
     )
     return SelectedStrategy(
         parts, selector.with_untimed_reason(record, candidates)
@@ -381,6 +390,7 @@ def choices(record: StrategyRecord) -> dict[str, str]:
     return {
         "strategy": record.strategy,
         "rollout": record.rollout,
+        "network": record.network,
         "replay mode": record.replay_mode,
     }
 
@@ -598,6 +608,60 @@ class CompilePart(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _NetworkKernels:
+    """Kernels for the network of the update and its gradient."""
+
+    # with a minibatch step whose network they compute; None where there are none
+    parts: TrainingParts | None = None
+    # why they are not in use; None where they are, and where none are looked for
+    failure: Failure | None = None
+
+    def record_fields(self, strategy: str) -> dict[str, Any]:
+        """What the record of a strategy says about them."""
+        if strategy != "one-graph":
+            return {}
+        if self.failure is not None:
+            return {
+                "network_reason": self.failure.message,
+                "network_code": self.failure.code,
+            }
+        return {"network": "kernels"} if self.parts is not None else {}
+
+
+def _find_kernels(
+    parts: TrainingParts,
+    cfg: TrainingConfig,
+    record: StrategyRecord,
+    strategy: str,
+) -> _NetworkKernels:
+    """The kernels for the network, or why there are none.
+
+    There is no reason where there is no GPU, or the minibatch step is not to be compiled as a whole.
+    """
+    is_compiled = record.backend == "inductor" and strategy == "one-graph"
+    if not record.device.startswith("cuda") or not is_compiled:
+        return _NetworkKernels()
+    reason = parts.reason_against_kernels(cfg)
+    code = FailureCode.UNSUPPORTED
+    if not reason and cudagraph_trees.are_demanded():
+        reason = "CUDAGraph Trees are asked for"
+        code = FailureCode.NOT_REQUESTED
+    if not reason:
+        with_kernels = dataclasses.replace(
+            parts, minibatch_step=parts.kernel_minibatch_step
+        )
+        return _NetworkKernels(with_kernels)
+    failure = Failure(
+        name="network",
+        error_type="",
+        message=reason,
+        torch_version=torch.__version__,
+        code=code,
+    )
+    return _NetworkKernels(failure=failure)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StrategySelector:
     """Settings of the trials, and the failures met so far."""
@@ -606,6 +670,7 @@ class _StrategySelector:
     tolerance: float
     # the strategy is chosen by name, so that its failure is an error
     raise_on_failure: bool
+    kernels: _NetworkKernels
     take_fastest: bool = False
     agree: Agree = alone
     failures: list[Failure] = field(default_factory=list)
@@ -684,11 +749,8 @@ class _StrategySelector:
         working: dict[str, Parts] = {}
         for strategy in candidates:
             try:
-                attempt = partial(
-                    self._compile_update, strategy, parts, args, collected
-                )
-                working[strategy] = self.compile_with_fallback(
-                    attempt, strategy
+                working[strategy] = self._compile_candidate(
+                    strategy, parts, args, collected
                 )
             except Exception as error:
                 if strategy == candidates[-1] and not working:
@@ -707,6 +769,26 @@ class _StrategySelector:
             else next(iter(working))
         )
         return working[selected], selected
+
+    def _compile_candidate(
+        self,
+        strategy: str,
+        parts: Parts,
+        args: tuple[object, ...],
+        collected: CollectedData,
+    ) -> Parts:
+        """The parts with the minibatch step of a strategy: one-graph with network kernels, where they work."""
+        compile_update = partial(
+            self._compile_update, strategy, parts, args, collected
+        )
+        kernels = self.kernels
+        if strategy == "one-graph" and kernels.parts is not None:
+            attempt = partial(compile_update, built_from=kernels.parts)
+            try:
+                return self._try(attempt, "network", use_custom_passes=True)
+            except Exception as error:
+                kernels.failure = _failure("network", error)
+        return self.compile_with_fallback(compile_update, strategy)
 
     def with_untimed_reason(
         self, record: StrategyRecord, candidates: tuple[str, ...]
@@ -774,13 +856,20 @@ class _StrategySelector:
         args: tuple[object, ...],
         collected: CollectedData,
         use_custom_passes: bool,
+        built_from: TrainingParts | None = None,
     ) -> Parts:
-        """The parts with the minibatch step of a strategy, after a check on the collected minibatches."""
+        """The parts with the minibatch step of a strategy, after a check on the collected minibatches.
+
+        Args:
+          built_from: parts with another minibatch step to compile; None for the same.
+        """
 
         def compile_part(fn: TensorFunction[Result]) -> TensorFunction[Result]:
             return compile_function(fn, self.backend, use_custom_passes)
 
-        step = _build_minibatch_step(strategy, parts, compile_part)
+        step = _build_minibatch_step(
+            strategy, built_from or parts, compile_part
+        )
         check_update(
             partial(step, *args),
             partial(parts.minibatch_step, *args),

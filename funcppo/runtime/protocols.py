@@ -90,6 +90,16 @@ class TrainingParts(Protocol):
         """What a strategy composes a minibatch step from."""
         ...
 
+    @property
+    def kernel_minibatch_step(self) -> TensorFunction[tuple[object, object]]:
+        """As `minibatch_step`, with a network of kernels."""
+        ...
+
+    @property
+    def reason_against_kernels(self) -> Callable[[Any], str]:
+        """Why the network of some settings cannot be computed by kernels; empty if it can."""
+        ...
+
 
 class UpdateSettings(Protocol):
     """The setting of PPO's update that decides which strategies make sense."""

@@ -23,6 +23,9 @@ class Block(np.ndarray):
             return block(rounded.numpy())
         return self.astype(dtype)
 
+    def __index__(self) -> int:
+        return int(self.item())
+
     def __mod__(self, other: Any) -> Block:
         """The remainder with the sign of the dividend, as C and Triton have it."""
         return np.fmod(self, other)
@@ -44,9 +47,10 @@ class Pointer:
 
 
 def pointer(x: torch.Tensor) -> Pointer:
-    """A pointer to a contiguous tensor, which shares its memory."""
-    assert x.is_contiguous()
-    return Pointer(x.view(-1).numpy())
+    """A pointer to the first number of a tensor, whose memory it shares."""
+    n_bytes = x.untyped_storage().nbytes()
+    n = n_bytes // x.element_size() - x.storage_offset()
+    return Pointer(x.as_strided((n,), (1,)).numpy())
 
 
 def _load(source: Pointer, mask: Any = True, other: Any = 0) -> Block:
@@ -89,12 +93,17 @@ def run(
         uint32=np.uint32,
         int1=np.bool_,
         program_id=lambda axis: block(program[axis]),
+        num_programs=lambda axis: block(grid[axis]),
         arange=_elementwise(np.arange),
         load=_load,
         store=_store,
         where=_elementwise(np.where),
         sum=lambda x, axis: block(np.sum(np.asarray(x), axis, dtype=x.dtype)),
-        dot=lambda a, b, input_precision: block(np.asarray(a) @ np.asarray(b)),
+        dot=lambda a, b, input_precision="": block(
+            np.asarray(a) @ np.asarray(b)
+        ),
+        trans=_elementwise(np.transpose),
+        maximum=_elementwise(np.maximum),
         full=lambda shape, value, dtype: block(np.full(shape, value, dtype)),
         zeros=lambda shape, dtype: block(np.zeros(shape, dtype)),
         **{

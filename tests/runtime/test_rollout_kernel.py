@@ -322,6 +322,7 @@ def test_several_learners_on_a_gpu_roll_out_in_one_kernel() -> None:
         2 * 4 * N_STEPS,
         seeds=3,
         device="cuda",
+        strategy="one-graph",
         callbacks=[lambda progress: records.append(progress.record)],
     )
     assert [record.rollout for record in records] == ["kernel", "kernel"]

@@ -1,0 +1,102 @@
+"""The gradient of PPO's loss for a network of two hidden layers, which is computed by kernels.
+
+The network's outputs come from one kernel, the derivative of the loss in them from automatic differentiation, and the
+gradient of the parameters from another kernel. `loss_gradient` is `minibatch.loss_gradient` where `reason_against` has
+none.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from funcppo import minibatch
+from funcppo.config import Config
+from funcppo.losses import (
+    Batch,
+    LossMetrics,
+    Scalars,
+    finite_rows,
+    loss_fn,
+)
+from funcppo.nets import dense_operator, feedforward
+from funcppo.nets.base import Dense, features, with_features
+from funcppo.types import I64, Obs, Params
+
+# units of a layer or numbers of an observation, and outputs, that a program holds
+MAX_WIDTH = 64
+MAX_OUTPUTS = 16
+
+
+def reason_against(cfg: Config) -> str:
+    """Why the kernels cannot compute the network of a learner; empty if they can."""
+    agent = cfg.update_agent or cfg.agent
+    if agent.apply not in (feedforward.apply, feedforward.apply_gaussian):
+        return "the network is none of `nets.feedforward`"
+    net: feedforward.MLPConfig = agent.cfg
+    if net.shared_trunk:
+        return "actor and critic share their hidden layers"
+    if len(net.hidden) != 2:
+        return f"the network has {len(net.hidden)} hidden layers, not 2"
+    widest = max(net.n_obs, *net.hidden)
+    if widest > MAX_WIDTH:
+        return f"an observation or a layer of {widest} numbers, more than {MAX_WIDTH}"
+    n_outputs = net.n_actions * (2 if net.log_std == "state" else 1)
+    if n_outputs > MAX_OUTPUTS:
+        return f"{n_outputs} outputs, more than {MAX_OUTPUTS}"
+    if net.matmul_dtype not in (None, torch.bfloat16):
+        return f"products of {net.matmul_dtype}"
+    return ""
+
+
+def loss_gradient(
+    cfg: Config,
+    world: object,
+    params: Params,
+    batch: Batch[Obs],
+    rows: I64[Tensor, "MB"],
+    scalars: Scalars,
+) -> tuple[Params, LossMetrics]:
+    """The gradient of the loss over some rows of the batch, and the metrics of the loss."""
+    net: feedforward.MLPConfig = (cfg.update_agent or cfg.agent).cfg
+    selected = minibatch.select_rows(cfg, batch, rows)
+    obs: Any = selected.obs
+    # As `loss_fn` reads them: all numbers of a row that is not finite are 0.
+    is_finite = finite_rows(selected)
+    x = torch.where(is_finite[:, None], features(obs), 0.0)
+    layers = _layers(params)
+    settings = dense_operator.Settings(
+        net.activation, is_bfloat16=net.matmul_dtype is not None
+    )
+    outputs = dense_operator.apply(layers, x, settings)
+
+    # A network without hidden layers, whose observations have no numbers, returns its biases: the outputs of the rows.
+    heads = Dense(x.new_zeros(2, 0, outputs.heads.shape[-1]), outputs.heads)
+    stand_in = _with_layers(params, feedforward.Params((), heads))
+    selected = selected._replace(obs=with_features(obs, x[:, :0]))
+    loss = partial(loss_fn, cfg, world)
+    gradient, (_, metrics) = grad_and_value(loss, has_aux=True)(
+        stand_in, selected, scalars
+    )
+    of_layers = dense_operator.gradient(
+        layers, x, outputs, _layers(gradient).heads.bias, settings
+    )
+    grads = _with_layers(gradient, of_layers)
+    return cast(Params, grads), cast(LossMetrics, metrics)
+
+
+def _layers(params: Any) -> feedforward.Params:
+    """The layers among the parameters of a network."""
+    is_gaussian = isinstance(params, feedforward.GaussianParams)
+    return params.net if is_gaussian else params
+
+
+def _with_layers(params: Any, layers: feedforward.Params) -> Any:
+    """The parameters with other layers."""
+    if isinstance(params, feedforward.GaussianParams):
+        return feedforward.GaussianParams(layers, params.log_std)
+    return layers

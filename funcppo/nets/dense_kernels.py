@@ -1,0 +1,203 @@
+# pyright: standard
+"""The kernels of `dense_operator`; a CUDA build of PyTorch is needed.
+
+A program has a learner, the actor or the critic of it, and some of its rows. It holds the weights of that stack of
+layers, and takes a tile of rows at a time through all of them. Sizes are padded with zeros to powers of two, which
+products on tensor cores need.
+"""
+
+from __future__ import annotations
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from triton.language.extra import libdevice  # pyright: ignore[reportMissingImports]
+
+
+@triton.jit
+def _product(a, b, precision: tl.constexpr):
+    if precision == "bfloat16":
+        product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        product = tl.dot(a, b, input_precision=precision)
+    return product
+
+
+@triton.jit
+def _activate(x, is_tanh: tl.constexpr):
+    if is_tanh:
+        return libdevice.tanh(x)
+    return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def _slope(y, is_tanh: tl.constexpr):
+    """The derivative of the activation where it is y."""
+    if is_tanh:
+        return 1.0 - y * y
+    return (y > 0).to(tl.float32)
+
+
+@triton.jit
+def _load(place, height, width, H: tl.constexpr, W: tl.constexpr):
+    """A matrix of so many rows and columns in memory, padded with zeros to [H, W]."""
+    i = tl.arange(0, H)[:, None]
+    j = tl.arange(0, W)[None, :]
+    return tl.load(place + i * width + j, (i < height) & (j < width), 0.0)
+
+
+@triton.jit
+def _store(place, x, height, width, H: tl.constexpr, W: tl.constexpr):
+    """Store so many rows and columns of a matrix [H, W]."""
+    i = tl.arange(0, H)[:, None]
+    j = tl.arange(0, W)[None, :]
+    tl.store(place + i * width + j, x, (i < height) & (j < width))
+
+
+@triton.jit
+def _load_layer(place, stride, n_in, n_out, I: tl.constexpr, O: tl.constexpr):
+    """The weights of the program's stack of layers, or its bias, which has a single row."""
+    program = tl.program_id(1).to(tl.int64)
+    place += program // 2 * stride + program % 2 * (n_in * n_out)
+    return _load(place, n_in, n_out, I, O)
+
+
+@triton.jit
+def _store_layer(
+    place, of_weight, of_bias, n_in, n_out, I: tl.constexpr, O: tl.constexpr
+):
+    """Store the gradient of a layer; where that of the next layer begins."""
+    stack = tl.program_id(1) % 2
+    _store(place + stack * (n_in * n_out), of_weight, n_in, n_out, I, O)
+    place += 2 * n_in * n_out
+    _store(place + stack * n_out, of_bias[None, :], 1, n_out, 1, O)
+    return place + 2 * n_out
+
+
+@triton.jit
+def _add_gradient(of_weight, of_bias, x, d, precision: tl.constexpr):
+    """Add the gradient by rows x that a layer read; d is that of what it made of them."""
+    of_weight += _product(tl.trans(x), d, precision)
+    return of_weight, of_bias + tl.sum(d, 0)
+
+
+@triton.jit
+def _zeros(I: tl.constexpr, O: tl.constexpr):
+    return tl.zeros([I, O], tl.float32), tl.zeros([O], tl.float32)
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    w1,
+    b1,
+    w2,
+    b2,
+    w3,
+    b3,
+    y1,
+    y2,
+    out,
+    stride_x,  # from learner to learner
+    stride_w1,
+    stride_b1,
+    stride_w2,
+    stride_b2,
+    stride_w3,
+    stride_b3,
+    n_rows,
+    n_rows_of_program,
+    n_obs: tl.constexpr,
+    n_first: tl.constexpr,
+    n_second: tl.constexpr,
+    n_outputs: tl.constexpr,
+    X: tl.constexpr,  # the same, padded
+    F: tl.constexpr,
+    S: tl.constexpr,
+    Y: tl.constexpr,
+    R: tl.constexpr,  # rows of a tile
+    is_tanh: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """y1, y2 and out[l, s, i] = the layers of stack s of learner l, of row x[l, i]."""
+    first = _load_layer(w1, stride_w1, n_obs, n_first, X, F)
+    bias1 = _load_layer(b1, stride_b1, 1, n_first, 1, F)
+    second = _load_layer(w2, stride_w2, n_first, n_second, F, S)
+    bias2 = _load_layer(b2, stride_b2, 1, n_second, 1, S)
+    head = _load_layer(w3, stride_w3, n_second, n_outputs, S, Y)
+    bias3 = _load_layer(b3, stride_b3, 1, n_outputs, 1, Y)
+
+    x += tl.program_id(1).to(tl.int64) // 2 * stride_x
+    base = tl.program_id(1).to(tl.int64) * n_rows
+    start = tl.program_id(0) * n_rows_of_program
+    end = min(start + n_rows_of_program, n_rows)
+    for row in range(start, end, R):
+        n_left = end - row
+        y = _load(x + row * n_obs, n_left, n_obs, R, X)
+        y = _activate(_product(y, first, precision) + bias1, is_tanh)
+        _store(y1 + (base + row) * n_first, y, n_left, n_first, R, F)
+        y = _activate(_product(y, second, precision) + bias2, is_tanh)
+        _store(y2 + (base + row) * n_second, y, n_left, n_second, R, S)
+        y = _product(y, head, precision) + bias3
+        _store(out + (base + row) * n_outputs, y, n_left, n_outputs, R, Y)
+
+
+@triton.jit
+def backward_kernel(
+    g,
+    x,
+    y1,
+    y2,
+    w2,
+    w3,
+    out,
+    stride_x,
+    stride_w2,
+    stride_w3,
+    n_rows,
+    n_rows_of_program,
+    n_params,
+    n_obs: tl.constexpr,
+    n_first: tl.constexpr,
+    n_second: tl.constexpr,
+    n_outputs: tl.constexpr,
+    X: tl.constexpr,
+    F: tl.constexpr,
+    S: tl.constexpr,
+    Y: tl.constexpr,
+    R: tl.constexpr,
+    is_tanh: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """out[l, p] = the gradient of all parameters of learner l, by the rows of program p; g is that of the outputs.
+
+    Parameters are laid out one after the other, of each the actor's before the critic's.
+    """
+    second = _load_layer(w2, stride_w2, n_first, n_second, F, S)
+    head = _load_layer(w3, stride_w3, n_second, n_outputs, S, Y)
+    of_first, of_bias1 = _zeros(X, F)
+    of_second, of_bias2 = _zeros(F, S)
+    of_head, of_bias3 = _zeros(S, Y)
+
+    learner = tl.program_id(1).to(tl.int64) // 2
+    base = tl.program_id(1).to(tl.int64) * n_rows
+    start = tl.program_id(0) * n_rows_of_program
+    end = min(start + n_rows_of_program, n_rows)
+    for row in range(start, end, R):
+        n_left, place = end - row, base + row
+        d = _load(g + place * n_outputs, n_left, n_outputs, R, Y)
+        y = _load(y2 + place * n_second, n_left, n_second, R, S)
+        of_head, of_bias3 = _add_gradient(of_head, of_bias3, y, d, precision)
+        d = _product(d, tl.trans(head), precision) * _slope(y, is_tanh)
+        y = _load(y1 + place * n_first, n_left, n_first, R, F)
+        of_second, of_bias2 = _add_gradient(
+            of_second, of_bias2, y, d, precision
+        )
+        d = _product(d, tl.trans(second), precision) * _slope(y, is_tanh)
+        place = learner * stride_x + row * n_obs
+        y = _load(x + place, n_left, n_obs, R, X)
+        of_first, of_bias1 = _add_gradient(of_first, of_bias1, y, d, precision)
+
+    out += (learner * tl.num_programs(0) + tl.program_id(0)) * n_params
+    out = _store_layer(out, of_first, of_bias1, n_obs, n_first, X, F)
+    out = _store_layer(out, of_second, of_bias2, n_first, n_second, F, S)
+    _store_layer(out, of_head, of_bias3, n_second, n_outputs, S, Y)

@@ -1,0 +1,315 @@
+# pyright: standard
+"""An actor and a critic of two hidden layers each as one operator, and the gradient of its parameters as another.
+
+On a GPU each is one kernel of Triton (`dense_kernels`), where between two layers nothing waits for memory. Elsewhere
+PyTorch computes the same. `torch.vmap` maps both operators; automatic differentiation knows neither, and has no need
+to, as the one is the gradient of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo import tree
+from funcppo.nets.feedforward import Activation, Params, activate
+from funcppo.types import F32
+
+
+class Tile(NamedTuple):
+    """How a program of a kernel computes."""
+
+    precision: str  # of products, as Triton names it
+    n_rows: int  # at once
+    n_warps: int
+    max_registers: int | None = None  # of a thread
+
+
+# By the precision of products, `bfloat16` or that of `torch.set_float32_matmul_precision`, the fastest tiles measured.
+# Tensor cores have no product of float32: one of three TF32 products (tf32x3) is as exact, and faster in the gradient.
+FORWARD_TILES = {
+    "highest": Tile("ieee", 32, 8, 128),
+    "high": Tile("tf32", 64, 4, 128),
+    "medium": Tile("tf32", 64, 4, 128),
+    "bfloat16": Tile("bfloat16", 64, 4, 128),
+}
+BACKWARD_TILES = {
+    "highest": Tile("tf32x3", 32, 4),
+    "high": Tile("tf32", 32, 2),
+    "medium": Tile("tf32", 32, 2),
+    "bfloat16": Tile("bfloat16", 64, 4),
+}
+# Programs for each stack of layers, about as many as a GPU runs at once; of each the gradient is summed by itself. It
+# has a multiple of so many rows.
+MAX_PROGRAMS = 132
+PROGRAM_ROWS = 32
+MIN_SIZE = 16  # of a product on tensor cores
+
+
+class LayerOutputs(NamedTuple):
+    """The outputs of the layers of the actor and of the critic for each row."""
+
+    heads: F32[Tensor, "2 B S"]
+    first: F32[Tensor, "2 B H"]
+    second: F32[Tensor, "2 B H"]
+
+
+class Settings(NamedTuple):
+    """How the layers compute."""
+
+    activation: Activation  # of hidden layers
+    is_bfloat16: bool  # the operands of products are rounded to bfloat16
+
+
+def apply(
+    params: Params, x: F32[Tensor, "B F"], settings: Settings
+) -> LayerOutputs:
+    """Apply the layers.
+
+    Args:
+      params: of two hidden layers, which actor and critic do not share.
+    """
+    return LayerOutputs(*_dense_forward(x, tree.leaves(params), *settings))
+
+
+def gradient(
+    params: Params,
+    x: F32[Tensor, "B F"],
+    outputs: LayerOutputs,
+    of_heads: F32[Tensor, "2 B S"],
+    settings: Settings,
+) -> Params:
+    """The gradient of the parameters, from that of the outputs of the heads."""
+    (_, _), (w2, _), (w3, _) = *params.hidden, params.heads
+    _, y1, y2 = outputs
+    partial_sums = _dense_backward(of_heads, x, y1, y2, w2, w3, *settings)
+    return tree.unravel(params, partial_sums.sum(-2))
+
+
+# -- by PyTorch, of one learner or of several [L, ...]
+
+
+def _forward(
+    x: Tensor, leaves: list[Tensor], activation: Activation, is_bfloat16: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    w1, b1, w2, b2, w3, b3 = leaves
+    y1 = activate(
+        activation, _product(x[..., None, :, :], w1, is_bfloat16) + b1
+    )
+    y2 = activate(activation, _product(y1, w2, is_bfloat16) + b2)
+    return _product(y2, w3, is_bfloat16) + b3, y1, y2
+
+
+def _backward(
+    g: Tensor,
+    x: Tensor,
+    y1: Tensor,
+    y2: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    activation: Activation,
+    is_bfloat16: bool,
+) -> Tensor:
+    """The sums of each program [..., P, NP], here of one."""
+
+    def slope(y: Tensor) -> Tensor:
+        return 1 - y * y if activation == "tanh" else (y > 0).to(y.dtype)
+
+    g2 = _product(g, w3.mT, is_bfloat16) * slope(y2)
+    g1 = _product(g2, w2.mT, is_bfloat16) * slope(y1)
+    x = x[..., None, :, :]
+    gradients: list[Tensor] = []
+    for y, of_layer in ((x, g1), (y1, g2), (y2, g)):
+        gradients.append(_product(y.mT, of_layer, is_bfloat16))
+        gradients.append(of_layer.sum(-2))
+    flat = [v.reshape(*x.shape[:-3], 1, -1) for v in gradients]
+    return torch.cat(flat, -1)
+
+
+def _product(a: Tensor, b: Tensor, is_bfloat16: bool) -> Tensor:
+    if is_bfloat16:
+        return (a.bfloat16() @ b.bfloat16()).to(a.dtype)
+    return a @ b
+
+
+# -- by kernels
+
+
+def _forward_on_gpu(
+    x: Tensor, leaves: list[Tensor], activation: Activation, is_bfloat16: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    from funcppo.nets import dense_kernels
+
+    heads, y1, y2 = _empty_outputs(x, leaves)
+    inputs = [_of_learners(v, x.ndim == 3) for v in (x, *leaves)]
+    n_rows, n_programs = _programs(x)
+    kernel: Any = dense_kernels.forward_kernel
+    kernel[n_programs, 2 * _n_learners(x)](
+        *inputs,
+        y1,
+        y2,
+        heads,
+        *(v.stride(0) for v in inputs),
+        x.shape[-2],
+        n_rows,
+        **_constants(x, leaves[2], leaves[4], FORWARD_TILES, is_bfloat16),
+        is_tanh=activation == "tanh",
+    )
+    return heads, y1, y2
+
+
+def _backward_on_gpu(
+    g: Tensor,
+    x: Tensor,
+    y1: Tensor,
+    y2: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    activation: Activation,
+    is_bfloat16: bool,
+) -> Tensor:
+    from funcppo.nets import dense_kernels
+
+    n_rows, n_programs = _programs(x)
+    sums = _sums_of(n_programs, g, x, y1, y2)
+    x_of, w2_of, w3_of = (_of_learners(v, x.ndim == 3) for v in (x, w2, w3))
+    kernel: Any = dense_kernels.backward_kernel
+    kernel[n_programs, 2 * _n_learners(x)](
+        g.contiguous(),
+        x_of,
+        y1.contiguous(),
+        y2.contiguous(),
+        w2_of,
+        w3_of,
+        sums,
+        x_of.stride(0),
+        w2_of.stride(0),
+        w3_of.stride(0),
+        x.shape[-2],
+        n_rows,
+        sums.shape[-1],
+        **_constants(x, w2, w3, BACKWARD_TILES, is_bfloat16),
+        is_tanh=activation == "tanh",
+    )
+    return sums
+
+
+def _constants(
+    x: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    tiles: Mapping[str, Tile],
+    is_bfloat16: bool,
+) -> dict[str, int | str]:
+    """What a kernel is compiled for."""
+    widths = (x.shape[-1], *w2.shape[-2:], w3.shape[-1])
+    names = ("n_obs", "n_first", "n_second", "n_outputs")
+    padded = (max(MIN_SIZE, 1 << (n - 1).bit_length()) for n in widths)
+    float32_precision = torch.get_float32_matmul_precision()
+    tile = tiles["bfloat16" if is_bfloat16 else float32_precision]
+    constants = {
+        **dict(zip(names, widths)),
+        **dict(zip("XFSY", padded)),
+        "R": tile.n_rows,
+        "precision": tile.precision,
+        "num_warps": tile.n_warps,
+        "num_stages": 1,
+    }
+    if tile.max_registers is not None:
+        constants["maxnreg"] = tile.max_registers
+    return constants
+
+
+def _n_learners(x: Tensor) -> int:
+    return x.shape[0] if x.ndim == 3 else 1
+
+
+def _of_learners(x: Tensor, is_batched: bool) -> Tensor:
+    """The tensor with a first axis of learners, those of each contiguous."""
+    x = x if is_batched else x[None]
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
+def _programs(x: Tensor) -> tuple[int, int]:
+    """The rows of a program, and the programs of a stack of layers."""
+    n_parts = -(-x.shape[-2] // PROGRAM_ROWS)
+    n_parts_of_program = -(-n_parts * _n_learners(x) // MAX_PROGRAMS)
+    n_parts_of_program = min(n_parts, n_parts_of_program)
+    n_programs = -(-n_parts // n_parts_of_program)
+    return n_parts_of_program * PROGRAM_ROWS, n_programs
+
+
+def _empty_outputs(
+    x: Tensor, leaves: list[Tensor], *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    def empty(weight: Tensor) -> Tensor:
+        shape = (*x.shape[:-2], 2, x.shape[-2], weight.shape[-1])
+        return x.new_empty(shape)
+
+    w1, w2, w3 = leaves[::2]
+    return empty(w3), empty(w1), empty(w2)
+
+
+def _empty_sums(
+    g: Tensor, x: Tensor, y1: Tensor, y2: Tensor, *_: object
+) -> Tensor:
+    return _sums_of(_programs(x)[1] if x.is_cuda else 1, g, x, y1, y2)
+
+
+def _sums_of(
+    n_programs: int, g: Tensor, x: Tensor, y1: Tensor, y2: Tensor
+) -> Tensor:
+    sizes = [v.shape[-1] for v in (x, y1, y2, g)]
+    n_params = 2 * sum((n + 1) * m for n, m in pairwise(sizes))
+    return x.new_empty((*x.shape[:-2], n_programs, n_params))
+
+
+# -- the operators, declared by hand, because `torch.library.custom_op` imports Dynamo
+
+_LIBRARY = torch.library.Library("funcppo", "FRAGMENT")
+_LIBRARY.define(
+    "dense_forward(Tensor x, Tensor[] leaves, str activation, bool is_bfloat16) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "dense_backward(Tensor g, Tensor x, Tensor y1, Tensor y2, Tensor w2, Tensor w3, str activation, "
+    "bool is_bfloat16) -> Tensor"
+)
+_LIBRARY.impl("dense_forward", _forward, "CPU")
+_LIBRARY.impl("dense_backward", _backward, "CPU")
+_LIBRARY.impl("dense_forward", _forward_on_gpu, "CUDA")
+_LIBRARY.impl("dense_backward", _backward_on_gpu, "CUDA")
+_dense_forward: Any = torch.ops.funcppo.dense_forward.default
+_dense_backward: Any = torch.ops.funcppo.dense_backward.default
+
+
+def _learners_first(info: Any, dim: int | None, x: Tensor) -> Tensor:
+    """A tensor that `torch.vmap` maps, with the mapped axis first."""
+    if dim is None:
+        return x.expand(info.batch_size, *x.shape)
+    return x.movedim(dim, 0)
+
+
+def _forward_vmap(
+    info: Any, dims: Any, x: Tensor, leaves: list[Tensor], *settings: Any
+) -> tuple[Any, tuple[int, int, int]]:
+    x = _learners_first(info, dims[0], x)
+    leaves = [_learners_first(info, *pair) for pair in zip(dims[1], leaves)]
+    return _dense_forward(x, leaves, *settings), (0, 0, 0)
+
+
+def _backward_vmap(info: Any, dims: Any, *args: Any) -> tuple[Any, int]:
+    *tensors, activation, is_bfloat16 = args
+    tensors = [_learners_first(info, *pair) for pair in zip(dims, tensors)]
+    return _dense_backward(*tensors, activation, is_bfloat16), 0
+
+
+for name, fake, rule in (
+    ("dense_forward", _empty_outputs, _forward_vmap),
+    ("dense_backward", _empty_sums, _backward_vmap),
+):
+    torch.library.register_fake(f"funcppo::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"funcppo::{name}", rule, lib=_LIBRARY)

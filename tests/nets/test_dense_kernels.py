@@ -1,0 +1,152 @@
+"""The kernels of two hidden layers: their code run on numpy, equal to PyTorch's; on a GPU the kernels themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from funcppo import nets, tree
+from funcppo.nets import dense_operator
+from funcppo.nets.dense_operator import Settings
+from tests.nets.test_dense_operator import by_autograd, draw, make_layers
+from tests.runtime import numpy_triton
+
+SOURCE = Path(dense_operator.__file__).with_name("dense_kernels.py")
+SIZES = [
+    (1, (8, 6), 1),
+    (5, (33, 64), 3),
+    (17, (64, 32), 16),
+    (64, (64, 64), 2),
+]
+
+
+class NumpyKernel:
+    """Launches a kernel's code on numpy, as Triton launches it on a GPU."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        """The function that launches so many programs."""
+
+        def launch(*args: Any, **constants: Any) -> None:
+            values = [
+                numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
+                for x in args
+            ]
+            for name in ("num_warps", "num_stages", "maxnreg"):
+                constants.pop(name, None)
+            source = SOURCE.read_text()
+            numpy_triton.run(source, self.name, grid, *values, **constants)
+
+        return launch
+
+
+@pytest.fixture
+def on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels run on numpy."""
+    kernels = SimpleNamespace(
+        forward_kernel=NumpyKernel("forward_kernel"),
+        backward_kernel=NumpyKernel("backward_kernel"),
+    )
+    monkeypatch.setattr(nets, "dense_kernels", kernels, raising=False)
+    monkeypatch.setattr(
+        torch, "get_float32_matmul_precision", lambda: "highest"
+    )
+
+
+def problem(
+    n_learners: int, n_rows: int, sizes: Any, device: str = "cpu"
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Params in float32, rows, and the gradient of the heads."""
+    n_obs, hidden, n_outputs = sizes
+    params = make_layers(
+        n_learners, n_obs, hidden, n_outputs, torch.float32, device
+    )
+    learners = (n_learners,) if n_learners > 1 else ()
+    x = draw(0, *learners, n_rows, n_obs, like=params)
+    of_heads = draw(1, *learners, 2, n_rows, n_outputs, like=params)
+    return params, x, of_heads
+
+
+def expected_of(
+    params: Any, x: torch.Tensor, of_heads: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs of the heads and the gradient as a vector, in float64."""
+    params, x, of_heads = tree.map(lambda v: v.double(), (params, x, of_heads))
+
+    def of_one(params: Any, x: Any, of_heads: Any) -> Any:
+        heads, gradient = by_autograd(params, x, of_heads, activation)
+        return heads, tree.ravel(gradient)
+
+    if x.ndim == 3:
+        return torch.vmap(of_one)(params, x, of_heads)
+    return of_one(params, x, of_heads)
+
+
+def assert_equals_pytorch(
+    problem: Any, settings: Settings, tolerance: float
+) -> None:
+    params, x, of_heads = problem
+    leaves = tree.leaves(params)
+    heads, y1, y2 = dense_operator._forward_on_gpu(x, leaves, *settings)
+    sums = dense_operator._backward_on_gpu(
+        of_heads, x, y1, y2, leaves[2], leaves[4], *settings
+    )
+    expected = expected_of(*problem, settings.activation)
+    for got, want in zip((heads, sums.sum(-2)), expected):
+        error = (got - want).norm() / want.norm()
+        assert error < tolerance, error
+
+
+@pytest.mark.usefixtures("on_numpy")
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("sizes", SIZES[:3])
+@pytest.mark.parametrize(("n_learners", "n_rows"), [(1, 1), (1, 70), (3, 45)])
+def test_the_code_of_the_kernels_equals_pytorch(
+    n_learners: int, n_rows: int, sizes: Any, activation: Any
+) -> None:
+    assert_equals_pytorch(
+        problem(n_learners, n_rows, sizes), Settings(activation, False), 1e-5
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("n_learners", "n_rows"),
+    [(1, 1), (1, 100), (1, 4097), (1, 65536), (3, 45), (300, 128)],
+)
+def test_the_kernels_equal_pytorch_on_a_gpu(
+    n_learners: int, n_rows: int, sizes: Any, activation: Any
+) -> None:
+    # A relu near 0 may be on or off.
+    tolerance = 2e-6 if activation == "tanh" else 1e-3
+    args = problem(n_learners, n_rows, sizes, "cuda")
+    assert_equals_pytorch(args, Settings(activation, False), tolerance)
+    assert_equals_pytorch(args, Settings(activation, True), 0.05)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert_equals_pytorch(args, Settings(activation, False), 0.02)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_kernels_give_the_same_bits_again() -> None:
+    params, x, of_heads = problem(1, 65536, SIZES[-1], "cuda")
+    settings = Settings("tanh", False)
+
+    def gradient() -> torch.Tensor:
+        outputs = dense_operator.apply(params, x, settings)
+        return tree.ravel(
+            dense_operator.gradient(params, x, outputs, of_heads, settings)
+        )
+
+    first = gradient()
+    assert all(torch.equal(first, gradient()) for _ in range(5))
