@@ -8,7 +8,6 @@ to, as the one is the gradient of the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,16 +26,20 @@ class Tile(NamedTuple):
     n_rows: int  # at once
     n_warps: int
     max_registers: int | None = None  # of a thread
+    n_stages: int = 1  # tiles whose loads are under way at once
 
 
 # By the precision of products, `bfloat16` or that of `torch.set_float32_matmul_precision`, the fastest tiles measured.
-# Tensor cores have no product of float32: one of three TF32 products (tf32x3) is as exact, and faster in the gradient.
+# Tensor cores have no product of float32: one of three TF32 products (tf32x3) is as exact, and faster.
 FORWARD_TILES = {
-    "highest": Tile("ieee", 32, 8, 128),
+    "highest": Tile("tf32x3", 64, 4, n_stages=3),
     "high": Tile("tf32", 64, 4, 128),
     "medium": Tile("tf32", 64, 4, 128),
     "bfloat16": Tile("bfloat16", 64, 4, 128),
 }
+# in place of the former for so few rows of all learners, where a program waits more than it computes
+FEW_ROWS = 4096
+FEW_ROWS_TILE = Tile("ieee", 32, 8, 128)
 BACKWARD_TILES = {
     "highest": Tile("tf32x3", 32, 4),
     "high": Tile("tf32", 32, 2),
@@ -147,6 +150,9 @@ def _forward_on_gpu(
     heads, y1, y2 = _empty_outputs(x, leaves)
     inputs = [_of_learners(v, x.ndim == 3) for v in (x, *leaves)]
     n_rows, n_programs = _programs(x)
+    tile = FORWARD_TILES[_precision(is_bfloat16)]
+    if x.shape[:-1].numel() <= FEW_ROWS and not is_bfloat16:
+        tile = FEW_ROWS_TILE
     kernel: Any = dense_kernels.forward_kernel
     kernel[n_programs, 2 * _n_learners(x)](
         *inputs,
@@ -156,7 +162,7 @@ def _forward_on_gpu(
         *(v.stride(0) for v in inputs),
         x.shape[-2],
         n_rows,
-        **_constants(x, leaves[2], leaves[4], FORWARD_TILES, is_bfloat16),
+        **_constants(x, leaves[2], leaves[4], tile),
         is_tanh=activation == "tanh",
     )
     return heads, y1, y2
@@ -192,7 +198,7 @@ def _backward_on_gpu(
         x.shape[-2],
         n_rows,
         sums.shape[-1],
-        **_constants(x, w2, w3, BACKWARD_TILES, is_bfloat16),
+        **_constants(x, w2, w3, BACKWARD_TILES[_precision(is_bfloat16)]),
         is_tanh=activation == "tanh",
     )
     return sums
@@ -202,26 +208,28 @@ def _constants(
     x: Tensor,
     w2: Tensor,
     w3: Tensor,
-    tiles: Mapping[str, Tile],
-    is_bfloat16: bool,
+    tile: Tile,
 ) -> dict[str, int | str]:
     """What a kernel is compiled for."""
     widths = (x.shape[-1], *w2.shape[-2:], w3.shape[-1])
     names = ("n_obs", "n_first", "n_second", "n_outputs")
     padded = (max(MIN_SIZE, 1 << (n - 1).bit_length()) for n in widths)
-    float32_precision = torch.get_float32_matmul_precision()
-    tile = tiles["bfloat16" if is_bfloat16 else float32_precision]
     constants = {
         **dict(zip(names, widths)),
         **dict(zip("XFSY", padded)),
         "R": tile.n_rows,
         "precision": tile.precision,
         "num_warps": tile.n_warps,
-        "num_stages": 1,
+        "num_stages": tile.n_stages,
     }
     if tile.max_registers is not None:
         constants["maxnreg"] = tile.max_registers
     return constants
+
+
+def _precision(is_bfloat16: bool) -> str:
+    """The precision of products."""
+    return "bfloat16" if is_bfloat16 else torch.get_float32_matmul_precision()
 
 
 def _n_learners(x: Tensor) -> int:

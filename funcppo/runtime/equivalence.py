@@ -23,7 +23,9 @@ DEFAULT_TOLERANCE = 3e-5
 TF32_TOLERANCE = 0.01  # for TF32 matrix products: 11 significant bits
 # for matrix products in bfloat16, which has 8 significant bits
 BF16_TOLERANCE = 0.1
-ABSOLUTE_TOLERANCE = 1e-6  # rounding error of a difference of numbers near 1
+# rounding error of a difference of numbers near 1, in float32; larger for products of lower precision, as their
+# tolerance is
+ABSOLUTE_TOLERANCE = 1e-6
 ROUNDING = 2.0**-23  # spacing of float32 numbers, relative to their size
 # Rounding changes a random choice about once in a million rows; more than this share of choices is an error.
 MAX_CHANGED_SHARE = 1e-3
@@ -143,7 +145,8 @@ def _wrong_elements(
     )
     size = finite.abs().clamp_min(max(typical_size, least_size))
     error = (actual - expected).abs()
-    is_close = error <= tolerance * size + ABSOLUTE_TOLERANCE
+    rounding = ABSOLUTE_TOLERANCE * max(1.0, tolerance / DEFAULT_TOLERANCE)
+    is_close = error <= tolerance * size + rounding
     return wrong & ~both_nan & ~is_close
 
 

@@ -116,8 +116,9 @@ def test_the_code_of_the_kernels_equals_pytorch(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sizes", "activation"), zip(SIZES, ("relu", "tanh", "relu", "tanh"))
+)
 @pytest.mark.parametrize(
     ("n_learners", "n_rows"),
     [(1, 1), (1, 100), (1, 4097), (1, 65536), (3, 45), (300, 128)],

@@ -121,7 +121,11 @@ def run(
         },
     )
     libdevice = types.SimpleNamespace(
-        tanh=_elementwise(np.tanh), log1p=_elementwise(np.log1p), erfinv=_erfinv
+        tanh=_elementwise(np.tanh),
+        log1p=_elementwise(np.log1p),
+        erfinv=_erfinv,
+        fast_expf=_elementwise(np.exp),
+        fast_dividef=_elementwise(np.divide),
     )
     lines = [x for x in source.splitlines() if "import" not in x]
     names = {

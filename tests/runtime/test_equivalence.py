@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from funcppo.runtime.equivalence import (
+    DEFAULT_TOLERANCE,
+    TF32_TOLERANCE,
     EquivalenceError,
     check_output,
     check_update,
@@ -132,3 +134,12 @@ def test_params_that_are_wrong_do_not_hide_behind_a_count_of_steps():
 
 
 EMPTY = torch.ones(0), torch.ones(0, dtype=torch.int64)
+
+
+def test_a_difference_of_numbers_near_one_is_off_by_the_rounding_of_products():
+    """The policy loss of the first minibatch is 0: a mean of advantages, with ratios of 1 but for rounding."""
+    exact, rounded = torch.zeros(64), torch.full((64,), 1e-4)
+    check_output(rounded, exact, TF32_TOLERANCE)
+    for wrong, tolerance in ((1e-3, TF32_TOLERANCE), (1e-5, DEFAULT_TOLERANCE)):
+        with pytest.raises(EquivalenceError):
+            check_output(torch.full((64,), wrong), exact, tolerance)
