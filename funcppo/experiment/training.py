@@ -279,7 +279,7 @@ def describe_strategy(record: StrategyRecord) -> str:
     if record.network == "kernels":
         line += "; kernels compute the network of the update"
     elif record.network_reason:
-        line += f"; no kernels compute it: {record.network_reason}"
+        line += f"; no kernels compute the network of the update: {record.network_reason}"
     failures = [
         f"not {failure.name}: {failure.error_type}: {failure.message}"
         for failure in record.failures

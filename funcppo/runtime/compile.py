@@ -670,7 +670,7 @@ class _StrategySelector:
     tolerance: float
     # the strategy is chosen by name, so that its failure is an error
     raise_on_failure: bool
-    kernels: _NetworkKernels
+    kernels: _NetworkKernels = field(default_factory=_NetworkKernels)
     take_fastest: bool = False
     agree: Agree = alone
     failures: list[Failure] = field(default_factory=list)

@@ -375,11 +375,17 @@ def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
             {"rollout_reason": "several learners at once"},
             "; the rollout is no kernel: several learners at once",
         ),
+        (
+            {"network": "kernels"},
+            "replayed by: none; kernels compute the network of the update",
+        ),
+        (
+            {"network_reason": "a shared trunk"},
+            "; no kernels compute the network of the update: a shared trunk",
+        ),
     ],
 )
-def test_the_line_of_a_strategy_says_whether_the_rollout_is_a_kernel(
-    fields, end
-):
+def test_the_line_of_a_strategy_says_what_kernels_compute(fields, end):
     record = StrategyRecord(
         strategy="one-graph",
         failures=(),

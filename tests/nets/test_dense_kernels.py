@@ -117,7 +117,8 @@ def test_the_code_of_the_kernels_equals_pytorch(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
-    ("sizes", "activation"), zip(SIZES, ("relu", "tanh", "relu", "tanh"))
+    ("sizes", "activation"),
+    list(zip(SIZES, ("relu", "tanh", "relu", "tanh"))),
 )
 @pytest.mark.parametrize(
     ("n_learners", "n_rows"),
