@@ -22,6 +22,7 @@ from funcppo.nets import feedforward
 from funcppo.runtime import compile, stacked
 from funcppo.runtime.reasons import FailureCode
 from tests.learning import WORLD, assert_trees_equal, double
+from tests.nets.guessing import guessing
 
 NETWORKS = [
     ("CartPole-v1", {}),
@@ -29,14 +30,17 @@ NETWORKS = [
     ("Pendulum-v1", {}),
     ("Pendulum-v1", {"log_std": "state", "squash": True}),
 ]
+# of several actions, legal or not
+SEVERAL_ACTIONS = [("guessing several", {}), ("guessing masked", {})]
 
 
 def make_learner(
     name: str, network: dict[str, Any], *hidden: int, **ppo: Any
 ) -> Any:
     settings = {"n_envs": 4, "n_steps": 8, "n_minibatches": 2, "n_updates": 2}
+    is_guessing, _, kind = name.partition("guessing ")
     return fp.ppo(
-        env=fp.envs.make(name),
+        env=fp.envs.make(name) if is_guessing else guessing(kind),
         network=fp.nets.mlp(*(hidden or (8, 6)), **network),
         **{**settings, **ppo},
     )
@@ -55,7 +59,7 @@ def both_gradients(learner: Any, params: Any, data: Any) -> tuple[Any, Any]:
     return minibatch.loss_gradient(*args), kernel_gradient.loss_gradient(*args)
 
 
-@pytest.mark.parametrize(("name", "network"), NETWORKS)
+@pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
 def test_gradient_and_metrics_equal_those_of_the_loss(
     name: str, network: dict[str, Any]
 ) -> None:
