@@ -2,7 +2,8 @@
 
 Every combination ranks the same sample of valid queries by rule confidences alone; `choose_settings` takes the one with
 the best MRR. What is set stays as it is. The work is bounded by a number of rows of joins, so that the choice does not
-depend on the speed of the machine, and by a deadline. Where the first combination takes more, fewer queries are ranked.
+depend on the speed of the machine, and by a deadline. Where the first combination takes more, fewer queries are ranked;
+later ones are not begun where a random sample of the rules says that they take more.
 
 At height h the rules apply once to the atoms that T_P derives in h - 1 steps, and only the consequences that a sampled
 query may have as candidates are held (`partial_fixpoint`).
@@ -37,11 +38,16 @@ from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import (
     RuleCounts,
     count_rules,
+    iter_consequences,
     with_confidence,
 )
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.logic.joins import (
+    RowBudget,
+    RowBudgetExceeded,
+    TimeBudgetExceeded,
+)
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
 from funcppo.prover.config import ProverTaskConfig
@@ -63,6 +69,9 @@ SCORES = ("max-confidence", "noisy-or", "noisy-or@2", "noisy-or@3")
 MAX_QUERIES = 1000
 # rows of joins that the combinations of one height and object identity may make
 MAX_TRIAL_ROWS = 100_000_000
+# Of so many rules a share tells by sampling how many rows they make, before what is likely to take too long is begun.
+MIN_SAMPLED_RULES = 64
+SAMPLED_RULES_SHARE = 0.0625
 # where so many take too long at the first height, a share of them is ranked, down to a minimum
 FEWER_QUERIES = 0.125
 MIN_QUERIES = 15
@@ -399,6 +408,9 @@ def _try_heights(
             show("T_P" if height > 1 else "listing candidates", 0, None)
             try_one = _try_scores if trials else _try_with_fewer
             try:
+                # The counts of the first trials are known as a rule, and their queries may be fewer.
+                if trials:
+                    _check_sampled_rows(sample, object_identity)
                 sample, found = try_one(
                     sample,
                     options,
@@ -475,6 +487,42 @@ def _try_with_fewer(
             sample = replace(sample, queries=sample.queries[rows])
         else:
             return sample, trials
+
+
+def _check_sampled_rows(sample: _Sample, object_identity: bool) -> None:
+    """Check that applying all rules to the facts is likely to be within `MAX_TRIAL_ROWS`, by a random sample of them.
+
+    Counts with object identity and T_P take this at least.
+
+    Raises:
+      RowBudgetExceeded: it is not, or the time is over.
+    """
+    n_rules = sample.sizes.n_rules
+    n_sampled = int(n_rules * SAMPLED_RULES_SHARE)
+    if n_sampled < MIN_SAMPLED_RULES:
+        return
+
+    rules = np.sort(ranking.random_rows(n_rules, n_sampled))
+    budget = RowBudget(
+        MAX_TRIAL_ROWS * n_sampled // n_rules, deadline=sample.deadline
+    )
+    parts = iter_consequences(
+        sample.kb,
+        sample.sizes,
+        rule_ids=rules.tolist(),
+        leave_one_out=object_identity,
+        object_identity=object_identity,
+        budget=budget,
+    )
+    try:
+        for _ in parts:
+            pass
+    except TimeBudgetExceeded:
+        raise
+    except RowBudgetExceeded:
+        raise RowBudgetExceeded(
+            f"more than {MAX_TRIAL_ROWS:,} rows of joins, by a random sample of {n_sampled:,} of {n_rules:,} rules"
+        ) from None
 
 
 def _try_scores(
