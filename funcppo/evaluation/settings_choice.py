@@ -28,6 +28,7 @@ from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import rank_metrics, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol, check_queries
 from funcppo.logic import (
+    consequences,
     derivability,
     fixpoint,
     joins,
@@ -38,16 +39,11 @@ from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import (
     RuleCounts,
     count_rules,
-    iter_consequences,
     with_confidence,
 )
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import (
-    RowBudget,
-    RowBudgetExceeded,
-    TimeBudgetExceeded,
-)
+from funcppo.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
 from funcppo.prover.config import ProverTaskConfig
@@ -69,9 +65,6 @@ SCORES = ("max-confidence", "noisy-or", "noisy-or@2", "noisy-or@3")
 MAX_QUERIES = 1000
 # rows of joins that the combinations of one height and object identity may make
 MAX_TRIAL_ROWS = 100_000_000
-# Of so many rules a share tells by sampling how many rows they make, before what is likely to take too long is begun.
-MIN_SAMPLED_RULES = 64
-SAMPLED_RULES_SHARE = 0.0625
 # where so many take too long at the first height, a share of them is ranked, down to a minimum
 FEWER_QUERIES = 0.125
 MIN_QUERIES = 15
@@ -408,9 +401,15 @@ def _try_heights(
             show("T_P" if height > 1 else "listing candidates", 0, None)
             try_one = _try_scores if trials else _try_with_fewer
             try:
-                # The counts of the first trials are known as a rule, and their queries may be fewer.
+                # Counts with object identity and T_P apply all rules. Those of the first trials are known as a rule.
                 if trials:
-                    _check_sampled_rows(sample, object_identity)
+                    consequences.check_sampled_rows(
+                        sample.kb,
+                        sample.sizes,
+                        MAX_TRIAL_ROWS,
+                        object_identity=object_identity,
+                        deadline=sample.deadline,
+                    )
                 sample, found = try_one(
                     sample,
                     options,
@@ -487,42 +486,6 @@ def _try_with_fewer(
             sample = replace(sample, queries=sample.queries[rows])
         else:
             return sample, trials
-
-
-def _check_sampled_rows(sample: _Sample, object_identity: bool) -> None:
-    """Check that applying all rules to the facts is likely to be within `MAX_TRIAL_ROWS`, by a random sample of them.
-
-    Counts with object identity and T_P take this at least.
-
-    Raises:
-      RowBudgetExceeded: it is not, or the time is over.
-    """
-    n_rules = sample.sizes.n_rules
-    n_sampled = int(n_rules * SAMPLED_RULES_SHARE)
-    if n_sampled < MIN_SAMPLED_RULES:
-        return
-
-    rules = np.sort(ranking.random_rows(n_rules, n_sampled))
-    budget = RowBudget(
-        MAX_TRIAL_ROWS * n_sampled // n_rules, deadline=sample.deadline
-    )
-    parts = iter_consequences(
-        sample.kb,
-        sample.sizes,
-        rule_ids=rules.tolist(),
-        leave_one_out=object_identity,
-        object_identity=object_identity,
-        budget=budget,
-    )
-    try:
-        for _ in parts:
-            pass
-    except TimeBudgetExceeded:
-        raise
-    except RowBudgetExceeded:
-        raise RowBudgetExceeded(
-            f"more than {MAX_TRIAL_ROWS:,} rows of joins, by a random sample of {n_sampled:,} of {n_rules:,} rules"
-        ) from None
 
 
 def _try_scores(

@@ -591,6 +591,15 @@ def _start_from_fit(
     assert run.questions is not None, "the run learns from questions"
     config = run.run_config
     options = question_run.resolve_left_out(run.task, config.questions)
+    is_set = options.max_questions is not None
+    first_epoch = question_run.plan_first_epoch(
+        run.task,
+        run.questions,
+        config.listwise,
+        options.max_size_quantile,
+        config.device,
+        partial(run_time.end_phase, "questions", is_set=is_set),
+    )
     try:
         setup, collected = question_run.collect(
             run.task,
@@ -600,14 +609,19 @@ def _start_from_fit(
             config.device,
             on_phase,
             run_time.until(run_time.QUESTIONS),
+            # Link embeddings that are set are trained before any fit.
+            None if options.embedding is True else first_epoch,
         )
+        setup = dataclasses.replace(setup, first_epoch_cfg=first_epoch)
     except ValueError as error:
         if not may_learn_from_proofs:
             raise ValueError(f"{dataset.name}: learner: {error}") from None
         note = f"learner proofs: no question to learn from: {error}"
         return _start_from_proofs(config, dataset, note, on_phase, run_time)
 
-    run_time.end_phase("questions", is_set=options.max_questions is not None)
+    is_begun = setup.first_epoch is not None
+    phase = "questions and first epoch" if is_begun else "questions"
+    run_time.end_phase(phase, is_set=is_set)
     run = dataclasses.replace(
         run,
         questions=question_run.without_network(setup),
@@ -896,6 +910,7 @@ def _fit(
         deadline.seconds_left,
         valid_seconds,
         time_bounds.time_factor(config.seconds),
+        min_epochs=1 if setup.first_epoch_cfg is None else 2,
     )
     fitted = question_run.fit_listwise(
         setup,
