@@ -31,7 +31,8 @@ from funcppo.types import I64
 
 # questions of a complete list between two looks at the time
 PART_QUESTIONS = 1024
-# batches of the first epoch that are listed before their steps, among which questions are sorted by size
+# batches of the first epoch, after its first one, that are listed before their steps; among them questions are sorted by
+# size
 GROUP_BATCHES = 4
 
 
@@ -161,19 +162,18 @@ def learn(
       part: the questions that are listed next.
     """
     epoch = epoch._replace(pending=(*epoch.pending, part))
-    n_grouped = GROUP_BATCHES * cfg.batch_size
-    if _count_derived(epoch.pending) < n_grouped:
-        return epoch
-
-    listed = evidence.concatenate(epoch.pending)
-    derived = derived_questions(listed)
-    start = 0
-    for last in derived[n_grouped - 1 :: n_grouped].tolist():
-        group = evidence.slice_questions(listed, start, last + 1)
-        epoch = _learn_group(cfg, epoch, group, GROUP_BATCHES)
-        start = last + 1
-    rest = evidence.slice_questions(listed, start, len(listed.label))
-    return epoch._replace(pending=(rest,))
+    while True:
+        # The first step waits for no other batch.
+        n_batches = GROUP_BATCHES if epoch.fit.n_steps else 1
+        n_grouped = n_batches * cfg.batch_size
+        if _count_derived(epoch.pending) < n_grouped:
+            return epoch
+        listed = evidence.concatenate(epoch.pending)
+        stop = int(derived_questions(listed)[n_grouped - 1]) + 1
+        group = evidence.slice_questions(listed, 0, stop)
+        rest = evidence.slice_questions(listed, stop, len(listed.label))
+        epoch = _learn_group(cfg, epoch, group, n_batches)
+        epoch = epoch._replace(pending=(rest,))
 
 
 def finish(cfg: FirstEpochConfig, epoch: FirstEpoch) -> FirstEpoch | None:

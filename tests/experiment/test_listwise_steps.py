@@ -127,10 +127,13 @@ def test_every_derived_question_is_in_one_batch(collected, monkeypatch):
     # A last batch is incomplete, unless it is part of a group: up to one batch is left over.
     assert len(set(seen)) == len(seen) == epoch.n_questions
     assert len(derived) - 8 < len(seen) <= len(derived)
-    # The prior of the weights counts for the questions so far: half as much a question when they are twice as many.
-    first, second = penalties[0], penalties[listwise_steps.GROUP_BATCHES]
+    # The prior of the weights counts for the questions so far: half as much in a group that is half of them.
+    first, second, *_ = penalties
     assert first == cfg.listwise.penalty.feature_deviation
-    assert second**2 == pytest.approx(2 * first**2)
+    n_first, n_second = 8, 8 * listwise_steps.GROUP_BATCHES
+    assert second**2 == pytest.approx(
+        (n_first + n_second) / n_second * first**2
+    )
 
 
 def test_the_first_step_is_announced_once_and_fewer_than_a_batch_make_none(
