@@ -399,17 +399,8 @@ def _try_heights(
                 sample.deadline,
             )
             show("T_P" if height > 1 else "listing candidates", 0, None)
-            try_one = _try_scores if trials else _try_with_fewer
+            try_one = _try_if_likely if trials else _try_with_fewer
             try:
-                # Counts with object identity and T_P apply all rules. Those of the first trials are known as a rule.
-                if trials:
-                    consequences.check_sampled_rows(
-                        sample.kb,
-                        sample.sizes,
-                        MAX_TRIAL_ROWS,
-                        object_identity=object_identity,
-                        deadline=sample.deadline,
-                    )
                 sample, found = try_one(
                     sample,
                     options,
@@ -486,6 +477,30 @@ def _try_with_fewer(
             sample = replace(sample, queries=sample.queries[rows])
         else:
             return sample, trials
+
+
+def _try_if_likely(
+    sample: _Sample,
+    options: _Options,
+    height: int,
+    object_identity: bool,
+    counts_of: dict[bool, RuleCounts],
+    show: _StageCallback,
+) -> tuple[_Sample, list[Trial]]:
+    """Later trials, which apply all rules to count them or for T_P, unless a sample of the rules makes too many rows.
+
+    Args and errors are those of `_try_scores`.
+    """
+    consequences.check_sampled_rows(
+        sample.kb,
+        sample.sizes,
+        MAX_TRIAL_ROWS,
+        object_identity=object_identity,
+        deadline=sample.deadline,
+    )
+    return _try_scores(
+        sample, options, height, object_identity, counts_of, show
+    )
 
 
 def _try_scores(

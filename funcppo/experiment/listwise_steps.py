@@ -31,8 +31,7 @@ from funcppo.types import I64
 
 # questions of a complete list between two looks at the time
 PART_QUESTIONS = 1024
-# batches of the first epoch, after its first one, that are listed before their steps; among them questions are sorted by
-# size
+# batches of the first epoch, after its first one, that are listed before their steps, to sort their questions by size
 GROUP_BATCHES = 4
 
 

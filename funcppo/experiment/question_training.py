@@ -7,6 +7,7 @@ those after each update of PPO.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -149,13 +150,7 @@ def collect_questions(
     )
     if n_left_out:
         note += f"; {n_left_out:,} of these have more than {most:,} firings and were left out"
-    notes = [note]
     epoch = listed.first_epoch
-    if epoch is not None:
-        notes.append(
-            f"listwise fit: its first epoch was made while questions were listed, {epoch.fit.n_steps:,} gradient steps "
-            f"on {epoch.n_questions:,} of them"
-        )
     return TrainingQuestions(
         world=QuestionWorld(
             world,
@@ -173,7 +168,7 @@ def collect_questions(
             capacity=aggregation.capacity(listed.evidence, rows),
         ),
         n_questions=listed.n_questions,
-        notes=tuple(notes),
+        notes=(note, *_describe_first_epoch(epoch)),
         first_epoch=epoch and epoch.fit,
     )
 
@@ -198,6 +193,16 @@ def _describe_listing(
             f"{n_join_rows:,} rows of joins"
         )
     return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
+
+
+def _describe_first_epoch(epoch: FirstEpoch | None) -> list[str]:
+    """A note on the first epoch of the fit, where it was made while questions were listed."""
+    if epoch is None:
+        return []
+    return [
+        f"listwise fit: its first epoch was made while questions were listed, {epoch.fit.n_steps:,} gradient steps on "
+        f"{epoch.n_questions:,} of them"
+    ]
 
 
 def _list_within_bounds(
@@ -231,12 +236,7 @@ def _list_within_bounds(
         n_questions += len(part.label)
         n_firings += len(part.rule) + len(part.link_label) // LINKS_PER_FIRING
         if first_epoch is not None and epoch is not None:
-            began = work.deadline.clock()
-            epoch = listwise_steps.learn(first_epoch, epoch, part)
-            later = work.deadline.at + work.deadline.clock() - began
-            if cfg.max_questions is None:
-                at = min(later, deadline.at)
-                work.deadline = replace(work.deadline, at=at)
+            epoch = _learn_part(first_epoch, epoch, part, work, deadline)
         show(n_questions, deadline=work.deadline)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
@@ -247,11 +247,34 @@ def _list_within_bounds(
             stopped_by = f"with more than {max_firings:,} firings, four links counted as one"
             break
 
-    if first_epoch is not None and epoch is not None:
-        epoch = listwise_steps.finish(first_epoch, epoch)
     return _ListedQuestions(
-        evidence.concatenate(listed), n_questions, stopped_by, epoch
+        evidence.concatenate(listed),
+        n_questions,
+        stopped_by,
+        first_epoch and epoch and listwise_steps.finish(first_epoch, epoch),
     )
+
+
+def _learn_part(
+    cfg: FirstEpochConfig,
+    epoch: FirstEpoch,
+    part: Evidence,
+    work: FiringWork,
+    latest: Deadline,
+) -> FirstEpoch:
+    """The first epoch after the steps that a listed part allows.
+
+    Args:
+      work: its deadline, if it has one, is put off by the time of the steps.
+      latest: the deadline is not put off beyond.
+    """
+    deadline = work.deadline
+    began = deadline.clock()
+    epoch = listwise_steps.learn(cfg, epoch, part)
+    if not math.isinf(deadline.at):
+        later = deadline.at + deadline.clock() - began
+        work.deadline = replace(deadline, at=min(later, latest.at))
+    return epoch
 
 
 def _show_listing(
