@@ -894,7 +894,7 @@ def first_step_seconds(run: Row) -> float:
     """Seconds of a run before the first gradient step, of the listwise fit or of PPO."""
     seconds = 0.0
     for phase, took in run["results"]["phase_seconds"].items():
-        if phase in ("listwise fit", "training"):
+        if phase in ("questions and first epoch", "listwise fit", "training"):
             break
         seconds += took
     return seconds

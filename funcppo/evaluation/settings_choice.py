@@ -2,7 +2,8 @@
 
 Every combination ranks the same sample of valid queries by rule confidences alone; `choose_settings` takes the one with
 the best MRR. What is set stays as it is. The work is bounded by a number of rows of joins, so that the choice does not
-depend on the speed of the machine, and by a deadline. Where the first combination takes more, fewer queries are ranked.
+depend on the speed of the machine, and by a deadline. Where the first combination takes more, fewer queries are ranked;
+later ones are not begun where a random sample of the rules says that they take more.
 
 At height h the rules apply once to the atoms that T_P derives in h - 1 steps, and only the consequences that a sampled
 query may have as candidates are held (`partial_fixpoint`).
@@ -27,6 +28,7 @@ from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import rank_metrics, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol, check_queries
 from funcppo.logic import (
+    consequences,
     derivability,
     fixpoint,
     joins,
@@ -397,7 +399,7 @@ def _try_heights(
                 sample.deadline,
             )
             show("T_P" if height > 1 else "listing candidates", 0, None)
-            try_one = _try_scores if trials else _try_with_fewer
+            try_one = _try_if_likely if trials else _try_with_fewer
             try:
                 sample, found = try_one(
                     sample,
@@ -475,6 +477,30 @@ def _try_with_fewer(
             sample = replace(sample, queries=sample.queries[rows])
         else:
             return sample, trials
+
+
+def _try_if_likely(
+    sample: _Sample,
+    options: _Options,
+    height: int,
+    object_identity: bool,
+    counts_of: dict[bool, RuleCounts],
+    show: _StageCallback,
+) -> tuple[_Sample, list[Trial]]:
+    """Later trials, which apply all rules to count them or for T_P, unless a sample of the rules makes too many rows.
+
+    Args and errors are those of `_try_scores`.
+    """
+    consequences.check_sampled_rows(
+        sample.kb,
+        sample.sizes,
+        MAX_TRIAL_ROWS,
+        object_identity=object_identity,
+        deadline=sample.deadline,
+    )
+    return _try_scores(
+        sample, options, height, object_identity, counts_of, show
+    )
 
 
 def _try_scores(

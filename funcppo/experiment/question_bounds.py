@@ -57,6 +57,7 @@ def plan_fit(
     seconds: float = math.inf,
     metric_seconds: float = 0.0,
     time_factor: float = 1.0,
+    min_epochs: int = 1,
 ) -> FitPlan:
     """Choose the kinds of evidence and the epochs that the bounds allow, at least one of each.
 
@@ -65,11 +66,12 @@ def plan_fit(
       seconds: of the fits with all their validations.
       metric_seconds: of one validation.
       time_factor: how many times the usual gradients to take where their number is not set.
+      min_epochs: whatever the bounds; 2 where the learning rate does not fall in the first one.
     """
     size = batch_size(cfg, len(world.question))
     steps_per_epoch = max(1, len(world.question) // size)
     max_steps = cfg.max_steps or MAX_LISTWISE_STEPS
-    n_epochs = min(cfg.n_epochs, max(1, max_steps // steps_per_epoch))
+    n_epochs = min(cfg.n_epochs, max(min_epochs, max_steps // steps_per_epoch))
     reason = f"{max_steps:,} gradient steps (--listwise.max-steps)"
     notes: list[str] = []
 
@@ -109,7 +111,7 @@ def plan_fit(
         ),
     ):
         if share < n_epochs:
-            n_epochs, reason = max(1, int(share)), bound
+            n_epochs, reason = max(min_epochs, int(share)), bound
     if n_epochs < cfg.n_epochs:
         notes.append(
             f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}"

@@ -19,7 +19,12 @@ from funcppo.evaluation.evidence_ranking import QuestionEvidence
 from funcppo.evaluation.ranking import ScorerBySide
 from funcppo.evaluation.settings_choice import MIN_GAIN
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
-from funcppo.experiment import question_training
+from funcppo.experiment import listwise_steps, question_training
+from funcppo.experiment.listwise_steps import (
+    FirstEpochConfig,
+    FitState,
+    ignore_first_step,
+)
 from funcppo.experiment.question_training import TrainingQuestions
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
@@ -36,7 +41,11 @@ from funcppo.prover.aggregation import (
 )
 from funcppo.prover.evidence import Evidence, FactIndex
 from funcppo.prover.network_prior import NetworkPrior
-from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
+from funcppo.prover.question_config import (
+    ListwiseConfig,
+    QuestionConfig,
+    batch_size,
+)
 from funcppo.prover.questions import Params, PolicyConfig, QuestionWorld
 from funcppo.prover.task import (
     PhaseCallback,
@@ -83,6 +92,10 @@ class QuestionSetup:
     """Which evidence is weighed; its capacity is that of the questions, where there are some."""
     world: QuestionWorld | None = None
     """The questions to learn from; None before they are listed."""
+    first_epoch_cfg: FirstEpochConfig | None = None
+    """How the first epoch of a listwise fit goes over the questions in the order of the list; None: as later ones."""
+    first_epoch: FitState | None = None
+    """The fit after that epoch, with the policy of its settings, where it was made while questions were listed."""
 
 
 class ValidQuality(NamedTuple):
@@ -336,11 +349,13 @@ def collect(
     device: str,
     on_phase: PhaseCallback,
     deadline: Deadline = NO_DEADLINE,
+    first_epoch: FirstEpochConfig | None = None,
 ) -> tuple[QuestionSetup, TrainingQuestions]:
     """List the questions to learn from.
 
     Args:
       deadline: ends the list, unless the number of questions is set.
+      first_epoch: of the listwise fit, whose steps are taken meanwhile; None for none.
 
     Raises:
       ValueError: the rules derive no known fact from the others.
@@ -354,6 +369,7 @@ def collect(
         uses_degrees=setup.policy.aggregation.uses_degrees,
         on_phase=on_phase,
         deadline=deadline,
+        first_epoch=first_epoch,
     )
     world = tree.map(lambda x: x.to(device), collected.world)
     if network is not None:
@@ -367,7 +383,40 @@ def collect(
         uses_bellman_ford=setup.policy.aggregation.uses_bellman_ford,
         odds_power=setup.policy.aggregation.odds_power,
     )
-    return dataclasses.replace(setup, world=world, policy=policy), collected
+    setup = dataclasses.replace(
+        setup,
+        world=world,
+        policy=policy,
+        first_epoch=collected.first_epoch,
+    )
+    return setup, collected
+
+
+def plan_first_epoch(
+    task: ProverTask,
+    setup: QuestionSetup,
+    listwise: ListwiseConfig,
+    max_size_quantile: float,
+    device: str,
+    on_first_step: Callable[[], None],
+) -> FirstEpochConfig | None:
+    """How the first epoch of a listwise fit goes over the questions in the order of the list; None where it does not.
+
+    Its learning rate does not fall, as it must in a fit of one epoch.
+    """
+    if listwise.n_epochs == 1 or not listwise.learning_rate:
+        return None
+    setup = without_network(setup)
+    n_questions = 2 * len(evidence.binary_facts(task.kb))
+    return FirstEpochConfig(
+        policy=setup.policy,
+        listwise=listwise,
+        world=setup.aggregation,
+        params=untrained_params(setup, device),
+        batch_size=batch_size(listwise, n_questions),
+        max_size_quantile=max_size_quantile,
+        on_first_step=on_first_step,
+    )
 
 
 def with_walks(setup: QuestionSetup) -> QuestionSetup:
@@ -725,12 +774,42 @@ def _iter_fits(
     phase = _describe_fit(setup)
     on_phase(phase, 0, cfg.n_epochs, deadline)
     epochs = question_training.fit_listwise(
-        setup.policy, world, params, cfg, seed, deadline
+        setup.policy,
+        world,
+        params,
+        cfg,
+        seed,
+        deadline,
+        _make_first_epoch(setup, params, deadline),
     )
     for epoch, params in enumerate(epochs, 1):
         value = metric(setup, params) if metric else unknown
         yield _Fit(setup, params, value, epoch)
         on_phase(phase, epoch, cfg.n_epochs, deadline)
+
+
+def _make_first_epoch(
+    setup: QuestionSetup, params: Params, deadline: Deadline
+) -> FitState | None:
+    """The fit after its first epoch in the order of the list, which may be made already; None for none.
+
+    Args:
+      params: the untrained weights.
+    """
+    cfg = setup.first_epoch_cfg
+    if cfg is None or setup.world is None:
+        return None
+    is_same = cfg.policy.aggregation == setup.policy.aggregation
+    if is_same and setup.first_epoch is not None:
+        return setup.first_epoch
+    cfg = dataclasses.replace(
+        cfg,
+        policy=setup.policy,
+        params=params,
+        on_first_step=ignore_first_step,
+    )
+    epoch = listwise_steps.make_first_epoch(cfg, setup.world.evidence, deadline)
+    return epoch and epoch.fit
 
 
 def _describe_fit(setup: QuestionSetup) -> str:

@@ -1,11 +1,13 @@
 """Learning the score of candidates from question episodes: the questions, the listwise fit, and PPO.
 
-`collect_questions` lists the evidence of training questions within bounds, `fit_listwise` yields the params after each
-epoch of the fit that PPO starts from, and `refine_with_ppo` those after each update of PPO.
+`collect_questions` lists the evidence of training questions within bounds, and may make the first epoch of the listwise
+fit meanwhile; `fit_listwise` yields the params after each epoch of the fit that PPO starts from, and `refine_with_ppo`
+those after each update of PPO.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,12 +15,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
-from funcppo import optim, random, train_step, tree
-from funcppo.config import AdamConfig, Config, PPOConfig
+from funcppo import random, train_step
+from funcppo.config import Config, PPOConfig
 from funcppo.deadline import NO_DEADLINE, Deadline
-from funcppo.experiment import memory_plan
+from funcppo.experiment import listwise_steps
+from funcppo.experiment.listwise_steps import (
+    FirstEpoch,
+    FirstEpochConfig,
+    FitState,
+)
 from funcppo.logic import firing_chunks, triple_index
 from funcppo.logic.firing_chunks import FiringWork
 from funcppo.logic.question_types import select_questions
@@ -59,6 +65,8 @@ class TrainingQuestions(NamedTuple):
     policy: PolicyConfig
     n_questions: int  # that were asked, those without a derived answer included
     notes: tuple[str, ...]  # which questions were left out
+    # the listwise fit after its first epoch; None where it was not asked for, or there are fewer than a batch
+    first_epoch: FitState | None = None
 
 
 class _ListedQuestions(NamedTuple):
@@ -67,6 +75,7 @@ class _ListedQuestions(NamedTuple):
     evidence: Evidence
     n_questions: int
     stopped_by: str  # the bound that ended the list; empty if none did
+    first_epoch: FirstEpoch | None
 
 
 def collect_questions(
@@ -78,10 +87,11 @@ def collect_questions(
     uses_degrees: bool,
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
+    first_epoch: FirstEpochConfig | None = None,
 ) -> TrainingQuestions:
     """List the evidence of training questions: those of a sample of the facts, each without its own.
 
-    The same number of questions gives the same evidence, whatever the seconds.
+    The same number of questions gives the same evidence and the same first epoch, whatever the seconds.
 
     Args:
       task: of height 1.
@@ -90,7 +100,8 @@ def collect_questions(
       seed: of what is drawn.
       uses_degrees: weigh degrees.
       on_phase: receives the number of questions that are listed, and of all.
-      deadline: ends the list as the seconds of `cfg` do.
+      deadline: ends the list as the seconds of `cfg` do, which do not count gradient steps.
+      first_epoch: of the listwise fit, whose steps are taken while questions are listed; None for none.
 
     Returns:
       The questions whose answer is derived without its own fact.
@@ -123,24 +134,23 @@ def collect_questions(
         ),
         work,
     )
+    world = aggregation.make_world(task.kb, task.sizes, facts)
     listed = _list_within_bounds(
-        parts, work, cfg, len(order), deadline, on_phase
+        parts, work, cfg, len(order), deadline, on_phase, first_epoch
     )
-    rows = (listed.evidence.answer >= 0).nonzero().squeeze(1)
-    if not len(rows):
+    n_derived = len(listwise_steps.derived_questions(listed.evidence))
+    if not n_derived:
         raise ValueError("no rule derives a known fact from the others")
-    _, n_firings, _ = aggregation.question_sizes(listed.evidence, rows)
-    most = torch.quantile(n_firings.double(), cfg.max_size_quantile)
-    fits = n_firings <= most
+    rows, most, n_left_out = listwise_steps.fitting_questions(
+        listed.evidence, cfg.max_size_quantile
+    )
     n_join_rows = firing_chunks.max_join_rows(facts.plan, asked)
     note = _describe_listing(
-        listed, n_all, len(rows), work.n_left_out, n_join_rows
+        listed, n_all, n_derived, work.n_left_out, n_join_rows
     )
-    n_left_out = int((~fits).sum())
     if n_left_out:
-        note += f"; {n_left_out:,} of these have more than {int(most):,} firings and were left out"
-    rows = rows[fits]
-    world = aggregation.make_world(task.kb, task.sizes, facts)
+        note += f"; {n_left_out:,} of these have more than {most:,} firings and were left out"
+    epoch = listed.first_epoch
     return TrainingQuestions(
         world=QuestionWorld(
             world,
@@ -158,7 +168,8 @@ def collect_questions(
             capacity=aggregation.capacity(listed.evidence, rows),
         ),
         n_questions=listed.n_questions,
-        notes=(note,),
+        notes=(note, *_describe_first_epoch(epoch)),
+        first_epoch=epoch and epoch.fit,
     )
 
 
@@ -184,6 +195,16 @@ def _describe_listing(
     return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
 
 
+def _describe_first_epoch(epoch: FirstEpoch | None) -> list[str]:
+    """A note on the first epoch of the fit, where it was made while questions were listed."""
+    if epoch is None:
+        return []
+    return [
+        f"listwise fit: its first epoch was made while questions were listed, {epoch.fit.n_steps:,} gradient steps on "
+        f"{epoch.n_questions:,} of them"
+    ]
+
+
 def _list_within_bounds(
     parts: Iterator[Evidence],
     work: FiringWork,
@@ -191,27 +212,32 @@ def _list_within_bounds(
     n_all: int,
     deadline: Deadline,
     on_phase: PhaseCallback,
+    first_epoch: FirstEpochConfig | None,
 ) -> _ListedQuestions:
     """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
 
     Args:
       parts: none is listed yet.
       work: of the parts; its deadline is set.
+      first_epoch: its steps are taken between parts, and their time does not count; None for none.
     """
     listed: list[Evidence] = []
+    epoch = first_epoch and listwise_steps.begin(first_epoch)
     n_questions, n_firings, stopped_by = 0, 0, ""
     seconds = min(cfg.seconds or LISTING_SECONDS, deadline.seconds_left)
     max_firings = cfg.max_firings or MAX_FIRINGS
     if cfg.max_questions is None:
         work.deadline = deadline.at_most(seconds)
-    show = partial(_show_listing, on_phase, total=n_all, deadline=work.deadline)
-    show(0)
+    show = partial(_show_listing, on_phase, total=n_all)
+    show(0, deadline=work.deadline)
 
     for part in parts:
         listed.append(part)
         n_questions += len(part.label)
         n_firings += len(part.rule) + len(part.link_label) // LINKS_PER_FIRING
-        show(n_questions)
+        if first_epoch is not None and epoch is not None:
+            epoch = _learn_part(first_epoch, epoch, part, work, deadline)
+        show(n_questions, deadline=work.deadline)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
         if work.deadline.is_over:
@@ -222,8 +248,33 @@ def _list_within_bounds(
             break
 
     return _ListedQuestions(
-        evidence.concatenate(listed), n_questions, stopped_by
+        evidence.concatenate(listed),
+        n_questions,
+        stopped_by,
+        first_epoch and epoch and listwise_steps.finish(first_epoch, epoch),
     )
+
+
+def _learn_part(
+    cfg: FirstEpochConfig,
+    epoch: FirstEpoch,
+    part: Evidence,
+    work: FiringWork,
+    latest: Deadline,
+) -> FirstEpoch:
+    """The first epoch after the steps that a listed part allows.
+
+    Args:
+      work: its deadline, if it has one, is put off by the time of the steps.
+      latest: the deadline is not put off beyond.
+    """
+    deadline = work.deadline
+    began = deadline.clock()
+    epoch = listwise_steps.learn(cfg, epoch, part)
+    if not math.isinf(deadline.at):
+        later = deadline.at + deadline.clock() - began
+        work.deadline = replace(deadline, at=min(later, latest.at))
+    return epoch
 
 
 def _show_listing(
@@ -259,59 +310,38 @@ def fit_listwise(
     cfg: ListwiseConfig,
     seed: int,
     deadline: Deadline = NO_DEADLINE,
+    first_epoch: FitState | None = None,
 ) -> Iterator[Params]:
     """Yield the params after each epoch of steps down the listwise loss.
 
     Args:
       seed: of the order of the questions.
       deadline: ends the epoch in progress, the last one then.
+      first_epoch: the fit after its first epoch if that is made, which started from the params.
     """
-    adam = AdamConfig()
-    state = optim.init(params)
     size = batch_size(cfg, len(world.question))
     n_batches = max(1, len(world.question) // size)
-    n_steps = cfg.n_epochs * n_batches
-    step = 0
-    for epoch in range(cfg.n_epochs):
-        key = random.fold_in(random.key(seed, world.question.device), epoch)
-        for question in _batches(world, key, size):
-            gradient = _batch_gradient(policy, world, params, cfg, question)
-            rate = cfg.learning_rate * (1.0 - step / n_steps)
-            params, state = optim.update(adam, gradient, state, params, rate)
-            step += 1
-            if deadline.is_over:
-                break
-        yield params
+    epochs = range(cfg.n_epochs)
+    fit = listwise_steps.init_fit(params)
+    if first_epoch is not None:
+        fit, epochs = first_epoch, epochs[1:]
+        yield fit.params
         if deadline.is_over:
             return
 
-
-def _batch_gradient(
-    policy: PolicyConfig,
-    world: QuestionWorld,
-    params: Params,
-    cfg: ListwiseConfig,
-    question: I64[Tensor, "B"],
-) -> Params:
-    """The gradient of the listwise loss of some questions, computed in parts where they do not fit together."""
-    size = aggregation.capacity(world.evidence, question)
-    per_question = memory_plan.batch_firings(1, size)
-    n_together = max(1, cfg.max_batch_firings // per_question)
-
-    total: Params | None = None
-    for part in question.split(n_together):
-        gradient = grad(questions.listwise_loss, argnums=3)(
-            replace(policy, capacity=size), world, cfg.penalty, params, part
-        )
-        if len(part) == len(question):
-            return gradient
-        share = len(part) / len(question)
-        weighted = tree.map(lambda x: share * x, gradient)  # noqa: B023
-        total = (
-            weighted if total is None else tree.map(torch.add, total, weighted)
-        )
-    assert total is not None, "there are questions"
-    return total
+    n_steps = fit.n_steps + len(epochs) * n_batches
+    for epoch in epochs:
+        key = random.fold_in(random.key(seed, world.question.device), epoch)
+        for question in _batches(world, key, size):
+            rate = cfg.learning_rate * (1.0 - fit.n_steps / n_steps)
+            fit = listwise_steps.take_step(
+                policy, world, fit, cfg, question, rate
+            )
+            if deadline.is_over:
+                break
+        yield fit.params
+        if deadline.is_over:
+            return
 
 
 def _batches(

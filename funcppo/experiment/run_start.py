@@ -53,6 +53,7 @@ from funcppo.experiment.question_run import (
     ListwiseFit,
     QuestionSetup,
 )
+from funcppo.experiment.question_training import TrainingQuestions
 from funcppo.experiment.run import (
     DEFAULT_STEPS,
     EVIDENCE_SCORE,
@@ -592,22 +593,13 @@ def _start_from_fit(
     config = run.run_config
     options = question_run.resolve_left_out(run.task, config.questions)
     try:
-        setup, collected = question_run.collect(
-            run.task,
-            run.questions,
-            options,
-            config.seed,
-            config.device,
-            on_phase,
-            run_time.until(run_time.QUESTIONS),
-        )
+        setup, collected = _collect_questions(run, options, on_phase, run_time)
     except ValueError as error:
         if not may_learn_from_proofs:
             raise ValueError(f"{dataset.name}: learner: {error}") from None
         note = f"learner proofs: no question to learn from: {error}"
         return _start_from_proofs(config, dataset, note, on_phase, run_time)
 
-    run_time.end_phase("questions", is_set=options.max_questions is not None)
     run = dataclasses.replace(
         run,
         questions=question_run.without_network(setup),
@@ -633,6 +625,46 @@ def _start_from_fit(
     return _ScoredRun(
         at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
     )
+
+
+def _collect_questions(
+    run: Run,
+    options: QuestionConfig,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
+) -> tuple[QuestionSetup, TrainingQuestions]:
+    """The listed questions, with the first epoch of the listwise fit, which ends the phase before its first step.
+
+    Raises:
+      ValueError: there is no question to learn from.
+    """
+    config, setup = run.run_config, run.questions
+    assert setup is not None, "the run learns from questions"
+    is_set = options.max_questions is not None
+    first_epoch = question_run.plan_first_epoch(
+        run.task,
+        setup,
+        config.listwise,
+        options.max_size_quantile,
+        config.device,
+        partial(run_time.end_phase, "questions", is_set=is_set),
+    )
+    setup, collected = question_run.collect(
+        run.task,
+        setup,
+        options,
+        config.seed,
+        config.device,
+        on_phase,
+        run_time.until(run_time.QUESTIONS),
+        # Link embeddings that are set are trained before any fit.
+        None if options.embedding is True else first_epoch,
+    )
+    is_begun = setup.first_epoch is not None
+    phase = "questions and first epoch" if is_begun else "questions"
+    run_time.end_phase(phase, is_set=is_set)
+    setup = dataclasses.replace(setup, first_epoch_cfg=first_epoch)
+    return setup, collected
 
 
 def _chosen_options(
@@ -896,6 +928,7 @@ def _fit(
         deadline.seconds_left,
         valid_seconds,
         time_bounds.time_factor(config.seconds),
+        min_epochs=1 if setup.first_epoch_cfg is None else 2,
     )
     fitted = question_run.fit_listwise(
         setup,

@@ -19,12 +19,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import joins, row_index
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import Inequality, RowBudget, RowBudgetExceeded
+from funcppo.logic.joins import (
+    Inequality,
+    RowBudget,
+    RowBudgetExceeded,
+    TimeBudgetExceeded,
+)
 from funcppo.logic.kb import (
     KBSizes,
     KnowledgeBase,
@@ -53,6 +60,10 @@ from funcppo.logic.rules import (
 from funcppo.logic.sorting import unique_values
 from funcppo.logic.typed_torch import int_list
 from funcppo.types import I32, I64, Bool
+
+# the part of the rules that tells by sampling how many rows all of them make, and the fewest rules that tell
+SAMPLED_RULES_SHARE = 0.0625
+MIN_SAMPLED_RULES = 64
 
 
 class Consequences(NamedTuple):
@@ -239,6 +250,51 @@ def count_rules(
     rows = [counted[rule] for rule in range(sizes.n_rules)]
     table = torch.tensor(rows, dtype=torch.int64, device=kb.support.device)
     return RuleCounts(*table.view(-1, 3).unbind(1))
+
+
+def check_sampled_rows(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    max_rows: int,
+    *,
+    object_identity: bool = False,
+    deadline: Deadline = NO_DEADLINE,
+) -> None:
+    """Check by a random sample of many rules that applying all of them is likely to make no more rows than allowed.
+
+    Of few rules a sample does not tell: nothing is checked.
+
+    Args:
+      max_rows: of all rules, with object identity those of their circular heads included.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      deadline: ends the check.
+
+    Raises:
+      RowBudgetExceeded: the sample makes more than its share, or the time is over.
+    """
+    n_sampled = int(sizes.n_rules * SAMPLED_RULES_SHARE)
+    if n_sampled < MIN_SAMPLED_RULES:
+        return
+
+    drawn = np.random.default_rng(0).permutation(sizes.n_rules)[:n_sampled]
+    share = max_rows * n_sampled // sizes.n_rules
+    sampled = iter_consequences(
+        kb,
+        sizes,
+        rule_ids=sorted(drawn.tolist()),
+        leave_one_out=object_identity,
+        object_identity=object_identity,
+        budget=RowBudget(share, deadline=deadline),
+    )
+    try:
+        for _ in sampled:
+            pass
+    except TimeBudgetExceeded:
+        raise
+    except RowBudgetExceeded:
+        raise RowBudgetExceeded(
+            f"more than {max_rows:,} rows of joins, by a random sample of {n_sampled:,} of {sizes.n_rules:,} rules"
+        ) from None
 
 
 def _known_rows(

@@ -35,6 +35,7 @@ from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import (
     CountCallback,
     RuleCounts,
+    check_sampled_rows,
     count_rules,
     with_confidence,
 )
@@ -492,6 +493,19 @@ def _derived_atoms(
         return by_query(
             f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
         )
+
+    if not with_derivations and settings.max_height == 1:
+        try:
+            check_sampled_rows(
+                kb,
+                sizes,
+                MAX_STEP_ROWS,
+                object_identity=settings.object_identity,
+            )
+        except RowBudgetExceeded as error:
+            return by_query(
+                f"T_P to height 1 takes {error}: each query derives its own answers when it is asked"
+            )
 
     # What a resumed run computes again must not depend on the time.
     budget = RowBudget(

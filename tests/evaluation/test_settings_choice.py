@@ -16,6 +16,7 @@ from funcppo.evaluation.settings_choice import (
     choose_settings,
     describe_choice,
 )
+from funcppo.logic import consequences
 from funcppo.prover import task as task_module
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import build_task
@@ -196,6 +197,42 @@ def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
     # Neither object identity nor a greater height could take less.
     (said,) = choice.notes[:-1]
     assert said.startswith("height 1 not tried: more than 1 rows")
+
+
+def test_a_sample_of_the_rules_tells_what_takes_too_long(monkeypatch):
+    """Trials after the first are not begun where a sample makes more than its share of the rows."""
+    monkeypatch.setattr(consequences, "MIN_SAMPLED_RULES", 2)
+    monkeypatch.setattr(consequences, "SAMPLED_RULES_SHARE", 0.5)
+    counts = choose_settings(random_graph(), OPEN).rule_counts
+    graph = replace(random_graph(), rule_counts=counts)
+    whole = choose_settings(graph, OPEN)
+    assert {trial.height for trial in whole.trials} != {1}
+
+    counted = []
+
+    def count_rules(*args, **kwargs):
+        counted.append(kwargs)
+        raise AssertionError("it takes too long")
+
+    monkeypatch.setattr(settings_choice, "count_rules", count_rules)
+    monkeypatch.setattr(consequences, "iter_consequences", endless)
+    choice = choose_settings(graph, OPEN)
+    assert not counted
+    assert {(t.height, t.object_identity) for t in choice.trials} == {
+        (1, False)
+    }
+    said = f"more than {settings_choice.MAX_TRIAL_ROWS:,} rows of joins, by a random sample of 2 of 4 rules"
+    assert choice.notes == (
+        f"height 1 with object identity not tried: {said}",
+        f"height 2 not tried: {said}; what takes longer is not tried either",
+    )
+
+
+def endless(kb, sizes, *, rule_ids, budget, **settings):
+    """Rules whose joins make rows without an end."""
+    while True:
+        budget.spend(1_000_000)
+        yield None
 
 
 def test_fewer_queries_choose_where_all_take_too_long(monkeypatch):

@@ -151,3 +151,18 @@ def test_padded_evidence_and_weights_bound_the_updates(collected, monkeypatch):
     assert question_bounds.n_updates_within(ppo, policy, CPU) < 7
     monkeypatch.setattr(question_bounds, "MAX_PPO_FIRINGS", 1)
     assert question_bounds.n_updates_within(ppo, policy, CPU) == 1
+
+
+def test_a_least_number_of_epochs_is_made_whatever_the_bounds(
+    collected, monkeypatch
+):
+    monkeypatch.setattr(question_bounds, "MAX_FIT_FIRINGS", 1)
+    bounded = question_bounds.plan_fit(
+        ListwiseConfig(),
+        collected.policy,
+        collected.world,
+        (False,),
+        min_epochs=2,
+    )
+    assert bounded.cfg.n_epochs == 2
+    assert bounded.notes[0].startswith("listwise fit: 2 of 8 epochs")

@@ -14,6 +14,7 @@ from funcppo.experiment import (
     bellman_ford_training,
     question_bounds,
     question_run,
+    question_training,
     run_build,
     run_priors,
     run_start,
@@ -22,6 +23,7 @@ from funcppo.experiment import (
 )
 from funcppo.experiment.config import RunConfig, read_config
 from funcppo.experiment.run import DEFAULT_STEPS, save_checkpoint
+from funcppo.experiment.run_time import RunTime
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import (
     BellmanFordConfig,
@@ -154,6 +156,46 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
     ranked = ranking.rank_split(answered, queries, scorer, protocol)
     expected = validation.summarise(run, ranked)["mrr"]
     assert run.rule_metric == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_first_epoch_is_made_while_questions_are_listed(
+    tmp_path, monkeypatch
+):
+    """Other fits make it in the same order afterwards, so that none depends on what was tried before."""
+    started = []
+    fit_listwise = question_training.fit_listwise
+
+    def watch(*args):
+        *others, first_epoch = args
+        started.append((args[0].aggregation.uses_degrees, first_epoch))
+        return fit_listwise(*others, first_epoch)
+
+    monkeypatch.setattr(question_training, "fit_listwise", watch)
+    run_time = RunTime(CONFIG.seconds)
+    run = run_start.prepare_run(
+        CONFIG, tmp_path, resume=False, run_time=run_time
+    )
+    assert "questions and first epoch" in run_time.phases
+    assert any("its first epoch was made while" in note for note in run.notes)
+    (without, first), (with_degrees, second) = started[:2]
+    assert (without, with_degrees) == (False, True)
+    assert first.n_steps == second.n_steps > 0
+
+    for changes, n_steps in (
+        ({"listwise": replace(CONFIG.listwise, n_epochs=1)}, 0),
+        ({"listwise": replace(CONFIG.listwise, learning_rate=0.0)}, 0),
+        ({"questions": QuestionConfig(embedding=True)}, first.n_steps),
+    ):
+        started.clear()
+        run_time = RunTime(CONFIG.seconds)
+        run_start.prepare_run(
+            replace(CONFIG, **changes),
+            tmp_path,
+            resume=False,
+            run_time=run_time,
+        )
+        assert "questions and first epoch" not in run_time.phases
+        assert all(n_steps == (f.n_steps if f else 0) for _, f in started)
 
 
 def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,12 +14,19 @@ import torch
 from hypothesis import given, settings
 
 from funcppo.data import load
-from funcppo.logic import joins, kb
+from funcppo.deadline import Deadline
+from funcppo.logic import consequences, joins, kb
 from funcppo.logic.consequences import (
+    check_sampled_rows,
     collect_consequences,
     count_rules,
     iter_consequences,
     with_confidence,
+)
+from funcppo.logic.joins import (
+    RowBudget,
+    RowBudgetExceeded,
+    TimeBudgetExceeded,
 )
 from tests import oracles
 from tests.learning import DATA
@@ -252,3 +261,27 @@ def _world(data):
         n_constants=data.n_constants,
         n_predicates=data.n_predicates,
     )
+
+
+def test_a_sample_of_the_rules_tells_whether_all_make_too_many_rows(
+    monkeypatch,
+):
+    """Sixteen rules alike, of which four are applied: each makes the same rows."""
+    alike = ((LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y))
+    program = replace(FRIENDS, rules=(alike,) * 16)
+    base, sizes = build(program)
+    whole = RowBudget(sys.maxsize)
+    for _ in iter_consequences(base, sizes, budget=whole):
+        pass
+
+    check = partial(check_sampled_rows, base, sizes)
+    check(1)  # so few rules tell nothing
+    monkeypatch.setattr(consequences, "MIN_SAMPLED_RULES", 4)
+    monkeypatch.setattr(consequences, "SAMPLED_RULES_SHARE", 0.25)
+    check(whole.n_rows)
+    fewer = whole.n_rows - 4
+    said = f"more than {fewer:,} rows of joins, by a random sample of 4 of 16 rules"
+    with pytest.raises(RowBudgetExceeded, match=said):
+        check(fewer)
+    with pytest.raises(TimeBudgetExceeded):
+        check(whole.n_rows, deadline=Deadline(at=0.0))
