@@ -48,7 +48,7 @@ def ignore_first_step() -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FirstEpochConfig:
+class FirstEpochSetup:
     """How the first epoch is fitted."""
 
     policy: PolicyConfig
@@ -147,13 +147,13 @@ def derived_questions(listed: Evidence) -> I64[Tensor, "n"]:
 # -- the first epoch
 
 
-def begin(cfg: FirstEpochConfig) -> FirstEpoch:
+def begin(cfg: FirstEpochSetup) -> FirstEpoch:
     """The first epoch before anything is listed."""
     return FirstEpoch(init_fit(cfg.params), (), 0)
 
 
 def learn(
-    cfg: FirstEpochConfig, epoch: FirstEpoch, part: Evidence
+    cfg: FirstEpochSetup, epoch: FirstEpoch, part: Evidence
 ) -> FirstEpoch:
     """The epoch after the steps for which a part and those before hold enough questions.
 
@@ -175,7 +175,7 @@ def learn(
         epoch = epoch._replace(pending=(rest,))
 
 
-def finish(cfg: FirstEpochConfig, epoch: FirstEpoch) -> FirstEpoch | None:
+def finish(cfg: FirstEpochSetup, epoch: FirstEpoch) -> FirstEpoch | None:
     """The whole epoch, without an incomplete batch; None where there is no complete one."""
     n_batches = _count_derived(epoch.pending) // cfg.batch_size
     if n_batches:
@@ -185,7 +185,7 @@ def finish(cfg: FirstEpochConfig, epoch: FirstEpoch) -> FirstEpoch | None:
 
 
 def make_first_epoch(
-    cfg: FirstEpochConfig, listed: Evidence, deadline: Deadline = NO_DEADLINE
+    cfg: FirstEpochSetup, listed: Evidence, deadline: Deadline = NO_DEADLINE
 ) -> FirstEpoch | None:
     """The epoch over listed questions, in their order; None where there are fewer than a batch.
 
@@ -207,7 +207,7 @@ def _count_derived(parts: tuple[Evidence, ...]) -> int:
 
 
 def _learn_group(
-    cfg: FirstEpochConfig, epoch: FirstEpoch, group: Evidence, n_batches: int
+    cfg: FirstEpochSetup, epoch: FirstEpoch, group: Evidence, n_batches: int
 ) -> FirstEpoch:
     """The epoch after a step on each of so many batches of a group, questions of similar size together."""
     fit = epoch.fit

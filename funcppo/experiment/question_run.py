@@ -21,7 +21,7 @@ from funcppo.evaluation.settings_choice import MIN_GAIN
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.experiment import listwise_steps, question_training
 from funcppo.experiment.listwise_steps import (
-    FirstEpochConfig,
+    FirstEpochSetup,
     FitState,
     ignore_first_step,
 )
@@ -92,7 +92,7 @@ class QuestionSetup:
     """Which evidence is weighed; its capacity is that of the questions, where there are some."""
     world: QuestionWorld | None = None
     """The questions to learn from; None before they are listed."""
-    first_epoch_cfg: FirstEpochConfig | None = None
+    first_epoch_setup: FirstEpochSetup | None = None
     """How the first epoch of a listwise fit goes over the questions in the order of the list; None: as later ones."""
     first_epoch: FitState | None = None
     """The fit after that epoch, with the policy of its settings, where it was made while questions were listed."""
@@ -349,7 +349,7 @@ def collect(
     device: str,
     on_phase: PhaseCallback,
     deadline: Deadline = NO_DEADLINE,
-    first_epoch: FirstEpochConfig | None = None,
+    first_epoch: FirstEpochSetup | None = None,
 ) -> tuple[QuestionSetup, TrainingQuestions]:
     """List the questions to learn from.
 
@@ -399,7 +399,7 @@ def plan_first_epoch(
     max_size_quantile: float,
     device: str,
     on_first_step: Callable[[], None],
-) -> FirstEpochConfig | None:
+) -> FirstEpochSetup | None:
     """How the first epoch of a listwise fit goes over the questions in the order of the list; None where it does not.
 
     Its learning rate does not fall, as it must in a fit of one epoch.
@@ -408,7 +408,7 @@ def plan_first_epoch(
         return None
     setup = without_network(setup)
     n_questions = 2 * len(evidence.binary_facts(task.kb))
-    return FirstEpochConfig(
+    return FirstEpochSetup(
         policy=setup.policy,
         listwise=listwise,
         world=setup.aggregation,
@@ -796,7 +796,7 @@ def _make_first_epoch(
     Args:
       params: the untrained weights.
     """
-    cfg = setup.first_epoch_cfg
+    cfg = setup.first_epoch_setup
     if cfg is None or setup.world is None:
         return None
     is_same = cfg.policy.aggregation == setup.policy.aggregation

@@ -22,7 +22,7 @@ from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.experiment import listwise_steps
 from funcppo.experiment.listwise_steps import (
     FirstEpoch,
-    FirstEpochConfig,
+    FirstEpochSetup,
     FitState,
 )
 from funcppo.logic import firing_chunks, triple_index
@@ -87,7 +87,7 @@ def collect_questions(
     uses_degrees: bool,
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
-    first_epoch: FirstEpochConfig | None = None,
+    first_epoch: FirstEpochSetup | None = None,
 ) -> TrainingQuestions:
     """List the evidence of training questions: those of a sample of the facts, each without its own.
 
@@ -212,7 +212,7 @@ def _list_within_bounds(
     n_all: int,
     deadline: Deadline,
     on_phase: PhaseCallback,
-    first_epoch: FirstEpochConfig | None,
+    first_epoch: FirstEpochSetup | None,
 ) -> _ListedQuestions:
     """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
 
@@ -256,7 +256,7 @@ def _list_within_bounds(
 
 
 def _learn_part(
-    cfg: FirstEpochConfig,
+    cfg: FirstEpochSetup,
     epoch: FirstEpoch,
     part: Evidence,
     work: FiringWork,

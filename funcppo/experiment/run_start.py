@@ -663,7 +663,7 @@ def _collect_questions(
     is_begun = setup.first_epoch is not None
     phase = "questions and first epoch" if is_begun else "questions"
     run_time.end_phase(phase, is_set=is_set)
-    setup = dataclasses.replace(setup, first_epoch_cfg=first_epoch)
+    setup = dataclasses.replace(setup, first_epoch_setup=first_epoch)
     return setup, collected
 
 
@@ -928,7 +928,7 @@ def _fit(
         deadline.seconds_left,
         valid_seconds,
         time_bounds.time_factor(config.seconds),
-        min_epochs=1 if setup.first_epoch_cfg is None else 2,
+        min_epochs=1 if setup.first_epoch_setup is None else 2,
     )
     fitted = question_run.fit_listwise(
         setup,

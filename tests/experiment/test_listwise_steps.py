@@ -12,7 +12,7 @@ from funcppo import optim, random, tree
 from funcppo.config import AdamConfig
 from funcppo.deadline import Deadline
 from funcppo.experiment import listwise_steps
-from funcppo.experiment.listwise_steps import FirstEpochConfig
+from funcppo.experiment.listwise_steps import FirstEpochSetup
 from funcppo.experiment.question_training import (
     collect_questions,
     fit_listwise,
@@ -51,7 +51,7 @@ def config(collected, **fields):
         "max_size_quantile": 1.0,
         "on_first_step": lambda: None,
     }
-    return FirstEpochConfig(**(settings | fields))
+    return FirstEpochSetup(**(settings | fields))
 
 
 def whole_epoch(cfg, listed, size):
