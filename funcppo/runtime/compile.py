@@ -649,7 +649,9 @@ def _find_kernels(
         code = FailureCode.NOT_REQUESTED
     if not reason:
         with_kernels = dataclasses.replace(
-            parts, minibatch_step=parts.kernel_minibatch_step
+            parts,
+            build_batch=parts.kernel_build_batch,
+            minibatch_step=parts.kernel_minibatch_step,
         )
         return _NetworkKernels(with_kernels)
     failure = Failure(
@@ -729,10 +731,16 @@ class _StrategySelector:
         self, parts: Parts, name: str, calls: _Calls
     ) -> Parts:
         """The parts with one rollout part compiled, or as they are if it fails."""
+        attempt = partial(self._compile_rollout_part, name, parts, calls[name])
+        if self.kernels.parts is not None:
+            by_kernels = getattr(self.kernels.parts, name)
+            if by_kernels is not getattr(parts, name):
+                try:
+                    by_kernels = partial(attempt, part=by_kernels)
+                    return self._try(by_kernels, name, use_custom_passes=True)
+                except Exception as error:
+                    self.failures.append(_failure(f"{name} by kernels", error))
         try:
-            attempt = partial(
-                self._compile_rollout_part, name, parts, calls[name]
-            )
             return self.compile_with_fallback(attempt, name)
         except Exception as error:
             self._handle_failure(name, error)
@@ -839,10 +847,17 @@ class _StrategySelector:
         parts: Parts,
         calls: list[tuple[object, ...]],
         use_custom_passes: bool,
+        part: TensorFunction[object] | None = None,
     ) -> Parts:
-        """The parts with one rollout part compiled, after a check on the arguments of some calls."""
+        """The parts with one rollout part compiled, after a check on the arguments of some calls.
+
+        Args:
+          part: what is compiled in its place; None for itself.
+        """
         eager: TensorFunction[object] = getattr(parts, name)
-        compiled = compile_function(eager, self.backend, use_custom_passes)
+        compiled = compile_function(
+            part or eager, self.backend, use_custom_passes
+        )
         for args in calls:
             actual = compiled(*args)  # compiles at the first call
             if self.tolerance <= TF32_TOLERANCE:

@@ -11,7 +11,7 @@ import torch
 
 import funcppo as fp
 from funcppo import (
-    kernel_gradient,
+    kernel_network,
     minibatch,
     random,
     shards,
@@ -56,7 +56,7 @@ def both_gradients(learner: Any, params: Any, data: Any) -> tuple[Any, Any]:
     """The gradient and the metrics by autograd and by kernels, of the first minibatch."""
     rows = stacked.item(data.minibatches, 0).rows
     args = (learner.cfg, WORLD, params, data.batch, rows, data.scalars)
-    return minibatch.loss_gradient(*args), kernel_gradient.loss_gradient(*args)
+    return minibatch.loss_gradient(*args), kernel_network.loss_gradient(*args)
 
 
 @pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
@@ -64,7 +64,7 @@ def test_gradient_and_metrics_equal_those_of_the_loss(
     name: str, network: dict[str, Any]
 ) -> None:
     learner = make_learner(name, network)
-    assert kernel_gradient.reason_against(learner.cfg) == ""
+    assert kernel_network.reason_against(learner.cfg) == ""
     expected, got = both_gradients(learner, *collected(learner))
     assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
 
@@ -134,7 +134,7 @@ def test_other_networks_have_no_kernels(
     hidden: tuple[int, ...], network: dict[str, Any], reason: str
 ) -> None:
     learner = make_learner("CartPole-v1", network, *hidden)
-    assert kernel_gradient.reason_against(learner.cfg) == reason
+    assert kernel_network.reason_against(learner.cfg) == reason
 
 
 def test_networks_of_other_kinds_have_no_kernels() -> None:
@@ -144,7 +144,7 @@ def test_networks_of_other_kinds_have_no_kernels() -> None:
         n_envs=4,
         n_steps=8,
     )
-    reason = kernel_gradient.reason_against(learner.cfg)
+    reason = kernel_network.reason_against(learner.cfg)
     assert reason == "the network is none of `nets.feedforward`"
 
 
@@ -152,7 +152,7 @@ def test_many_outputs_have_no_kernels() -> None:
     cfg = make_learner("CartPole-v1", {}).cfg
     network = feedforward.MLPConfig(n_obs=4, n_actions=17)
     cfg = replace(cfg, agent=feedforward.agent(network))
-    reason = kernel_gradient.reason_against(cfg)
+    reason = kernel_network.reason_against(cfg)
     assert reason == "17 outputs, more than 16"
 
 
