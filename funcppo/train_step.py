@@ -787,9 +787,7 @@ def vmap_parts(parts: Parts) -> Parts:
         )
         return UpdateRandomness(randomness.next_key, random_inputs, minibatches)
 
-    vmap_build_batch = partial(
-        _vmap_part, n_static=2, in_dims=(0, 0, 1, 0, 0)
-    )
+    vmap_build_batch = partial(_vmap_part, n_static=2, in_dims=(0, 0, 1, 0, 0))
     return dataclasses.replace(
         parts,
         sample_randomness=sample_randomness,

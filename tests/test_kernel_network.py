@@ -1,4 +1,4 @@
-"""The gradient by kernels is that of the loss, for every network of two hidden layers, and other networks have none."""
+"""The gradient and values by kernels are those of the network, for every network of two hidden layers, and other networks have none."""
 
 from __future__ import annotations
 
@@ -96,6 +96,50 @@ def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
     assert_trees_equal(got, expected, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("n_learners", [1, 3])
+@pytest.mark.parametrize("bootstraps", [True, False])
+def test_a_batch_with_truncated_episodes_equals_that_of_operators(
+    n_learners: int, bootstraps: bool
+) -> None:
+    learner = make_learner(
+        "MountainCar-v0",
+        {},
+        n_steps=32,
+        n_minibatches=1,
+        bootstrap_truncated=bootstraps,
+    )
+    cfg = learner.cfg
+    parts = train_step.EAGER_PARTS
+    if n_learners > 1:
+        parts = train_step.vmap_parts(parts)
+    keys = random.split(random.key(1), n_learners)
+    states = [train_step.init(cfg, WORLD, key) for key in keys]
+    state = double(
+        states[0]
+        if n_learners == 1
+        else tree.map(lambda *x: torch.stack(x), *states)
+    )
+    rollout = train_step.roll_out(cfg, WORLD, state, parts)
+    trajectory = double(rollout.trajectory)
+    # as if the time limit had cut some episodes
+    index = torch.arange(trajectory.truncated.numel())
+    truncated = (index % 5 == 0).view_as(trajectory.truncated)
+    args = (
+        cfg,
+        WORLD,
+        state.params,
+        double(rollout.rollout_state.env_state),
+        trajectory._replace(truncated=truncated),
+        state.scalars,
+        train_step.NO_MEMORY,
+    )
+    expected = parts.build_batch(*args)
+    got = parts.kernel_build_batch(*args)
+    assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
+    uncut = parts.build_batch(*args[:4], trajectory, *args[5:])
+    assert not torch.equal(uncut.batch.advantage, expected.batch.advantage)
+
+
 def test_several_learners_compiled_in_one_graph_equal_each() -> None:
     learner = make_learner("CartPole-v1", {})
     parts = train_step.vmap_parts(train_step.EAGER_PARTS)
@@ -173,6 +217,7 @@ def test_kernels_are_for_one_graph_on_a_gpu() -> None:
     learner = make_learner("CartPole-v1", {})
     found = find_kernels(learner, "cuda:0", "one-graph")
     assert found.parts.minibatch_step is train_step.kernel_minibatch_step
+    assert found.parts.build_batch is train_step.kernel_build_batch
     assert found.record_fields("one-graph") == {"network": "kernels"}
     assert found.record_fields("two-graphs") == {}
     for device, strategy in (("cpu", "one-graph"), ("cuda:0", "two-graphs")):

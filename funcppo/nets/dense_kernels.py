@@ -183,7 +183,6 @@ def backward_kernel(
     of_second, of_bias2 = _zeros(F, S)
     of_head, of_bias3 = _zeros(S, Y)
 
-    learner = stack // 2
     base = stack * n_rows
     start = tl.program_id(0) * n_rows_of_program
     end = min(start + n_rows_of_program, n_rows)
@@ -198,11 +197,11 @@ def backward_kernel(
             of_second, of_bias2, y, d, precision
         )
         d = _product(d, tl.trans(second), precision) * _slope(y, is_tanh)
-        place = learner * stride_x + row * n_obs
+        place = stack // 2 * stride_x + row * n_obs
         y = _load(x + place, n_left, n_obs, R, X)
         of_first, of_bias1 = _add_gradient(of_first, of_bias1, y, d, precision)
 
-    out += (learner * tl.num_programs(0) + tl.program_id(0)) * n_params
+    out += (stack // 2 * tl.num_programs(0) + tl.program_id(0)) * n_params
     out = _store_layer(out, of_first, of_bias1, n_obs, n_first, X, F)
     out = _store_layer(out, of_second, of_bias2, n_first, n_second, F, S)
     _store_layer(out, of_head, of_bias3, n_second, n_outputs, S, Y)
