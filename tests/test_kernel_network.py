@@ -1,4 +1,4 @@
-"""The gradient and values by kernels are those of the network, for every network of two hidden layers, and other networks have none."""
+"""What kernels compute of a network of two hidden layers is what operators do, and other networks have no kernels."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from funcppo import (
 )
 from funcppo.nets import feedforward
 from funcppo.runtime import compile, stacked
+from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.reasons import FailureCode
 from tests.learning import WORLD, assert_trees_equal, double
 from tests.nets.guessing import guessing
@@ -244,6 +245,7 @@ def test_a_compiled_learner_on_a_gpu_has_kernels(
     state = learner.init(random.key(0, "cuda"))
     fast = fp.compile(learner, state, strategy="one-graph")
     assert (fast.record.network, fast.record.network_reason) == ("kernels", "")
+    assert fast.record.failures == ()
     got, _ = fast.step(state)
     expected, _ = learner.step(learner.init(random.key(0, "cuda")))
     for a, b in zip(tree.leaves(got.params), tree.leaves(expected.params)):
@@ -268,3 +270,34 @@ def test_kernels_that_compute_other_numbers_are_not_used(
     )
     assert record.strategy == "one-graph" and record.network == "operators"
     assert record.network_code == FailureCode.WRONG_RESULT
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
+def test_values_by_kernels_that_are_wrong_are_not_used(
+    matmul_dtype: torch.dtype | None,
+) -> None:
+    network = {"matmul_dtype": matmul_dtype}
+    learner = make_learner("CartPole-v1", network, 64, 64)
+    wrong = partial(train_step.build_batch, final_value=no_final_value)
+    parts = train_step.Parts(kernel_build_batch=wrong)
+    state = learner.init(random.key(0, "cuda"))
+    _, record = compile.select_strategy(
+        train_step.collect,
+        parts,
+        learner.cfg,
+        WORLD,
+        state,
+        "one-graph",
+        tolerance=DEFAULT_TOLERANCE if matmul_dtype is None else BF16_TOLERANCE,
+    )
+    (failure,) = record.failures
+    assert failure.name == "build_batch by kernels"
+    assert failure.code == FailureCode.WRONG_RESULT
+
+
+def no_final_value(
+    cfg: Any, world: Any, params: Any, trajectory: Any
+) -> torch.Tensor:
+    """Values of truncated episodes that are wrong."""
+    return torch.zeros_like(trajectory.reward)

@@ -244,23 +244,25 @@ def value_kernel(
     A program has a tile of rows, and computes nothing where none of them is needed.
     """
     learner = tl.program_id(1).to(tl.int64)
+    critic = 2 * learner + 1
+    first = _load_layer(w1, critic, stride_w1, n_obs, n_first, X, F)
+    bias1 = _load_layer(b1, critic, stride_b1, 1, n_first, 1, F)
+    second = _load_layer(w2, critic, stride_w2, n_first, n_second, F, S)
+    bias2 = _load_layer(b2, critic, stride_b2, 1, n_second, 1, S)
+    head = _load_layer(w3, critic, stride_w3, n_second, n_outputs, S, Y)
+    bias3 = _load_layer(b3, critic, stride_b3, 1, n_outputs, 1, Y)
+
     row = tl.program_id(0) * R
     i = row + tl.arange(0, R)
     needed = tl.load(is_needed + learner * stride_needed + i, i < n_rows, 0)
     value = tl.zeros([R], tl.float32)
-    if tl.max(needed.to(tl.int32), 0) > 0:
-        critic = 2 * learner + 1
-        weight = _load_layer(w1, critic, stride_w1, n_obs, n_first, X, F)
-        bias = _load_layer(b1, critic, stride_b1, 1, n_first, 1, F)
+    # A loop of one tile or none: within an if, Triton 3.6 computes wrong products of bfloat16.
+    for _ in range(tl.max(needed.to(tl.int32), 0)):
         place = x + learner * stride_x + row * n_obs
         y = _load(place, n_rows - row, n_obs, R, X)
-        y = _activate(_product(y, weight, precision) + bias, is_tanh)
-        weight = _load_layer(w2, critic, stride_w2, n_first, n_second, F, S)
-        bias = _load_layer(b2, critic, stride_b2, 1, n_second, 1, S)
-        y = _activate(_product(y, weight, precision) + bias, is_tanh)
-        weight = _load_layer(w3, critic, stride_w3, n_second, n_outputs, S, Y)
-        bias = _load_layer(b3, critic, stride_b3, 1, n_outputs, 1, Y)
-        y = _product(y, weight, precision) + bias
+        y = _activate(_product(y, first, precision) + bias1, is_tanh)
+        y = _activate(_product(y, second, precision) + bias2, is_tanh)
+        y = _product(y, head, precision) + bias3
         value = tl.sum(tl.where(tl.arange(0, Y)[None, :] == 0, y, 0.0), 1)
     value = tl.where(needed != 0, value, 0.0)
     tl.store(out + learner * n_rows + i, value, i < n_rows)

@@ -1,9 +1,9 @@
 # pyright: standard
 """An actor and a critic of two hidden layers each as one operator, and the gradient of its parameters as another.
 
-A third has the critic's values of some rows. On a GPU each is one kernel of Triton (`dense_kernels`), where between two layers nothing waits for memory. Elsewhere
-PyTorch computes the same. `torch.vmap` maps them all; automatic differentiation knows none, and has no need to, as the
-second is the gradient of the first.
+A third has the critic's values of some rows. On a GPU each is one kernel of Triton (`dense_kernels`), where between two
+layers nothing waits for memory. Elsewhere PyTorch computes the same. `torch.vmap` maps them all; automatic
+differentiation knows none, and has no need to, as the second is the gradient of the first.
 """
 
 from __future__ import annotations

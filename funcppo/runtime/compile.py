@@ -731,16 +731,22 @@ class _StrategySelector:
         self, parts: Parts, name: str, calls: _Calls
     ) -> Parts:
         """The parts with one rollout part compiled, or as they are if it fails."""
-        attempt = partial(self._compile_rollout_part, name, parts, calls[name])
-        if self.kernels.parts is not None:
-            by_kernels = getattr(self.kernels.parts, name)
-            if by_kernels is not getattr(parts, name):
-                try:
-                    by_kernels = partial(attempt, part=by_kernels)
-                    return self._try(by_kernels, name, use_custom_passes=True)
-                except Exception as error:
-                    self.failures.append(_failure(f"{name} by kernels", error))
+        if name == "build_batch" and self.kernels.parts is not None:
+            attempt = partial(
+                self._compile_rollout_part,
+                name,
+                parts,
+                [*calls[name], *map(_with_truncations, calls[name])],
+                built_from=self.kernels.parts,
+            )
+            try:
+                return self._try(attempt, name, use_custom_passes=True)
+            except Exception as error:
+                self.failures.append(_failure(f"{name} by kernels", error))
         try:
+            attempt = partial(
+                self._compile_rollout_part, name, parts, calls[name]
+            )
             return self.compile_with_fallback(attempt, name)
         except Exception as error:
             self._handle_failure(name, error)
@@ -847,20 +853,20 @@ class _StrategySelector:
         parts: Parts,
         calls: list[tuple[object, ...]],
         use_custom_passes: bool,
-        part: TensorFunction[object] | None = None,
+        built_from: TrainingParts | None = None,
     ) -> Parts:
         """The parts with one rollout part compiled, after a check on the arguments of some calls.
 
         Args:
-          part: what is compiled in its place; None for itself.
+          built_from: parts with another one to compile, which makes no random choices; None for the same.
         """
         eager: TensorFunction[object] = getattr(parts, name)
         compiled = compile_function(
-            part or eager, self.backend, use_custom_passes
+            getattr(built_from or parts, name), self.backend, use_custom_passes
         )
         for args in calls:
             actual = compiled(*args)  # compiles at the first call
-            if self.tolerance <= TF32_TOLERANCE:
+            if built_from or self.tolerance <= TF32_TOLERANCE:
                 check_output(actual, eager(*args), self.tolerance)
         return dataclasses.replace(parts, **{name: compiled})
 
@@ -893,6 +899,13 @@ class _StrategySelector:
             self.tolerance,
         )
         return dataclasses.replace(parts, minibatch_step=step)
+
+
+def _with_truncations(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `build_batch` with all episodes truncated at each step: a short rollout has hardly any."""
+    *before, trajectory, scalars, memory = args
+    truncated = ~trajectory.terminated
+    return *before, trajectory._replace(truncated=truncated), scalars, memory
 
 
 def _time_step(
