@@ -326,10 +326,10 @@ def rollout_step(
         terminated=timestep.terminated,
         truncated=timestep.truncated,
         final_obs=env.observe(env.cfg, world, reached_state)
-        if _uses_final_obs(cfg)
+        if uses_final_obs(cfg)
         else (),
         episode_stats=episode_stats,
-        final_memory=memory if _uses_final_obs(cfg) else (),
+        final_memory=memory if uses_final_obs(cfg) else (),
     )
 
     # The statistics of a finished row start again, as its environment does.
@@ -368,7 +368,8 @@ def _check_memory(before: Memory, after: Memory) -> None:
             check_tensor(y, x.shape, x.dtype, f"{name} of the network")
 
 
-def _uses_final_obs(cfg: Config) -> bool:
+def uses_final_obs(cfg: Config) -> bool:
+    """Whether a truncated episode is worth the value of its last observation."""
     return cfg.env.truncates and cfg.ppo.bootstrap_truncated
 
 
@@ -379,7 +380,7 @@ def estimate_final_value(
 
     Computed for the whole trajectory at once, so that rollouts call the network once a step.
     """
-    if not _uses_final_obs(cfg):
+    if not uses_final_obs(cfg):
         return torch.zeros_like(trajectory.reward)
     obs, memory = tree.map(
         lambda x: x.flatten(0, 1),

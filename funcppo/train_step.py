@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from funcppo import (
-    kernel_gradient,
+    kernel_network,
     loops,
     minibatch,
     optim,
@@ -225,6 +225,19 @@ def apply_schedules(
     )
 
 
+class FinalValueFn(Protocol):
+    """As `rollout.estimate_final_value`."""
+
+    def __call__(
+        self,
+        cfg: Config,
+        world: object,
+        params: object,
+        trajectory: Transition[Any],
+        /,
+    ) -> F32[Tensor, "T B"]: ...
+
+
 def build_batch(
     cfg: Config,
     world: object,
@@ -233,12 +246,14 @@ def build_batch(
     trajectory: Transition[Obs],
     scalars: Scalars,
     memory: RolloutMemory = NO_MEMORY,
+    final_value: FinalValueFn = rollout.estimate_final_value,
 ) -> BatchAndMetrics:
     """Estimate advantages and value targets, and flatten the trajectory to a batch of T * B rows.
 
     Args:
       env_state: the state after the last transition, finished rows reset.
       memory: of the network, before the first transition and after the last.
+      final_value: how the values of truncated episodes are computed.
 
     Returns:
       batch: the rows to learn from.
@@ -248,9 +263,11 @@ def build_batch(
     last_value = rollout.estimate_value(
         cfg, world, params, env_state, memory.after
     )
-    final_value = rollout.estimate_final_value(cfg, world, params, trajectory)
     next_value = next_values(
-        value, final_value, last_value, trajectory.truncated
+        value,
+        final_value(cfg, world, params, trajectory),
+        last_value,
+        trajectory.truncated,
     )
 
     # Without bootstrapping a truncation counts as a termination.
@@ -398,12 +415,15 @@ class MinibatchStepFn(Protocol):
     ) -> tuple[UpdateState, MinibatchMetrics]: ...
 
 
-# `minibatch_step`, with a network of kernels
+# `build_batch` and `minibatch_step`, with a network of kernels
+kernel_build_batch: BuildBatchFn = partial(
+    build_batch, final_value=kernel_network.final_value
+)
 kernel_minibatch_step: MinibatchStepFn = partial(
     minibatch_step,
     accumulate_gradients=partial(
         minibatch.accumulate_gradients,
-        gradient_fn=kernel_gradient.loss_gradient,
+        gradient_fn=kernel_network.loss_gradient,
     ),
 )
 
@@ -416,8 +436,9 @@ class Parts:
     `unroll`, and later `minibatch_step`.
 
     `train_step` does not call the functions in `minibatch_parts`: a runtime that cannot compile `minibatch_step` as a
-    whole composes one from them (`minibatch.MinibatchParts`). Nor does it call `kernel_minibatch_step`, which a runtime
-    may put in the place of `minibatch_step` where `reason_against_kernels` of the settings is empty.
+    whole composes one from them (`minibatch.MinibatchParts`). Nor does it call `kernel_build_batch` and
+    `kernel_minibatch_step`, which a runtime may put in the places of `build_batch` and `minibatch_step` where
+    `reason_against_kernels` of the settings is empty.
     """
 
     scan: Scan = loops.scan
@@ -429,9 +450,10 @@ class Parts:
     minibatch_step: MinibatchStepFn = minibatch_step
     unravel_update_state: UnravelFn = minibatch.unravel_update_state
     minibatch_parts: MinibatchParts = minibatch.EAGER_MINIBATCH_PARTS
+    kernel_build_batch: BuildBatchFn = kernel_build_batch
     kernel_minibatch_step: MinibatchStepFn = kernel_minibatch_step
     reason_against_kernels: Callable[[Config], str] = (
-        kernel_gradient.reason_against
+        kernel_network.reason_against
     )
 
 
@@ -765,13 +787,13 @@ def vmap_parts(parts: Parts) -> Parts:
         )
         return UpdateRandomness(randomness.next_key, random_inputs, minibatches)
 
+    vmap_build_batch = partial(_vmap_part, n_static=2, in_dims=(0, 0, 1, 0, 0))
     return dataclasses.replace(
         parts,
         sample_randomness=sample_randomness,
         rollout_step=_vmap_part(parts.rollout_step, n_static=2),
-        build_batch=_vmap_part(
-            parts.build_batch, n_static=2, in_dims=(0, 0, 1, 0, 0)
-        ),
+        build_batch=vmap_build_batch(parts.build_batch),
+        kernel_build_batch=vmap_build_batch(parts.kernel_build_batch),
         ravel_update_state=_vmap_part(parts.ravel_update_state, n_static=0),
         minibatch_step=_vmap_part(parts.minibatch_step, n_static=2),
         kernel_minibatch_step=_vmap_part(

@@ -47,7 +47,7 @@ CORE = (
     "rollout",
     "losses",
     "minibatch",
-    "kernel_gradient",
+    "kernel_network",
     "shards",
     "train_step",
     "learner",

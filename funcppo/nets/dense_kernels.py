@@ -56,10 +56,11 @@ def _store(place, x, height, width, H: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _load_layer(place, stride, n_in, n_out, I: tl.constexpr, O: tl.constexpr):
-    """The weights of the program's stack of layers, or its bias, which has a single row."""
-    program = tl.program_id(1).to(tl.int64)
-    place += program // 2 * stride + program % 2 * (n_in * n_out)
+def _load_layer(
+    place, stack, stride, n_in, n_out, I: tl.constexpr, O: tl.constexpr
+):
+    """The weights of a stack of layers, or its bias, which has a single row."""
+    place += stack // 2 * stride + stack % 2 * (n_in * n_out)
     return _load(place, n_in, n_out, I, O)
 
 
@@ -121,15 +122,16 @@ def forward_kernel(
     precision: tl.constexpr,
 ):
     """y1, y2 and out[l, s, i] = the layers of stack s of learner l, of row x[l, i]."""
-    first = _load_layer(w1, stride_w1, n_obs, n_first, X, F)
-    bias1 = _load_layer(b1, stride_b1, 1, n_first, 1, F)
-    second = _load_layer(w2, stride_w2, n_first, n_second, F, S)
-    bias2 = _load_layer(b2, stride_b2, 1, n_second, 1, S)
-    head = _load_layer(w3, stride_w3, n_second, n_outputs, S, Y)
-    bias3 = _load_layer(b3, stride_b3, 1, n_outputs, 1, Y)
+    stack = tl.program_id(1).to(tl.int64)
+    first = _load_layer(w1, stack, stride_w1, n_obs, n_first, X, F)
+    bias1 = _load_layer(b1, stack, stride_b1, 1, n_first, 1, F)
+    second = _load_layer(w2, stack, stride_w2, n_first, n_second, F, S)
+    bias2 = _load_layer(b2, stack, stride_b2, 1, n_second, 1, S)
+    head = _load_layer(w3, stack, stride_w3, n_second, n_outputs, S, Y)
+    bias3 = _load_layer(b3, stack, stride_b3, 1, n_outputs, 1, Y)
 
-    x += tl.program_id(1).to(tl.int64) // 2 * stride_x
-    base = tl.program_id(1).to(tl.int64) * n_rows
+    x += stack // 2 * stride_x
+    base = stack * n_rows
     start = tl.program_id(0) * n_rows_of_program
     end = min(start + n_rows_of_program, n_rows)
     for row in range(start, end, R):
@@ -174,14 +176,14 @@ def backward_kernel(
 
     Parameters are laid out one after the other, of each the actor's before the critic's.
     """
-    second = _load_layer(w2, stride_w2, n_first, n_second, F, S)
-    head = _load_layer(w3, stride_w3, n_second, n_outputs, S, Y)
+    stack = tl.program_id(1).to(tl.int64)
+    second = _load_layer(w2, stack, stride_w2, n_first, n_second, F, S)
+    head = _load_layer(w3, stack, stride_w3, n_second, n_outputs, S, Y)
     of_first, of_bias1 = _zeros(X, F)
     of_second, of_bias2 = _zeros(F, S)
     of_head, of_bias3 = _zeros(S, Y)
 
-    learner = tl.program_id(1).to(tl.int64) // 2
-    base = tl.program_id(1).to(tl.int64) * n_rows
+    base = stack * n_rows
     start = tl.program_id(0) * n_rows_of_program
     end = min(start + n_rows_of_program, n_rows)
     for row in range(start, end, R):
@@ -195,11 +197,72 @@ def backward_kernel(
             of_second, of_bias2, y, d, precision
         )
         d = _product(d, tl.trans(second), precision) * _slope(y, is_tanh)
-        place = learner * stride_x + row * n_obs
+        place = stack // 2 * stride_x + row * n_obs
         y = _load(x + place, n_left, n_obs, R, X)
         of_first, of_bias1 = _add_gradient(of_first, of_bias1, y, d, precision)
 
-    out += (learner * tl.num_programs(0) + tl.program_id(0)) * n_params
+    out += (stack // 2 * tl.num_programs(0) + tl.program_id(0)) * n_params
     out = _store_layer(out, of_first, of_bias1, n_obs, n_first, X, F)
     out = _store_layer(out, of_second, of_bias2, n_first, n_second, F, S)
     _store_layer(out, of_head, of_bias3, n_second, n_outputs, S, Y)
+
+
+@triton.jit
+def value_kernel(
+    x,
+    is_needed,
+    w1,
+    b1,
+    w2,
+    b2,
+    w3,
+    b3,
+    out,
+    stride_x,
+    stride_needed,
+    stride_w1,
+    stride_b1,
+    stride_w2,
+    stride_b2,
+    stride_w3,
+    stride_b3,
+    n_rows,
+    n_obs: tl.constexpr,
+    n_first: tl.constexpr,
+    n_second: tl.constexpr,
+    n_outputs: tl.constexpr,
+    X: tl.constexpr,
+    F: tl.constexpr,
+    S: tl.constexpr,
+    Y: tl.constexpr,
+    R: tl.constexpr,
+    is_tanh: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """out[l, i] = the critic's value of row x[l, i] of learner l where it is needed, 0 elsewhere.
+
+    A program has a tile of rows, and computes nothing where none of them is needed.
+    """
+    learner = tl.program_id(1).to(tl.int64)
+    critic = 2 * learner + 1
+    first = _load_layer(w1, critic, stride_w1, n_obs, n_first, X, F)
+    bias1 = _load_layer(b1, critic, stride_b1, 1, n_first, 1, F)
+    second = _load_layer(w2, critic, stride_w2, n_first, n_second, F, S)
+    bias2 = _load_layer(b2, critic, stride_b2, 1, n_second, 1, S)
+    head = _load_layer(w3, critic, stride_w3, n_second, n_outputs, S, Y)
+    bias3 = _load_layer(b3, critic, stride_b3, 1, n_outputs, 1, Y)
+
+    row = tl.program_id(0) * R
+    i = row + tl.arange(0, R)
+    needed = tl.load(is_needed + learner * stride_needed + i, i < n_rows, 0)
+    value = tl.zeros([R], tl.float32)
+    # A loop of one tile or none: within an if, Triton 3.6 computes wrong products of bfloat16.
+    for _ in range(tl.max(needed.to(tl.int32), 0)):
+        place = x + learner * stride_x + row * n_obs
+        y = _load(place, n_rows - row, n_obs, R, X)
+        y = _activate(_product(y, first, precision) + bias1, is_tanh)
+        y = _activate(_product(y, second, precision) + bias2, is_tanh)
+        y = _product(y, head, precision) + bias3
+        value = tl.sum(tl.where(tl.arange(0, Y)[None, :] == 0, y, 0.0), 1)
+    value = tl.where(needed != 0, value, 0.0)
+    tl.store(out + learner * n_rows + i, value, i < n_rows)

@@ -1,9 +1,9 @@
 # pyright: standard
 """An actor and a critic of two hidden layers each as one operator, and the gradient of its parameters as another.
 
-On a GPU each is one kernel of Triton (`dense_kernels`), where between two layers nothing waits for memory. Elsewhere
-PyTorch computes the same. `torch.vmap` maps both operators; automatic differentiation knows neither, and has no need
-to, as the one is the gradient of the other.
+A third has the critic's values of some rows. On a GPU each is one kernel of Triton (`dense_kernels`), where between two
+layers nothing waits for memory. Elsewhere PyTorch computes the same. `torch.vmap` maps them all; automatic
+differentiation knows none, and has no need to, as the second is the gradient of the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from funcppo import tree
 from funcppo.nets.feedforward import Activation, Params, activate
-from funcppo.types import F32
+from funcppo.types import F32, Bool
 
 
 class Tile(NamedTuple):
@@ -93,6 +93,16 @@ def gradient(
     return tree.unravel(params, partial_sums.sum(-2))
 
 
+def values(
+    params: Params,
+    x: F32[Tensor, "B F"],
+    is_needed: Bool[Tensor, "B"],
+    settings: Settings,
+) -> F32[Tensor, "B"]:
+    """The critic's values of the rows that are needed, 0 of the others."""
+    return _dense_values(x, is_needed, tree.leaves(params), *settings)
+
+
 # -- by PyTorch, of one learner or of several [L, ...]
 
 
@@ -131,6 +141,17 @@ def _backward(
         gradients.append(of_layer.sum(-2))
     flat = [v.reshape(*x.shape[:-3], 1, -1) for v in gradients]
     return torch.cat(flat, -1)
+
+
+def _values(
+    x: Tensor,
+    is_needed: Tensor,
+    leaves: list[Tensor],
+    activation: Activation,
+    is_bfloat16: bool,
+) -> Tensor:
+    heads, _, _ = _forward(x, leaves, activation, is_bfloat16)
+    return torch.where(is_needed, heads[..., 1, :, 0], 0.0)
 
 
 def _product(a: Tensor, b: Tensor, is_bfloat16: bool) -> Tensor:
@@ -204,6 +225,30 @@ def _backward_on_gpu(
     return sums
 
 
+def _values_on_gpu(
+    x: Tensor,
+    is_needed: Tensor,
+    leaves: list[Tensor],
+    activation: Activation,
+    is_bfloat16: bool,
+) -> Tensor:
+    from funcppo.nets import dense_kernels
+
+    out = _empty_values(x)
+    inputs = [_of_learners(v, x.ndim == 3) for v in (x, is_needed, *leaves)]
+    tile = FORWARD_TILES[_precision(is_bfloat16)]
+    kernel: Any = dense_kernels.value_kernel
+    kernel[-(-x.shape[-2] // tile.n_rows), _n_learners(x)](
+        *inputs,
+        out,
+        *(v.stride(0) for v in inputs),
+        x.shape[-2],
+        **_constants(x, leaves[2], leaves[4], tile),
+        is_tanh=activation == "tanh",
+    )
+    return out
+
+
 def _constants(
     x: Tensor,
     w2: Tensor,
@@ -262,6 +307,10 @@ def _empty_outputs(
     return empty(w3), empty(w1), empty(w2)
 
 
+def _empty_values(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape[:-1])
+
+
 def _empty_sums(
     g: Tensor, x: Tensor, y1: Tensor, y2: Tensor, *_: object
 ) -> Tensor:
@@ -286,12 +335,18 @@ _LIBRARY.define(
     "dense_backward(Tensor g, Tensor x, Tensor y1, Tensor y2, Tensor w2, Tensor w3, str activation, "
     "bool is_bfloat16) -> Tensor"
 )
+_LIBRARY.define(
+    "dense_values(Tensor x, Tensor is_needed, Tensor[] leaves, str activation, bool is_bfloat16) -> Tensor"
+)
 _LIBRARY.impl("dense_forward", _forward, "CPU")
 _LIBRARY.impl("dense_backward", _backward, "CPU")
+_LIBRARY.impl("dense_values", _values, "CPU")
 _LIBRARY.impl("dense_forward", _forward_on_gpu, "CUDA")
 _LIBRARY.impl("dense_backward", _backward_on_gpu, "CUDA")
+_LIBRARY.impl("dense_values", _values_on_gpu, "CUDA")
 _dense_forward: Any = torch.ops.funcppo.dense_forward.default
 _dense_backward: Any = torch.ops.funcppo.dense_backward.default
+_dense_values: Any = torch.ops.funcppo.dense_values.default
 
 
 def _learners_first(info: Any, dim: int | None, x: Tensor) -> Tensor:
@@ -309,6 +364,21 @@ def _forward_vmap(
     return _dense_forward(x, leaves, *settings), (0, 0, 0)
 
 
+def _values_vmap(
+    info: Any,
+    dims: Any,
+    x: Tensor,
+    is_needed: Tensor,
+    leaves: list[Tensor],
+    *settings: Any,
+) -> tuple[Any, int]:
+    x, is_needed = (
+        _learners_first(info, *pair) for pair in zip(dims, (x, is_needed))
+    )
+    leaves = [_learners_first(info, *pair) for pair in zip(dims[2], leaves)]
+    return _dense_values(x, is_needed, leaves, *settings), 0
+
+
 def _backward_vmap(info: Any, dims: Any, *args: Any) -> tuple[Any, int]:
     *tensors, activation, is_bfloat16 = args
     tensors = [_learners_first(info, *pair) for pair in zip(dims, tensors)]
@@ -318,6 +388,7 @@ def _backward_vmap(info: Any, dims: Any, *args: Any) -> tuple[Any, int]:
 for name, fake, rule in (
     ("dense_forward", _empty_outputs, _forward_vmap),
     ("dense_backward", _empty_sums, _backward_vmap),
+    ("dense_values", _empty_values, _values_vmap),
 ):
     torch.library.register_fake(f"funcppo::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"funcppo::{name}", rule, lib=_LIBRARY)

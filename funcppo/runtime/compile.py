@@ -649,7 +649,9 @@ def _find_kernels(
         code = FailureCode.NOT_REQUESTED
     if not reason:
         with_kernels = dataclasses.replace(
-            parts, minibatch_step=parts.kernel_minibatch_step
+            parts,
+            build_batch=parts.kernel_build_batch,
+            minibatch_step=parts.kernel_minibatch_step,
         )
         return _NetworkKernels(with_kernels)
     failure = Failure(
@@ -729,6 +731,18 @@ class _StrategySelector:
         self, parts: Parts, name: str, calls: _Calls
     ) -> Parts:
         """The parts with one rollout part compiled, or as they are if it fails."""
+        if name == "build_batch" and self.kernels.parts is not None:
+            attempt = partial(
+                self._compile_rollout_part,
+                name,
+                parts,
+                [*calls[name], *map(_with_truncations, calls[name])],
+                built_from=self.kernels.parts,
+            )
+            try:
+                return self._try(attempt, name, use_custom_passes=True)
+            except Exception as error:
+                self.failures.append(_failure(f"{name} by kernels", error))
         try:
             attempt = partial(
                 self._compile_rollout_part, name, parts, calls[name]
@@ -839,13 +853,20 @@ class _StrategySelector:
         parts: Parts,
         calls: list[tuple[object, ...]],
         use_custom_passes: bool,
+        built_from: TrainingParts | None = None,
     ) -> Parts:
-        """The parts with one rollout part compiled, after a check on the arguments of some calls."""
+        """The parts with one rollout part compiled, after a check on the arguments of some calls.
+
+        Args:
+          built_from: parts with another one to compile, which makes no random choices; None for the same.
+        """
         eager: TensorFunction[object] = getattr(parts, name)
-        compiled = compile_function(eager, self.backend, use_custom_passes)
+        compiled = compile_function(
+            getattr(built_from or parts, name), self.backend, use_custom_passes
+        )
         for args in calls:
             actual = compiled(*args)  # compiles at the first call
-            if self.tolerance <= TF32_TOLERANCE:
+            if built_from or self.tolerance <= TF32_TOLERANCE:
                 check_output(actual, eager(*args), self.tolerance)
         return dataclasses.replace(parts, **{name: compiled})
 
@@ -878,6 +899,13 @@ class _StrategySelector:
             self.tolerance,
         )
         return dataclasses.replace(parts, minibatch_step=step)
+
+
+def _with_truncations(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `build_batch` with all episodes truncated at each step: a short rollout has hardly any."""
+    *before, trajectory, scalars, memory = args
+    truncated = ~trajectory.terminated
+    return *before, trajectory._replace(truncated=truncated), scalars, memory
 
 
 def _time_step(

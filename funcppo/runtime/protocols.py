@@ -91,6 +91,11 @@ class TrainingParts(Protocol):
         ...
 
     @property
+    def kernel_build_batch(self) -> TensorFunction[object]:
+        """As `build_batch`, with a network of kernels."""
+        ...
+
+    @property
     def kernel_minibatch_step(self) -> TensorFunction[tuple[object, object]]:
         """As `minibatch_step`, with a network of kernels."""
         ...

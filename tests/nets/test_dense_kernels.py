@@ -52,6 +52,7 @@ def on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = SimpleNamespace(
         forward_kernel=NumpyKernel("forward_kernel"),
         backward_kernel=NumpyKernel("backward_kernel"),
+        value_kernel=NumpyKernel("value_kernel"),
     )
     monkeypatch.setattr(nets, "dense_kernels", kernels, raising=False)
     monkeypatch.setattr(
@@ -101,6 +102,14 @@ def assert_equals_pytorch(
     for got, want in zip((heads, sums.sum(-2)), expected):
         error = (got - want).norm() / want.norm()
         assert error < tolerance, error
+
+    # Of the first rows of some tiles; a tile has 64 rows at most.
+    is_needed = torch.arange(x.shape[-2], device=x.device) % 200 < 3
+    is_needed = is_needed.expand(x.shape[:-1])
+    got = dense_operator._values_on_gpu(x, is_needed, leaves, *settings)
+    want = torch.where(is_needed, expected[0][..., 1, :, 0], 0.0)
+    assert (got == 0).equal(~is_needed)
+    assert (got - want).norm() / want.norm() < tolerance
 
 
 @pytest.mark.usefixtures("on_numpy")

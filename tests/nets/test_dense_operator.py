@@ -82,6 +82,14 @@ def test_the_outputs_are_those_of_the_network() -> None:
     torch.testing.assert_close(outputs.heads[0], expected.logits)
     torch.testing.assert_close(outputs.heads[1, :, 0], expected.value)
 
+    is_needed = torch.arange(7) % 3 == 0
+    values = dense_operator.values(
+        params, x, is_needed, Settings("tanh", False)
+    )
+    torch.testing.assert_close(
+        values, torch.where(is_needed, expected.value, 0.0)
+    )
+
 
 def test_bfloat16_rounds_the_operands_of_products() -> None:
     cfg = feedforward.MLPConfig(
@@ -102,14 +110,17 @@ def test_vmap_computes_each_learner(shares_rows: bool) -> None:
     x = draw(0, 3, 7, 5, like=params)
     of_heads = draw(1, 3, 2, 7, 3, like=params)
 
-    def both(params: Any, x: torch.Tensor, of_heads: torch.Tensor) -> Any:
+    def all_three(params: Any, x: torch.Tensor, of_heads: torch.Tensor) -> Any:
         outputs = dense_operator.apply(params, x, settings)
-        return outputs, dense_operator.gradient(
+        gradient = dense_operator.gradient(
             params, x, outputs, of_heads, settings
         )
+        is_needed = of_heads[0, :, 0] > 0
+        values = dense_operator.values(params, x, is_needed, settings)
+        return outputs, gradient, values
 
     of_one = [
-        both(
+        all_three(
             tree.map(lambda v, i=i: v[i], params),
             x[0 if shares_rows else i],
             of_heads[i],
@@ -118,7 +129,7 @@ def test_vmap_computes_each_learner(shares_rows: bool) -> None:
     ]
     in_dims = (0, None if shares_rows else 0, 0)
     rows = x[0] if shares_rows else x
-    got = torch.vmap(both, in_dims=in_dims)(params, rows, of_heads)
+    got = torch.vmap(all_three, in_dims=in_dims)(params, rows, of_heads)
     assert_trees_close(got, tree.map(lambda *v: torch.stack(v), *of_one))
 
 
@@ -129,7 +140,9 @@ def test_shapes_without_numbers_are_those_of_results(n_learners: int) -> None:
     x = draw(0, *learners, 7, 5, like=params)
     of_heads = draw(1, *learners, 2, 7, 3, like=params)
 
-    def both(leaves: list[torch.Tensor], x: Any, of_heads: Any) -> list[Any]:
+    def results_of(
+        leaves: list[torch.Tensor], x: Any, of_heads: Any
+    ) -> list[Any]:
         forward = torch.ops.funcppo.dense_forward(x, leaves, "tanh", False)
         w2, w3 = leaves[2], leaves[4]
         return [
@@ -137,13 +150,16 @@ def test_shapes_without_numbers_are_those_of_results(n_learners: int) -> None:
             torch.ops.funcppo.dense_backward(
                 of_heads, x, *forward[1:], w2, w3, "tanh", False
             ),
+            torch.ops.funcppo.dense_values(
+                x, x[..., 0] > 0, leaves, "tanh", False
+            ),
         ]
 
     leaves = [v.contiguous() for v in tree.leaves(params)]
-    shapes = [(v.shape, v.dtype) for v in both(leaves, x, of_heads)]
+    shapes = [(v.shape, v.dtype) for v in results_of(leaves, x, of_heads)]
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(v) for v in (*leaves, x, of_heads)]
-        results = both(fake[:-2], *fake[-2:])
+        results = results_of(fake[:-2], *fake[-2:])
     assert [(v.shape, v.dtype) for v in results] == shapes
 
 

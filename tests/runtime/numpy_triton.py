@@ -99,6 +99,7 @@ def run(
         store=_store,
         where=_elementwise(np.where),
         sum=lambda x, axis: block(np.sum(np.asarray(x), axis, dtype=x.dtype)),
+        max=lambda x, axis: block(np.max(np.asarray(x), axis)),
         dot=lambda a, b, input_precision="": block(
             np.asarray(a) @ np.asarray(b)
         ),

@@ -1,8 +1,8 @@
-"""The gradient of PPO's loss for a network of two hidden layers, which is computed by kernels.
+"""The gradient of PPO's loss for a network of two hidden layers, which is computed by kernels, and values by a third.
 
 The network's outputs come from one kernel, the derivative of the loss in them from automatic differentiation, and the
-gradient of the parameters from another kernel. `loss_gradient` is `minibatch.loss_gradient` where `reason_against` has
-none.
+gradient of the parameters from another kernel. `loss_gradient` is `minibatch.loss_gradient`, and `final_value` is
+`rollout.estimate_final_value`, where `reason_against` has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from funcppo import minibatch
+from funcppo import minibatch, rollout
 from funcppo.config import Config
 from funcppo.losses import (
     Batch,
@@ -25,7 +25,8 @@ from funcppo.losses import (
 )
 from funcppo.nets import dense_operator, feedforward
 from funcppo.nets.base import Dense, features, with_features
-from funcppo.types import I64, Obs, Params
+from funcppo.rollout import Transition
+from funcppo.types import F32, I64, Obs, Params
 
 # units of a layer or numbers of an observation, and outputs, that a program holds
 MAX_WIDTH = 64
@@ -37,6 +38,8 @@ def reason_against(cfg: Config) -> str:
     agent = cfg.update_agent or cfg.agent
     if agent.apply not in (feedforward.apply, feedforward.apply_gaussian):
         return "the network is none of `nets.feedforward`"
+    if cfg.update_agent is not None:
+        return "the update has a network of its own"
     net: feedforward.MLPConfig = agent.cfg
     if net.shared_trunk:
         return "actor and critic share their hidden layers"
@@ -62,16 +65,13 @@ def loss_gradient(
     scalars: Scalars,
 ) -> tuple[Params, LossMetrics]:
     """The gradient of the loss over some rows of the batch, and the metrics of the loss."""
-    net: feedforward.MLPConfig = (cfg.update_agent or cfg.agent).cfg
+    settings = _settings(cfg)
     selected = minibatch.select_rows(cfg, batch, rows)
     obs: Any = selected.obs
     # As `loss_fn` reads them: all numbers of a row that is not finite are 0.
     is_finite = finite_rows(selected)
     x = torch.where(is_finite[:, None], features(obs), 0.0)
     layers = _layers(params)
-    settings = dense_operator.Settings(
-        net.activation, is_bfloat16=net.matmul_dtype is not None
-    )
     outputs = dense_operator.apply(layers, x, settings)
 
     # A network without hidden layers, whose observations have no numbers, returns its biases: the outputs of the rows.
@@ -87,6 +87,28 @@ def loss_gradient(
     )
     grads = _with_layers(gradient, of_layers)
     return cast(Params, grads), cast(LossMetrics, metrics)
+
+
+def final_value(
+    cfg: Config, world: object, params: object, trajectory: Transition[Any]
+) -> F32[Tensor, "T B"]:
+    """V of the last observation of each truncated episode, at its last step; 0 elsewhere."""
+    if not rollout.uses_final_obs(cfg):
+        return rollout.estimate_final_value(cfg, world, params, trajectory)
+    value = dense_operator.values(
+        _layers(params),
+        features(trajectory.final_obs).flatten(0, 1),
+        trajectory.truncated.flatten(),
+        _settings(cfg),
+    )
+    return value.view_as(trajectory.reward)
+
+
+def _settings(cfg: Config) -> dense_operator.Settings:
+    net: feedforward.MLPConfig = cfg.agent.cfg
+    return dense_operator.Settings(
+        net.activation, is_bfloat16=net.matmul_dtype is not None
+    )
 
 
 def _layers(params: Any) -> feedforward.Params:

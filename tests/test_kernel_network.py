@@ -1,4 +1,4 @@
-"""The gradient by kernels is that of the loss, for every network of two hidden layers, and other networks have none."""
+"""What kernels compute of a network of two hidden layers is what operators do, and other networks have no kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import funcppo as fp
 from funcppo import (
-    kernel_gradient,
+    kernel_network,
     minibatch,
     random,
     shards,
@@ -20,6 +20,7 @@ from funcppo import (
 )
 from funcppo.nets import feedforward
 from funcppo.runtime import compile, stacked
+from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.reasons import FailureCode
 from tests.learning import WORLD, assert_trees_equal, double
 from tests.nets.guessing import guessing
@@ -56,7 +57,7 @@ def both_gradients(learner: Any, params: Any, data: Any) -> tuple[Any, Any]:
     """The gradient and the metrics by autograd and by kernels, of the first minibatch."""
     rows = stacked.item(data.minibatches, 0).rows
     args = (learner.cfg, WORLD, params, data.batch, rows, data.scalars)
-    return minibatch.loss_gradient(*args), kernel_gradient.loss_gradient(*args)
+    return minibatch.loss_gradient(*args), kernel_network.loss_gradient(*args)
 
 
 @pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
@@ -64,7 +65,7 @@ def test_gradient_and_metrics_equal_those_of_the_loss(
     name: str, network: dict[str, Any]
 ) -> None:
     learner = make_learner(name, network)
-    assert kernel_gradient.reason_against(learner.cfg) == ""
+    assert kernel_network.reason_against(learner.cfg) == ""
     expected, got = both_gradients(learner, *collected(learner))
     assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
 
@@ -94,6 +95,50 @@ def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
     expected = shards.minibatch_step(*args, data.update_state, first)
     got = train_step.kernel_minibatch_step(*args, data.update_state, first)
     assert_trees_equal(got, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("n_learners", [1, 3])
+@pytest.mark.parametrize("bootstraps", [True, False])
+def test_a_batch_with_truncated_episodes_equals_that_of_operators(
+    n_learners: int, bootstraps: bool
+) -> None:
+    learner = make_learner(
+        "MountainCar-v0",
+        {},
+        n_steps=32,
+        n_minibatches=1,
+        bootstrap_truncated=bootstraps,
+    )
+    cfg = learner.cfg
+    parts = train_step.EAGER_PARTS
+    if n_learners > 1:
+        parts = train_step.vmap_parts(parts)
+    keys = random.split(random.key(1), n_learners)
+    states = [train_step.init(cfg, WORLD, key) for key in keys]
+    state = double(
+        states[0]
+        if n_learners == 1
+        else tree.map(lambda *x: torch.stack(x), *states)
+    )
+    rollout = train_step.roll_out(cfg, WORLD, state, parts)
+    trajectory = double(rollout.trajectory)
+    # as if the time limit had cut some episodes
+    index = torch.arange(trajectory.truncated.numel())
+    truncated = (index % 5 == 0).view_as(trajectory.truncated)
+    args = (
+        cfg,
+        WORLD,
+        state.params,
+        double(rollout.rollout_state.env_state),
+        trajectory._replace(truncated=truncated),
+        state.scalars,
+        train_step.NO_MEMORY,
+    )
+    expected = parts.build_batch(*args)
+    got = parts.kernel_build_batch(*args)
+    assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
+    uncut = parts.build_batch(*args[:4], trajectory, *args[5:])
+    assert not torch.equal(uncut.batch.advantage, expected.batch.advantage)
 
 
 def test_several_learners_compiled_in_one_graph_equal_each() -> None:
@@ -134,7 +179,7 @@ def test_other_networks_have_no_kernels(
     hidden: tuple[int, ...], network: dict[str, Any], reason: str
 ) -> None:
     learner = make_learner("CartPole-v1", network, *hidden)
-    assert kernel_gradient.reason_against(learner.cfg) == reason
+    assert kernel_network.reason_against(learner.cfg) == reason
 
 
 def test_networks_of_other_kinds_have_no_kernels() -> None:
@@ -144,7 +189,7 @@ def test_networks_of_other_kinds_have_no_kernels() -> None:
         n_envs=4,
         n_steps=8,
     )
-    reason = kernel_gradient.reason_against(learner.cfg)
+    reason = kernel_network.reason_against(learner.cfg)
     assert reason == "the network is none of `nets.feedforward`"
 
 
@@ -152,7 +197,7 @@ def test_many_outputs_have_no_kernels() -> None:
     cfg = make_learner("CartPole-v1", {}).cfg
     network = feedforward.MLPConfig(n_obs=4, n_actions=17)
     cfg = replace(cfg, agent=feedforward.agent(network))
-    reason = kernel_gradient.reason_against(cfg)
+    reason = kernel_network.reason_against(cfg)
     assert reason == "17 outputs, more than 16"
 
 
@@ -173,6 +218,7 @@ def test_kernels_are_for_one_graph_on_a_gpu() -> None:
     learner = make_learner("CartPole-v1", {})
     found = find_kernels(learner, "cuda:0", "one-graph")
     assert found.parts.minibatch_step is train_step.kernel_minibatch_step
+    assert found.parts.build_batch is train_step.kernel_build_batch
     assert found.record_fields("one-graph") == {"network": "kernels"}
     assert found.record_fields("two-graphs") == {}
     for device, strategy in (("cpu", "one-graph"), ("cuda:0", "two-graphs")):
@@ -199,6 +245,7 @@ def test_a_compiled_learner_on_a_gpu_has_kernels(
     state = learner.init(random.key(0, "cuda"))
     fast = fp.compile(learner, state, strategy="one-graph")
     assert (fast.record.network, fast.record.network_reason) == ("kernels", "")
+    assert fast.record.failures == ()
     got, _ = fast.step(state)
     expected, _ = learner.step(learner.init(random.key(0, "cuda")))
     for a, b in zip(tree.leaves(got.params), tree.leaves(expected.params)):
@@ -223,3 +270,34 @@ def test_kernels_that_compute_other_numbers_are_not_used(
     )
     assert record.strategy == "one-graph" and record.network == "operators"
     assert record.network_code == FailureCode.WRONG_RESULT
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
+def test_values_by_kernels_that_are_wrong_are_not_used(
+    matmul_dtype: torch.dtype | None,
+) -> None:
+    network = {"matmul_dtype": matmul_dtype}
+    learner = make_learner("CartPole-v1", network, 64, 64)
+    wrong = partial(train_step.build_batch, final_value=no_final_value)
+    parts = train_step.Parts(kernel_build_batch=wrong)
+    state = learner.init(random.key(0, "cuda"))
+    _, record = compile.select_strategy(
+        train_step.collect,
+        parts,
+        learner.cfg,
+        WORLD,
+        state,
+        "one-graph",
+        tolerance=DEFAULT_TOLERANCE if matmul_dtype is None else BF16_TOLERANCE,
+    )
+    (failure,) = record.failures
+    assert failure.name == "build_batch by kernels"
+    assert failure.code == FailureCode.WRONG_RESULT
+
+
+def no_final_value(
+    cfg: Any, world: Any, params: Any, trajectory: Any
+) -> torch.Tensor:
+    """Values of truncated episodes that are wrong."""
+    return torch.zeros_like(trajectory.reward)
