@@ -355,7 +355,7 @@ def auto_run(run, monkeypatch):
 
     Nothing is compiled. An update takes `seconds`, and none may be timed where that is None.
     """
-    auto = SimpleNamespace(asked=[], n_timed=0, seconds=None)
+    auto = SimpleNamespace(asked=[], n_timed=0, seconds=None, bodies=[])
     auto.run = replace(run, run_config=replace(CONFIG, strategy="auto"))
 
     def select_strategy(*args, tolerance, agree):
@@ -374,6 +374,13 @@ def auto_run(run, monkeypatch):
         auto.n_timed += 1
         return 1.0 * auto.seconds
 
+    capture_loop_bodies = training.capture_loop_bodies
+
+    def capture_bodies(*args, agree):
+        auto.bodies.append(capture_loop_bodies(*args, agree=agree))
+        return auto.bodies[-1]
+
+    monkeypatch.setattr(training, "capture_loop_bodies", capture_bodies)
     monkeypatch.setattr(compilation, "select_strategy", select_strategy)
     monkeypatch.setattr(compilation, "time_call", time_call)
     monkeypatch.setattr(training, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
@@ -415,25 +422,34 @@ def test_a_run_on_a_gpu_is_compiled_if_its_updates_take_long_enough(
         record.skip_code
     )
     state = auto_run.run.state.train_state
-    for x, y in zip(tree.leaves(captured.state), tree.leaves(state)):
-        assert torch.equal(x, y)
+    assert len(auto_run.bodies) == auto_run.n_timed
+    for step in (captured, *auto_run.bodies):
+        for x, y in zip(tree.leaves(step.state), tree.leaves(state)):
+            assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "device", "earlier"),
+    ("strategy", "device", "earlier", "update"),
     [
-        ("forward", "cuda", None),
-        ("auto", "cpu", None),
-        ("auto", "cuda", {"strategy": "eager"}),
+        ("forward", "cuda", None, 0),
+        ("auto", "cpu", None, 0),
+        ("auto", "cuda", {"strategy": "eager"}, 0),
+        ("auto", "cuda", None, 1),
     ],
 )
 def test_no_update_is_measured_where_auto_does_not_decide_by_it(
-    strategy, device, earlier, auto_run, monkeypatch
+    strategy, device, earlier, update, auto_run, monkeypatch
 ):
-    """A strategy is set, a CPU decides by the number of steps, or a run of an earlier version is resumed."""
+    """A strategy is set, a CPU decides by the number of steps, or a run that has measured none is resumed."""
     if device == "cpu":
         monkeypatch.setattr(training, "COMPILE_MIN_SECONDS", {"cuda": 36.0})
-    run = replace(auto_run.run, run_config=replace(CONFIG, strategy=strategy))
+    state = auto_run.run.state
+    train_state = state.train_state._replace(update=torch.tensor(update))
+    run = replace(
+        auto_run.run,
+        run_config=replace(CONFIG, strategy=strategy),
+        state=state._replace(train_state=train_state),
+    )
     _, record = training.prepare_train_step(run, earlier, deadline=NO_DEADLINE)
     assert auto_run.asked == ["eager" if strategy == "auto" else strategy]
     assert record.uncompiled_seconds is None
