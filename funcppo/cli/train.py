@@ -165,8 +165,8 @@ class Train:
     """How the training step is executed. one-graph: a minibatch update (forward, loss, backward, clipping, Adam)
     compiled as one graph; two-graphs: gradient and optimiser step compiled as two; forward: forward pass and loss
     compiled, backward pass by autograd; eager: nothing of the update compiled; auto: eager for a run too short to repay
-    compilation, otherwise the first of these that works and matches eager; in a run long enough to repay that, the
-    fastest of them."""
+    compilation (on a GPU by the time of an update, which is measured), otherwise the first of these that works and
+    matches eager; in a run long enough to repay that, the fastest of them."""
     graphs: GraphsChoice = "auto"
     """Replay the training step, and the search of validations, as CUDA graphs on a GPU. auto: where they can be
     recorded; off: never, to rule them out; trees: those that PyTorch records of compiled functions (mode
@@ -736,6 +736,7 @@ class Train:
                 monitor,
                 console,
                 log.get("strategy"),
+                deadline,
             )
             _write_header(run, self.out, record, self.graphs)
             if exporter:
@@ -961,6 +962,7 @@ def _prepare_train_step(
     monitor: Monitor,
     console: Console,
     earlier: JsonObject | None,
+    deadline: Deadline,
 ) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord, Peers | None]:
     """Compile and capture the training step as the run's strategy asks for, or as was measured at its start.
 
@@ -973,7 +975,9 @@ def _prepare_train_step(
     processes = distributed.current_processes()
     peers = sharing.connect(processes, run) if processes else None
     with show_status(console, "preparing the training step"):
-        captured, record = training.prepare_train_step(run, earlier, peers)
+        captured, record = training.prepare_train_step(
+            run, earlier, peers, deadline
+        )
     monitor.record_capture(captured)
     print_notes(console, [training.describe_strategy(record)])
     return captured, record, peers

@@ -138,6 +138,9 @@ class StrategyRecord:
     skip_code: FailureCode | None = None  # the same as a code
     # why a step on a GPU is not replayed; None if it is, and on a CPU
     fallback_code: FallbackCode | None = None
+    # of all updates of a run, at most the time left for them, by which auto decided whether to compile; None if that
+    # was not measured
+    uncompiled_seconds: float | None = None
     # milliseconds of a minibatch step, by strategy; empty if none were compared
     times_ms: dict[str, float] = field(default_factory=dict)
     # why strategies that may be faster were not compared; empty if they were
@@ -918,14 +921,17 @@ def _time_step(
     )
     captured.step()  # the first may load code
 
-    times: list[float] = []
-    for _ in range(N_TIMED_STEPS):
-        _wait_for_gpu()
-        start = clock()
-        captured.step()
-        _wait_for_gpu()
-        times.append(clock() - start)
+    times = [time_call(captured.step) for _ in range(N_TIMED_STEPS)]
     return 1e3 * min(times)
+
+
+def time_call(fn: Callable[..., object], *args: object) -> float:
+    """Seconds of a call, up to the end of what it starts on a GPU."""
+    _wait_for_gpu()
+    start = clock()
+    fn(*args)
+    _wait_for_gpu()
+    return clock() - start
 
 
 def _wait_for_gpu() -> None:

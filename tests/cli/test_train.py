@@ -1076,6 +1076,75 @@ def test_a_short_run_on_a_gpu_records_two_turns_that_stay(
     )
 
 
+def time_updates_as(seconds, monkeypatch):
+    """Let each call that is timed seem to take so long."""
+
+    def time_call(fn, *args):
+        fn(*args)
+        return 1.0 * seconds
+
+    monkeypatch.setattr(compilation, "time_call", time_call)
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("seconds", "replay_mode"),
+    [(17.9, "cuda-graph-per-loop-body"), (18.1, "cuda-graph")],
+)
+def test_a_run_of_questions_on_a_gpu_is_compiled_if_its_updates_take_long(
+    seconds, replay_mode, monkeypatch, capsys, tmp_path
+):
+    """By hand: two updates of 18 s are the 36 s from which compiling repays."""
+    time_updates_as(seconds, monkeypatch)
+    ppo = RunConfig(dataset="").ppo
+    words = (
+        "train",
+        "family_tree:60:0",
+        "--out",
+        tmp_path,
+        "--device",
+        "cuda",
+        "--json",
+        "-",
+    )
+    options = ("--steps", 2 * ppo.n_envs * ppo.n_steps, "--prover.max-height", "1", "--n-validations", "1")  # fmt: skip
+    assert funcppo(monkeypatch, *words, *options) == 0
+    results = json.loads(capsys.readouterr().out)
+    record = results["strategy"]
+    assert results["learner"] == "questions"
+    assert record["uncompiled_seconds"] == pytest.approx(2 * seconds)
+    assert record["replay_mode"] == replay_mode and not record["failures"]
+    is_compiled = replay_mode == "cuda-graph"
+    assert record["skip_code"] == (None if is_compiled else "short_run")
+    assert record["strategy"] == ("one-graph" if is_compiled else "eager")
+
+
+def test_a_run_keeps_how_long_its_updates_would_take_for_when_it_is_resumed(
+    monkeypatch, tmp_path
+):
+    """By hand: 128 steps are four updates, here of a second. None is timed again."""
+    monkeypatch.setattr(training, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
+    words = ("train", "countries_s1", "--out", tmp_path, "--steps", "128")
+    for seconds, more in ((1.0, ()), (None, ("--resume",))):
+        time_updates_as(seconds, monkeypatch)
+        assert funcppo(monkeypatch, *words, *SMALL, *more) == 0
+        record = metrics_log.read_header(tmp_path / METRICS_FILE)["strategy"]
+        assert record["uncompiled_seconds"] == 4.0
+        assert record["skip_code"] == "short_run"
+
+
+def test_no_update_is_timed_in_a_run_that_ends_too_soon_to_repay_compiling(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(training, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
+    time_updates_as(None, monkeypatch)
+    words = ("train", "countries_s1", "--out", tmp_path, "--seconds", "2")
+    assert funcppo(monkeypatch, *words, *SMALL) == 0
+    record = metrics_log.read_header(tmp_path / METRICS_FILE)["strategy"]
+    assert 0.0 <= record["uncompiled_seconds"] <= 2.0
+    assert record["skip_code"] == "short_run"
+
+
 def test_a_run_that_learns_from_questions_through_all_programs(
     monkeypatch, capsys, tmp_path
 ):

@@ -1,12 +1,14 @@
 """Training runs: resumed bit for bit, validated at the right updates, stopped where numbers are not finite."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from funcppo import tree
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.experiment import (
     checkpoint,
     metrics_log,
@@ -22,6 +24,7 @@ from funcppo.experiment.config import (
 )
 from funcppo.experiment.run import learner_config, saved_update
 from funcppo.runtime import compile as compilation
+from funcppo.runtime.agreement import alone
 from funcppo.runtime.compile import SelectedStrategy, StrategyRecord
 from funcppo.runtime.monitor import Monitor
 from funcppo.runtime.reasons import FailureCode, UntimedCode
@@ -324,6 +327,174 @@ def test_a_run_is_compiled_if_it_is_long_or_a_strategy_is_set(
             replace(run, run_config=run_config, cfg=cfg)
         )
     assert asked == [selected]
+
+
+@pytest.mark.parametrize(
+    ("device_type", "seconds", "n_updates", "repays", "numbers"),
+    [
+        ("cuda", 35.9, 2_500, False, "35.9 s of updates, repaid from 36 s on"),
+        ("cuda", 36.0, 1, True, "36 s of updates, repaid from 36 s on"),
+        ("cuda", None, 2_499, False, "39,984 rollout steps and minibatches"),
+        ("cuda", None, 2_500, True, "minibatches, repaid from 40,000 on"),
+        ("cpu", 1e6, 2_499, False, "39,984 rollout steps and minibatches"),
+        ("cpu", 1.0, 2_500, True, "minibatches, repaid from 40,000 on"),
+    ],
+)
+def test_a_gpu_decides_by_seconds_and_a_cpu_by_steps(
+    device_type, seconds, n_updates, repays, numbers
+):
+    """By hand: an update has 8 rollout steps and 2 * 4 minibatches."""
+    ppo = replace(RunConfig(dataset="").ppo, n_updates=n_updates)
+    decision = training.decide_to_compile(ppo, device_type, seconds)
+    assert decision[0] == repays and numbers in decision[1]
+
+
+@pytest.fixture
+def auto_run(run, monkeypatch):
+    """A run of strategy auto, by the rules of a GPU; strategies that are selected, and updates that are timed.
+
+    Nothing is compiled. An update takes `seconds`, and none may be timed where that is None.
+    """
+    auto = SimpleNamespace(asked=[], n_timed=0, seconds=None, bodies=[])
+    auto.run = replace(run, run_config=replace(CONFIG, strategy="auto"))
+
+    def select_strategy(*args, tolerance, agree):
+        auto.asked.append(args[-1])
+        record = StrategyRecord(
+            strategy="eager" if args[-1] == "eager" else "one-graph",
+            failures=(),
+            torch_version="2.13",
+            device="cuda:0",
+            backend="inductor",
+        )
+        return SelectedStrategy(EAGER_PARTS, record)
+
+    def time_call(fn, *args):
+        fn(*args)
+        auto.n_timed += 1
+        return 1.0 * auto.seconds
+
+    capture_loop_bodies = training.capture_loop_bodies
+
+    def capture_bodies(*args, agree):
+        auto.bodies.append(capture_loop_bodies(*args, agree=agree))
+        return auto.bodies[-1]
+
+    monkeypatch.setattr(training, "capture_loop_bodies", capture_bodies)
+    monkeypatch.setattr(compilation, "select_strategy", select_strategy)
+    monkeypatch.setattr(compilation, "time_call", time_call)
+    monkeypatch.setattr(training, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
+    return auto
+
+
+def until(seconds):
+    """A deadline that stays so far away."""
+    return Deadline(at=seconds, clock=lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("update_seconds", "deadline", "selected", "total"),
+    [
+        (8.9, NO_DEADLINE, "eager", 35.6),
+        (9.1, NO_DEADLINE, "auto", 36.4),
+        (9.1, until(36.2), "auto", 36.2),
+        (8.9, until(36.2), "eager", 35.6),
+        # none is measured in time that could not repay
+        (None, until(35.9), "eager", 35.9),
+    ],
+)
+def test_a_run_on_a_gpu_is_compiled_if_its_updates_take_long_enough(
+    update_seconds, deadline, selected, total, auto_run
+):
+    """By hand: four updates of 9 s are the 36 s from which compiling repays. Measuring leaves the state as it is."""
+    auto_run.seconds = update_seconds
+    captured, record = training.prepare_train_step(
+        auto_run.run, deadline=deadline
+    )
+    assert auto_run.asked == [selected]
+    assert auto_run.n_timed == (update_seconds is not None)
+    assert record.uncompiled_seconds == pytest.approx(total)
+    assert record.skip_code == (
+        FailureCode.SHORT_RUN if selected == "eager" else None
+    )
+    line = training.describe_strategy(record)
+    assert f"{total:g} s" in line and ("repaid" in line) == bool(
+        record.skip_code
+    )
+    state = auto_run.run.state.train_state
+    assert len(auto_run.bodies) == auto_run.n_timed
+    for step in (captured, *auto_run.bodies):
+        for x, y in zip(tree.leaves(step.state), tree.leaves(state)):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "device", "earlier", "update"),
+    [
+        ("forward", "cuda", None, 0),
+        ("auto", "cpu", None, 0),
+        ("auto", "cuda", {"strategy": "eager"}, 0),
+        ("auto", "cuda", None, 1),
+    ],
+)
+def test_no_update_is_measured_where_auto_does_not_decide_by_it(
+    strategy, device, earlier, update, auto_run, monkeypatch
+):
+    """A strategy is set, a CPU decides by the number of steps, or a run that has measured none is resumed."""
+    if device == "cpu":
+        monkeypatch.setattr(training, "COMPILE_MIN_SECONDS", {"cuda": 36.0})
+    state = auto_run.run.state
+    train_state = state.train_state._replace(update=torch.tensor(update))
+    run = replace(
+        auto_run.run,
+        run_config=replace(CONFIG, strategy=strategy),
+        state=state._replace(train_state=train_state),
+    )
+    _, record = training.prepare_train_step(run, earlier, deadline=NO_DEADLINE)
+    assert auto_run.asked == ["eager" if strategy == "auto" else strategy]
+    assert record.uncompiled_seconds is None
+    numbers = "24 rollout steps and minibatches, repaid from 40,000 on"
+    assert (numbers in record.skip_reason) == (strategy == "auto")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "selected"), [(35.9, "eager"), (36.1, "auto")]
+)
+def test_a_resumed_run_decides_by_what_its_first_start_measured(
+    seconds, selected, auto_run
+):
+    """One that compiles nothing in between, as by --debug, passes it on."""
+    eager = replace(auto_run.run, run_config=CONFIG)
+    earlier = {"strategy": "one-graph", "uncompiled_seconds": seconds}
+    for run in (eager, auto_run.run):
+        _, record = training.prepare_train_step(
+            run, earlier, deadline=until(1.0)
+        )
+        earlier = asdict(record)
+        assert record.uncompiled_seconds == seconds
+    assert auto_run.asked == ["eager", selected]
+
+
+@pytest.mark.parametrize("own_seconds", [1.0, 100.0])
+@pytest.mark.parametrize(
+    ("measures", "repays"), [(True, True), (True, False), (False, True)]
+)
+def test_rank_0_decides_for_processes_that_learn_together(
+    measures, repays, own_seconds, auto_run
+):
+    """Whatever another process measures, it makes as many updates and decides alike."""
+    decisions = iter([measures, repays])
+    peers = SimpleNamespace(
+        check_agent=lambda cfg: None,
+        share=lambda cfg: cfg,
+        take=lambda state: state,
+        prepare=lambda prepare: prepare(agree=alone),
+        decide=lambda decision: next(decisions),
+    )
+    auto_run.seconds = own_seconds
+    training.prepare_train_step(auto_run.run, peers=peers)
+    assert auto_run.asked == ["auto" if repays else "eager"]
+    assert auto_run.n_timed == measures and next(decisions, None) is None
 
 
 def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
