@@ -95,9 +95,10 @@ def final_value(
     """V of the last observation of each truncated episode, at its last step; 0 elsewhere."""
     if not rollout.uses_final_obs(cfg):
         return rollout.estimate_final_value(cfg, world, params, trajectory)
+    final_obs: Any = trajectory.final_obs
     value = dense_operator.values(
         _layers(params),
-        features(trajectory.final_obs).flatten(0, 1),
+        features(final_obs).flatten(0, 1),
         trajectory.truncated.flatten(),
         _settings(cfg),
     )
