@@ -38,6 +38,7 @@ VOCABULARY = (
     "recurrence",
     "config",
     "cores",
+    "garbage_collection",
     "deadline",
     "version",
 )

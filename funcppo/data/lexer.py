@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 
@@ -41,6 +42,8 @@ class PrologSource(NamedTuple):
     tokens: list[Token]
 
 
+# tokens of a line format that are made once, however often they occur
+MAX_REMEMBERED_TOKENS = 1 << 16
 # kind of an opening parenthesis after white space: in Prolog it starts no argument list
 SPACED_PAREN = " ("
 
@@ -202,18 +205,19 @@ def tokenize_line(
     tokens: list[Token] = []
     for match in _LINE_TOKEN.finditer(text.strip().removesuffix(".")):
         kind = match.lastgroup
-        word = match.group()
-        if kind == "word":
-            tokens.append(
-                Token("variable" if is_variable_fn(word) else "name", word)
-            )
-        elif kind == "quoted":
-            tokens.append(Token("quoted", word))
-        elif kind == "symbol":
-            tokens.append(Token(word, word))
+        if kind is not None:
+            tokens.append(_line_token(kind, match.group(), is_variable_fn))
 
     tokens.append(Token("end", "the end of the line"))
     return tokens
+
+
+@lru_cache(MAX_REMEMBERED_TOKENS)
+def _line_token(kind: str, text: str, is_variable_fn: VariableTest) -> Token:
+    """The token of a match of `_LINE_TOKEN`: the lines of a rule file repeat the same ones."""
+    if kind == "word":
+        return Token("variable" if is_variable_fn(text) else "name", text)
+    return Token(kind if kind == "quoted" else text, text)
 
 
 def tokenize_prolog(program: str) -> Iterator[PrologSource]:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from funcppo import garbage_collection
 from funcppo.data import pykeen_sets, stored_graph
 from funcppo.data.clans import make_clans
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
@@ -309,6 +310,7 @@ def _read_triple_files(
     return read
 
 
+@garbage_collection.paused()
 def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     """The data set with the rules of a file in place of its own."""
     text = read_text(path)

@@ -21,7 +21,12 @@ from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.logic import triple_index
 from funcppo.logic.consequences import Derivations
-from funcppo.logic.firing_chunks import FiringWork, open_questions
+from funcppo.logic.firing_chunks import (
+    FiringWork,
+    candidate_atoms,
+    open_questions,
+)
+from funcppo.logic.kb import KBSizes
 from funcppo.logic.question_types import (
     LeftOut,
     Questions,
@@ -181,6 +186,14 @@ def query_evidence(
         chunk = select_questions(questions, slice(start, stop))
         yield QuestionEvidence(chunk, part)
         start = stop
+
+
+def evidence_atoms(
+    part: QuestionEvidence, sizes: KBSizes
+) -> I32[Tensor, "n W"]:
+    """The atoms of the candidates that have evidence."""
+    questions, listed = part
+    return candidate_atoms(questions, listed.question, listed.entity, sizes)
 
 
 def make_scorer(

@@ -1,8 +1,9 @@
 """Filtered ranking of the queries of a split under a scorer.
 
 `rank_split` ranks queries of a task and returns a `Ranking`: the rank counts of every query and every score behind
-them. `candidates` lists what an answer is ranked among, `rank_metrics.rank_counts_listed` counts the candidates that
-score higher or the same, and `rank_metrics.ranks` makes a rank of these counts, by each rule for ties.
+them. `list_split` lists their candidates once, and `rank_listed` ranks these by any number of scorers. `candidates`
+lists what an answer is ranked among, `rank_metrics.rank_counts_listed` counts the candidates that score higher or the
+same, and `rank_metrics.ranks` makes a rank of these counts, by each rule for ties.
 `summarise_ranking` turns all into MRR, Hits@k and the rest; `summarise_counts` does so from the counts alone.
 
 A scorer sees each distinct atom once, whatever the number of queries that it is a candidate of; a `ScorerBySide` has
@@ -29,7 +30,6 @@ from funcppo.evaluation.candidates import (
 )
 from funcppo.evaluation.rank_metrics import Metrics, RankCounts
 from funcppo.logic import kb as kbase
-from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KBSizes
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
 from funcppo.prover.task import ProverTask, with_answers
@@ -113,6 +113,25 @@ class RankedRows(NamedTuple):
     n_scored: int  # atoms that were scored
 
 
+class DistinctAtoms(NamedTuple):
+    """The distinct atoms of a list."""
+
+    atom: I64[Tensor, "N W"]
+    # of each listed atom: its row among the distinct ones
+    row: I64[Tensor, "L"]
+
+
+class ListedQueries(NamedTuple):
+    """Queries with their candidates, which any number of scorers may rank."""
+
+    queries: I32[Tensor, "Q0 W"]
+    sides: tuple[int, ...]
+    tables: tuple[CandidateTable, ...]  # of each side
+    # of all sides together, or of each side
+    distinct: tuple[DistinctAtoms, ...]
+    by_side: bool  # they are of each side
+
+
 class ScoredAtoms(NamedTuple):
     """Distinct atoms with their scores."""
 
@@ -143,19 +162,44 @@ def rank_split(
       split: the queries, atoms [Q, W]; see `check_split` for those that can be ranked.
       query_id: their rows in the split; None means the first ones.
     """
+    listed = list_split(
+        task,
+        split,
+        ranking_protocol,
+        query_id,
+        by_side=isinstance(scorer, ScorerBySide),
+    )
+    return rank_listed(listed, scorer)
+
+
+def list_split(
+    task: ProverTask,
+    split: np.ndarray,
+    ranking_protocol: RankingProtocol,
+    query_id: np.ndarray | None = None,
+    *,
+    by_side: bool,
+) -> ListedQueries:
+    """List the candidates of queries of a task's split, for `rank_listed`.
+
+    Args:
+      by_side: the scorers are a `ScorerBySide`.
+
+    Other arguments are those of `rank_split`.
+    """
     if query_id is None:
         query_id = np.arange(len(split))
     device = task.entity_pool.device
     queries = torch.from_numpy(np.ascontiguousarray(split)).to(device)
     task = with_answers(task, queries, ranking_protocol.sides)
-    return rank_queries(
+    return list_queries(
         ranking_protocol,
-        task.least_model,
+        task.sizes,
         task.filter_index,
         queries,
         torch.from_numpy(np.ascontiguousarray(query_id)).to(device),
         task.entity_pool,
-        scorer,
+        by_side=by_side,
     )
 
 
@@ -200,21 +244,23 @@ def check_split(
         check_queries(queries, side, pool, task.sizes.n_constants)
 
 
-def rank_queries(
+def list_queries(
     protocol: RankingProtocol,
-    model: LeastModel,
+    sizes: KBSizes,
     filter_index: FilterIndex,
     queries: I32[Tensor, "Q W"],
     query_id: I64[Tensor, "Q"],
     pool: I64[Tensor, "E"],
-    scorer: Scorer | ScorerBySide,
-) -> Ranking:
-    """Rank every query on every side of the protocol.
+    *,
+    by_side: bool,
+) -> ListedQueries:
+    """List the candidates of every query on every side of the protocol, for `rank_listed`.
 
     Args:
       queries: binary and ground, with answers in the pool; not checked here, see `check_queries`.
       query_id: the number by which the corruptions of a query are sampled, so that they do not depend on the batch.
       pool: the entities to rank against, ascending.
+      by_side: the scorers are a `ScorerBySide`.
     """
     tables = [
         list_candidates(
@@ -227,7 +273,24 @@ def rank_queries(
         )
         for side in protocol.sides
     ]
-    scored = _score_tables(scorer, tables, protocol.sides, model.sizes)
+    atoms = [table.atom for table in tables]
+    if not by_side:
+        atoms = [torch.cat(atoms)]
+    return ListedQueries(
+        queries=queries,
+        sides=protocol.sides,
+        tables=tuple(tables),
+        distinct=tuple(_distinct_atoms(listed, sizes) for listed in atoms),
+        by_side=by_side,
+    )
+
+
+def rank_listed(
+    listed: ListedQueries, scorer: Scorer | ScorerBySide
+) -> Ranking:
+    """Rank queries whose candidates are listed, by side for a `ScorerBySide`."""
+    queries, tables, sides = listed.queries, listed.tables, listed.sides
+    scored = _score_listed(scorer, listed)
 
     n_queries, n_sides = len(queries), len(tables)
     query_row = torch.arange(n_queries, device=queries.device)
@@ -252,9 +315,7 @@ def rank_queries(
     return Ranking(
         queries=queries,
         counts=_concatenate_counts([ranks.counts for ranks in side_ranks]),
-        side=torch.cat(
-            [torch.full_like(query_row, side) for side in protocol.sides]
-        ),
+        side=torch.cat([torch.full_like(query_row, side) for side in sides]),
         query_row=query_row.repeat(n_sides),
         relation=relation.repeat(n_sides),
         answer_provable=torch.cat([table.answer_provable for table in tables]),
@@ -428,20 +489,19 @@ def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     return np.sort(by_position[:n])
 
 
-def _score_tables(
-    scorer: Scorer | ScorerBySide,
-    tables: list[CandidateTable],
-    sides: tuple[int, ...],
-    sizes: KBSizes,
+def _score_listed(
+    scorer: Scorer | ScorerBySide, listed: ListedQueries
 ) -> ScoredAtoms:
     """Score the candidates of all sides: each distinct atom once, or once for each side where the scorer tells them
     apart."""
     if not isinstance(scorer, ScorerBySide):
-        atom = torch.cat([table.atom for table in tables])
-        return score_distinct_atoms(scorer, atom, sizes, side=0)
+        assert not listed.by_side, "candidates are listed for the scorer"
+        (distinct,) = listed.distinct
+        return _score_distinct(scorer, distinct, side=0)
+    assert listed.by_side, "candidates are listed for the scorer"
     parts = [
-        score_distinct_atoms(scorer.of(side), table.atom, sizes, side)
-        for table, side in zip(tables, sides)
+        _score_distinct(scorer.of(side), distinct, side)
+        for distinct, side in zip(listed.distinct, listed.sides)
     ]
     n_before = np.cumsum([0, *(len(part.atom) for part in parts)]).tolist()
     return ScoredAtoms(
@@ -456,13 +516,27 @@ def score_distinct_atoms(
     scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes, side: int
 ) -> ScoredAtoms:
     """Score each distinct atom once."""
+    return _score_distinct(scorer, _distinct_atoms(listed_atom, sizes), side)
+
+
+def _distinct_atoms(
+    listed_atom: I64[Tensor, "L W"], sizes: KBSizes
+) -> DistinctAtoms:
+    """The distinct atoms of a list, in lexicographic order."""
     distinct, atom_index = kbase.sort_and_index_atoms(
         listed_atom,
         sizes.n_predicates,
         sizes.n_constants,
     )
-    atom = listed_atom[distinct]
     row = kbase.find_atoms(atom_index, sizes, listed_atom)
+    return DistinctAtoms(listed_atom[distinct], row)
+
+
+def _score_distinct(
+    scorer: Scorer, distinct: DistinctAtoms, side: int
+) -> ScoredAtoms:
+    """The scores of distinct atoms."""
+    atom, row = distinct
     return ScoredAtoms(
         atom=atom,
         side=torch.full_like(atom[:, 0], side),

@@ -27,6 +27,7 @@ from funcppo.data import Dataset
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import rank_metrics, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol, check_queries
+from funcppo.evaluation.ranking import ListedQueries
 from funcppo.logic import (
     consequences,
     derivability,
@@ -37,15 +38,15 @@ from funcppo.logic import (
 )
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import (
+    Derivations,
     RuleCounts,
     count_rules,
     with_confidence,
 )
-from funcppo.logic.derivability import DerivabilityIndex
-from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.logic.kb import KBSizes, KnowledgeBase
-from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
+from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import (
     MAX_DERIVATIONS_PER_ATOM,
@@ -113,6 +114,8 @@ class SettingsChoice(NamedTuple):
     notes: tuple[str, ...]
     # of the rules without object identity, as `Dataset.rule_counts` holds them; None if none were counted
     rule_counts: np.ndarray | None = None
+    # what the rules fire from, on the host; None where height 1 was not tried
+    plan: FiringPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +130,15 @@ class _Sample:
     pool: I64[Tensor, "E"]
     protocol: RankingProtocol
     max_atoms: int
-    memory_share: float
+    plan: FiringPlan | None  # None where height 1 is not tried
     deadline: Deadline
 
 
 class _Candidates(NamedTuple):
     """What the rules derive at a height that the queries may have as candidates."""
 
-    model: LeastModel
-    derivability: DerivabilityIndex
-    filter_index: FilterIndex
+    listed: ListedQueries
+    derivations: list[Derivations]  # of the distinct candidates
 
 
 class _Options(NamedTuple):
@@ -191,7 +193,9 @@ def choose_settings(
     if not trials:
         choice = _without_choice(dataset, cfg, options)
         notes = (*not_tried, *choice.notes)
-        return choice._replace(notes=notes, rule_counts=dataset.rule_counts)
+        return choice._replace(
+            notes=notes, rule_counts=dataset.rule_counts, plan=sample.plan
+        )
 
     best = _simplest_of_the_best(trials)
     by_height = [
@@ -213,6 +217,7 @@ def choose_settings(
         n_queries=len(sample.queries),
         notes=tuple(not_tried),
         rule_counts=dataset.rule_counts,
+        plan=sample.plan,
     )
 
 
@@ -350,6 +355,9 @@ def _draw_sample(
     queries = torch.from_numpy(dataset.valid[rows]).long()
     answering = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
     held_out = torch.from_numpy(held_out_triples(dataset))
+    plan = None
+    if cfg.max_height in (None, 1):
+        plan = plan_firings(kb, sizes, cfg.memory_share)
 
     return _Sample(
         kb=kb,
@@ -360,7 +368,7 @@ def _draw_sample(
         pool=pool,
         protocol=RankingProtocol(sides=sides),
         max_atoms=cfg.max_atoms,
-        memory_share=cfg.memory_share,
+        plan=plan,
         deadline=deadline,
     )
 
@@ -549,7 +557,7 @@ def _try_scores(
         if sample.deadline.is_over:
             raise RowBudgetExceeded("more time than was left")
         kb = with_confidence(sample.kb, counts, smoothing)
-        mrr, n_atoms = _rank(sample, candidates, kb, score)
+        mrr, n_atoms = _rank(candidates, kb, score)
         return Trial(height, object_identity, smoothing, score, mrr, n_atoms)
 
     show("ranking", 0, len(kinds))
@@ -609,7 +617,7 @@ def _list_candidates(
             max_derivations,
             object_identity,
             budget,
-            sample.memory_share,
+            sample.plan,
             progress,
         )
     else:
@@ -629,11 +637,24 @@ def _list_candidates(
     filter_index = triple_index.build_filter_index(
         sizes, model, sample.known_triples, sample.pool
     )
-    return _Candidates(model, index, filter_index)
+    listed = ranking.list_queries(
+        sample.protocol,
+        sizes,
+        filter_index,
+        sample.queries,
+        torch.arange(len(sample.queries)),
+        sample.pool,
+        by_side=False,
+    )
+    (distinct,) = listed.distinct
+    derivations = derivability.iter_indexed_derivations(
+        index, sizes, distinct.atom.to(torch.int32), joins.MAX_CHUNK_ROWS
+    )
+    return _Candidates(listed, list(derivations))
 
 
 def _rank(
-    sample: _Sample, candidates: _Candidates, kb: KnowledgeBase, score: str
+    candidates: _Candidates, kb: KnowledgeBase, score: str
 ) -> tuple[float, int]:
     """The MRR of a score, ties in random order, and the number of atoms that were scored.
 
@@ -644,19 +665,11 @@ def _rank(
     rule_score = scorers.rule_score(name)
 
     def score_atoms(atoms: Tensor, /) -> Tensor:
-        derivations = derivability.iter_indexed_derivations(
-            candidates.derivability, sample.sizes, atoms, joins.MAX_CHUNK_ROWS
-        )
-        return rule_score(kb, derivations, len(atoms))
+        return rule_score(kb, candidates.derivations, len(atoms))
 
     is_exact = score == scorers.MAX_PLUS
-    ranked = ranking.rank_queries(
-        sample.protocol,
-        candidates.model,
-        candidates.filter_index,
-        sample.queries,
-        torch.arange(len(sample.queries)),
-        sample.pool,
+    ranked = ranking.rank_listed(
+        candidates.listed,
         ranking.ExactScorer(score_atoms) if is_exact else score_atoms,
     )
     expected = rank_metrics.expected_reciprocal_ranks(ranked.counts)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.deadline import NO_DEADLINE, Deadline
-from funcppo.evaluation import evidence_ranking
-from funcppo.evaluation.evidence_ranking import QuestionEvidence
-from funcppo.evaluation.ranking import ScorerBySide
+from funcppo.evaluation import evidence_ranking, ranking
+from funcppo.evaluation.candidates import RankingProtocol
+from funcppo.evaluation.evidence_ranking import EvidenceScore, QuestionEvidence
+from funcppo.evaluation.ranking import Ranking, ScorerBySide
 from funcppo.evaluation.settings_choice import MIN_GAIN
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.experiment import listwise_steps, question_training
@@ -149,6 +150,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         task.sizes,
         task.cfg.memory_share,
         with_walks=cfg.walks is not False,
+        plan=task.answers_plan,
     )
     world = aggregation.make_world(task.kb, task.sizes, facts)
     weighed = AggregationConfig(
@@ -227,9 +229,7 @@ def make_scorers(
     return evidence_ranking.make_scorers(task, setup.facts, scores, on_progress)
 
 
-def _score(
-    setup: QuestionSetup, params: Params
-) -> evidence_ranking.EvidenceScore:
+def _score(setup: QuestionSetup, params: Params) -> EvidenceScore:
     """The score of evidence by given weights."""
     device = setup.facts.degree.device
     weights = tree.map(lambda x: x.to(device), params.score)
@@ -255,13 +255,25 @@ class ValidEvidence:
     ) -> None:
         self.queries = queries
         atoms = torch.from_numpy(np.ascontiguousarray(queries))
-        self.task = with_answers(task, atoms, sides)
         self._parts: Mapping[int, list[QuestionEvidence]] = {
             side: list(
                 evidence_ranking.query_evidence(task, facts, atoms, side)
             )
             for side in sides
         }
+        # The candidates that have evidence are the answers that rules derive.
+        derived = [
+            evidence_ranking.evidence_atoms(part, task.sizes)
+            for parts in self._parts.values()
+            for part in parts
+        ]
+        self.task = with_answers(task, atoms, sides, torch.cat(derived))
+        self._listed = ranking.list_split(
+            self.task,
+            queries,
+            RankingProtocol(sides=tuple(sides)),
+            by_side=True,
+        )
 
     def with_embedding(self, embedding: link_embedding.Params) -> ValidEvidence:
         """The evidence with priors by link embeddings."""
@@ -303,15 +315,18 @@ class ValidEvidence:
             for part in parts
         )
 
-    def make_scorer(self, setup: QuestionSetup, params: Params) -> ScorerBySide:
-        """The scorer of the queries' candidates by given weights."""
-        score = _score(setup, params)
-        return evidence_ranking.make_scorer_of(self.task, self._parts, score)
+    def rank(self, setup: QuestionSetup, params: Params) -> Ranking:
+        """The queries, ranked by given weights."""
+        return self._rank_by(_score(setup, params))
 
-    def make_rule_scorer(self, name: str) -> ScorerBySide:
-        """The scorer of the queries' candidates by a rule score, such as noisy-or."""
-        score = evidence_ranking.make_rule_score(self.task, name)
-        return evidence_ranking.make_scorer_of(self.task, self._parts, score)
+    def rank_by_rules(self, name: str) -> Ranking:
+        """The queries, ranked by a rule score, such as noisy-or."""
+        return self._rank_by(evidence_ranking.make_rule_score(self.task, name))
+
+    def _rank_by(self, score: EvidenceScore) -> Ranking:
+        """The queries, ranked by a score of their evidence."""
+        scorer = evidence_ranking.make_scorer_of(self.task, self._parts, score)
+        return ranking.rank_listed(self._listed, scorer)
 
 
 # -- the fit

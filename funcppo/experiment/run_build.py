@@ -36,6 +36,7 @@ from funcppo.experiment.validation import (
     most_validation_queries,
     with_valid_evidence,
 )
+from funcppo.logic.firings import FiringPlan
 from funcppo.prover import bellman_ford, link_embedding
 from funcppo.prover import task as prover_task
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
@@ -46,17 +47,19 @@ def build_run(
     dataset: Dataset,
     on_phase: PhaseCallback,
     deadline: Deadline = NO_DEADLINE,
+    plan: FiringPlan | None = None,
 ) -> Run:
     """A run before its first update, whose score is not chosen yet.
 
     Args:
       deadline: of what the rules derive at a height above 1.
+      plan: as in `prover.task.build_task`.
 
     Raises:
       ValueError: see `prover.task.build_task`.
     """
     if run_config.learner == "questions":
-        return _build_question_run(run_config, dataset, on_phase)
+        return _build_question_run(run_config, dataset, on_phase, plan)
     task = prover_task.build_task(
         dataset,
         run_config.prover,
@@ -101,7 +104,10 @@ def build_run(
 
 
 def _build_question_run(
-    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+    run_config: RunConfig,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+    plan: FiringPlan | None,
 ) -> Run:
     """A run before its first update that learns from questions, which are not listed yet.
 
@@ -119,6 +125,7 @@ def _build_question_run(
         run_config.device,
         on_phase,
         with_derivations=False,
+        plan=plan,
     )
 
     task = scorers.with_score_counts(task, run_config.rule_score, on_phase)

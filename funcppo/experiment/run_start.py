@@ -68,6 +68,7 @@ from funcppo.experiment.run_build import at_start, build_run
 from funcppo.experiment.run_time import RunTime
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
+from funcppo.logic.firings import FiringPlan
 from funcppo.prover import link_embedding, network_prior
 from funcppo.prover.question_config import QuestionConfig
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
@@ -361,7 +362,13 @@ def _choose_height(
         )
         try:
             scored = _score_height(
-                config, dataset, candidate, best, on_phase, run_time
+                config,
+                dataset,
+                candidate,
+                best,
+                choice.plan,
+                on_phase,
+                run_time,
             )
         except _SearchTooLong as error:
             notes.append(
@@ -395,6 +402,7 @@ def _score_height(
     dataset: Dataset,
     candidate: HeightCandidate,
     best: _ScoredRun | None,
+    plan: FiringPlan | None,
     on_phase: PhaseCallback,
     run_time: RunTime,
 ) -> _ScoredRun:
@@ -402,13 +410,14 @@ def _score_height(
 
     Args:
       best: the run at the height below; None for the first one, whose search may be long.
+      plan: as in `prover.task.build_task`.
 
     Raises:
       _SearchTooLong: its search is.
     """
     deadline = run_time.until(run_time.VALID)
     if best is None:
-        run = build_run(config, dataset, on_phase, deadline)
+        run = build_run(config, dataset, on_phase, deadline, plan)
         run_time.end_phase("what the rules derive")
         deadline = run_time.until(run_time.VALID)
         scored = _choose_score(run, on_phase, deadline)

@@ -180,17 +180,16 @@ def rule_metric(run: Run, name: str | None = None) -> float | None:
     """
     name, valid = name or run.run_config.rule_score, run.valid_evidence
     if valid is not None:
-        task, queries = valid.task, valid.queries
-        scorer = valid.make_rule_scorer(name)
+        ranked = valid.rank_by_rules(name)
     elif run.questions is None and run.task.least_model.complete:
-        task, queries = run.task, validation_queries(run)
-        scorer = scorers.make_untrained_scorer(task, name)
+        queries = validation_queries(run)
+        if not len(queries):
+            return None
+        scorer = scorers.make_untrained_scorer(run.task, name)
+        protocol = RankingProtocol(sides=ranked_sides(run.task))
+        ranked = ranking.rank_split(run.task, queries, scorer, protocol)
     else:
         return None
-    if not len(queries):
-        return None
-    protocol = RankingProtocol(sides=ranked_sides(run.task))
-    ranked = ranking.rank_split(task, queries, scorer, protocol)
     return summarise(run, ranked)[selection_metric(run.task)]
 
 
@@ -293,12 +292,7 @@ def _rank_by_evidence(
     """The queries of a validation, ranked by weights of evidence."""
     valid = run.valid_evidence
     assert valid is not None, "there are valid queries"
-    return ranking.rank_split(
-        valid.task,
-        valid.queries,
-        valid.make_scorer(setup, params),
-        RankingProtocol(sides=ranked_sides(run.task)),
-    )
+    return valid.rank(setup, params)
 
 
 def evaluate_policy(

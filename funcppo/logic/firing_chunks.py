@@ -377,12 +377,28 @@ def fired_atoms(
     questions: Questions, firings: Firings, sizes: KBSizes
 ) -> I32[Tensor, "n W"]:
     """The atom that each firing derives."""
-    given = questions.entity[firings.question]
-    is_head = questions.side[firings.question] == HEAD
+    return candidate_atoms(
+        questions, firings.question, firings.candidate, sizes
+    )
+
+
+def candidate_atoms(
+    questions: Questions,
+    question: I64[Tensor, "n"],
+    candidate: I64[Tensor, "n"],
+    sizes: KBSizes,
+) -> I32[Tensor, "n W"]:
+    """The atom of each candidate.
+
+    Args:
+      question: the row of the question that each one is a candidate of.
+    """
+    given = questions.entity[question]
+    is_head = questions.side[question] == HEAD
     columns = (
-        questions.predicate[firings.question],
-        torch.where(is_head, firings.candidate, given),
-        torch.where(is_head, given, firings.candidate),
+        questions.predicate[question],
+        torch.where(is_head, candidate, given),
+        torch.where(is_head, given, candidate),
     )
     atoms = torch.stack(columns, dim=1).to(torch.int32)
     return torch.nn.functional.pad(atoms, (0, sizes.atom_width - len(columns)))

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from funcppo import garbage_collection
 from funcppo.logic import chains, joins, row_index
 from funcppo.logic.chains import ChainPlan
 from funcppo.logic.joins import ConjunctiveQuery, Inequality, RowBudget
@@ -80,6 +81,7 @@ class FiringPlan:
         return _n_ids(self.sizes)
 
 
+@garbage_collection.paused()
 def plan_firings(
     kb: KnowledgeBase,
     sizes: KBSizes,

@@ -647,13 +647,15 @@ def _validate_rules(
         rules[:, 0, 0].min() < 1 or rules[..., 0].max() > n_predicates
     ):
         raise ValueError(f"rules: expected predicates from 1 to {n_predicates}")
-    for i, rule in enumerate(rules):
-        head_terms = set(rule[0, 1:].tolist())
-        body_terms = set(rule[1:, 1:].ravel().tolist())
-        if any(term > n_constants for term in head_terms - body_terms):
-            raise ValueError(
-                f"rule {i}: expected every variable of the head in the body, got {rule.tolist()}"
-            )
+    head_terms = rules[:, 0, 1:]
+    is_in_body = head_terms[:, :, None, None] == rules[:, None, 1:, 1:]
+    is_free = (head_terms > n_constants) & ~is_in_body.any((2, 3))
+    unsafe = np.flatnonzero(is_free.any(1))
+    if len(unsafe):
+        row = unsafe[0]
+        raise ValueError(
+            f"rule {row}: expected every variable of the head in the body, got {rules[row].tolist()}"
+        )
 
 
 def _body_patterns(

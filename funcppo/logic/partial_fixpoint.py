@@ -22,7 +22,7 @@ from funcppo.logic.firing_chunks import (
     iter_firing_chunks,
     open_questions,
 )
-from funcppo.logic.firings import plan_firings
+from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.fixpoint import LeastModel, StopCode
 from funcppo.logic.joins import RowBudget, expand_ranges
 from funcppo.logic.kb import (
@@ -180,7 +180,7 @@ def answered_step(
     max_derivations: int,
     object_identity: bool = False,
     budget: RowBudget | None = None,
-    memory_share: float = 1.0,
+    plan: FiringPlan | None = None,
     progress: CountCallback | None = None,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive what one step derives in answer to some queries, by their questions; the facts among the answers are held.
@@ -190,12 +190,13 @@ def answered_step(
     Args:
       queries: atoms of two arguments; a ranking replaces one of them.
       sides: the arguments that are replaced, each in turn.
-      memory_share: of the largest chunks of questions whose firings may be held at once.
+      plan: what the rules fire from; None to make it.
       progress: receives how many questions are answered, and of how many; None for no reports.
 
     Other arguments, what is returned and what is raised are those of `restricted_step`.
     """
-    plan = plan_firings(kb, sizes, memory_share)
+    if plan is None:
+        plan = plan_firings(kb, sizes)
     atom_parts = [kb.facts[:0]]
     rule_parts = [kb.rule_ids_by_predicate[:0]]
     n_derivations = 0

@@ -16,7 +16,7 @@ place that is asked for; that of a link is its predicate and the place of the ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -201,14 +201,18 @@ def index_facts(
     memory_share: float = 1.0,
     *,
     with_walks: bool = False,
+    plan: FiringPlan | None = None,
 ) -> FactIndex:
     """Index the degrees of all entities, the links between them, and the rules.
 
     Args:
       memory_share: of the largest chunks of questions whose evidence may be held at once.
       with_walks: evidence has the probabilities of random walks.
+      plan: `plan_firings` of these facts and rules, with whatever settings; None to make it.
     """
-    plan = plan_firings(kb, sizes, memory_share, with_walks=with_walks)
+    if plan is None:
+        plan = plan_firings(kb, sizes)
+    plan = replace(plan, memory_share=memory_share, with_walks=with_walks)
     facts = binary_facts(kb)
     if not len(facts):
         none = facts.new_zeros(0)

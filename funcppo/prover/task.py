@@ -177,6 +177,7 @@ def build_task(
     with_derivations: bool = True,
     by_query_if_large: bool = False,
     deadline: Deadline = NO_DEADLINE,
+    plan: FiringPlan | None = None,
 ) -> ProverTask:
     """Build the task of a data set on the host, and move it to `device` as a whole.
 
@@ -192,6 +193,7 @@ def build_task(
       with_derivations: index the rules that derive each atom, which searches and training by proofs read.
       by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers. Otherwise what
         valid and test need of it is held, and a sample to train on.
+      plan: what the rules of the data set fire from, on the host; None to make it where it is needed.
 
     Raises:
       ValueError: a setting is not chosen yet, there are no rules, or T_P up to a height above 1 exceeds
@@ -262,7 +264,9 @@ def build_task(
     )
     task = _move_search_tensors(with_ranking_on(host_task, device), device)
     if derives_by_query:
-        plan = plan_firings(task.kb, sizes, cfg.memory_share)
+        if plan is None or task.kb.facts.is_cuda:
+            plan = plan_firings(task.kb, sizes)
+        plan = replace(plan, memory_share=cfg.memory_share)
         task = replace(task, answers_plan=plan)
     return task
 
@@ -356,12 +360,14 @@ def with_answers(
     task: ProverTask,
     queries: I64[Tensor, "Q W"],
     sides: Sequence[int],
+    derived: I32[Tensor, "n W"] | None = None,
 ) -> ProverTask:
     """The task with all known and derivable answers of some queries; the same where T_P is held.
 
     Args:
       queries: atoms of two arguments, each of which is replaced in turn.
       sides: the arguments that are replaced.
+      derived: what `firing_chunks.derive_answers` derives for them, in any order; None to derive it.
     """
     plan = task.answers_plan
     if plan is None:
@@ -370,9 +376,10 @@ def with_answers(
     identity = task.least_model.object_identity
 
     queries = queries.long().to(kb.facts.device)
-    derived = firing_chunks.derive_answers(
-        plan, queries, sides, object_identity=identity
-    )
+    if derived is None:
+        derived = firing_chunks.derive_answers(
+            plan, queries, sides, object_identity=identity
+        )
     facts = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
     model = partial_fixpoint.partial_model(
         kb,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo import data
+from funcppo import data, tree
 from funcppo.evaluation import ranking, scorers
 from funcppo.evaluation.rank_metrics import ZERO_SCORE
 from funcppo.evaluation.ranking import RankingProtocol
@@ -217,6 +217,29 @@ def test_max_plus_ranks_as_lists_of_confidences_do_in_any_batch(seed, order, n):
         n_unlisted = ranked.counts.n_candidates[i] - 1 - len(others)
         n_equal += 0 if answer else n_unlisted
         assert ranked.counts.n_equal[i] == n_equal
+
+
+@pytest.mark.parametrize("by_side", [False, True])
+def test_candidates_that_are_listed_once_rank_as_by_each_scorer_alone(
+    family, by_side
+):
+    protocol = RankingProtocol()
+    split = family.dataset.test
+    listed = ranking.list_split(family, split, protocol, by_side=by_side)
+    for n_levels in (1, 3, 1000):
+        score = hashed_scorer(n_levels)
+        scorer = score
+        if by_side:
+            scorer = ranking.ScorerBySide(
+                head=score, tail=lambda atoms, score=score: 2 * score(atoms)
+            )
+        found = ranking.rank_listed(listed, scorer)
+        expected = ranking.rank_split(family, split, scorer, protocol)
+        for name, values in expected._asdict().items():
+            for ours, theirs in zip(
+                tree.leaves(getattr(found, name)), tree.leaves(values)
+            ):
+                assert torch.equal(ours, theirs), name
 
 
 # -- limits

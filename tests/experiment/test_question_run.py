@@ -9,7 +9,8 @@ import torch
 
 from funcppo import data, tree
 from funcppo.config import PPOConfig
-from funcppo.evaluation import ranking, scorers
+from funcppo.data import loaders
+from funcppo.evaluation import ranking, scorers, settings_choice
 from funcppo.experiment import (
     bellman_ford_training,
     question_bounds,
@@ -24,6 +25,9 @@ from funcppo.experiment import (
 from funcppo.experiment.config import RunConfig, read_config
 from funcppo.experiment.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.experiment.run_time import RunTime
+from funcppo.logic import firing_chunks, firings, partial_fixpoint
+from funcppo.prover import evidence
+from funcppo.prover import task as task_module
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import (
     BellmanFordConfig,
@@ -883,3 +887,41 @@ def test_where_queries_derive_their_answers_metrics_are_the_same(
         assert found[name] == metrics
     one = validation.evaluate_policy(bare, params, split, protocol)
     assert one["mrr"] == expected["evidence, trained"]["mrr"]
+
+
+def test_what_answers_queries_is_planned_once_and_valid_is_answered_once(
+    tmp_path, monkeypatch
+):
+    """Where each query derives its own answers: these are the candidates whose evidence is listed."""
+    planned = []
+
+    def count_plans(*args, **settings):
+        planned.append(args)
+        return firings.plan_firings(*args, **settings)
+
+    for module in (settings_choice, partial_fixpoint, task_module, evidence):
+        monkeypatch.setattr(module, "plan_firings", count_plans, raising=False)
+    derive_answers = firing_chunks.derive_answers
+
+    def refuse(*args, **settings):
+        raise AssertionError("evidence has the answers")
+
+    monkeypatch.setattr(firing_chunks, "derive_answers", refuse)
+    family = loaders.load("family_tree:30:0")
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: family)
+    config = replace(
+        CONFIG, prover=ProverTaskConfig(max_height=1, max_atoms=20)
+    )
+    run = run_start.prepare_run(config, tmp_path, resume=False)
+    assert run.task.answers_plan is not None
+    assert len(planned) == 1
+
+    monkeypatch.setattr(firing_chunks, "derive_answers", derive_answers)
+    queries = torch.from_numpy(validation.validation_queries(run))
+    sides = ranking.ranked_sides(run.task)
+    expected = task_module.with_answers(run.task, queries, sides)
+    answered = run.valid_evidence.task
+    assert torch.equal(answered.least_model.atoms, expected.least_model.atoms)
+    for found, wanted in zip(answered.filter_index, expected.filter_index):
+        for of_side, wanted_of_side in zip(found, wanted):
+            assert torch.equal(of_side, wanted_of_side)
