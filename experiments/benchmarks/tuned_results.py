@@ -1,4 +1,4 @@
-"""What `funcppo mine` and `funcppo train` give with more rules, or more time, than their defaults take.
+"""What `funcppo mine` and `funcppo train` give with more rules, more time, or less evidence than their defaults take.
 
     python experiments/benchmarks/tuned_results.py --data DIR --only kinships+network
     python experiments/benchmarks/tuned_results.py --data DIR --only wn18rr --device cuda --jobs 3
@@ -115,6 +115,8 @@ SETTINGS["fb15k-237+embeddings+network+no-links"] = Options(
 SETTINGS["fb15k-237+no-links"] = Options(
     [], ["--seconds", "900", "--questions.no-links"]
 )
+for name in ("kinships", "umls", "family", "wn18rr"):
+    SETTINGS[f"{name}+no-links"] = Options([], ["--questions.no-links"])
 SETTINGS["wn18rr+embeddings+network"] = Options(
     SETTINGS["wn18rr"].mining,
     [
