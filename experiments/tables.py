@@ -910,10 +910,10 @@ TUNED_LABELS = {
     "fb15k-237+embeddings+network": "FB15k-237, link embeddings and Bellman-Ford network",
     "fb15k-237+embeddings+network+no-links": "FB15k-237, the same without facts that link a candidate",
     "fb15k-237+no-links": "FB15k-237, 900 seconds, without facts that link a candidate",
-    "kinships+no-links": "Kinships, without facts that link a candidate",
-    "umls+no-links": "UMLS, without facts that link a candidate",
-    "family+no-links": "Family, without facts that link a candidate",
-    "wn18rr+no-links": "WN18RR, 300 seconds, without facts that link a candidate",
+    "kinships+no-links": "Kinships, by default, without facts that link a candidate",
+    "umls+no-links": "UMLS, by default, without facts that link a candidate",
+    "family+no-links": "Family, by default, without facts that link a candidate",
+    "wn18rr+no-links": "WN18RR, by default, without facts that link a candidate",
 }
 
 
