@@ -1819,8 +1819,8 @@ def performance_startup() -> str:
     imports = (
         f"\nOn 2 CPU cores it takes {seconds['S3, full caches']} s with full caches, of which "
         f"{seconds['with what compiled code imports']} s are imports of PyTorch: {seconds['import torch']} s of "
-        f"PyTorch itself, {seconds['with its compiler']} s with its compiler, which `torch.func.grad` imports in any case, and "
-        f"the rest with what code of Inductor imports. Where nothing is compiled it takes "
+        f"PyTorch itself, {seconds['with its compiler']} s with its compiler, which `torch.func.grad` imports in any "
+        f"case, and the rest with what code of Inductor imports. Where nothing is compiled it takes "
         f"{seconds['S3, nothing compiled']} s, and {float(seconds['S3, empty caches']):.0f} s with empty caches.\n"
     )
     return sentence + imports + origin(*names, "startup-cpu")
