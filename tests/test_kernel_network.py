@@ -193,6 +193,12 @@ def test_networks_of_other_kinds_have_no_kernels() -> None:
     assert reason == "the network is none of `nets.feedforward`"
 
 
+def test_another_network_of_the_update_has_no_kernels() -> None:
+    cfg = make_learner("CartPole-v1", {}).cfg
+    reason = kernel_network.reason_against(replace(cfg, update_agent=cfg.agent))
+    assert reason == "the update has a network of its own"
+
+
 def test_many_outputs_have_no_kernels() -> None:
     cfg = make_learner("CartPole-v1", {}).cfg
     network = feedforward.MLPConfig(n_obs=4, n_actions=17)

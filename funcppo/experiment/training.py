@@ -61,7 +61,7 @@ from funcppo.experiment.run import (
 from funcppo.experiment.validation import validate
 
 # Seconds that the updates of a run take uncompiled, from which compiling repays, by type of device. On a GPU compiling
-# takes 35 s, and saves 97 % of an update of many small kernels.
+# takes about as long, and saves most of an update of many small kernels.
 COMPILE_MIN_SECONDS = {"cuda": 36.0}
 # Rollout steps and minibatch updates from which it repays where no update is measured. Compiling takes a minute or two,
 # and saves 1.5 ms on each of them on a GPU, 8 ms on a CPU.

@@ -256,7 +256,7 @@ def value_kernel(
     i = row + tl.arange(0, R)
     needed = tl.load(is_needed + learner * stride_needed + i, i < n_rows, 0)
     value = tl.zeros([R], tl.float32)
-    # A loop of one tile or none: within an if, Triton 3.6 computes wrong products of bfloat16.
+    # A loop of one tile or none: with all of it within an if, products of bfloat16 were wrong by Triton 3.6.
     for _ in range(tl.max(needed.to(tl.int32), 0)):
         place = x + learner * stride_x + row * n_obs
         y = _load(place, n_rows - row, n_obs, R, X)
