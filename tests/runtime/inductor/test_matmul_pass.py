@@ -25,6 +25,7 @@ THRESHOLDS = RewriteThresholds(
     rowwise_max_n=3,
     cat_as_sum_max_elements=20,
     tanh_from_exp=True,
+    argsort_min_elements=40,
 )
 
 
@@ -192,6 +193,21 @@ def test_tanh_by_its_exponential_is_tanh():
         atol=0,
         equal_nan=True,
     )
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("descending", [False, True])
+def test_the_order_of_a_large_sort_is_computed_alone(dim, descending):
+    """Stable; not where the sorted numbers are read, too, nor for few numbers."""
+    x = torch.tensor([[3, 1, 3, 1, 2]]).repeat(4, 2)
+    options = {"dim": dim, "descending": descending, "stable": True}
+    order = lambda x: torch.argsort(x, **options)
+    graph = rewritten(x, fn=order)
+    assert "argsort" in graph.code and "aten.sort" not in graph.code
+    assert torch.equal(graph(x), order(x))
+    assert "argsort" not in rewritten(x[:, 1:], fn=order).code
+    both = lambda x: torch.sort(x, **options)
+    assert "argsort" not in rewritten(x, fn=both).code
 
 
 def test_other_thresholds_are_another_entry_of_the_compiler_s_cache():
