@@ -37,6 +37,8 @@ class UpdateState(NamedTuple):
     opt_state: AdamState[Tensor]
     # False once the KL limit has stopped this update.
     continue_update: Bool[Tensor, ""]
+    # The moments before the update hold no NaN and no infinity. Then no step makes one.
+    has_finite_moments: Bool[Tensor, ""]
 
 
 class MinibatchIndices(NamedTuple):
@@ -120,14 +122,26 @@ def ravel_update_state(
     params: Params, opt_state: AdamState[Params]
 ) -> UpdateState:
     """The state before the first minibatch of an update."""
+    flat_state = AdamState(
+        step=opt_state.step,
+        mu=tree.ravel(opt_state.mu),
+        nu=tree.ravel(opt_state.nu),
+    )
     return UpdateState(
         flat_params=tree.ravel(params),
-        opt_state=AdamState(
-            step=opt_state.step,
-            mu=tree.ravel(opt_state.mu),
-            nu=tree.ravel(opt_state.nu),
-        ),
+        opt_state=flat_state,
         continue_update=torch.ones_like(opt_state.step, dtype=torch.bool),
+        has_finite_moments=_has_finite_moments(flat_state),
+    )
+
+
+def _has_finite_moments(opt_state: AdamState[Tensor]) -> Bool[Tensor, ""]:
+    mu, nu = opt_state.mu, opt_state.nu
+    # One pass over memory each: a NaN is the largest and the smallest number, and compares as False.
+    return (
+        (torch.linalg.vector_norm(mu, torch.inf) < torch.inf)
+        & (torch.linalg.vector_norm(nu, torch.inf) < torch.inf)
+        & (nu.amin() >= 0)
     )
 
 
@@ -364,7 +378,7 @@ def apply_gradients(
         & (loss_metrics.nonfinite_fraction < 1)
         & torch.isfinite(scalars.learning_rate)
         & ~torch.isnan(scalars.max_grad_norm)
-        & _has_finite_moments(update_state.opt_state)
+        & update_state.has_finite_moments
     )
     continue_update = update_state.continue_update
     is_applied = continue_update & is_finite
@@ -379,6 +393,8 @@ def apply_gradients(
 
     # A number that the step takes out of range stays. Everything else is checked
     # before the step: a sum over its result would be one more pass over memory.
+    # The moments are checked before the update: with a finite gradient a step
+    # keeps them finite, with another it keeps them as they are.
     unchanged = (update_state.flat_params, update_state.opt_state)
     params, opt_state = tree.map(
         lambda new, old: torch.where(
@@ -390,12 +406,12 @@ def apply_gradients(
     metrics = MinibatchMetrics(
         loss_metrics, grad_norm, is_applied=is_applied, is_finite=is_finite
     )
-    return UpdateState(params, opt_state, continue_update), metrics
-
-
-def _has_finite_moments(opt_state: AdamState[Tensor]) -> Bool[Tensor, ""]:
-    mu, nu = opt_state.mu, opt_state.nu
-    return (torch.isfinite(mu) & torch.isfinite(nu) & (nu >= 0)).all()
+    next_state = update_state._replace(
+        flat_params=params,
+        opt_state=opt_state,
+        continue_update=continue_update,
+    )
+    return next_state, metrics
 
 
 def minibatch_step(

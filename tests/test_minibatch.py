@@ -203,6 +203,31 @@ def test_a_learning_rate_or_moment_that_is_not_finite_moves_nothing(spoil):
     assert after.flat_params.equal(update_state.flat_params)
 
 
+@pytest.mark.parametrize("size", [1e17, 1e19, 3e38])
+@pytest.mark.parametrize("b2", [0.0, 0.999])
+def test_no_step_makes_a_moment_that_is_not_finite(size, b2):
+    """As the check before an update takes for granted, of gradients whose squares overflow, too."""
+    adam = AdamConfig(b2=b2)
+    cfg = cartpole_config(**SMALL, adam=adam)
+    _, _, scalars, update_state, minibatches = learning_problem(cfg)
+    scalars = scalars._replace(max_grad_norm=torch.tensor(torch.inf))
+    grads = size * torch.linspace(-1, 1, len(update_state.flat_params))
+    no_loss = losses.LossMetrics(*[torch.zeros(())] * 8)
+    for _ in range(3):
+        update_state, _ = minibatch.apply_gradients(
+            cfg,
+            update_state,
+            grads.float(),
+            no_loss,
+            minibatches.ends_epoch[0],
+            scalars,
+        )
+        again = minibatch.ravel_update_state(
+            update_state.flat_params, update_state.opt_state
+        )
+        assert again.has_finite_moments
+
+
 def test_a_number_without_a_gradient_stays_where_adam_would_divide_0_by_0():
     cfg = cartpole_config(**SMALL, adam=AdamConfig(eps=0.0))
     params, batch, scalars, update_state, minibatches = learning_problem(cfg)
@@ -220,14 +245,15 @@ def test_a_number_without_a_gradient_stays_where_adam_would_divide_0_by_0():
 
 
 def _with_moments(update_state, **values):
-    """The update state with the first entry of a moment replaced."""
+    """The state of an update that begins with the first entry of a moment replaced."""
     opt_state = update_state.opt_state
     first = torch.arange(opt_state.mu.shape[0]) == 0
     moments = {
         name: torch.where(first, value, getattr(opt_state, name))
         for name, value in values.items()
     }
-    return update_state._replace(opt_state=opt_state._replace(**moments))
+    opt_state = opt_state._replace(**moments)
+    return minibatch.ravel_update_state(update_state.flat_params, opt_state)
 
 
 @pytest.mark.parametrize("n_microbatches", [1, 16])

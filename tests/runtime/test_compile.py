@@ -13,7 +13,7 @@ import torch
 
 from funcppo import data, optim, random, tree
 from funcppo.config import AdamConfig, PPOConfig
-from funcppo.minibatch import MinibatchParts, UpdateState
+from funcppo.minibatch import MinibatchParts
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
@@ -86,10 +86,9 @@ def wrong(*args, **kwargs):
     after, shown = EAGER_PARTS.minibatch_step(*args, **kwargs)
     if torch.compiler.is_compiling():
         learner = args[-2]
-        after = UpdateState(
-            0.5 * (after.flat_params + learner.flat_params),
+        after = after._replace(
+            flat_params=0.5 * (after.flat_params + learner.flat_params),
             opt_state=learner.opt_state,
-            continue_update=after.continue_update,
         )
     return after, shown
 
@@ -284,11 +283,8 @@ def test_a_strategy_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
             else 0.0
         )
         moved = after.flat_params - args[-2].flat_params
-        return UpdateState(
-            after.flat_params + late * moved,
-            after.opt_state,
-            after.continue_update,
-        ), shown
+        params = after.flat_params + late * moved
+        return after._replace(flat_params=params), shown
 
     _, record = select(replace(EAGER_PARTS, minibatch_step=later))
     assert [(f.name, f.error_type) for f in record.failures] == [

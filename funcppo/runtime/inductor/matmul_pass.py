@@ -10,8 +10,7 @@ Libraries are at their best with large square products. A training step of small
 
 `MatmulPass` is Inductor's hook. It runs on the final graph, so it sees the shapes after vmap and differentiation.
 
-On a GPU the order of many short rows comes from PyTorch's own sort, which is three times as fast as the kernel that
-Inductor writes.
+On a GPU the order of many short rows comes from `stable_argsort.py`.
 
 A CPU sums fast along contiguous numbers only, so there a factor with another layout is copied first. The pass makes two
 more rewrites for a CPU. It computes tanh from one exponential, which is faster than the library's tanh, with an error
@@ -34,7 +33,7 @@ from torch._inductor.custom_graph_pass import (
     get_hash_for_files,
 )
 
-from funcppo.runtime.inductor import batched_gemm
+from funcppo.runtime.inductor import batched_gemm, stable_argsort
 
 aten = torch.ops.aten
 
@@ -130,9 +129,8 @@ class MatmulPass(CustomGraphPass):
 
     def uuid(self) -> bytes:
         """Identifier of the pass in Inductor's cache: a hash of the sources and the thresholds."""
-        return get_hash_for_files(
-            (__file__, batched_gemm.__file__), repr(self.thresholds)
-        )
+        sources = (__file__, batched_gemm.__file__, stable_argsort.__file__)
+        return get_hash_for_files(sources, repr(self.thresholds))
 
 
 def _choose_matmul_rewrite(
@@ -314,7 +312,14 @@ def _argsort(
 ) -> fx.Node:
     """argsort(x) for sort(x)[1]"""
     (source,) = node.all_input_nodes
-    return _call(graph, aten.argsort.stable, *source.args, **source.kwargs)
+    options = source.kwargs
+    return _call(
+        graph,
+        torch.ops.funcppo.stable_argsort.default,
+        source.args[0],
+        options.get("dim", -1),
+        options.get("descending", False),
+    )
 
 
 REWRITES: dict[
