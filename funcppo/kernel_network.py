@@ -1,12 +1,13 @@
 """The gradient of PPO's loss for a network of two hidden layers, which is computed by kernels, and values by a third.
 
 The network's outputs come from one kernel, the derivative of the loss in them from automatic differentiation, and the
-gradient of the parameters from another kernel. `loss_gradient` is `minibatch.loss_gradient`, and `final_value` is
-`rollout.estimate_final_value`, where `reason_against` has none.
+gradient of the parameters from another kernel. `loss_gradient` is `minibatch.loss_gradient`, `final_value` is
+`rollout.estimate_final_value`, and `rollout_step` is `rollout.rollout_step`, where `reason_against` has none.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any, cast
 
@@ -25,12 +26,14 @@ from funcppo.losses import (
 )
 from funcppo.nets import dense_operator, feedforward
 from funcppo.nets.base import Dense, features, with_features
-from funcppo.rollout import Transition
+from funcppo.rollout import RandomInputs, RolloutState, Transition
 from funcppo.types import F32, I64, Obs, Params
 
-# units of a layer or numbers of an observation, and outputs, that a program holds
+# units of a layer, and outputs, that a program holds
 MAX_WIDTH = 64
 MAX_OUTPUTS = 16
+# numbers of an observation, of which a program holds some at a time
+MAX_OBS = 1024
 
 
 def reason_against(cfg: Config) -> str:
@@ -45,9 +48,10 @@ def reason_against(cfg: Config) -> str:
         return "actor and critic share their hidden layers"
     if len(net.hidden) != 2:
         return f"the network has {len(net.hidden)} hidden layers, not 2"
-    widest = max(net.n_obs, *net.hidden)
-    if widest > MAX_WIDTH:
-        return f"an observation or a layer of {widest} numbers, more than {MAX_WIDTH}"
+    if max(net.hidden) > MAX_WIDTH:
+        return f"a layer of {max(net.hidden)} units, more than {MAX_WIDTH}"
+    if net.n_obs > MAX_OBS:
+        return f"an observation of {net.n_obs} numbers, more than {MAX_OBS}"
     n_outputs = net.n_actions * (2 if net.log_std == "state" else 1)
     if n_outputs > MAX_OUTPUTS:
         return f"{n_outputs} outputs, more than {MAX_OUTPUTS}"
@@ -73,10 +77,7 @@ def loss_gradient(
     x = torch.where(is_finite[:, None], features(obs), 0.0)
     layers = _layers(params)
     outputs = dense_operator.apply(layers, x, settings)
-
-    # A network without hidden layers, whose observations have no numbers, returns its biases: the outputs of the rows.
-    heads = Dense(x.new_zeros(2, 0, outputs.heads.shape[-1]), outputs.heads)
-    stand_in = _with_layers(params, feedforward.Params((), heads))
+    stand_in = _with_outputs(params, outputs.heads)
     selected = selected._replace(obs=with_features(obs, x[:, :0]))
     loss = partial(loss_fn, cfg, world)
     gradient, (_, metrics) = grad_and_value(loss, has_aux=True)(
@@ -105,6 +106,32 @@ def final_value(
     return value.view_as(trajectory.reward)
 
 
+def rollout_step(
+    cfg: Config,
+    world: object,
+    params: object,
+    rollout_state: RolloutState[Any],
+    random_inputs: RandomInputs[Any],
+) -> tuple[RolloutState[Any], Transition[Any]]:
+    """Observe, act and step, then reset the rows that finished: see `rollout.rollout_step`."""
+    settings = _settings(cfg)
+
+    def apply(net: Any, world: object, params: Any, obs: Any) -> Any:
+        x = features(obs)
+        outputs = dense_operator.apply(_layers(params), x, settings)
+        params = _with_outputs(params, outputs.heads)
+        return cfg.agent.apply(net, world, params, with_features(obs, x[:, :0]))
+
+    agent = dataclasses.replace(cfg.agent, apply=apply)
+    return rollout.rollout_step(
+        dataclasses.replace(cfg, agent=agent),
+        world,
+        params,
+        rollout_state,
+        random_inputs,
+    )
+
+
 def _settings(cfg: Config) -> dense_operator.Settings:
     net: feedforward.MLPConfig = cfg.agent.cfg
     return dense_operator.Settings(
@@ -116,6 +143,16 @@ def _layers(params: Any) -> feedforward.Params:
     """The layers among the parameters of a network."""
     is_gaussian = isinstance(params, feedforward.GaussianParams)
     return params.net if is_gaussian else params
+
+
+def _with_outputs(params: Any, heads: Tensor) -> Any:
+    """Parameters of a network without hidden layers, for observations without numbers.
+
+    It returns its biases, which are the outputs of each row.
+    """
+    no_weights = heads.new_zeros(2, 0, heads.shape[-1])
+    layers = feedforward.Params((), Dense(no_weights, heads))
+    return _with_layers(params, layers)
 
 
 def _with_layers(params: Any, layers: feedforward.Params) -> Any:

@@ -415,7 +415,8 @@ class MinibatchStepFn(Protocol):
     ) -> tuple[UpdateState, MinibatchMetrics]: ...
 
 
-# `build_batch` and `minibatch_step`, with a network of kernels
+# `rollout_step`, `build_batch` and `minibatch_step`, with a network of kernels
+kernel_rollout_step: RolloutStepFn = kernel_network.rollout_step
 kernel_build_batch: BuildBatchFn = partial(
     build_batch, final_value=kernel_network.final_value
 )
@@ -436,9 +437,9 @@ class Parts:
     `unroll`, and later `minibatch_step`.
 
     `train_step` does not call the functions in `minibatch_parts`: a runtime that cannot compile `minibatch_step` as a
-    whole composes one from them (`minibatch.MinibatchParts`). Nor does it call `kernel_build_batch` and
-    `kernel_minibatch_step`, which a runtime may put in the places of `build_batch` and `minibatch_step` where
-    `reason_against_kernels` of the settings is empty.
+    whole composes one from them (`minibatch.MinibatchParts`). Nor does it call `kernel_rollout_step`,
+    `kernel_build_batch` and `kernel_minibatch_step`, which a runtime may put in the places of `rollout_step`,
+    `build_batch` and `minibatch_step` where `reason_against_kernels` of the settings is empty.
     """
 
     scan: Scan = loops.scan
@@ -450,6 +451,7 @@ class Parts:
     minibatch_step: MinibatchStepFn = minibatch_step
     unravel_update_state: UnravelFn = minibatch.unravel_update_state
     minibatch_parts: MinibatchParts = minibatch.EAGER_MINIBATCH_PARTS
+    kernel_rollout_step: RolloutStepFn = kernel_rollout_step
     kernel_build_batch: BuildBatchFn = kernel_build_batch
     kernel_minibatch_step: MinibatchStepFn = kernel_minibatch_step
     reason_against_kernels: Callable[[Config], str] = (
@@ -792,6 +794,7 @@ def vmap_parts(parts: Parts) -> Parts:
         parts,
         sample_randomness=sample_randomness,
         rollout_step=_vmap_part(parts.rollout_step, n_static=2),
+        kernel_rollout_step=_vmap_part(parts.kernel_rollout_step, n_static=2),
         build_batch=vmap_build_batch(parts.build_batch),
         kernel_build_batch=vmap_build_batch(parts.kernel_build_batch),
         ravel_update_state=_vmap_part(parts.ravel_update_state, n_static=0),

@@ -19,6 +19,7 @@ from funcppo import (
     tree,
 )
 from funcppo.nets import feedforward
+from funcppo.rollout import RolloutState
 from funcppo.runtime import compile, stacked
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.reasons import FailureCode
@@ -98,6 +99,33 @@ def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("n_learners", [1, 3])
+@pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
+def test_a_rollout_step_equals_that_of_operators(
+    name: str, network: dict[str, Any], n_learners: int
+) -> None:
+    cfg = make_learner(name, network).cfg
+    parts = train_step.EAGER_PARTS
+    keys = random.split(random.key(1), n_learners)
+    states = [train_step.init(cfg, WORLD, key) for key in keys]
+    state = states[0]
+    if n_learners > 1:
+        parts = train_step.vmap_parts(parts)
+        state = tree.map(lambda *x: torch.stack(x), *states)
+    state = double(state)
+    inputs = parts.sample_randomness(cfg, WORLD, state.key).random_inputs
+    args = (
+        cfg,
+        WORLD,
+        state.params,
+        RolloutState(state.env_state, state.episode_stats, state.memory),
+        stacked.item(inputs, 0),
+    )
+    expected = parts.rollout_step(*args)
+    got = parts.kernel_rollout_step(*args)
+    assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_learners", [1, 3])
 @pytest.mark.parametrize("bootstraps", [True, False])
 def test_a_batch_with_truncated_episodes_equals_that_of_operators(
     n_learners: int, bootstraps: bool
@@ -162,7 +190,7 @@ def test_several_learners_compiled_in_one_graph_equal_each() -> None:
     [
         ((8,), {}, "the network has 1 hidden layers, not 2"),
         ((8, 8, 8), {}, "the network has 3 hidden layers, not 2"),
-        ((8, 65), {}, "an observation or a layer of 65 numbers, more than 64"),
+        ((8, 65), {}, "a layer of 65 units, more than 64"),
         (
             (8, 8),
             {"shared_trunk": True},
@@ -199,6 +227,14 @@ def test_another_network_of_the_update_has_no_kernels() -> None:
     assert reason == "the update has a network of its own"
 
 
+def test_very_wide_observations_have_no_kernels() -> None:
+    cfg = make_learner("CartPole-v1", {}).cfg
+    network = feedforward.MLPConfig(n_obs=1025, n_actions=2)
+    cfg = replace(cfg, agent=feedforward.agent(network))
+    reason = kernel_network.reason_against(cfg)
+    assert reason == "an observation of 1025 numbers, more than 1024"
+
+
 def test_many_outputs_have_no_kernels() -> None:
     cfg = make_learner("CartPole-v1", {}).cfg
     network = feedforward.MLPConfig(n_obs=4, n_actions=17)
@@ -225,6 +261,7 @@ def test_kernels_are_for_one_graph_on_a_gpu() -> None:
     found = find_kernels(learner, "cuda:0", "one-graph")
     assert found.parts.minibatch_step is train_step.kernel_minibatch_step
     assert found.parts.build_batch is train_step.kernel_build_batch
+    assert found.parts.rollout_step is train_step.kernel_rollout_step
     assert found.record_fields("one-graph") == {"network": "kernels"}
     assert found.record_fields("two-graphs") == {}
     for device, strategy in (("cpu", "one-graph"), ("cuda:0", "two-graphs")):

@@ -3,7 +3,7 @@
 
 A program has a learner, the actor or the critic of it, and some of its rows. It holds the weights of that stack of
 layers, and takes a tile of rows at a time through all of them. Sizes are padded with zeros to powers of two, which
-products on tensor cores need.
+products on tensor cores need. Of observations with more than X numbers, a program takes X of each row at a time.
 """
 
 from __future__ import annotations
@@ -40,11 +40,19 @@ def _slope(y, is_tanh: tl.constexpr):
 
 
 @triton.jit
-def _load(place, height, width, H: tl.constexpr, W: tl.constexpr):
-    """A matrix of so many rows and columns in memory, padded with zeros to [H, W]."""
+def _load_columns(
+    place, height, width, stride, H: tl.constexpr, W: tl.constexpr
+):
+    """Some columns of a matrix in memory, padded with zeros to [H, W]; its rows are `stride` apart."""
     i = tl.arange(0, H)[:, None]
     j = tl.arange(0, W)[None, :]
-    return tl.load(place + i * width + j, (i < height) & (j < width), 0.0)
+    return tl.load(place + i * stride + j, (i < height) & (j < width), 0.0)
+
+
+@triton.jit
+def _load(place, height, width, H: tl.constexpr, W: tl.constexpr):
+    """A matrix of so many rows and columns in memory, padded with zeros to [H, W]."""
+    return _load_columns(place, height, width, width, H, W)
 
 
 @triton.jit
@@ -56,23 +64,65 @@ def _store(place, x, height, width, H: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
+def _layer(place, stack, stride, n_in, n_out):
+    """Where the weights of a stack of layers begin."""
+    return place + stack // 2 * stride + stack % 2 * (n_in * n_out)
+
+
+@triton.jit
 def _load_layer(
     place, stack, stride, n_in, n_out, I: tl.constexpr, O: tl.constexpr
 ):
-    """The weights of a stack of layers, or its bias, which has a single row."""
-    place += stack // 2 * stride + stack % 2 * (n_in * n_out)
-    return _load(place, n_in, n_out, I, O)
+    """The first rows of the weights of a stack of layers, or its bias, which has a single row."""
+    return _load(_layer(place, stack, stride, n_in, n_out), n_in, n_out, I, O)
+
+
+@triton.jit
+def _apply_first(
+    x,
+    w,
+    first,
+    n_left,
+    n_obs: tl.constexpr,
+    n_first: tl.constexpr,
+    R: tl.constexpr,
+    X: tl.constexpr,
+    F: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """The product of a tile of rows x with the weights w, of which `first` are the first X rows."""
+    total = _product(
+        _load_columns(x, n_left, n_obs, n_obs, R, X), first, precision
+    )
+    for k in range(X, n_obs, X):
+        columns = _load_columns(x + k, n_left, n_obs - k, n_obs, R, X)
+        weights = _load(w + k * n_first, n_obs - k, n_first, X, F)
+        total += _product(columns, weights, precision)
+    return total
 
 
 @triton.jit
 def _store_layer(
-    place, of_weight, of_bias, n_in, n_out, I: tl.constexpr, O: tl.constexpr
+    place,
+    of_weight,
+    of_bias,
+    n_in,
+    n_out,
+    first_row,
+    n_stored,
+    I: tl.constexpr,
+    O: tl.constexpr,
 ):
-    """Store the gradient of a layer; where that of the next layer begins."""
+    """Store some rows of the gradient of a layer; where that of the next layer begins.
+
+    Args:
+      n_stored: 1 to store the gradient of the bias, too, 0 not to.
+    """
     stack = tl.program_id(1) % 2
-    _store(place + stack * (n_in * n_out), of_weight, n_in, n_out, I, O)
+    rows = place + (stack * n_in + first_row) * n_out
+    _store(rows, of_weight, n_in - first_row, n_out, I, O)
     place += 2 * n_in * n_out
-    _store(place + stack * n_out, of_bias[None, :], 1, n_out, 1, O)
+    _store(place + stack * n_out, of_bias[None, :], n_stored, n_out, 1, O)
     return place + 2 * n_out
 
 
@@ -113,7 +163,7 @@ def forward_kernel(
     n_first: tl.constexpr,
     n_second: tl.constexpr,
     n_outputs: tl.constexpr,
-    X: tl.constexpr,  # the same, padded
+    X: tl.constexpr,  # the same, padded; of an observation, at once
     F: tl.constexpr,
     S: tl.constexpr,
     Y: tl.constexpr,
@@ -129,6 +179,7 @@ def forward_kernel(
     bias2 = _load_layer(b2, stack, stride_b2, 1, n_second, 1, S)
     head = _load_layer(w3, stack, stride_w3, n_second, n_outputs, S, Y)
     bias3 = _load_layer(b3, stack, stride_b3, 1, n_outputs, 1, Y)
+    weights = _layer(w1, stack, stride_w1, n_obs, n_first)
 
     x += stack // 2 * stride_x
     base = stack * n_rows
@@ -136,8 +187,19 @@ def forward_kernel(
     end = min(start + n_rows_of_program, n_rows)
     for row in range(start, end, R):
         n_left = end - row
-        y = _load(x + row * n_obs, n_left, n_obs, R, X)
-        y = _activate(_product(y, first, precision) + bias1, is_tanh)
+        y = _apply_first(
+            x + row * n_obs,
+            weights,
+            first,
+            n_left,
+            n_obs,
+            n_first,
+            R,
+            X,
+            F,
+            precision,
+        )
+        y = _activate(y + bias1, is_tanh)
         _store(y1 + (base + row) * n_first, y, n_left, n_first, R, F)
         y = _activate(_product(y, second, precision) + bias2, is_tanh)
         _store(y2 + (base + row) * n_second, y, n_left, n_second, R, S)
@@ -174,8 +236,10 @@ def backward_kernel(
 ):
     """out[l, p] = the gradient of all parameters of learner l, by the rows of program p; g is that of the outputs.
 
-    Parameters are laid out one after the other, of each the actor's before the critic's.
+    Parameters are laid out one after the other, of each the actor's before the critic's. A program has X rows of the
+    first layer's weights; that with the first ones has all other parameters, too.
     """
+    k = tl.program_id(2) * X
     stack = tl.program_id(1).to(tl.int64)
     second = _load_layer(w2, stack, stride_w2, n_first, n_second, F, S)
     head = _load_layer(w3, stack, stride_w3, n_second, n_outputs, S, Y)
@@ -197,14 +261,20 @@ def backward_kernel(
             of_second, of_bias2, y, d, precision
         )
         d = _product(d, tl.trans(second), precision) * _slope(y, is_tanh)
-        place = stack // 2 * stride_x + row * n_obs
-        y = _load(x + place, n_left, n_obs, R, X)
+        place = x + stack // 2 * stride_x + row * n_obs + k
+        y = _load_columns(place, n_left, n_obs - k, n_obs, R, X)
         of_first, of_bias1 = _add_gradient(of_first, of_bias1, y, d, precision)
 
     out += (stack // 2 * tl.num_programs(0) + tl.program_id(0)) * n_params
-    out = _store_layer(out, of_first, of_bias1, n_obs, n_first, X, F)
-    out = _store_layer(out, of_second, of_bias2, n_first, n_second, F, S)
-    _store_layer(out, of_head, of_bias3, n_second, n_outputs, S, Y)
+    n = (k == 0).to(tl.int32)
+    out = _store_layer(out, of_first, of_bias1, n_obs, n_first, k, n, X, F)
+    # The others store no row.
+    after = (1 - n) * n_first
+    out = _store_layer(
+        out, of_second, of_bias2, n_first, n_second, after, n, F, S
+    )
+    after = (1 - n) * n_second
+    _store_layer(out, of_head, of_bias3, n_second, n_outputs, after, n, S, Y)
 
 
 @triton.jit
@@ -251,6 +321,7 @@ def value_kernel(
     bias2 = _load_layer(b2, critic, stride_b2, 1, n_second, 1, S)
     head = _load_layer(w3, critic, stride_w3, n_second, n_outputs, S, Y)
     bias3 = _load_layer(b3, critic, stride_b3, 1, n_outputs, 1, Y)
+    weights = _layer(w1, critic, stride_w1, n_obs, n_first)
 
     row = tl.program_id(0) * R
     i = row + tl.arange(0, R)
@@ -258,9 +329,19 @@ def value_kernel(
     value = tl.zeros([R], tl.float32)
     # A loop of one tile or none: with all of it within an if, products of bfloat16 were wrong by Triton 3.6.
     for _ in range(tl.max(needed.to(tl.int32), 0)):
-        place = x + learner * stride_x + row * n_obs
-        y = _load(place, n_rows - row, n_obs, R, X)
-        y = _activate(_product(y, first, precision) + bias1, is_tanh)
+        y = _apply_first(
+            x + learner * stride_x + row * n_obs,
+            weights,
+            first,
+            n_rows - row,
+            n_obs,
+            n_first,
+            R,
+            X,
+            F,
+            precision,
+        )
+        y = _activate(y + bias1, is_tanh)
         y = _activate(_product(y, second, precision) + bias2, is_tanh)
         y = _product(y, head, precision) + bias3
         value = tl.sum(tl.where(tl.arange(0, Y)[None, :] == 0, y, 0.0), 1)

@@ -51,6 +51,9 @@ BACKWARD_TILES = {
 MAX_PROGRAMS = 132
 PROGRAM_ROWS = 32
 MIN_SIZE = 16  # of a product on tensor cores
+# numbers of an observation that a program takes at once
+FORWARD_COLUMNS = 64
+BACKWARD_COLUMNS = 128
 
 
 class LayerOutputs(NamedTuple):
@@ -183,7 +186,7 @@ def _forward_on_gpu(
         *(v.stride(0) for v in inputs),
         x.shape[-2],
         n_rows,
-        **_constants(x, leaves[2], leaves[4], tile),
+        **_constants(x, leaves[2], leaves[4], tile, FORWARD_COLUMNS),
         is_tanh=activation == "tanh",
     )
     return heads, y1, y2
@@ -203,9 +206,12 @@ def _backward_on_gpu(
 
     n_rows, n_programs = _programs(x)
     sums = _sums_of(n_programs, g, x, y1, y2)
+    tile = BACKWARD_TILES[_precision(is_bfloat16)]
+    constants = _constants(x, w2, w3, tile, BACKWARD_COLUMNS)
+    n_parts = -(-x.shape[-1] // int(constants["X"]))
     x_of, w2_of, w3_of = (_of_learners(v, x.ndim == 3) for v in (x, w2, w3))
     kernel: Any = dense_kernels.backward_kernel
-    kernel[n_programs, 2 * _n_learners(x)](
+    kernel[n_programs, 2 * _n_learners(x), n_parts](
         g.contiguous(),
         x_of,
         y1.contiguous(),
@@ -219,7 +225,7 @@ def _backward_on_gpu(
         x.shape[-2],
         n_rows,
         sums.shape[-1],
-        **_constants(x, w2, w3, BACKWARD_TILES[_precision(is_bfloat16)]),
+        **constants,
         is_tanh=activation == "tanh",
     )
     return sums
@@ -243,7 +249,7 @@ def _values_on_gpu(
         out,
         *(v.stride(0) for v in inputs),
         x.shape[-2],
-        **_constants(x, leaves[2], leaves[4], tile),
+        **_constants(x, leaves[2], leaves[4], tile, FORWARD_COLUMNS),
         is_tanh=activation == "tanh",
     )
     return out
@@ -254,14 +260,21 @@ def _constants(
     w2: Tensor,
     w3: Tensor,
     tile: Tile,
+    max_columns: int,
 ) -> dict[str, int | str]:
-    """What a kernel is compiled for."""
+    """What a kernel is compiled for.
+
+    Args:
+      max_columns: numbers of an observation that a program takes at once.
+    """
     widths = (x.shape[-1], *w2.shape[-2:], w3.shape[-1])
     names = ("n_obs", "n_first", "n_second", "n_outputs")
-    padded = (max(MIN_SIZE, 1 << (n - 1).bit_length()) for n in widths)
+    n_columns, *padded = (
+        max(MIN_SIZE, 1 << (n - 1).bit_length()) for n in widths
+    )
     constants = {
         **dict(zip(names, widths)),
-        **dict(zip("XFSY", padded)),
+        **dict(zip("XFSY", (min(n_columns, max_columns), *padded))),
         "R": tile.n_rows,
         "precision": tile.precision,
         "num_warps": tile.n_warps,

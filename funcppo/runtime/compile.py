@@ -653,6 +653,7 @@ def _find_kernels(
     if not reason:
         with_kernels = dataclasses.replace(
             parts,
+            rollout_step=parts.kernel_rollout_step,
             build_batch=parts.kernel_build_batch,
             minibatch_step=parts.kernel_minibatch_step,
         )
@@ -734,13 +735,17 @@ class _StrategySelector:
         self, parts: Parts, name: str, calls: _Calls
     ) -> Parts:
         """The parts with one rollout part compiled, or as they are if it fails."""
-        if name == "build_batch" and self.kernels.parts is not None:
+        by_kernels = self.kernels.parts
+        if by_kernels and getattr(by_kernels, name) is not getattr(parts, name):
+            checked = calls[name]
+            if name == "build_batch":
+                checked = [*checked, *map(_with_truncations, checked)]
             attempt = partial(
                 self._compile_rollout_part,
                 name,
                 parts,
-                [*calls[name], *map(_with_truncations, calls[name])],
-                built_from=self.kernels.parts,
+                checked,
+                built_from=by_kernels,
             )
             try:
                 return self._try(attempt, name, use_custom_passes=True)
@@ -861,15 +866,17 @@ class _StrategySelector:
         """The parts with one rollout part compiled, after a check on the arguments of some calls.
 
         Args:
-          built_from: parts with another one to compile, which makes no random choices; None for the same.
+          built_from: parts with another one to compile; None for the same.
         """
+        # Rounding changes some of the random choices of the others.
+        is_compared = name == "build_batch" and built_from is not None
         eager: TensorFunction[object] = getattr(parts, name)
         compiled = compile_function(
             getattr(built_from or parts, name), self.backend, use_custom_passes
         )
         for args in calls:
             actual = compiled(*args)  # compiles at the first call
-            if built_from or self.tolerance <= TF32_TOLERANCE:
+            if is_compared or self.tolerance <= TF32_TOLERANCE:
                 check_output(actual, eager(*args), self.tolerance)
         return dataclasses.replace(parts, **{name: compiled})
 

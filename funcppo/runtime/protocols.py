@@ -91,6 +91,11 @@ class TrainingParts(Protocol):
         ...
 
     @property
+    def kernel_rollout_step(self) -> TensorFunction[object]:
+        """As `rollout_step`, with a network of kernels."""
+        ...
+
+    @property
     def kernel_build_batch(self) -> TensorFunction[object]:
         """As `build_batch`, with a network of kernels."""
         ...

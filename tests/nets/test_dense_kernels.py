@@ -21,6 +21,8 @@ SIZES = [
     (5, (33, 64), 3),
     (17, (64, 32), 16),
     (64, (64, 64), 2),
+    (65, (16, 8), 3),
+    (300, (64, 33), 2),
 ]
 
 
@@ -114,7 +116,7 @@ def assert_equals_pytorch(
 
 @pytest.mark.usefixtures("on_numpy")
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("sizes", SIZES[:3])
+@pytest.mark.parametrize("sizes", [*SIZES[:3], *SIZES[4:]])
 @pytest.mark.parametrize(("n_learners", "n_rows"), [(1, 1), (1, 70), (3, 45)])
 def test_the_code_of_the_kernels_equals_pytorch(
     n_learners: int, n_rows: int, sizes: Any, activation: Any
