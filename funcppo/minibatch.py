@@ -406,10 +406,9 @@ def apply_gradients(
     metrics = MinibatchMetrics(
         loss_metrics, grad_norm, is_applied=is_applied, is_finite=is_finite
     )
-    next_state = update_state._replace(
-        flat_params=params,
-        opt_state=opt_state,
-        continue_update=continue_update,
+    # Dynamo of PyTorch 2.11 cannot return what `_replace` makes.
+    next_state = UpdateState(
+        params, opt_state, continue_update, update_state.has_finite_moments
     )
     return next_state, metrics
 

@@ -40,6 +40,13 @@ FORWARD_TILES = {
 # in place of the former for so few rows of all learners, where a program waits more than it computes
 FEW_ROWS = 4096
 FEW_ROWS_TILE = Tile("ieee", 32, 8, 128)
+# in place of that one for wide observations
+FEW_WIDE_ROWS_TILES = {
+    "highest": Tile("tf32x3", 16, 4, n_stages=3),
+    "high": Tile("tf32", 16, 4, n_stages=3),
+    "medium": Tile("tf32", 16, 4, n_stages=3),
+    "bfloat16": Tile("bfloat16", 16, 4, n_stages=3),
+}
 BACKWARD_TILES = {
     "highest": Tile("tf32x3", 32, 4),
     "high": Tile("tf32", 32, 2),
@@ -50,10 +57,13 @@ BACKWARD_TILES = {
 # has a multiple of so many rows.
 MAX_PROGRAMS = 132
 PROGRAM_ROWS = 32
+FEW_WIDE_ROWS_PROGRAM_ROWS = 16
+WIDE_BACKWARD_PROGRAM_ROWS = 64
 MIN_SIZE = 16  # of a product on tensor cores
-# numbers of an observation that a program takes at once
-FORWARD_COLUMNS = 64
-BACKWARD_COLUMNS = 128
+# Wider observations are taken in parts of so many numbers.
+MAX_NARROW = 64
+WIDE_FORWARD_COLUMNS = 32
+WIDE_BACKWARD_COLUMNS = 64
 
 
 class LayerOutputs(NamedTuple):
@@ -173,10 +183,8 @@ def _forward_on_gpu(
 
     heads, y1, y2 = _empty_outputs(x, leaves)
     inputs = [_of_learners(v, x.ndim == 3) for v in (x, *leaves)]
-    n_rows, n_programs = _programs(x)
-    tile = FORWARD_TILES[_precision(is_bfloat16)]
-    if x.shape[:-1].numel() <= FEW_ROWS and not is_bfloat16:
-        tile = FEW_ROWS_TILE
+    tile, n_program_rows = _forward_tile(x, _precision(is_bfloat16))
+    n_rows, n_programs = _programs(x, n_program_rows)
     kernel: Any = dense_kernels.forward_kernel
     kernel[n_programs, 2 * _n_learners(x)](
         *inputs,
@@ -186,7 +194,7 @@ def _forward_on_gpu(
         *(v.stride(0) for v in inputs),
         x.shape[-2],
         n_rows,
-        **_constants(x, leaves[2], leaves[4], tile, FORWARD_COLUMNS),
+        **_constants(x, leaves[2], leaves[4], tile, WIDE_FORWARD_COLUMNS),
         is_tanh=activation == "tanh",
     )
     return heads, y1, y2
@@ -204,10 +212,10 @@ def _backward_on_gpu(
 ) -> Tensor:
     from funcppo.nets import dense_kernels
 
-    n_rows, n_programs = _programs(x)
+    n_rows, n_programs = _backward_programs(x)
     sums = _sums_of(n_programs, g, x, y1, y2)
     tile = BACKWARD_TILES[_precision(is_bfloat16)]
-    constants = _constants(x, w2, w3, tile, BACKWARD_COLUMNS)
+    constants = _constants(x, w2, w3, tile, WIDE_BACKWARD_COLUMNS)
     n_parts = -(-x.shape[-1] // int(constants["X"]))
     x_of, w2_of, w3_of = (_of_learners(v, x.ndim == 3) for v in (x, w2, w3))
     kernel: Any = dense_kernels.backward_kernel
@@ -249,7 +257,7 @@ def _values_on_gpu(
         out,
         *(v.stride(0) for v in inputs),
         x.shape[-2],
-        **_constants(x, leaves[2], leaves[4], tile, FORWARD_COLUMNS),
+        **_constants(x, leaves[2], leaves[4], tile, WIDE_FORWARD_COLUMNS),
         is_tanh=activation == "tanh",
     )
     return out
@@ -260,21 +268,23 @@ def _constants(
     w2: Tensor,
     w3: Tensor,
     tile: Tile,
-    max_columns: int,
+    wide_columns: int,
 ) -> dict[str, int | str]:
     """What a kernel is compiled for.
 
     Args:
-      max_columns: numbers of an observation that a program takes at once.
+      wide_columns: numbers of a wide observation that a program takes at once.
     """
     widths = (x.shape[-1], *w2.shape[-2:], w3.shape[-1])
     names = ("n_obs", "n_first", "n_second", "n_outputs")
     n_columns, *padded = (
         max(MIN_SIZE, 1 << (n - 1).bit_length()) for n in widths
     )
+    if _is_wide(x):
+        n_columns = wide_columns
     constants = {
         **dict(zip(names, widths)),
-        **dict(zip("XFSY", (min(n_columns, max_columns), *padded))),
+        **dict(zip("XFSY", (n_columns, *padded))),
         "R": tile.n_rows,
         "precision": tile.precision,
         "num_warps": tile.n_warps,
@@ -300,13 +310,34 @@ def _of_learners(x: Tensor, is_batched: bool) -> Tensor:
     return x if x[0].is_contiguous() else x.contiguous()
 
 
-def _programs(x: Tensor) -> tuple[int, int]:
-    """The rows of a program, and the programs of a stack of layers."""
-    n_parts = -(-x.shape[-2] // PROGRAM_ROWS)
+def _is_wide(x: Tensor) -> bool:
+    """Return whether a program takes the numbers of an observation in parts."""
+    return x.shape[-1] > MAX_NARROW
+
+
+def _forward_tile(x: Tensor, precision: str) -> tuple[Tile, int]:
+    """The tile of the forward kernel, and what the rows of a program are a multiple of."""
+    is_few = x.shape[:-1].numel() <= FEW_ROWS
+    if is_few and _is_wide(x):
+        return FEW_WIDE_ROWS_TILES[precision], FEW_WIDE_ROWS_PROGRAM_ROWS
+    if is_few and precision != "bfloat16":
+        return FEW_ROWS_TILE, PROGRAM_ROWS
+    return FORWARD_TILES[precision], PROGRAM_ROWS
+
+
+def _backward_programs(x: Tensor) -> tuple[int, int]:
+    """As `_programs`, of the backward kernel."""
+    n_rows = WIDE_BACKWARD_PROGRAM_ROWS if _is_wide(x) else PROGRAM_ROWS
+    return _programs(x, n_rows)
+
+
+def _programs(x: Tensor, n_part_rows: int) -> tuple[int, int]:
+    """The rows of a program, a multiple of some, and the programs of a stack of layers."""
+    n_parts = -(-x.shape[-2] // n_part_rows)
     n_parts_of_program = -(-n_parts * _n_learners(x) // MAX_PROGRAMS)
     n_parts_of_program = min(n_parts, n_parts_of_program)
     n_programs = -(-n_parts // n_parts_of_program)
-    return n_parts_of_program * PROGRAM_ROWS, n_programs
+    return n_parts_of_program * n_part_rows, n_programs
 
 
 def _empty_outputs(
@@ -327,7 +358,8 @@ def _empty_values(x: Tensor, *_: object) -> Tensor:
 def _empty_sums(
     g: Tensor, x: Tensor, y1: Tensor, y2: Tensor, *_: object
 ) -> Tensor:
-    return _sums_of(_programs(x)[1] if x.is_cuda else 1, g, x, y1, y2)
+    n_programs = _backward_programs(x)[1] if x.is_cuda else 1
+    return _sums_of(n_programs, g, x, y1, y2)
 
 
 def _sums_of(

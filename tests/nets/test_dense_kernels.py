@@ -129,7 +129,7 @@ def test_the_code_of_the_kernels_equals_pytorch(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
     ("sizes", "activation"),
-    list(zip(SIZES, ("relu", "tanh", "relu", "tanh"))),
+    list(zip(SIZES, ("relu", "tanh", "relu", "tanh", "tanh", "relu"))),
 )
 @pytest.mark.parametrize(
     ("n_learners", "n_rows"),

@@ -179,7 +179,7 @@ def test_programs_cover_the_rows_of_every_learner(
     n_learners: int, n_rows: int, expected: tuple[int, int]
 ) -> None:
     x = torch.zeros(n_learners, n_rows, 1)
-    n_rows_of_program, n_programs = dense_operator._programs(x)
+    n_rows_of_program, n_programs = dense_operator._backward_programs(x)
     assert (n_rows_of_program, n_programs) == expected
     assert (n_programs - 1) * n_rows_of_program < n_rows
     assert n_rows <= n_programs * n_rows_of_program
