@@ -144,8 +144,9 @@ def test_the_kernels_equal_pytorch_on_a_gpu(
     assert_equals_pytorch(args, Settings(activation, False), tolerance)
     assert_equals_pytorch(args, Settings(activation, True), 0.05)
     torch.set_float32_matmul_precision("high")
+    tolerance = 0.02 if activation == "tanh" else 0.05
     try:
-        assert_equals_pytorch(args, Settings(activation, False), 0.02)
+        assert_equals_pytorch(args, Settings(activation, False), tolerance)
     finally:
         torch.set_float32_matmul_precision("highest")
 
