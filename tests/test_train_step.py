@@ -57,9 +57,10 @@ def fails(*_):
     raise ZeroDivisionError
 
 
-# what a runtime may put in the places of `build_batch` and `minibatch_step`
+# what a runtime may put in the places of others
 REPLACEMENTS = {
     "minibatch_parts",
+    "kernel_rollout_step",
     "kernel_build_batch",
     "kernel_minibatch_step",
     "reason_against_kernels",
