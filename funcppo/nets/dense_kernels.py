@@ -108,19 +108,24 @@ def _store_layer(
     of_bias,
     n_in,
     n_out,
-    first_row,
-    n_stored,
+    k,
+    is_shared: tl.constexpr,
     I: tl.constexpr,
     O: tl.constexpr,
 ):
-    """Store some rows of the gradient of a layer; where that of the next layer begins.
+    """Store the gradient of a layer; where that of the next layer begins.
 
     Args:
-      n_stored: 1 to store the gradient of the bias, too, 0 not to.
+      k: the first row of the weights, if programs share them; else only the program whose k is 0 stores anything.
     """
     stack = tl.program_id(1) % 2
-    rows = place + (stack * n_in + first_row) * n_out
-    _store(rows, of_weight, n_in - first_row, n_out, I, O)
+    n_stored = tl.where(k == 0, 1, 0)
+    if is_shared:
+        row = k
+    else:
+        row = (1 - n_stored) * n_in
+    rows = place + (stack * n_in + row) * n_out
+    _store(rows, of_weight, n_in - row, n_out, I, O)
     place += 2 * n_in * n_out
     _store(place + stack * n_out, of_bias[None, :], n_stored, n_out, 1, O)
     return place + 2 * n_out
@@ -261,20 +266,22 @@ def backward_kernel(
             of_second, of_bias2, y, d, precision
         )
         d = _product(d, tl.trans(second), precision) * _slope(y, is_tanh)
-        place = x + stack // 2 * stride_x + row * n_obs + k
-        y = _load_columns(place, n_left, n_obs - k, n_obs, R, X)
+        y = _load_columns(
+            x + stack // 2 * stride_x + row * n_obs + k,
+            n_left,
+            n_obs - k,
+            n_obs,
+            R,
+            X,
+        )
         of_first, of_bias1 = _add_gradient(of_first, of_bias1, y, d, precision)
 
     out += (stack // 2 * tl.num_programs(0) + tl.program_id(0)) * n_params
-    n = (k == 0).to(tl.int32)
-    out = _store_layer(out, of_first, of_bias1, n_obs, n_first, k, n, X, F)
-    # The others store no row.
-    after = (1 - n) * n_first
+    out = _store_layer(out, of_first, of_bias1, n_obs, n_first, k, True, X, F)
     out = _store_layer(
-        out, of_second, of_bias2, n_first, n_second, after, n, F, S
+        out, of_second, of_bias2, n_first, n_second, k, False, F, S
     )
-    after = (1 - n) * n_second
-    _store_layer(out, of_head, of_bias3, n_second, n_outputs, after, n, S, Y)
+    _store_layer(out, of_head, of_bias3, n_second, n_outputs, k, False, S, Y)
 
 
 @triton.jit
