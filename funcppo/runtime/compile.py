@@ -83,6 +83,9 @@ STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
 ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
+# Inductor copies what a kernel overwrites before each trial of its block sizes. Copies take longer than small kernels, so
+# that all sizes seem equal, and one may be chosen that is slower by thirty times.
+GPU_OPTIONS = {"inplace_buffers": False}
 PEER_IS_EAGER = "another process stays eager"
 MICROBATCHES_REASON = (
     "one-graph: it may hold the activations of all microbatches at once"
@@ -237,6 +240,8 @@ def _compile_with_inductor(
     if use_custom_passes:
         options["post_grad_custom_pre_pass"] = MatmulPass()
         options.update(FUSION_OPTIONS)
+        if torch.cuda.is_available():
+            options.update(GPU_OPTIONS)
     options.update(inductor_options)
     if cudagraph_trees.are_demanded():
         return cudagraph_trees.TreeFunction(fn, options)
