@@ -129,7 +129,7 @@ def test_the_code_of_the_kernels_equals_pytorch(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
     ("sizes", "activation"),
-    list(zip(SIZES, ("relu", "tanh", "relu", "tanh", "tanh", "relu"))),
+    list(zip(SIZES, ("relu", "tanh", "relu", "tanh", "tanh", "tanh"))),
 )
 @pytest.mark.parametrize(
     ("n_learners", "n_rows"),
@@ -144,9 +144,8 @@ def test_the_kernels_equal_pytorch_on_a_gpu(
     assert_equals_pytorch(args, Settings(activation, False), tolerance)
     assert_equals_pytorch(args, Settings(activation, True), 0.05)
     torch.set_float32_matmul_precision("high")
-    tolerance = 0.02 if activation == "tanh" else 0.05
     try:
-        assert_equals_pytorch(args, Settings(activation, False), tolerance)
+        assert_equals_pytorch(args, Settings(activation, False), 0.02)
     finally:
         torch.set_float32_matmul_precision("highest")
 

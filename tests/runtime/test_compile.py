@@ -344,6 +344,18 @@ def test_a_rollout_part_that_is_fast_and_wrong_stays_eager_and_is_recorded(
         select(replace(EAGER_PARTS, **{name: halved}), strategy="one-graph")
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_kernel_overwrites_nothing_on_a_gpu(monkeypatch, has_gpu):
+    """Else the trials of its block sizes would measure copies, too."""
+    options = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(
+        compilation, "CachedFunction", lambda fn, given: options.append(given)
+    )
+    compile_function(torch.sin)
+    assert options[0].get("inplace_buffers", True) is not has_gpu
+
+
 def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(
     monkeypatch,
 ):
