@@ -7,7 +7,8 @@ firings; those of all others are complete. `plan_fixed_firings` says once what i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -24,9 +25,21 @@ from funcppo.logic.question_types import (
     Firings,
     LeftOut,
     Questions,
+    select_questions,
 )
+from funcppo.logic.sorting import KEY_BITS
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.types import I64, Bool
+
+# rows of a stage while capacities are chosen
+MAX_STAGE_ROWS = 1 << 22
+# what a row of a stage takes, with all that is computed of it, in bytes
+ROW_BYTES = 150
+MAX_BATCH_QUESTIONS = 1024
+# share of the sampled questions that are to fit
+FITTING_SHARE = 0.95
+# standard deviations by which the rows of a batch may exceed their mean
+CAPACITY_DEVIATIONS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +49,8 @@ class FixedConfig:
     Attributes:
       n_levels: steps of the longest path rule.
       joins: of the rules that are no path rules, by shape and side.
-      capacities: rows of each stage; None for as many as there are, which cannot be compiled.
+      n_questions: of a batch; fewer are padded with questions about predicate 0.
+      capacities: rows of each stage; a number for as many as there are, up to that, which cannot be compiled.
     """
 
     sizes: KBSizes
@@ -45,7 +59,8 @@ class FixedConfig:
     with_walks: bool
     n_levels: int
     joins: tuple[RuleJoin, ...]
-    capacities: tuple[int, ...] | None = None
+    n_questions: int = 1
+    capacities: tuple[int, ...] | int = MAX_STAGE_ROWS
 
 
 class NeighbourTable(NamedTuple):
@@ -117,6 +132,68 @@ def plan_fixed_firings(
         _table(plan.chains.neighbours), trie, tuple(views for _, views in joins)
     )
     return FixedPlan(cfg, world)
+
+
+def choose_capacities(
+    plan: FixedPlan, sample: Questions, max_bytes: int
+) -> FixedConfig:
+    """The static settings with a number of questions and rows for them that fit the memory.
+
+    Args:
+      sample: questions like those to come, at least one.
+      max_bytes: of all stages together.
+
+    Raises:
+      ValueError: the memory does not suffice for a single question, or ids are too large to sort rows by.
+    """
+    cfg, world = plan
+    # One after the other: their rows together may be many.
+    rows = [slice(i, i + 1) for i in range(len(sample.entity))]
+    demands = [
+        list_firings(cfg, world, select_questions(sample, row)).demand
+        for row in rows
+    ]
+    demand = torch.cat(demands, dim=1).clamp_max(MAX_STAGE_ROWS)
+    n_fitting = max(1, int(FITTING_SHARE * demand.shape[1]))
+    fitting = demand[:, demand.sum(0).argsort()[:n_fitting]].double()
+    mean = fitting.mean(1)
+    deviation = fitting.std(1, correction=0)
+    largest = demand.new_ones(len(demand)).double()
+    if demand.numel():
+        largest = fitting.amax(1).clamp_min(1)
+
+    n_questions = MAX_BATCH_QUESTIONS
+    while n_questions:
+        room = CAPACITY_DEVIATIONS * math.sqrt(n_questions) * deviation
+        rows_needed = (n_questions * mean + room).maximum(largest).ceil()
+        if float(rows_needed.sum()) * ROW_BYTES <= max_bytes:
+            break
+        n_questions //= 2
+    if not n_questions:
+        raise ValueError(
+            f"fixed shapes: expected memory for {int(rows_needed.sum())} rows,"
+            f" got {max_bytes} bytes"
+        )
+    _check_bits(cfg, plan.world.trie, n_questions)
+    return replace(
+        cfg,
+        n_questions=n_questions,
+        capacities=tuple(int(n) for n in rows_needed.tolist()),
+    )
+
+
+def _check_bits(cfg: FixedConfig, trie: ChainTrie, n_questions: int) -> None:
+    """Check that a row fits a key of 63 bits.
+
+    Raises:
+      ValueError: it does not.
+    """
+    largest = max(len(trie.child_offsets), cfg.sizes.n_rules)
+    bits = sum(_bits(n_questions, largest, cfg.sizes.n_constants))
+    if bits > KEY_BITS:
+        raise ValueError(
+            f"fixed shapes: expected ids of at most {KEY_BITS} bits, got {bits}"
+        )
 
 
 def _table(neighbours: Neighbours) -> NeighbourTable:

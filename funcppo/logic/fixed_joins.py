@@ -43,12 +43,14 @@ class JoinStep:
 
     Attributes:
       shared: the variables that are bound already.
+      bits: hold any value of them.
       new: those that it binds; without any, rows without a match are dropped and no others made.
       inequalities: whose variables are bound from now on.
       kept: the variables that are needed later.
     """
 
     shared: tuple[int, ...]
+    bits: int
     new: tuple[int, ...]
     inequalities: tuple[Inequality, ...]
     kept: tuple[int, ...]
@@ -64,7 +66,6 @@ class RuleJoin:
     unknown: int
     asked: int
     rule: int
-    bits: int  # hold any value
     steps: tuple[JoinStep, ...]
 
 
@@ -121,7 +122,6 @@ def _plan_join(
     head = rules.template.head
     given, asked = head[HEAD + TAIL - side], head[side]
     unknown = 1 + rules.variables[-1]
-    largest = max(plan.n_ids, plan.sizes.n_rules)
     bound = {head[0], given, unknown}
     query = ConjunctiveQuery(
         tuple(literals), (asked, unknown + 1), tuple(inequalities), plan.n_ids
@@ -135,7 +135,10 @@ def _plan_join(
         options: list[tuple[float, int, JoinStep, IndexedView]] = []
         for i, literal in enumerate(remaining):
             others = remaining[:i] + remaining[i + 1 :]
-            step = _plan_step(query, literal, others, later, bound)
+            # Relations keep their views, which `firings` reads with these bits too.
+            holds_rules = unknown + 1 in literal.variables
+            largest = max(plan.n_ids, plan.sizes.n_rules * holds_rules)
+            step = _plan_step(query, literal, others, later, bound, largest)
             variables = step.shared + step.new
             view = indexed_view(
                 literal, variables, len(step.shared), largest, is_counted=True
@@ -154,7 +157,6 @@ def _plan_join(
         unknown=unknown,
         asked=asked,
         rule=unknown + 1,
-        bits=largest.bit_length(),
         steps=tuple(steps),
     )
     return join, views
@@ -166,12 +168,14 @@ def _plan_step(
     others: Sequence[Literal],
     inequalities: Sequence[Inequality],
     bound: set[int],
+    largest: int,
 ) -> JoinStep:
     """The step that joins a literal now.
 
     Args:
       others: to be joined later.
       inequalities: not checked yet.
+      largest: value in the relation.
     """
     useful = query.needed_variables(others, inequalities)
     terms = [t for t in dict.fromkeys(literal.terms) if t in literal.variables]
@@ -184,6 +188,7 @@ def _plan_step(
     needed = query.needed_variables(others, later)
     return JoinStep(
         shared=tuple(t for t in terms if t in bound),
+        bits=largest.bit_length(),
         new=tuple(t for t in terms if t not in bound and t in useful),
         inequalities=tuple(now),
         kept=tuple(sorted(needed & now_bound)),
@@ -210,7 +215,7 @@ def join_rules(
     views: Sequence[JoinView],
     questions: Questions,
     stages: Stages,
-    capacities: Sequence[int] | None,
+    capacities: tuple[int, ...] | int,
 ) -> tuple[Stages, Firings]:
     """The firings of some rules, without walks; a question and a candidate may have a rule more than once.
 
@@ -227,7 +232,7 @@ def join_rules(
         join.unknown: questions.left_out,
     }
     for step, view in zip(join.steps, views, strict=True):
-        start, count = _agreeing_rows(step, view, columns, question, join.bits)
+        start, count = _agreeing_rows(step, view, columns, question)
         if step.new:
             stages, pairs = fixed_rows.expand(
                 stages, capacities, question, start, count
@@ -261,7 +266,6 @@ def _agreeing_rows(
     view: JoinView,
     columns: Columns,
     question: I64[Tensor, "n"],
-    bits: int,
 ) -> row_index.Span:
     """The rows of a view that agree with each row of a table."""
     if not step.shared:
@@ -270,7 +274,7 @@ def _agreeing_rows(
     key, found = row_index.encode_with_prefixes(
         view.key_prefixes,
         [columns[v] for v in step.shared],
-        [bits] * len(step.shared),
+        [step.bits] * len(step.shared),
     )
     start = torch.searchsorted(view.keys, key)
     end = torch.searchsorted(view.keys, key, right=True)

@@ -48,7 +48,7 @@ def no_stages(n_questions: int, device: torch.device) -> Stages:
 
 def expand(
     stages: Stages,
-    capacities: Sequence[int] | None,
+    capacities: tuple[int, ...] | int,
     question: I64[Tensor, "n"],
     start: I64[Tensor, "n"],
     count: I64[Tensor, "n"],
@@ -56,7 +56,7 @@ def expand(
     """All pairs (row, start[row] + i) with i < count[row], of the questions that fit: one stage.
 
     Args:
-      capacities: rows of each stage, at least 1; None for as many as there are, which the data then say.
+      capacities: rows of each stage, at least 1; a number for as many as the data say there are, up to that.
       question: of each row; Q at an empty place, whose count is not read.
     """
     n_questions = len(stages.overflow) - 1
@@ -64,8 +64,8 @@ def expand(
     count = torch.where(question < n_questions, count, 0)
     demand = torch.zeros_like(stages.overflow, dtype=torch.int64)
     demand = demand.index_add(0, question, count)
-    if capacities is None:
-        capacity = max(1, int(demand.sum()))
+    if isinstance(capacities, int):
+        capacity = max(1, min(int(demand.sum()), capacities))
     else:
         capacity = capacities[len(stages.demands)]
 
