@@ -13,8 +13,9 @@ entry points.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +25,12 @@ from funcppo.logic import chains, joins, row_index
 from funcppo.logic.chains import ChainPlan
 from funcppo.logic.joins import ConjunctiveQuery, Inequality, RowBudget
 from funcppo.logic.kb import KBSizes, KnowledgeBase
-from funcppo.logic.question_types import Firings, LeftOut, Questions
+from funcppo.logic.question_types import (
+    Firings,
+    FittingFirings,
+    LeftOut,
+    Questions,
+)
 from funcppo.logic.relations import (
     Literal,
     Relation,
@@ -63,6 +69,20 @@ class RuleGroup:
     predicates: frozenset[int]  # of the heads of all rules
 
 
+class FixedLister(Protocol):
+    """Lists firings in tables of fixed size, of all questions that fit."""
+
+    def prepare(
+        self,
+        plan: FiringPlan,
+        questions: Questions,
+        left_out: LeftOut,
+        object_identity: bool,
+    ) -> Callable[[Questions], FittingFirings] | str:
+        """What lists such questions, or why nothing does; see `iter_firings`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FiringPlan:
     """What questions are answered from."""
@@ -74,6 +94,7 @@ class FiringPlan:
     groups: tuple[RuleGroup, ...]  # the rules that are no path rules
     memory_share: float = 1.0  # of the largest chunks of questions
     with_walks: bool = False  # firings have the probabilities of random walks
+    fixed_lister: FixedLister | None = None  # lists many questions, if set
 
     @property
     def n_ids(self) -> int:

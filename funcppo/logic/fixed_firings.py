@@ -19,6 +19,7 @@ from funcppo.logic.chains import ChainTrie, Neighbours, TabledNeighbours
 from funcppo.logic.firings import FiringPlan
 from funcppo.logic.fixed_joins import JoinView, RuleJoin
 from funcppo.logic.fixed_rows import Stages
+from funcppo.logic.joins import expand_ranges
 from funcppo.logic.kb import KBSizes
 from funcppo.logic.question_types import (
     WALK_UNIT,
@@ -27,9 +28,10 @@ from funcppo.logic.question_types import (
     Questions,
     select_questions,
 )
-from funcppo.logic.sorting import KEY_BITS
+from funcppo.logic.sorting import KEY_BITS, unique_values
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.types import I64, Bool
+from funcppo.logic.typed_torch import int_list
+from funcppo.types import F64, I64, Bool
 
 # rows of a stage while capacities are chosen
 MAX_STAGE_ROWS = 1 << 22
@@ -146,40 +148,44 @@ def choose_capacities(
     Raises:
       ValueError: the memory does not suffice for a single question, or ids are too large to sort rows by.
     """
-    cfg, world = plan
-    # One after the other: their rows together may be many.
-    rows = [slice(i, i + 1) for i in range(len(sample.entity))]
-    demands = [
-        list_firings(cfg, world, select_questions(sample, row)).demand
-        for row in rows
-    ]
-    demand = torch.cat(demands, dim=1).clamp_max(MAX_STAGE_ROWS)
-    n_fitting = max(1, int(FITTING_SHARE * demand.shape[1]))
-    fitting = demand[:, demand.sum(0).argsort()[:n_fitting]].double()
-    mean = fitting.mean(1)
-    deviation = fitting.std(1, correction=0)
-    largest = demand.new_ones(len(demand)).double()
-    if demand.numel():
-        largest = fitting.amax(1).clamp_min(1)
-
+    demand = _fitting_demand(plan, sample)
     n_questions = MAX_BATCH_QUESTIONS
-    while n_questions:
-        room = CAPACITY_DEVIATIONS * math.sqrt(n_questions) * deviation
-        rows_needed = (n_questions * mean + room).maximum(largest).ceil()
-        if float(rows_needed.sum()) * ROW_BYTES <= max_bytes:
-            break
+    rows = _rows_needed(demand, n_questions)
+    while sum(rows) * ROW_BYTES > max_bytes and n_questions > 1:
         n_questions //= 2
-    if not n_questions:
+        rows = _rows_needed(demand, n_questions)
+    if sum(rows) * ROW_BYTES > max_bytes:
         raise ValueError(
-            f"fixed shapes: expected memory for {int(rows_needed.sum())} rows,"
-            f" got {max_bytes} bytes"
+            f"fixed shapes: expected memory for {sum(rows):,} rows of"
+            f" {ROW_BYTES} bytes, got {max_bytes:,} bytes"
         )
-    _check_bits(cfg, plan.world.trie, n_questions)
-    return replace(
-        cfg,
-        n_questions=n_questions,
-        capacities=tuple(int(n) for n in rows_needed.tolist()),
-    )
+    _check_bits(plan.cfg, plan.world.trie, n_questions)
+    return replace(plan.cfg, n_questions=n_questions, capacities=rows)
+
+
+def _fitting_demand(plan: FixedPlan, sample: Questions) -> F64[Tensor, "S n"]:
+    """The rows of each stage for the sampled questions that are to fit, those with the fewest rows."""
+    # One after the other: their rows together may be many.
+    demands = [
+        list_firings(
+            plan.cfg, plan.world, select_questions(sample, slice(i, i + 1))
+        ).demand
+        for i in range(len(sample.entity))
+    ]
+    demand = torch.cat(demands, dim=1)
+    n_fitting = max(1, int(FITTING_SHARE * len(sample.entity)))
+    return demand[:, demand.sum(0).argsort()[:n_fitting]].double()
+
+
+def _rows_needed(
+    demand: F64[Tensor, "S n"], n_questions: int
+) -> tuple[int, ...]:
+    """The rows of each stage that a number of such questions need."""
+    room = CAPACITY_DEVIATIONS * math.sqrt(n_questions)
+    deviation = demand.std(1, correction=0)
+    rows = n_questions * demand.mean(1) + room * deviation
+    rows = rows.maximum(demand.amax(1)).clamp_min(1)
+    return tuple(int_list(rows.ceil().long()))
 
 
 def _check_bits(cfg: FixedConfig, trie: ChainTrie, n_questions: int) -> None:
@@ -208,7 +214,8 @@ def _table(neighbours: Neighbours) -> NeighbourTable:
             f" {chains.MAX_OFFSETS:,} pairs of a predicate and an entity"
         )
     if len(neighbours.entities):
-        return NeighbourTable(*neighbours[1:])
+        _, offsets, entities, keys = neighbours
+        return NeighbourTable(offsets, entities, keys)
     return NeighbourTable(
         neighbours.offsets,
         neighbours.entities.new_zeros(1),
@@ -240,12 +247,12 @@ def _join_offsets(
 
 def _depth(trie: ChainTrie) -> int:
     """The steps of the longest path."""
-    child = trie.child_offsets.tolist()
-    children = trie.child.tolist()
-    level = [node for node in set(trie.root.tolist()) if node]
+    level = unique_values(trie.root[trie.root > 0])
     depth = -1
-    while level:
-        level = [c for n in level for c in children[child[n] : child[n + 1]]]
+    while len(level):
+        start = trie.child_offsets[level]
+        count = trie.child_offsets[level + 1] - start
+        level = trie.child[expand_ranges(start, count).position]
         depth += 1
     return max(depth, 0)
 
@@ -284,11 +291,11 @@ def list_firings(
         [firings.n_groundings, firings.walk][: 1 + cfg.with_walks],
         n_questions,
     )
+    question, candidate, rule = columns
+    walk = totals[1] if cfg.with_walks else firings.walk
     return FixedFirings(
-        Firings(
-            *columns, totals[0], totals[1] if cfg.with_walks else firings.walk
-        ),
-        n_firings=(columns[0] < n_questions).sum(),
+        Firings(question, candidate, rule, totals[0], walk),
+        n_firings=(question < n_questions).sum(),
         overflow=stages.overflow[:n_questions],
         demand=torch.cat(
             [

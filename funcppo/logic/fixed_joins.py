@@ -132,19 +132,13 @@ def _plan_join(
     remaining = list(literals)
     later = list(inequalities)
     while remaining:
-        options: list[tuple[float, int, JoinStep, IndexedView]] = []
-        for i, literal in enumerate(remaining):
-            others = remaining[:i] + remaining[i + 1 :]
-            # Relations keep their views, which `firings` reads with these bits too.
-            holds_rules = unknown + 1 in literal.variables
-            largest = max(plan.n_ids, plan.sizes.n_rules * holds_rules)
-            step = _plan_step(query, literal, others, later, bound, largest)
-            variables = step.shared + step.new
-            view = indexed_view(
-                literal, variables, len(step.shared), largest, is_counted=True
-            )
-            options.append((_mean_rows(step, view), i, step, view))
-        _, i, step, view = min(options, key=lambda option: option[:2])
+        options = [
+            _plan_step(query, remaining, i, later, bound)
+            for i in range(len(remaining))
+        ]
+        n_rows = [_mean_rows(step, view) for step, view in options]
+        i = n_rows.index(min(n_rows))
+        step, view = options[i]
         bound |= remaining.pop(i).variables
         later = [u for u in later if u not in step.inequalities]
         steps.append(step)
@@ -164,35 +158,51 @@ def _plan_join(
 
 def _plan_step(
     query: ConjunctiveQuery,
-    literal: Literal,
-    others: Sequence[Literal],
+    remaining: Sequence[Literal],
+    i: int,
     inequalities: Sequence[Inequality],
     bound: set[int],
-    largest: int,
-) -> JoinStep:
-    """The step that joins a literal now.
+) -> tuple[JoinStep, IndexedView]:
+    """The step that joins a literal now, and the view that it reads.
 
     Args:
-      others: to be joined later.
+      remaining: literals that are not joined yet.
+      i: which of them to join.
       inequalities: not checked yet.
-      largest: value in the relation.
     """
-    useful = query.needed_variables(others, inequalities)
-    terms = [t for t in dict.fromkeys(literal.terms) if t in literal.variables]
+    literal = remaining[i]
+    others = [*remaining[:i], *remaining[i + 1 :]]
     now_bound = bound | literal.variables
     now: list[Inequality] = []
     later: list[Inequality] = []
     for inequality in inequalities:
         is_bound = query.variables_in(*inequality) <= now_bound
         (now if is_bound else later).append(inequality)
-    needed = query.needed_variables(others, later)
-    return JoinStep(
-        shared=tuple(t for t in terms if t in bound),
-        bits=largest.bit_length(),
-        new=tuple(t for t in terms if t not in bound and t in useful),
-        inequalities=tuple(now),
-        kept=tuple(sorted(needed & now_bound)),
+
+    useful = query.needed_variables(others, inequalities)
+    terms = [t for t in dict.fromkeys(literal.terms) if t in literal.variables]
+    shared = tuple(t for t in terms if t in bound)
+    new = tuple(t for t in terms if t not in bound and t in useful)
+    # Relations of facts keep their views, which `firings` reads with these bits too; ids of rules may need more.
+    largest = max(query.n_constants, _largest_rule(literal, query))
+    view = indexed_view(
+        literal, shared + new, len(shared), largest, is_counted=True
     )
+    step = JoinStep(
+        shared=shared,
+        bits=largest.bit_length(),
+        new=new,
+        inequalities=tuple(now),
+        kept=tuple(sorted(query.needed_variables(others, later) & now_bound)),
+    )
+    return step, view
+
+
+def _largest_rule(literal: Literal, query: ConjunctiveQuery) -> int:
+    """The largest id of a rule in a relation, the last variable of the output; 0 in a relation of facts."""
+    if query.output_variables[-1] not in literal.variables:
+        return 0
+    return int(literal.relation.columns[-1].amax())
 
 
 def _mean_rows(step: JoinStep, view: IndexedView) -> float:
