@@ -45,7 +45,7 @@ CAPACITY_DEVIATIONS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FixedConfig:
+class FixedShapes:
     """What is static; a new value compiles a new graph.
 
     Attributes:
@@ -84,7 +84,7 @@ class FixedWorld(NamedTuple):
 class FixedPlan(NamedTuple):
     """The arguments of `list_firings` that are the same for all questions."""
 
-    cfg: FixedConfig
+    cfg: FixedShapes
     world: FixedWorld
 
 
@@ -122,7 +122,7 @@ def plan_fixed_firings(
     """
     trie = _both_sides(plan.chains.tries[HEAD], plan.chains.tries[TAIL])
     joins = list(fixed_joins.iter_rule_joins(plan, left_out, object_identity))
-    cfg = FixedConfig(
+    cfg = FixedShapes(
         sizes=plan.sizes,
         left_out=left_out,
         object_identity=object_identity,
@@ -138,7 +138,7 @@ def plan_fixed_firings(
 
 def choose_capacities(
     plan: FixedPlan, sample: Questions, max_bytes: int
-) -> FixedConfig:
+) -> FixedShapes:
     """The static settings with a number of questions and rows for them that fit the memory.
 
     Args:
@@ -188,7 +188,7 @@ def _rows_needed(
     return tuple(int_list(rows.ceil().long()))
 
 
-def _check_bits(cfg: FixedConfig, trie: ChainTrie, n_questions: int) -> None:
+def _check_bits(cfg: FixedShapes, trie: ChainTrie, n_questions: int) -> None:
     """Check that a row fits a key of 63 bits.
 
     Raises:
@@ -258,7 +258,7 @@ def _depth(trie: ChainTrie) -> int:
 
 
 def list_firings(
-    cfg: FixedConfig, world: FixedWorld, questions: Questions
+    cfg: FixedShapes, world: FixedWorld, questions: Questions
 ) -> FixedFirings:
     """All firings for the questions that fit.
 
@@ -321,7 +321,7 @@ def _bits(*largest: int) -> list[int]:
 
 
 def _chain_firings(
-    cfg: FixedConfig, world: FixedWorld, questions: Questions, stages: Stages
+    cfg: FixedShapes, world: FixedWorld, questions: Questions, stages: Stages
 ) -> tuple[Stages, list[Firings]]:
     """The firings of path rules, level by level; one question and candidate may have a rule more than once."""
     n_questions = len(stages.overflow) - 1
@@ -349,7 +349,7 @@ def _chain_firings(
 
 
 def _walk_on(
-    cfg: FixedConfig,
+    cfg: FixedShapes,
     world: FixedWorld,
     questions: Questions,
     stages: Stages,
@@ -398,7 +398,7 @@ def _walk_on(
 
 
 def _count_left_out(
-    cfg: FixedConfig,
+    cfg: FixedShapes,
     neighbours: Neighbours,
     questions: Questions,
     question: I64[Tensor, "m"],
@@ -416,7 +416,7 @@ def _count_left_out(
 
 
 def _merge(
-    cfg: FixedConfig, trie: ChainTrie, walks: _Walks, n_questions: int
+    cfg: FixedShapes, trie: ChainTrie, walks: _Walks, n_questions: int
 ) -> _Walks:
     """Walks that have come to the same node and entity as one."""
     n_nodes = len(trie.child_offsets)
@@ -432,7 +432,7 @@ def _merge(
 
 
 def _fire(
-    cfg: FixedConfig, trie: ChainTrie, stages: Stages, walks: _Walks
+    cfg: FixedShapes, trie: ChainTrie, stages: Stages, walks: _Walks
 ) -> tuple[Stages, Firings]:
     """The firings of the rules whose body ends where walks have come."""
     start = trie.rule_offsets[walks.node]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from funcppo.logic import fixed_firings
 from funcppo.logic.firings import FiringPlan
-from funcppo.logic.fixed_firings import FixedConfig, FixedFirings, FixedWorld
+from funcppo.logic.fixed_firings import FixedFirings, FixedShapes, FixedWorld
 from funcppo.logic.question_types import (
     Firings,
     FittingFirings,
@@ -30,7 +30,7 @@ class ListFirings(Protocol):
     """`fixed_firings.list_firings`, or compiled code of it."""
 
     def __call__(
-        self, cfg: FixedConfig, world: FixedWorld, questions: Questions, /
+        self, cfg: FixedShapes, world: FixedWorld, questions: Questions, /
     ) -> FixedFirings:
         """All firings for the questions that fit."""
         ...
@@ -109,7 +109,7 @@ class FixedListing:
 class PreparedListing(NamedTuple):
     """A listing whose shapes are chosen."""
 
-    cfg: FixedConfig
+    cfg: FixedShapes
     world: FixedWorld
     list_firings: ListFirings
 
