@@ -72,7 +72,6 @@ class FixedListing:
         for known in self.prepared:
             is_same = (
                 known.plan.chains is plan.chains
-                and known.plan.groups is plan.groups
                 and known.plan.with_walks == plan.with_walks
                 and known.left_out == left_out
                 and known.object_identity == object_identity

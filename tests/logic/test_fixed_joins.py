@@ -6,7 +6,7 @@ import torch
 
 from funcppo.logic import firing_chunks, fixed_firings, fixed_joins, kb
 from funcppo.logic.firings import plan_firings
-from funcppo.logic.triple_index import TAIL
+from funcppo.logic.triple_index import HEAD, TAIL
 from tests.logic.test_firings import LIKES, X, Y, Z, all_questions, ask
 from tests.oracles import Program
 
@@ -59,3 +59,19 @@ def test_more_rules_than_ids():
         n = int(listed.n_firings)
         assert n == len(expected.rule) > 0
         assert torch.equal(listed.firings.rule[:n], expected.rule)
+
+
+def test_what_nothing_needs_is_counted_and_not_listed():
+    """likes(X, 1) <- t(X, Z, W): a row for each X, with as many groundings as there are Z and W."""
+    w, t = Z + 1, 2
+    facts = ((t, 2, 1, 1), (t, 2, 1, 2), (t, 2, 3, 1), (t, 3, 1, 1))
+    program = Program(3, (2, 3), facts, (((LIKES, X, 1), (t, X, Z, w)),))
+    built, sizes = kb.build(**program.arrays())
+    fixed = fixed_firings.plan_fixed_firings(
+        plan_firings(built, sizes), left_out="fact", object_identity=False
+    )
+    listed = fixed_firings.list_firings(*fixed, ask([(LIKES, HEAD, 1, 0)]))
+    assert listed.n_firings == 2
+    assert listed.firings.candidate[:2].tolist() == [2, 3]
+    assert listed.firings.n_groundings[:2].tolist() == [3, 1]
+    assert listed.demand.max() == 2
