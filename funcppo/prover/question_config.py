@@ -75,7 +75,7 @@ class QuestionConfig:
     fixed_shapes: bool = False
     """List the firings of many questions in tables of fixed size by compiled code, and those of questions that do not
     fit as without it. The firings are the same. Compiling takes minutes, for each kind of evidence that is compared;
-    on one core large graphs are listed no faster."""
+    on one core it saves little or nothing."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
