@@ -27,6 +27,7 @@ from funcppo.experiment.listwise_steps import (
     ignore_first_step,
 )
 from funcppo.experiment.question_training import TrainingQuestions
+from funcppo.logic.fixed_listing import FixedListing, ListFirings
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import (
@@ -54,6 +55,7 @@ from funcppo.prover.task import (
     ignore_phase,
     with_answers,
 )
+from funcppo.runtime import compile as compilation
 from funcppo.types import F64
 
 # rows that joins make for each firing of the valid queries that every validation scores: a minute or less on one core
@@ -152,6 +154,10 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         with_walks=cfg.walks is not False,
         plan=task.answers_plan,
     )
+    if cfg.fixed_shapes:
+        lister = FixedListing(_compile_listing)
+        plan = dataclasses.replace(facts.plan, fixed_lister=lister)
+        facts = facts._replace(plan=plan)
     world = aggregation.make_world(task.kb, task.sizes, facts)
     weighed = AggregationConfig(
         sizes=task.sizes,
@@ -168,6 +174,11 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         aggregation=world,
         policy=PolicyConfig(aggregation=weighed, capacity=Capacity(1, 1, 1)),
     )
+
+
+def _compile_listing(list_firings: ListFirings) -> ListFirings:
+    """Compiled code that lists firings."""
+    return compilation.compile_function(list_firings, use_custom_passes=False)
 
 
 def training_world(setup: QuestionSetup, device: str) -> QuestionWorld:

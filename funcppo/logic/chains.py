@@ -345,7 +345,6 @@ def iter_chain_firings(
             trie,
             plan.neighbours,
             questions,
-            side,
             left_out,
             object_identity,
             sizes,
@@ -375,7 +374,6 @@ class _Walker:
     trie: ChainTrie
     neighbours: Neighbours
     questions: Questions
-    side: int
     left_out: LeftOut
     object_identity: bool
     sizes: KBSizes
@@ -543,20 +541,10 @@ class _Walker:
         self, walks: Walks, step: I64[Tensor, "n"]
     ) -> Bool[Tensor, "n"]:
         """Whether the last step of each walk uses a fact that its question leaves out."""
-        asked = self.questions
-        given = asked.entity[walks.question]
-        answer = asked.left_out[walks.question]
         here, there = walks.path[-2:]
-        onwards = (here == given) & (there == answer)
-        backwards = (here == answer) & (there == given)
-        if self.left_out == "pair":
-            return onwards | backwards
-
-        # The fact that is left out leads from the given entity to the answer: forward if the second argument is asked
-        # for.
-        predicate = asked.predicate[walks.question]
-        along = 2 * predicate + (FORWARD if self.side == TAIL else BACKWARD)
-        return (onwards & (step == along)) | (backwards & (step == along ^ 1))
+        return uses_left_out(
+            self.questions, walks.question, step, here, there, self.left_out
+        )
 
     def _merge(self, walks: Walks) -> Walks:
         """Walks that have come to the same node and entity as one, with the sums of their ways and probabilities."""
@@ -589,6 +577,32 @@ class _Walker:
         """
         if self.budget is not None:
             self.budget.spend_join(n_rows)
+
+
+def uses_left_out(
+    questions: Questions,
+    question: I64[Tensor, "n"],
+    step: I64[Tensor, "n"],
+    here: I64[Tensor, "n"],
+    there: I64[Tensor, "n"],
+    left_out: LeftOut,
+) -> Bool[Tensor, "n"]:
+    """Whether steps from some entities to others use a fact that their question leaves out.
+
+    Args:
+      question: row of the question of each step.
+    """
+    given = questions.entity[question]
+    answer = questions.left_out[question]
+    onwards = (here == given) & (there == answer)
+    backwards = (here == answer) & (there == given)
+    if left_out == "pair":
+        return onwards | backwards
+
+    # The fact that is left out leads from the given entity to the answer: forward if the second argument is asked for.
+    direction = torch.where(questions.side == TAIL, FORWARD, BACKWARD)
+    along = (2 * questions.predicate + direction)[question]
+    return (onwards & (step == along)) | (backwards & (step == along ^ 1))
 
 
 def _select(walks: Walks, is_kept: Bool[Tensor, "n"]) -> Walks:

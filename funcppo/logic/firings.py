@@ -13,8 +13,9 @@ entry points.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +25,12 @@ from funcppo.logic import chains, joins, row_index
 from funcppo.logic.chains import ChainPlan
 from funcppo.logic.joins import ConjunctiveQuery, Inequality, RowBudget
 from funcppo.logic.kb import KBSizes, KnowledgeBase
-from funcppo.logic.question_types import Firings, LeftOut, Questions
+from funcppo.logic.question_types import (
+    Firings,
+    FittingFirings,
+    LeftOut,
+    Questions,
+)
 from funcppo.logic.relations import (
     Literal,
     Relation,
@@ -53,7 +59,7 @@ class _QuestionGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _RuleGroup:
+class RuleGroup:
     """Rules of one shape: they differ in what a template has variables for."""
 
     template: Rule
@@ -61,6 +67,20 @@ class _RuleGroup:
     values: Relation  # what they stand for in each rule, in the same order
     rule: Tensor  # id of each rule, in the order of the relation
     predicates: frozenset[int]  # of the heads of all rules
+
+
+class FixedLister(Protocol):
+    """Lists firings in tables of fixed size, of all questions that fit."""
+
+    def prepare(
+        self,
+        plan: FiringPlan,
+        questions: Questions,
+        left_out: LeftOut,
+        object_identity: bool,
+    ) -> Callable[[Questions], FittingFirings] | str:
+        """What lists such questions, or why nothing does; see `iter_firings`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +91,10 @@ class FiringPlan:
     chains: ChainPlan
     facts: Relation  # (predicate, arguments) of bodies of a single atom
     relations: dict[int, Relation]  # of the facts that longer bodies name
-    groups: tuple[_RuleGroup, ...]  # the rules that are no path rules
+    groups: tuple[RuleGroup, ...]  # the rules that are no path rules
     memory_share: float = 1.0  # of the largest chunks of questions
     with_walks: bool = False  # firings have the probabilities of random walks
+    fixed_lister: FixedLister | None = None  # lists many questions, if set
 
     @property
     def n_ids(self) -> int:
@@ -173,14 +194,14 @@ def iter_firings(
     for rules in plan.groups:
         if asked.isdisjoint(rules.predicates):
             continue
-        body = _body_literals(plan, rules.template)
+        body = body_literals(plan, rules.template)
         if body is None:
             continue
         query = ConjunctiveQuery(
             body,
             output_variables=(),
             inequalities=tuple(
-                _identity_constraints(rules) if object_identity else ()
+                identity_constraints(rules) if object_identity else ()
             ),
             n_constants=plan.n_ids,
             budget=budget,
@@ -192,7 +213,7 @@ def iter_firings(
                 yield part._replace(walk=none) if plan.with_walks else part
 
 
-def _body_literals(
+def body_literals(
     plan: FiringPlan, template: Rule
 ) -> tuple[Literal, ...] | None:
     """The literals of a template's body; None if no fact has one of its predicates."""
@@ -231,7 +252,7 @@ def _group_questions(
 
 def _group_rules(
     rules: Sequence[Rule], sizes: KBSizes, device: torch.device
-) -> Iterator[_RuleGroup]:
+) -> Iterator[RuleGroup]:
     """Yield the rules, those of one shape together; a repeated rule in a group of its own."""
     largest = max(
         [sizes.n_constants]
@@ -251,7 +272,7 @@ def _group_rules(
         rows = sorted(members)
         columns = torch.tensor(rows, dtype=torch.int64, device=device)
         n_lifted = len(rows[0])
-        yield _RuleGroup(
+        yield RuleGroup(
             template=template,
             variables=tuple(range(first_lifted, first_lifted + n_lifted)),
             values=Relation(
@@ -291,7 +312,7 @@ def _lift(
     return Rule(0, head, body), tuple(values)
 
 
-def _identity_constraints(rules: _RuleGroup) -> list[Inequality]:
+def identity_constraints(rules: RuleGroup) -> list[Inequality]:
     """Inequalities that keep the variables of rules apart from each other and from the constants."""
     template = rules.template
     terms = sorted(
@@ -307,7 +328,7 @@ def _identity_constraints(rules: _RuleGroup) -> list[Inequality]:
 
 
 def _fire(
-    rules: _RuleGroup,
+    rules: RuleGroup,
     query: ConjunctiveQuery,
     group: _QuestionGroup,
     left_out: LeftOut,
@@ -330,7 +351,7 @@ def _fire(
         first=question if len(query.literals) == 1 else None,
         inequalities=(
             *query.inequalities,
-            *_unknown_facts(rules.template, group.side, unknown, left_out),
+            *unknown_facts(rules.template, group.side, unknown, left_out),
         ),
         output_variables=tuple(sorted(output)),
     )
@@ -340,7 +361,7 @@ def _fire(
         yield _to_firings(rules, group, answers, (given, unknown, asked), n_ids)
 
 
-def _unknown_facts(
+def unknown_facts(
     template: Rule, side: int, unknown: int, left_out: LeftOut
 ) -> list[Inequality]:
     """Inequalities that keep the atoms of a body apart from the facts that are left out."""
@@ -361,7 +382,7 @@ def _unknown_facts(
 
 
 def _to_firings(
-    rules: _RuleGroup,
+    rules: RuleGroup,
     group: _QuestionGroup,
     answers: Table,
     terms: tuple[int, int, int],
