@@ -20,8 +20,8 @@ from funcppo.types import I64
 _MAX_IDS_PER_ROW = 16
 
 Columns = tuple[Tensor, ...]
-# pattern of terms, order of columns, indexed columns, whether rows are counted
-ViewKey = tuple[tuple[int, ...], tuple[int, ...], int, bool]
+# pattern of terms, order of columns, indexed columns, bits of a term, whether rows are counted
+ViewKey = tuple[tuple[int, ...], tuple[int, ...], int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,8 @@ def indexed_view(
 ) -> IndexedView:
     """The literal's rows over some of its variables, sorted and indexed.
 
-    Views are cached in the relation by the pattern of terms, the order of columns and the number of indexed columns.
+    Views are cached in the relation by the pattern of terms, the order of columns, the number of indexed columns and the
+    bits of a term.
 
     Args:
       variables: the columns of the view, in order.
@@ -197,7 +198,8 @@ def indexed_view(
         -first[t] if t in literal.variables else t + 1 for t in literal.terms
     )
     cache = literal.relation.view_cache
-    cache_key = (pattern, positions, n_index_columns, is_counted)
+    bits = n_constants.bit_length()
+    cache_key = (pattern, positions, n_index_columns, bits, is_counted)
     if cache_key not in cache:
         cache[cache_key] = _make_view(
             literal, positions, n_index_columns, n_constants, is_counted

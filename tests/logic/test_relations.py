@@ -91,6 +91,8 @@ def test_a_view_is_computed_once():
     view = indexed_view(literal, (X, Y), 1, N_CONSTANTS)
     assert indexed_view(same_pattern, (Y, X), 1, N_CONSTANTS) is view
     assert indexed_view(literal, (X, Y), 2, N_CONSTANTS) is not view
+    # whose keys have more bits
+    assert indexed_view(literal, (X, Y), 1, 2 * N_CONSTANTS) is not view
 
 
 @given(
