@@ -138,11 +138,13 @@ def ravel_update_state(
 def _has_finite_moments(opt_state: AdamState[Tensor]) -> Bool[Tensor, ""]:
     mu, nu = opt_state.mu, opt_state.nu
     # One pass over memory each: a NaN is the largest and the smallest number, and compares as False.
-    return (
-        (torch.linalg.vector_norm(mu, torch.inf) < torch.inf)
-        & (torch.linalg.vector_norm(nu, torch.inf) < torch.inf)
-        & (nu.amin() >= 0)
-    )
+    is_finite = (_max_norm(mu) < torch.inf) & (_max_norm(nu) < torch.inf)
+    return is_finite & (nu.amin() >= 0)
+
+
+def _max_norm(x: Tensor) -> F32[Tensor, ""]:
+    norm = torch.linalg.vector_norm(x, torch.inf)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return cast(Tensor, norm)
 
 
 def unravel_update_state(

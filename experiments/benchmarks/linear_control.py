@@ -33,7 +33,7 @@ from funcppo.logic import kb as kbase
 from funcppo.logic.firing_chunks import iter_firing_chunks
 from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.question_types import Questions, select_questions
-from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.logic.triple_index import HEAD
 from funcppo.prover.evidence import training_questions
 
 SETS = ("kinships", "nations", "umls", "family")
@@ -47,7 +47,9 @@ SEEDS = (0, 1, 2)
 class Listed(NamedTuple):
     """The candidates of some questions, and the rules that derive them."""
 
-    n_candidates: Tensor  # [Q] of each question, those that no rule derives included
+    n_candidates: (
+        Tensor  # [Q] of each question, those that no rule derives included
+    )
     question: Tensor  # [L] of each candidate that some rule derives
     is_answer: Tensor  # [L]
     candidate: Tensor  # [N] of each firing
@@ -91,7 +93,7 @@ def measure(dataset: Dataset) -> dict[str, Any]:
         sizes.n_constants,
     )
     valid, test = (
-        list_candidates(plan, _both_questions(_atoms(split)), known)
+        list_candidates(plan, training_questions(_atoms(split)), known)
         for split in _held_out(dataset)
     )
     runs: list[dict[str, float]] = []
@@ -125,11 +127,6 @@ def _atoms(rows: Any) -> Tensor:
 
 def _held_out(dataset: Dataset) -> tuple[Any, Any]:
     return dataset.valid, dataset.test
-
-
-def _both_questions(atoms: Tensor) -> Questions:
-    """Both questions of each fact, of which nothing is known; the fact stands for its answer."""
-    return training_questions(atoms)
 
 
 def _answer_keys(atoms: Tensor, n_constants: int) -> Tensor:

@@ -182,8 +182,8 @@ def indexed_view(
 ) -> IndexedView:
     """The literal's rows over some of its variables, sorted and indexed.
 
-    Views are cached in the relation by the pattern of terms, the order of columns, the number of indexed columns and the
-    bits of a term.
+    Views are cached in the relation by the pattern of terms, the order of columns, the number of indexed columns and
+    the bits of a term.
 
     Args:
       variables: the columns of the view, in order.

@@ -120,10 +120,7 @@ def _store_layer(
     """
     stack = tl.program_id(1) % 2
     n_stored = tl.where(k == 0, 1, 0)
-    if is_shared:
-        row = k
-    else:
-        row = (1 - n_stored) * n_in
+    row = k if is_shared else (1 - n_stored) * n_in
     rows = place + (stack * n_in + row) * n_out
     _store(rows, of_weight, n_in - row, n_out, I, O)
     place += 2 * n_in * n_out
