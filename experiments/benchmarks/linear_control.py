@@ -88,12 +88,13 @@ def measure(dataset: Dataset) -> dict[str, Any]:
     """The row of a data set."""
     kb, sizes = kbase.from_dataset(dataset)
     plan = plan_firings(kb, sizes)
-    known = _answer_keys(
-        torch.cat([_atoms(a) for a in (dataset.facts, *_held_out(dataset))]),
-        sizes.n_constants,
+    # Answers of valid and test are no known answers while a fit is made: it would learn which candidates they are.
+    facts, all_facts = (
+        _answer_keys(torch.cat(list(map(_atoms, parts))), sizes.n_constants)
+        for parts in ([dataset.facts], [dataset.facts, *_held_out(dataset)])
     )
     valid, test = (
-        list_candidates(plan, training_questions(_atoms(split)), known)
+        list_candidates(plan, training_questions(_atoms(split)), all_facts)
         for split in _held_out(dataset)
     )
     runs: list[dict[str, float]] = []
@@ -103,7 +104,7 @@ def measure(dataset: Dataset) -> dict[str, Any]:
         questions = training_questions(_atoms(dataset.train))
         order = torch.randperm(len(questions.entity), generator=generator)
         train = list_candidates(
-            plan, select_questions(questions, order), known, MAX_FIRINGS
+            plan, select_questions(questions, order), facts, MAX_FIRINGS
         )
         best, weights = fit(train, valid, 2 * (sizes.n_rules + 1), generator)
         runs.append(
@@ -147,7 +148,11 @@ def list_candidates(
     known: Tensor,
     max_firings: float = float("inf"),
 ) -> Listed:
-    """The candidates of the first questions that have so many firings, but for other known answers."""
+    """The candidates of the first questions that have so many firings.
+
+    Args:
+      known: answers that are no candidates, but for a question's own, as `_answer_keys` numbers them.
+    """
     n_constants = plan.sizes.n_constants
     label = 2 * questions.predicate + (questions.side - HEAD)
     open_key = (label * (n_constants + 1) + questions.entity) * (
