@@ -798,14 +798,26 @@ def defaults() -> str:
     """The block of this name."""
     record = load_record("default_results")
     head = ["data", "rules", "mining", "training", "memory", "ceiling"]
-    head += ["published", "rule confidences", "untrained policy", "trained"]
+    head += ["published", "rule confidences", "linear control"]
+    head += ["untrained policy", "trained"]
+    control = load_record("linear_control")
     rows = []
     for name, label in DEFAULTS_LABELS.items():
         runs = [run for run in record["runs"] if run["set"] == name]
-        rows.append(defaults_row(label, runs, published_text(label)))
+        *cells, untrained, trained = defaults_row(
+            label, runs, published_text(label)
+        )
+        fits = control["sets"].get(name, {"runs": []})["runs"]
+        linear = mean_and_spread([fit["test"] for fit in fits]) if fits else ""
+        rows.append([*cells, linear, untrained, trained])
+    fits = [
+        {"commit": row["commit"], "machine": control["machine"]}
+        for row in control["sets"].values()
+    ]
     return (
         table(head, rows)
-        + f"\nRecord: `experiments/results/default_results.json` ({where_run(record['runs'])}; one thread).\n"
+        + f"\nRecords in `experiments/results/`: `default_results` ({where_run(record['runs'])}; one thread), "
+        f"`linear_control` ({where_run(fits)}).\n"
     )
 
 
