@@ -43,7 +43,9 @@ def test_the_profile_of_resolve_has_all_its_phases(tmp_path, monkeypatch):
     assert row["mode"] == "eager" and row["microseconds"] > 0
     assert row["phases"].keys() == {*profile_resolve.PHASES}
     assert min(row["phases"].values()) > 0
-    assert any(event["name"] == "aten::where" for event in row["costliest"])
+    # which operators cost most depends on the machine
+    names = {event["name"] for event in row["costliest"]}
+    assert any(name.startswith("aten::") for name in names)
     assert row["n_kernels"] == 0
     assert before == [getattr(resolve, name) for name in profile_resolve.PHASES]
 
