@@ -43,7 +43,7 @@ from funcppo.prover.evidence import training_questions
 from funcppo.runtime.compile import compile_function
 
 SETS = ("nations", "kinships", "wn18rr", "fb15k-237")
-N_QUESTIONS = 200
+N_QUESTIONS = 1024  # a batch at most
 N_SAMPLED = 48  # questions by which capacities are chosen
 MAX_BYTES = 1 << 30  # of the stages of a batch
 
