@@ -14,6 +14,7 @@ a line that names its records, hardware, versions and commits):
     readme-train                what `make train` prints: the table and the proof
     defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
     first-step                  a row a data set: seconds of the same runs before the first gradient step
+    fixed-firings               a row a set of rules: seconds of listing firings in fixed shapes, and without
     tuned                       the same with more rules or more time
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
     questions                   a row a data set and method: learning from question episodes
@@ -881,6 +882,38 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
         f"{untrained[0]:.4f}",
         mean_and_spread(trained),
     ]
+
+
+def fixed_firings() -> str:
+    """The block of this name."""
+    record = load_record("fixed_firings-cpu")
+    rows = []
+    for row in record["rows"]:
+        identity = "on" if row["object_identity"] else "off"
+        share = row["overflowed"] / row["questions"]
+        rows.append(
+            [
+                f"{row['questions']:,} of {DEFAULTS_LABELS[row['set']]}, object identity {identity}",
+                f"{row['firings']:,}",
+                f"{row['ragged_seconds']:.2f}",
+                f"{row['eager_seconds']:.2f}",
+                f"{row['compiled_seconds']:.2f}",
+                f"{share:.0%}",
+                f"{row['rest_seconds']:.2f}",
+            ]
+        )
+    head = ["questions of train, seconds", "firings", "shapes by the data"]
+    head += ["fixed shapes, eager", "compiled", "do not fit", "and take"]
+    where = where_run(
+        [
+            {"commit": row["commit"], "machine": record["machine"]}
+            for row in record["rows"]
+        ]
+    )
+    return (
+        table(head, rows)
+        + f"\nRecord: `experiments/results/fixed_firings-cpu.json` ({where}; one thread).\n"
+    )
 
 
 def first_step() -> str:
@@ -2433,6 +2466,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "readme-train": readme_train,
     "defaults": defaults,
     "first-step": first_step,
+    "fixed-firings": fixed_firings,
     "tuned": tuned,
     "fifty-graphs": fifty_graphs,
     "questions": question_results,
