@@ -74,8 +74,8 @@ class QuestionConfig:
     """Questions with more firings than this share of the questions are left out, so that batches stay small."""
     fixed_shapes: bool = False
     """List the firings of many questions in tables of fixed size by compiled code, and those of questions that do not
-    fit as without it. The firings are the same. Compiling takes minutes, for each kind of evidence that is compared;
-    on one core it saves little or nothing."""
+    fit as without it. The firings are the same. Each kind of evidence that is compared is compiled for
+    itself; on one core that saves little time, or costs some."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""

@@ -84,7 +84,7 @@ ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
 # Inductor copies what a kernel overwrites before each trial of its block sizes. Copies take longer than small kernels,
-# so that all sizes seem equal, and one may be chosen that is slower by thirty times.
+# so that all sizes seem equal, and a slow one may be chosen.
 GPU_OPTIONS = {"inplace_buffers": False}
 PEER_IS_EAGER = "another process stays eager"
 MICROBATCHES_REASON = (

@@ -183,3 +183,13 @@ def test_programs_cover_the_rows_of_every_learner(
     assert (n_rows_of_program, n_programs) == expected
     assert (n_programs - 1) * n_rows_of_program < n_rows
     assert n_rows <= n_programs * n_rows_of_program
+
+
+@pytest.mark.parametrize(
+    ("n_obs", "expected"), [(64, (32, 32)), (65, (64, 16))]
+)
+def test_programs_have_more_rows_of_wide_observations(
+    n_obs: int, expected: tuple[int, int]
+) -> None:
+    x = torch.zeros(1024, n_obs)
+    assert dense_operator._backward_programs(x) == expected
