@@ -122,7 +122,7 @@ _RECOMPILE_WORDS: Mapping[RecompileCode, Sequence[str]] = {
 }
 _UNSUPPORTED = (
     *("Unsupported", "UserError", "GuardOnDataDependentSymNode"),
-    "UnsupportedError",  # of `row_program`
+    "UnsupportedError",  # of `row_tensor`
 )
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")
 

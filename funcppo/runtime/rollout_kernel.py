@@ -2,7 +2,8 @@
 
 Each block of threads carries a row, or some of many, through all steps of the rollout. Params stay in shared memory,
 the state never leaves the registers, and nothing is launched between two steps: a rollout of 128 steps is one kernel
-instead of a thousand.
+instead of a thousand. A large layer, such as the first one of an image, is read at each step, from a cache mostly; then
+each block carries one row.
 Learners that train side by side (`train_step.vmap_parts`) have blocks of their own, with the params of each.
 
 `compile_unroll` makes the function that a training step calls in place of its loop over steps.
@@ -20,24 +21,34 @@ import torch
 from torch import Tensor
 
 from funcppo import random, tree
-from funcppo.runtime.row_program import (
+from funcppo.runtime import row_tiles
+from funcppo.runtime.row_program import Program, write_row_program
+from funcppo.runtime.row_tensor import (
+    MAX_NUMBERS_A_ROW,
     TRACED_ROWS,
     TRITON_DTYPES,
     Expression,
-    Program,
     RowTensor,
     UnsupportedError,
     expressions_tensor,
     memory_tensor,
     named_tensor,
     numbers_a_row,
-    write_row_program,
+    parts_of,
 )
 
 # numbers of all params together, which a block keeps in its registers and in shared memory
 MAX_PARAMS = 24_576
+# those of a matrix, where there are more in all; a larger one is read from memory at each step
+MAX_HELD = 8_192
+# numbers of params that a block may read at each step, so that they stay in its cache
+MAX_STREAMED = 131_072
+# blocks that read params at each step: about two for each processor of a GPU
+MAX_STREAMING_BLOCKS = 256
 # layers up to which one warp is fastest for a row: its threads wait for no others
 WIDTH_OF_ONE_WARP = 64
+# warps of a block that reads params at each step
+STREAMING_WARPS = 4
 # rows of a learner from which what several rows of a block share is worth more
 MIN_ROWS_TO_SHARE = 256
 
@@ -82,6 +93,8 @@ class Block(NamedTuple):
 
     n_rows: int
     n_warps: int
+    # 1: params that are read at each step are not copied to shared memory, which they would fill
+    n_stages: int = 3
 
 
 class RolloutCode(NamedTuple):
@@ -128,10 +141,7 @@ def write_rollout_kernel(
         step = inspect.unwrap(step)
         args = StepArguments(args.world, *tree.map(lambda x: x[0], args[1:]))
     n_params = sum(x.numel() for x in tree.leaves((args.world, args.params)))
-    if n_params > MAX_PARAMS:
-        raise UnsupportedError(
-            f"{n_params} params, more than the {MAX_PARAMS} that one block can hold"
-        )
+    max_held = MAX_HELD if n_params > MAX_PARAMS else None
     examples, inputs = _examples(args)
 
     def flat_step(*leaves: Tensor) -> list[Tensor]:
@@ -140,12 +150,40 @@ def write_rollout_kernel(
 
     with torch.no_grad():
         next_state, transition = step(cfg, *examples)
-    program = write_row_program(flat_step, tree.leaves(examples), inputs)
+    n_states = len(tree.leaves(args.rollout_state))
+    program = write_row_program(
+        flat_step, tree.leaves(examples), inputs, max_held, n_states
+    )
+    _check_params(n_params, program.n_streamed, math.prod(batch_shape))
     source = _kernel_source(program, examples, next_state, transition)
     block = _block(batch_shape[-1], args.params, program)
     return RolloutCode(
         source, batch_shape, block, program.rounded, next_state, transition
     )
+
+
+def _check_params(n_params: int, n_streamed: int, n_rows: int) -> None:
+    """Check that a block can hold the params, and read what it does not hold at each step.
+
+    Args:
+      n_streamed: numbers that it reads.
+      n_rows: of all learners, a block each if they read params.
+
+    Raises:
+      UnsupportedError: it cannot.
+    """
+    if n_params - n_streamed > MAX_PARAMS:
+        raise UnsupportedError(
+            f"{n_params - n_streamed} params, more than the {MAX_PARAMS} that one block can hold"
+        )
+    if n_streamed > MAX_STREAMED:
+        raise UnsupportedError(
+            f"{n_streamed} params of large layers, more than the {MAX_STREAMED} that a block can read at each step"
+        )
+    if n_streamed and n_rows > MAX_STREAMING_BLOCKS:
+        raise UnsupportedError(
+            f"{n_rows} environments would read large layers at each step, more than {MAX_STREAMING_BLOCKS}"
+        )
 
 
 def _batch_shape(args: StepArguments) -> tuple[int, ...]:
@@ -163,6 +201,8 @@ def _batch_shape(args: StepArguments) -> tuple[int, ...]:
 
 def _block(n_rows: int, params: object, program: Program) -> Block:
     """The size of a block for a learner's environments; one of several rows spills its registers in bfloat16."""
+    if program.n_streamed:
+        return Block(n_rows=1, n_warps=STREAMING_WARPS, n_stages=1)
     if n_rows >= MIN_ROWS_TO_SHARE and not program.rounded:
         return Block(n_rows=16, n_warps=8)
     widths = (x.shape[-1] for x in tree.leaves(params) if x.ndim)
@@ -275,14 +315,36 @@ def _numbers(x: Tensor) -> int:
     return math.prod(x.shape[1:])
 
 
+def _places(places: str, n: int, j: int) -> tuple[str, str]:
+    """Code of the places of number j of each row, or of all numbers of a tile, and which of them are there."""
+    if n <= MAX_NUMBERS_A_ROW:
+        return f"{places} * {n} + {j}", "mask"
+    return _tile_places(places, n, n)
+
+
+def _tile_places(places: str, n: int, width: int) -> tuple[str, str]:
+    """Code of the places in memory of the first numbers of rows of n, and which of them are there."""
+    padding = row_tiles.mask(width)
+    mask = "mask[:, None]" + (f" & {padding}" if padding else "")
+    return f"({places})[:, None] * {n} + {row_tiles.axis(width)}", mask
+
+
+def _expressions(n: int) -> int:
+    """The expressions of the numbers of a row."""
+    return n if n <= MAX_NUMBERS_A_ROW else 1
+
+
 def _load_rows(name: str, x: Tensor, places: str = "places") -> list[str]:
     """Lines that load the numbers of each row."""
     n = _numbers(x)
     suffix = " != 0" if x.dtype == torch.bool else ""
-    return [
-        f"{name}_{j} = tl.load({name}_ptr + {places} * {n} + {j}, mask=mask, other=0){suffix}"
-        for j in range(n)
-    ]
+    lines: list[str] = []
+    for j in range(_expressions(n)):
+        place, mask = _places(places, n, j)
+        lines.append(
+            f"{name}_{j} = tl.load({name}_ptr + {place}, mask={mask}, other=0){suffix}"
+        )
+    return lines
 
 
 def _load_random_input(name: str, x: Tensor) -> list[str]:
@@ -299,19 +361,45 @@ def _load_random_input(name: str, x: Tensor) -> list[str]:
 def _store_rows(name: str, x: Tensor) -> list[str]:
     """Lines that store the state of each row."""
     n = _numbers(x)
-    return [
-        f"tl.store({name}_out + places * {n} + {j}, {name}_{j}, mask=mask)"
-        for j in range(n)
-    ]
+    lines: list[str] = []
+    for j in range(_expressions(n)):
+        place, mask = _places("places", n, j)
+        lines.append(f"tl.store({name}_out + {place}, {name}_{j}, mask={mask})")
+    return lines
 
 
 def _store_step(name: str, value: RowTensor) -> list[str]:
     """Lines that store what a step returns of each row."""
+    if value.tile:
+        return _store_tiles(name, value)
     numbers = numbers_a_row(value)
     return [
         f"tl.store({name}_ptr + {PLACES_OF_STEP} * {len(numbers)} + {j}, {number.code}, mask=mask)"
         for j, number in enumerate(numbers)
     ]
+
+
+def _store_tiles(name: str, value: RowTensor) -> list[str]:
+    """Lines that store the tiles of each row."""
+    places = value.places()
+    parts = parts_of(value, places)
+    if parts is None:
+        raise UnsupportedError("an output of parts of tiles")
+    lines: list[str] = []
+    for tile, numbers in parts:
+        n = len(numbers)
+        step = int(numbers[1] - numbers[0]) if n > 1 else 1
+        place, mask = _tile_places(PLACES_OF_STEP, places.size, n)
+        place = f"{place} * {step} + {numbers[0]}"
+        code = _spread(tile, n)
+        lines.append(f"tl.store({name}_ptr + {place}, {code}, mask={mask})")
+    return lines
+
+
+def _spread(number: Expression, n: int) -> str:
+    """Code of a tile [R, P] for n numbers."""
+    column = "[:, None]" if number.kind == "row" else ""
+    return f"tl.broadcast_to({number.code}{column}, [R, {row_tiles.padded(n)}])"
 
 
 def _carry(
@@ -322,9 +410,14 @@ def _carry(
     assigned: list[str] = []
     for name, value, x in zip(names, values, states):
         dtype = TRITON_DTYPES[x.dtype]
-        for j, number in enumerate(numbers_a_row(value)):
+        numbers = (
+            value.elements.reshape(-1) if value.tile else numbers_a_row(value)
+        )
+        for j, number in enumerate(numbers):
             code = number.code
-            if number.kind == "scalar":
+            if value.tile:
+                code = _spread(number, value.width)
+            elif number.kind == "scalar":
                 code = f"tl.zeros([R], {dtype}) + {code}"
             computed.append(f"next_{name}_{j} = ({code}).to({dtype})")
             assigned.append(f"{name}_{j} = next_{name}_{j}")
@@ -431,6 +524,7 @@ class RolloutKernel:
             n_steps,
             R=block.n_rows,
             num_warps=block.n_warps,
+            num_stages=block.n_stages,
         )
         return next_state, trajectory
 

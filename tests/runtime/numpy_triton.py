@@ -100,11 +100,16 @@ def run(
         where=_elementwise(np.where),
         sum=lambda x, axis: block(np.sum(np.asarray(x), axis, dtype=x.dtype)),
         max=lambda x, axis: block(np.max(np.asarray(x), axis)),
+        min=lambda x, axis: block(np.min(np.asarray(x), axis)),
         dot=lambda a, b, input_precision="": block(
             np.asarray(a) @ np.asarray(b)
         ),
+        reshape=_elementwise(np.reshape),
         trans=_elementwise(np.transpose),
         maximum=_elementwise(np.maximum),
+        minimum=_elementwise(np.minimum),
+        broadcast_to=_elementwise(np.broadcast_to),
+        gather=_elementwise(np.take_along_axis),
         full=lambda shape, value, dtype: block(np.full(shape, value, dtype)),
         zeros=lambda shape, dtype: block(np.zeros(shape, dtype)),
         **{

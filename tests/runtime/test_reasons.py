@@ -19,7 +19,7 @@ from funcppo.runtime.reasons import (
     UncachedCode,
     UntimedCode,
 )
-from funcppo.runtime.row_program import UnsupportedError
+from funcppo.runtime.row_tensor import UnsupportedError
 
 
 @pytest.mark.parametrize(

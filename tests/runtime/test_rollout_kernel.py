@@ -13,7 +13,7 @@ from funcppo.envs.base import NoWorld
 from funcppo.learner import Learner
 from funcppo.runtime import rollout_kernel
 from funcppo.runtime.rollout_kernel import RolloutKernel, StepArguments
-from funcppo.runtime.row_program import UnsupportedError
+from funcppo.runtime.row_tensor import UnsupportedError
 from tests.runtime import numpy_triton
 
 N_STEPS = 5
@@ -26,6 +26,10 @@ CLASSIC = (
 )
 
 
+# whose programs are short enough to be compiled in seconds
+GAMES = ("MinAtar/Breakout-v1", "MinAtar/SpaceInvaders-v1")
+
+
 class NumpyKernel:
     """Launches a kernel's code on numpy, as Triton launches it on a GPU."""
 
@@ -35,7 +39,7 @@ class NumpyKernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         """The function that launches so many blocks."""
 
-        def launch(*args: Any, R: int, num_warps: int) -> None:
+        def launch(*args: Any, R: int, num_warps: int, num_stages: int) -> None:
             values = [
                 numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
                 for x in args
@@ -59,16 +63,39 @@ def make_learner(
     return ppo, ppo.init(fp.random.key(3, device))
 
 
+def make_game(
+    name: str,
+    n_envs: int,
+    *hidden: int,
+    device: str = "cpu",
+    n_steps: int = N_STEPS,
+    **options: Any,
+) -> tuple[Learner, Any]:
+    """A learner of images as rows of numbers."""
+    env = fp.envs.wrappers.flatten_observation(fp.envs.make(name))
+    ppo = fp.ppo(
+        env=env,
+        network=fp.nets.mlp(*hidden, **options),
+        n_envs=n_envs,
+        n_steps=n_steps,
+        n_updates=2,
+        n_minibatches=1,
+    )
+    return ppo, ppo.init(fp.random.key(3, device))
+
+
 def rollout_arguments(learner: Learner, state: Any) -> StepArguments:
     """The arguments of a whole rollout."""
     inputs = train_step.sample_randomness(learner.cfg, NoWorld(), state.key)
     first = rollout.RolloutState(state.env_state, state.episode_stats)
-    # Episodes are about to end, so that rows are reset on the way.
-    first = first._replace(
-        env_state=tree.map(
-            lambda x: x + 196 if x.dtype == torch.int64 else x, first.env_state
+    if learner.cfg.env.truncates:
+        # Episodes are about to end, so that rows are reset on the way.
+        first = first._replace(
+            env_state=tree.map(
+                lambda x: x + 196 if x.dtype == torch.int64 else x,
+                first.env_state,
+            )
         )
-    )
     return StepArguments(NoWorld(), state.params, first, inputs.random_inputs)
 
 
@@ -205,9 +232,71 @@ def test_a_kernel_refuses_another_number_of_learners() -> None:
         kernel(learner.cfg, *arguments_of_many(learner, 3))
 
 
-def test_params_that_do_not_fit_into_a_block_are_refused() -> None:
-    learner, state = make_learner("CartPole-v1", 3, 256, 256)
-    with pytest.raises(UnsupportedError, match="params, more than"):
+@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("hidden", [(16,), (64, 64)])
+def test_games_whose_images_are_held_in_tiles(
+    name: str, hidden: tuple[int, ...]
+) -> None:
+    learner, state = make_game(name, 3, *hidden)
+    args = rollout_arguments(learner, state)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    assert kernel.code.block.n_rows == 1
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+def test_a_game_with_bricks_broken_and_balls_lost() -> None:
+    learner, state = make_game("MinAtar/Breakout-v1", 4, 16, n_steps=40)
+    args = rollout_arguments(learner, state)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args)
+    with torch.no_grad():
+        _, trajectory = kernel(learner.cfg, *args)
+    assert trajectory.reward.any()
+    assert trajectory.terminated.any()
+
+
+def test_games_in_bfloat16() -> None:
+    learner, state = make_game(GAMES[0], 3, 16, matmul_dtype=torch.bfloat16)
+    args = rollout_arguments(learner, state)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
+
+
+def test_layers_that_are_read_at_each_step() -> None:
+    learner, state = make_learner("CartPole-v1", 5, 128, 100)
+    args = rollout_arguments(learner, state)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    assert kernel.code.block.n_stages == 1
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.parametrize(
+    ("n_envs", "hidden", "reason"),
+    [
+        (3, (90,) * 5, "params, more than the 24576"),
+        (3, (512, 512), "params of large layers, more than the 131072"),
+        (300, (128, 128), "300 environments would read large layers"),
+    ],
+)
+def test_params_that_do_not_fit_into_a_block_are_refused(
+    n_envs: int, hidden: tuple[int, ...], reason: str
+) -> None:
+    learner, state = make_learner("CartPole-v1", n_envs, *hidden)
+    with pytest.raises(UnsupportedError, match=reason):
+        write(learner, rollout_arguments(learner, state))
+
+
+def test_a_game_of_many_lines_is_refused() -> None:
+    learner, state = make_game("MinAtar/Seaquest-v1", 3, 16)
+    with pytest.raises(UnsupportedError, match="lines, more than 1200"):
         write(learner, rollout_arguments(learner, state))
 
 
@@ -226,11 +315,17 @@ def test_noise_that_depends_on_the_state_is_refused() -> None:
 
 
 def test_an_environment_with_a_large_state_is_refused() -> None:
-    learner, state = make_learner("CartPole-v1", 3, 16)
-    args = rollout_arguments(learner, state)
-    large = (args.rollout_state, torch.zeros(3, 10, 10))
-    with pytest.raises(UnsupportedError, match="100 numbers for each"):
-        write(learner, args._replace(rollout_state=large))
+    cfg = NoWorld()
+    args = StepArguments(
+        NoWorld(),
+        torch.zeros(1),
+        torch.zeros(3, 70, 70),
+        (torch.zeros(2), torch.zeros(3)),
+    )
+    with pytest.raises(UnsupportedError, match="4900 numbers for each"):
+        rollout_kernel.write_rollout_kernel(
+            lambda cfg, world, params, state, inputs: (state, state), cfg, args
+        )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -262,6 +357,27 @@ def test_layers_of_any_width_on_a_gpu(hidden: tuple[int, ...]) -> None:
         args._replace(random_inputs=random_inputs),
     )
     assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("hidden", [(64, 64), (128, 100)])
+@pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
+def test_games_on_a_gpu(
+    name: str, hidden: tuple[int, ...], matmul_dtype: torch.dtype | None
+) -> None:
+    learner, state = make_game(
+        name, 40, *hidden, device="cuda", matmul_dtype=matmul_dtype
+    )
+    args = rollout_arguments(learner, state)
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        rollout.rollout_step,
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    tolerance = 2e-2 if matmul_dtype else 1e-4
+    assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -11,64 +11,15 @@ from torch import Tensor
 
 from funcppo import random
 from funcppo.runtime.rollout_kernel import INDENT, threefry_source
-from funcppo.runtime.row_program import (
-    TRACED_ROWS,
-    UnsupportedError,
-    memory_tensor,
-    named_tensor,
-    numbers_a_row,
-    write_row_program,
-)
+from funcppo.runtime.row_tensor import UnsupportedError
 from tests.runtime import numpy_triton
+from tests.runtime.row_programs import run
 
 ROWS = 6
 NUMBERS = 3
 WEIGHTS = torch.linspace(-1, 1, NUMBERS * 4).view(NUMBERS, 4)
 WIDE = torch.linspace(-1, 1, NUMBERS * 17).view(NUMBERS, 17).sin()
 HIDDEN = torch.linspace(-2, 3, 17 * 20).view(17, 20).cos()
-
-
-def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
-    """A function of rows [ROWS, NUMBERS] and of what they share, by its program."""
-    example = torch.ones(TRACED_ROWS, *x.shape[1:], dtype=x.dtype)
-    inputs = [
-        named_tensor("x", example),
-        *(memory_tensor(f"p{i}", y) for i, y in enumerate(shared)),
-    ]
-    program = write_row_program(
-        lambda *args: [fn(*args)], [example, *shared], inputs
-    )
-    like = fn(x, *shared)
-    (value,) = program.outputs
-    numbers = numbers_a_row(value)
-    n = x[0].numel()
-    lines = [
-        "rows = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)",
-        f"mask = rows < {ROWS}",
-        *program.preamble,
-        *(
-            f"x_{j} = tl.load(x + rows * {n} + {j}, mask=mask, other=0)"
-            for j in range(n)
-        ),
-        *program.body,
-        *(
-            f"tl.store(y + rows * {len(numbers)} + {j}, {number.code}, mask=mask)"
-            for j, number in enumerate(numbers)
-        ),
-    ]
-    names = ", ".join(["x", "y", *(f"p{i}" for i in range(len(shared))), "R"])
-    source = (
-        f"{threefry_source()}def kernel({names}):\n{INDENT}"
-        + f"\n{INDENT}".join(lines)
-    )
-    y = torch.empty(like.shape, dtype=like.dtype)
-    in_memory = (
-        y.bfloat16().float() if f"p{i}" in program.rounded else y
-        for i, y in enumerate(shared)
-    )
-    memory = map(numpy_triton.pointer, (x, y, *in_memory))
-    numpy_triton.run(source, "kernel", (-(-ROWS // 8),), *memory, R=8)
-    return y
 
 
 OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -198,7 +149,8 @@ def test_other_arithmetic_in_bfloat16_is_refused() -> None:
         ),
         (lambda x: x @ x.T, "matrix product"),
         (lambda x: torch.cat([x, x]), "along their rows"),
-        (lambda x: x.cumsum(0), "operator aten.cumsum"),
+        (lambda x: x.cumsum(0), "over the rows"),
+        (lambda x: x.cumprod(1), "operator aten.cumprod"),
         (lambda x: x**0.5, "a power of 0.5"),
         (lambda x: x.to(torch.float16), "float16"),
     ],

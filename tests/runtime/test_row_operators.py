@@ -1,0 +1,172 @@
+"""Operators on rows of many numbers, which are held in tiles: run on numpy, they compute what PyTorch does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from funcppo.runtime import row_program
+from funcppo.runtime.row_tensor import UnsupportedError
+from tests.runtime.row_programs import run
+
+ROWS = 5
+SIZE = (
+    11  # of a side, so that a row has more numbers than have an expression each
+)
+CELLS = torch.arange(SIZE)
+
+
+def grids(seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(ROWS, SIZE, SIZE, generator=generator)
+
+
+def at(x: Tensor, column: int) -> Tensor:
+    """Maps that are true where a number of each row says."""
+    y = (x[:, 0, column] * 3 + 5).to(torch.int64)
+    is_row = (y[:, None] == CELLS)[:, :, None]
+    return is_row & (y[:, None] + 1 == CELLS)[:, None]
+
+
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "numbers": lambda x: x * 2 + 1,
+    "a row of each": lambda x: x + x[:, :1],
+    "a column of each": lambda x: x * x[:, :, 2:3],
+    "one number of each": lambda x: x - x[:, 3, 4].view(-1, 1, 1),
+    "flattened": lambda x: x.flatten(1) + 1,
+    "transposed": lambda x: x.transpose(1, 2) + x,
+    "flipped": lambda x: x.flip(1) - x.flip((1, 2)),
+    "a part": lambda x: x[:, 1:10] + 1,
+    "every other": lambda x: x[:, ::2, 1:] * 2,
+    "a view": lambda x: x[:, 2:, :].transpose(1, 2),
+    "rolled": lambda x: torch.roll(x, 3, 2),
+    "rolled twice": lambda x: torch.roll(x, (1, -2), (1, 2)) + x,
+    "one of a stack": lambda x: torch.stack([x, -x], -1)[..., 1],
+    "stacked": lambda x: torch.stack([x, x > 0, -x], -1),
+    "stacked and flattened": lambda x: torch.stack([x, -x], -1).flatten(1) + 1,
+    "stacked first": lambda x: torch.stack([x, 2 * x, 3 * x], 1),
+    "mixed": lambda x: torch.stack([x, -x], 2).flatten(1, 2),
+    "mixed, and more": lambda x: (
+        torch.stack([x, -x], 2).flatten(1, 2) + x[:, :1]
+    ),
+    "joined": lambda x: torch.cat([x, x[:, :2]], 1),
+    "joined at the end": lambda x: torch.cat([x, x], 2),
+    "joined with few": lambda x: torch.cat([x[:, :, :1], x], 2),
+    "shifted": lambda x: torch.cat([x[:, 1:], 0 * x[:, :1]], 1),
+    "where": lambda x: torch.where(x > 0, x, x.flip(1)),
+    "bools": lambda x: (x > 0) & ~(x > 1) | (x < -1),
+    "sum": lambda x: x.flatten(1).sum(1),
+    "sum of rows": lambda x: x.sum(2),
+    "sum of columns, kept": lambda x: x.sum(1, keepdim=True) + x,
+    "any": lambda x: (x > 2).flatten(1).any(1),
+    "any of rows": lambda x: (x > 1).any(1),
+    "largest": lambda x: x.amax(2) - x.flatten(1).amin(1, keepdim=True),
+    "maps": lambda x: at(x, 0),
+    "maps over each other": lambda x: (at(x, 1) | at(x, 2)).to(torch.float32),
+    "any of a map": lambda x: (at(x, 1) & (x > 0)).flatten(1).any(1),
+    "constants": lambda x: (
+        x + (CELLS < 4).view(1, SIZE, 1).expand(1, SIZE, SIZE)
+    ),
+    "full": lambda x: torch.zeros_like(x) + torch.ones(SIZE) * x,
+    "of no row": lambda x: torch.full((len(x), SIZE, SIZE), 2.0),
+    "a quotient": lambda x: (x / (x - x)).isnan().flatten(1).sum(1),
+    "integers": lambda x: (x * 10).to(torch.int64) & 6,
+    "several maps": lambda x: (
+        (x[:, :, :3].transpose(1, 2) > 0).unsqueeze(-1) & (x > 0).unsqueeze(1)
+    ).any(1),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_on_tiles_computes_what_pytorch_does(name: str) -> None:
+    x = grids()
+    expected = OPERATORS[name](x)
+    actual = run(OPERATORS[name], x)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sign": lambda x: x.sign(),
+    "remainder as of C": lambda x: torch.fmod(x, 3),
+    "remainder": lambda x: torch.remainder(x, 3),
+    "quotient": lambda x: x // 3,
+    "running sums": lambda x: x.cumsum(1),
+    "least": lambda x: x.argmin(1),
+    "chosen": lambda x: x.index_select(1, torch.tensor([2, 0, 0])),
+    "flipped": lambda x: x.flip(1),
+    "largest": lambda x: x.amax(1) - x.amin(1),
+    "running sums of bools": lambda x: (x > 0).cumsum(1),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_operator_on_few_integers(name: str) -> None:
+    x = torch.tensor([[-7, 5, 0], [3, -3, 8], [-1, -1, 4]])
+    assert torch.equal(run(INTEGERS[name], x), INTEGERS[name](x))
+
+
+def weights(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator) / 10
+
+
+PRODUCTS: dict[str, Callable[..., Tensor]] = {
+    "wide": lambda x, wide, many, few: x.flatten(1) @ wide,
+    "narrow": lambda x, wide, many, few: x.flatten(1) @ few,
+    "two layers": lambda x, wide, many, few: (
+        (x.flatten(1) @ wide).tanh() @ wide[:20]
+    ),
+    "channels": lambda x, wide, many, few: (
+        torch.stack([x, -x, x > 0], -1).flatten(1) @ many
+    ),
+    "narrow, of channels": lambda x, wide, many, few: (
+        torch.stack([x, x > 0], -1).flatten(1) @ many[:242, :2]
+    ),
+    "a part": lambda x, wide, many, few: x[:, 2:].flatten(1) @ wide[:99],
+    "a quotient": lambda x, wide, many, few: (
+        (x / (1 + x * x)).flatten(1) @ wide
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_tiles_with_what_rows_share(name: str) -> None:
+    n = SIZE * SIZE
+    shared = (weights(0, n, 20), weights(1, 3 * n, 33), weights(2, n, 3))
+    actual = run(PRODUCTS[name], grids(1), *shared)
+    expected = PRODUCTS[name](grids(1), *shared)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: x.flatten(1).argmax(1), "over a hidden layer"),
+        (lambda x: (x * 9).to(torch.int64).amax(1), "largest or least integer"),
+        (lambda x: x.sign(), "sign of floating-point"),
+        (lambda x: torch.fmod(x, 2.0), "remainder of floating-point"),
+        (
+            lambda x: torch.div(x, 2.0, rounding_mode="floor"),
+            "a quotient, rounded: floor",
+        ),
+        (lambda x: x.sum((1, 2)), "several axes"),
+        (lambda x: x.flip(0), "rows in another order"),
+        (lambda x: x.index_select(0, CELLS[:2]), "some of the rows"),
+        (lambda x: torch.cat([x] * 40, 1), "numbers of tensors side by side"),
+    ],
+)
+def test_what_no_tile_can_do_is_refused(
+    fn: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run(fn, grids())
+
+
+def test_a_long_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_program, "MAX_LINES", 3)
+    with pytest.raises(UnsupportedError, match="lines, more than 3"):
+        run(OPERATORS["several maps"], grids())

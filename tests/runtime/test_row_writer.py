@@ -1,0 +1,91 @@
+"""The writer of a program of rows: lines that are written once, literals, tiles of single numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo.runtime.row_tensor import (
+    Expression,
+    RowTensor,
+    UnsupportedError,
+    memory_tensor,
+)
+from funcppo.runtime.row_writer import Writer
+
+
+def test_the_same_code_is_written_once() -> None:
+    writer = Writer(None)
+    first = writer.line("tl.exp(x_0)", "row")
+    assert writer.line("tl.exp(x_0)", "row") == first
+    assert writer.body == [f"{first.code} = tl.exp(x_0)"]
+    assert writer.preamble == []
+
+
+def test_what_is_the_same_in_each_call_is_written_before() -> None:
+    writer = Writer(None)
+    writer.line("tl.arange(0, 4)", "wide", once=True)
+    assert len(writer.preamble) == 1
+    assert writer.body == []
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("(3 + 4)", "7"),
+        ("(3 >= 4)", "False"),
+        ("(True & False)", "False"),
+        ("(12 % 11)", "1"),
+        ("(1 << 4)", "16"),
+    ],
+)
+def test_operations_on_literals_are_computed(code: str, value: str) -> None:
+    writer = Writer(None)
+    assert writer.line(code, "scalar").code == value
+    assert writer.body == []
+
+
+@pytest.mark.parametrize("code", ["(-7 % 3)", "(x_0 + 4)", "(v1 & True)"])
+def test_other_operations_are_written(code: str) -> None:
+    writer = Writer(None)
+    writer.line(code, "row")
+    assert len(writer.body) == 1
+
+
+def test_literals_are_cast_at_once() -> None:
+    writer = Writer(None)
+    true = writer.cast(Expression("True"), torch.bool, torch.int64)
+    assert true.code == "1"
+    assert writer.cast(true, torch.int64, torch.float32).code == "1.0"
+    assert writer.body == []
+
+
+def test_numbers_in_two_axes_make_a_tile_in_the_padding_too() -> None:
+    writer = Writer(None)
+    numbers = np.array([Expression(f"x_{j}", "row") for j in range(6)])
+    elements = np.empty(6, dtype=object)
+    elements[:] = list(numbers)
+    x = RowTensor(elements.reshape(1, 2, 3), torch.float32, 0)
+    tile = writer.take(x, x.places(), 0, 2)
+    assert tile.tile == (2, 3)
+    # A comparison for each number but the last.
+    assert len(writer.preamble) == 5
+    assert "% 6" in writer.preamble[0]
+
+
+def test_a_tile_of_equal_numbers_is_one_number() -> None:
+    writer = Writer(None)
+    elements = np.empty((1, 200), dtype=object)
+    elements[:] = [[Expression("x_0", "row")] * 200]
+    x = RowTensor(elements, torch.float32, 0)
+    (number,) = writer.take(x, x.places(), 0, 1).elements.reshape(-1)
+    assert number.code == "x_0"
+    assert writer.body == []
+
+
+def test_params_in_an_order_of_no_rule_are_refused() -> None:
+    x = memory_tensor("p0", torch.zeros(100))
+    order = np.random.default_rng(0).permutation(100)
+    with pytest.raises(UnsupportedError, match="an order of no rule"):
+        Writer(None).load_tile(x, order)
