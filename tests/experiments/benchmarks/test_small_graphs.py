@@ -148,6 +148,26 @@ def test_a_record_goes_on_where_it_ended(tmp_path, monkeypatch):
         assert row["machine"]["torch"] and "commit" in row["machine"]
 
 
+@pytest.mark.parametrize(
+    ("default", "answers"), [("evidence", 0.3), ("noisy-or", 0.1)]
+)
+def test_answers_are_by_the_score_that_the_run_ranks_by(
+    default, answers, monkeypatch
+):
+    mrr = {"noisy-or": 0.1, "evidence, untrained": 0.2}
+    mrr |= {"evidence, trained": 0.3, "max-confidence": 0.4}
+    test = {name: {"mrr": value, "ceiling": 1.0} for name, value in mrr.items()}
+    results = {"score": "evidence", "default_score": default, "test": test}
+    results |= {"rules": 7, "height": 1, "n_test_queries": 10}
+    training = {"seconds": 1.0, "peak_mb": 1.0}
+    run = {"results": results, "rule_score": "noisy-or", "machine": {}}
+    run |= {"training": training}
+    monkeypatch.setattr(default_results, "train", lambda *_: run)
+    row = small_graphs.run_graph(Spec("umls", 100, 4), TRIPLES)
+    ways = {"untrained": 0.2, "rule_score": 0.1, "trained": 0.3}
+    assert row["mrr"] == ways | {"answers": answers}
+
+
 def test_at_the_defaults_nothing_but_the_seed_is_set(monkeypatch):
     def stop(words):
         assert words[0] == "train" and words[2] == "--out"
