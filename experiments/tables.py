@@ -17,6 +17,7 @@ a line that names its records, hardware, versions and commits):
     fixed-firings               a row a set of rules: seconds of listing firings in fixed shapes, and without
     tuned                       the same with more rules or more time
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
+    small-graphs                a row a set and size: small graphs drawn from the sets, trained against untrained
     questions                   a row a data set and method: learning from question episodes
     embedding-prior             the same, with and without a prior by link embeddings
     bellman-ford                a run with and without a term by a Bellman-Ford network, and the network alone
@@ -132,6 +133,8 @@ MINING_SETS = {
     "wn18rr": "WN18RR",
     "fb15k-237": "FB15k-237",
 }
+# Small graphs of these are connected parts; of others random samples.
+CONNECTED_SETS = ("wn18rr", "fb15k-237")
 SUMMARY = {  # the name in the record: the data set and its rules
     "countries_S2": ("Countries S2", "provided"),
     "countries_S3": ("Countries S3", "provided"),
@@ -1090,6 +1093,87 @@ def fifty_graphs() -> str:
         fifty_graphs_table(record)
         + f"\nTime limit: {', '.join(limits)}. Record: `experiments/results/fifty_graphs.json` "
         f"({'; '.join(machines)}; one thread; {', '.join(commits)}).\n"
+    )
+
+
+def small_graphs_table(rows: Sequence[Row]) -> str:
+    """A row a set and size, means over its graphs; then what training gains over all graphs."""
+    head = ["data", "triples", "graphs", "rules", "seconds", "ceiling"]
+    head += ["rule confidences", "untrained policy", "trained", "answers"]
+    head += ["trained - untrained, by graph"]
+    lines: list[list[str]] = []
+    for name, n in dict.fromkeys((row["set"], row["triples"]) for row in rows):
+        graphs = [r for r in rows if (r["set"], r["triples"]) == (name, n)]
+        ways = ("rule_score", "untrained", "trained", "answers")
+        lines.append(
+            [
+                MINING_SETS[name],
+                f"{n:,}",
+                str(len(graphs)),
+                f"{mean(row['n_rules'] for row in graphs):,.0f}",
+                f"{mean(row['seconds'] for row in graphs):.0f}",
+                metric_text(mean(row["ceiling"] for row in graphs)),
+                *(
+                    metric_text(mean(row["mrr"][way] for row in graphs))
+                    for way in ways
+                ),
+                ", ".join(
+                    f"{gain:+.4f}"
+                    for gain in gains_of(graphs, "trained", "untrained")
+                ),
+            ]
+        )
+    return table(head, lines) + "\n" + small_graphs_gains(rows)
+
+
+def small_graphs_gains(rows: Sequence[Row]) -> str:
+    """A line a comparison: on how many graphs training gains, and the mean gain."""
+    parts = [row for row in rows if row["set"] in CONNECTED_SETS]
+    samples = [row for row in rows if row["set"] not in CONNECTED_SETS]
+    policy, rules = "the untrained policy", "rule confidences"
+    comparisons = [
+        (f"Trained against {policy}", rows, "trained", "untrained"),
+        ("the same, random samples", samples, "trained", "untrained"),
+        ("the same, connected parts", parts, "trained", "untrained"),
+        (f"Trained against {rules}", rows, "trained", "rule_score"),
+        (f"Answers against {rules}", rows, "answers", "rule_score"),
+    ]
+    return "".join(
+        f"- {label}: {gains_text(gains_of(graphs, way, other))}\n"
+        for label, graphs, way, other in comparisons
+    )
+
+
+def gains_of(rows: Iterable[Row], way: str, other: str) -> list[float]:
+    """What the MRR of each graph is higher by one way than by another."""
+    return [row["mrr"][way] - row["mrr"][other] for row in rows]
+
+
+def gains_text(gains: Sequence[float]) -> str:
+    """How many gains are above, at and below 0, to four digits, and their mean with its standard error."""
+    n_above = sum(gain >= 5e-5 for gain in gains)
+    n_below = sum(gain <= -5e-5 for gain in gains)
+    n_equal = len(gains) - n_above - n_below
+    error = stdev(gains) / len(gains) ** 0.5
+    return (
+        f"above on {n_above} of {len(gains)} graphs, equal on {n_equal}, below on {n_below}; "
+        f"mean {mean(gains):+.4f} ± {error:.4f} (standard error)."
+    )
+
+
+def small_graphs() -> str:
+    """The block of this name."""
+    rows = load_record("small_graphs-cpu")["rows"]
+    in_order = sorted(
+        rows,
+        key=lambda r: (
+            list(MINING_SETS).index(r["set"]),
+            r["triples"],
+            r["seed"],
+        ),
+    )
+    return small_graphs_table(in_order) + record_line(
+        "small_graphs-cpu", rows, is_shared=True
     )
 
 
@@ -2469,6 +2553,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "fixed-firings": fixed_firings,
     "tuned": tuned,
     "fifty-graphs": fifty_graphs,
+    "small-graphs": small_graphs,
     "questions": question_results,
     "embedding-prior": embedding_prior,
     "bellman-ford": bellman_ford,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from statistics import mean, stdev
 
 import pytest
 
@@ -204,3 +205,27 @@ def test_mining_keeps_to_its_limits_on_all_generated_graphs():
         assert graph["mining_seconds"] <= record["seconds"] + 2
         assert graph["peak_bytes"] <= record["memory_bytes"]
         assert graph["within_rows"]
+
+
+def test_training_on_small_graphs_gains_on_parts_and_not_on_all_samples():
+    gain: dict[tuple[str, int], list[float]] = {}
+    for row in rows("small_graphs-cpu"):
+        mrr = row["mrr"]
+        of_size = gain.setdefault((row["set"], row["triples"]), [])
+        of_size.append(mrr["trained"] - mrr["untrained"])
+        if mrr["trained"] < mrr["untrained"]:
+            assert row["default_score"] == row["score"]
+
+    gains = [value for of_size in gain.values() for value in of_size]
+    error = stdev(gains) / len(gains) ** 0.5
+    assert 0 < mean(gains) < 2 * error
+    assert 2 * sum(value > 0 for value in gains) > len(gains)
+    assert sum(value < 0 for value in gains) > len(gains) / 4
+    assert 0.35 < max(gains) / sum(gains) < 0.45
+    assert min(gain["kinships", 3000]) > 0
+    parts = [k for k in gain if k[0] in ("wn18rr", "fb15k-237")]
+    assert 2 * sum(sum(gain[key]) for key in parts) > sum(gains)
+    assert len(parts) == 4 and min(min(gain[key]) for key in parts) > 0
+    assert max(gain["umls", 1500]) < 0
+    for name in ("kinships", "nations"):
+        assert min(gain[name, 1500]) < 0 < max(gain[name, 1500])

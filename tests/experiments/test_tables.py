@@ -802,6 +802,49 @@ def test_the_graphs_are_counted_by_how_they_ended():
     assert text.endswith("- 2 failed: `funcppo: expected a b`\n")
 
 
+def test_small_graphs_by_hand():
+    def graph(name, seed, **mrr):
+        cost = {"n_rules": 10 * seed, "seconds": 30.0, "ceiling": 0.5}
+        row = {"set": name, "triples": 1500, "seed": seed} | cost
+        return row | {"mrr": {"rule_score": 0.2, "answers": 0.3} | mrr}
+
+    rows = [
+        graph("umls", 4, untrained=0.25, trained=0.26),
+        graph("umls", 5, untrained=0.25, trained=0.24),
+        graph("wn18rr", 4, untrained=0.4, trained=0.43),
+        graph("wn18rr", 5, untrained=0.4, trained=0.40004),
+    ]
+    text = tables.small_graphs_table(rows)
+    sizes = ["1,500", "2", "45", "30", "0.5000"]
+    umls = ["0.2000", "0.2500", "0.2500", "0.3000", "+0.0100, -0.0100"]
+    wn18rr = ["0.2000", "0.4000", "0.4150", "0.3000", "+0.0300, +0.0000"]
+    assert parse(text) == [
+        ["UMLS", *sizes, *umls],
+        ["WN18RR", *sizes, *wn18rr],
+    ]
+    first, samples, parts, *_ = text.split("\n\n")[1].splitlines()
+    expected = "above on 2 of 4 graphs, equal on 1, below on 1; mean +0.0075 ± 0.0085 (standard error)."
+    assert first == f"- Trained against the untrained policy: {expected}"
+    expected = "above on 1 of 2 graphs, equal on 0, below on 1; mean +0.0000 ± 0.0100 (standard error)."
+    assert samples == f"- the same, random samples: {expected}"
+    expected = "above on 1 of 2 graphs, equal on 1, below on 0; mean +0.0150 ± 0.0150 (standard error)."
+    assert parts == f"- the same, connected parts: {expected}"
+
+
+def test_small_graphs():
+    rows = record("small_graphs-cpu")["rows"]
+    lines = parse(tables.small_graphs())
+    assert sum(int(line[2]) for line in lines) == len(rows)
+    names = {label: name for name, label in tables.MINING_SETS.items()}
+    for line in lines:
+        key = (names[line[0]], number(line[1]))
+        graphs = [row for row in rows if (row["set"], row["triples"]) == key]
+        ways = ("rule_score", "untrained", "trained", "answers")
+        means = [mean([row["mrr"][way] for row in graphs]) for way in ways]
+        shown = [float(cell) for cell in line[6:10]]
+        assert shown == pytest.approx(means, abs=6e-5)
+
+
 # documents
 
 
