@@ -111,7 +111,9 @@ def assert_equals_pytorch(
     got = dense_operator._values_on_gpu(x, is_needed, leaves, *settings)
     want = torch.where(is_needed, expected[0][..., 1, :, 0], 0.0)
     assert (got == 0).equal(~is_needed)
-    assert (got - want).norm() / want.norm() < tolerance
+    # By all heads of these rows: a value alone may be near 0, as a sum of large terms.
+    heads = expected[0] * is_needed[..., None, :, None]
+    assert (got - want).norm() / heads.norm() < tolerance
 
 
 @pytest.mark.usefixtures("on_numpy")
