@@ -889,34 +889,38 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
 
 def fixed_firings() -> str:
     """The block of this name."""
-    record = load_record("fixed_firings-cpu")
-    rows = []
-    for row in record["rows"]:
-        identity = "on" if row["object_identity"] else "off"
-        share = row["overflowed"] / row["questions"]
-        rows.append(
-            [
-                f"{row['questions']:,} of {DEFAULTS_LABELS[row['set']]}, object identity {identity}",
-                f"{row['firings']:,}",
-                f"{row['ragged_seconds']:.2f}",
-                f"{row['eager_seconds']:.2f}",
-                f"{row['compiled_seconds']:.2f}",
-                f"{share:.0%}",
-                f"{row['rest_seconds']:.2f}",
-            ]
-        )
-    head = ["questions of train, seconds", "firings", "shapes by the data"]
-    head += ["fixed shapes, eager", "compiled", "do not fit", "and take"]
-    where = where_run(
-        [
+    rows: list[list[str]] = []
+    sources: list[str] = []
+    for name, machine in FIXED_FIRINGS_RECORDS.items():
+        record = load_record(name)
+        rows += [_fixed_firings_row(machine, row) for row in record["rows"]]
+        commits = [
             {"commit": row["commit"], "machine": record["machine"]}
             for row in record["rows"]
         ]
-    )
+        sources.append(f"`{name}` ({where_run(commits)})")
+    head = ["questions of train, seconds", "firings", "shapes by the data"]
+    head += ["fixed shapes, eager", "compiled", "do not fit", "and take"]
     return (
         table(head, rows)
-        + f"\nRecord: `experiments/results/fixed_firings-cpu.json` ({where}; one thread).\n"
+        + f"\nRecords in `experiments/results/`: {', '.join(sources)}; on a CPU one thread.\n"
     )
+
+
+def _fixed_firings_row(machine: str, row: dict[str, Any]) -> list[str]:
+    """The row of one set of rules on one machine."""
+    identity = "on" if row["object_identity"] else "off"
+    share = row["overflowed"] / row["questions"]
+    asked = f"{row['questions']:,} of {DEFAULTS_LABELS[row['set']]}"
+    return [
+        f"{machine}: {asked}, object identity {identity}",
+        f"{row['firings']:,}",
+        f"{row['ragged_seconds']:.2g}",
+        f"{row['eager_seconds']:.2g}",
+        f"{row['compiled_seconds']:.2g}",
+        f"{share:.0%}",
+        f"{row['rest_seconds']:.2g}",
+    ]
 
 
 def first_step() -> str:
@@ -1869,6 +1873,10 @@ def saved_milliseconds_per_call(compiled: Row, eager: Row) -> float:
 
 
 # records of `time_to_score.py`, each with both libraries
+FIXED_FIRINGS_RECORDS = {
+    "fixed_firings-cpu": "CPU",
+    "fixed_firings-h100": "GPU",
+}
 TIME_TO_SCORE_RECORDS = ("time_to_score-h100", "time_to_score-breakout")
 
 
