@@ -494,9 +494,11 @@ def _any(
     dtype: torch.dtype,
     result: Tensor,
     x: RowTensor,
-    dim: int,
+    dim: object = None,
     keep: bool = False,
 ) -> RowTensor:
+    if not isinstance(dim, int):
+        raise UnsupportedError("any of several axes")
     x = _to_copy(writer, torch.bool, result, writer.load(x))
     return writer.fold("any", x, dim, keep)
 

@@ -44,21 +44,12 @@ CONSTANT = re.compile(
 BOOLS = {"True": True, "False": False}  # literals
 MAXIMUM = "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})"
 MINIMUM = "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})"
-# Reductions of numbers, two by two, and of a tile {0} whose numbers {1} count.
-REDUCTIONS: dict[Reduction, tuple[str, str]] = {
-    "sum": ("({0} + {1})", "tl.sum(tl.where({1}, {0}, 0), 1)"),
-    "max": (
-        MAXIMUM,
-        'tl.max(tl.where({1}, {0}, float("-inf")), 1)',
-    ),
-    "min": (
-        MINIMUM,
-        'tl.min(tl.where({1}, {0}, float("inf")), 1)',
-    ),
-    "any": (
-        "({0} | {1})",
-        "(tl.max(tl.where({1}, {0}, False).to(tl.int32), 1) != 0)",
-    ),
+# Reductions: of two numbers, of a tile, and the number that changes nothing.
+REDUCTIONS: dict[Reduction, tuple[str, str, str]] = {
+    "sum": ("({0} + {1})", "tl.sum({0}, 1)", "0"),
+    "max": (MAXIMUM, "tl.max({0}, 1)", 'float("-inf")'),
+    "min": (MINIMUM, "tl.min({0}, 1)", 'float("inf")'),
+    "any": ("({0} | {1})", "(tl.max({0}.to(tl.int32), 1) != 0)", "False"),
 }
 
 
@@ -138,6 +129,8 @@ class Writer:
             raise UnsupportedError("an output whose first axis is not the rows")
         if n > MAX_TILE_WIDTH:
             raise UnsupportedError(f"an output of {n} numbers for each row")
+        if is_carried and n <= MAX_NUMBERS_A_ROW:
+            raise UnsupportedError("a state that is a hidden layer")
         tile = like.shape[1:]
         places = _with_rows_first(x, tile)
         if is_carried or not x.tile:
@@ -302,10 +295,9 @@ class Writer:
         """A number in another dtype."""
         if dtype == to:
             return x
-        if x.code in BOOLS or x.code.isdigit():
-            return literal(
-                BOOLS[x.code] if x.code in BOOLS else int(x.code), to
-            )
+        if x.code in BOOLS or x.code.removeprefix("-").isdigit():
+            value = BOOLS[x.code] if x.code in BOOLS else int(x.code)
+            return literal(value, to)
         if to == torch.bool:
             return self.line(f"({x.code} != 0)", x.kind)
         if to not in TRITON_DTYPES:
@@ -434,14 +426,14 @@ class Writer:
         self, reduction: Reduction, x: RowTensor, dim: int, keep: bool
     ) -> RowTensor:
         """A reduction of an axis, from its first number to its last."""
-        template, in_tile = REDUCTIONS[reduction]
+        template, *_ = REDUCTIONS[reduction]
         x = self.settle(x)
         start = x.elements.ndim - len(x.tile)
         if start <= dim % x.elements.ndim:
             dim %= x.elements.ndim
             n_others = x.width // x.tile[dim - start]
             if n_others <= MAX_NUMBERS_A_ROW:
-                return self._fold_tile(in_tile, x, dim, keep)
+                return self._fold_tile(reduction, x, dim, keep)
             return self._fold_slices(template, x, dim, keep)
         x, dim = self.narrow(x, dim)
         slices = np.moveaxis(x.elements, dim, 0)
@@ -458,10 +450,11 @@ class Writer:
         return x._replace(elements=total, row_dim=without_axis(x.row_dim, dim))
 
     def _fold_tile(
-        self, template: str, x: RowTensor, dim: int, keep: bool
+        self, reduction: Reduction, x: RowTensor, dim: int, keep: bool
     ) -> RowTensor:
         """A reduction of an axis of a tile; of its other axes each place is an expression then."""
-        if "inf" in template and not x.dtype.is_floating_point:
+        _, template, neutral = REDUCTIONS[reduction]
+        if "inf" in neutral and not x.dtype.is_floating_point:
             raise UnsupportedError("the largest or least integer of a tile")
         start = x.elements.ndim - len(x.tile)
         others = [n for i, n in enumerate(x.tile) if i != dim - start]
@@ -470,11 +463,12 @@ class Writer:
             tile = x.elements[(*index[:start], *(0 for _ in x.tile))]
             mask = _mask_of_others(x.tile, dim - start, index[start:])
             code = self.full_tile(tile, x.width).code
-            elements[index] = self.line(template.format(code, mask), "row")
-        row_dim = x.row_dim
+            if mask:
+                code = f"tl.where({mask}, {code}, {neutral})"
+            elements[index] = self.line(template.format(code), "row")
         if keep:
             elements = np.expand_dims(elements, dim)
-        return RowTensor(elements, x.dtype, row_dim)
+        return RowTensor(elements, x.dtype, x.row_dim)
 
     def _fold_slices(
         self, template: str, x: RowTensor, dim: int, keep: bool
@@ -504,9 +498,10 @@ def _with_rows_first(x: RowTensor, tile: tuple[int, ...]) -> NDArray[Any]:
 def _mask_of_others(
     tile: tuple[int, ...], dim: int, index: tuple[int, ...]
 ) -> str:
-    """Code of the numbers of a tile whose coordinates but one are these."""
+    """Code of the numbers of a tile whose coordinates but one are these; empty if all are."""
     others = [i for i in range(len(tile)) if i != dim]
-    masks = [row_tiles.mask(math.prod(tile)) or "True"]
+    padding = row_tiles.mask(math.prod(tile))
+    masks = [padding] if padding else []
     masks += [
         f"({row_tiles.coordinate(tile, i)} == {place})"
         for i, place in zip(others, index)

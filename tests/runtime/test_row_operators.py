@@ -62,6 +62,10 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum of rows": lambda x: x.sum(2),
     "sum of columns, kept": lambda x: x.sum(1, keepdim=True) + x,
     "any": lambda x: (x > 2).flatten(1).any(1),
+    "sums of a tile without padding": lambda x: (
+        x.flatten(1)[:, :64].reshape(-1, 8, 8).sum(2)
+        + x.flatten(1)[:, :64].sum(1, keepdim=True)
+    ),
     "any of rows": lambda x: (x > 1).any(1),
     "largest": lambda x: x.amax(2) - x.flatten(1).amin(1, keepdim=True),
     "maps": lambda x: at(x, 0),
@@ -154,6 +158,7 @@ def test_products_of_tiles_with_what_rows_share(name: str) -> None:
             "a quotient, rounded: floor",
         ),
         (lambda x: x.sum((1, 2)), "several axes"),
+        (lambda x: (x > 0).any(), "any of several axes"),
         (lambda x: x.flip(0), "rows in another order"),
         (lambda x: x.index_select(0, CELLS[:2]), "some of the rows"),
         (lambda x: torch.cat([x] * 40, 1), "numbers of tensors side by side"),

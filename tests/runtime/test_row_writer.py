@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from funcppo.runtime.row_tensor import (
+    TRACED_ROWS,
     Expression,
     RowTensor,
     UnsupportedError,
@@ -58,6 +59,8 @@ def test_literals_are_cast_at_once() -> None:
     true = writer.cast(Expression("True"), torch.bool, torch.int64)
     assert true.code == "1"
     assert writer.cast(true, torch.int64, torch.float32).code == "1.0"
+    minus = writer.cast(Expression("-3"), torch.int64, torch.float32)
+    assert minus.code == "-3.0"
     assert writer.body == []
 
 
@@ -82,6 +85,17 @@ def test_a_tile_of_equal_numbers_is_one_number() -> None:
     (number,) = writer.take(x, x.places(), 0, 1).elements.reshape(-1)
     assert number.code == "x_0"
     assert writer.body == []
+
+
+def test_a_state_of_few_numbers_is_no_tile() -> None:
+    writer = Writer(None)
+    elements = np.empty((1, 1), dtype=object)
+    elements[:] = [[Expression("v0", "wide")]]
+    layer = RowTensor(elements, torch.float32, 0, (64,))
+    like = torch.zeros(TRACED_ROWS, 64)
+    with pytest.raises(UnsupportedError, match="a state that is a hidden"):
+        writer.hold(layer, like, is_carried=True)
+    assert writer.hold(layer, like, is_carried=False).width == 64
 
 
 def test_params_in_an_order_of_no_rule_are_refused() -> None:
