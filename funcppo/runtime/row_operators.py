@@ -288,6 +288,8 @@ def _cat(
     first = 0 if row_dim is None else row_dim + 1
     if dim < first or n > MAX_TILE_WIDTH:
         raise UnsupportedError(f"{n} numbers of tensors side by side")
+    if math.prod(places[0].shape[:first]) > 1:
+        raise UnsupportedError("several hidden layers beside others")
     return _cat_tiles(writer, parts, places, dim, row_dim)
 
 
@@ -476,6 +478,8 @@ def _index_select(
     dim: int,
     index: RowTensor,
 ) -> RowTensor:
+    if index.pointer:
+        raise UnsupportedError("numbers by indices in memory")
     codes = [number.code for number in index.elements.reshape(-1)]
     if dim % x.places().ndim == x.row_dim:
         raise UnsupportedError("some of the rows")

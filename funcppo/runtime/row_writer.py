@@ -413,29 +413,25 @@ class Writer:
         return show(x, places, row_dim)
 
     def narrow(self, x: RowTensor, dim: int) -> tuple[RowTensor, int]:
-        """A tensor whose axis `dim` is neither rows nor in a tile, and the axis counted from 0."""
+        """A tensor without tiles whose axis `dim` is not the rows, and the axis counted from 0."""
         x = self.load(x)
-        dim %= x.elements.ndim
-        if dim == x.row_dim:
-            raise UnsupportedError("an operator over the rows")
-        if dim >= x.elements.ndim - len(x.tile):
+        if x.tile:
             raise UnsupportedError("an operator over a hidden layer")
-        return x, dim
+        return x, _not_rows(x, dim)
 
     def fold(
         self, reduction: Reduction, x: RowTensor, dim: int, keep: bool
     ) -> RowTensor:
         """A reduction of an axis, from its first number to its last."""
         template, *_ = REDUCTIONS[reduction]
-        x = self.settle(x)
+        x = self.load(x)
+        dim = _not_rows(x, dim)
         start = x.elements.ndim - len(x.tile)
-        if start <= dim % x.elements.ndim:
-            dim %= x.elements.ndim
+        if start <= dim:
             n_others = x.width // x.tile[dim - start]
             if n_others <= MAX_NUMBERS_A_ROW:
                 return self._fold_tile(reduction, x, dim, keep)
             return self._fold_slices(template, x, dim, keep)
-        x, dim = self.narrow(x, dim)
         slices = np.moveaxis(x.elements, dim, 0)
         total = slices[0]
         for numbers in slices[1:]:
@@ -484,6 +480,18 @@ class Writer:
         for other in slices[1:]:
             total = self.pointwise(template, [total, other], x.dtype, x.dtype)
         return self.view(unsqueeze, Tensor(), [total, dim]) if keep else total
+
+
+def _not_rows(x: RowTensor, dim: int) -> int:
+    """An axis counted from 0.
+
+    Raises:
+      UnsupportedError: it is the rows.
+    """
+    dim %= x.elements.ndim
+    if dim == x.row_dim:
+        raise UnsupportedError("an operator over the rows")
+    return dim
 
 
 def _with_rows_first(x: RowTensor, tile: tuple[int, ...]) -> NDArray[Any]:

@@ -171,6 +171,40 @@ def test_what_no_tile_can_do_is_refused(
         run(fn, grids())
 
 
+def test_layers_of_two_networks_side_by_side_are_refused() -> None:
+    def fn(x: Tensor, wide: Tensor) -> Tensor:
+        layers = x.flatten(1).expand(2, -1, -1) @ wide
+        return torch.cat([layers, -layers], -1).sum(-1)
+
+    n = SIZE * SIZE
+    with pytest.raises(UnsupportedError, match="layers beside others"):
+        run(fn, grids(), weights(0, 2 * n, 60).view(2, n, 60))
+
+
+def test_the_largest_of_several_layers_is_refused() -> None:
+    n = SIZE * SIZE
+    with pytest.raises(UnsupportedError, match="over a hidden layer"):
+        run(
+            lambda x, wide: (x.flatten(1).expand(2, -1, -1) @ wide).argmax(0),
+            grids(),
+            weights(0, 2 * n, 60).view(2, n, 60),
+        )
+
+
+def test_sums_of_several_layers() -> None:
+    def fn(x: Tensor, wide: Tensor) -> Tensor:
+        return (x.flatten(1).expand(2, -1, -1) @ wide).tanh().sum(0)
+
+    n = SIZE * SIZE
+    wide = weights(0, 2 * n, 60).view(2, n, 60)
+    torch.testing.assert_close(run(fn, grids(), wide), fn(grids(), wide))
+
+
+def test_indices_in_memory_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="indices in memory"):
+        run(lambda x, i: x.index_select(1, i), grids(), torch.tensor([1, 0]))
+
+
 def test_a_long_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_program, "MAX_LINES", 3)
     with pytest.raises(UnsupportedError, match="lines, more than 3"):
