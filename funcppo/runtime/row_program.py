@@ -25,7 +25,7 @@ from funcppo.runtime.row_tensor import (
 )
 from funcppo.runtime.row_writer import MAXIMUM, MINIMUM, Writer
 
-# lines of a program, which take minutes to compile beyond
+# lines of a program: Triton takes more than linear time to compile them
 MAX_LINES = 1_200
 
 aten = torch.ops.aten
