@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from funcppo import random, tree
@@ -30,6 +32,7 @@ from funcppo.runtime.row_tensor import (
     Expression,
     RowTensor,
     UnsupportedError,
+    column_code,
     expressions_tensor,
     memory_tensor,
     named_tensor,
@@ -319,14 +322,18 @@ def _places(places: str, n: int, j: int) -> tuple[str, str]:
     """Code of the places of number j of each row, or of all numbers of a tile, and which of them are there."""
     if n <= MAX_NUMBERS_A_ROW:
         return f"{places} * {n} + {j}", "mask"
-    return _tile_places(places, n, n)
+    return _tile_places(places, n, np.arange(n))
 
 
-def _tile_places(places: str, n: int, width: int) -> tuple[str, str]:
-    """Code of the places in memory of the first numbers of rows of n, and which of them are there."""
+def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
+    """Code of the places in memory of numbers of rows of n, in steps of one size, and which of them are there."""
+    width = len(numbers)
+    first = int(numbers[0])
+    step = int(numbers[1]) - first if width > 1 else 1
     padding = row_tiles.mask(width)
     mask = "mask[:, None]" + (f" & {padding}" if padding else "")
-    return f"({places})[:, None] * {n} + {row_tiles.axis(width)}", mask
+    numbers_code = f"{first} + {step} * {row_tiles.axis(width)}"
+    return f"({places})[:, None] * {n} + {numbers_code}", mask
 
 
 def _expressions(n: int) -> int:
@@ -387,19 +394,15 @@ def _store_tiles(name: str, value: RowTensor) -> list[str]:
         raise UnsupportedError("an output of parts of tiles")
     lines: list[str] = []
     for tile, numbers in parts:
-        n = len(numbers)
-        step = int(numbers[1] - numbers[0]) if n > 1 else 1
-        place, mask = _tile_places(PLACES_OF_STEP, places.size, n)
-        place = f"{place} * {step} + {numbers[0]}"
-        code = _spread(tile, n)
+        place, mask = _tile_places(PLACES_OF_STEP, places.size, numbers)
+        code = _spread(tile, len(numbers))
         lines.append(f"tl.store({name}_ptr + {place}, {code}, mask={mask})")
     return lines
 
 
 def _spread(number: Expression, n: int) -> str:
     """Code of a tile [R, P] for n numbers."""
-    column = "[:, None]" if number.kind == "row" else ""
-    return f"tl.broadcast_to({number.code}{column}, [R, {row_tiles.padded(n)}])"
+    return f"tl.broadcast_to({column_code(number)}, [R, {row_tiles.padded(n)}])"
 
 
 def _carry(

@@ -466,6 +466,8 @@ def _cumsum(
         for n in range(x.elements.shape[dim])
         for part in [np.take(x.elements, range(n + 1), dim)]
     ]
+    if any(total.tile for total in sums):
+        raise UnsupportedError("many running sums")
     elements = np.concatenate([total.elements for total in sums], dim)
     return x._replace(elements=elements)
 
@@ -539,6 +541,7 @@ def _argmax(
     x, dim = writer.narrow(x, dim)
     slices = np.moveaxis(x.elements, dim, 0)
     row_dim = without_axis(x.row_dim, dim)
+
     best = RowTensor(slices[0], x.dtype, row_dim)
     index = RowTensor(
         map_numbers(lambda _: Expression("0"), slices[0]), dtype, row_dim
@@ -551,10 +554,7 @@ def _argmax(
         larger = writer.pointwise(is_larger, [other, best], x.dtype, torch.bool)
         index = _where(writer, dtype, result, larger, i, index)
         best = _where(writer, x.dtype, result, larger, other, best)
-    if not keep:
-        return index
-    elements, row_dim = unsqueeze(index, result, dim)
-    return RowTensor(elements, dtype, row_dim)
+    return writer.view(unsqueeze, result, [index, dim]) if keep else index
 
 
 def _gather(
@@ -575,6 +575,8 @@ def _gather(
         )
         other = x._replace(elements=numbers)
         chosen = _where(writer, dtype, result, is_it, other, chosen)
+    if chosen.tile:
+        raise UnsupportedError("many numbers, chosen by an index")
     # Also where there is but one number to choose from.
     shape = np.broadcast_shapes(chosen.elements.shape, index.elements.shape)
     return chosen._replace(

@@ -432,18 +432,13 @@ class Writer:
             if n_others <= MAX_NUMBERS_A_ROW:
                 return self._fold_tile(reduction, x, dim, keep)
             return self._fold_slices(template, x, dim, keep)
-        slices = np.moveaxis(x.elements, dim, 0)
-        total = slices[0]
-        for numbers in slices[1:]:
-            total = self.pointwise(
-                template,
-                [RowTensor(total, x.dtype), RowTensor(numbers, x.dtype)],
-                x.dtype,
-                x.dtype,
-            ).elements
-        if keep:
-            return x._replace(elements=np.expand_dims(total, dim))
-        return x._replace(elements=total, row_dim=without_axis(x.row_dim, dim))
+
+        row_dim = without_axis(x.row_dim, dim)
+        slices = [
+            x._replace(elements=numbers, row_dim=row_dim)
+            for numbers in np.moveaxis(x.elements, dim, 0)
+        ]
+        return self._combine(template, slices, dim, keep)
 
     def _fold_tile(
         self, reduction: Reduction, x: RowTensor, dim: int, keep: bool
@@ -476,9 +471,16 @@ class Writer:
             self.take(x, numbers, row_dim, len(x.tile) - 1)
             for numbers in places
         ]
-        total = slices[0]
-        for other in slices[1:]:
-            total = self.pointwise(template, [total, other], x.dtype, x.dtype)
+        return self._combine(template, slices, dim, keep)
+
+    def _combine(
+        self, template: str, slices: Sequence[RowTensor], dim: int, keep: bool
+    ) -> RowTensor:
+        """An operation on tensors, two by two; the axis `dim` that they are slices of stays if it is kept."""
+        total, *others = slices
+        for other in others:
+            dtype = total.dtype
+            total = self.pointwise(template, [total, other], dtype, dtype)
         return self.view(unsqueeze, Tensor(), [total, dim]) if keep else total
 
 

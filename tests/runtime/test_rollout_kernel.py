@@ -50,20 +50,6 @@ class NumpyKernel:
 
 
 def make_learner(
-    name: str, n_envs: int, *hidden: int, device: str = "cpu", **options: Any
-) -> tuple[Learner, Any]:
-    ppo = fp.ppo(
-        env=fp.envs.make(name),
-        network=fp.nets.mlp(*hidden, **options),
-        n_envs=n_envs,
-        n_steps=N_STEPS,
-        n_updates=2,
-        n_minibatches=1,
-    )
-    return ppo, ppo.init(fp.random.key(3, device))
-
-
-def make_game(
     name: str,
     n_envs: int,
     *hidden: int,
@@ -71,8 +57,10 @@ def make_game(
     n_steps: int = N_STEPS,
     **options: Any,
 ) -> tuple[Learner, Any]:
-    """A learner of images as rows of numbers."""
-    env = fp.envs.wrappers.flatten_observation(fp.envs.make(name))
+    """A learner and its first state; images are rows of numbers."""
+    env = fp.envs.make(name)
+    if len(env.spec.shape) > 1:
+        env = fp.envs.wrappers.flatten_observation(env)
     ppo = fp.ppo(
         env=env,
         network=fp.nets.mlp(*hidden, **options),
@@ -237,7 +225,7 @@ def test_a_kernel_refuses_another_number_of_learners() -> None:
 def test_games_whose_images_are_held_in_tiles(
     name: str, hidden: tuple[int, ...]
 ) -> None:
-    learner, state = make_game(name, 3, *hidden)
+    learner, state = make_learner(name, 3, *hidden)
     args = rollout_arguments(learner, state)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, args)
@@ -247,7 +235,7 @@ def test_games_whose_images_are_held_in_tiles(
 
 
 def test_a_game_with_bricks_broken_and_balls_lost() -> None:
-    learner, state = make_game("MinAtar/Breakout-v1", 4, 16, n_steps=40)
+    learner, state = make_learner("MinAtar/Breakout-v1", 4, 16, n_steps=40)
     args = rollout_arguments(learner, state)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, args)
@@ -260,7 +248,7 @@ def test_a_game_with_bricks_broken_and_balls_lost() -> None:
 
 
 def test_games_in_bfloat16() -> None:
-    learner, state = make_game(GAMES[0], 3, 16, matmul_dtype=torch.bfloat16)
+    learner, state = make_learner(GAMES[0], 3, 16, matmul_dtype=torch.bfloat16)
     args = rollout_arguments(learner, state)
     kernel = RolloutKernel.__new__(RolloutKernel)
     kernel.code = write(learner, args)
@@ -295,7 +283,7 @@ def test_params_that_do_not_fit_into_a_block_are_refused(
 
 
 def test_a_game_of_many_lines_is_refused() -> None:
-    learner, state = make_game("MinAtar/Seaquest-v1", 3, 16)
+    learner, state = make_learner("MinAtar/Seaquest-v1", 3, 16)
     with pytest.raises(UnsupportedError, match="lines, more than 1200"):
         write(learner, rollout_arguments(learner, state))
 
@@ -368,7 +356,7 @@ def test_layers_of_any_width_on_a_gpu(hidden: tuple[int, ...]) -> None:
 def test_games_on_a_gpu(
     name: str, hidden: tuple[int, ...], matmul_dtype: torch.dtype | None
 ) -> None:
-    learner, state = make_game(
+    learner, state = make_learner(
         name, 40, *hidden, device="cuda", matmul_dtype=matmul_dtype
     )
     args = rollout_arguments(learner, state)

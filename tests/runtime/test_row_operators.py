@@ -200,6 +200,43 @@ def test_sums_of_several_layers() -> None:
     torch.testing.assert_close(run(fn, grids(), wide), fn(grids(), wide))
 
 
+def twice(x: Tensor) -> Tensor:
+    """Each number twice, [B, 3, 120]: more numbers than are single ones, and no tile yet."""
+    repeated = x.unsqueeze(-1).expand(-1, -1, 2).reshape(len(x), 120)
+    return repeated.unsqueeze(1).expand(-1, 3, -1)
+
+
+MANY: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: twice(x).sum(1),
+    "sum, kept": lambda x: twice(x).sum(1, keepdim=True),
+    "largest, kept": lambda x: twice(x).argmax(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_reductions_to_many_numbers(name: str) -> None:
+    x = grids().flatten(1)[:, :60].contiguous()
+    torch.testing.assert_close(run(MANY[name], x), MANY[name](x))
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: twice(x).cumsum(1), "many running sums"),
+        (
+            lambda x: twice(x).gather(1, twice(x)[:, :1].argmin(1, True)),
+            "many numbers, chosen|over a hidden layer",
+        ),
+    ],
+    ids=["running sums", "chosen numbers"],
+)
+def test_other_operators_on_many_numbers_are_refused(
+    fn: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run(fn, grids().flatten(1)[:, :60].contiguous())
+
+
 def test_indices_in_memory_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="indices in memory"):
         run(lambda x, i: x.index_select(1, i), grids(), torch.tensor([1, 0]))

@@ -57,6 +57,7 @@ VIEWS = {
     "flipped": GRID[::-1, ::-1],
     "transposed": GRID.T,
     "rolled": np.roll(GRID, 3, 1),
+    "rows in any order": np.random.default_rng(0).permutation(GRID),
     "repeated": np.repeat(GRID[..., None], 4, -1),
     "one number": GRID[4:5, 4:5],
 }
@@ -79,19 +80,11 @@ def test_code_of_places(name: str) -> None:
     [
         np.where(GRID == 7, 8, GRID),
         np.random.default_rng(0).permutation(100),
-        np.random.default_rng(0).permutation(GRID.T),
     ],
-    ids=["one other", "shuffled", "shuffled rows"],
+    ids=["one other", "shuffled"],
 )
-def test_places_of_no_rule_have_no_code_or_the_right_one(
-    places: NDArray[np.int64],
-) -> None:
-    code = row_tiles.index_code(places)
-    if places.ndim == 2 and not (places == GRID).mean() > 0.9:
-        assert code is not None  # a table of each coordinate
-        assert np.array_equal(evaluate(code)[:100], places.reshape(-1))
-    else:
-        assert code is None
+def test_places_of_no_rule_have_no_code(places: NDArray[np.int64]) -> None:
+    assert row_tiles.index_code(places) is None
 
 
 def test_axes_that_one_expression_holds() -> None:
