@@ -11,6 +11,7 @@ says why others are not. Files lie in Inductor's cache directory.
 
 from __future__ import annotations
 
+import functools
 import getpass
 import hashlib
 import io
@@ -114,7 +115,12 @@ class TensorSpecPickler(pickle.Pickler):
         )
 
     def reducer_override(self, obj: object) -> Any:
-        """Default pickling, except that functions and classes of other packages raise an error."""
+        """Default pickling, except that functions and classes of other packages raise an error.
+
+        A partial application becomes the same bytes whether anything has read its attributes before or not.
+        """
+        if isinstance(obj, functools.partial):
+            vars(obj)  # it has no dict, which is pickled as None, before this
         module = getattr(obj, "__module__", None) if callable(obj) else None
         if self._allowed_packages is not None and isinstance(module, str):
             package = module.partition(".")[0]

@@ -302,6 +302,13 @@ def test_equal_settings_have_one_file_whatever_strings_they_share():
     )
 
 
+def test_a_partial_application_has_one_file_before_and_after_it_is_compiled():
+    fn, x = partial(clip_by_global_norm, max_norm=1.0), torch.rand(4)
+    before = CachedFunction(fn, None)._cache_path((x,))
+    vars(fn)  # as `torch.compile` does
+    assert CachedFunction(fn, None)._cache_path((x,)) == before is not None
+
+
 def test_a_broken_file_is_reported_and_written_again(folder):
     x = torch.rand(4)
     CachedFunction(clip_by_global_norm, None)(x, LIMIT)
