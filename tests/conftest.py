@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from funcppo.cli import common
-from funcppo.runtime import memory
+from funcppo.runtime import memory, strategy_cache
 
 # A deadline, or a check of how long the cases take to draw, would make a test fail on a slow or busy machine.
 hypothesis.settings.register_profile(
@@ -32,7 +32,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 # Files whose tests compile the same graphs: one worker runs them, and finds in the second what the first has compiled.
-SAME_GRAPHS = {"tests/test_laws.py": "tests/runtime/test_compile.py"}
+SAME_GRAPHS = {
+    "tests/test_laws.py": "tests/runtime/test_compile.py",
+    "tests/runtime/test_strategy_cache.py": "tests/runtime/test_compile.py",
+}
 # Files that take longest: they run first, so that no worker is left alone with one of them in the end.
 LONGEST = (
     "tests/test_laws.py",
@@ -101,6 +104,8 @@ def separate_caches(tmp_path_factory):
         fixtures = own_folder / "fixtures"
         fixtures.mkdir(parents=True)  # PyTorch warns where there is none
         patch.setenv("XDG_CACHE_HOME", str(fixtures))
+        # what trials of strategies find is of the test that makes them
+        patch.setattr(strategy_cache, "outcome_path", lambda *_: None)
         yield
 
 

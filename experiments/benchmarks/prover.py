@@ -155,15 +155,8 @@ class ProverCase:
 
     def prepare(self) -> Row:
         """Compile, capture, take one step and compare it with the eager one."""
-        parts, _ = strategies.select_strategy(
-            train_step.collect,
-            train_step.EAGER_PARTS,
-            self.cfg,
-            self.world,
-            self.state,
-            self.strategy(),
-        )
         iteration = partial(train_step.train_step, self.cfg, self.world)
+        parts = self.compile_parts()
         memory.reset_peak(self.device)
         captured = self.capture(iteration, parts)
         captured.step()
@@ -216,6 +209,17 @@ class ProverCase:
         if self.device == "cuda":
             row |= profile_kernels(self.step)
         return row
+
+    def compile_parts(self) -> train_step.Parts:
+        """The parts of the training step that this mode calls."""
+        return strategies.select_strategy(
+            train_step.collect,
+            train_step.EAGER_PARTS,
+            self.cfg,
+            self.world,
+            self.state,
+            self.strategy(),
+        ).parts
 
     def strategy(self) -> str:
         """How the parts are compiled in this mode."""

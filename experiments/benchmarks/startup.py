@@ -3,14 +3,16 @@
     python experiments/benchmarks/startup.py --out experiments/results/startup-h100.json
 
 Each row is a process of its own, several times: imports of PyTorch, with its compiler, and with what code that Inductor
-has generated imports; and the first iteration of learning to prove Countries S3 (prover.py) with nothing compiled,
-with full caches of compiled code, and with empty ones. The first process of each row, which may have to write Python's
-bytecode or read files for the first time, is not counted.
+has generated imports; and the first iteration of learning to prove Countries S3 (prover.py) and of CartPole, 4 x 128
+(cartpole.py), with nothing compiled, with empty caches of compiled code, and with full ones. Where JAX is installed,
+CartPole in JAX, too, with its own cache on disk; its clock begins before the import of JAX, after that of PyTorch. The
+first process of each row, which may have to write Python's bytecode or read files for the first time, is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 import torch
 
-from experiments.benchmarks.side_by_side import write_record
-from experiments.provenance import describe_machine
+from experiments.benchmarks.side_by_side import STARTED_AT, seconds_since_start
 
 IMPORTS = {
     "import torch": "import torch",
@@ -34,11 +36,13 @@ IMPORTS = {
     "with what compiled code imports": "import torch._dynamo, torch._inductor.codegen.wrapper, "
     "torch._inductor.select_algorithm",
 }
-# modes of prover.py
+# modes of prover.py and of cartpole.py
 MODES = {
     "cuda": {"nothing": "eager-loop-body-graphs", "all": "captured"},
     "cpu": {"nothing": "eager", "all": "compiled"},
 }
+WORKS = ("S3", "CartPole")
+JAX_WORK = "CartPole in JAX"
 
 
 def main() -> None:
@@ -52,7 +56,23 @@ def main() -> None:
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )
     parser.add_argument("--out", type=Path, help="record to write")
+    parser.add_argument(
+        "--process",
+        nargs=3,
+        metavar=("WORK", "MODE", "DEVICE"),
+        help=argparse.SUPPRESS,
+    )
     args = parser.parse_args()
+    if args.process:
+        print(run_process(*args.process))
+        return
+    measure(args.device, args.repeats, args.out)
+
+
+def measure(device: str, repeats: int, out: Path | None) -> None:
+    """Measure all rows; the record is written after each."""
+    from experiments.benchmarks.side_by_side import write_record
+    from experiments.provenance import describe_machine
 
     rows: list[dict[str, Any]] = []
 
@@ -62,26 +82,25 @@ def main() -> None:
             | {"median": statistics.median(seconds)}
         )
         print(json.dumps(rows[-1]), flush=True)
-        if args.out:
-            machine = describe_machine(args.device)
-            write_record(args.out, {"machine": machine, "rows": rows})
+        if out:
+            machine = describe_machine(device)
+            write_record(out, {"machine": machine, "rows": rows})
 
     for name, code in IMPORTS.items():
-        times = [import_seconds(code) for _ in range(1 + args.repeats)]
+        times = [import_seconds(code) for _ in range(1 + repeats)]
         add(name, times[1:])
-    modes = MODES[args.device]
-    with tempfile.TemporaryDirectory() as cache:
-        times = [
-            iteration_seconds(modes["nothing"], args.device, cache)
-            for _ in range(1 + args.repeats)
-        ]
-        add("S3, nothing compiled", times[1:])
-        times = [
-            iteration_seconds(modes["all"], args.device, cache)
-            for _ in range(2 + args.repeats)
-        ]
-        add("S3, empty caches", times[:1])
-        add("S3, full caches", times[2:])
+    works = [*WORKS, *([JAX_WORK] if importlib.util.find_spec("jax") else [])]
+    for work in works:
+        run = partial(iteration_seconds, work, device=device)
+        if work in WORKS:
+            mode = MODES[device]["nothing"]
+            times = [run(mode) for _ in range(1 + repeats)]
+            add(f"{work}, nothing compiled", times[1:])
+        with tempfile.TemporaryDirectory() as cache:
+            mode = MODES[device]["all"]
+            times = [run(mode, cache=cache) for _ in range(2 + repeats)]
+        add(f"{work}, empty caches", times[:1])
+        add(f"{work}, full caches", times[2:])
 
 
 def import_seconds(code: str) -> float:
@@ -91,24 +110,55 @@ def import_seconds(code: str) -> float:
     return time.perf_counter() - start
 
 
-def iteration_seconds(mode: str, device: str, cache: str) -> float:
+def iteration_seconds(
+    work: str, mode: str, device: str, cache: str | None = None
+) -> float:
     """Seconds from the start of a process to the end of its first iteration.
 
     Args:
-      cache: the folder of compiled code.
+      cache: the folder of compiled code; None for one that is empty.
     """
-    script = Path(__file__).with_name("prover.py")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "row.json"
-        words = ("--work", "s3", "--mode", mode, "--device", device)
-        subprocess.run(
-            [sys.executable, str(script), *words, "--out", str(out)],
+    with tempfile.TemporaryDirectory() as empty:
+        folder = cache or empty
+        ended = subprocess.run(
+            [sys.executable, __file__, "--process", work, mode, device],
             check=True,
-            env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache},
-            stdout=sys.stderr,
+            env=os.environ
+            | {
+                STARTED_AT: str(time.perf_counter()),
+                "TORCHINDUCTOR_CACHE_DIR": folder,
+                "TRITON_CACHE_DIR": f"{folder}/triton/0",
+                "JAX_COMPILATION_CACHE_DIR": f"{folder}/jax",
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        (row,) = json.loads(out.read_text())["rows"]
-    return row["cold_s"]
+    return float(ended.stdout.splitlines()[-1])
+
+
+def run_process(work: str, mode: str, device: str) -> float:
+    """Run the first iteration of a work, and return the seconds since this process was started."""
+    if work == JAX_WORK:
+        from experiments.benchmarks.cartpole import Jax
+
+        os.environ[STARTED_AT] = str(time.perf_counter())
+        return Jax("4x128", device, "highest").prepare()["cold_s"]
+    if work == "CartPole":
+        from experiments.benchmarks.cartpole import CartPoleCase
+
+        case = CartPoleCase("4x128", mode, device, "highest")
+        captured = case.capture()
+    else:
+        from experiments.benchmarks.prover import ProverCase
+        from funcppo import train_step
+
+        case = ProverCase("s3", mode, device, "packed", "")
+        step = partial(train_step.train_step, case.cfg, case.world)
+        captured = case.capture(step, case.compile_parts())
+    captured.step()
+    case.synchronise()
+    return seconds_since_start()
 
 
 if __name__ == "__main__":

@@ -338,6 +338,8 @@ def _n_calls(ppo: PPOConfig) -> int:
 def describe_strategy(record: StrategyRecord) -> str:
     """Return a line that says which strategy is used, and why not another."""
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
+    if record.tried_earlier:
+        line += "; an earlier start tried it"
     if record.skip_reason:
         line += f"; others not tried: {record.skip_reason}"
     elif record.uncompiled_seconds is not None:

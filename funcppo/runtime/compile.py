@@ -16,13 +16,15 @@ by one, whatever the strategy. All functions tried are pure, so trials leave the
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import (
     Any,
     Generic,
@@ -46,6 +48,7 @@ from funcppo.runtime import (
     parallel_compile,
     reasons,
     stacked,
+    strategy_cache,
 )
 from funcppo.runtime.agreement import (
     Agree,
@@ -55,9 +58,11 @@ from funcppo.runtime.agreement import (
 )
 from funcppo.runtime.capture import capture
 from funcppo.runtime.compile_cache import (
+    MIN_RECOMPILE_LIMIT,
     CachedFunction,
     InductorOptions,
     may_hold_code,
+    name_triton_cache,
 )
 from funcppo.runtime.equivalence import (
     DEFAULT_TOLERANCE,
@@ -86,12 +91,16 @@ FUSION_OPTIONS = {"online_softmax": False}
 # Inductor copies what a kernel overwrites before each trial of its block sizes. Copies take longer than small kernels,
 # so that all sizes seem equal, and a slow one may be chosen.
 GPU_OPTIONS = {"inplace_buffers": False}
+COMPILER_MODULES = (
+    "torch._functorch._aot_autograd.autograd_cache",
+    "torch._inductor.codegen.wrapper",
+    "torch._inductor.select_algorithm",
+)
 PEER_IS_EAGER = "another process stays eager"
 MICROBATCHES_REASON = (
     "one-graph: it may hold the activations of all microbatches at once"
 )
 MAX_CHECKED_STEPS = 4  # of a rollout, over which rollout parts are compared
-MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
 N_TIMED_STEPS = 5  # minibatch steps of each strategy, where they are compared
 # a strategy is taken in place of one before it in STRATEGIES if it is faster by this factor: less is noise
 MIN_GAIN = 1.05
@@ -139,6 +148,8 @@ class StrategyRecord:
     # why faster strategies were not tried; empty if all were
     skip_reason: str = ""
     skip_code: FailureCode | None = None  # the same as a code
+    # an earlier process with the same code, settings and kind of machine tried the strategies
+    tried_earlier: bool = False
     # why a step on a GPU is not replayed; None if it is, and on a CPU
     fallback_code: FallbackCode | None = None
     # of all updates of a run, at most the time left for them, by which auto decided whether to compile; None if that
@@ -213,15 +224,15 @@ def compile_function(
     """
     if reason_against_compiling():
         return fn
-    torch._dynamo.config.recompile_limit = max(
-        MIN_RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit
-    )
     if backend == "inductor":
         # Called with positional arguments only.
         return cast(
             "Callable[Args, Result]",
             _compile_with_inductor(fn, use_custom_passes, **inductor_options),
         )
+    torch._dynamo.config.recompile_limit = max(
+        MIN_RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit
+    )
     return torch.compile(
         fn, fullgraph=True, dynamic=False, **backend_options(backend)
     )
@@ -232,20 +243,32 @@ def _compile_with_inductor(
     use_custom_passes: bool = True,
     **inductor_options: object,
 ) -> CachedFunction[Result] | cudagraph_trees.TreeFunction[Result]:
-    # Imported here: an eager run can do without Inductor's 75 MB. The first import registers the lowering.
-    from funcppo.runtime.inductor import threefry_lowering  # noqa: F401
-    from funcppo.runtime.inductor.matmul_pass import MatmulPass
-
     options: InductorOptions = {}
     if use_custom_passes:
-        options["post_grad_custom_pre_pass"] = MatmulPass()
         options.update(FUSION_OPTIONS)
         if torch.cuda.is_available():
             options.update(GPU_OPTIONS)
     options.update(inductor_options)
+    prepare = _load_passes if use_custom_passes else _load_lowering
     if cudagraph_trees.are_demanded():
-        return cudagraph_trees.TreeFunction(fn, options)
-    return CachedFunction(fn, options or None)
+        return cudagraph_trees.TreeFunction(fn, {**prepare(), **options})
+    return CachedFunction(fn, options or None, prepare)
+
+
+def _load_lowering() -> InductorOptions:
+    """Teach Inductor this package's random bits. A run that compiles nothing can do without its 75 MB."""
+    # The first import registers the lowering.
+    from funcppo.runtime.inductor import threefry_lowering  # noqa: F401
+
+    return {}
+
+
+def _load_passes() -> InductorOptions:
+    """As `_load_lowering`; options with this package's pass over graphs."""
+    from funcppo.runtime.inductor.matmul_pass import MatmulPass
+
+    _load_lowering()
+    return {"post_grad_custom_pre_pass": MatmulPass()}
 
 
 def select_strategy(
@@ -305,9 +328,9 @@ def select_strategy(
             ),
         )
 
+    name_triton_cache(state.key.device)
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
-    eager_unroll = parts.unroll
     candidates = _candidates(strategy, cfg)
     selector = _StrategySelector(
         backend=backend,
@@ -317,47 +340,31 @@ def select_strategy(
         agree=agree,
         kernels=_find_kernels(parts, cfg, record, candidates[0]),
     )
-    # This process compiles the first part, others the rest.
-    first, *rest = (name for name in ROLLOUT_PARTS if name in rollout_parts)
-    in_background = _parts_in_background(rest, candidates[0])
+    path = None
+    if backend == "inductor" and agree is alone:
+        path = strategy_cache.outcome_path(
+            collect,
+            (parts, cfg, world, state),
+            (
+                strategy,
+                tolerance,
+                rollout_parts,
+                cudagraph_trees.are_demanded(),
+            ),
+        )
+    outcome = strategy_cache.load(path)
+    if outcome is not None:
+        return selector.rebuild(parts, outcome)
 
-    with _workers_ahead(len(in_background), backend, state.key.device):
-        calls = _record_calls(collect, parts, cfg, world, state)
-        with _compile_parts_in_background(
-            selector.kernels.parts or parts,
-            _subset(calls, in_background),
-            backend,
-        ) as wait:
-            parts, no_kernel = selector.unroll_by_kernel(
-                parts, _subset(calls, rollout_parts)
-            )
-            if parts.unroll is eager_unroll:
-                parts = selector.compile_rollout_part(parts, first, calls)
-            wait()
-            for name in rest:
-                parts = selector.compile_rollout_part(parts, name, calls)
-
-            collected = collect(cfg, world, state, parts)
-            parts, selected = selector.compile_update_part(
-                parts,
-                candidates,
-                (cfg, world, state.params, collected.batch, collected.scalars),
-                collected,
-            )
-
+    parts, found = selector.try_all(
+        collect, parts, cfg, world, state, candidates, rollout_parts
+    )
     record = dataclasses.replace(
-        _with_left_out(record, strategy, cfg, candidates),
-        strategy=selected,
-        failures=tuple(selector.failures),
-        times_ms=selector.times_ms,
-        rollout="steps" if parts.unroll is eager_unroll else "kernel",
-        rollout_reason=no_kernel.message if no_kernel else "",
-        rollout_code=no_kernel and no_kernel.code,
-        **selector.kernels.record_fields(selected),
+        _with_left_out(record, strategy, cfg, candidates), **found
     )
-    return SelectedStrategy(
-        parts, selector.with_untimed_reason(record, candidates)
-    )
+    record = selector.with_untimed_reason(record, candidates)
+    selector.keep(path, parts, record)
+    return SelectedStrategy(parts, record)
 
 
 def _check_strategy(strategy: str | tuple[str, ...]) -> None:
@@ -596,8 +603,21 @@ def _compile_parts_in_background(
             *args
         ):
             uncached.append((part, args))
+
+    def wait_for_all() -> None:
+        if uncached:
+            _import_compiler()  # meanwhile
+        wait()
+
     with parallel_compile.compile_in_background(uncached) as wait:
-        yield wait
+        yield wait_for_all
+
+
+def _import_compiler() -> None:
+    """Import what loads compiled code: seconds, in which other processes may compile it."""
+    for name in COMPILER_MODULES:
+        with suppress(ImportError):  # another version of PyTorch
+            importlib.import_module(name)
 
 
 class CompileAttempt(Protocol[Compiled]):
@@ -687,6 +707,108 @@ class _StrategySelector:
     failures: list[Failure] = field(default_factory=list)
     # of a minibatch step, by strategy, where they are compared
     times_ms: dict[str, float] = field(default_factory=dict)
+    # how rollout parts and strategies that work are compiled, by name
+    built: dict[str, strategy_cache.Built] = field(default_factory=dict)
+
+    def try_all(
+        self,
+        collect: Collect[Config, World, State, Parts],
+        parts: Parts,
+        cfg: Config,
+        world: World,
+        state: State,
+        candidates: tuple[str, ...],
+        rollout_parts: tuple[str, ...],
+    ) -> tuple[Parts, dict[str, Any]]:
+        """The parts to run, and the fields of the record that say what they are."""
+        eager_unroll = parts.unroll
+        # This process compiles the first part, others the rest.
+        first, *rest = (name for name in ROLLOUT_PARTS if name in rollout_parts)
+        in_background = _parts_in_background(rest, candidates[0])
+        device = state.key.device
+        with _workers_ahead(len(in_background), self.backend, device):
+            calls = _record_calls(collect, parts, cfg, world, state)
+            with _compile_parts_in_background(
+                self.kernels.parts or parts,
+                _subset(calls, in_background),
+                self.backend,
+            ) as wait:
+                parts, no_kernel = self.unroll_by_kernel(
+                    parts, _subset(calls, rollout_parts)
+                )
+                if parts.unroll is eager_unroll:
+                    parts = self.compile_rollout_part(parts, first, calls)
+                wait()
+                for name in rest:
+                    parts = self.compile_rollout_part(parts, name, calls)
+
+                collected = collect(cfg, world, state, parts)
+                parts, selected = self.compile_update_part(
+                    parts,
+                    candidates,
+                    (
+                        cfg,
+                        world,
+                        state.params,
+                        collected.batch,
+                        collected.scalars,
+                    ),
+                    collected,
+                )
+        return parts, {
+            "strategy": selected,
+            "failures": tuple(self.failures),
+            "times_ms": self.times_ms,
+            "rollout": "steps" if parts.unroll is eager_unroll else "kernel",
+            "rollout_reason": no_kernel.message if no_kernel else "",
+            "rollout_code": no_kernel and no_kernel.code,
+            **self.kernels.record_fields(selected),
+        }
+
+    def rebuild(
+        self, parts: Parts, outcome: strategy_cache.Outcome
+    ) -> SelectedStrategy[Parts]:
+        """The parts that earlier trials found, not compiled yet, and their record."""
+        record = cast(StrategyRecord, outcome.record)
+        eager = parts
+        for name in (*ROLLOUT_PARTS, record.strategy):
+            if name not in outcome.built:
+                continue
+            how = outcome.built[name]
+            source = self.kernels.parts if how.by_kernels else eager
+            assert source is not None
+
+            def compile_part(
+                fn: TensorFunction[Result], how: strategy_cache.Built = how
+            ) -> TensorFunction[Result]:
+                return compile_function(fn, self.backend, how.use_custom_passes)
+
+            if name == record.strategy:
+                step = _build_minibatch_step(name, source, compile_part)
+                parts = dataclasses.replace(parts, minibatch_step=step)
+            else:
+                compiled = compile_part(getattr(source, name))
+                parts = dataclasses.replace(parts, **{name: compiled})
+        if outcome.rollout is not None:
+            from funcppo.runtime import rollout_kernel
+
+            unroll = rollout_kernel.RolloutKernel(outcome.rollout)
+            parts = dataclasses.replace(parts, unroll=unroll)
+        record = dataclasses.replace(record, tried_earlier=True)
+        return SelectedStrategy(parts, record)
+
+    def keep(
+        self, path: Path | None, parts: TrainingParts, record: StrategyRecord
+    ) -> None:
+        """Keep what the trials found for later processes, unless something failed that may work another time."""
+        reasons_against = {record.rollout_code, record.network_code}
+        final = {None, FailureCode.UNSUPPORTED, FailureCode.NOT_REQUESTED}
+        if path is None or record.failures or not reasons_against <= final:
+            return
+        unroll: Any = parts.unroll
+        rollout = unroll.code if record.rollout == "kernel" else None
+        outcome = strategy_cache.Outcome(record, self.built, rollout)
+        strategy_cache.save(path, outcome)
 
     def unroll_by_kernel(
         self, parts: Parts, calls: _Calls
@@ -883,6 +1005,7 @@ class _StrategySelector:
             actual = compiled(*args)  # compiles at the first call
             if is_compared or self.tolerance <= TF32_TOLERANCE:
                 check_output(actual, eager(*args), self.tolerance)
+        self._note(name, built_from, use_custom_passes)
         return dataclasses.replace(parts, **{name: compiled})
 
     def _compile_update(
@@ -913,7 +1036,20 @@ class _StrategySelector:
             collected.minibatches,
             self.tolerance,
         )
+        self._note(strategy, built_from, use_custom_passes)
         return dataclasses.replace(parts, minibatch_step=step)
+
+    def _note(
+        self,
+        name: str,
+        built_from: TrainingParts | None,
+        use_custom_passes: bool,
+    ) -> None:
+        """Note how a rollout part or a strategy that works is compiled."""
+        self.built[name] = strategy_cache.Built(
+            by_kernels=built_from is not None,
+            use_custom_passes=use_custom_passes,
+        )
 
 
 def _with_truncations(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -3,7 +3,8 @@
 Inductor caches the code it generates, but a process must first trace a function, which takes seconds, to look it up.
 `CachedFunction` looks it up without tracing. Its key is all that compilation depends on: the function's name, settings
 and argument shapes, the code and the values that it reaches (`function_digest.py`), the sources of this package, the
-versions of PyTorch and Python, and the processor.
+versions of PyTorch and Python, and the processor. What has run once is kept as `standalone_code`, too, for which a
+later process imports neither Dynamo nor Inductor.
 
 Only functions and settings of this package are cached, and only if all that they read has a digest; `uncached_reasons`
 says why others are not. Files lie in Inductor's cache directory.
@@ -14,28 +15,36 @@ from __future__ import annotations
 import functools
 import getpass
 import hashlib
+import importlib.util
 import io
 import os
 import pickle
 import platform
+import re
+import shutil
 import sys
 import tempfile
 import time
+import types
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._config_module import _UNSET_SENTINEL
 
 from funcppo import tree
-from funcppo.runtime import agreement
+from funcppo.runtime import agreement, standalone_code
 from funcppo.runtime.function_digest import NoDigestError, call_digest
 from funcppo.runtime.reasons import UncachedCode, error_line
+from funcppo.runtime.standalone_code import StandaloneCode
 
 PACKAGE_DIR = Path(__file__).parents[1]
+MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
 MAX_TRACE_RESTARTS = 4  # times that tracing a function may begin again
 MAX_MEMOIZED_CONFIGS = 256  # serialized configs in memory
 # PyTorch sets them as it runs
@@ -131,6 +140,14 @@ class TensorSpecPickler(pickle.Pickler):
         return NotImplemented
 
 
+class NoKeyError(ValueError):
+    """What a call depends on cannot be told to a later process; the message says why."""
+
+    def __init__(self, code: UncachedCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 class CompileEvent(NamedTuple):
     """One request for compiled code."""
 
@@ -155,31 +172,34 @@ compile_events: list[CompileEvent] = []
 # why functions are compiled with guards and not kept on disk, by name
 uncached_reasons: dict[str, str] = {}
 uncached_codes: dict[str, UncachedCode] = {}
+# why functions are loaded by PyTorch's compiler, by name: they could not be kept as `standalone_code`
+compiler_reasons: dict[str, str] = {}
+# whether this process keeps what it has compiled and run as `standalone_code`
+writes_standalone = True
 
 
 class CachedFunction(Generic[Result]):
     """A function that is compiled once for each kind of arguments: for all processes if it belongs to this package."""
 
     def __init__(
-        self, fn: Callable[..., Result], options: InductorOptions | None
+        self,
+        fn: Callable[..., Result],
+        options: InductorOptions | None,
+        prepare: Callable[[], InductorOptions] | None = None,
     ) -> None:
-        """Compile nothing yet.
+        """Compile nothing yet, and import no compiler.
 
         Args:
           fn: a pure function of trees of tensors and frozen settings.
           options: options of Inductor.
+          prepare: makes further options, of what takes seconds to import; a function of this package.
         """
         self._fn = fn
         self._name: str = getattr(fn, "__name__", repr(fn))
         self._options = options or {}
+        self._prepare = prepare
         # None: a function of another package, or a closure
         self._function_id = _serialize(fn)
-        self._guarded = torch.compile(
-            fn,
-            fullgraph=True,
-            dynamic=False,
-            **agreement.backend_options("inductor", options),
-        )
         self._code_by_key: dict[_CallKey, Callable[..., Result]] = {}
 
     def __call__(self, *args: object) -> Result:
@@ -199,12 +219,54 @@ class CachedFunction(Generic[Result]):
         key = _call_key(args)
         if key is None:
             return self._guarded(*args)
-        if key not in self._code_by_key:
-            code = self._load_or_compile(key, args)
-            self._code_by_key[key] = code
-            if code is not self._guarded:  # which settles by its backend
-                agreement.settle()
-        return self._code_by_key[key](*args)
+        code = self._code_by_key.get(key)
+        return self._first_call(key, args) if code is None else code(*args)
+
+    @functools.cached_property
+    def _guarded(self) -> Callable[..., Result]:
+        """The function, compiled with guards."""
+        torch._dynamo.config.recompile_limit = _recompile_limit()
+        return torch.compile(
+            self._fn,
+            fullgraph=True,
+            dynamic=False,
+            **agreement.backend_options("inductor", self._all_options()),
+        )
+
+    def _all_options(self) -> InductorOptions | None:
+        prepared = self._prepare() if self._prepare is not None else {}
+        return {**self._options, **prepared} or None
+
+    def _first_call(self, key: _CallKey, args: tuple[object, ...]) -> Result:
+        """The function's value, by code that is kept for calls of this kind."""
+        path = self._cache_path(args)
+        code = self._load_or_compile(key, args, path)
+        self._code_by_key[key] = code
+        if isinstance(code, StandaloneCode):
+            agreement.settle()
+            return code(*args)
+        if (
+            path is None or code is self._guarded
+        ):  # which settles by its backend
+            return code(*args)
+        agreement.settle()
+        result = code(*args)
+        self._write_standalone(code, args, path)
+        return result
+
+    def _write_standalone(
+        self, code: Callable[..., Result], args: tuple[object, ...], path: Path
+    ) -> None:
+        """Keep code that has run once in a form that needs no compiler, where it can be."""
+        if not writes_standalone or not path.exists() or _must_run_once():
+            return
+        from funcppo.runtime import standalone_writer
+
+        try:
+            standalone_writer.write(code, args, _standalone_folder(path))
+        except Exception as error:
+            # It is loaded by PyTorch's compiler, then.
+            compiler_reasons[self._name] = error_line(error)
 
     def is_cached(self, *args: object) -> bool:
         """Return whether such a call finds its code on disk."""
@@ -212,20 +274,20 @@ class CachedFunction(Generic[Result]):
         return path is not None and os.path.exists(path)
 
     def _load_or_compile(
-        self, key: _CallKey, args: tuple[object, ...]
+        self, key: _CallKey, args: tuple[object, ...], path: Path | None
     ) -> Callable[..., Result]:
-        limit = torch._dynamo.config.recompile_limit
+        limit = _recompile_limit()
         if len(self._code_by_key) >= limit:
             reason = self._recompile_reason(key, args)
             raise RuntimeError(
                 f"{self._fn}: compiled {limit} times, the last because {reason}"
             )
 
-        path = self._cache_path(args)
         reason = self._recompile_reason(key, args)
         start = time.perf_counter()
         if (
             reason
+            and _is_dynamo_imported()
             and torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
         ):
             raise RuntimeError(
@@ -234,12 +296,12 @@ class CachedFunction(Generic[Result]):
         if path is None:
             return self._guarded
 
-        loaded = _load_code(path)
+        loaded = _load_standalone(path) or _load_code(path)
         code = (
             loaded if loaded is not None else self._compile_ahead_of_time(args)
         )
-        if code is self._guarded:  # which PyTorch counts and reports itself
-            return code
+        if loaded is None and code is self._guarded:
+            return code  # which PyTorch counts and reports itself
 
         seconds = time.perf_counter() - start
         compile_events.append(
@@ -264,8 +326,9 @@ class CachedFunction(Generic[Result]):
     ) -> Callable[..., Result]:
         """Code that can be saved; where there is none, code with guards."""
         # Without guards: the keys tell calls apart, and most of what a guard refers to cannot be saved.
+        torch._dynamo.config.recompile_limit = _recompile_limit()
         options: InductorOptions = {
-            **self._options,
+            **(self._all_options() or {}),
             "guard_filter_fn": lambda guards: [False] * len(guards),
         }
         with torch._dynamo.config.patch(
@@ -287,37 +350,19 @@ class CachedFunction(Generic[Result]):
 
     def _cache_path(self, args: tuple[object, ...]) -> Path | None:
         """The file of the code for such arguments; None if it is not to be cached."""
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
-
         if self._function_id is None:
             return None
-        serialized_args = _serialize(args, allow_tensors=True)
-        if serialized_args is None:
-            self._record_uncached(
-                UncachedCode.SETTINGS_NOT_PICKLED,
-                "its settings cannot be pickled",
-            )
-            return None
-        try:
-            values = call_digest(self._fn, args)
-        except NoDigestError as error:
-            self._record_uncached(UncachedCode.NO_DIGEST, str(error))
-            return None
-
         options = [
             (name, _option_key(value)) for name, value in self._options.items()
         ]
         options.sort()
-        key = (
-            self._function_id,
-            serialized_args,
-            values,
-            options,
-            _global_torch_settings(),
-            _environment_key(args),
-        )
-        digest = hashlib.sha256(repr(key).encode()).hexdigest()
-        return Path(cache_dir()) / CODE_DIR / digest[:32]
+        try:
+            return cache_path(
+                self._fn, args, (options, _serialize(self._prepare))
+            )
+        except NoKeyError as error:
+            self._record_uncached(error.code, str(error))
+            return None
 
     def _record_uncached(self, code: UncachedCode, reason: str) -> None:
         if self._name not in uncached_reasons:
@@ -335,6 +380,43 @@ class CachedFunction(Generic[Result]):
             if before != now:
                 return f"{name} differs{_describe_change(before, now)}"
         return "PyTorch's settings differ"
+
+
+def cache_path(
+    fn: Callable[..., object], args: tuple[object, ...], settings: object
+) -> Path:
+    """A file for what depends on a call alone; imports no compiler.
+
+    Args:
+      fn: a named function of this package.
+      args: of the call; a tensor's values are not part of the key.
+      settings: what else it depends on, with a `repr` that tells it.
+
+    Raises:
+      NoKeyError: why there is no key.
+    """
+    folder = _cache_folder()
+    if folder is None:
+        raise NoKeyError(UncachedCode.NO_DIGEST, "this user has no name")
+    serialized_args = _serialize(args, allow_tensors=True)
+    if serialized_args is None:
+        raise NoKeyError(
+            UncachedCode.SETTINGS_NOT_PICKLED, "its settings cannot be pickled"
+        )
+    try:
+        values = call_digest(fn, args)
+    except NoDigestError as error:
+        raise NoKeyError(UncachedCode.NO_DIGEST, str(error)) from None
+    key = (
+        _serialize(fn),
+        serialized_args,
+        values,
+        settings,
+        _global_torch_settings(),
+        _environment_key(args),
+    )
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
+    return folder / CODE_DIR / digest[:32]
 
 
 def _describe_change(
@@ -469,7 +551,6 @@ def _global_torch_settings() -> tuple[object, ...]:
 def _environment_key(args: tuple[object, ...]) -> tuple[object, ...]:
     """What compiled code depends on apart from the call: sources, versions, processors, and compiler settings."""
     from torch._functorch import config as functorch_config
-    from torch._inductor import config as inductor_config
 
     versions = (
         torch.__version__,
@@ -507,18 +588,25 @@ def _environment_key(args: tuple[object, ...]) -> tuple[object, ...]:
         torch.backends.cpu.get_cpu_capability(),
         sorted(gpus),
         sorted(env_vars),
-        [
-            _non_default_settings(functorch_config),
-            _non_default_settings(inductor_config),
-        ],
+        [_changed_settings(functorch_config), _inductor_settings()],
     )
 
 
-def _non_default_settings(config: Any) -> list[tuple[str, str]]:
-    """Settings of one of PyTorch's config modules that differ from their defaults."""
+def _inductor_settings() -> list[tuple[str, str]]:
+    """Inductor's settings that this process has changed: none before the import, which takes seconds."""
+    config = sys.modules.get("torch._inductor.config")
+    return [] if config is None else _changed_settings(config)
+
+
+def _changed_settings(config: Any) -> list[tuple[str, str]]:
+    """Settings of one of PyTorch's config modules that were changed, but not by environment variables."""
     settings: list[tuple[str, str]] = []
     for name, value in config.save_config_portable().items():
-        if value != config._config[name].default:
+        entry = config._config[name]
+        override = entry.user_override
+        if isinstance(override, ContextVar):  # since PyTorch 2.13
+            override = override.get()
+        if override is not _UNSET_SENTINEL and value != entry.default:
             settings.append((name, repr(value)))
     return sorted(settings)
 
@@ -540,15 +628,90 @@ _SOURCE_DIGEST = _hash_sources()
 CODE_DIR = f"{PACKAGE_DIR.name}/{torch.__version__}-{_SOURCE_DIGEST[:16]}"
 
 
-def may_hold_code() -> bool:
-    """Return whether these sources have compiled anything into the cache yet; imports no compiler."""
+def _cache_folder() -> Path | None:
+    """Inductor's cache directory; imports no compiler. None if it cannot be told."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is None:
         # this user has no name; Windows asks for a module that it lacks then
         with suppress(KeyError, OSError, ImportError):
-            user = getpass.getuser()
+            user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
             folder = f"{tempfile.gettempdir()}/torchinductor_{user}"
-    return folder is not None and (Path(folder) / CODE_DIR).exists()
+    return None if folder is None else Path(folder)
+
+
+def may_hold_code() -> bool:
+    """Return whether these sources have compiled anything into the cache yet; imports no compiler."""
+    folder = _cache_folder()
+    return folder is not None and (folder / CODE_DIR).exists()
+
+
+def name_triton_cache(device: torch.device) -> None:
+    """Let Triton keep its kernels where Inductor will tell it to, before the first one is compiled.
+
+    Inductor tells it when it loads one. Kernels from before would be looked for elsewhere by a later process.
+    """
+    folder = _cache_folder()
+    if device.type == "cuda" and folder is not None:
+        name = f"{folder}/triton/{device.index or 0}"
+        os.environ.setdefault("TRITON_CACHE_DIR", name)
+
+
+def load_source(source: str) -> types.ModuleType:
+    """The module of generated source; a file in Inductor's cache directory, because Triton reads files."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:32]
+    name = f"{PACKAGE_DIR.name}_source_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = _cache_folder() or Path(tempfile.gettempdir())
+    path = folder / PACKAGE_DIR.name / "sources" / f"{digest}.py"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(source)
+        temporary.replace(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _standalone_folder(path: Path) -> Path:
+    return path.with_suffix(".standalone")
+
+
+def _load_standalone(path: Path) -> StandaloneCode | None:
+    """Code that needs no compiler; None if there is none, or if it cannot be read."""
+    folder = _standalone_folder(path)
+    try:
+        return standalone_code.load(folder)
+    except Exception as error:
+        warnings.warn(
+            f"{folder}: not used, because it cannot be read: {error}",
+            stacklevel=2,
+        )
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def _must_run_once() -> bool:
+    """Return whether code must not run twice: within a CUDA graph, and where processes run it together."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return True
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _is_dynamo_imported() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+def _recompile_limit() -> int:
+    """Times that one process may compile a function."""
+    if not _is_dynamo_imported():
+        return MIN_RECOMPILE_LIMIT
+    return max(MIN_RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
 
 
 def _load_code(path: Path) -> Callable[..., Any] | None:

@@ -14,6 +14,7 @@ from typing import IO, NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.runtime import compile_cache
 from funcppo.runtime.compile import compile_function
 
 
@@ -62,6 +63,7 @@ def forget_fastest_configurations() -> None:
 
     Other processes use the GPU meanwhile, so that times say little. The process that uses the code measures again.
     """
+    compile_cache.writes_standalone = False
     from torch._inductor.runtime.autotune_cache import AutotuneCache
 
     def save(*_: object, **__: object) -> None:

@@ -306,6 +306,8 @@ class Monitor(logging.Handler):
         if compile_cache.uncached_reasons:
             report["uncached_reasons"] = dict(compile_cache.uncached_reasons)
             report["uncached_codes"] = dict(compile_cache.uncached_codes)
+        if compile_cache.compiler_reasons:
+            report["compiler_reasons"] = dict(compile_cache.compiler_reasons)
         report["fallback_reason"] = self.fallback_reason
         report["fallback_code"] = self.fallback_code
         return report

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.runtime import row_tiles
+from funcppo.runtime.compile_cache import load_source
 from funcppo.runtime.row_program import Program, write_row_program
 from funcppo.runtime.row_tensor import (
     MAX_NUMBERS_A_ROW,
@@ -299,7 +300,9 @@ def _kernel_source(
     signature = ", ".join(
         [*pointers, "n_rows", "n_learners", "n_steps", "R: tl.constexpr"]
     )
-    head = f"@triton.jit\ndef rollout_kernel({signature}):\n"
+    # else another number of steps, of a check and of the rollout, would be another kernel to compile
+    jit = '@triton.jit(do_not_specialize=["n_steps"])'
+    head = f"{jit}\ndef rollout_kernel({signature}):\n"
     return "".join([HEADER, threefry_source(), head, "\n".join(lines), "\n"])
 
 
@@ -481,10 +484,8 @@ class RolloutKernel:
     """A rollout as one kernel, for the shapes that it was written for; as `rollout.unroll`."""
 
     def __init__(self, code: RolloutCode) -> None:
-        from torch._inductor.codecache import PyCodeCache
-
         self.code = code
-        self._kernel: Any = PyCodeCache.load(code.source).rollout_kernel
+        self._kernel: Any = load_source(code.source).rollout_kernel
 
     def __call__(
         self,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from funcppo.runtime.row_operators import OPERATORS, VIEWS
 from funcppo.runtime.row_tensor import (
@@ -95,6 +96,25 @@ COPIES = (
 )
 
 
+# Operators that no program has. A function that calls one is refused before it is traced, which may take seconds.
+REFUSED = {aten.searchsorted, aten.nonzero, aten.topk}
+
+
+class _Refusal(TorchDispatchMode):
+    """Raises an error at operators that no program has."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func.overloadpacket in REFUSED:
+            raise UnsupportedError(f"operator {func}")
+        return func(*args, **(kwargs or {}))
+
+
 def write_row_program(
     fn: Callable[..., Sequence[Tensor]],
     examples: Sequence[Tensor],
@@ -119,6 +139,8 @@ def write_row_program(
       UnsupportedError: the function mixes rows, calls an operator that is not known here, or has tensors of too many
         numbers a row.
     """
+    with _Refusal():
+        fn(*examples)
     decompositions: Any = core_aten_decompositions()
     graph = make_fx(fn, decomposition_table=decompositions)(*examples)
     writer = Writer(max_held)

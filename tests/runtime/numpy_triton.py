@@ -74,6 +74,11 @@ def _erfinv(x: Block) -> Block:
     return block(torch.erfinv(torch.from_numpy(np.asarray(x))).numpy())
 
 
+def _jit(fn=None, **_):
+    """As `triton.jit`, with options or without: the function itself."""
+    return fn if fn is not None else _jit
+
+
 def run(
     source: str,
     kernel: str,
@@ -137,7 +142,7 @@ def run(
     names = {
         "tl": tl,
         "libdevice": libdevice,
-        "triton": types.SimpleNamespace(jit=lambda fn: fn),
+        "triton": types.SimpleNamespace(jit=_jit),
     }
     exec("\n".join(lines), names)
     with np.errstate(all="ignore"):

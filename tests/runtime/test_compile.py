@@ -350,7 +350,9 @@ def test_a_kernel_overwrites_nothing_on_a_gpu(monkeypatch, has_gpu):
     options = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(
-        compilation, "CachedFunction", lambda fn, given: options.append(given)
+        compilation,
+        "CachedFunction",
+        lambda fn, given, prepare: options.append(given),
     )
     compile_function(torch.sin)
     assert options[0].get("inplace_buffers", True) is not has_gpu

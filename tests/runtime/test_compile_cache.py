@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,12 +40,17 @@ def scaled(cfg, x):
 
 
 def files(folder):
-    """All files below a folder."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """The files of code below a folder, but those that need no compiler."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.parent.suffix != ".standalone"
+    )
 
 
+@pytest.mark.parametrize("needs_compiler", [False, True])
 def test_another_process_finds_what_this_one_compiled_and_traces_nothing(
-    folder,
+    folder, needs_compiler
 ):
     torch.set_float32_matmul_precision(
         "highest"
@@ -52,6 +59,8 @@ def test_another_process_finds_what_this_one_compiled_and_traces_nothing(
     got, norm = CachedFunction(clip_by_global_norm, None)(x, LIMIT)
     torch.testing.assert_close((got, norm), clip_by_global_norm(x, LIMIT))
     (file,) = files(folder)
+    if needs_compiler:
+        shutil.rmtree(file.with_suffix(".standalone"))
     before = file.stat().st_mtime_ns
     program = f"""
 import os, torch
@@ -59,11 +68,13 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = {str(folder.parent)!r}
 from funcppo import optim
 from funcppo.optim import clip_by_global_norm
 from funcppo.runtime.compile_cache import CachedFunction, compile_events
-from torch._dynamo import convert_frame
 torch.set_num_threads(1)
 torch.set_float32_matmul_precision("highest")
-def trace(*args, **kwargs): raise AssertionError("traced")
-convert_frame.fullgraph_capture = trace
+from torch._dynamo import convert_frame
+def refuse(*args, **kwargs): raise AssertionError("traced or loaded")
+convert_frame.fullgraph_capture = refuse
+if not {needs_compiler}:
+    torch.compiler.load_compiled_function = refuse
 got, norm = CachedFunction(clip_by_global_norm, None)(torch.arange(6.0), torch.tensor(1.0))
 assert [event.cache_hit for event in compile_events] == [True]
 print(norm.item(), got.sum().item())
@@ -247,7 +258,8 @@ def test_what_changed_of_a_tensor_has_a_code(changed, code, folder):
     assert reasons.recompile_code(str(caught.value)) is code
 
 
-def test_a_function_is_compiled_so_often_and_no_more(folder):
+def test_a_function_is_compiled_so_often_and_no_more(folder, monkeypatch):
+    monkeypatch.setattr(compile_cache, "MIN_RECOMPILE_LIMIT", 2)
     fn = CachedFunction(clip_by_global_norm, None)
     with torch._dynamo.config.patch(recompile_limit=2):
         for n in (4, 6):
@@ -309,18 +321,25 @@ def test_a_partial_application_has_one_file_before_and_after_it_is_compiled():
     assert CachedFunction(fn, None)._cache_path((x,)) == before is not None
 
 
-def test_a_broken_file_is_reported_and_written_again(folder):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("", "compiled again"), (".standalone/contents.pickle", "not used")],
+)
+def test_a_broken_file_is_reported_and_written_again(folder, name, said):
     x = torch.rand(4)
     CachedFunction(clip_by_global_norm, None)(x, LIMIT)
-    (file,) = files(folder)
+    (code,) = files(folder)
+    file = Path(f"{code}{name}")
+    if not name:
+        shutil.rmtree(f"{code}.standalone")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.warns(UserWarning, match="compiled again"):
+    with pytest.warns(UserWarning, match=said):
         torch.testing.assert_close(
             CachedFunction(clip_by_global_norm, None)(x, LIMIT),
             clip_by_global_norm(x, LIMIT),
         )
-    assert files(folder) == [file] and file.stat().st_size > len(whole) // 2
+    assert files(folder) == [code] and file.stat().st_size > len(whole) // 2
 
 
 def test_if_nothing_can_be_written_the_code_runs_and_a_warning_says_so(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from funcppo import random
+from funcppo.runtime import row_program
 from funcppo.runtime.rollout_kernel import INDENT, threefry_source
 from funcppo.runtime.row_tensor import UnsupportedError
 from tests.runtime import numpy_triton
@@ -160,6 +161,14 @@ def test_what_no_program_of_rows_can_do_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         run(fn, rows())
+
+
+def test_a_search_is_refused_before_the_function_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_program, "make_fx", None)
+    with pytest.raises(UnsupportedError, match=r"operator aten\.searchsorted"):
+        run(lambda x: torch.searchsorted(x, x), rows())
 
 
 def test_words_of_32_bits_are_those_of_the_operator() -> None:

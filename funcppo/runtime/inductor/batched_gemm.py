@@ -7,6 +7,8 @@ rows with it, so it takes as long as reading the matrices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -39,8 +41,7 @@ def supports_skinny_bmm(a: Tensor, b: Tensor, max_m: int) -> bool:
     return fits_kernel and 1 < m <= max_m and batch_size >= MIN_BATCH_SIZE
 
 
-@torch.library.custom_op("funcppo::skinny_bmm", mutates_args=())
-def skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
+def _skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b.
 
     Args:
@@ -62,6 +63,15 @@ def skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-@skinny_bmm.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
+def _empty(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((*a.shape[:2], b.shape[2]))
+
+
+# declared by hand, because `torch.library.custom_op` imports Dynamo
+_LIBRARY = torch.library.Library("funcppo", "FRAGMENT")
+_LIBRARY.define("skinny_bmm(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.impl("skinny_bmm", _skinny_bmm, "CompositeExplicitAutograd")
+torch.library.register_fake("funcppo::skinny_bmm", _empty, lib=_LIBRARY)
+skinny_bmm: Callable[[Tensor, Tensor], Tensor] = (
+    torch.ops.funcppo.skinny_bmm.default
+)

@@ -1,0 +1,90 @@
+"""Code of Inductor runs without it: in a process that imports no compiler, and to the bit as with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from funcppo.optim import clip_by_global_norm
+from funcppo.runtime import standalone_code
+from funcppo.runtime.compile import compile_function
+from funcppo.runtime.standalone_code import TritonKernel, _LaunchedKernel
+
+PROGRAM = """
+import os, sys
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]
+import torch
+torch.set_num_threads(1)
+torch.set_float32_matmul_precision("highest")
+from funcppo.optim import clip_by_global_norm
+from funcppo.runtime.compile import compile_function
+from funcppo.runtime.compile_cache import compile_events
+grads, norm = compile_function(clip_by_global_norm)(torch.arange(6.0), torch.tensor(1.0))
+print([event.cache_hit for event in compile_events], grads.tolist(), norm.item())
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+
+
+def test_a_later_process_imports_no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    # as other tests may have done; a key distinguishes it from the default
+    torch.set_float32_matmul_precision("highest")
+    x, limit = torch.arange(6.0), torch.tensor(1.0)
+    grads, norm = compile_function(clip_by_global_norm)(x, limit)
+    first, second = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ).stdout.splitlines()
+    assert first == f"[True] {grads.tolist()} {norm.item()}"
+    assert second == "[]"
+
+
+def test_nothing_is_loaded_where_nothing_was_written(tmp_path):
+    assert standalone_code.load(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("scratch", [0, 2])
+def test_a_kernel_of_a_gpu_is_launched_as_it_was_noted(
+    tmp_path, monkeypatch, scratch
+):
+    """What of its arguments is passed on, and the grid for the numbers among them."""
+    launched = []
+    monkeypatch.setattr(
+        torch._C,
+        "_StaticCudaLauncher",
+        SimpleNamespace(
+            _load_kernel=lambda *args: launched.append(args) or (11, 1, 0),
+            _launch_kernel=lambda *args: launched.append(args),
+        ),
+        raising=False,
+    )
+    kernel = _LaunchedKernel(
+        TritonKernel(
+            file="kernel_0",
+            function="triton_poi",
+            device=1,
+            n_warps=4,
+            shared_bytes=8,
+            arg_types="OOi" + "O" * scratch,
+            positions=(0, 1, 3),
+            grids={(64, 5): (2, 1, 1), (64, 6): (3, 1, 1)},
+        ),
+        tmp_path,
+    )
+    x, y = torch.zeros(2), torch.ones(2)
+    kernel.run(x, y, 64, 6, stream=7)
+    assert launched[0] == (str(tmp_path / "kernel_0"), "triton_poi", 8, 1)
+    *rest, passed, stream = launched[1]
+    assert rest == [11, 3, 1, 1, 4, 8, "OOi" + "O" * scratch]
+    assert passed[0] is x and passed[1] is y
+    assert passed[2:] == (6, *[None] * scratch) and stream == 7
+    with pytest.raises(KeyError):  # another size is another grid
+        kernel.run(x, y, 65, 6, stream=7)
