@@ -6,8 +6,8 @@ and argument shapes, the code and the values that it reaches (`function_digest.p
 versions of PyTorch and Python, and the processor. What has run once is kept as `standalone_code`, too, for which a
 later process imports neither Dynamo nor Inductor.
 
-Only functions and settings of this package are cached, and only if all that they read has a digest; `uncached_reasons`
-says why others are not. Files lie in Inductor's cache directory.
+Functions are cached that their modules have by their names, your own among them, if all that they read has a digest;
+`uncached_reasons` says why others are not. Files lie in Inductor's cache directory.
 """
 
 from __future__ import annotations
@@ -55,15 +55,6 @@ IGNORED_ENV_VARS = {
 }
 # torchrun names each start by them
 LAUNCHER_PREFIX = "TORCHELASTIC_"
-# what a cache key may refer to
-ALLOWED_PACKAGES = {
-    PACKAGE_DIR.name,
-    "torch",
-    "builtins",
-    "collections",
-    "functools",
-}
-
 # options of `torch.compile` and of Inductor's config, by name
 InductorOptions = dict[str, Any]
 
@@ -84,14 +75,12 @@ class TensorSpecPickler(pickle.Pickler):
     def __init__(
         self,
         file: IO[bytes],
-        allowed_packages: set[str] | None = None,
         allow_tensors: bool = True,
     ) -> None:
         """Write to `file`.
 
         Args:
           file: an open binary file.
-          allowed_packages: packages whose functions and classes may be pickled; None allows all.
           allow_tensors: whether tensors may be pickled.
 
         Raises:
@@ -100,7 +89,6 @@ class TensorSpecPickler(pickle.Pickler):
         super().__init__(file)
         # no memo: equal settings become equal bytes, whatever strings they share
         self.fast = True
-        self._allowed_packages = allowed_packages
         self._allow_tensors = allow_tensors
         self._alias_numbers: dict[int, int] = {}
 
@@ -124,19 +112,9 @@ class TensorSpecPickler(pickle.Pickler):
         )
 
     def reducer_override(self, obj: object) -> Any:
-        """Default pickling, except that functions and classes of other packages raise an error.
-
-        A partial application becomes the same bytes whether anything has read its attributes before or not.
-        """
+        """Default pickling, to the same bytes whether a partial application's attributes have been read or not."""
         if isinstance(obj, functools.partial):
             vars(obj)  # it has no dict, which is pickled as None, before this
-        module = getattr(obj, "__module__", None) if callable(obj) else None
-        if self._allowed_packages is not None and isinstance(module, str):
-            package = module.partition(".")[0]
-            if package not in self._allowed_packages:
-                raise pickle.PicklingError(
-                    f"expected one of {sorted(self._allowed_packages)}, got {module}"
-                )
         return NotImplemented
 
 
@@ -179,7 +157,7 @@ writes_standalone = True
 
 
 class CachedFunction(Generic[Result]):
-    """A function that is compiled once for each kind of arguments: for all processes if it belongs to this package."""
+    """A function that is compiled once for each kind of arguments: for all processes if it has a name in its module."""
 
     def __init__(
         self,
@@ -198,7 +176,7 @@ class CachedFunction(Generic[Result]):
         self._name: str = getattr(fn, "__name__", repr(fn))
         self._options = options or {}
         self._prepare = prepare
-        # None: a function of another package, or a closure
+        # None: a closure or another function that has no name
         self._function_id = _serialize(fn)
         self._code_by_key: dict[_CallKey, Callable[..., Result]] = {}
 
@@ -212,8 +190,8 @@ class CachedFunction(Generic[Result]):
             return self._fn(*args)
         if self._function_id is None:
             self._record_uncached(
-                UncachedCode.NOT_OF_THIS_PACKAGE,
-                "not a named function of this package",
+                UncachedCode.NOT_NAMED,
+                "not a function that its module has by its name",
             )
             return self._guarded(*args)
         key = _call_key(args)
@@ -388,7 +366,7 @@ def cache_path(
     """A file for what depends on a call alone; imports no compiler.
 
     Args:
-      fn: a named function of this package.
+      fn: a function that its module has by its name, or a partial application of one.
       args: of the call; a tensor's values are not part of the key.
       settings: what else it depends on, with a `repr` that tells it.
 
@@ -494,7 +472,7 @@ def _call_key(args: tuple[object, ...]) -> _CallKey | None:
 def _serialize_option(option: object) -> bytes | None:
     """Type-exact serialization of a config: it distinguishes 1, 1.0 and True.
 
-    None if the config cannot be serialized or belongs to another package. Frozen dataclasses are serialized once.
+    None if the config cannot be serialized. Frozen dataclasses are serialized once.
     """
     params = getattr(type(option), "__dataclass_params__", None)
     if params is None or not params.frozen:
@@ -512,17 +490,11 @@ _serialized_options: dict[int, tuple[object, bytes | None]] = {}
 
 
 def _serialize(x: object, allow_tensors: bool = False) -> bytes | None:
-    """Pickle of functions and settings of the allowed packages; None for anything else."""
+    """Pickle of functions, by their names, and of settings; None for what has no name, and for what is no value."""
     file = io.BytesIO()
     try:
-        TensorSpecPickler(file, ALLOWED_PACKAGES, allow_tensors).dump(x)
-    except (
-        pickle.PicklingError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):
+        TensorSpecPickler(file, allow_tensors).dump(x)
+    except Exception:  # whatever the methods of a user's class raise
         return None
     return file.getvalue()
 

@@ -4,7 +4,8 @@ Read are module globals, closures, default arguments, class attributes, attribut
 through every function and class that these reach. What has no value that a later process could compare (a tensor, an
 open file, a generator) has no digest, and neither has a function that looks names up at run time.
 
-Functions and classes of PyTorch and of the standard library are leaves: their versions are part of a cache key.
+Functions and classes of PyTorch are leaves: its version is part of a cache key. So are those of the standard library
+that compute from their arguments alone; what reads a clock, a file or the environment has no digest.
 """
 
 from __future__ import annotations
@@ -30,6 +31,29 @@ VERSIONED_PACKAGES = sys.stdlib_module_names | {
     "builtins",
     "optree",
     "numpy",
+}
+# of the standard library, what computes from its arguments alone, or only describes values
+PURE_MODULES = {
+    "abc",
+    "builtins",
+    "cmath",
+    "collections",
+    "contextlib",
+    "copy",
+    "copyreg",
+    "dataclasses",
+    "enum",
+    "functools",
+    "inspect",
+    "itertools",
+    "math",
+    "numbers",
+    "operator",
+    "re",
+    "string",
+    "types",
+    "typing",
+    "warnings",
 }
 # functions that read values by names that the code does not show
 LOOKUPS = {"eval", "exec", "globals", "locals", "vars", "__import__"}
@@ -215,6 +239,8 @@ class _Walk:
         elif isinstance(x, types.CodeType):
             self._token(_code_digest(x))
         elif _is_known_by_name(x):
+            module = getattr(x, "__module__", None) or "builtins"
+            _check_pure(x, module, where)
             self._token(_name(x))
         elif not _is_versioned(kind.__module__):
             self._write_instance(x, where, allow_tensors)
@@ -258,6 +284,7 @@ class _Walk:
         # The name of the globals, because a wrapper copies the `__module__` of what it wraps.
         module = str(fn.__globals__.get("__name__"))
         if _is_versioned(module):
+            _check_pure(fn, module, where)
             self._token(module)
             return
 
@@ -292,6 +319,7 @@ class _Walk:
     def _write_class(self, cls: type, where: str) -> None:
         self._token("class", cls.__module__, cls.__qualname__)
         if _is_versioned(cls.__module__):
+            _check_pure(cls, cls.__module__, where)
             return
         here = f"{cls.__module__}.{cls.__qualname__}"
         self._write_all(cls.__bases__, here)
@@ -308,11 +336,10 @@ class _Walk:
     ) -> None:
         """Attributes that the code that reads a module mentions."""
         self._token("module", module.__name__)
-        attributes = vars(module)
         for name in names:
-            if name not in attributes:
+            if not _has_attribute(module, name):
                 continue
-            value = attributes[name]
+            value = vars(module)[name]
             self._token(name)
             if isinstance(value, types.ModuleType):
                 self._refer(value, f"{where}.{name}", names)
@@ -333,6 +360,25 @@ class _Walk:
 
 def _is_versioned(module: str | None) -> bool:
     return str(module).partition(".")[0] in VERSIONED_PACKAGES
+
+
+def _has_attribute(module: types.ModuleType, name: str) -> bool:
+    """Return whether a module has an attribute; one that it makes when it is first read is made now.
+
+    Else the digest would depend on what the process has read before.
+    """
+    is_lazy = "__getattr__" in vars(module) and name not in vars(module)
+    if is_lazy and not _is_versioned(module.__name__):
+        getattr(module, name, None)
+    return name in vars(module)
+
+
+def _check_pure(x: object, module: str, where: str) -> None:
+    """Refuse what the standard library computes from more than arguments: a clock, a file, the environment."""
+    package = module.partition(".")[0]
+    is_pure = package.lstrip("_") in PURE_MODULES
+    if package in sys.stdlib_module_names and not is_pure:
+        _refuse(x, where, f"{module} may give other values another time")
 
 
 def _parts(x: Any) -> tuple[object, ...] | None:

@@ -62,7 +62,7 @@ class UntimedCode(StrEnum):
 class UncachedCode(StrEnum):
     """Why the compiled code of a function is not kept on disk."""
 
-    NOT_OF_THIS_PACKAGE = "not_of_this_package"
+    NOT_NAMED = "not_named"
     SOURCES_CHANGED = "sources_changed"
     SETTINGS_NOT_PICKLED = "settings_not_pickled"
     NO_DIGEST = "no_digest"

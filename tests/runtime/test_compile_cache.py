@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import types
 from functools import partial
 from pathlib import Path
 
@@ -119,12 +120,28 @@ def test_each_kind_of_arguments_has_its_own_code(folder):
     )
 
 
-def test_what_others_wrote_is_compiled_with_guards_and_not_cached(folder):
+def test_what_others_wrote_is_known_by_its_code(folder):
     """A name does not show what a function of another project computes."""
-    for fn in (foreign, partial(foreign), lambda x: x - 1):
-        x = torch.rand(3)
-        torch.testing.assert_close(CachedFunction(fn, None)(x), fn(x))
+    x = torch.rand(3)
+    for n, body in enumerate((foreign, lambda x: x - 1), 1):
+        other = types.FunctionType(body.__code__, globals(), "foreign")
+        other.__module__, other.__qualname__ = __name__, "foreign"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "foreign", other)
+            for fn in (other, other):
+                torch.testing.assert_close(CachedFunction(fn, None)(x), body(x))
+        assert len(files(folder)) == n
+
+
+def test_what_has_no_name_is_compiled_with_guards_and_not_cached(
+    folder, monkeypatch
+):
+    monkeypatch.setattr(compile_cache, "uncached_codes", {})
+    monkeypatch.setattr(compile_cache, "uncached_reasons", {})
+    nameless, x = lambda x: x - 1, torch.rand(3)
+    torch.testing.assert_close(CachedFunction(nameless, None)(x), x - 1)
     assert files(folder) == []
+    assert compile_cache.uncached_codes == {"<lambda>": "not_named"}
 
 
 def test_gradients_and_transforms_pass_through_as_with_guards(folder):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
+import operator
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import time
+import types
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,9 +98,55 @@ def read_import(x):
     return x * cartpole.GRAVITY
 
 
+def read_clock(x):
+    return x * time.time()
+
+
+def read_environment(x):
+    return x * len(os.getenv("HOME", ""))
+
+
+def read_file(x):
+    return x * len(open("/dev/null").read())
+
+
+def read_folder(x):
+    return x * len(list(Path().iterdir()))
+
+
+def read_mathematics(x):
+    return x * math.sqrt(functools.reduce(operator.add, (1.0, 2.0)))
+
+
+def test_what_computes_from_its_arguments_alone_has_a_digest():
+    assert call_digest(read_mathematics) == call_digest(read_mathematics)
+
+
+def test_an_attribute_that_a_module_makes_when_it_is_read_is_made_before(
+    monkeypatch,
+):
+    """As `funcppo` itself does; else the digest would change when it is first read."""
+    lazy = types.ModuleType("lazy_module_of_a_test")
+    source = "def __getattr__(name):\n globals()[name] = len(name)\n return len(name)"
+    exec(source, vars(lazy))
+    monkeypatch.setitem(globals(), "lazy", lazy)
+    before = call_digest(read_lazy)
+    assert read_lazy(1) == 5 and call_digest(read_lazy) == before
+    lazy.width = 6
+    assert call_digest(read_lazy) != before
+
+
+def read_lazy(x):
+    return x * lazy.width  # pyright: ignore[reportUndefinedVariable]
+
+
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
+        (read_clock, "time.*may give other values another time"),
+        (read_environment, "os.*may give other values another time"),
+        (read_file, "io.*may give other values another time"),
+        (read_folder, "pathlib.*may give other values another time"),
         (read_tensor, "test_function_digest.TENSOR is a Tensor"),
         (read_lock, "test_function_digest.LOCK is a lock"),
         (read_module, "MODULE"),

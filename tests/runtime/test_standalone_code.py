@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,56 @@ def test_a_later_process_imports_no_compiler(tmp_path, monkeypatch):
     ).stdout.splitlines()
     assert first == f"[True] {grads.tolist()} {norm.item()}"
     assert second == "[]"
+
+
+SCRIPT = """
+import os, sys
+from typing import NamedTuple
+import torch
+from funcppo.runtime.compile import compile_function
+from funcppo.runtime.compile_cache import compile_events
+
+class State(NamedTuple):
+    x: torch.Tensor
+
+def step(state, gravity):
+    return State(state.x * SCALE + gravity.pull)
+
+class Gravity(NamedTuple):
+    pull: torch.Tensor
+
+SCALE = float(sys.argv[1])
+torch.set_num_threads(1)
+result = compile_function(step)(State(torch.ones(3)), Gravity(torch.ones(3)))
+assert type(result) is State
+print(result.x.tolist(), [event.cache_hit for event in compile_events], "torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_function_of_a_script_is_found_again_unless_what_it_reads_changed(
+    tmp_path,
+):
+    script = tmp_path / "own.py"
+    script.write_text(SCRIPT)
+    env = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    said = [
+        subprocess.run(
+            [sys.executable, str(script), scale],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=env,
+        ).stdout.strip()
+        for scale in ("2", "2", "3")
+    ]
+    assert said == [
+        "[3.0, 3.0, 3.0] [False] True",
+        "[3.0, 3.0, 3.0] [True] False",
+        "[4.0, 4.0, 4.0] [False] True",
+    ]
 
 
 def test_nothing_is_loaded_where_nothing_was_written(tmp_path):
