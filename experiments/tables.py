@@ -50,7 +50,7 @@ a line that names its records, hardware, versions and commits):
     performance-prover-cpu      the same on one CPU thread: compiled and eager, packed and padded successors
     performance-redesign        the same work before and after the redesign of the package
     performance-time-to-score   wall time to a return, JAX beside
-    performance-startup         seconds to the end of the first iteration (a sentence)
+    performance-startup         seconds to the end of the first iteration
     performance-resolve         the resolution step of the prover alone: uncompiled, compiled, as a CUDA graph
     performance-scoring         candidates scored, the former design beside; full rankings
     performance-evaluator       an evaluation under limits of memory
@@ -1932,35 +1932,40 @@ def _time_text(reached: Row) -> tuple[str, str]:
 
 
 STARTUP_AIMS = 15, 4  # seconds with empty caches and with full ones
+STARTUP_RECORDS = {"startup-h100": "H100", "startup-cpu": "2 CPU cores"}
+STARTUP_LABELS = {
+    "S3": "Countries S3",
+    "CartPole": "CartPole, 4 x 128",
+    "CartPole in JAX": "CartPole in JAX",
+}
+STARTUP_STATES = ("nothing compiled", "empty caches", "full caches")
 
 
 def performance_startup() -> str:
     """The block of this name."""
-    names = (
-        "prover-h200-s3",
-        "prover-h200-s3-warm",
-        "prover-h200-s3-loop-body-graphs",
+    rows: list[list[str]] = []
+    sentences: list[str] = []
+    for name, machine in STARTUP_RECORDS.items():
+        seconds = {
+            row["row"]: digits(row["median"])
+            for row in load_record(name)["rows"]
+        }
+        for work, label in STARTUP_LABELS.items():
+            of_work = [
+                seconds.get(f"{work}, {state}", "") for state in STARTUP_STATES
+            ]
+            if any(of_work):
+                rows.append([f"{label}, {machine}", *of_work])
+        sentences.append(
+            f"{seconds['import torch']} s on {machine}, with its compiler {seconds['with its compiler']}, with what code "
+            f"of Inductor imports {seconds['with what compiled code imports']}"
+        )
+    text = table(["seconds", *STARTUP_STATES], rows)
+    text += (
+        f"\nThe import of PyTorch takes {'; '.join(sentences)}. JAX's clock begins with its own import. Aimed at were "
+        f"{STARTUP_AIMS[0]} s with empty caches and {STARTUP_AIMS[1]} s with full ones.\n"
     )
-    empty, full, uncompiled = (
-        next(iter(cells_of(name).values()))["cold_s"] for name in names
-    )
-    sentence = (
-        f"From the start of the process to the end of the first iteration Countries S3 takes {empty:.2g} s with empty "
-        f"caches, {full:.2g} s with full ones, and {uncompiled:.2g} s where nothing is compiled. Aimed at were "
-        f"{STARTUP_AIMS[0]} and {STARTUP_AIMS[1]} s.\n"
-    )
-    seconds = {
-        row["row"]: f"{row['median']:.1f}"
-        for row in load_record("startup-cpu")["rows"]
-    }
-    imports = (
-        f"\nOn 2 CPU cores it takes {seconds['S3, full caches']} s with full caches, of which "
-        f"{seconds['with what compiled code imports']} s are imports of PyTorch: {seconds['import torch']} s of "
-        f"PyTorch itself, {seconds['with its compiler']} s with its compiler, which `torch.func.grad` imports in any "
-        f"case, and the rest with what code of Inductor imports. Where nothing is compiled it takes "
-        f"{seconds['S3, nothing compiled']} s, and {float(seconds['S3, empty caches']):.0f} s with empty caches.\n"
-    )
-    return sentence + imports + origin(*names, "startup-cpu")
+    return text + origin(*STARTUP_RECORDS)
 
 
 SCORING_LABELS = {

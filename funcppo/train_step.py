@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from typing import Any, Generic, NamedTuple, Protocol, cast
 
 import torch
@@ -758,17 +758,40 @@ def _update_metrics(
 
 
 def _vmap_part(
-    fn: Callable[..., Any], n_static: int, **vmap_options: Any
+    fn: Callable[..., Any], n_static: int, in_dims: int | tuple[int, ...] = 0
 ) -> Callable[..., Any]:
-    """`fn` under vmap, its first `n_static` arguments excepted; `inspect.unwrap` returns `fn`."""
+    """`fn` under vmap, its first `n_static` arguments excepted; `inspect.unwrap` returns `fn`.
 
-    @wraps(fn)
-    def part(*args: Any) -> Any:
-        vmapped = torch.vmap(partial(fn, *args[:n_static]), **vmap_options)
-        # One memory layout for all outputs, to avoid a recompilation.
-        return tree.map(lambda x: x.contiguous(), vmapped(*args[n_static:]))
+    No closure, because the compiled code of one is not found again by a later process.
+    """
+    return update_wrapper(partial(_call_for_each, fn, n_static, in_dims), fn)
 
-    return part
+
+def _call_for_each(
+    fn: Callable[..., Any],
+    n_static: int,
+    in_dims: int | tuple[int, ...],
+    *args: Any,
+) -> Any:
+    """The value of `fn` under vmap."""
+    vmapped = torch.vmap(partial(fn, *args[:n_static]), in_dims)
+    # One memory layout for all outputs, to avoid a recompilation.
+    return tree.map(lambda x: x.contiguous(), vmapped(*args[n_static:]))
+
+
+def _sample_for_each(
+    sample_randomness: SampleRandomnessFn,
+    cfg: Config,
+    world: object,
+    key: I64[Tensor, "L 2"],
+) -> UpdateRandomness:
+    """The random inputs of L learners, [T, L, ...] and [n, L, ...]."""
+    randomness = sample_randomness(cfg, world, key)
+    random_inputs, minibatches = tree.map(
+        lambda x: x.transpose(0, 1).contiguous(),
+        (randomness.random_inputs, randomness.minibatches),
+    )
+    return UpdateRandomness(randomness.next_key, random_inputs, minibatches)
 
 
 def vmap_parts(parts: Parts) -> Parts:
@@ -778,21 +801,12 @@ def vmap_parts(parts: Parts) -> Parts:
     be compiled. Trajectories are [T, L, B] and minibatches [n, L, MB]: `scan` goes along the first axis.
     """
     sample_for_each = _vmap_part(parts.sample_randomness, n_static=2)
-
-    def sample_randomness(
-        cfg: Config, world: object, key: I64[Tensor, "L 2"]
-    ) -> UpdateRandomness:
-        randomness = sample_for_each(cfg, world, key)
-        random_inputs, minibatches = tree.map(
-            lambda x: x.transpose(0, 1).contiguous(),
-            (randomness.random_inputs, randomness.minibatches),
-        )
-        return UpdateRandomness(randomness.next_key, random_inputs, minibatches)
-
     vmap_build_batch = partial(_vmap_part, n_static=2, in_dims=(0, 0, 1, 0, 0))
     return dataclasses.replace(
         parts,
-        sample_randomness=sample_randomness,
+        sample_randomness=update_wrapper(
+            partial(_sample_for_each, sample_for_each), parts.sample_randomness
+        ),
         rollout_step=_vmap_part(parts.rollout_step, n_static=2),
         kernel_rollout_step=_vmap_part(parts.kernel_rollout_step, n_static=2),
         build_batch=vmap_build_batch(parts.build_batch),

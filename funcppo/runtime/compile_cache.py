@@ -173,7 +173,7 @@ class CachedFunction(Generic[Result]):
           prepare: makes further options, of what takes seconds to import; a function of this package.
         """
         self._fn = fn
-        self._name: str = getattr(fn, "__name__", repr(fn))
+        self._name = _name(fn)
         self._options = options or {}
         self._prepare = prepare
         # None: a closure or another function that has no name
@@ -358,6 +358,13 @@ class CachedFunction(Generic[Result]):
             if before != now:
                 return f"{name} differs{_describe_change(before, now)}"
         return "PyTorch's settings differ"
+
+
+def _name(fn: Any) -> str:
+    """The name of a function, or of that of which it is a partial application."""
+    while isinstance(fn, functools.partial) and not hasattr(fn, "__name__"):
+        fn = fn.func
+    return getattr(fn, "__name__", repr(fn))
 
 
 def cache_path(

@@ -96,7 +96,6 @@ def test_jax_learns_the_same_task():
     "name",
     [
         "prover-h200-s3",
-        "prover-h200-s3-warm",
         "prover-h200-s3-loop-body-graphs",
     ],
 )

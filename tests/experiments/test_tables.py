@@ -576,30 +576,30 @@ def _time_to_score():
 
 
 def test_startup():
-    seconds = [
-        float(x)
-        for x in re.findall(r"([\d.]+) s[ ,]", tables.performance_startup())
-    ]
-    names = (
-        "prover-h200-s3",
-        "prover-h200-s3-warm",
-        "prover-h200-s3-loop-body-graphs",
-    )
-    of_gpu = [record(name)["rows"][0]["cold_s"] for name in names]
-    of_cpu = {
-        row["row"]: statistics.median(row["seconds"])
-        for row in record("startup-cpu")["rows"]
-    }
-    shown = (
-        "S3, full caches",
-        "with what compiled code imports",
-        "import torch",
-        "with its compiler",
-        "S3, nothing compiled",
-        "S3, empty caches",
-    )
-    expected = [*of_gpu, *(of_cpu[name] for name in shown)]
-    assert seconds == [pytest.approx(x, rel=0.05) for x in expected]
+    shown = parse(tables.performance_startup())
+    states = ("nothing compiled", "empty caches", "full caches")
+    expected = []
+    for name, machine in {
+        "startup-h100": "H100",
+        "startup-cpu": "2 CPU cores",
+    }.items():
+        medians = {
+            row["row"]: statistics.median(row["seconds"])
+            for row in record(name)["rows"]
+        }
+        for work in ("S3", "CartPole", "CartPole in JAX"):
+            of_work = [medians.get(f"{work}, {state}") for state in states]
+            if any(of_work):
+                expected.append((machine, of_work))
+        assert f"{medians['import torch']:.3g} s on {machine}" in (
+            tables.performance_startup()
+        )
+    assert len(shown) == len(expected)
+    for (label, *cells_shown), (machine, of_work) in zip(shown, expected):
+        assert label.endswith(machine)
+        assert [number(x) if x else None for x in cells_shown] == [
+            x and pytest.approx(x, rel=0.01) for x in of_work
+        ]
 
 
 def test_scoring():
