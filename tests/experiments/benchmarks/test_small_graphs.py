@@ -113,9 +113,10 @@ def test_a_train_file_is_read_without_its_repetitions(tmp_path, is_packed):
 def test_triples_of_all_files_are_read_but_for_those_that_are_missing(
     tmp_path,
 ):
-    small_graphs.write_splits(tmp_path, {"train": PAIR, "test": RING[:3]})
+    folder = tmp_path / "set"
+    small_graphs.write_splits(folder, {"train": PAIR, "test": RING[:3]})
     splits = ("train", "valid", "test")
-    read = small_graphs.read_triples(tmp_path, splits)
+    read = small_graphs.read_triples(folder, splits)
     assert read == [*PAIR, *RING[:3]]
 
 
