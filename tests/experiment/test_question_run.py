@@ -472,7 +472,7 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
         run.questions, params, quality, 3, ["a note"]
     )
 
-    def raised(gains):
+    def raised(gains, **options):
         """The weights that are added, and the last note; gains of each weight for each query."""
 
         def metric(setup, params):
@@ -481,7 +481,7 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
             after = ranks + torch.tensor(gains.get(weight, [0.0] * 4))
             return question_run.ValidQuality(float(after.mean()), after)
 
-        found = question_run.raise_prior(fitted, metric)
+        found = question_run.raise_prior(fitted, metric, **options)
         (weight,) = set((found.params.score.prior_weight - few).tolist())
         assert found.notes[0] == "a note"
         return weight, found.notes[1]
@@ -492,6 +492,11 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
     assert weight == 1.0
     assert "1 is added to their weights: valid: 0 0.3750, 0.5 0.3750" in note
     assert raised({2.0: [0.0, -0.25, 0.0, 0.125]})[0] == 0.0
+    # Where valid is small, a gain of one query is not enough.
+    one = [0.0, 0.25, 0.0, 0.0]
+    assert raised({2.0: one})[0] == 2.0
+    assert raised({2.0: one}, beyond_chance=True)[0] == 0.0
+    assert raised({2.0: even}, beyond_chance=True)[0] == 2.0
 
     # Without a valid split nothing says more, and untrained weights stay.
     assert question_run.raise_prior(fitted, None) is fitted
@@ -671,6 +676,25 @@ def test_a_run_asks_valid_about_linked_candidates_after_a_fit(
     run = run_start.prepare_run(config, tmp_path, resume=False)
     found = [note for note in run.notes if "linked candidates: " in note]
     assert len(found) == n_notes
+
+
+@pytest.mark.parametrize(("least", "is_few"), [(1, False), (500, True)])
+def test_few_valid_triples_change_weights_of_all_labels_beyond_chance_alone(
+    least, is_few, tmp_path, monkeypatch
+):
+    asked = []
+
+    def watch(fitted, metric, *, beyond_chance):
+        asked.append(beyond_chance)
+        return fitted
+
+    monkeypatch.setattr(question_run, "MIN_VALID_TRIPLES", least)
+    monkeypatch.setattr(question_run, "raise_prior", watch)
+    monkeypatch.setattr(question_run, "lower_linked", watch)
+    options = QuestionConfig(embedding=False)
+    config = replace(CONFIG, questions=options)
+    run_start.prepare_run(config, tmp_path, resume=False)
+    assert asked == [is_few, is_few]
 
 
 def test_few_valid_queries_do_not_lower_linked_candidates(tmp_path):
