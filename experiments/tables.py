@@ -1104,10 +1104,11 @@ def small_graphs_table(rows: Sequence[Row]) -> str:
     """A row a set and size, means over its graphs; then what training gains over all graphs."""
     head = ["data", "triples", "graphs", "rules", "seconds", "ceiling"]
     head += ["rule confidences", "untrained policy", "trained", "answers"]
-    head += ["trained - untrained, by graph"]
+    head += ["trained - untrained, by graph", "larger test", "the same on it"]
     lines: list[list[str]] = []
     for name, n in dict.fromkeys((row["set"], row["triples"]) for row in rows):
         graphs = [r for r in rows if (r["set"], r["triples"]) == (name, n)]
+        larger = [row["large_test"] for row in graphs]
         ways = ("rule_score", "untrained", "trained", "answers")
         lines.append(
             [
@@ -1121,13 +1122,21 @@ def small_graphs_table(rows: Sequence[Row]) -> str:
                     metric_text(mean(row["mrr"][way] for row in graphs))
                     for way in ways
                 ),
-                ", ".join(
-                    f"{gain:+.4f}"
-                    for gain in gains_of(graphs, "trained", "untrained")
-                ),
+                gains_with_errors(graphs),
+                f"{mean(test['n_test_queries'] for test in larger):,.0f}",
+                gains_with_errors(larger),
             ]
         )
-    return table(head, lines) + "\n" + small_graphs_gains(rows)
+    larger_test = small_graphs_larger_test(rows)
+    return table(head, lines) + "\n" + small_graphs_gains(rows) + larger_test
+
+
+def gains_with_errors(tests: Iterable[Row]) -> str:
+    """What training gains on each test, with the standard error."""
+    gains = [test["gain"]["trained"] for test in tests]
+    return ", ".join(
+        f"{gain['mean']:+.4f} ± {gain['error']:.4f}" for gain in gains
+    )
 
 
 def small_graphs_gains(rows: Sequence[Row]) -> str:
@@ -1145,6 +1154,34 @@ def small_graphs_gains(rows: Sequence[Row]) -> str:
     return "".join(
         f"- {label}: {gains_text(gains_of(graphs, way, other))}\n"
         for label, graphs, way, other in comparisons
+    )
+
+
+def small_graphs_larger_test(rows: Sequence[Row]) -> str:
+    """A line a test and comparison: on how many graphs training gains or loses beyond two standard errors."""
+    own = [row["gain"] for row in rows]
+    larger = [row["large_test"]["gain"] for row in rows]
+    policy, rules = "the untrained policy", "rule confidences"
+    comparisons = [
+        (f"Trained against {policy}, the graph's own test", own, "trained"),
+        (f"Trained against {policy}, the larger test", larger, "trained"),
+        (f"Answers against {rules}, the larger test", larger, "answers"),
+    ]
+    return "".join(
+        f"- {label}: beyond two standard errors {errors_text([gain[way] for gain in gains])}\n"
+        for label, gains, way in comparisons
+    )
+
+
+def errors_text(gains: Sequence[Row]) -> str:
+    """How many gains are above and below 0 by more than two standard errors, and the mean of all with its own."""
+    n_above = sum(gain["mean"] > 2 * gain["error"] for gain in gains)
+    n_below = sum(gain["mean"] < -2 * gain["error"] for gain in gains)
+    means = [gain["mean"] for gain in gains]
+    error = stdev(means) / len(means) ** 0.5
+    return (
+        f"above on {n_above} of {len(gains)} graphs, below on {n_below}; "
+        f"mean {mean(means):+.4f} ± {error:.4f}."
     )
 
 

@@ -111,10 +111,22 @@ def train(
     """The row of one training."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        words = ["train", target, "--out", str(out), "--seed", str(seed)]
-        cost = call([*words, *options])
-        results = json.loads((out / "results.json").read_text())
-        config = json.loads((out / "config.json").read_text())
+        return train_into(out, name, target, seed, options, mining)
+
+
+def train_into(
+    out: Path,
+    name: str,
+    target: str,
+    seed: int,
+    options: list[str],
+    mining: Cost | None,
+) -> dict[str, Any]:
+    """The row of one training, whose run stays in a folder."""
+    words = ["train", target, "--out", str(out), "--seed", str(seed)]
+    cost = call([*words, *options])
+    results = json.loads((out / "results.json").read_text())
+    config = json.loads((out / "config.json").read_text())
     results.pop("calibration", None)
     for scores in results["test"].values():
         scores.pop("by_group", None)

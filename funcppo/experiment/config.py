@@ -126,7 +126,9 @@ class RunConfig:
     best of them on the valid split)."""
 
     n_validations: PositiveInt = 12
-    """Number of evaluations on the valid split during training; the best parameters are kept."""
+    """Number of evaluations on the valid split during training; the best parameters are kept. Where a run learns from
+    questions and valid has fewer than 500 triples, the last ones are, unless they rank valid worse than those before
+    the first update by more than two standard errors."""
 
     n_validation_queries: PositiveInt | None = None
     """Number of valid queries ranked at each validation, a random sample; None: all of valid where the run learns from

@@ -135,7 +135,10 @@ METRICS = (
     ),
     _gauge("episode_return", "Mean return of the episodes of an update."),
     _gauge("valid_score_ratio", "Metric of the latest validation."),
-    _gauge("best_valid_score_ratio", "Best metric of a validation."),
+    _gauge(
+        "best_valid_score_ratio",
+        "Metric on valid of the parameters that are kept.",
+    ),
     _gauge("best_update", "Update whose parameters are kept; 0: the first."),
     _gauge(
         "graph_enabled", "1 if the training step or search replays CUDA graphs."

@@ -81,6 +81,8 @@ NETWORK_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
 DEFAULT_NETWORK_WEIGHT = 0.5
 # standard errors that the fit must gain on valid
 MIN_GAIN_ERRORS = 2.0
+# Of fewer valid triples small gains and losses are mostly chance: only those above two standard errors count.
+MIN_VALID_TRIPLES = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,6 +355,15 @@ def resolve_left_out(task: ProverTask, cfg: QuestionConfig) -> QuestionConfig:
     return dataclasses.replace(cfg, left_out=left_out)
 
 
+def has_few_valid(task: ProverTask) -> bool:
+    """Whether valid is so small that only differences above two standard errors count.
+
+    False without valid, and for Countries, whose metric is no mean over queries.
+    """
+    n_triples = len(task.dataset.valid)
+    return not task.is_countries and 0 < n_triples < MIN_VALID_TRIPLES
+
+
 def share_of_linked(task: ProverTask, split: np.ndarray) -> float:
     """The share of queries whose two entities some known fact links; 0 without queries."""
     base = task.sizes.n_constants + 1
@@ -610,7 +621,9 @@ def fit_listwise(
     )
 
 
-def raise_prior(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
+def raise_prior(
+    fitted: ListwiseFit, metric: Metric | None, *, beyond_chance: bool = False
+) -> ListwiseFit:
     """The fit with more weight on link embeddings, as much for all labels, where that ranks valid better.
 
     A fit gives them too little: the embeddings of a training question have not seen a part of the facts, and those of
@@ -619,15 +632,20 @@ def raise_prior(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
     Args:
       fitted: with link embeddings; as it is where the untrained weights were kept, which have none for them.
       metric: None where there is no valid split.
+      beyond_chance: it must rank valid better by more than two standard errors.
     """
     is_fitted = bool(fitted.params.score.prior_weight.any())
     if not is_fitted:
         return fitted
     of = "link embeddings: {} is added to their weights"
-    return _add_to_weights(fitted, metric, "prior_weight", PRIOR_WEIGHTS, of)
+    return _add_to_weights(
+        fitted, metric, "prior_weight", PRIOR_WEIGHTS, of, beyond_chance
+    )
 
 
-def lower_linked(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
+def lower_linked(
+    fitted: ListwiseFit, metric: Metric | None, *, beyond_chance: bool = False
+) -> ListwiseFit:
     """The fit with less weight on being linked at all, as much less for all labels, where that ranks valid better.
 
     Each label has a weight of its own, which its few questions hardly move from 0; all labels together have a valid
@@ -636,6 +654,7 @@ def lower_linked(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
     Args:
       fitted: as it is where links are not weighed, or fewer than `MIN_LINKED_QUERIES` queries tell the quality.
       metric: None where there is no valid split.
+      beyond_chance: it must rank valid better by more than two standard errors.
     """
     if not fitted.setup.policy.aggregation.uses_links:
         return fitted
@@ -648,7 +667,9 @@ def lower_linked(fitted: ListwiseFit, metric: Metric | None) -> ListwiseFit:
             )
             return fitted._replace(notes=[*fitted.notes, note])
     of = "linked candidates: {} is added to their weights"
-    return _add_to_weights(fitted, metric, "linked_weight", LINKED_WEIGHTS, of)
+    return _add_to_weights(
+        fitted, metric, "linked_weight", LINKED_WEIGHTS, of, beyond_chance
+    )
 
 
 def _add_to_weights(
@@ -657,6 +678,7 @@ def _add_to_weights(
     name: Literal["prior_weight", "linked_weight"],
     amounts: Sequence[float],
     description: str,
+    beyond_chance: bool,
 ) -> ListwiseFit:
     """The fit with what ranks valid best added to some weights of all labels, or nothing; with a note.
 
@@ -664,10 +686,12 @@ def _add_to_weights(
       metric: None where there is no valid split.
       name: of the weights.
       description: of the note, with a place for the amount.
+      beyond_chance: the gain must be above two standard errors.
     """
     if metric is None or fitted.quality is None:
         return fitted
     found = {0.0: fitted}
+    qualities = {0.0: fitted.quality}
     mrr = {0.0: fitted.quality.metric}
     for amount in amounts:
         score = fitted.params.score
@@ -675,13 +699,17 @@ def _add_to_weights(
         params = fitted.params._replace(score=changed)
         quality = metric(fitted.setup, params)
         found[amount] = fitted._replace(params=params, quality=quality)
+        qualities[amount] = quality
         mrr[amount] = quality.metric
 
     # The first one is chosen if they are equal, and nothing added for next to nothing.
     best = max(mrr, key=lambda amount: mrr[amount])
+    listing = ", ".join(f"{amount:g} {mrr[amount]:.4f}" for amount in mrr)
     if mrr[best] <= mrr[0.0] + MIN_GAIN:
         best = 0.0
-    listing = ", ".join(f"{amount:g} {mrr[amount]:.4f}" for amount in mrr)
+    elif beyond_chance and not is_better(qualities[best], qualities[0.0]):
+        best = 0.0
+        listing += f", no gain above {MIN_GAIN_ERRORS:g} standard errors"
     note = f"{description.format(f'{best:g}')}: valid: {listing}"
     return found[best]._replace(notes=[*fitted.notes, note])
 

@@ -112,9 +112,12 @@ class Run:
     rule_metric: float | None = None
     """Metric on valid of the rule score that the policy is compared with; None where they are not compared."""
 
+    rule_margin: float = 0.0
+    """What the rule score must rank valid better by to be the default: more than chance gives where valid is small."""
+
     @property
     def default_score(self) -> str:
-        """The score that ranks valid better: the rule score, or the policy's, which is taken where they are equal."""
+        """The rule score where it ranks valid better by more than the margin, otherwise the policy's."""
         if self.default_score_reason in RULE_SCORE_REASONS:
             return self.run_config.rule_score
         return self.score
@@ -128,7 +131,7 @@ class Run:
         if policy < 0:  # the time of the run ended before its first validation
             return "policy-not-validated"
         # The metric of the policy is rounded to float32.
-        if float(np.float32(self.rule_metric)) > policy:
+        if float(np.float32(self.rule_metric)) > policy + self.rule_margin:
             return "rules-rank-valid-better"
         return "policy-ranks-valid-no-worse"
 
@@ -209,6 +212,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
         "fingerprint": run.task.dataset.fingerprint,
         "score": run.score,
         "rule_metric": run.rule_metric,
+        "rule_margin": run.rule_margin,
         "pending_row": run.pending_row,
         "notes": list(run.notes),
     }

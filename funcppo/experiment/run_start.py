@@ -165,6 +165,7 @@ def prepare_run(
         "notes": list(run.notes),
         "pending_row": None,
         "rule_metric": None,
+        "rule_margin": 0.0,
     }
     meta = defaults | meta
     scores = (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
@@ -180,6 +181,7 @@ def prepare_run(
         notes=tuple(meta["notes"]),
         pending_row=meta["pending_row"],
         rule_metric=meta["rule_metric"],
+        rule_margin=meta["rule_margin"],
     )
 
 
@@ -254,6 +256,11 @@ def _check_meta(
     ):
         raise ValueError(
             f"{path}: rule_metric: expected a number from 0 to 1 or null, got {metric!r}"
+        )
+    margin = meta["rule_margin"]
+    if not (isinstance(margin, float) and margin >= 0):
+        raise ValueError(
+            f"{path}: rule_margin: expected a number from 0 on, got {margin!r}"
         )
     if not isinstance(notes, list) or not all(
         isinstance(note, str) for note in notes
@@ -631,6 +638,7 @@ def _start_from_fit(
     run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
     notes = [*collected.notes, _left_out_note(options)]
     notes += [*fitted.notes, *parts_notes, *steps_notes]
+    notes += _few_valid_notes(run.task)
     return _ScoredRun(
         at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
     )
@@ -751,8 +759,10 @@ def _adjust(run: Run, fitted: ListwiseFit) -> ListwiseFit:
     """The fit with what valid adds to weights of all labels, unless PPO is to start from the rule confidences."""
     if not run.run_config.listwise.learning_rate:
         return fitted
-    fitted = question_run.raise_prior(fitted, _metric(run))
-    return question_run.lower_linked(fitted, _metric(run))
+    metric = _metric(run)
+    is_few = question_run.has_few_valid(run.task)
+    fitted = question_run.raise_prior(fitted, metric, beyond_chance=is_few)
+    return question_run.lower_linked(fitted, metric, beyond_chance=is_few)
 
 
 def _weigh_network(
@@ -994,6 +1004,19 @@ def _left_out_note(options: QuestionConfig) -> str:
         "each training question is asked without the facts that link its two entities: no pair of the valid split is "
         "linked by a known fact"
     )
+
+
+def _few_valid_notes(task: ProverTask) -> list[str]:
+    """A note where valid is so small that only differences above two standard errors count."""
+    if not question_run.has_few_valid(task):
+        return []
+    n_triples = len(task.dataset.valid)
+    errors = f"{question_run.MIN_GAIN_ERRORS:g} standard errors"
+    return [
+        f"{n_triples:,} valid triples tell small differences by chance alone: the last update of PPO is kept unless it "
+        f"ranks them worse than its start by more than {errors}, and rules rank answers only if they rank them better "
+        "by as much"
+    ]
 
 
 def _metric(run: Run) -> question_run.Metric | None:

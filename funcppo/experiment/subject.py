@@ -142,7 +142,8 @@ def run_subject(
 def describe_default_score(run: Run) -> str:
     """Which score a run ranks by unless another is asked for, and how well both rank valid, as one line."""
     assert run.rule_metric is not None, "the scores are compared"
-    valid_of_policy = f"{float(run.state.best_valid_metric):.4f}"
+    state = run.state
+    valid_of_policy = f"{float(state.best_valid_metric):.4f}"
     if run.default_score_reason == "policy-not-validated":
         valid_of_policy = "not validated"
     rule_score = run.run_config.rule_score
@@ -155,9 +156,12 @@ def describe_default_score(run: Run) -> str:
 
     is_policy = run.default_score == run.score
     chosen, other = (policy, rules) if is_policy else (rules, policy)
+    has_margin = is_policy and run.rule_margin > 0
+    is_by_chance = has_margin and run.rule_metric > state.best_valid_metric
+    chance = ", which is within two standard errors" if is_by_chance else ""
     return (
         f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "
-        f"{other[1]}, {other[2]} (--score {other[0]} takes that one)"
+        f"{other[1]}, {other[2]}{chance} (--score {other[0]} takes that one)"
     )
 
 

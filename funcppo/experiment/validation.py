@@ -99,6 +99,9 @@ def validate(
 
     Without valid queries the current parameters are kept. Those of a policy that proves replace the untrained ones only
     where valid gains more than chance gives: on a few queries the best of some ten validations gains a little anyway.
+    Where a run learns from questions and valid is small, the current parameters are kept unless they rank valid worse
+    than those before the first update by more than chance gives: the best of some ten validations is mostly luck, and
+    the last one has learnt most.
 
     Args:
       run: at the parameters to validate.
@@ -117,8 +120,12 @@ def validate(
         valid_metric = torch.full_like(
             state.best_valid_metric, quality[selection_metric(run.task)]
         )
-        is_worse = bool(valid_metric <= state.best_valid_metric)
-        if is_worse or not _gains_beyond_chance(run, on_progress):
+        if _chooses_by_errors(run):
+            is_kept = not _loses_beyond_chance(run)
+        else:
+            is_better = bool(valid_metric > state.best_valid_metric)
+            is_kept = is_better and _gains_beyond_chance(run, on_progress)
+        if not is_kept:
             return run, float(valid_metric)
 
     # Clones, because the next update overwrites the leaves of the training state.
@@ -128,7 +135,37 @@ def validate(
         best_update=state.train_state.update.clone(),
     )
     run = dataclasses.replace(run, state=best)
+    if _chooses_by_errors(run):
+        run = dataclasses.replace(run, rule_margin=_rule_margin(run))
     return run, float(valid_metric) if has_queries else None
+
+
+def _chooses_by_errors(run: Run) -> bool:
+    """Whether only differences above two standard errors count on valid: in a run that learns from few questions."""
+    has_evidence = run.questions is not None and run.valid_evidence is not None
+    return has_evidence and question_run.has_few_valid(run.task)
+
+
+def _loses_beyond_chance(run: Run) -> bool:
+    """Whether the current parameters rank valid worse than those before the first update, queries paired."""
+    assert run.questions is not None, "the run learns from questions"
+    start, current = (
+        evidence_quality(run, run.questions, params)
+        for params in (run.state.start_params, run.state.train_state.params)
+    )
+    return question_run.is_better(start, current)
+
+
+def _rule_margin(run: Run) -> float:
+    """Two standard errors of what the rule score ranks valid better than the best parameters, queries paired."""
+    valid = run.valid_evidence
+    assert run.questions is not None and valid is not None
+    by_rules = valid.rank_by_rules(run.run_config.rule_score)
+    gain = rank_metrics.expected_reciprocal_ranks(by_rules.counts)
+    quality = evidence_quality(run, run.questions, run.state.best_params)
+    gain = gain - quality.reciprocal_rank
+    error = float(gain.std()) / len(gain) ** 0.5
+    return question_run.MIN_GAIN_ERRORS * error
 
 
 def _gains_beyond_chance(run: Run, on_progress: ProgressCallback) -> bool:

@@ -188,7 +188,7 @@ def _run_table(run: RunMeasurements) -> Table:
         ("seed", str(run.config.seed)),
         (
             "updates",
-            f"{updates}; parameters of update {run.best_update:,}, the best on valid"
+            f"{updates}; parameters of update {run.best_update:,}, chosen on valid"
             if sizes["valid"]
             else f"{updates}; there is no valid split to choose parameters by",
         ),

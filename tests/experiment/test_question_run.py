@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import stdev
 
 import pytest
 import torch
@@ -10,7 +11,12 @@ import torch
 from funcppo import data, tree
 from funcppo.config import PPOConfig
 from funcppo.data import loaders
-from funcppo.evaluation import ranking, scorers, settings_choice
+from funcppo.evaluation import (
+    rank_metrics,
+    ranking,
+    scorers,
+    settings_choice,
+)
 from funcppo.experiment import (
     bellman_ford_training,
     question_bounds,
@@ -22,7 +28,7 @@ from funcppo.experiment import (
     training,
     validation,
 )
-from funcppo.experiment.config import RunConfig, read_config
+from funcppo.experiment.config import RunConfig, read_config, write_config
 from funcppo.experiment.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.experiment.run_time import RunTime
 from funcppo.logic import firing_chunks, firings, partial_fixpoint
@@ -466,7 +472,7 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
         run.questions, params, quality, 3, ["a note"]
     )
 
-    def raised(gains):
+    def raised(gains, **options):
         """The weights that are added, and the last note; gains of each weight for each query."""
 
         def metric(setup, params):
@@ -475,7 +481,7 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
             after = ranks + torch.tensor(gains.get(weight, [0.0] * 4))
             return question_run.ValidQuality(float(after.mean()), after)
 
-        found = question_run.raise_prior(fitted, metric)
+        found = question_run.raise_prior(fitted, metric, **options)
         (weight,) = set((found.params.score.prior_weight - few).tolist())
         assert found.notes[0] == "a note"
         return weight, found.notes[1]
@@ -486,6 +492,11 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
     assert weight == 1.0
     assert "1 is added to their weights: valid: 0 0.3750, 0.5 0.3750" in note
     assert raised({2.0: [0.0, -0.25, 0.0, 0.125]})[0] == 0.0
+    # Where valid is small, a gain of one query is not enough.
+    one = [0.0, 0.25, 0.0, 0.0]
+    assert raised({2.0: one})[0] == 2.0
+    assert raised({2.0: one}, beyond_chance=True)[0] == 0.0
+    assert raised({2.0: even}, beyond_chance=True)[0] == 2.0
 
     # Without a valid split nothing says more, and untrained weights stay.
     assert question_run.raise_prior(fitted, None) is fitted
@@ -509,13 +520,13 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
         (weight,) = set(added.round(decimals=4).tolist())
         return weight
 
-    def lowered(gains):
+    def lowered(gains, **options):
         def metric(setup, params):
             assert setup is run.questions
             after = ranks + gains.get(added_to(params), 0.0)
             return question_run.ValidQuality(float(after.mean()), after)
 
-        found = question_run.lower_linked(fitted, metric)
+        found = question_run.lower_linked(fitted, metric, **options)
         assert found.params.score.link_weight is params.score.link_weight
         return added_to(found.params), found
 
@@ -529,6 +540,14 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
     assert lowered({-1.0: 0.0004})[0] == 0.0
     assert lowered({-1.0: 0.0006})[0] == -1.0
 
+    # Where valid is small, a gain of a query or two is not enough.
+    two = torch.zeros(100).index_fill(0, torch.tensor([3, 5]), 0.25)
+    assert lowered({-1.0: two})[0] == -1.0
+    weight, found = lowered({-1.0: two}, beyond_chance=True)
+    assert weight == 0.0 and found.quality is quality
+    assert found.notes[0].endswith(", no gain above 2 standard errors")
+    assert lowered({-1.0: 0.0006}, beyond_chance=True)[0] == -1.0
+
     # Without a valid split nothing says less.
     assert question_run.lower_linked(fitted, None) is fitted
     policy = fitted.setup.policy
@@ -536,6 +555,114 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
     setup = replace(fitted.setup, policy=replace(policy, aggregation=weighed))
     unweighed = fitted._replace(setup=setup)
     assert question_run.lower_linked(unweighed, lambda *_: quality) is unweighed
+
+
+@pytest.mark.parametrize(
+    ("change", "is_kept"),
+    [
+        ([0.25, -0.25, -0.25, 0.0], True),  # worse by chance
+        ([-0.25, -0.25, -0.25, -0.25], False),
+        ([0.25, 0.25, 0.0, 0.0], True),
+    ],
+)
+def test_few_valid_triples_keep_the_last_update_unless_it_loses_beyond_chance(
+    change, is_kept, tmp_path, monkeypatch
+):
+    """Of many the better metric decides."""
+    run = run_start.prepare_run(CONFIG, tmp_path, resume=False)
+    run, _ = validation.validate(run)
+    start = run.state.start_params
+    ranks = torch.full((4,), 0.5).double()
+
+    def evidence_quality(_, setup, params):
+        assert setup is run.questions
+        is_start = torch.equal(params.value_weight, start.value_weight)
+        after = ranks + (0.0 if is_start else torch.tensor(change))
+        return question_run.ValidQuality(float(after.mean()), after)
+
+    metric = 0.5 + sum(change) / 4
+    monkeypatch.setattr(validation, "evidence_quality", evidence_quality)
+    monkeypatch.setattr(
+        validation, "validation_quality", lambda *_: {"mrr": metric}
+    )
+    monkeypatch.setattr(validation, "_rule_margin", lambda _: 0.125)
+    trained = run.state.train_state._replace(
+        params=tree.map(lambda x: x + 1.0, start), update=torch.tensor(9)
+    )
+    state = run.state._replace(
+        train_state=trained, best_valid_metric=torch.tensor(0.5)
+    )
+    run = replace(run, state=state, rule_margin=0.0)
+    after, _ = validation.validate(run)
+    assert int(after.state.best_update) == (9 if is_kept else 0)
+    kept_metric = metric if is_kept else 0.5
+    assert float(after.state.best_valid_metric) == kept_metric
+    assert after.rule_margin == (0.125 if is_kept else 0.0)
+
+    monkeypatch.setattr(question_run, "MIN_VALID_TRIPLES", 1)
+    after, _ = validation.validate(run)
+    assert int(after.state.best_update) == (9 if metric > 0.5 else 0)
+    assert after.rule_margin == 0.0
+
+
+def test_rules_answer_on_few_valid_triples_if_they_gain_beyond_chance(
+    tmp_path, monkeypatch
+):
+    """The margin is two standard errors of the paired difference, and a checkpoint holds it."""
+    folder = tmp_path / "run"
+    run = run_start.prepare_run(CONFIG, folder, resume=False)
+    assert any("valid triples tell small" in note for note in run.notes)
+    # Weights that rank some queries better than others.
+    torch.manual_seed(0)
+    params = tree.map(lambda x: x + torch.randn_like(x), run.state.start_params)
+    trained = run.state.train_state._replace(params=params)
+    state = run.state._replace(start_params=params, train_state=trained)
+    run, _ = validation.validate(replace(run, state=state))
+    assert run.valid_evidence is not None and run.questions is not None
+    rule, policy = (
+        rank_metrics.expected_reciprocal_ranks(ranked.counts)
+        for ranked in (
+            run.valid_evidence.rank_by_rules(run.run_config.rule_score),
+            run.valid_evidence.rank(run.questions, run.state.best_params),
+        )
+    )
+    gain = (rule - policy).tolist()
+    expected = 2 * stdev(gain) / len(gain) ** 0.5
+    assert run.rule_margin == pytest.approx(expected)
+    assert run.rule_margin > 0
+
+    folder.mkdir()
+    save_checkpoint(run, folder)
+    write_config(run.run_config, folder)
+    assert run_start.open_run(folder).rule_margin == run.rule_margin
+    save_checkpoint(replace(run, rule_margin=-1.0), folder)
+    with pytest.raises(ValueError, match="rule_margin: expected a number"):
+        run_start.open_run(folder)
+
+    # Of many the better metric decides, and there is no margin.
+    monkeypatch.setattr(question_run, "MIN_VALID_TRIPLES", 1)
+    run = run_start.prepare_run(CONFIG, tmp_path / "many", resume=False)
+    assert not any("valid triples tell small" in note for note in run.notes)
+    run, _ = validation.validate(run)
+    assert run.rule_margin == 0.0
+
+
+@pytest.mark.parametrize(
+    ("n_triples", "is_countries", "is_few"),
+    [
+        (0, False, False),
+        (1, False, True),
+        (499, False, True),
+        (500, False, False),
+        (24, True, False),
+    ],
+)
+def test_what_few_valid_triples_are(n_triples, is_countries, is_few, tmp_path):
+    task = run_start.prepare_run(CONFIG, tmp_path, resume=False).task
+    valid = task.dataset.valid[[0] * n_triples]
+    dataset = replace(task.dataset, valid=valid)
+    task = replace(task, dataset=dataset, is_countries=is_countries)
+    assert question_run.has_few_valid(task) == is_few
 
 
 @pytest.mark.parametrize(("rate", "n_notes"), [(0.1, 1), (0.0, 0)])
@@ -549,6 +676,25 @@ def test_a_run_asks_valid_about_linked_candidates_after_a_fit(
     run = run_start.prepare_run(config, tmp_path, resume=False)
     found = [note for note in run.notes if "linked candidates: " in note]
     assert len(found) == n_notes
+
+
+@pytest.mark.parametrize(("least", "is_few"), [(1, False), (500, True)])
+def test_few_valid_triples_change_weights_of_all_labels_beyond_chance_alone(
+    least, is_few, tmp_path, monkeypatch
+):
+    asked = []
+
+    def watch(fitted, metric, *, beyond_chance):
+        asked.append(beyond_chance)
+        return fitted
+
+    monkeypatch.setattr(question_run, "MIN_VALID_TRIPLES", least)
+    monkeypatch.setattr(question_run, "raise_prior", watch)
+    monkeypatch.setattr(question_run, "lower_linked", watch)
+    options = QuestionConfig(embedding=False)
+    config = replace(CONFIG, questions=options)
+    run_start.prepare_run(config, tmp_path, resume=False)
+    assert asked == [is_few, is_few]
 
 
 def test_few_valid_queries_do_not_lower_linked_candidates(tmp_path):

@@ -18,20 +18,23 @@ def test_the_number_of_updates_is_rounded_up_to_whole_rollouts(run):
 
 
 @pytest.mark.parametrize(
-    ("rule_metric", "reason", "is_rule_score"),
+    ("rule_metric", "margin", "reason", "is_rule_score"),
     [
-        (None, "not-compared", False),
-        (0.3, "policy-ranks-valid-no-worse", False),
+        (None, 0.0, "not-compared", False),
+        (0.3, 0.0, "policy-ranks-valid-no-worse", False),
         # Equal, but for the rounding of the policy's metric to float32.
-        (0.4, "policy-ranks-valid-no-worse", False),
-        (0.401, "rules-rank-valid-better", True),
+        (0.4, 0.0, "policy-ranks-valid-no-worse", False),
+        (0.401, 0.0, "rules-rank-valid-better", True),
+        # Where valid is small.
+        (0.401, 0.0005, "rules-rank-valid-better", True),
+        (0.401, 0.002, "policy-ranks-valid-no-worse", False),
     ],
 )
 def test_a_run_ranks_by_what_ranks_valid_better(
-    run, rule_metric, reason, is_rule_score
+    run, rule_metric, margin, reason, is_rule_score
 ):
     state = run.state._replace(best_valid_metric=torch.tensor(0.4))
-    run = replace(run, state=state, rule_metric=rule_metric)
+    run = replace(run, state=state, rule_metric=rule_metric, rule_margin=margin)
     assert run.default_score_reason == reason
     rule_score = run.run_config.rule_score
     expected = rule_score if is_rule_score else "best-proof"

@@ -803,32 +803,52 @@ def test_the_graphs_are_counted_by_how_they_ended():
 
 
 def test_small_graphs_by_hand():
-    def graph(name, seed, **mrr):
+    def graph(name, seed, error, larger, **mrr):
         cost = {"n_rules": 10 * seed, "seconds": 30.0, "ceiling": 0.5}
         row = {"set": name, "triples": 1500, "seed": seed} | cost
-        return row | {"mrr": {"rule_score": 0.2, "answers": 0.3} | mrr}
+        gain = {"mean": mrr["trained"] - mrr["untrained"], "error": error}
+        answers = {"mean": -larger, "error": 0.002}
+        larger_gain = {"mean": larger, "error": 0.002}
+        of_larger = {"trained": larger_gain, "answers": answers}
+        return row | {
+            "mrr": {"rule_score": 0.2, "answers": 0.3} | mrr,
+            "gain": {"trained": gain},
+            "large_test": {"n_test_queries": 400 * seed, "gain": of_larger},
+        }
 
     rows = [
-        graph("umls", 4, untrained=0.25, trained=0.26),
-        graph("umls", 5, untrained=0.25, trained=0.24),
-        graph("wn18rr", 4, untrained=0.4, trained=0.43),
-        graph("wn18rr", 5, untrained=0.4, trained=0.40004),
+        graph("umls", 4, 0.004, 0.003, untrained=0.25, trained=0.26),
+        graph("umls", 5, 0.006, 0.005, untrained=0.25, trained=0.24),
+        graph("wn18rr", 4, 0.01, -0.005, untrained=0.4, trained=0.43),
+        graph("wn18rr", 5, 0.01, 0.001, untrained=0.4, trained=0.40004),
     ]
     text = tables.small_graphs_table(rows)
     sizes = ["1,500", "2", "45", "30", "0.5000"]
-    umls = ["0.2000", "0.2500", "0.2500", "0.3000", "+0.0100, -0.0100"]
-    wn18rr = ["0.2000", "0.4000", "0.4150", "0.3000", "+0.0300, +0.0000"]
+    umls = ["0.2000", "0.2500", "0.2500", "0.3000"]
+    umls += ["+0.0100 ± 0.0040, -0.0100 ± 0.0060", "1,800"]
+    umls += ["+0.0030 ± 0.0020, +0.0050 ± 0.0020"]
+    wn18rr = ["0.2000", "0.4000", "0.4150", "0.3000"]
+    wn18rr += ["+0.0300 ± 0.0100, +0.0000 ± 0.0100", "1,800"]
+    wn18rr += ["-0.0050 ± 0.0020, +0.0010 ± 0.0020"]
     assert parse(text) == [
         ["UMLS", *sizes, *umls],
         ["WN18RR", *sizes, *wn18rr],
     ]
-    first, samples, parts, *_ = text.split("\n\n")[1].splitlines()
+    lines = text.split("\n\n")[1].splitlines()
+    first, samples, parts, *_ = lines
     expected = "above on 2 of 4 graphs, equal on 1, below on 1; mean +0.0075 ± 0.0085 (standard error)."
     assert first == f"- Trained against the untrained policy: {expected}"
     expected = "above on 1 of 2 graphs, equal on 0, below on 1; mean +0.0000 ± 0.0100 (standard error)."
     assert samples == f"- the same, random samples: {expected}"
     expected = "above on 1 of 2 graphs, equal on 1, below on 0; mean +0.0150 ± 0.0150 (standard error)."
     assert parts == f"- the same, connected parts: {expected}"
+
+    beyond_errors = [line.split(": ")[1] for line in lines[-3:]]
+    assert beyond_errors == [
+        "beyond two standard errors above on 2 of 4 graphs, below on 0; mean +0.0075 ± 0.0085.",
+        "beyond two standard errors above on 1 of 4 graphs, below on 1; mean +0.0010 ± 0.0022.",
+        "beyond two standard errors above on 1 of 4 graphs, below on 1; mean -0.0010 ± 0.0022.",
+    ]
 
 
 def test_small_graphs():
@@ -843,6 +863,13 @@ def test_small_graphs():
         means = [mean([row["mrr"][way] for row in graphs]) for way in ways]
         shown = [float(cell) for cell in line[6:10]]
         assert shown == pytest.approx(means, abs=6e-5)
+        for cell, tests in (
+            (line[10], graphs),
+            (line[12], [row["large_test"] for row in graphs]),
+        ):
+            gains = [float(gain.split(" ")[0]) for gain in cell.split(", ")]
+            of_tests = [test["gain"]["trained"]["mean"] for test in tests]
+            assert gains == pytest.approx(of_tests, abs=6e-5)
 
 
 # documents

@@ -172,7 +172,7 @@ def test_what_a_run_lacks_is_said(reports):
     assert "unfinished: the run stands at update 1 of 4" in text
     assert "no update of PPO ranked valid better" in text
     assert "no test split: nothing is ranked" in text
-    assert text.count("Not drawn: ") == 7
+    assert text.count("Not drawn: ") == 6
     unchanged = dataclasses.replace(run, update=0, best_update=0)
     text = page.render([RunReport(unchanged, [])])
     assert "no update of PPO was made" in text

@@ -6,10 +6,12 @@ import json
 import random
 
 import pytest
+import torch
 
 from experiments.benchmarks import default_results, small_graphs
 from experiments.benchmarks.small_graphs import Spec
 from funcppo.data import load
+from funcppo.experiment import run_start
 from tests.experiments.benchmarks.forked_call import call_forked
 
 # two parts: a ring of 400 entities with chords, and a pair of entities
@@ -108,6 +110,46 @@ def test_a_train_file_is_read_without_its_repetitions(tmp_path, is_packed):
     assert small_graphs.read_triples(tmp_path) == PAIR
 
 
+def test_triples_of_all_files_are_read_but_for_those_that_are_missing(
+    tmp_path,
+):
+    folder = tmp_path / "set"
+    small_graphs.write_splits(folder, {"train": PAIR, "test": RING[:3]})
+    splits = ("train", "valid", "test")
+    read = small_graphs.read_triples(folder, splits)
+    assert read == [*PAIR, *RING[:3]]
+
+
+@pytest.mark.parametrize("most", [5, 2000])
+def test_a_larger_test_asks_what_the_graph_does_not_know_of_what_it_does(
+    most, monkeypatch
+):
+    monkeypatch.setattr(small_graphs, "MAX_LARGE_TEST", most)
+    spec = Spec("umls", 400, 4)
+    splits = small_graphs.draw_graph(RING, spec)
+    unseen_relation = ("e1", "unseen", "e2")
+    triples = [*TRIPLES, ("e1", "next", "stranger"), unseen_relation]
+    test = small_graphs.draw_test(triples, splits, spec)
+    known = entities(splits["train"])
+    expected = {
+        triple
+        for triple in RING
+        if triple not in {*splits["train"], *splits["valid"]}
+        and entities([triple]) <= known
+    }
+    assert len(set(test)) == len(test) == min(most, len(expected))
+    assert set(test) <= expected and len(expected) > 100
+    assert small_graphs.draw_test(triples, splits, spec) == test
+
+
+def test_a_paired_gain_by_hand():
+    rank = torch.tensor([1.0, 0.5, 0.25, 0.75])
+    other = torch.tensor([0.5, 0.5, 0.5, 0.5])
+    gain = small_graphs.paired_gain(rank, other)
+    # differences .5, 0, -.25, .25; squares about their mean .125 add up to .3125
+    assert gain == pytest.approx((0.125, (0.3125 / 3 / 4) ** 0.5))
+
+
 def test_a_graph_is_read_as_it_was_drawn(tmp_path):
     splits = small_graphs.draw_graph(TRIPLES, Spec("umls", 300, 4))
     small_graphs.write_splits(tmp_path / "graph", splits)
@@ -147,6 +189,16 @@ def test_a_record_goes_on_where_it_ended(tmp_path, monkeypatch):
         assert row["mrr"]["answers"] == row["mrr"][source]
         assert row["machine"]["torch"] and "commit" in row["machine"]
 
+        # The test of the graph, ranked again, is ranked as in training.
+        gain = row["mrr"]["trained"] - row["mrr"]["untrained"]
+        assert row["gain"]["trained"]["mean"] == pytest.approx(gain, abs=1e-9)
+        large = row["large_test"]
+        assert large["n_test_queries"] > 200 and set(large["mrr"]) == ways
+        gain = large["mrr"]["trained"] - large["mrr"]["untrained"]
+        assert large["gain"]["trained"]["mean"] == pytest.approx(gain)
+        gain = large["mrr"]["answers"] - large["mrr"]["rule_score"]
+        assert large["gain"]["answers"]["mean"] == pytest.approx(gain)
+
 
 @pytest.mark.parametrize(
     ("default", "answers"), [("evidence", 0.3), ("noisy-or", 0.1)]
@@ -162,8 +214,11 @@ def test_answers_are_by_the_score_that_the_run_ranks_by(
     training = {"seconds": 1.0, "peak_mb": 1.0}
     run = {"results": results, "rule_score": "noisy-or", "machine": {}}
     run |= {"training": training}
-    monkeypatch.setattr(default_results, "train", lambda *_: run)
-    row = small_graphs.run_graph(Spec("umls", 100, 4), TRIPLES)
+    monkeypatch.setattr(default_results, "train_into", lambda *_: run)
+    monkeypatch.setattr(run_start, "open_run", lambda _: None)
+    monkeypatch.setattr(small_graphs, "with_test", lambda *_: None)
+    monkeypatch.setattr(small_graphs, "rank_test", lambda _: {"gain": {}})
+    row = small_graphs.run_graph(Spec("umls", 100, 4), TRIPLES, TRIPLES)
     ways = {"untrained": 0.2, "rule_score": 0.1, "trained": 0.3}
     assert row["mrr"] == ways | {"answers": answers}
 
@@ -176,4 +231,4 @@ def test_at_the_defaults_nothing_but_the_seed_is_set(monkeypatch):
 
     monkeypatch.setattr(default_results, "call", stop)
     with pytest.raises(InterruptedError):
-        small_graphs.run_graph(Spec("umls", 100, 4), TRIPLES)
+        small_graphs.run_graph(Spec("umls", 100, 4), TRIPLES, TRIPLES)
