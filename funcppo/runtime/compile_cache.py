@@ -319,10 +319,9 @@ class CachedFunction(Generic[Result]):
                 return _trace_and_compile(unguarded, args)
             except Exception as error:
                 # If the function itself cannot be compiled, calling it says so.
-                line = error_line(error)
-                warnings.warn(
-                    f"{self._fn}: not compiled ahead of time, so not cached: {line}",
-                    stacklevel=2,
+                self._record_uncached(
+                    UncachedCode.NOT_AHEAD_OF_TIME,
+                    f"it is not compiled ahead of its call: {error_line(error)}",
                 )
                 return self._guarded
 

@@ -18,6 +18,7 @@ from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from funcppo.runtime.reasons import error_line
 from funcppo.runtime.row_operators import OPERATORS, VIEWS
 from funcppo.runtime.row_tensor import (
     RowTensor,
@@ -142,7 +143,11 @@ def write_row_program(
     with _Refusal():
         fn(*examples)
     decompositions: Any = core_aten_decompositions()
-    graph = make_fx(fn, decomposition_table=decompositions)(*examples)
+    try:
+        graph = make_fx(fn, decomposition_table=decompositions)(*examples)
+    except Exception as error:
+        line = error_line(error)
+        raise UnsupportedError(f"it cannot be traced: {line}") from error
     writer = Writer(max_held)
     values: dict[fx.Node, Any] = {}
     arguments = iter(inputs)

@@ -154,6 +154,7 @@ def test_other_arithmetic_in_bfloat16_is_refused() -> None:
         (lambda x: x.cumprod(1), "operator aten.cumprod"),
         (lambda x: x**0.5, "a power of 0.5"),
         (lambda x: x.to(torch.float16), "float16"),
+        (lambda x: x * x.sum().item(), "it cannot be traced: .*item|tracing"),
     ],
 )
 def test_what_no_program_of_rows_can_do_is_refused(
