@@ -1994,8 +1994,8 @@ def performance_startup() -> str:
             if any(of_work):
                 rows.append([f"{label}, {machine}", *of_work])
         sentences.append(
-            f"{seconds['import torch']} s on {machine}, with its compiler {seconds['with its compiler']}, with what code "
-            f"of Inductor imports {seconds['with what compiled code imports']}"
+            f"{seconds['import torch']} s on {machine}, with its compiler {seconds['with its compiler']}, with what "
+            f"code of Inductor imports {seconds['with what compiled code imports']}"
         )
     text = table(["seconds", *STARTUP_STATES], rows)
     text += (

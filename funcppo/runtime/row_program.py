@@ -140,14 +140,7 @@ def write_row_program(
       UnsupportedError: the function mixes rows, calls an operator that is not known here, or has tensors of too many
         numbers a row.
     """
-    with _Refusal():
-        fn(*examples)
-    decompositions: Any = core_aten_decompositions()
-    try:
-        graph = make_fx(fn, decomposition_table=decompositions)(*examples)
-    except Exception as error:
-        line = error_line(error)
-        raise UnsupportedError(f"it cannot be traced: {line}") from error
+    graph = _trace(fn, examples)
     writer = Writer(max_held)
     values: dict[fx.Node, Any] = {}
     arguments = iter(inputs)
@@ -179,6 +172,31 @@ def write_row_program(
     return Program(
         writer.preamble, writer.body, outputs, rounded, writer.n_streamed
     )
+
+
+def _trace(
+    fn: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
+) -> fx.GraphModule:
+    """The graph of a function.
+
+    Raises:
+      UnsupportedError: it calls an operator that no program has, or cannot be traced.
+    """
+    with _Refusal():
+        fn(*examples)
+    decompositions: Any = core_aten_decompositions()
+    # not with real tensors, of which some operators read numbers to check them
+    traced = make_fx(
+        fn,
+        decomposition_table=decompositions,
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )
+    try:
+        return traced(*examples)
+    except Exception as error:
+        line = error_line(error)
+        raise UnsupportedError(f"it cannot be traced: {line}") from error
 
 
 def _apply(

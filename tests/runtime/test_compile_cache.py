@@ -249,8 +249,9 @@ def test_what_cannot_be_compiled_ahead_of_time_is_compiled_with_guards(
     assert compile_cache.uncached_codes == {
         "clip_by_global_norm": "not_ahead_of_time"
     }
-    assert "division by zero" in (
-        compile_cache.uncached_reasons["clip_by_global_norm"]
+    assert (
+        "division by zero"
+        in (compile_cache.uncached_reasons["clip_by_global_norm"])
     )
     assert files(folder) == []
 
