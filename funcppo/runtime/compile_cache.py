@@ -379,6 +379,10 @@ def cache_path(
     Raises:
       NoKeyError: why there is no key.
     """
+    if torch.compiler.config.force_disable_caches:
+        raise NoKeyError(
+            UncachedCode.CACHES_DISABLED, "PyTorch's caches are turned off"
+        )
     folder = _cache_folder()
     if folder is None:
         raise NoKeyError(UncachedCode.NO_DIGEST, "this user has no name")

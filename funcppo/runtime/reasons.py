@@ -63,6 +63,7 @@ class UncachedCode(StrEnum):
     """Why the compiled code of a function is not kept on disk."""
 
     NOT_NAMED = "not_named"
+    CACHES_DISABLED = "caches_disabled"
     NOT_AHEAD_OF_TIME = "not_ahead_of_time"
     SOURCES_CHANGED = "sources_changed"
     SETTINGS_NOT_PICKLED = "settings_not_pickled"

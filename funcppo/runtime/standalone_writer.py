@@ -119,12 +119,12 @@ def _watch_kernels() -> Iterator[dict[int, _Launches]]:
         (launcher,) = self.launchers  # an earlier call has chosen one
         names = launcher.__globals__
         runner = names["runner"]
-        noted = launches.setdefault(id(self), _Launches())
-        noted.launcher = launcher
+        of_kernel = launches.setdefault(id(self), _Launches())
+        of_kernel.launcher = launcher
 
         def launch(*grid_and_rest: Any) -> Any:
             key = standalone_code.numbers_of(args)
-            noted.grids[key] = grid_and_rest[:3]
+            of_kernel.grids[key] = grid_and_rest[:3]
             return runner(*grid_and_rest)
 
         with patch.dict(names, {"runner": launch}):

@@ -133,6 +133,22 @@ def test_what_others_wrote_is_known_by_its_code(folder):
         assert len(files(folder)) == n
 
 
+def test_where_caches_are_turned_off_nothing_is_kept_or_found(
+    folder, monkeypatch
+):
+    monkeypatch.setattr(compile_cache, "uncached_codes", {})
+    monkeypatch.setattr(compile_cache, "uncached_reasons", {})
+    x = torch.rand(4)
+    with torch.compiler.config.patch(force_disable_caches=True):
+        fn = CachedFunction(clip_by_global_norm, None)
+        torch.testing.assert_close(fn(x, LIMIT), clip_by_global_norm(x, LIMIT))
+        assert not fn.is_cached(x, LIMIT)
+    assert not folder.exists() or files(folder) == []
+    assert compile_cache.uncached_codes == {
+        "clip_by_global_norm": "caches_disabled"
+    }
+
+
 def test_what_has_no_name_is_compiled_with_guards_and_not_cached(
     folder, monkeypatch
 ):

@@ -9,6 +9,7 @@ import torch
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 from funcppo.optim import clip_by_global_norm
+from funcppo.runtime import compile_cache
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.compile_cache import TensorSpecPickler
 from funcppo.runtime.compile_worker import (
@@ -108,7 +109,8 @@ def test_launch_configurations_that_a_worker_measures_are_not_stored(
     monkeypatch.setattr(
         AutotuneCache, "save", lambda *args, **options: stored.append(args)
     )
+    monkeypatch.setattr(compile_cache, "writes_standalone", True)
     AutotuneCache.save(None)
     forget_fastest_configurations()
     AutotuneCache.save(None)
-    assert len(stored) == 1
+    assert len(stored) == 1 and not compile_cache.writes_standalone
