@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.utils._config_module import _UNSET_SENTINEL
 
 from funcppo import tree
+from funcppo.atomic_io import write_atomically
 from funcppo.runtime import agreement, standalone_code
 from funcppo.runtime.function_digest import NoDigestError, call_digest
 from funcppo.runtime.reasons import UncachedCode, error_line
@@ -236,7 +237,10 @@ class CachedFunction(Generic[Result]):
         self, code: Callable[..., Result], args: tuple[object, ...], path: Path
     ) -> None:
         """Keep code that has run once in a form that needs no compiler, where it can be."""
-        if not writes_standalone or not path.exists() or _must_run_once():
+        if not writes_standalone or not path.exists():
+            return
+        if reason := _reason_to_run_once():
+            compiler_reasons[self._name] = reason
             return
         from funcppo.runtime import standalone_writer
 
@@ -648,9 +652,8 @@ def load_source(source: str) -> types.ModuleType:
     path = folder / PACKAGE_DIR.name / "sources" / f"{digest}.py"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(source)
-        temporary.replace(path)
+        data = source.encode()
+        write_atomically(path, lambda file: file.write(data), durable=False)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -677,12 +680,14 @@ def _load_standalone(path: Path) -> StandaloneCode | None:
         return None
 
 
-def _must_run_once() -> bool:
-    """Return whether code must not run twice: within a CUDA graph, and where processes run it together."""
+def _reason_to_run_once() -> str:
+    """Why code must not run once more to be kept; empty if it may."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        return True
+        return "it first ran while a CUDA graph was recorded"
     distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized()
+    if distributed.is_available() and distributed.is_initialized():
+        return "several processes run it together"
+    return ""
 
 
 def _is_dynamo_imported() -> bool:

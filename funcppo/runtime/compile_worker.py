@@ -63,8 +63,9 @@ def forget_fastest_configurations() -> None:
 
     Other processes use the GPU meanwhile, so that times say little. The process that uses the code measures again.
     """
-    compile_cache.writes_standalone = False
     from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    compile_cache.writes_standalone = False
 
     def save(*_: object, **__: object) -> None:
         return None

@@ -7,14 +7,13 @@ tried again.
 
 from __future__ import annotations
 
-import os
 import pickle
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from funcppo.atomic_io import write_atomically
 from funcppo.runtime.compile_cache import NoKeyError, cache_path
 
 if TYPE_CHECKING:  # an import of row programs that few need
@@ -74,15 +73,12 @@ def load(path: Path | None) -> Outcome | None:
 
 
 def save(path: Path, outcome: Outcome) -> None:
-    """Write an outcome to a file of its own first, so that no process ever reads a part of it."""
-    temporary = path.with_suffix(f"{SUFFIX}-{os.getpid()}")
+    """Write an outcome; a warning says why it cannot be written."""
+    data = pickle.dumps(outcome)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(pickle.dumps(outcome))
-        temporary.replace(path)
+        write_atomically(path, lambda file: file.write(data), durable=False)
     except OSError as error:
         warnings.warn(
             f"{path}: not kept for the next process: {error}", stacklevel=2
         )
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)

@@ -128,6 +128,20 @@ def test_what_cannot_be_written_is_loaded_by_the_compiler_and_says_why(
     }
 
 
+def test_code_that_processes_run_together_is_not_run_once_more(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compile_cache, "compiler_reasons", {})
+    reason = "several processes run it together"
+    monkeypatch.setattr(compile_cache, "_reason_to_run_once", lambda: reason)
+    from funcppo.optim import clip_by_global_norm
+
+    compile_function(clip_by_global_norm)(torch.rand(4), torch.tensor(1.0))
+    assert list(tmp_path.rglob("*.standalone")) == []
+    assert compile_cache.compiler_reasons == {"clip_by_global_norm": reason}
+
+
 def test_a_wrapper_keeps_what_its_function_needs():
     source = """
 import torch
