@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 import funcppo
 from funcppo import json_io
 from funcppo.ranges import MAX_PORT, is_cuda
-from funcppo.runtime import distributed
+from funcppo.runtime import distributed, parallel_compile
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -162,6 +162,19 @@ def _is_same_file(path: Path, other: Path) -> bool:
     if path.exists() and other.exists():
         return path.samefile(other)
     return path.resolve() == other.resolve()
+
+
+def start_compilers(device: str, strategy: str) -> None:
+    """Start the processes that compile a training step, before this one imports PyTorch, which takes seconds.
+
+    On a GPU alone, where nearly every run is compiled. Processes that learn together start theirs when they compile.
+    """
+    if (
+        is_cuda(device)
+        and strategy != "eager"
+        and not distributed.launched_size()
+    ):
+        parallel_compile.start_workers()
 
 
 def select_device(device: str) -> None:

@@ -28,6 +28,7 @@ from funcppo.cli.common import (
     option_name,
     select_device,
     set_threads,
+    start_compilers,
     write_json,
 )
 from funcppo.cli.console import (
@@ -214,6 +215,7 @@ class Rl:
         ):
             outputs = [("--out", folder / name) for name in RUN_FILES]
             check_overwrites([*outputs, ("--json", self.json)], ())
+            start_compilers(self.device, self.strategy)
             return self._run(folder)
 
     @contextmanager

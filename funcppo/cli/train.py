@@ -30,6 +30,7 @@ from funcppo.cli.common import (
     select_device,
     set_caches,
     set_threads,
+    start_compilers,
     write_json,
 )
 from funcppo.cli.console import (
@@ -273,6 +274,7 @@ class Train:
                 return self._assist(processes, exporter)
         check_loggers(self.log)
         self._check_outputs()
+        start_compilers(self.device, "eager" if self.debug else self.strategy)
         with (
             lock_folder(self.out),
             debug_mode(self.debug, debug_files(self.out)),

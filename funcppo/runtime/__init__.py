@@ -7,7 +7,9 @@ The runtime receives the functions of a training step as arguments. From this pa
     compile.py           compilation strategies: `select_strategy` picks one, `compile_function` compiles one function
     compile_cache.py     compiled functions on disk, found again by later processes
     function_digest.py   a digest of a function and of all values that it reads, for the key of such code
+    cache_folder.py      where that is, and whether there is any code yet
     parallel_compile.py  background processes that compile ahead; compile_worker.py is their entry point
+    compile_job.py       what they are sent: a function, its arguments without values, settings
     stacked.py           trees whose leaves are stacked along a leading axis
     equivalence.py       the check that a compiled function computes what the eager one does
     whole_iteration.py   one training iteration as one graph, its loops kept as loops

@@ -20,8 +20,8 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,9 +61,9 @@ from funcppo.runtime.compile_cache import (
     MIN_RECOMPILE_LIMIT,
     CachedFunction,
     InductorOptions,
-    may_hold_code,
     name_triton_cache,
 )
+from funcppo.runtime.compile_job import serialize_job
 from funcppo.runtime.equivalence import (
     DEFAULT_TOLERANCE,
     TF32_TOLERANCE,
@@ -84,7 +84,7 @@ from funcppo.runtime.reasons import FailureCode, FallbackCode, UntimedCode
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
-# Fields of `Parts`, compiled in this order: this process compiles the first while others compile the rest.
+# Fields of `Parts`. The first takes longest to compile: this process compiles it where no other does.
 ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
@@ -556,61 +556,9 @@ def _subset(
     return {name: calls[name] for name in names if name in calls}
 
 
-def _parts_in_background(
-    rollout_parts: list[str], strategy: str
-) -> tuple[str, ...]:
-    """What other processes compile: only one-graph compiles the minibatch step as a whole."""
-    if strategy == "one-graph":
-        return (*rollout_parts, "minibatch_step")
-    return tuple(rollout_parts)
-
-
 def _may_compile_in_background(backend: str) -> bool:
     """Return whether other processes can compile ahead: what they leave is Inductor's cache."""
     return backend == "inductor" and not cudagraph_trees.are_demanded()
-
-
-@contextmanager
-def _workers_ahead(
-    n_workers: int, backend: str, device: torch.device
-) -> Iterator[None]:
-    """Start the processes that `_compile_parts_in_background` will need, where it is sure to need them."""
-    # The import of the compiler takes seconds here and there, and tells here what is cached.
-    is_needed = not may_hold_code() and _may_compile_in_background(backend)
-    with parallel_compile.workers_ahead(
-        n_workers if is_needed else 0, str(device)
-    ):
-        yield
-
-
-@contextmanager
-def _compile_parts_in_background(
-    parts: TrainingParts, calls: _Calls, backend: str
-) -> Iterator[Callable[[], None]]:
-    """Compile the parts that are not cached in other processes; yields a function that waits for these."""
-    if (
-        not _may_compile_in_background(backend)
-        or not parallel_compile.MAX_WORKERS
-    ):
-        yield lambda: None
-        return
-
-    uncached: list[parallel_compile.Call] = []
-    for name, (args, *_) in calls.items():
-        part = getattr(parts, name)
-        function = _compile_with_inductor(part)
-        if isinstance(function, CachedFunction) and not function.is_cached(
-            *args
-        ):
-            uncached.append((part, args))
-
-    def wait_for_all() -> None:
-        if uncached:
-            _import_compiler()  # meanwhile
-        wait()
-
-    with parallel_compile.compile_in_background(uncached) as wait:
-        yield wait_for_all
 
 
 def _import_compiler() -> None:
@@ -722,39 +670,21 @@ class _StrategySelector:
     ) -> tuple[Parts, dict[str, Any]]:
         """The parts to run, and the fields of the record that say what they are."""
         eager_unroll = parts.unroll
-        # This process compiles the first part, others the rest.
-        first, *rest = (name for name in ROLLOUT_PARTS if name in rollout_parts)
-        in_background = _parts_in_background(rest, candidates[0])
-        device = state.key.device
-        with _workers_ahead(len(in_background), self.backend, device):
+        with parallel_compile.in_background() as background:
+            if _may_compile_in_background(self.backend):
+                parallel_compile.start_workers()
             calls = _record_calls(collect, parts, cfg, world, state)
-            with _compile_parts_in_background(
-                self.kernels.parts or parts,
-                _subset(calls, in_background),
-                self.backend,
-            ) as wait:
-                parts, no_kernel = self.unroll_by_kernel(
-                    parts, _subset(calls, rollout_parts)
-                )
-                if parts.unroll is eager_unroll:
-                    parts = self.compile_rollout_part(parts, first, calls)
-                wait()
-                for name in rest:
-                    parts = self.compile_rollout_part(parts, name, calls)
-
-                collected = collect(cfg, world, state, parts)
-                parts, selected = self.compile_update_part(
-                    parts,
-                    candidates,
-                    (
-                        cfg,
-                        world,
-                        state.params,
-                        collected.batch,
-                        collected.scalars,
-                    ),
-                    collected,
-                )
+            parts, no_kernel = self.compile_rollout(
+                background, parts, calls, candidates[0], rollout_parts
+            )
+            collected = collect(cfg, world, state, parts)
+            background.wait("minibatch_step")
+            parts, selected = self.compile_update_part(
+                parts,
+                candidates,
+                (cfg, world, state.params, collected.batch, collected.scalars),
+                collected,
+            )
         return parts, {
             "strategy": selected,
             "failures": tuple(self.failures),
@@ -764,6 +694,80 @@ class _StrategySelector:
             "rollout_code": no_kernel and no_kernel.code,
             **self.kernels.record_fields(selected),
         }
+
+    def compile_rollout(
+        self,
+        background: parallel_compile.Background,
+        parts: Parts,
+        calls: _Calls,
+        strategy: str,
+        rollout_parts: tuple[str, ...],
+    ) -> tuple[Parts, Failure | None]:
+        """The parts with the rollout compiled, and why it is no kernel.
+
+        Other processes compile what they can, the minibatch step of a strategy that compiles it as a whole, too.
+        """
+        submit = partial(
+            self.compile_in_background,
+            background,
+            self.kernels.parts or parts,
+            calls,
+        )
+        names = [name for name in ROLLOUT_PARTS[1:] if name in rollout_parts]
+        whole_update = ["minibatch_step"] if strategy == "one-graph" else []
+        submitted = submit([*names, *whole_update])
+
+        eager_unroll = parts.unroll
+        parts, no_kernel = self.unroll_by_kernel(
+            parts, _subset(calls, rollout_parts)
+        )
+        if "rollout_step" in rollout_parts and parts.unroll is eager_unroll:
+            # Waited for last, or compiled here.
+            is_submitted = submit(["rollout_step"])
+            names.insert(len(names) if is_submitted else 0, "rollout_step")
+
+        if submitted:
+            self.load_meanwhile(parts, calls, submitted)
+        for name in names:
+            background.wait(name)
+            parts = self.compile_rollout_part(parts, name, calls)
+        return parts, no_kernel
+
+    def compile_in_background(
+        self,
+        background: parallel_compile.Background,
+        parts: TrainingParts,
+        calls: _Calls,
+        names: Sequence[str],
+    ) -> list[str]:
+        """Let other processes compile parts that are not cached; the names of those that they compile."""
+        submitted: list[str] = []
+        if not _may_compile_in_background(self.backend):
+            return submitted
+        for name in names:
+            part = getattr(parts, name)
+            args = calls[name][0]
+            function = _compile_with_inductor(part)
+            if not isinstance(function, CachedFunction) or function.is_cached(
+                *args
+            ):
+                continue
+            if background.submit(name, serialize_job(part, args)):
+                submitted.append(name)
+        return submitted
+
+    def load_meanwhile(
+        self, parts: TrainingParts, calls: _Calls, submitted: list[str]
+    ) -> None:
+        """Import the compiler and compile the kernels of the network, while other processes compile."""
+        _import_compiler()
+        by_kernels = self.kernels.parts
+        for name in submitted if by_kernels is not None else ():
+            part = getattr(by_kernels, name)
+            if part is not getattr(parts, name):
+                # An error shows again where the part is tried.
+                with suppress(Exception):
+                    part(*calls[name][0])
 
     def rebuild(
         self, parts: Parts, outcome: strategy_cache.Outcome

@@ -13,22 +13,20 @@ Functions are cached that their modules have by their names, your own among them
 from __future__ import annotations
 
 import functools
-import getpass
 import hashlib
 import importlib.util
 import io
 import os
 import pickle
 import platform
-import re
 import shutil
 import sys
 import tempfile
 import time
 import types
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, TypeVar
@@ -40,11 +38,16 @@ from torch.utils._config_module import _UNSET_SENTINEL
 from funcppo import tree
 from funcppo.atomic_io import write_atomically
 from funcppo.runtime import agreement, standalone_code
+from funcppo.runtime.cache_folder import (
+    PACKAGE_DIR,
+    SOURCE_DIGEST,
+    code_dir,
+    find_folder,
+)
 from funcppo.runtime.function_digest import NoDigestError, call_digest
 from funcppo.runtime.reasons import UncachedCode, error_line
 from funcppo.runtime.standalone_code import StandaloneCode
 
-PACKAGE_DIR = Path(__file__).parents[1]
 MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
 MAX_TRACE_RESTARTS = 4  # times that tracing a function may begin again
 MAX_MEMOIZED_CONFIGS = 256  # serialized configs in memory
@@ -153,8 +156,6 @@ uncached_reasons: dict[str, str] = {}
 uncached_codes: dict[str, UncachedCode] = {}
 # why functions are loaded by PyTorch's compiler, by name: they could not be kept as `standalone_code`
 compiler_reasons: dict[str, str] = {}
-# whether this process keeps what it has compiled and run as `standalone_code`
-writes_standalone = True
 
 
 class CachedFunction(Generic[Result]):
@@ -237,7 +238,7 @@ class CachedFunction(Generic[Result]):
         self, code: Callable[..., Result], args: tuple[object, ...], path: Path
     ) -> None:
         """Keep code that has run once in a form that needs no compiler, where it can be."""
-        if not writes_standalone or not path.exists():
+        if not path.exists():
             return
         if reason := _reason_to_run_once():
             compiler_reasons[self._name] = reason
@@ -249,6 +250,16 @@ class CachedFunction(Generic[Result]):
         except Exception as error:
             # It is loaded by PyTorch's compiler, then.
             compiler_reasons[self._name] = error_line(error)
+
+    def compile_ahead(self, *args: object) -> None:
+        """Compile for such arguments and keep the code on disk, without running it.
+
+        Raises:
+          Exception: whatever the compiler raises.
+        """
+        key, path = _call_key(args), self._cache_path(args)
+        if key is not None and path is not None:
+            self._load_or_compile(key, args, path)
 
     def is_cached(self, *args: object) -> bool:
         """Return whether such a call finds its code on disk."""
@@ -387,7 +398,7 @@ def cache_path(
         raise NoKeyError(
             UncachedCode.CACHES_DISABLED, "PyTorch's caches are turned off"
         )
-    folder = _cache_folder()
+    folder = find_folder()
     if folder is None:
         raise NoKeyError(UncachedCode.NO_DIGEST, "this user has no name")
     serialized_args = _serialize(args, allow_tensors=True)
@@ -569,7 +580,7 @@ def _environment_key(args: tuple[object, ...]) -> tuple[object, ...]:
             env_vars.append((name, value))
 
     return (
-        _SOURCE_DIGEST,
+        SOURCE_DIGEST,
         versions,
         torch.backends.cpu.get_cpu_capability(),
         sorted(gpus),
@@ -597,11 +608,6 @@ def _changed_settings(config: Any) -> list[tuple[str, str]]:
     return sorted(settings)
 
 
-def _hash_sources() -> str:
-    sources = [path.read_bytes() for path in sorted(PACKAGE_DIR.rglob("*.py"))]
-    return hashlib.sha256(b"".join(sources)).hexdigest()
-
-
 def _source_times() -> dict[Path, int]:
     """When each source on disk was changed, in nanoseconds by the clock of its file system."""
     return {path: path.stat().st_mtime_ns for path in PACKAGE_DIR.rglob("*.py")}
@@ -609,26 +615,8 @@ def _source_times() -> dict[Path, int]:
 
 # Those of the sources that this process runs.
 _SOURCE_TIMES = _source_times()
-_SOURCE_DIGEST = _hash_sources()
 # of what these sources and this PyTorch compiled, in Inductor's cache directory
-CODE_DIR = f"{PACKAGE_DIR.name}/{torch.__version__}-{_SOURCE_DIGEST[:16]}"
-
-
-def _cache_folder() -> Path | None:
-    """Inductor's cache directory; imports no compiler. None if it cannot be told."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if folder is None:
-        # this user has no name; Windows asks for a module that it lacks then
-        with suppress(KeyError, OSError, ImportError):
-            user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-            folder = f"{tempfile.gettempdir()}/torchinductor_{user}"
-    return None if folder is None else Path(folder)
-
-
-def may_hold_code() -> bool:
-    """Return whether these sources have compiled anything into the cache yet; imports no compiler."""
-    folder = _cache_folder()
-    return folder is not None and (folder / CODE_DIR).exists()
+CODE_DIR = code_dir(torch.__version__)
 
 
 def name_triton_cache(device: torch.device) -> None:
@@ -636,7 +624,7 @@ def name_triton_cache(device: torch.device) -> None:
 
     Inductor tells it when it loads one. Kernels from before would be looked for elsewhere by a later process.
     """
-    folder = _cache_folder()
+    folder = find_folder()
     if device.type == "cuda" and folder is not None:
         name = f"{folder}/triton/{device.index or 0}"
         os.environ.setdefault("TRITON_CACHE_DIR", name)
@@ -648,7 +636,7 @@ def load_source(source: str) -> types.ModuleType:
     name = f"{PACKAGE_DIR.name}_source_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    folder = _cache_folder() or Path(tempfile.gettempdir())
+    folder = find_folder() or Path(tempfile.gettempdir())
     path = folder / PACKAGE_DIR.name / "sources" / f"{digest}.py"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -704,7 +692,7 @@ def _recompile_limit() -> int:
 def _load_code(path: Path) -> Callable[..., Any] | None:
     """The code that `_save_code` wrote; None if there is none, or if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb") as file, _in_this_process():
             return torch.compiler.load_compiled_function(file)
     except FileNotFoundError:
         return None
@@ -714,6 +702,15 @@ def _load_code(path: Path) -> Callable[..., Any] | None:
             stacklevel=2,
         )
         return None
+
+
+@contextmanager
+def _in_this_process() -> Iterator[None]:
+    """Let Inductor start no processes for kernels that are on disk: the end of this one would wait for them."""
+    from torch._inductor import config
+
+    with config.patch(compile_threads=1):
+        yield
 
 
 def _save_code(path: Path, code: Any) -> None:

@@ -1,91 +1,73 @@
 """Entry point of a background compiler: compile one function for one set of arguments, and exit.
 
-`parallel_compile.py` starts it as `python -m funcppo.runtime.compile_worker DEVICE` and writes a `Job` to its standard
-input, possibly some time later. The result is the entry in Inductor's cache on disk.
+`parallel_compile.py` starts it as `python -m funcppo.runtime.compile_worker` and writes a `compile_job.Job` to its
+standard input, possibly some time later. The result is the entry in the cache on disk. The function is not run: the
+process that asked for it does that, when nothing else uses the GPU.
 """
 
 from __future__ import annotations
 
-import pickle
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable
-from typing import IO, NamedTuple
+from typing import IO
 
 import torch
-from torch import Tensor
 
-from funcppo.runtime import compile_cache
+from funcppo.cores import AVAILABLE_CORES
 from funcppo.runtime.compile import compile_function
+from funcppo.runtime.compile_cache import CachedFunction
+from funcppo.runtime.compile_job import read_job
 
-
-class Job(NamedTuple):
-    """What a worker compiles, and the settings under which the compiled code will be used."""
-
-    # of float32 matrix products; None: PyTorch's default, never set
-    matmul_precision: str | None
-    n_threads: int  # CPU threads, which Inductor's code for a CPU depends on
-    fn: Callable[..., object]
-    args: tuple[object, ...]
-
-
-class TensorSpecUnpickler(pickle.Unpickler):
-    """Unpickler for `compile_cache.TensorSpecPickler`: tensors come back as zeros with the same memory layout."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        """Read from `file`."""
-        super().__init__(file)
-        self._tensors: dict[int, Tensor] = {}
-
-    def persistent_load(
-        self,
-        pid: tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, str],
-    ) -> Tensor:
-        """The tensor of a specification; one tensor for each alias number."""
-        number, shape, stride, dtype, device = pid
-        if number not in self._tensors:
-            self._tensors[number] = torch.empty_strided(
-                shape, stride, dtype=dtype, device=device
-            ).zero_()
-        return self._tensors[number]
+MAX_FORKS = 8  # processes that compile the kernels of one function
 
 
 def run_job(file: IO[bytes]) -> None:
-    """Compile the function of a pickled job, by one call of it."""
-    job = Job(*TensorSpecUnpickler(file).load())
+    """Compile the function of a pickled job."""
+    job = read_job(file)
     torch.set_num_threads(job.n_threads)
     if job.matmul_precision is not None:
         torch.set_float32_matmul_precision(job.matmul_precision)
-    compile_function(job.fn)(*job.args)
+    function = compile_function(job.fn)
+    if isinstance(function, CachedFunction):
+        function.compile_ahead(*job.args)
 
 
-def forget_fastest_configurations() -> None:
-    """Keep the launch configurations that Inductor finds here off the disk.
+def prepare() -> None:
+    """Import the compiler, which is most of the time of a small job, and fork the processes that compile kernels.
 
-    Other processes use the GPU meanwhile, so that times say little. The process that uses the code measures again.
+    Inductor would start a process for that which imports PyTorch first: seconds, in which it compiles them one by one.
     """
-    from torch._inductor.runtime.autotune_cache import AutotuneCache
-
-    compile_cache.writes_standalone = False
-
-    def save(*_: object, **__: object) -> None:
-        return None
-
-    AutotuneCache.save = save  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def prepare(device: str) -> None:
-    """Import the compiler and start the device: most of the time of a small job."""
-    from torch._inductor import compile_fx  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from torch._inductor import (
+        async_compile,
+        compile_fx,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        config,
+    )
 
     from funcppo.runtime.inductor import (
         matmul_pass,  # noqa: F401  # pyright: ignore[reportUnusedImport]
         threefry_lowering,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     )
 
-    torch.zeros((), device=device)
+    if torch.cuda.is_available():
+        config.worker_start_method = "fork"
+        config.compile_threads = max(1, min(MAX_FORKS, AVAILABLE_CORES // 2))
+        async_compile.AsyncCompile.wait_pool_ready()
+
+
+def main() -> None:
+    """Compile the job that standard input brings, if it brings one."""
+    status = 1
+    try:
+        prepare()
+        run_job(sys.stdin.buffer)
+        status = 0
+    finally:
+        # The end of the interpreter, which has nothing left to do, would take seconds to take PyTorch down.
+        for process in multiprocessing.active_children():
+            process.kill()
+        os._exit(status)
 
 
 if __name__ == "__main__":
-    prepare(sys.argv[1])
-    forget_fastest_configurations()
-    run_job(sys.stdin.buffer)
+    main()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -17,7 +18,7 @@ from funcppo.minibatch import MinibatchParts
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
-from funcppo.runtime import parallel_compile
+from funcppo.runtime import parallel_compile, strategy_cache
 from funcppo.runtime.compile import (
     STRATEGIES,
     StrategyRecord,
@@ -28,6 +29,7 @@ from funcppo.runtime.compile import (
     with_capture,
 )
 from funcppo.runtime.compile_cache import CachedFunction
+from funcppo.runtime.compile_job import read_job
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
 from funcppo.runtime.reasons import FailureCode, FallbackCode
@@ -107,34 +109,55 @@ def test_every_strategy_updates_as_eager_does(strategy):
     )
 
 
-def test_inductor_selects_one_graph(monkeypatch):
-    """On many cores: other processes are sent all parts but the longest, and waited for since nothing is on disk.
+class Background:
+    """Other processes that compile nothing: what is sent to them, and what is waited for."""
+
+    def __init__(self, n_workers):
+        self.n_workers = n_workers
+        self.sent, self.waits = {}, []
+
+    def submit(self, name, job):
+        if len(self.sent) == self.n_workers:
+            return False
+        self.sent[name] = read_job(io.BytesIO(job))
+        return True
+
+    def wait(self, name):
+        self.waits.append(name)
+
+
+@pytest.mark.parametrize("n_workers", [3, 4])
+def test_inductor_selects_one_graph(n_workers, monkeypatch):
+    """On many cores: other processes are sent all parts, or all but the longest; nothing is on disk.
 
     The configuration is that of `test_laws.py`, so that Inductor finds the graphs of one file in the other.
     """
-    sent, waits = [], []
-
-    @contextmanager
-    def others(calls):
-        sent.extend(calls)
-        yield lambda: waits.append(len(sent))
-
-    monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 3)
-    monkeypatch.setattr(parallel_compile, "compile_in_background", others)
+    background = Background(n_workers)
+    monkeypatch.setattr(
+        parallel_compile, "in_background", lambda: nullcontext(background)
+    )
     monkeypatch.setattr(CachedFunction, "is_cached", lambda *_: False)
+    monkeypatch.setattr(strategy_cache, "load", lambda _: None)
     with torch.no_grad():
         parts, record = select(backend="inductor")
-    assert waits == [3] and {fn for fn, _ in sent} == {
-        EAGER_PARTS.sample_randomness,
-        EAGER_PARTS.build_batch,
-        EAGER_PARTS.minibatch_step,
-    }
+    rest = ["sample_randomness", "build_batch"]
+    longest = "rollout_step"
+    assert [*background.sent] == [
+        *rest,
+        "minibatch_step",
+        *[longest][: n_workers - 3],
+    ]
+    order = [*rest, longest] if n_workers == 4 else [longest, *rest]
+    assert background.waits == [*order, "minibatch_step"]
+    assert all(
+        job.fn is getattr(EAGER_PARTS, name)
+        for name, job in background.sent.items()
+    )
     got = collect(CFG, WORLD, state())
-    for fn, args in sent:
-        if fn is EAGER_PARTS.build_batch:
-            assert [x.shape for x in tree.leaves(fn(*args)[0])] == [
-                x.shape for x in tree.leaves(got.batch)
-            ]
+    job = background.sent["build_batch"]
+    assert [x.shape for x in tree.leaves(job.fn(*job.args)[0])] == [
+        x.shape for x in tree.leaves(got.batch)
+    ]
     assert (
         record.strategy,
         record.failures,
