@@ -61,7 +61,7 @@ from funcppo.runtime.compile_cache import (
     MIN_RECOMPILE_LIMIT,
     CachedFunction,
     InductorOptions,
-    name_triton_cache,
+    prepare_triton,
 )
 from funcppo.runtime.compile_job import serialize_job
 from funcppo.runtime.equivalence import (
@@ -328,7 +328,7 @@ def select_strategy(
             ),
         )
 
-    name_triton_cache(state.key.device)
+    prepare_triton(state.key.device)
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
     candidates = _candidates(strategy, cfg)

@@ -619,15 +619,20 @@ _SOURCE_TIMES = _source_times()
 CODE_DIR = code_dir(torch.__version__)
 
 
-def name_triton_cache(device: torch.device) -> None:
-    """Let Triton keep its kernels where Inductor will tell it to, before the first one is compiled.
+def prepare_triton(device: torch.device) -> None:
+    """Let Triton keep and assemble kernels as Inductor will tell it to, before the first one is compiled.
 
-    Inductor tells it when it loads one. Kernels from before would be looked for elsewhere by a later process.
+    Inductor tells it when it compiles or loads one: from then on Triton looks for kernels in another folder, and for
+    those of another assembler, so that what it has compiled before would be compiled again.
     """
     folder = find_folder()
-    if device.type == "cuda" and folder is not None:
-        name = f"{folder}/triton/{device.index or 0}"
-        os.environ.setdefault("TRITON_CACHE_DIR", name)
+    if device.type != "cuda" or folder is None:
+        return
+    name = f"{folder}/triton/{device.index or 0}"
+    os.environ.setdefault("TRITON_CACHE_DIR", name)
+    assembler = Path(torch.__file__).parent / "bin" / "ptxas"
+    if assembler.exists():
+        os.environ.setdefault("TRITON_PTXAS_PATH", str(assembler))
 
 
 def load_source(source: str) -> types.ModuleType:

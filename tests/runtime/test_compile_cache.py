@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import types
 from functools import partial
@@ -433,3 +434,24 @@ def test_code_that_reads_a_tensor_is_not_kept_and_the_reason_is_recorded(
         "_euler_step": "funcppo.envs.classic_control.cartpole.GRAVITY is a "
         "Tensor: its values may change"
     }
+
+
+def test_triton_is_told_what_inductor_will_tell_it(tmp_path, monkeypatch):
+    """The folder and the assembler of PyTorch, if it has one; nothing for a CPU; a user's settings stay."""
+    names = ("TRITON_CACHE_DIR", "TRITON_PTXAS_PATH")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "init"))
+
+    def told(device):
+        compile_cache.prepare_triton(torch.device(device))
+        return [os.environ.get(name) for name in names]
+
+    for name in names:
+        monkeypatch.setenv(name, "restored by pytest")
+        monkeypatch.delenv(name)
+    assert told("cpu") == [None, None]
+    assert told("cuda:1") == [f"{tmp_path}/triton/1", None]
+    assembler = tmp_path / "torch" / "bin" / "ptxas"
+    assembler.parent.mkdir(parents=True)
+    assembler.touch()
+    assert told("cuda") == [f"{tmp_path}/triton/1", str(assembler)]

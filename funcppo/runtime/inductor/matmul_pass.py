@@ -10,7 +10,7 @@ Libraries are at their best with large square products. A training step of small
 
 `MatmulPass` is Inductor's hook. It runs on the final graph, so it sees the shapes after vmap and differentiation.
 
-On a GPU the order of many short rows comes from `stable_argsort.py`.
+On a GPU the order of short rows comes from `stable_argsort.py`.
 
 A CPU sums fast along contiguous numbers only, so there a factor with another layout is copied first. The pass makes two
 more rewrites for a CPU. It computes tanh from one exponential, which is faster than the library's tanh, with an error
@@ -61,7 +61,9 @@ class RewriteThresholds:
     # elements up to which a concatenation is written as a sum of padded parts
     cat_as_sum_max_elements: int
     tanh_from_exp: bool  # whether tanh is computed from an exponential
-    argsort_min_elements: int  # elements from which PyTorch sorts
+    argsort_by_pytorch: (
+        bool  # whether PyTorch sorts where the order alone is read
+    )
 
 
 # Measured on one H200 and on a 2-core CPU.
@@ -76,7 +78,7 @@ GPU_THRESHOLDS = RewriteThresholds(
     rowwise_max_n=0,
     cat_as_sum_max_elements=0,
     tanh_from_exp=False,
-    argsort_min_elements=1 << 18,
+    argsort_by_pytorch=True,
 )
 CPU_THRESHOLDS = replace(
     GPU_THRESHOLDS,
@@ -86,7 +88,7 @@ CPU_THRESHOLDS = replace(
     rowwise_max_n=4,
     cat_as_sum_max_elements=64,
     tanh_from_exp=True,
-    argsort_min_elements=1 << 62,
+    argsort_by_pytorch=False,
 )
 
 
@@ -297,14 +299,15 @@ def _cat_as_padded_sum(
 def _choose_order_rewrite(
     node: fx.Node, thresholds: RewriteThresholds
 ) -> Rewrite | None:
-    """The order alone, of a large stable sort whose values nothing reads."""
+    """The order alone, of a stable sort whose values nothing reads."""
     source, index = node.args
     assert isinstance(source, fx.Node)
     if source.target is not aten.sort.stable or index != 1:
         return None
-    is_large = _value(node).numel() >= thresholds.argsort_min_elements
     is_order_alone = all(u.args[1] == 1 or not u.users for u in source.users)
-    return _argsort if is_large and is_order_alone else None
+    return (
+        _argsort if thresholds.argsort_by_pytorch and is_order_alone else None
+    )
 
 
 def _argsort(

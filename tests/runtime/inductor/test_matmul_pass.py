@@ -25,7 +25,7 @@ THRESHOLDS = RewriteThresholds(
     rowwise_max_n=3,
     cat_as_sum_max_elements=20,
     tanh_from_exp=True,
-    argsort_min_elements=40,
+    argsort_by_pytorch=True,
 )
 
 
@@ -197,15 +197,16 @@ def test_tanh_by_its_exponential_is_tanh():
 
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("descending", [False, True])
-def test_the_order_of_a_large_sort_is_computed_alone(dim, descending):
-    """Stable; not where the sorted numbers are read, too, nor for few numbers."""
+def test_the_order_of_a_sort_is_computed_alone(dim, descending):
+    """Stable; not where the sorted numbers are read, too, nor where PyTorch is not to sort."""
     x = torch.tensor([[3, 1, 3, 1, 2]]).repeat(4, 2)
     options = {"dim": dim, "descending": descending, "stable": True}
     order = lambda x: torch.argsort(x, **options)
     graph = rewritten(x, fn=order)
     assert "argsort" in graph.code and "aten.sort" not in graph.code
     assert torch.equal(graph(x), order(x))
-    assert "argsort" not in rewritten(x[:, 1:], fn=order).code
+    by_inductor = replace(THRESHOLDS, argsort_by_pytorch=False)
+    assert "argsort" not in rewritten(x, thresholds=by_inductor, fn=order).code
     both = lambda x: torch.sort(x, **options)
     assert "argsort" not in rewritten(x, fn=both).code
 
