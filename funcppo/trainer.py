@@ -10,6 +10,7 @@ not, bit for bit.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import time
 import warnings
@@ -195,9 +196,14 @@ class MetricsLog:
         for logger in self._loggers:
             logger.log(metrics_log.mean_over_seeds(rows)[0])
 
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self._path.parent
+
     def in_subfolder(self, name: str) -> MetricsLog:
         """A log of the same kinds in a subfolder."""
-        return MetricsLog(self._path.parent / name, *self.names)
+        return MetricsLog(self.folder / name, *self.names)
 
     def close(self) -> None:
         """Write what is held back."""
@@ -303,11 +309,11 @@ class LoopSettings:
 
 
 def loop_settings(options: LoopOptions) -> LoopSettings:
-    """The settings of some keyword arguments.
+    """The settings of some keyword arguments; the folder of a log is created: an error comes before the first update.
 
     Raises:
       TypeError: an option is unknown or of the wrong kind.
-      ValueError: a number is out of range.
+      ValueError: a number is out of range, or no log can be written in its folder.
     """
     names = [field.name for field in fields(LoopSettings)]
     for name in options:
@@ -315,7 +321,18 @@ def loop_settings(options: LoopOptions) -> LoopSettings:
             raise TypeError(
                 f"{name}: expected an option of the function, or one of {', '.join(names)}"
             )
-    return LoopSettings(**options)
+    settings = LoopSettings(**options)
+    if settings.log is not None:
+        folder = log_folder(settings.log)
+        _make_folder(
+            folder, f"log: {folder}: expected a folder that can be written"
+        )
+    return settings
+
+
+def log_folder(log: str | Path | MetricsLog) -> Path:
+    """The folder of a log."""
+    return log.folder if isinstance(log, MetricsLog) else Path(log)
 
 
 def train(
@@ -723,20 +740,32 @@ def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
     """The path of a checkpoint, in a folder that is created if it is missing: not when the run is over.
 
     Raises:
+      TypeError: it is no path.
       ValueError: no file can be written there. The message is one line.
     """
     if checkpoint is None:
         return None
+    if not isinstance(checkpoint, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"checkpoint: expected a path, got {checkpoint!r}")
     path = Path(checkpoint)
+    _make_folder(
+        path.parent, f"checkpoint: {path}: expected a file that can be written"
+    )
+    return path
+
+
+def _make_folder(folder: Path, expectation: str) -> None:
+    """Create a folder if it is missing, and try whether it takes files.
+
+    Raises:
+      ValueError: it does not; the message begins with the expectation, and is one line.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(
-            f"checkpoint: {path}: expected a file that can be written, got: {error.strerror}"
-        ) from None
-    return path
+        raise ValueError(f"{expectation}, got: {error.strerror}") from None
 
 
 def batch_size(ppo: PPOConfig) -> int:

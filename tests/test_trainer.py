@@ -199,6 +199,30 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_update(
     assert not updates
 
 
+@pytest.mark.parametrize("train", [fp.train, fp.train_many])
+@pytest.mark.parametrize("log", [str, fp.MetricsLog])
+def test_a_log_that_cannot_be_written_is_named_before_any_update(
+    train, log, tmp_path
+):
+    """A folder that is a file; and one that takes no files."""
+    (tmp_path / "file").touch()
+    updates = []
+    for folder in (tmp_path / "file", "/proc"):
+        problem = f"^log: {folder}: expected a folder that can be written, got"
+        with pytest.raises(ValueError, match=problem) as error:
+            train(LEARNER, 32, log=log(folder), callbacks=[updates.append])
+        assert "\n" not in str(error.value)
+    assert not updates
+
+
+@pytest.mark.parametrize("train", [fp.train, fp.train_many])
+def test_what_is_no_path_of_a_checkpoint_is_refused_in_one_line(train):
+    with pytest.raises(
+        TypeError, match=r"^checkpoint: expected a path, got 3$"
+    ):
+        train(LEARNER, 32, checkpoint=3)
+
+
 def test_a_checkpoint_is_written_at_the_end_without_an_interval(tmp_path):
     path = tmp_path / "run.npz"
     fp.train(LEARNER, 32, checkpoint=path)
