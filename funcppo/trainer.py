@@ -359,8 +359,9 @@ def train(
       seed: of the first state.
       device: of the first state.
       compile_step: make updates by `fp.compile(learner, state)`.
-      checkpoint: file that holds the state and the settings; if it exists, the run continues from it. If it is damaged
-        or missing, the one before serves, which stands beside it; a warning and the result's notes say so.
+      checkpoint: file that holds the state and the settings; if it exists, the run continues from it, with more
+        `total_steps` if no schedule ends with them. If it is damaged or missing, the one before serves, which stands
+        beside it; a warning and the result's notes say so.
       checkpoint_every: updates between two writes of it; None: it is written at the end alone.
       callbacks: list of functions that are called with a `Progress` after each update; one that returns true stops the
         run after the others were called. A `MetricsLog` is closed at the end.
@@ -840,12 +841,43 @@ def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
     # A checkpoint of a version without shards does not name them.
     stored = {"n_shards": "1"} | stored
     for name, value in settings_text(learner.cfg).items():
-        if stored.get(name) != value:
+        if name == "n_updates" and name in stored:
+            _check_length(path, learner.cfg.ppo, int(stored[name]))
+        elif stored.get(name) != value:
             other = find_difference(name, value, str(stored.get(name)))
             raise ValueError(
                 f"{path}: made with other settings: {other.name}: expected {other.expected}, got {other.got}"
             )
-    return checkpoints.restore(path, like)[0]
+    state = checkpoints.restore(path, like)[0]
+    n_made = _update_of(state)
+    if n_made > learner.cfg.ppo.n_updates:
+        n_steps = batch_size(learner.cfg.ppo)
+        raise ValueError(
+            f"{path}: total_steps: expected at least {n_made * n_steps}, of which this is a checkpoint, "
+            f"got {learner.cfg.ppo.n_updates * n_steps}"
+        )
+    return state
+
+
+def _check_length(path: Path, ppo: PPOConfig, n_updates: int) -> None:
+    """Check that a run of a number of updates may be continued to the length of another: no schedule ends with it.
+
+    Raises:
+      ValueError: one does. The message is one line.
+    """
+    if n_updates == ppo.n_updates:
+        return
+    for name in (
+        "learning_rate_schedule",
+        "clip_eps_schedule",
+        "entropy_coef_schedule",
+    ):
+        if getattr(ppo, name).kind != "constant":
+            n_steps = batch_size(ppo)
+            raise ValueError(
+                f"{path}: total_steps: expected {n_updates * n_steps}, where its {name} ends, "
+                f"got {ppo.n_updates * n_steps}"
+            )
 
 
 # Evaluation
