@@ -105,8 +105,8 @@ class Rl:
     """
 
     env: Annotated[Positional[str], arg(metavar="ENV")] = ""
-    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, or a game such as
-    MinAtar/Breakout-v1. (required unless --resume)"""
+    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, funcppo/Reacher-v0,
+    or a game such as MinAtar/Breakout-v1. (required unless --resume)"""
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """Folder that the run is written to; created if it is missing. Default: nothing is kept."""
     seeds: Size = 1
