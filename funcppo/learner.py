@@ -31,6 +31,7 @@ from torch import Tensor
 
 from funcppo import random, train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.envs import base
 from funcppo.envs.laws import (
     TOLERANCE,
     call_twice,
@@ -48,6 +49,7 @@ from funcppo.interfaces import (
     NoWorld,
 )
 from funcppo.recurrence import apply_agent
+from funcppo.rollout import RandomInputs, RolloutState, rollout_step
 from funcppo.train_step import (
     EAGER_PARTS,
     Metrics,
@@ -513,6 +515,7 @@ def check_functions(
     """Check that network and environment are pure, on one step; an environment that steps on the host is left out.
 
     Raises:
+      TypeError: one of them returns another structure, shape or dtype than it should: see `rollout.rollout_step`.
       ValueError: one line that names the function, and the tensor: see `laws.check_pure`.
     """
     env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
@@ -540,6 +543,15 @@ def check_functions(
         action = agent.distribution.sample(key, output)
         step_keys = random.split(key, n_rows)
         check_pure(env, world, state.env_state, action, step_keys)
+        # What a step returns is named by itself, not by what cannot be done with it.
+        reset_sample = base.sample_reset(env, world, step_keys)
+        rollout_step(
+            learner.cfg,
+            world,
+            state.params,
+            RolloutState(state.env_state, state.episode_stats, state.memory),
+            RandomInputs(key, step_keys, reset_sample),
+        )
 
 
 def check_vectorised(

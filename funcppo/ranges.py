@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import re
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import (
@@ -25,6 +26,7 @@ from typing import (
     Literal,
     TypeAlias,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -133,11 +135,19 @@ def check_fields(config: object) -> None:
     Raises:
       FieldError: a value does not fit; the message names the field, what was expected, and the value.
     """
-    for field, annotation in field_types(type(config)).items():
-        value = getattr(config, field)
-        expected = _expected_value(annotation, value)
-        if expected is not None:
-            raise FieldError(field, expected, value)
+    for field in field_types(type(config)):
+        check_field(type(config), field, getattr(config, field))
+
+
+def check_field(config_type: type, field: str, value: object) -> None:
+    """Check a value against the annotation of a field, before the dataclass is made.
+
+    Raises:
+      FieldError: the value does not fit.
+    """
+    expected = _expected_value(field_types(config_type)[field], value)
+    if expected is not None:
+        raise FieldError(field, expected, value)
 
 
 @functools.cache
@@ -166,8 +176,13 @@ def _expected_value(annotation: object, value: object) -> str | None:
         return _expected_of_union(arguments, value)
     if origin is Literal:
         return _expected_choice(arguments, value)
-    if origin is tuple and isinstance(value, tuple):
-        problems = [_expected_value(arguments[0], item) for item in value]
+    if origin is tuple and not isinstance(value, tuple | list):
+        return "a tuple"
+    if origin is tuple:
+        problems = [
+            _expected_value(arguments[0], item)
+            for item in cast(Sequence[object], value)
+        ]
         return next(filter(None, problems), None)
     return _expected_kind(annotation, value)
 

@@ -128,8 +128,8 @@ def check_spaces(
     Without a spec the network is not looked at; with one it is applied once, to the rows of the state.
 
     Raises:
-      TypeError: names the part of an observation that is no tensor, what the network returns in place of an output, or
-        the part of an output of another dtype.
+      TypeError: names the part of an observation that is no tensor or no mask of the actions, what the network returns
+        in place of an output, or the part of an output of another dtype.
       ValueError: names the observation or the action, what was expected and what came.
     """
     env, agent = cfg.env, cfg.agent
@@ -142,6 +142,12 @@ def check_spaces(
     features = obs.features if isinstance(obs, MaskedObservation) else obs
     if isinstance(features, Tensor):
         _check_rows(features, spec.shape, "observe: observation")
+    if isinstance(obs, MaskedObservation) and not spec.continuous_actions:
+        mask = obs.action_mask
+        shape = torch.Size((*mask.shape[:1], spec.action_size))
+        check_tensor(
+            mask, shape, torch.bool, "observe: observation.action_mask"
+        )
     with torch.no_grad():
         try:
             output, _ = apply_agent(

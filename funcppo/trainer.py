@@ -10,6 +10,7 @@ not, bit for bit.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import time
 import warnings
@@ -195,9 +196,14 @@ class MetricsLog:
         for logger in self._loggers:
             logger.log(metrics_log.mean_over_seeds(rows)[0])
 
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self._path.parent
+
     def in_subfolder(self, name: str) -> MetricsLog:
         """A log of the same kinds in a subfolder."""
-        return MetricsLog(self._path.parent / name, *self.names)
+        return MetricsLog(self.folder / name, *self.names)
 
     def close(self) -> None:
         """Write what is held back."""
@@ -303,11 +309,11 @@ class LoopSettings:
 
 
 def loop_settings(options: LoopOptions) -> LoopSettings:
-    """The settings of some keyword arguments.
+    """The settings of some keyword arguments; the folder of a log is created: an error comes before the first update.
 
     Raises:
       TypeError: an option is unknown or of the wrong kind.
-      ValueError: a number is out of range.
+      ValueError: a number is out of range, or no log can be written in its folder.
     """
     names = [field.name for field in fields(LoopSettings)]
     for name in options:
@@ -315,7 +321,18 @@ def loop_settings(options: LoopOptions) -> LoopSettings:
             raise TypeError(
                 f"{name}: expected an option of the function, or one of {', '.join(names)}"
             )
-    return LoopSettings(**options)
+    settings = LoopSettings(**options)
+    if settings.log is not None:
+        folder = log_folder(settings.log)
+        _make_folder(
+            folder, f"log: {folder}: expected a folder that can be written"
+        )
+    return settings
+
+
+def log_folder(log: str | Path | MetricsLog) -> Path:
+    """The folder of a log."""
+    return log.folder if isinstance(log, MetricsLog) else Path(log)
 
 
 def train(
@@ -342,8 +359,9 @@ def train(
       seed: of the first state.
       device: of the first state.
       compile_step: make updates by `fp.compile(learner, state)`.
-      checkpoint: file that holds the state and the settings; if it exists, the run continues from it. If it is damaged
-        or missing, the one before serves, which stands beside it; a warning and the result's notes say so.
+      checkpoint: file that holds the state and the settings; if it exists, the run continues from it, with more
+        `total_steps` if no schedule ends with them. If it is damaged or missing, the one before serves, which stands
+        beside it; a warning and the result's notes say so.
       checkpoint_every: updates between two writes of it; None: it is written at the end alone.
       callbacks: list of functions that are called with a `Progress` after each update; one that returns true stops the
         run after the others were called. A `MetricsLog` is closed at the end.
@@ -723,20 +741,32 @@ def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
     """The path of a checkpoint, in a folder that is created if it is missing: not when the run is over.
 
     Raises:
+      TypeError: it is no path.
       ValueError: no file can be written there. The message is one line.
     """
     if checkpoint is None:
         return None
+    if not isinstance(checkpoint, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"checkpoint: expected a path, got {checkpoint!r}")
     path = Path(checkpoint)
+    _make_folder(
+        path.parent, f"checkpoint: {path}: expected a file that can be written"
+    )
+    return path
+
+
+def _make_folder(folder: Path, expectation: str) -> None:
+    """Create a folder if it is missing, and try whether it takes files.
+
+    Raises:
+      ValueError: it does not; the message begins with the expectation, and is one line.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(
-            f"checkpoint: {path}: expected a file that can be written, got: {error.strerror}"
-        ) from None
-    return path
+        raise ValueError(f"{expectation}, got: {error.strerror}") from None
 
 
 def batch_size(ppo: PPOConfig) -> int:
@@ -811,12 +841,43 @@ def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
     # A checkpoint of a version without shards does not name them.
     stored = {"n_shards": "1"} | stored
     for name, value in settings_text(learner.cfg).items():
-        if stored.get(name) != value:
+        if name == "n_updates" and name in stored:
+            _check_length(path, learner.cfg.ppo, int(stored[name]))
+        elif stored.get(name) != value:
             other = find_difference(name, value, str(stored.get(name)))
             raise ValueError(
                 f"{path}: made with other settings: {other.name}: expected {other.expected}, got {other.got}"
             )
-    return checkpoints.restore(path, like)[0]
+    state = checkpoints.restore(path, like)[0]
+    n_made = _update_of(state)
+    if n_made > learner.cfg.ppo.n_updates:
+        n_steps = batch_size(learner.cfg.ppo)
+        raise ValueError(
+            f"{path}: total_steps: expected at least {n_made * n_steps}, of which this is a checkpoint, "
+            f"got {learner.cfg.ppo.n_updates * n_steps}"
+        )
+    return state
+
+
+def _check_length(path: Path, ppo: PPOConfig, n_updates: int) -> None:
+    """Check that a run of a number of updates may be continued to the length of another: no schedule ends with it.
+
+    Raises:
+      ValueError: one does. The message is one line.
+    """
+    if n_updates == ppo.n_updates:
+        return
+    for name in (
+        "learning_rate_schedule",
+        "clip_eps_schedule",
+        "entropy_coef_schedule",
+    ):
+        if getattr(ppo, name).kind != "constant":
+            n_steps = batch_size(ppo)
+            raise ValueError(
+                f"{path}: total_steps: expected {n_updates * n_steps}, where its {name} ends, "
+                f"got {ppo.n_updates * n_steps}"
+            )
 
 
 # Evaluation

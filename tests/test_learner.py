@@ -184,6 +184,25 @@ def test_observations_that_a_network_cannot_read_are_refused_in_one_line(
     assert text in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("mask", "got"),
+    [
+        (torch.ones(2, 3, dtype=torch.bool), r"torch.bool \[2, 3\]"),
+        (torch.ones(2, 2), r"torch.float32 \[2, 2\]"),
+    ],
+)
+def test_a_mask_of_actions_that_does_not_fit_is_named(mask, got):
+    env = fp.envs.cartpole()
+    masked = replace(
+        env,
+        observe=lambda *args: fp.MaskedObservation(env.observe(*args), mask),
+    )
+    learner = fp.ppo(env=masked, network=fp.nets.mlp(4), n_envs=2, n_steps=4)
+    line = rf"observe: observation.action_mask: expected torch.bool \[2, 2\], got {got}"
+    with pytest.raises(TypeError, match=f"^{line}$"):
+        learner.init(fp.random.key(0))
+
+
 def test_a_step_that_returns_no_timestep_is_refused_in_one_line():
     env = fp.envs.cartpole()
 

@@ -179,6 +179,37 @@ def test_a_checkpoint_of_other_settings_is_refused(options, problem, tmp_path):
     assert "\n" not in str(error.value) and path.read_bytes() == before
 
 
+CONSTANT = fp.ppo(
+    env=ENV,
+    network=fp.nets.mlp(8),
+    learning_rate_schedule=fp.Schedule(warmup_updates=3),
+    **SIZES,
+)
+
+
+@pytest.mark.parametrize("train", [fp.train, fp.train_many])
+def test_without_a_schedule_that_ends_a_finished_run_goes_on(train, tmp_path):
+    path = tmp_path / "run.npz"
+    assert train(CONSTANT, 64, checkpoint=path).update == 2
+    longer = train(CONSTANT, TOTAL_STEPS, checkpoint=path)
+    whole = train(CONSTANT, TOTAL_STEPS)
+    assert longer.update == N_UPDATES
+    assert_trees_equal(longer.state, whole.state, rtol=0, atol=0)
+
+    problem = "total_steps: expected at least 192, of which this is a checkpoint, got 64$"
+    with pytest.raises(ValueError, match=f"^{path}: {problem}"):
+        train(CONSTANT, 64, checkpoint=path)
+
+
+@pytest.mark.parametrize("train", [fp.train, fp.train_many])
+def test_a_run_whose_schedule_has_ended_does_not_go_on(train, tmp_path):
+    path = tmp_path / "run.npz"
+    train(LEARNER, 64, checkpoint=path)
+    problem = "total_steps: expected 64, where its learning_rate_schedule ends, got 96$"
+    with pytest.raises(ValueError, match=f"^{path}: {problem}"):
+        train(LEARNER, 90, checkpoint=path)
+
+
 @pytest.mark.parametrize("train", [fp.train, fp.train_many])
 def test_a_checkpoint_that_cannot_be_written_is_named_before_any_update(
     train, tmp_path
@@ -197,6 +228,30 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_update(
             )
         assert "\n" not in str(error.value)
     assert not updates
+
+
+@pytest.mark.parametrize("train", [fp.train, fp.train_many])
+@pytest.mark.parametrize("log", [str, fp.MetricsLog])
+def test_a_log_that_cannot_be_written_is_named_before_any_update(
+    train, log, tmp_path
+):
+    """A folder that is a file; and one that takes no files."""
+    (tmp_path / "file").touch()
+    updates = []
+    for folder in (tmp_path / "file", "/proc"):
+        problem = f"^log: {folder}: expected a folder that can be written, got"
+        with pytest.raises(ValueError, match=problem) as error:
+            train(LEARNER, 32, log=log(folder), callbacks=[updates.append])
+        assert "\n" not in str(error.value)
+    assert not updates
+
+
+@pytest.mark.parametrize("train", [fp.train, fp.train_many])
+def test_what_is_no_path_of_a_checkpoint_is_refused_in_one_line(train):
+    with pytest.raises(
+        TypeError, match=r"^checkpoint: expected a path, got 3$"
+    ):
+        train(LEARNER, 32, checkpoint=3)
 
 
 def test_a_checkpoint_is_written_at_the_end_without_an_interval(tmp_path):

@@ -106,8 +106,8 @@ class Rl:
     """
 
     env: Annotated[Positional[str], arg(metavar="ENV")] = ""
-    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, or a game such as
-    MinAtar/Breakout-v1. (required unless --resume)"""
+    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, funcppo/Reacher-v0,
+    or a game such as MinAtar/Breakout-v1. (required unless --resume)"""
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """Folder that the run is written to; created if it is missing. Default: nothing is kept."""
     seeds: Size = 1
@@ -202,12 +202,7 @@ class Rl:
             raise ValueError(
                 "ENV: expected an environment, got none (see --help)"
             )
-        check_loggers(self.log)
-        if "wandb" in self.log and self.search != "none":
-            raise ValueError(
-                "--log: expected csv or tensorboard with --search, "
-                "got wandb, whose runs cannot be open side by side"
-            )
+        self._check_options()
         with (
             self._folder() as folder,
             lock_folder(folder),
@@ -217,6 +212,27 @@ class Rl:
             check_overwrites([*outputs, ("--json", self.json)], ())
             start_compilers(self.device, self.strategy)
             return self._run(folder)
+
+    def _check_options(self) -> None:
+        """Raise ValueError for options that exclude each other, or would have no effect."""
+        check_loggers(self.log)
+        if "wandb" in self.log and self.search != "none":
+            raise ValueError(
+                "--log: expected csv or tensorboard with --search, "
+                "got wandb, whose runs cannot be open side by side"
+            )
+        # A run of wandb is kept elsewhere.
+        files = [name for name in self.log if name != "wandb"]
+        if files and self.out is None:
+            raise ValueError(
+                f"--log {files[0]}: expected --out RUN too, got none"
+            )
+        # What a resumed run was begun with is not looked at again.
+        is_search = self.search != "none" or self.resume
+        if not is_search and self.trials != Rl.trials:
+            raise ValueError(
+                f"--trials {self.trials}: expected --search random or --search halving too, got none"
+            )
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:

@@ -504,7 +504,8 @@ def gymnasium(
       ModuleNotFoundError: Gymnasium is not installed.
       ValueError: Gymnasium cannot make the environment, its spaces are others, or actions that are not discrete shall
         be masked.
-      TypeError: `env` is neither an id nor a function, or there are options for one that is handed in as a function.
+      TypeError: `env` is neither an id nor a function that makes an environment, or there are options for one that is
+        handed in as a function.
 
     Source: Towers et al. 2024, "Gymnasium: a standard interface for reinforcement learning environments",
     arXiv:2407.17032.
@@ -512,6 +513,10 @@ def gymnasium(
     make_env = _environment_maker(env, make_options)
     name = env if isinstance(env, str) else _function_name(env)
     first = make_env()
+    if not hasattr(first, "observation_space"):
+        raise TypeError(
+            f"env: expected a function that makes an environment, got one that makes a {type(first).__name__}"
+        )
     observations = _read_observation_space(name, first.observation_space)
     actions = _read_action_space(name, first.action_space)
     first.close()

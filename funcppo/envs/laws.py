@@ -201,6 +201,13 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
             f"observe: observation: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
         )
 
+    has_mask = isinstance(obs, MaskedObservation)
+    if has_mask and spec is not None and not spec.continuous_actions:
+        mask = torch.empty(N_ROWS, spec.action_size, dtype=torch.bool)
+        check_layout(
+            "observe", "observation.action_mask", obs.action_mask, mask
+        )
+
     for path, leaf in zip(tree.paths(obs), tree.leaves(obs)):
         if not leaf.isfinite().all():
             place = f"observation.{path}".rstrip(".")
@@ -209,7 +216,7 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
                 f"observe: {place}: expected finite numbers, got {value}"
             )
 
-    if isinstance(obs, MaskedObservation) and not obs.action_mask.any(-1).all():
+    if has_mask and not obs.action_mask.any(-1).all():
         raise ValueError(
             "observe: observation.action_mask: expected a legal action in each row, got none"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -216,11 +216,11 @@ def cnn(
     Returns:
       A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if observations are no images, or
       smaller than a kernel.
+
+    Raises:
+      ValueError: a layer is not described by three numbers.
     """
-    layers = tuple(
-        ConvolutionConfig(n_channels=channels, kernel_size=size, stride=stride)
-        for channels, size, stride in convolutions or MINATAR
-    )
+    layers = tuple(map(_read_convolution, convolutions or MINATAR))
     then = then or mlp(128, activation="relu", shared_trunk=True)
 
     def build(spec: EnvironmentSpec, /) -> AnyAgent:
@@ -243,6 +243,18 @@ def cnn(
         )
 
     return build
+
+
+def _read_convolution(numbers: object) -> ConvolutionConfig:
+    """The layer that three numbers describe."""
+    if not isinstance(numbers, tuple | list) or len(cast(Any, numbers)) != 3:
+        raise ValueError(
+            f"convolutions: expected (channels, kernel size, stride), got {numbers!r}"
+        )
+    channels, size, stride = cast(tuple[int, int, int], numbers)
+    return ConvolutionConfig(
+        n_channels=channels, kernel_size=size, stride=stride
+    )
 
 
 def nature_cnn(*, then: NetworkFactory | None = None) -> NetworkFactory:

@@ -33,7 +33,7 @@ from funcppo.nets.feedforward import (
     mlp,
     orthogonal,
 )
-from funcppo.ranges import Size, check_fields
+from funcppo.ranges import Size, check_field, check_fields
 from funcppo.types import F32, I64
 
 N_GATES = {"gru": 3, "lstm": 4}
@@ -237,6 +237,8 @@ def _factory(
     then: NetworkFactory,
 ) -> NetworkFactory:
     def build(spec: EnvironmentSpec, /) -> AnyAgent:
+        # Before the network that reads them is built for so many numbers.
+        check_field(RecurrentConfig, "n_units", n_units)
         actor = then(dataclasses.replace(spec, observation_size=n_units))
         if actor.initial_memory is not None:
             raise ValueError(

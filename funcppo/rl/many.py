@@ -116,10 +116,14 @@ def init_many(
 
     Raises:
       ValueError: there is no such scalar, it has not one number for each seed, or one is out of range.
-      TypeError: a scalar is one number for all.
+      TypeError: they have no names, or a scalar is one number for all.
     """
     states = [learner.init(random.key(seed, device)) for seed in seeds]
     state = tree.map(lambda *leaves: torch.stack(leaves), *states)
+    if not isinstance(scalars, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"scalars: expected numbers by their names, got {scalars!r}"
+        )
     for name, numbers in (scalars or {}).items():
         if name not in Scalars._fields:
             names = ", ".join(Scalars._fields)

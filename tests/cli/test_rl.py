@@ -301,6 +301,14 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
         ),
         (("CartPole-v1", "--resume"), "--resume: expected --out RUN too"),
         (
+            ("CartPole-v1", "--log", "csv", "wandb"),
+            "--log csv: expected --out RUN too, got none",
+        ),
+        (
+            ("CartPole-v1", "--trials", "4"),
+            "--trials 4: expected --search random or --search halving too",
+        ),
+        (
             ("CartPole-v1", "--resume", "--overwrite"),
             "--resume, --overwrite: expected one of them",
         ),

@@ -371,6 +371,12 @@ def test_an_environment_that_cannot_be_made_is_named():
         fp.envs.gymnasium(gym.make("CartPole-v1"))  # pyright: ignore[reportArgumentType]
 
 
+def test_a_function_that_makes_no_environment_is_named():
+    problem = "^env: expected a function that makes an environment, got one that makes a NoneType$"
+    with pytest.raises(TypeError, match=problem):
+        fp.envs.gymnasium(lambda: None)
+
+
 class FourValues(Counter):
     def step(self, action):
         return self.observe(), 0.0, False, {}

@@ -203,6 +203,22 @@ def test_a_law_that_a_step_breaks_is_named_in_one_line(name):
             "observe: observation.action_mask: expected a legal action",
         ),
         (
+            {
+                "observe": lambda cfg, world, state: fp.MaskedObservation(
+                    state.heat[:, None], torch.ones(4, 3, dtype=torch.bool)
+                )
+            },
+            r"observe: observation.action_mask: expected torch.bool \[4, 2\], got torch.bool \[4, 3\]",
+        ),
+        (
+            {
+                "observe": lambda cfg, world, state: fp.MaskedObservation(
+                    state.heat[:, None], torch.ones(4, 2)
+                )
+            },
+            r"observe: observation.action_mask: expected torch.bool \[4, 2\], got torch.float32 \[4, 2\]",
+        ),
+        (
             {"reset": lambda c, w, key: reset(c, w, key)._replace(heat=0.5)},
             "reset: state: expected a tensor.*, got float at .heat",
         ),

@@ -107,6 +107,16 @@ def test_bytes_count_as_shares_of_255():
             r"convolutions: expected kernels .* 3 x 3 where 1 x 1 are left",
         ),
         (((0, 3, 1),), SPEC, "n_channels: expected 1 or more, got 0"),
+        (
+            ((16, 3),),
+            SPEC,
+            r"convolutions: expected \(channels, kernel size, stride\), got \(16, 3\)",
+        ),
+        (
+            (16,),
+            SPEC,
+            r"convolutions: expected \(channels, kernel size, stride\), got 16",
+        ),
     ],
 )
 def test_images_that_do_not_fit_are_refused_in_one_line(layers, spec, problem):

@@ -354,6 +354,21 @@ def test_a_bad_memory_never_reaches_the_parameters():
     assert 0 < float(metrics.loss.nonfinite_fraction) < 1
 
 
+@pytest.mark.parametrize("network", [fp.nets.gru, fp.nets.lstm])
+@pytest.mark.parametrize(
+    ("n_units", "options", "problem"),
+    [
+        (0, {}, "n_units: expected 1 or more, got 0"),
+        (1.5, {}, r"n_units: expected an integer, got 1\.5"),
+        (4, {"hidden": 8}, "hidden: expected a tuple, got 8"),
+        (4, {"activation": "sin"}, "activation: expected one of tanh, relu"),
+    ],
+)
+def test_options_out_of_range_are_named(network, n_units, options, problem):
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        network(n_units, **options)(fp.envs.cartpole().spec)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -168,6 +168,9 @@ def test_one_number_for_all_seeds_is_refused_in_one_line():
     problem = r"^scalars: gamma: expected a sequence of 2 numbers, got 0\.9$"
     with pytest.raises(TypeError, match=problem):
         fp.train_many(LEARNER, 32, seeds=2, scalars={"gamma": 0.9})  # pyright: ignore[reportArgumentType]
+    problem = r"^scalars: expected numbers by their names, got \[1, 2\]$"
+    with pytest.raises(TypeError, match=problem):
+        fp.train_many(LEARNER, 32, seeds=2, scalars=[1, 2])  # pyright: ignore[reportArgumentType]
     numbers = np.array([0.5, 0.9])
     states = init_many(LEARNER, (0, 1), scalars={"gamma": numbers})  # pyright: ignore[reportArgumentType]
     assert states.scalars.gamma.tolist() == pytest.approx([0.5, 0.9])
@@ -210,6 +213,35 @@ def test_an_environment_that_is_not_pure_is_named_before_anything_is_compiled(
     learner = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=8)
     with pytest.raises(ValueError, match=f"^step_functional.*{problem}"):
         fp.train_many(learner, 32, seeds=2, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda state, timestep: (state, timestep._replace(reward=1.0)),
+            r"Timestep.reward: expected torch.float32 \[2\], got float",
+        ),
+        (
+            lambda state, timestep: (state._replace(motion=0.5), timestep),
+            r"state.motion: expected torch.float32 \[2, 4\], got float",
+        ),
+        (
+            lambda state, timestep: None,
+            "expected a state and a Timestep, got NoneType",
+        ),
+    ],
+)
+def test_a_step_that_returns_no_tensor_is_named_before_it_is_vectorised(
+    change, problem
+):
+    def step(*args):
+        return change(*CARTPOLE.step_functional(*args))
+
+    env = replace(CARTPOLE, step_functional=step, step_with_autoreset=None)
+    learner = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=8)
+    with pytest.raises(TypeError, match=f"^step_functional: {problem}$"):
+        fp.train_many(learner, 32, seeds=2)
 
 
 CARTPOLE = fp.envs.cartpole()
