@@ -7,8 +7,11 @@ Settings are Python scalars, and a compiled training step is specialised to them
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from funcppo.ranges import (
     DecayRate,
@@ -24,6 +27,24 @@ from funcppo.ranges import (
 # It imports torch, which the command line's help does without.
 if TYPE_CHECKING:
     from funcppo.interfaces import AnyAgent, AnyEnvironment, GatherShards
+
+# fields of `PPOConfig` from which `losses.Scalars` are made, and that say how those change
+SCALAR_FIELDS = (
+    "n_updates",
+    "learning_rate",
+    "gamma",
+    "gae_lambda",
+    "clip_eps",
+    "value_coef",
+    "entropy_coef",
+    "max_grad_norm",
+    "learning_rate_schedule",
+    "clip_eps_schedule",
+    "entropy_coef_schedule",
+)
+_MARK = "reads_no_scalar_fields"
+
+Fn = TypeVar("Fn", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,3 +231,39 @@ class Config:
                     f"memory, got {n}"
                 )
             n_envs //= n
+
+    def without_scalars(self) -> Config:
+        """The same with the defaults of `SCALAR_FIELDS`."""
+        defaults = PPOConfig()
+        scalars = {name: getattr(defaults, name) for name in SCALAR_FIELDS}
+        ppo = dataclasses.replace(self.ppo, **scalars)
+        return dataclasses.replace(self, ppo=ppo)
+
+
+def reads_scalars_apart(fn: Fn) -> Fn:
+    """Mark a function of a `Config` that reads none of `SCALAR_FIELDS`: its compiled code serves all values."""
+    setattr(fn, _MARK, True)
+    return fn
+
+
+def as_compiled(
+    fns: Iterable[Callable[..., object]], args: tuple[object, ...]
+) -> tuple[object, ...]:
+    """The arguments of a call as far as compiled code of some functions may depend on them.
+
+    Args:
+      fns: functions, or partial applications; unless all that they are made of are marked by `reads_scalars_apart`,
+        nothing is left out.
+    """
+    if not all(map(_is_marked, fns)):
+        return args
+    return tuple(
+        x.without_scalars() if isinstance(x, Config) else x for x in args
+    )
+
+
+def _is_marked(fn: Any) -> bool:
+    if isinstance(fn, partial):
+        values = (*fn.args, *fn.keywords.values())
+        return all(map(_is_marked, (fn.func, *filter(callable, values))))
+    return getattr(fn, _MARK, False)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from funcppo import minibatch, rollout
-from funcppo.config import Config
+from funcppo.config import Config, reads_scalars_apart
 from funcppo.losses import (
     Batch,
     LossMetrics,
@@ -60,6 +60,7 @@ def reason_against(cfg: Config) -> str:
     return ""
 
 
+@reads_scalars_apart
 def loss_gradient(
     cfg: Config,
     world: object,
@@ -90,6 +91,7 @@ def loss_gradient(
     return cast(Params, grads), cast(LossMetrics, metrics)
 
 
+@reads_scalars_apart
 def final_value(
     cfg: Config, world: object, params: object, trajectory: Transition[Any]
 ) -> F32[Tensor, "T B"]:
@@ -106,6 +108,7 @@ def final_value(
     return value.view_as(trajectory.reward)
 
 
+@reads_scalars_apart
 def rollout_step(
     cfg: Config,
     world: object,

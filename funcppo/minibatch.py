@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from funcppo import optim, tree
-from funcppo.config import AdamConfig, Config
+from funcppo.config import AdamConfig, Config, reads_scalars_apart
 from funcppo.loops import graph_scan, keeps_loops, scan
 from funcppo.losses import (
     Batch,
@@ -165,6 +165,7 @@ def unravel_update_state(
     return params, AdamState(step=step, mu=mu, nu=nu)
 
 
+@reads_scalars_apart
 def minibatch_loss(
     cfg: Config,
     world: object,
@@ -217,6 +218,7 @@ def split_rows(
     return by_step.transpose(0, 1).flatten(1)
 
 
+@reads_scalars_apart
 def loss_gradient(
     cfg: Config,
     world: object,
@@ -290,6 +292,7 @@ def _zero_nonfinite(x: Tensor) -> Tensor:
     return torch.where(x.isfinite(), x, 0.0)
 
 
+@reads_scalars_apart
 def accumulate_gradients(
     cfg: Config,
     world: object,
@@ -336,6 +339,7 @@ def accumulate_gradients(
     return mean_grads, mean_metrics
 
 
+@reads_scalars_apart
 def apply_gradients(
     cfg: Config,
     update_state: UpdateState,

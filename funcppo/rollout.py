@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from funcppo import random, tree
-from funcppo.config import Config
+from funcppo.config import Config, reads_scalars_apart
 from funcppo.envs.base import sample_reset, step_with_autoreset
 from funcppo.interfaces import (
     AnyAgent,
@@ -276,6 +276,7 @@ def sample_random_inputs(
     )
 
 
+@reads_scalars_apart
 def rollout_step(
     cfg: Config,
     world: object,
@@ -379,6 +380,7 @@ def uses_final_obs(cfg: Config) -> bool:
     return cfg.env.truncates and cfg.ppo.bootstrap_truncated
 
 
+@reads_scalars_apart
 def estimate_final_value(
     cfg: Config, world: object, params: object, trajectory: Transition[Any]
 ) -> F32[Tensor, "T B"]:

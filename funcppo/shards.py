@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from funcppo import minibatch, tree
-from funcppo.config import Config
+from funcppo.config import Config, reads_scalars_apart
 from funcppo.losses import Batch, LossMetrics, Scalars, finite_rows
 from funcppo.minibatch import (
     ApplyGradientsFn,
@@ -113,6 +113,7 @@ def merge_moments(shards: Sequence[Moments]) -> Moments:
     return Moments(n, mean, sum_in_order(square_sums))
 
 
+@reads_scalars_apart
 def minibatch_step(
     cfg: Config,
     world: object,

@@ -28,7 +28,7 @@ from funcppo import (
     tree,
 )
 from funcppo.advantages import gae, next_values
-from funcppo.config import Config
+from funcppo.config import Config, reads_scalars_apart
 from funcppo.interfaces import GatherShards, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
 from funcppo.minibatch import (
@@ -238,6 +238,7 @@ class FinalValueFn(Protocol):
     ) -> F32[Tensor, "T B"]: ...
 
 
+@reads_scalars_apart
 def build_batch(
     cfg: Config,
     world: object,
@@ -309,6 +310,7 @@ def build_batch(
     return BatchAndMetrics(Batch(*rows, sequence=sequence), metrics)
 
 
+@reads_scalars_apart
 def sample_randomness(
     cfg: Config, world: object, key: I64[Tensor, "2"]
 ) -> UpdateRandomness:
@@ -767,6 +769,7 @@ def _vmap_part(
     return update_wrapper(partial(_call_for_each, fn, n_static, in_dims), fn)
 
 
+@reads_scalars_apart
 def _call_for_each(
     fn: Callable[..., Any],
     n_static: int,
@@ -779,6 +782,7 @@ def _call_for_each(
     return tree.map(lambda x: x.contiguous(), vmapped(*args[n_static:]))
 
 
+@reads_scalars_apart
 def _sample_for_each(
     sample_randomness: SampleRandomnessFn,
     cfg: Config,

@@ -6,11 +6,28 @@ import dataclasses
 import math
 import subprocess
 import sys
+from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 
-from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
-from tests.learning import cartpole_config
+import funcppo as fp
+from funcppo import random, train_step
+from funcppo.config import (
+    SCALAR_FIELDS,
+    AdamConfig,
+    Config,
+    PPOConfig,
+    Schedule,
+    as_compiled,
+)
+from funcppo.interfaces import NoWorld
+from funcppo.losses import Scalars
+from tests.learning import (
+    assert_trees_equal,
+    cartpole_config,
+    pendulum_config,
+)
 
 
 def test_the_number_of_minibatches_must_divide_the_batch():
@@ -134,3 +151,146 @@ def test_a_problem_is_acted_and_learnt_with_the_same_agent_by_default():
 def test_a_setting_that_cannot_be_meant_is_refused_by_name(make, problem):
     with pytest.raises(ValueError, match=f"^{problem}"):
         make()
+
+
+class Blind(PPOConfig):
+    """Settings whose `SCALAR_FIELDS` cannot be read."""
+
+    def __getattribute__(self, name):
+        if name in SCALAR_FIELDS:
+            raise AssertionError(f"{name} is read")
+        return super().__getattribute__(name)
+
+
+def blinded(cfg):
+    ppo = object.__new__(Blind)
+    for field in fields(cfg.ppo):
+        object.__setattr__(ppo, field.name, getattr(cfg.ppo, field.name))
+    return replace(cfg, ppo=ppo)
+
+
+def blind(part):
+    """A part that gets settings whose scalars cannot be read."""
+    return lambda cfg, *args: part(blinded(cfg), *args)
+
+
+def memory_config(**ppo):
+    network = fp.nets.gru(4, hidden=())
+    return fp.ppo(env=fp.envs.cartpole(), network=network, **ppo).cfg
+
+
+def normalised_config(**ppo):
+    env = fp.envs.wrappers.normalize_reward(fp.envs.cartpole())
+    return fp.ppo(env=env, network=fp.nets.mlp(4, 4), **ppo).cfg
+
+
+SMALL = {"n_envs": 4, "n_steps": 4, "n_epochs": 2, "n_minibatches": 2}
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        cartpole_config(max_steps=3, **SMALL),
+        cartpole_config(max_steps=3, **SMALL, n_microbatches=2),
+        cartpole_config(max_steps=3, **SMALL, n_shards=2),
+        cartpole_config(**SMALL, target_kl=1e-9, value_loss="plain"),
+        cartpole_config(**SMALL, kl_stop="minibatch", target_kl=1e-3),
+        cartpole_config(**SMALL, value_clip_eps=0.1, value_loss="clipped_only"),
+        cartpole_config(
+            max_steps=3,
+            **SMALL,
+            bootstrap_truncated=False,
+            advantage_ddof=None,
+            adam=AdamConfig(weight_decay=0.1),
+        ),
+        pendulum_config(max_steps=3, **SMALL),
+        memory_config(**SMALL),
+        memory_config(**SMALL, n_microbatches=2),
+        normalised_config(**SMALL),
+    ],
+)
+def test_no_part_of_a_step_reads_what_scalars_hold(cfg, by_kernels):
+    """Compiled code of the parts serves all values, so that none may show in it."""
+    parts = train_step.EAGER_PARTS
+    if by_kernels and parts.reason_against_kernels(cfg):
+        pytest.skip("no kernels for this network")
+    prefix = "kernel_" if by_kernels else ""
+    names = {
+        "sample_randomness": "sample_randomness",
+        "rollout_step": f"{prefix}rollout_step",
+        "build_batch": f"{prefix}build_batch",
+        "minibatch_step": f"{prefix}minibatch_step",
+    }
+    plain = {name: getattr(parts, part) for name, part in names.items()}
+    state = train_step.init(cfg, NoWorld(), random.key(0))
+    steps = [
+        train_step.train_step(cfg, NoWorld(), state, replace(parts, **fns))
+        for fns in (plain, {name: blind(fn) for name, fn in plain.items()})
+    ]
+    assert_trees_equal(*steps, rtol=0, atol=0)
+    with pytest.raises(AssertionError, match="n_updates is read"):
+        train_step.train_step(blinded(cfg), NoWorld(), state)
+
+
+def test_every_scalar_is_among_the_fields_that_no_part_reads():
+    assert {*Scalars._fields} < {*SCALAR_FIELDS}
+
+
+OTHER = cartpole_config(
+    learning_rate=0.1,
+    n_updates=7,
+    gamma=0.5,
+    clip_eps_schedule=Schedule(kind="cosine"),
+)
+
+
+def own_gradients(cfg, world, params, batch, rows, scalars):
+    """A part that reads a setting."""
+    return cfg.ppo.learning_rate
+
+
+@pytest.mark.parametrize(
+    ("fns", "is_shared"),
+    [
+        ([train_step.EAGER_PARTS.minibatch_step], True),
+        ([train_step.EAGER_PARTS.kernel_build_batch], True),
+        ([train_step.EAGER_PARTS.kernel_minibatch_step], True),
+        (
+            [train_step.vmap_parts(train_step.EAGER_PARTS).minibatch_step],
+            True,
+        ),
+        (
+            [train_step.vmap_parts(train_step.EAGER_PARTS).sample_randomness],
+            True,
+        ),
+        ([own_gradients], False),
+        ([train_step.EAGER_PARTS.minibatch_step, own_gradients], False),
+        (
+            [
+                partial(
+                    train_step.EAGER_PARTS.minibatch_step,
+                    accumulate_gradients=own_gradients,
+                )
+            ],
+            False,
+        ),
+        ([train_step.train_step], False),
+    ],
+)
+def test_code_of_the_package_s_parts_serves_all_scalars(fns, is_shared):
+    """Code of a part of one's own may read any setting."""
+    one, other = (
+        as_compiled(fns, (cfg, 1)) for cfg in (cartpole_config(), OTHER)
+    )
+    assert (one == other) is is_shared
+    assert as_compiled(fns, (OTHER, 1))[1] == 1
+    if not is_shared:
+        assert other[0] is OTHER
+
+
+def test_what_is_no_scalar_is_kept():
+    without = OTHER.without_scalars()
+    assert without == cartpole_config()
+    changed = replace(OTHER, ppo=replace(OTHER.ppo, n_epochs=3))
+    assert changed.without_scalars().ppo.n_epochs == 3

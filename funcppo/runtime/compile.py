@@ -42,6 +42,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
+from funcppo.config import as_compiled
 from funcppo.ranges import FieldError
 from funcppo.runtime import (
     cudagraph_trees,
@@ -344,7 +345,7 @@ def select_strategy(
     if backend == "inductor" and agree is alone:
         path = strategy_cache.outcome_path(
             collect,
-            (parts, cfg, world, state),
+            as_compiled(_compiled_parts(parts), (parts, cfg, world, state)),
             (
                 strategy,
                 tolerance,
@@ -365,6 +366,22 @@ def select_strategy(
     record = selector.with_untimed_reason(record, candidates)
     selector.keep(path, parts, record)
     return SelectedStrategy(parts, record)
+
+
+def _compiled_parts(parts: TrainingParts) -> list[Callable[..., object]]:
+    """The functions that strategies compile, or put in the places of such."""
+    pieces = parts.minibatch_parts
+    return [
+        *(getattr(parts, name) for name in ROLLOUT_PARTS),
+        parts.minibatch_step,
+        parts.kernel_rollout_step,
+        parts.kernel_build_batch,
+        parts.kernel_minibatch_step,
+        pieces.accumulate_gradients,
+        pieces.apply_gradients,
+        pieces.loss_gradient,
+        pieces.minibatch_loss,
+    ]
 
 
 def _check_strategy(strategy: str | tuple[str, ...]) -> None:

@@ -37,6 +37,7 @@ from torch.utils._config_module import _UNSET_SENTINEL
 
 from funcppo import tree
 from funcppo.atomic_io import write_atomically
+from funcppo.config import as_compiled
 from funcppo.runtime import agreement, standalone_code
 from funcppo.runtime.cache_folder import (
     PACKAGE_DIR,
@@ -401,6 +402,7 @@ def cache_path(
     folder = find_folder()
     if folder is None:
         raise NoKeyError(UncachedCode.NO_DIGEST, "this user has no name")
+    args = as_compiled([fn], args)
     serialized_args = _serialize(args, allow_tensors=True)
     if serialized_args is None:
         raise NoKeyError(

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from funcppo import random
+from funcppo.config import Schedule
 from funcppo.runtime import compile as compilation
-from funcppo.runtime import rollout_kernel, strategy_cache
+from funcppo.runtime import compile_cache, rollout_kernel, strategy_cache
 from funcppo.runtime.agreement import alone
 from funcppo.runtime.compile import StrategyRecord, select_strategy
 from funcppo.runtime.reasons import FailureCode
@@ -67,6 +68,33 @@ def test_a_second_selection_tries_nothing(folder, monkeypatch):
     assert not first.tried_earlier
     assert again.minibatch_step is not parts.minibatch_step
     assert_trees_equal(*results, rtol=0, atol=0)
+
+
+def test_another_learning_rate_and_length_find_all_code(folder, monkeypatch):
+    """Scalars and their schedules are no part of compiled code; the results are those of the other numbers."""
+    ppo = replace(
+        CFG.ppo,
+        learning_rate=1e-3,
+        n_updates=20,
+        gamma=0.5,
+        entropy_coef_schedule=Schedule(kind="linear"),
+    )
+    other = replace(CFG, ppo=ppo)
+    with torch.no_grad():
+        select()
+        monkeypatch.setattr(compilation, "_record_calls", None)
+        monkeypatch.setattr(compile_cache, "compile_events", [])
+        parts, record = select(cfg=other)
+        state = init(other, WORLD, random.key(0))
+        results = [
+            train_step(other, WORLD, state, each)
+            for each in (parts, EAGER_PARTS)
+        ]
+    assert record.tried_earlier
+    events = compile_cache.compile_events
+    assert len(events) == 4 and all(event.cache_hit for event in events)
+    assert_trees_equal(*results, rtol=1e-4, atol=1e-5)
+    assert results[0][1].learning_rate.item() == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(
