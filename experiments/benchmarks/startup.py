@@ -96,8 +96,9 @@ def measure(device: str, repeats: int, out: Path | None) -> None:
             mode = MODES[device]["nothing"]
             times = [run(mode) for _ in range(1 + repeats)]
             add(f"{work}, nothing compiled", times[1:])
+        mode = MODES[device]["all"]
+        run(mode)
         with tempfile.TemporaryDirectory() as cache:
-            mode = MODES[device]["all"]
             times = [run(mode, cache=cache) for _ in range(2 + repeats)]
         add(f"{work}, empty caches", times[:1])
         add(f"{work}, full caches", times[2:])
