@@ -262,6 +262,8 @@ class Rl:
             self._begin(config, folder)
         _print_settings(config, console)
         _remove_parts(folder, console)
+        if self.resume:
+            _note_missing_checkpoint(folder, console)
 
         if config.search != "none":
             return self._search(config, learner, folder, console)
@@ -368,6 +370,19 @@ def _as_options(settings: RLConfig | RLSettings) -> JsonObject:
         for field in dataclasses.fields(settings)
         if field.name != "source"
     }
+
+
+def _note_missing_checkpoint(folder: Path, console: Console) -> None:
+    """Say of a run to resume that it begins anew, where it has no checkpoint."""
+    names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT)
+    if any((folder / name).exists() for name in names):
+        return
+    note = (
+        f"{folder}: expected a checkpoint, got none: the run begins at update 0"
+    )
+    if (folder / METRICS_FILE).exists():
+        note += f", and {METRICS_FILE} anew"
+    print_notes(console, [note])
 
 
 def _check_continues(config: RLConfig, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -221,6 +222,28 @@ def test_a_run_that_cannot_go_on_to_other_steps_says_why(
     assert funcppo(monkeypatch, *words) == 2
     assert capsys.readouterr().err == f"funcppo: {trained}: {problem}\n"
     assert {path: path.read_bytes() for path in trained.iterdir()} == before
+
+
+def test_a_run_without_its_checkpoint_says_that_it_begins_anew(
+    trained, monkeypatch, capsys, tmp_path
+):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "checkpoint.npz").rename(run / "previous-checkpoint.npz")
+    words = ("rl", "--out", run, "--resume")
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words) == 0
+    assert "begins" not in capsys.readouterr().out
+
+    (run / "previous-checkpoint.npz").unlink()
+    (run / "checkpoint.npz").unlink(missing_ok=True)
+    assert funcppo(monkeypatch, *words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "expected a checkpoint, got none: the run begins at update 0, and metrics.jsonl anew"
+        in out
+    )
+    assert_equal_runs(run, trained)
 
 
 def test_a_run_is_overwritten_only_if_that_is_asked_for(
