@@ -666,6 +666,8 @@ def _print_trials(
     }
     ppo = dataclasses.replace(config.ppo, **best)
     words = _command(dataclasses.replace(config, ppo=ppo))
+    if config.seeds > 1:
+        words += ["--seeds", str(config.seeds)]
     words += ["--seed", str(config.seed + config.seeds)]
     print_notes(
         console,

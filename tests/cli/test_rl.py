@@ -491,6 +491,7 @@ def test_the_command_of_the_best_trial_has_all_that_was_changed(
         replace(searched, ppo=replace(searched.ppo, **numbers))
     )
     assert again.seed == searched.seed + searched.seeds
+    assert again.seeds == searched.seeds == 2
 
 
 def test_a_strategy_is_refused_before_any_work_where_the_compiler_is_off(
