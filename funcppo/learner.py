@@ -48,6 +48,7 @@ from funcppo.interfaces import (
     NetworkFactory,
     NoWorld,
 )
+from funcppo.nets.factories import build_agent, describe
 from funcppo.recurrence import apply_agent
 from funcppo.rollout import RandomInputs, RolloutState, rollout_step
 from funcppo.train_step import (
@@ -298,7 +299,7 @@ def ppo(
     """
     if not isinstance(env, Environment):
         raise TypeError(
-            f"env: expected an Environment, got {_describe(env)}; "
+            f"env: expected an Environment, got {describe(env)}; "
             "fp.envs.make and fp.envs.gymnasium build one by its name"
         )
     env = cast(AnyEnvironment, env)
@@ -330,25 +331,13 @@ def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
         )
     if not callable(network):
         raise TypeError(
-            f"network: expected an Agent or a function of an EnvironmentSpec, got {_describe(network)}"
+            f"network: expected an Agent or a function of an EnvironmentSpec, got {describe(network)}"
         )
     if env.spec is None:
         raise ValueError(
             "env.spec: expected an EnvironmentSpec to build the network for, got None; or hand in an Agent"
         )
-    agent: object = network(env.spec)
-    if not isinstance(agent, Agent):
-        raise TypeError(
-            f"network: expected a function that returns an Agent, got {_describe(agent)}"
-        )
-    return cast(AnyAgent, agent)
-
-
-def _describe(value: object) -> str:
-    """What a value is, for an error text: the name of a function or class, else the type."""
-    name = getattr(value, "__qualname__", None)
-    kind = type(value).__name__
-    return f"the {kind} {name}" if isinstance(name, str) else kind
+    return build_agent("network", network, env.spec)
 
 
 def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
