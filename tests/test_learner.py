@@ -184,6 +184,22 @@ def test_observations_that_a_network_cannot_read_are_refused_in_one_line(
     assert text in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("network", [fp.nets.mlp(8), fp.nets.gru(8)])
+def test_images_for_a_network_of_vectors_are_named_with_what_reads_them(
+    network,
+):
+    env = fp.envs.make("MinAtar/Breakout-v1")
+    line = (
+        r"^network: expected .*, torch\.float32 \[4, 10, 10, 4\], got: [^\n]*; "
+        r"fp\.nets\.cnn\(\) reads images, fp\.envs\.wrappers\.flatten_observation\(env\) observes vectors$"
+    )
+    with pytest.raises(ValueError, match=line):
+        small(env, network).init(KEY)
+    flat = fp.envs.wrappers.flatten_observation(env)
+    small(flat, fp.nets.mlp(8)).init(KEY)
+    small(env, fp.nets.cnn()).init(KEY)
+
+
 @pytest.mark.parametrize(
     ("mask", "got"),
     [
