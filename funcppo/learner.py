@@ -47,6 +47,7 @@ from funcppo.interfaces import (
     Environment,
     NetworkFactory,
     NoWorld,
+    check_settings,
 )
 from funcppo.nets.factories import build_agent, describe
 from funcppo.recurrence import apply_agent
@@ -292,7 +293,7 @@ def ppo(
       A learner with the pure functions `init(key) -> state` and `step(state) -> (state, metrics)`.
 
     Raises:
-      TypeError: an argument is of the wrong kind, or an option is unknown.
+      TypeError: an argument is of the wrong kind, a tensor is among settings, or an option is unknown.
       ValueError: an option is out of range, or a network cannot be built for the environment.
 
     Source: Schulman et al. 2017, arXiv:1707.06347.
@@ -305,9 +306,11 @@ def ppo(
     env = cast(AnyEnvironment, env)
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options
-    cfg = Config(
-        ppo=_ppo_config(options), env=env, agent=_build_agent(network, env)
-    )
+    check_settings(env.cfg, "env.cfg")
+    ppo_config = _ppo_config(options)
+    agent = _build_agent(network, env)
+    check_settings(agent.cfg, "agent.cfg")
+    cfg = Config(ppo=ppo_config, env=env, agent=agent)
     return Learner(cfg=cfg, world=NoWorld() if world is None else world)
 
 

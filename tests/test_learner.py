@@ -139,6 +139,48 @@ def test_what_cannot_work_is_refused_in_one_line(arguments, error, text):
     assert text in str(raised.value) and "\n" not in str(raised.value)
 
 
+@dataclass(frozen=True)
+class MapConfig:
+    size: int = 3
+    walls: object = (1, 2)
+
+
+class Corner(NamedTuple):
+    x: object
+    y: object
+
+
+@pytest.mark.parametrize(
+    ("cfg", "field"),
+    [
+        (torch.zeros(2), ""),
+        (MapConfig(walls=torch.zeros(2)), ".walls"),
+        (MapConfig(walls=(1, [torch.zeros(2)])), ".walls[1][0]"),
+        (MapConfig(walls=MapConfig(size=torch.tensor(3))), ".walls.size"),
+        (MapConfig(walls={"a": torch.zeros(2)}), ".walls['a']"),
+        (MapConfig(walls=Corner(0, torch.zeros(2))), ".walls.y"),
+    ],
+)
+def test_a_tensor_among_settings_is_named(cfg, field):
+    env = replace(fp.envs.cartpole(), cfg=cfg)
+    agent = replace(cartpole_config().agent, cfg=cfg)
+    wrapped = fp.envs.wrappers.time_limit(env, 5)
+    tries = [
+        ("env.cfg", lambda: small(env)),
+        ("env.cfg", lambda: fp.check(env)),
+        ("env.cfg.env.cfg", lambda: small(wrapped)),
+        ("agent.cfg", lambda: small(None, agent)),
+        ("agent.cfg", lambda: small(None, lambda spec: agent)),
+    ]
+    for name, attempt in tries:
+        line = (
+            f"{name}{field}: expected a Python scalar or a frozen dataclass of such, got a tensor: "
+            "tensors that a function reads are its world"
+        )
+        with pytest.raises(TypeError, match=f"^{re.escape(line)}$"):
+            attempt()
+
+
 @pytest.mark.parametrize(
     ("key", "got"),
     [

@@ -26,6 +26,7 @@ from funcppo.interfaces import (
     MaskedObservation,
     NoWorld,
     Timestep,
+    check_settings,
 )
 from funcppo.types import I64, Bool
 
@@ -67,10 +68,11 @@ def check(
       seed: of states and actions.
 
     Raises:
-      TypeError: `env` is no environment.
+      TypeError: `env` is no environment, or a tensor is among its settings.
       ValueError: one line that names the function, and the tensor, that breaks a law.
     """
     _check_functions(env)
+    check_settings(env.cfg, "env.cfg")
     if sample_action is None:
         if env.spec is None:
             raise ValueError(
