@@ -23,6 +23,7 @@ from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import (
     AnyEnvironment,
     Environment,
+    EnvironmentSpec,
     MaskedObservation,
     NoWorld,
     Timestep,
@@ -193,17 +194,14 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     _check_tree("observe", "observation", obs)
 
     spec = env.spec
-    features = obs.features if isinstance(obs, MaskedObservation) else obs
-    if (
-        spec is not None
-        and isinstance(features, Tensor)
-        and tuple(features.shape[1:]) != spec.shape
-    ):
-        raise ValueError(
-            f"observe: observation: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
-        )
-
     has_mask = isinstance(obs, MaskedObservation)
+    features = obs.features if has_mask else obs
+    if spec is not None and isinstance(features, Tensor):
+        _check_features(
+            "observation.features" if has_mask else "observation",
+            features,
+            spec,
+        )
     if has_mask and spec is not None and not spec.continuous_actions:
         mask = torch.empty(N_ROWS, spec.action_size, dtype=torch.bool)
         check_layout(
@@ -223,6 +221,19 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
             "observe: observation.action_mask: expected a legal action in each row, got none"
         )
     return obs
+
+
+def _check_features(part: str, features: Tensor, spec: EnvironmentSpec) -> None:
+    """Raise ValueError unless an observation of one tensor is what a network that is built for a spec reads."""
+    if tuple(features.shape[1:]) != spec.shape:
+        raise ValueError(
+            f"observe: {part}: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
+        )
+    # Integers are for a network that looks them up, or bytes of images.
+    if features.is_floating_point() and features.dtype != torch.float32:
+        raise ValueError(
+            f"observe: {part}: expected torch.float32 by env.spec, got {features.dtype}"
+        )
 
 
 def _check_step(
