@@ -68,14 +68,14 @@ def check_settings(settings: object, name: str) -> None:
 
 def _parts(settings: object) -> list[tuple[str, object]]:
     """The parts of a record or of a container, and how Python writes each."""
-    names: Iterable[str] = ()
+    # of a NamedTuple
+    names: Iterable[str] = getattr(settings, "_fields", ())
     if is_dataclass(settings) and not isinstance(settings, type):
-        names = (field.name for field in fields(settings))
-    elif isinstance(settings, tuple):
-        names = getattr(settings, "_fields", ())
-    parts = [(f".{name}", getattr(settings, name)) for name in names]
-    if parts:
-        return parts
+        names = [field.name for field in fields(settings)]
+    if names:
+        return [
+            (f".{name}", getattr(cast(Any, settings), name)) for name in names
+        ]
     items: Iterable[tuple[object, object]] = ()
     if isinstance(settings, Mapping):
         items = cast("Mapping[object, object]", settings).items()

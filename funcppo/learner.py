@@ -34,10 +34,13 @@ from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
 from funcppo.envs import base
 from funcppo.envs.laws import (
     TOLERANCE,
+    FunctionError,
+    call_named,
     call_twice,
     call_vectorised,
     check_layout,
     check_pure,
+    with_named_errors,
 )
 from funcppo.envs.wrappers import stand_in_env
 from funcppo.interfaces import (
@@ -111,8 +114,19 @@ class Learner(Generic[Params, State]):
 
         Raises:
           TypeError: params, or the state of the environment, are no tree of tensors.
+          ValueError: as `init_whole`.
         """
-        return self.scatter(train_step.init(self.cfg, self.world, key))
+        return self.scatter(self.init_whole(key))
+
+    def init_whole(self, key: I64[Tensor, "2"]) -> TrainState[Params, State]:
+        """The state before the first update with all its shards.
+
+        Raises:
+          TypeError: params, or the state of the environment, are no tree of tensors.
+          ValueError: one line that names a function of the environment or the network, which reads a world where there
+            is none, or takes other arguments.
+        """
+        return train_step.init(_with_named_errors(self.cfg), self.world, key)
 
     def scatter(
         self, state: TrainState[Params, State]
@@ -152,12 +166,49 @@ class Learner(Generic[Params, State]):
         Raises:
           TypeError: the environment or the network returns a tensor of another shape or dtype than `interfaces` says;
             or what is handed in is no state, or its params and moments differ in dtype.
-          ValueError: it is a state of another learner, with which this one fails.
+          ValueError: it is a state of another learner, with which this one fails; or one line that names a function of
+            the environment, which reads a world where there is none, or takes other arguments.
         """
         if torch.compiler.is_compiling():
             return train_step.train_step(self.cfg, self.world, state)
         with own_state(self, state, "step"):
-            return train_step.train_step(self.cfg, self.world, state)
+            try:
+                return train_step.train_step(self.cfg, self.world, state)
+            except (AttributeError, TypeError) as error:
+                problem = _describe_failure(self, state)
+                if not problem:
+                    raise
+                raise ValueError(problem) from error
+
+
+def _with_named_errors(cfg: Config) -> Config:
+    """The settings with functions whose errors name them: not for a step, which is looked up by its functions."""
+    agent = cfg.agent
+    named = {"init": partial(call_named, "init of the network", agent.init)}
+    if agent.initial_memory is not None:
+        named["initial_memory"] = partial(
+            call_named, "initial_memory", agent.initial_memory
+        )
+    return replace(
+        cfg, env=with_named_errors(cfg.env), agent=replace(agent, **named)
+    )
+
+
+def _describe_failure(
+    learner: Learner[Any, Any], state: TrainState[Any, Any]
+) -> str:
+    """Which function of the environment fails in a step, as it is made again; empty if it is none of them."""
+    # The step of several processes waits for the others.
+    if learner.group is not None or learner.cfg.env.host is not None:
+        return ""
+    cfg = _with_named_errors(learner.cfg)
+    try:
+        train_step.train_step(cfg, learner.world, state)
+    except FunctionError as error:
+        return str(error)
+    except Exception:  # the first error says what it is
+        return ""
+    return ""
 
 
 class _Learnt(NamedTuple):
@@ -510,7 +561,8 @@ def check_functions(
       TypeError: one of them returns another structure, shape or dtype than it should: see `rollout.rollout_step`.
       ValueError: one line that names the function, and the tensor: see `laws.check_pure`.
     """
-    env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
+    cfg, world = _with_named_errors(learner.cfg), learner.world
+    env, agent = cfg.env, cfg.agent
     n_rows = tree.leaves(state.env_state)[0].shape[0]
     key = state.key.view(-1, 2)[0]  # of the first shard
 
@@ -538,7 +590,7 @@ def check_functions(
         # What a step returns is named by itself, not by what cannot be done with it.
         reset_sample = base.sample_reset(env, world, step_keys)
         rollout_step(
-            learner.cfg,
+            cfg,
             world,
             state.params,
             RolloutState(state.env_state, state.episode_stats, state.memory),

@@ -32,7 +32,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from funcppo import random, train_step, tree
+from funcppo import random, tree
 from funcppo.config import PPOConfig
 from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
@@ -389,9 +389,7 @@ def train(
     learner = with_length(learner, total_steps)
     path = checkpoint_path(checkpoint)
     # Of several processes rank 0 reads the checkpoint.
-    whole = train_step.init(
-        learner.cfg, learner.world, random.key(seed, device)
-    )
+    whole = learner.init_whole(random.key(seed, device))
     whole, notes = restore_latest(
         learner, whole, path if _is_main(learner) else None
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import cast
 
-from funcppo.interfaces import Agent, AnyAgent, EnvironmentSpec, NetworkFactory
+from funcppo.interfaces import Agent, AnyAgent, EnvironmentSpec
 
 # of a call of each network of the package, as an error shows it
 ARGUMENTS: dict[str, tuple[int, ...]] = {
@@ -39,7 +41,16 @@ def build_agent(name: str, network: object, spec: EnvironmentSpec) -> AnyAgent:
             f"{name}: expected fp.nets.{call}, a call, got the function"
         )
 
-    agent: object = cast(NetworkFactory, network)(spec)
+    try:
+        inspect.signature(network).bind(spec)
+    except ValueError:  # some have no signature
+        pass
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: expected a function of an EnvironmentSpec, got {describe(network)}: {error}"
+        ) from None
+
+    agent = cast(Callable[[EnvironmentSpec], object], network)(spec)
     if not isinstance(agent, Agent):
         raise TypeError(
             f"{name}: expected a function that returns an Agent, got {describe(agent)}"

@@ -54,6 +54,13 @@ def test_what_follows_a_network_is_named(network, then, problem):
         network(then=then)(spec)
 
 
+def test_a_function_of_other_arguments_is_named():
+    line = "^network: expected a function of an EnvironmentSpec, got the function .*: "
+    for function in (lambda: None, lambda spec, size: None):
+        with pytest.raises(TypeError, match=line):
+            fp.ppo(env=fp.envs.cartpole(), network=function)
+
+
 def test_a_function_of_ones_own_builds_its_agent():
     agent = fp.nets.mlp(8)(SPEC)
     assert factories.build_agent("network", lambda spec: agent, SPEC) is agent
