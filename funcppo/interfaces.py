@@ -31,9 +31,9 @@ All parameters of these functions are positional, so that an implementation name
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -46,6 +46,42 @@ from funcppo.types import F32, I64, Bool, Obs, Params, ResetSample, State, World
 # What is static about an environment or a network: hashable, as a Python scalar and
 # a frozen dataclass of such are. A new value is a new graph.
 Settings: TypeAlias = Any
+
+
+def check_settings(settings: object, name: str) -> None:
+    """Check that settings hold no tensor, however deep.
+
+    Args:
+      name: of the settings, for an error.
+
+    Raises:
+      TypeError: one line that names the first field that is a tensor.
+    """
+    if isinstance(settings, Tensor):
+        raise TypeError(
+            f"{name}: expected a Python scalar or a frozen dataclass of such, got a tensor: "
+            "tensors that a function reads are its world"
+        )
+    for part, value in _parts(settings):
+        check_settings(value, f"{name}{part}")
+
+
+def _parts(settings: object) -> list[tuple[str, object]]:
+    """The parts of a record or of a container, and how Python writes each."""
+    # of a NamedTuple
+    names: Iterable[str] = getattr(settings, "_fields", ())
+    if is_dataclass(settings) and not isinstance(settings, type):
+        names = [field.name for field in fields(settings)]
+    if names:
+        return [
+            (f".{name}", getattr(cast(Any, settings), name)) for name in names
+        ]
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(settings, Mapping):
+        items = cast("Mapping[object, object]", settings).items()
+    elif isinstance(settings, tuple | list):
+        items = enumerate(cast("Sequence[object]", settings))
+    return [(f"[{key!r}]", value) for key, value in items]
 
 
 class ActorCriticOutput(Protocol):

@@ -34,10 +34,13 @@ from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
 from funcppo.envs import base
 from funcppo.envs.laws import (
     TOLERANCE,
+    FunctionError,
+    call_named,
     call_twice,
     call_vectorised,
     check_layout,
     check_pure,
+    with_named_errors,
 )
 from funcppo.envs.wrappers import stand_in_env
 from funcppo.interfaces import (
@@ -47,7 +50,9 @@ from funcppo.interfaces import (
     Environment,
     NetworkFactory,
     NoWorld,
+    check_settings,
 )
+from funcppo.nets.factories import build_agent, describe
 from funcppo.recurrence import apply_agent
 from funcppo.rollout import RandomInputs, RolloutState, rollout_step
 from funcppo.train_step import (
@@ -109,8 +114,19 @@ class Learner(Generic[Params, State]):
 
         Raises:
           TypeError: params, or the state of the environment, are no tree of tensors.
+          ValueError: as `init_whole`.
         """
-        return self.scatter(train_step.init(self.cfg, self.world, key))
+        return self.scatter(self.init_whole(key))
+
+    def init_whole(self, key: I64[Tensor, "2"]) -> TrainState[Params, State]:
+        """The state before the first update with all its shards.
+
+        Raises:
+          TypeError: params, or the state of the environment, are no tree of tensors.
+          ValueError: one line that names a function of the environment or the network, which reads a world where there
+            is none, or takes other arguments.
+        """
+        return train_step.init(_with_named_errors(self.cfg), self.world, key)
 
     def scatter(
         self, state: TrainState[Params, State]
@@ -150,12 +166,49 @@ class Learner(Generic[Params, State]):
         Raises:
           TypeError: the environment or the network returns a tensor of another shape or dtype than `interfaces` says;
             or what is handed in is no state, or its params and moments differ in dtype.
-          ValueError: it is a state of another learner, with which this one fails.
+          ValueError: it is a state of another learner, with which this one fails; or one line that names a function of
+            the environment, which reads a world where there is none, or takes other arguments.
         """
         if torch.compiler.is_compiling():
             return train_step.train_step(self.cfg, self.world, state)
         with own_state(self, state, "step"):
-            return train_step.train_step(self.cfg, self.world, state)
+            try:
+                return train_step.train_step(self.cfg, self.world, state)
+            except (AttributeError, TypeError) as error:
+                problem = _describe_failure(self, state)
+                if not problem:
+                    raise
+                raise ValueError(problem) from error
+
+
+def _with_named_errors(cfg: Config) -> Config:
+    """The settings with functions whose errors name them: not for a step, which is looked up by its functions."""
+    agent = cfg.agent
+    named = {"init": partial(call_named, "init of the network", agent.init)}
+    if agent.initial_memory is not None:
+        named["initial_memory"] = partial(
+            call_named, "initial_memory", agent.initial_memory
+        )
+    return replace(
+        cfg, env=with_named_errors(cfg.env), agent=replace(agent, **named)
+    )
+
+
+def _describe_failure(
+    learner: Learner[Any, Any], state: TrainState[Any, Any]
+) -> str:
+    """Which function of the environment fails in a step, as it is made again; empty if it is none of them."""
+    # The step of several processes waits for the others.
+    if learner.group is not None or learner.cfg.env.host is not None:
+        return ""
+    cfg = _with_named_errors(learner.cfg)
+    try:
+        train_step.train_step(cfg, learner.world, state)
+    except FunctionError as error:
+        return str(error)
+    except Exception:  # the first error says what it is
+        return ""
+    return ""
 
 
 class _Learnt(NamedTuple):
@@ -291,22 +344,24 @@ def ppo(
       A learner with the pure functions `init(key) -> state` and `step(state) -> (state, metrics)`.
 
     Raises:
-      TypeError: an argument is of the wrong kind, or an option is unknown.
+      TypeError: an argument is of the wrong kind, a tensor is among settings, or an option is unknown.
       ValueError: an option is out of range, or a network cannot be built for the environment.
 
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
     if not isinstance(env, Environment):
         raise TypeError(
-            f"env: expected an Environment, got {_describe(env)}; "
+            f"env: expected an Environment, got {describe(env)}; "
             "fp.envs.make and fp.envs.gymnasium build one by its name"
         )
     env = cast(AnyEnvironment, env)
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options
-    cfg = Config(
-        ppo=_ppo_config(options), env=env, agent=_build_agent(network, env)
-    )
+    check_settings(env.cfg, "env.cfg")
+    ppo_config = _ppo_config(options)
+    agent = _build_agent(network, env)
+    check_settings(agent.cfg, "agent.cfg")
+    cfg = Config(ppo=ppo_config, env=env, agent=agent)
     return Learner(cfg=cfg, world=NoWorld() if world is None else world)
 
 
@@ -330,25 +385,13 @@ def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
         )
     if not callable(network):
         raise TypeError(
-            f"network: expected an Agent or a function of an EnvironmentSpec, got {_describe(network)}"
+            f"network: expected an Agent or a function of an EnvironmentSpec, got {describe(network)}"
         )
     if env.spec is None:
         raise ValueError(
             "env.spec: expected an EnvironmentSpec to build the network for, got None; or hand in an Agent"
         )
-    agent: object = network(env.spec)
-    if not isinstance(agent, Agent):
-        raise TypeError(
-            f"network: expected a function that returns an Agent, got {_describe(agent)}"
-        )
-    return cast(AnyAgent, agent)
-
-
-def _describe(value: object) -> str:
-    """What a value is, for an error text: the name of a function or class, else the type."""
-    name = getattr(value, "__qualname__", None)
-    kind = type(value).__name__
-    return f"the {kind} {name}" if isinstance(name, str) else kind
+    return build_agent("network", network, env.spec)
 
 
 def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
@@ -518,7 +561,8 @@ def check_functions(
       TypeError: one of them returns another structure, shape or dtype than it should: see `rollout.rollout_step`.
       ValueError: one line that names the function, and the tensor: see `laws.check_pure`.
     """
-    env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
+    cfg, world = _with_named_errors(learner.cfg), learner.world
+    env, agent = cfg.env, cfg.agent
     n_rows = tree.leaves(state.env_state)[0].shape[0]
     key = state.key.view(-1, 2)[0]  # of the first shard
 
@@ -546,7 +590,7 @@ def check_functions(
         # What a step returns is named by itself, not by what cannot be done with it.
         reset_sample = base.sample_reset(env, world, step_keys)
         rollout_step(
-            learner.cfg,
+            cfg,
             world,
             state.params,
             RolloutState(state.env_state, state.episode_stats, state.memory),

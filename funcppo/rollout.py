@@ -158,7 +158,7 @@ def check_spaces(
             line = str(error).partition("\n")[0]
             raise ValueError(
                 f"network: expected one that can be applied to the observations of the environment, {_describe(obs)}, "
-                f"got: {line}"
+                f"got: {line}{_shape_hint(spec)}"
             ) from error
         _check_output(agent, spec, output)
         dtype = rollout_state.episode_stats.total_reward.dtype
@@ -210,6 +210,15 @@ def check_output_dtypes(
         is_number = isinstance(x, Tensor) and x.is_floating_point()  # pyright: ignore[reportUnnecessaryIsInstance]
         if is_number and x.dtype not in (dtype, params_dtype):
             check_tensor(x, x.shape, params_dtype, f"{path} of the network")
+
+
+def _shape_hint(spec: EnvironmentSpec) -> str:
+    """What fits observations that are no vectors, which a network may have been meant for; empty of vectors."""
+    if len(spec.shape) == 1:
+        return ""
+    flat = "fp.envs.wrappers.flatten_observation(env) observes vectors"
+    is_image = len(spec.shape) == 3
+    return f"; {'fp.nets.cnn() reads images, ' if is_image else ''}{flat}"
 
 
 def _describe(obs: Any) -> str:

@@ -32,7 +32,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from funcppo import random, train_step, tree
+from funcppo import random, tree
 from funcppo.config import PPOConfig
 from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
@@ -389,9 +389,7 @@ def train(
     learner = with_length(learner, total_steps)
     path = checkpoint_path(checkpoint)
     # Of several processes rank 0 reads the checkpoint.
-    whole = train_step.init(
-        learner.cfg, learner.world, random.key(seed, device)
-    )
+    whole = learner.init_whole(random.key(seed, device))
     whole, notes = restore_latest(
         learner, whole, path if _is_main(learner) else None
     )
@@ -865,19 +863,25 @@ def _check_length(path: Path, ppo: PPOConfig, n_updates: int) -> None:
     Raises:
       ValueError: one does. The message is one line.
     """
-    if n_updates == ppo.n_updates:
-        return
+    name = find_ending_schedule(ppo)
+    if name and n_updates != ppo.n_updates:
+        n_steps = batch_size(ppo)
+        raise ValueError(
+            f"{path}: total_steps: expected {n_updates * n_steps}, where its {name} ends, "
+            f"got {ppo.n_updates * n_steps}"
+        )
+
+
+def find_ending_schedule(ppo: PPOConfig) -> str:
+    """The name of a schedule that ends with the run, which cannot go on then; empty if there is none."""
     for name in (
         "learning_rate_schedule",
         "clip_eps_schedule",
         "entropy_coef_schedule",
     ):
         if getattr(ppo, name).kind != "constant":
-            n_steps = batch_size(ppo)
-            raise ValueError(
-                f"{path}: total_steps: expected {n_updates * n_steps}, where its {name} ends, "
-                f"got {ppo.n_updates * n_steps}"
-            )
+            return name
+    return ""
 
 
 # Evaluation

@@ -139,6 +139,145 @@ def test_what_cannot_work_is_refused_in_one_line(arguments, error, text):
     assert text in str(raised.value) and "\n" not in str(raised.value)
 
 
+CARTPOLE = fp.envs.cartpole()
+
+
+def reading_the_world(name):
+    """CartPole one function of which reads a world."""
+    fn = getattr(CARTPOLE, name)
+
+    def read(cfg, world, *arguments):
+        assert world.gain is not None
+        return fn(cfg, world, *arguments)
+
+    return replace(CARTPOLE, **{name: read})
+
+
+def train(learner):
+    fp.train(learner, 32)
+
+
+def train_many(learner):
+    fp.train_many(learner, 32, seeds=2)
+
+
+def compile_step(learner):
+    fp.compile(learner, learner.init(KEY), backend="no backend is reached")
+
+
+def check(learner):
+    fp.check(learner.cfg.env)
+
+
+@pytest.mark.parametrize("use", [train, train_many, compile_step, check])
+@pytest.mark.parametrize("name", ["reset", "step_functional", "observe"])
+def test_a_function_without_the_world_or_of_other_arguments_is_named(name, use):
+    expected = f"^{name}: expected a result, got "
+    problem = "AttributeError: 'NoWorld' object has no attribute 'gain'; no world was handed in$"
+    with pytest.raises(ValueError, match=expected + problem) as error:
+        use(small(reading_the_world(name)))
+    assert isinstance(error.value.__cause__, AttributeError)
+
+    problem = "TypeError: .* takes 0 positional arguments but [35] were given$"
+    with pytest.raises(ValueError, match=expected + problem):
+        use(small(replace(CARTPOLE, **{name: lambda: 0})))
+
+
+@pytest.mark.parametrize("use", [train, train_many, compile_step, check])
+def test_the_random_part_of_a_reset_is_named_too(use):
+    def none():
+        pass
+
+    for changes in (
+        {"sample_reset": none, "reset_from_sample": CARTPOLE.reset},
+        {
+            "sample_reset": lambda cfg, world, key: key,
+            "reset_from_sample": none,
+        },
+    ):
+        name = next(name for name, fn in changes.items() if fn is none)
+        line = f"^{name}: expected a result, got TypeError: .*none"
+        with pytest.raises(ValueError, match=line):
+            use(small(replace(CARTPOLE, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("network", "problem"),
+    [
+        (
+            replace(cartpole_config().agent, init=lambda key: ()),
+            "init of the network: expected a result, got TypeError: .* takes 1",
+        ),
+        (
+            fp.Agent(
+                cfg=None,
+                init=lambda cfg, key: (torch.zeros(1),),
+                initial_memory=lambda n_rows: torch.zeros(n_rows),  # pyright: ignore[reportArgumentType]
+                apply_recurrent=lambda *arguments: arguments,  # pyright: ignore[reportArgumentType]
+            ),
+            "initial_memory: expected a result, got TypeError: .* takes 1",
+        ),
+    ],
+)
+def test_a_function_of_a_network_with_other_arguments_is_named(
+    network, problem
+):
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        train(small(None, network))
+
+
+def test_an_error_of_ones_own_is_no_error_of_arguments():
+    """It comes as it was raised."""
+
+    def reset(cfg, world, key):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train(small(replace(CARTPOLE, reset=reset)))
+
+
+@dataclass(frozen=True)
+class MapConfig:
+    size: int = 3
+    walls: object = (1, 2)
+
+
+class Corner(NamedTuple):
+    x: object
+    y: object
+
+
+@pytest.mark.parametrize(
+    ("cfg", "field"),
+    [
+        (torch.zeros(2), ""),
+        (MapConfig(walls=torch.zeros(2)), ".walls"),
+        (MapConfig(walls=(1, [torch.zeros(2)])), ".walls[1][0]"),
+        (MapConfig(walls=MapConfig(size=torch.tensor(3))), ".walls.size"),
+        (MapConfig(walls={"a": torch.zeros(2)}), ".walls['a']"),
+        (MapConfig(walls=Corner(0, torch.zeros(2))), ".walls.y"),
+    ],
+)
+def test_a_tensor_among_settings_is_named(cfg, field):
+    env = replace(fp.envs.cartpole(), cfg=cfg)
+    agent = replace(cartpole_config().agent, cfg=cfg)
+    wrapped = fp.envs.wrappers.time_limit(env, 5)
+    tries = [
+        ("env.cfg", lambda: small(env)),
+        ("env.cfg", lambda: fp.check(env)),
+        ("env.cfg.env.cfg", lambda: small(wrapped)),
+        ("agent.cfg", lambda: small(None, agent)),
+        ("agent.cfg", lambda: small(None, lambda spec: agent)),
+    ]
+    for name, attempt in tries:
+        line = (
+            f"{name}{field}: expected a Python scalar or a frozen dataclass of such, got a tensor: "
+            "tensors that a function reads are its world"
+        )
+        with pytest.raises(TypeError, match=f"^{re.escape(line)}$"):
+            attempt()
+
+
 @pytest.mark.parametrize(
     ("key", "got"),
     [
@@ -182,6 +321,22 @@ def test_observations_that_a_network_cannot_read_are_refused_in_one_line(
     with pytest.raises(ValueError, match=r"^network: expected one") as error:
         learner.step(learner.init(fp.random.key(0)))
     assert text in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("network", [fp.nets.mlp(8), fp.nets.gru(8)])
+def test_images_for_a_network_of_vectors_are_named_with_what_reads_them(
+    network,
+):
+    env = fp.envs.make("MinAtar/Breakout-v1")
+    line = (
+        r"^network: expected .*, torch\.float32 \[4, 10, 10, 4\], got: [^\n]*; "
+        r"fp\.nets\.cnn\(\) reads images, fp\.envs\.wrappers\.flatten_observation\(env\) observes vectors$"
+    )
+    with pytest.raises(ValueError, match=line):
+        small(env, network).init(KEY)
+    flat = fp.envs.wrappers.flatten_observation(env)
+    small(flat, fp.nets.mlp(8)).init(KEY)
+    small(env, fp.nets.cnn()).init(KEY)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,8 @@ class Rl:
     """Number of episodes of each seed in an evaluation, once with the most probable actions and once with sampled
     ones."""
     resume: bool = False
-    """Continue from the checkpoint in RUN with the settings in its config.json. Default: off."""
+    """Continue from the checkpoint in RUN with the settings in its config.json; only --steps may be given another
+    value, a greater one, where no schedule ends with the run and it is no search. Default: off."""
     overwrite: bool = False
     """Start a new run in a folder that already holds one, replacing its files. Default: off."""
     log: LoggerNames = ()
@@ -256,17 +257,19 @@ class Rl:
         config = self._config()
         learner = run.make_learner(config.env, settings_of(config))
         if self.resume:
-            _check_same(config, folder)
+            _check_continues(config, folder)
         else:
             self._begin(config, folder)
         _print_settings(config, console)
         _remove_parts(folder, console)
+        if self.resume:
+            _note_missing_checkpoint(folder, console)
 
         if config.search != "none":
             return self._search(config, learner, folder, console)
         trained = _train(config, learner, self.log, folder, console)
         if trained.update < run.n_updates(config):
-            self._print_interrupted(trained.update, console)
+            self._print_interrupted(trained.update, config, console)
             return trained.exit_status
         results = _results(config, folder, trained.record)
         self._finish(results, folder, start, console)
@@ -295,7 +298,7 @@ class Rl:
             config, learner, self.log, folder, console
         )
         if not rungs or rungs[-1][0].steps < config.steps:
-            self._print_interrupted(trained.update, console)
+            self._print_interrupted(trained.update, config, console)
             return trained.exit_status
         results = _search_results(config, folder, rungs, trained.record)
         results["graphs"] = self.graphs
@@ -339,11 +342,15 @@ class Rl:
         shutil.rmtree(folder / TRIALS_FOLDER, ignore_errors=True)
         write_config(config, folder)
 
-    def _print_interrupted(self, update: int, console: Console) -> None:
+    def _print_interrupted(
+        self, update: int, config: RLConfig, console: Console
+    ) -> None:
         """Print what the checkpoint holds, and how to continue from it."""
         line = f"interrupted after update {update}"
         if self.out is not None:
-            words = ("funcppo", "rl", "--out", str(self.out), "--resume")
+            words = ["funcppo", "rl", "--out", str(self.out), "--resume"]
+            if read_config(self.out).steps != config.steps:
+                words += ["--steps", str(config.steps)]
             line += f"; `{shlex.join(words)}` continues"
         console.print(line)
 
@@ -365,21 +372,57 @@ def _as_options(settings: RLConfig | RLSettings) -> JsonObject:
     }
 
 
-def _check_same(config: RLConfig, folder: Path) -> None:
-    """Check that a run is resumed with its own settings.
+def _note_missing_checkpoint(folder: Path, console: Console) -> None:
+    """Say of a run to resume that it begins anew, where it has no checkpoint."""
+    names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT)
+    if any((folder / name).exists() for name in names):
+        return
+    note = (
+        f"{folder}: expected a checkpoint, got none: the run begins at update 0"
+    )
+    if (folder / METRICS_FILE).exists():
+        note += f", and {METRICS_FILE} anew"
+    print_notes(console, [note])
+
+
+def _check_continues(config: RLConfig, folder: Path) -> None:
+    """Check that a run is resumed with its own settings, but for more steps where no schedule ends with the run.
 
     Raises:
-      ValueError: another one was given.
+      ValueError: another setting was given, or other steps than it can have.
     """
+    stored = read_config(folder)
     changes: list[str] = []
-    for name, old, new in iter_differences(read_config(folder), config):
+    for name, old, new in iter_differences(stored, config):
         option = "ENV" if name == "env" else option_name(name)
-        if name != "source":
+        if name not in ("source", "steps"):
             changes.append(f"{option}: expected {old}, got {new}")
     if changes:
         raise ValueError(
             f"{folder}: a run is resumed with its own settings: {'; '.join(changes)}"
         )
+    expected = _expected_steps(stored, config)
+    if expected:
+        raise ValueError(
+            f"{folder}: --steps: expected {expected}, got {config.steps}"
+        )
+
+
+def _expected_steps(stored: RLConfig, config: RLConfig) -> str:
+    """What --steps may be of a run that is resumed; empty if they are."""
+    from funcppo import trainer
+    from funcppo.rl import run
+
+    if config.steps == stored.steps:
+        return ""
+    if config.search != "none":
+        return f"{stored.steps}, of a search, which does not go on"
+    if config.steps < stored.steps:
+        return f"{stored.steps} or more, to extend the run"
+    schedule = trainer.find_ending_schedule(config.ppo)
+    if schedule and run.n_updates(config) > run.n_updates(stored):
+        return f"{stored.steps}, where its {schedule} ends"
+    return ""
 
 
 def _print_settings(config: RLConfig, console: Console) -> None:
@@ -430,6 +473,33 @@ class _Display:
         return self._interrupt.requested
 
 
+class _Extension:
+    """A callback that stores the settings of a run that goes on to more steps, once the first of these are made.
+
+    It comes before a log: what the files hold of later updates, config.json knows of.
+    """
+
+    def __init__(
+        self, config: RLConfig, folder: Path, console: Console
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._console = console
+        self._is_due = read_config(folder).steps != config.steps
+
+    def __call__(self, progress: Progress[Evaluations]) -> None:
+        """Store them where that is to be done still."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        # Results of fewer steps are no longer those of the run.
+        (self._folder / RESULTS_FILE).unlink(missing_ok=True)
+        old_steps = read_config(self._folder).steps
+        write_config(self._config, self._folder)
+        note = f"extended from {old_steps:,} to {self._config.steps:,} steps"
+        print_notes(self._console, [note])
+
+
 def _train(
     config: RLConfig,
     learner: Learner[Any, Any],
@@ -449,6 +519,7 @@ def _train(
     ):
         # Notes on the checkpoint are warnings, too.
         warnings.simplefilter("ignore", UserWarning)
+        extension = _Extension(config, folder, console)
         display = _Display(console, status, interrupt)
         # A repeated signal ends an update or evaluation in progress.
         with suppress(KeyboardInterrupt):
@@ -458,7 +529,11 @@ def _train(
                 seeds=run.seeds_of(config),
                 device=config.device,
                 strategy=config.strategy,
-                callbacks=[trainer.MetricsLog(folder, *log), display],
+                callbacks=[
+                    extension,
+                    trainer.MetricsLog(folder, *log),
+                    display,
+                ],
                 evaluate_every=run.evaluation_interval(config),
                 n_episodes=config.episodes,
                 checkpoint=checkpoint,
@@ -591,11 +666,13 @@ def _print_trials(
     }
     ppo = dataclasses.replace(config.ppo, **best)
     words = _command(dataclasses.replace(config, ppo=ppo))
+    if config.seeds > 1:
+        words += ["--seeds", str(config.seeds)]
+    words += ["--seed", str(config.seed + config.seeds)]
     print_notes(
         console,
         [
-            "the best of many trials is lucky, too; to train it with other seeds: "
-            f"{shlex.join(words)} --seed {results['seed'] + results['seeds']}"
+            f"the best of many trials is lucky, too; to train it with other seeds: {shlex.join(words)}"
         ],
     )
 

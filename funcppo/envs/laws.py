@@ -11,6 +11,7 @@ ValueError: step_functional: state.position: expected torch.float32 [4], got tor
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -23,15 +24,27 @@ from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import (
     AnyEnvironment,
     Environment,
+    EnvironmentSpec,
     MaskedObservation,
     NoWorld,
     Timestep,
+    check_settings,
 )
 from funcppo.types import I64, Bool
 
 N_ROWS = 4
 N_STEPS = 64
 TOLERANCE = 1e-5  # between rows alone, vectorised, and among others
+# of an environment
+FUNCTIONS = (
+    "reset",
+    "step_functional",
+    "observe",
+    "sample_reset",
+    "reset_from_sample",
+    "step_with_autoreset",
+    "restart",
+)
 
 
 class SampleActionFn(Protocol):
@@ -67,10 +80,11 @@ def check(
       seed: of states and actions.
 
     Raises:
-      TypeError: `env` is no environment.
+      TypeError: `env` is no environment, or a tensor is among its settings.
       ValueError: one line that names the function, and the tensor, that breaks a law.
     """
     _check_functions(env)
+    check_settings(env.cfg, "env.cfg")
     if sample_action is None:
         if env.spec is None:
             raise ValueError(
@@ -176,9 +190,11 @@ def _check_reset(
     _check_rows(env, "reset", lambda e, k: e.reset(e.cfg, world, k), (key,))
 
     if env.reset_from_sample is not None:
-        sample = base.sample_reset(env, world, key)
+        named = with_named_errors(env)
+        sample = base.sample_reset(named, world, key)
         _check_tree("sample_reset", "sample", sample)
-        in_parts = env.reset_from_sample(env.cfg, world, sample)
+        assert named.reset_from_sample is not None
+        in_parts = named.reset_from_sample(env.cfg, world, sample)
         _check_like("reset_from_sample", "state", in_parts, state)
         _check_equal("reset_from_sample of sample_reset", in_parts, state, 0.0)
     return state
@@ -191,17 +207,14 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     _check_tree("observe", "observation", obs)
 
     spec = env.spec
-    features = obs.features if isinstance(obs, MaskedObservation) else obs
-    if (
-        spec is not None
-        and isinstance(features, Tensor)
-        and tuple(features.shape[1:]) != spec.shape
-    ):
-        raise ValueError(
-            f"observe: observation: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
-        )
-
     has_mask = isinstance(obs, MaskedObservation)
+    features = obs.features if has_mask else obs
+    if spec is not None and isinstance(features, Tensor):
+        _check_features(
+            "observation.features" if has_mask else "observation",
+            features,
+            spec,
+        )
     if has_mask and spec is not None and not spec.continuous_actions:
         mask = torch.empty(N_ROWS, spec.action_size, dtype=torch.bool)
         check_layout(
@@ -221,6 +234,19 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
             "observe: observation.action_mask: expected a legal action in each row, got none"
         )
     return obs
+
+
+def _check_features(part: str, features: Tensor, spec: EnvironmentSpec) -> None:
+    """Raise ValueError unless an observation of one tensor is what a network that is built for a spec reads."""
+    if tuple(features.shape[1:]) != spec.shape:
+        raise ValueError(
+            f"observe: {part}: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
+        )
+    # Integers are for a network that looks them up, or bytes of images.
+    if features.is_floating_point() and features.dtype != torch.float32:
+        raise ValueError(
+            f"observe: {part}: expected torch.float32 by env.spec, got {features.dtype}"
+        )
 
 
 def _check_step(
@@ -354,6 +380,8 @@ def call_twice(
     versions = _versions(bound_world)
     try:
         result = fn(*arguments.values())
+    except FunctionError:
+        raise
     except Exception as error:  # whatever a function of a user's raises
         raise ValueError(
             f"{name}: expected a result, got {_describe(error)}"
@@ -501,10 +529,43 @@ def _difference(actual: Tensor, expected: Tensor, tolerance: float) -> str:
     return f"expected {expected[index].tolist()} at {list(index)}, got {actual[index].tolist()}"
 
 
+class FunctionError(ValueError):
+    """A function of an environment or a network reads what it does not get, or takes other arguments."""
+
+
+def call_named(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function.
+
+    Raises:
+      FunctionError: one line that names the function, in place of an AttributeError or a TypeError.
+    """
+    try:
+        return fn(*arguments)
+    except (AttributeError, TypeError) as error:
+        raise FunctionError(
+            f"{name}: expected a result, got {_describe(error)}"
+        ) from error
+
+
+def with_named_errors(env: AnyEnvironment) -> AnyEnvironment:
+    """The environment with functions that are called by `call_named`; one that steps on the host as it is."""
+    if env.host is not None:
+        return env
+    named: dict[str, Any] = {
+        name: partial(call_named, name, getattr(env, name))
+        for name in FUNCTIONS
+        if getattr(env, name) is not None
+    }
+    return replace(env, **named)
+
+
 def _describe(error: Exception) -> str:
-    """The class of an exception, and the first line of its text."""
+    """The class of an exception, the first line of its text, and that there is no world where one is read."""
     reason = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {reason[0] if reason else ''}"
+    line = f"{type(error).__name__}: {reason[0] if reason else ''}"
+    if isinstance(getattr(error, "obj", None), NoWorld):
+        line += "; no world was handed in"
+    return line
 
 
 def _check_vmap(name: str, fn: Callable[..., Any], *arguments: Any) -> None:

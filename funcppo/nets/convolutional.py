@@ -29,6 +29,7 @@ from funcppo.nets.base import (
     features,
     with_features,
 )
+from funcppo.nets.factories import build_agent
 from funcppo.nets.feedforward import HIDDEN_GAIN, mlp, orthogonal
 from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64
@@ -215,13 +216,14 @@ def cnn(
 
     Returns:
       A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if observations are no images, or
-      smaller than a kernel.
+      smaller than a kernel, and a TypeError if `then` is no function that builds an agent.
 
     Raises:
       ValueError: a layer is not described by three numbers.
     """
     layers = tuple(map(_read_convolution, convolutions or MINATAR))
-    then = then or mlp(128, activation="relu", shared_trunk=True)
+    if then is None:
+        then = mlp(128, activation="relu", shared_trunk=True)
 
     def build(spec: EnvironmentSpec, /) -> AnyAgent:
         if len(spec.shape) != 3:
@@ -238,7 +240,7 @@ def cnn(
             CNNConfig(
                 image_shape=shape,
                 convolutions=layers,
-                reader=then(reader_spec),
+                reader=build_agent("then", then, reader_spec),
             )
         )
 
@@ -263,6 +265,6 @@ def nature_cnn(*, then: NetworkFactory | None = None) -> NetworkFactory:
     Args:
       then: the network that reads the features. None: `mlp(512, activation="relu", shared_trunk=True)`.
     """
-    return cnn(
-        *NATURE, then=then or mlp(512, activation="relu", shared_trunk=True)
-    )
+    if then is None:
+        then = mlp(512, activation="relu", shared_trunk=True)
+    return cnn(*NATURE, then=then)

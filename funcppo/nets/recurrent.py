@@ -26,6 +26,7 @@ from funcppo.nets.base import (
     features,
     with_features,
 )
+from funcppo.nets.factories import build_agent
 from funcppo.nets.feedforward import (
     HIDDEN_GAIN,
     Activation,
@@ -213,9 +214,10 @@ def gru(
       then: the network that acts on the hidden state. None: `mlp()`, one layer for the policy and one for the value.
 
     Returns:
-      A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if an option is out of range.
+      A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if an option is out of range,
+      and a TypeError if `then` is no function that builds an agent.
     """
-    return _factory("gru", n_units, hidden, activation, then or mlp())
+    return _factory("gru", n_units, hidden, activation, then)
 
 
 def lstm(
@@ -226,7 +228,7 @@ def lstm(
     then: NetworkFactory | None = None,
 ) -> NetworkFactory:
     """A network with a long short-term memory; arguments as those of `gru`."""
-    return _factory("lstm", n_units, hidden, activation, then or mlp())
+    return _factory("lstm", n_units, hidden, activation, then)
 
 
 def _factory(
@@ -234,12 +236,14 @@ def _factory(
     n_units: int,
     hidden: tuple[int, ...],
     activation: Activation,
-    then: NetworkFactory,
+    then: NetworkFactory | None,
 ) -> NetworkFactory:
     def build(spec: EnvironmentSpec, /) -> AnyAgent:
         # Before the network that reads them is built for so many numbers.
         check_field(RecurrentConfig, "n_units", n_units)
-        actor = then(dataclasses.replace(spec, observation_size=n_units))
+        actor_spec = dataclasses.replace(spec, observation_size=n_units)
+        network = mlp() if then is None else then
+        actor = build_agent("then", network, actor_spec)
         if actor.initial_memory is not None:
             raise ValueError(
                 f"then: expected a network without memory after a {cell}, got one with"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -129,6 +130,122 @@ def test_a_run_is_resumed_with_its_own_settings(trained, monkeypatch, capsys):
     assert "--seeds: expected 2, got 3" in error and error.count("\n") == 1
 
 
+CONSTANT = (*WORDS, "--ppo.learning-rate-schedule.kind", "constant")
+
+
+@pytest.fixture(scope="module")
+def constant(tmp_path_factory):
+    """The folder of a run of four updates without a schedule that ends."""
+    out = tmp_path_factory.mktemp("constant") / "out"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert funcppo(monkeypatch, *CONSTANT, "--out", out) == 0
+    return out
+
+
+def test_a_finished_run_goes_on_to_more_steps(
+    constant, monkeypatch, capsys, tmp_path
+):
+    """And is then the run of so many steps from its beginning; a part of a rollout more changes nothing."""
+    run = tmp_path / "run"
+    assert funcppo(monkeypatch, *CONSTANT, "--steps", 60, "--out", run) == 0
+    results = (run / "results.json").read_bytes()
+    words = ("rl", "--out", run, "--resume", "--steps")
+    assert funcppo(monkeypatch, *words, 64) == 0
+    assert read_config(run).steps == 60
+    again = json.loads((run / "results.json").read_text())
+    assert again["returns"] == json.loads(results)["returns"]
+
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words, 128) == 0
+    assert "extended from 60 to 128 steps" in capsys.readouterr().out
+    assert read_config(run) == read_config(constant)
+    assert_equal_runs(run, constant)
+
+
+def test_a_run_that_is_stopped_before_it_goes_on_is_the_shorter_one(
+    constant, monkeypatch, capsys, tmp_path
+):
+    """A command that names the steps again continues it."""
+    assert (
+        funcppo(monkeypatch, *CONSTANT, "--steps", 64, "--out", tmp_path) == 0
+    )
+    names = ("config.json", "checkpoint.npz", "metrics.jsonl", "results.json")
+    before = [(tmp_path / name).read_bytes() for name in names]
+    words = ("rl", "--out", tmp_path, "--resume", "--steps", 128)
+
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("funcppo.rl.many.prepare_step", interrupt)
+        funcppo(patch, *words)
+    line = f"interrupted after update 2; `funcppo rl --out {tmp_path} --resume --steps 128`"
+    assert line in capsys.readouterr().out
+    assert [(tmp_path / name).read_bytes() for name in names] == before
+
+    (tmp_path / "checkpoint.npz").write_bytes(b"torn")
+    assert funcppo(monkeypatch, *words) == 2
+    assert "damaged" in capsys.readouterr().err
+    (tmp_path / "checkpoint.npz").write_bytes(before[1])
+    assert [(tmp_path / name).read_bytes() for name in names] == before
+
+    def stop(display, progress):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return display._interrupt.requested
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rl._Display, "__call__", stop)
+        assert funcppo(patch, *words) == 143
+    line = f"interrupted after update 3; `funcppo rl --out {tmp_path} --resume`"
+    assert line in capsys.readouterr().out
+    assert read_config(tmp_path).steps == 128
+    assert not (tmp_path / "results.json").exists()
+    assert funcppo(monkeypatch, *words[:4]) == 0
+    assert_equal_runs(tmp_path, constant)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (
+            256,
+            "--steps: expected 128, where its learning_rate_schedule ends, got 256",
+        ),
+        (64, "--steps: expected 128 or more, to extend the run, got 64"),
+    ],
+)
+def test_a_run_that_cannot_go_on_to_other_steps_says_why(
+    steps, problem, trained, monkeypatch, capsys
+):
+    before = {path: path.read_bytes() for path in trained.iterdir()}
+    words = ("rl", "--out", trained, "--resume", "--steps", steps)
+    assert funcppo(monkeypatch, *words) == 2
+    assert capsys.readouterr().err == f"funcppo: {trained}: {problem}\n"
+    assert {path: path.read_bytes() for path in trained.iterdir()} == before
+
+
+def test_a_run_without_its_checkpoint_says_that_it_begins_anew(
+    trained, monkeypatch, capsys, tmp_path
+):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "checkpoint.npz").rename(run / "previous-checkpoint.npz")
+    words = ("rl", "--out", run, "--resume")
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words) == 0
+    assert "begins" not in capsys.readouterr().out
+
+    (run / "previous-checkpoint.npz").unlink()
+    (run / "checkpoint.npz").unlink(missing_ok=True)
+    assert funcppo(monkeypatch, *words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "expected a checkpoint, got none: the run begins at update 0, and metrics.jsonl anew"
+        in out
+    )
+    assert_equal_runs(run, trained)
+
+
 def test_a_run_is_overwritten_only_if_that_is_asked_for(
     trained, monkeypatch, capsys, tmp_path
 ):
@@ -225,6 +342,10 @@ def test_a_search_writes_its_table_and_is_drawn(
     words = ("plot", run, "--kind", "returns", "--out", picture)
     assert funcppo(monkeypatch, *words) == 2
     assert "--kind search draws its trials" in capsys.readouterr().err
+    assert funcppo(monkeypatch, *resume, "--steps", 128) == 2
+    problem = "--steps: expected 64, of a search, which does not go on, got 128"
+    assert problem in capsys.readouterr().err
+    assert read_config(run).steps == 64
 
 
 @pytest.mark.parametrize("update", [1, 2, 3])
@@ -370,6 +491,7 @@ def test_the_command_of_the_best_trial_has_all_that_was_changed(
         replace(searched, ppo=replace(searched.ppo, **numbers))
     )
     assert again.seed == searched.seed + searched.seeds
+    assert again.seeds == searched.seeds == 2
 
 
 def test_a_strategy_is_refused_before_any_work_where_the_compiler_is_off(

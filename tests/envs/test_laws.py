@@ -274,6 +274,45 @@ def test_a_law_that_another_function_breaks_is_named(changes, problem):
     assert "\n" not in str(error.value)
 
 
+MASK = torch.ones(4, 2, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    "observe",
+    [
+        lambda cfg, world, state: state.heat[:, None].double(),
+        lambda cfg, world, state: state.heat[:, None].half(),
+        lambda cfg, world, state: fp.MaskedObservation(
+            state.heat[:, None].double(), MASK
+        ),
+    ],
+)
+def test_an_observation_that_networks_of_the_package_do_not_read_is_named(
+    observe,
+):
+    """A network is built for the spec; without one it is the user's, which may read other numbers."""
+    env = environment(observe=observe)
+    problem = "observe: observation[a-z.]*: expected torch.float32 by env.spec, got torch.float"
+    with pytest.raises(ValueError, match=f"^{problem}") as error:
+        fp.check(env)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"^network: expected"):
+        fp.ppo(env=env, network=fp.nets.mlp(4)).init(fp.random.key(0))
+
+    def sample_action(key, obs):
+        return torch.ones(4, dtype=torch.int64)
+
+    bare = environment(observe=observe, spec=None)
+    fp.check(bare, sample_action=sample_action, n_steps=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_an_observation_of_integers_is_for_a_network_of_ones_own(dtype):
+    fp.check(
+        environment(observe=lambda c, w, state: state.cell[:, None].to(dtype))
+    )
+
+
 def test_laws_are_tried_in_later_episodes_too():
     """A reward that is no number in a cell where none of the first four episodes begins."""
 

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from funcppo.envs.minatar import freeway
-from tests.envs.minatar.reference import assert_plays_alike, keys
+from tests.envs.minatar.reference import (
+    assert_plays_alike,
+    assert_steps_alike,
+    keys,
+)
 
 GAME = freeway.freeway(minimal_actions=False, sticky_probability=0.0)
 
@@ -19,12 +23,54 @@ def first_state(env):
 
 
 def step(state, action, units):
+    return step_rows(state, action, [units])
+
+
+def step_rows(state, action, units):
     """The reference draws speeds and signs where the player has crossed."""
-    speed = np.ones(8)
-    if units:
-        speed = (1 + np.floor(5 * units[0])) * np.sign(units[1] - 0.5)
-    speed = torch.from_numpy(speed).long().unsqueeze(0)
+    speed = np.ones((len(units), 8))
+    for i, u in enumerate(units):
+        if u:
+            speed[i] = (1 + np.floor(5 * u[0])) * np.sign(u[1] - 0.5)
+    speed = torch.from_numpy(speed).long()
     return freeway.transition(GAME.cfg, state, action, speed)
+
+
+def place(env, draws):
+    """Any player, at the first and the last lane often, any cars, at the player's column often, and any timers."""
+    env.pos = int(draws.choice([0, 1, 9, draws.integers(10)]))
+    env.move_timer = int(draws.choice([0, draws.integers(4)]))
+    env.terminate_timer = int(draws.choice([0, 1, draws.integers(2501)]))
+    for car in env.cars:
+        car[0] = int(draws.choice([3, 4, 5, draws.integers(10)]))
+        car[3] = int(draws.choice([-1, 1]) * draws.integers(1, 6))
+        car[2] = int(draws.choice([0, draws.integers(abs(car[3]) + 1)]))
+
+
+def state_of(env):
+    def scalar(value):
+        return torch.tensor([int(value)])
+
+    x, _, timer, speed = (
+        torch.tensor([[int(value) for value in column]])
+        for column in zip(*env.cars)
+    )
+    return freeway.EnvState(
+        position=scalar(env.pos),
+        car_x=x,
+        car_timer=timer,
+        car_speed=speed,
+        move_timer=scalar(env.move_timer),
+        time_left=scalar(env.terminate_timer),
+        terminal=torch.tensor([env.terminal]),
+    )
+
+
+def test_one_step_from_any_state_equals_the_reference():
+    reward, n_ends = assert_steps_alike(
+        "freeway", GAME, step_rows, place=place, state_of=state_of
+    )
+    assert reward > 100 and n_ends > 100
 
 
 @pytest.mark.parametrize("seed", range(2))
