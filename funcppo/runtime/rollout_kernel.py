@@ -101,6 +101,10 @@ class Block(NamedTuple):
     n_stages: int = 3
 
 
+# options of Triton, which leaves checks out otherwise; that of integers that overflow is not meant
+CHECKED = {"debug": True, "sanitize_overflow": False}
+
+
 class RolloutCode(NamedTuple):
     """A kernel's code, and the trees that it returns."""
 
@@ -108,6 +112,7 @@ class RolloutCode(NamedTuple):
     batch_shape: tuple[int, ...]  # B environments, or [L, B] of L learners
     block: Block
     rounded: frozenset[str]  # as of `Program`
+    has_checks: bool  # as of `Program`
     next_state: object  # [TRACED_ROWS, ...]
     transition: object  # [TRACED_ROWS, ...]
 
@@ -162,7 +167,13 @@ def write_rollout_kernel(
     source = _kernel_source(program, examples, next_state, transition)
     block = _block(batch_shape[-1], args.params, program)
     return RolloutCode(
-        source, batch_shape, block, program.rounded, next_state, transition
+        source,
+        batch_shape,
+        block,
+        program.rounded,
+        program.has_checks,
+        next_state,
+        transition,
     )
 
 
@@ -529,6 +540,7 @@ class RolloutKernel:
             R=block.n_rows,
             num_warps=block.n_warps,
             num_stages=block.n_stages,
+            **(CHECKED if self.code.has_checks else {}),
         )
         return next_state, trajectory
 

@@ -480,19 +480,191 @@ def _index_select(
     dim: int,
     index: RowTensor,
 ) -> RowTensor:
-    if index.pointer:
-        raise UnsupportedError("numbers by indices in memory")
-    codes = [number.code for number in index.elements.reshape(-1)]
-    if dim % x.places().ndim == x.row_dim:
-        raise UnsupportedError("some of the rows")
-    if not all(map(str.isdigit, codes)):
+    if not index.pointer and _constant_index(index) is None:
+        # It refuses negative ones, other than an index.
         raise UnsupportedError("numbers by computed indices")
-    numbers = [int(code) for code in codes]
+    dim %= x.places().ndim
+    return _index(writer, dtype, result, x, [*[None] * dim, index])
 
-    def select(x: RowTensor, *_: object) -> tuple[NDArray[Any], int | None]:
-        return np.take(x.elements, numbers, dim), x.row_dim
 
-    return writer.view(select, result, [x])
+def _index(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    indices: Sequence[RowTensor | None],
+) -> RowTensor:
+    """Numbers by indices: constant ones along an axis, or computed ones of a table that all rows share."""
+    given = [index for index in indices if index is not None]
+    dim = next(i for i, index in enumerate(indices) if index is not None)
+    if any(index.dtype == torch.bool for index in given):
+        raise UnsupportedError("numbers by a mask")
+    if any(index.pointer for index in given):
+        raise UnsupportedError("numbers by indices in memory")
+    numbers = _constant_index(given[0])
+    if len(given) == 1 and numbers is not None:
+        if dim == x.row_dim:
+            raise UnsupportedError("some of the rows")
+
+        def select(x: RowTensor, *_: object) -> tuple[NDArray[Any], int | None]:
+            return np.take(x.elements, numbers, dim), x.row_dim
+
+        return writer.view(select, result, [x])
+
+    if x.row_dim is not None or any(index.tile for index in given):
+        raise UnsupportedError("numbers of a row by computed indices")
+    if all(index.row_dim is None for index in given):
+        raise UnsupportedError("numbers by several constant indices")
+    if dim or None in indices[: len(given)]:
+        raise UnsupportedError("computed indices of axes that are not first")
+    if not x.pointer:
+        return _choose_row(writer, dtype, result, x, given)
+    return _look_up(writer, x, given)
+
+
+def _constant_index(index: RowTensor) -> NDArray[Any] | None:
+    """An index [N] or [] whose numbers are known and not negative; None of others."""
+    codes = [number.code for number in index.elements.reshape(-1)]
+    if index.tile or index.row_dim is not None:
+        return None
+    if not all(map(str.isdigit, codes)):
+        return None
+    return np.array([int(c) for c in codes]).reshape(index.elements.shape)
+
+
+def _choose_row(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    indices: Sequence[RowTensor],
+) -> RowTensor:
+    """Rows of a table of few numbers in the code, by one index: the first, or another where the index says so."""
+    if len(indices) > 1 or indices[0].elements.ndim != 1:
+        raise UnsupportedError("constants by several indices")
+    (index,) = indices
+    n_rows, *rest = x.elements.shape
+    _check_index(writer, index, n_rows)
+    shape = (1,) * len(rest)
+    beside = index._replace(
+        elements=index.elements.reshape(*index.elements.shape, *shape)
+    )
+    chosen = x._replace(elements=x.elements[:1])
+    for i in range(1, n_rows):
+        is_it = writer.pointwise(
+            f"(({{0}} == {i}) | ({{0}} == {i - n_rows}))",
+            [beside],
+            torch.int64,
+            torch.bool,
+        )
+        other = x._replace(elements=x.elements[i : i + 1])
+        chosen = _where(writer, dtype, result, is_it, other, chosen)
+    # Also where there is but one row.
+    return chosen._replace(row_dim=index.row_dim)
+
+
+def _check_index(writer: Writer, index: RowTensor, n: int) -> RowTensor:
+    """Which numbers of an index are within bounds; the kernel ends with an error if one of a row is not."""
+    is_within = writer.pointwise(
+        f"(({{0}} >= {-n}) & ({{0}} < {n}))",
+        [index],
+        torch.int64,
+        torch.bool,
+    )
+    for number in is_within.elements.reshape(-1):
+        writer.check(number, f"index out of bounds: expected {-n} to {n - 1}")
+    return is_within
+
+
+def _look_up(
+    writer: Writer, table: RowTensor, indices: Sequence[RowTensor]
+) -> RowTensor:
+    """Numbers of a table in memory, by an index of each of its first axes."""
+    sizes = table.elements.shape[: len(indices)]
+    steps = _steps(table.elements, len(indices))
+    are_within = [
+        _check_index(writer, index, size) for index, size in zip(indices, sizes)
+    ]
+    numbers = [f"{{{i}}}" for i in range(len(sizes))]
+    is_there = writer.pointwise(
+        f"({' & '.join(numbers)} & mask)", are_within, torch.bool, torch.bool
+    )
+    terms = (
+        f"tl.where({number} < 0, {number} + {size}, {number}) * {step}"
+        for number, size, step in zip(numbers, sizes, steps)
+    )
+    start = writer.pointwise(
+        f"({' + '.join(terms)})", indices, torch.int64, torch.int64
+    )
+    rest = table.elements[(0,) * len(indices)]
+    if start.elements.size * rest.size > MAX_NUMBERS_A_ROW:
+        return _load_rows(writer, table, rest, start, is_there)
+
+    elements = map_numbers(
+        lambda start, there, offset: writer.line(
+            writer.load_expression(
+                table, f"({start.code} + {offset})", there.code
+            ),
+            "row",
+        ),
+        *(
+            x.elements.reshape(*x.elements.shape, *(1,) * rest.ndim)
+            for x in (start, is_there)
+        ),
+        rest,
+    )
+    return RowTensor(elements, table.dtype, start.row_dim)
+
+
+def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
+    """The steps in memory along the first axes of a table, which the rest of its axes have in common.
+
+    Raises:
+      UnsupportedError: there are no such steps.
+    """
+    steps: list[int] = []
+    expected = offsets[(0,) * n_axes]
+    for dim in reversed(range(n_axes)):
+        size = offsets.shape[dim]
+        line = np.moveaxis(offsets, dim, 0).reshape(size, -1)[:, 0]
+        step = int(line[1] - line[0]) if size > 1 else 0
+        column = (step * np.arange(size)).reshape(-1, *(1,) * expected.ndim)
+        expected = expected[None] + column
+        steps.insert(0, step)
+    if not np.array_equal(expected, offsets):
+        raise UnsupportedError("a table in an order of no rule")
+    return steps
+
+
+def _load_rows(
+    writer: Writer,
+    table: RowTensor,
+    offsets: NDArray[Any],
+    start: RowTensor,
+    is_there: RowTensor,
+) -> RowTensor:
+    """Many numbers of a table in memory, at offsets from a place of each row of the program."""
+    if start.elements.size > 1 or offsets.size > MAX_TILE_WIDTH:
+        raise UnsupportedError("many numbers by computed indices")
+    code = row_tiles.index_code(offsets)
+    if code is None:
+        raise UnsupportedError("a table in an order of no rule")
+    masks = [
+        column_code(is_there.elements.item()),
+        row_tiles.mask(offsets.size),
+    ]
+    tile = writer.line(
+        writer.load_expression(
+            table,
+            f"({column_code(start.elements.item())} + {code})",
+            " & ".join(filter(None, masks)),
+        ),
+        "wide",
+    )
+    shape = (1,) * (start.elements.ndim + offsets.ndim)
+    return RowTensor(
+        array_of([tile], shape), table.dtype, start.row_dim, offsets.shape
+    )
 
 
 def _any(
@@ -738,6 +910,7 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.fmod: _fmod,
     aten.cumsum: _cumsum,
     aten.div: _divide,
+    aten.index: _index,
     aten.index_select: _index_select,
     aten.sign: _sign,
     aten.clamp: _clamp,

@@ -42,6 +42,7 @@ class Program(NamedTuple):
     # of tensors in memory that must hold numbers of bfloat16, as float32
     rounded: frozenset[str]
     n_streamed: int  # numbers of params that each call reads from memory
+    has_checks: bool  # the kernel ends with an error where one does not hold
 
 
 # Operators that act on each number by itself, given operands of the dtype of the result.
@@ -170,7 +171,12 @@ def write_row_program(
         )
     rounded = frozenset(writer.rounded)
     return Program(
-        writer.preamble, writer.body, outputs, rounded, writer.n_streamed
+        writer.preamble,
+        writer.body,
+        outputs,
+        rounded,
+        writer.n_streamed,
+        writer.has_checks,
     )
 
 

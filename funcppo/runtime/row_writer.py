@@ -65,6 +65,7 @@ class Writer:
         self.rounded: set[str] = set()
         self.loaded: set[str] = set()
         self._names: dict[str, Expression] = {}  # of what is computed already
+        self.has_checks = False
 
     # Lines of code
 
@@ -82,6 +83,13 @@ class Writer:
             lines.append(f"{name} = {code}")
             self._names[code] = Expression(name, kind)
         return self._names[code]
+
+    def check(self, condition: Expression, problem: str) -> None:
+        """End the kernel with an error unless a condition holds for each row that is there."""
+        line = f'tl.device_assert({condition.code} | ~mask, "{problem}")'
+        if line not in self.body:
+            self.body.append(line)
+        self.has_checks = True
 
     def load(self, x: RowTensor) -> RowTensor:
         """The tensor with expressions of its numbers; one in memory is loaded."""
@@ -435,7 +443,7 @@ class Writer:
 
         row_dim = without_axis(x.row_dim, dim)
         slices = [
-            x._replace(elements=numbers, row_dim=row_dim)
+            x._replace(elements=np.asarray(numbers, object), row_dim=row_dim)
             for numbers in np.moveaxis(x.elements, dim, 0)
         ]
         return self._combine(template, slices, dim, keep)

@@ -66,6 +66,10 @@ def _store(target: Pointer, value: Any, mask: Any) -> None:
     target.memory[places[mask]] = values[mask]
 
 
+def _device_assert(condition: Block, problem: str) -> None:
+    assert condition.all(), problem
+
+
 def _elementwise(fn: Callable[..., Any]) -> Callable[..., Block]:
     return lambda *args: block(fn(*args))
 
@@ -115,6 +119,7 @@ def run(
         minimum=_elementwise(np.minimum),
         broadcast_to=_elementwise(np.broadcast_to),
         gather=_elementwise(np.take_along_axis),
+        device_assert=_device_assert,
         full=lambda shape, value, dtype: block(np.full(shape, value, dtype)),
         zeros=lambda shape, dtype: block(np.zeros(shape, dtype)),
         **{

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import funcppo as fp
+from examples import grid_world as grid_world_example
 from funcppo import loops, rollout, train_step, tree
 from funcppo.envs.base import NoWorld
 from funcppo.learner import Learner
@@ -39,7 +40,7 @@ class NumpyKernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         """The function that launches so many blocks."""
 
-        def launch(*args: Any, R: int, num_warps: int, num_stages: int) -> None:
+        def launch(*args: Any, R: int, **_: Any) -> None:
             values = [
                 numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
                 for x in args
@@ -432,3 +433,44 @@ def test_several_learners_on_a_gpu_roll_out_in_one_kernel() -> None:
         callbacks=[lambda progress: records.append(progress.record)],
     )
     assert [record.rollout for record in records] == ["kernel", "kernel"]
+
+
+def grid_world(n_envs: int, device: str = "cpu") -> tuple[Learner, Any]:
+    """The learner of the example, and the arguments of a rollout in which rows are reset."""
+    world = tree.map(lambda x: x.to(device), grid_world_example.grid)
+    learner = fp.ppo(
+        env=grid_world_example.env,
+        network=fp.nets.mlp(16, 16),
+        world=world,
+        n_envs=n_envs,
+        n_steps=60,
+        n_minibatches=1,
+    )
+    state = learner.init(fp.random.key(3, device))
+    inputs = train_step.sample_randomness(learner.cfg, world, state.key)
+    first = rollout.RolloutState(state.env_state, state.episode_stats)
+    args = StepArguments(world, state.params, first, inputs.random_inputs)
+    return learner, args
+
+
+def test_a_world_that_is_read_by_indices() -> None:
+    """The legal moves of a cell, and where a move leads to."""
+    learner, args = grid_world(3)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    assert kernel.code.has_checks
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("n_envs", [3, 300])
+def test_a_world_that_is_read_by_indices_on_a_gpu(n_envs: int) -> None:
+    learner, args = grid_world(n_envs, "cuda")
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        rollout.rollout_step,
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    assert_equals_the_loop(kernel, learner, args)

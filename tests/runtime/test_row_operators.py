@@ -246,3 +246,88 @@ def test_a_long_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_program, "MAX_LINES", 3)
     with pytest.raises(UnsupportedError, match="lines, more than 3"):
         run(OPERATORS["several maps"], grids())
+
+
+def table(*shape: int) -> Tensor:
+    return torch.arange(torch.Size(shape).numel()).view(shape)
+
+
+MOVES = torch.tensor([[-1, 0], [1, 0], [0, -1], [0, 1]])
+LOOK_UPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a number": lambda x, t: t[:, 0, 0][x[:, 0]],
+    "some numbers": lambda x, t: t[x[:, 0]][:, 1, :4],
+    "many numbers": lambda x, t: t[x[:, 0]] * 2,
+    "many numbers, flat": lambda x, t: t[x[:, 0]].flatten(1).sum(1),
+    "two indices": lambda x, t: t[x[:, 0], x[:, 1]],
+    "three indices": lambda x, t: t[x[:, 0], x[:, 1], x[:, 2]],
+    "several for each row": lambda x, t: t[:, :, 0][x[:, :2], x[:, 1:2]],
+    "one index for all": lambda x, t: t[x[:, 0], 2],
+    "turned": lambda x, t: t.transpose(0, 1)[x[:, 1]][:, 2],
+    "bools": lambda x, t: t[x[:, 0], 1],
+    "of constants": lambda x, t: MOVES[x[:, 1]],
+    "one row of constants": lambda x, t: MOVES[:1][x[:, 1] * 0],
+    "constant indices": lambda x, t: x[:, torch.tensor([2, 0])],
+    "a constant index of a table": lambda x, t: (
+        t[torch.tensor([3, 1])][:, 2, 3].sum(0) + x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_numbers_by_indices(name: str) -> None:
+    """Indices of a row may be negative, where they count from the end."""
+    x = torch.tensor([[0, 1, 2], [5, 0, -1], [-6, -1, 10], [3, 3, -11]])
+    t = table(6, 4, SIZE)
+    t = t > 50 if name == "bools" else t
+    fn = LOOK_UPS[name]
+    expected = fn(x, t)
+    actual = run(fn, x, t)
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x"),
+    [
+        (lambda x, t: t[x[:, 0]], [[6, 0]]),
+        (lambda x, t: t[x[:, 0]], [[-7, 0]]),
+        (lambda x, t: t[x[:, 0], x[:, 1]], [[0, 4]]),
+        (lambda x, t: MOVES[x[:, 0]], [[4, 0]]),
+    ],
+)
+def test_an_index_out_of_bounds_is_an_error(
+    fn: Callable[[Tensor, Tensor], Tensor], x: list[list[int]]
+) -> None:
+    """As in PyTorch, which cannot be asked for the shape of the result then."""
+    within = torch.zeros(1, 2, dtype=torch.int64)
+    with pytest.raises(AssertionError, match="index out of bounds"):
+        run(
+            lambda rows, t: fn(rows, t) if len(rows) > 1 else fn(within, t),
+            torch.tensor(x),
+            table(6, 4),
+        )
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x, t: t[t[:, 0] > 0].sum(0) + x[:, :1], "by a mask"),
+        (lambda x, t: t.index_select(0, x[:, 0]), "by computed indices"),
+        (lambda x, t: x[torch.tensor([0, 1])], "some of the rows"),
+        (lambda x, t: x[:, x[:, 0]], "of a row by computed indices"),
+        (lambda x, t: t[:, x[:, 0]], "of axes that are not first"),
+        (
+            lambda x, t: t[torch.tensor([0, 1]), torch.tensor([1, 0])] + x[0],
+            "several constant indices",
+        ),
+        (lambda x, t: MOVES[x], "constants by several indices"),
+        (lambda x, t: MOVES[x[:, 0], x[:, 1]], "constants by several"),
+        (lambda x, t: t[x], "many numbers by computed indices"),
+    ],
+)
+def test_other_indices_are_refused(
+    fn: Callable[[Tensor, Tensor], Tensor], reason: str
+) -> None:
+    x = torch.zeros(3, 2, dtype=torch.int64)
+    with pytest.raises(UnsupportedError, match=reason):
+        run(fn, x, table(4, 60))

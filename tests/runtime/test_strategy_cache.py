@@ -153,6 +153,7 @@ def test_a_rollout_that_is_a_kernel_is_one_again(tmp_path, monkeypatch):
         batch_shape=(4,),
         block=rollout_kernel.Block(n_rows=1, n_warps=1),
         rounded=frozenset(),
+        has_checks=False,
         next_state=torch.zeros(8, 2),
         transition=torch.zeros(8),
     )
