@@ -59,10 +59,10 @@ from funcppo.runtime.agreement import (
 )
 from funcppo.runtime.capture import capture
 from funcppo.runtime.compile_cache import (
-    MIN_RECOMPILE_LIMIT,
     CachedFunction,
     InductorOptions,
     prepare_triton,
+    raise_recompile_limit,
 )
 from funcppo.runtime.compile_job import serialize_job
 from funcppo.runtime.equivalence import (
@@ -231,9 +231,7 @@ def compile_function(
             "Callable[Args, Result]",
             _compile_with_inductor(fn, use_custom_passes, **inductor_options),
         )
-    torch._dynamo.config.recompile_limit = max(
-        MIN_RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit
-    )
+    raise_recompile_limit()
     return torch.compile(
         fn, fullgraph=True, dynamic=False, **backend_options(backend)
     )

@@ -206,7 +206,7 @@ class CachedFunction(Generic[Result]):
     @functools.cached_property
     def _guarded(self) -> Callable[..., Result]:
         """The function, compiled with guards."""
-        torch._dynamo.config.recompile_limit = _recompile_limit()
+        raise_recompile_limit()
         return torch.compile(
             self._fn,
             fullgraph=True,
@@ -320,7 +320,7 @@ class CachedFunction(Generic[Result]):
     ) -> Callable[..., Result]:
         """Code that can be saved; where there is none, code with guards."""
         # Without guards: the keys tell calls apart, and most of what a guard refers to cannot be saved.
-        torch._dynamo.config.recompile_limit = _recompile_limit()
+        raise_recompile_limit()
         options: InductorOptions = {
             **(self._all_options() or {}),
             "guard_filter_fn": lambda guards: [False] * len(guards),
@@ -687,6 +687,12 @@ def _reason_to_run_once() -> str:
 
 def _is_dynamo_imported() -> bool:
     return "torch._dynamo" in sys.modules
+
+
+def raise_recompile_limit() -> None:
+    """Let PyTorch compile a function as many times as this module does."""
+    config = torch._dynamo.config  # imported by this
+    config.recompile_limit = max(MIN_RECOMPILE_LIMIT, config.recompile_limit)
 
 
 def _recompile_limit() -> int:

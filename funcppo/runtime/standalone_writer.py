@@ -163,7 +163,7 @@ def _contents(
         },
         kernels=_copy_kernels(module, source, launches, folder),
         constants=dict(graph.constants or {}),
-        inputs=tuple(_find(x, leaves, "an input") for x in call.inputs),
+        inputs=tuple(_input_place(x, leaves) for x in call.inputs),
         aligned_inputs=tuple(graph.inputs_to_check),
         outputs=tuple(_origin(x, call.outputs, leaves) for x in result_leaves),
         result=tree.unflatten(result, numbers),  # pyright: ignore[reportArgumentType]
@@ -194,12 +194,17 @@ def _module(graph: Any) -> ModuleType:
     raise NotStandaloneError("a wrapper that is no module")
 
 
-def _find(x: object, xs: Sequence[object], what: str) -> int:
-    """The first place where an object is."""
-    for i, y in enumerate(xs):
-        if y is x:
-            return i
-    raise NotStandaloneError(f"{what} that is made elsewhere")
+def _input_place(x: object, leaves: Sequence[object]) -> int:
+    """Which leaf of the arguments an input of the wrapper is."""
+    i = _find(x, leaves)
+    if i is None:
+        raise NotStandaloneError("an input that is made elsewhere")
+    return i
+
+
+def _find(x: object, xs: Sequence[object]) -> int | None:
+    """The first place where an object is; None if it is at none."""
+    return next((i for i, y in enumerate(xs) if y is x), None)
 
 
 def _origin(
@@ -207,8 +212,8 @@ def _origin(
 ) -> Origin:
     """Where a leaf of the result comes from: an output of the wrapper, a leaf of the arguments, or a view of one."""
     bases = [*outputs, *leaves]
-    with suppress(NotStandaloneError):
-        i = _find(x, bases, "")
+    i = _find(x, bases)
+    if i is not None:
         return _from(i, outputs, None)
     for i, base in enumerate(bases):
         if (

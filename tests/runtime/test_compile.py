@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import math
 from contextlib import contextmanager, nullcontext
@@ -733,3 +734,9 @@ def test_symbolic_sizes_spare_no_compilation_of_a_learner_of_another_size(
             atol=0,
         )
     assert len(graphs) == 3
+
+
+@pytest.mark.parametrize("name", compilation.COMPILER_MODULES)
+def test_what_loads_compiled_code_can_be_imported_meanwhile(name):
+    """A name that is wrong would only cost time, and nobody would see it."""
+    assert importlib.util.find_spec(name) is not None

@@ -14,7 +14,13 @@ import torch
 from funcppo.optim import clip_by_global_norm
 from funcppo.runtime import standalone_code
 from funcppo.runtime.compile import compile_function
-from funcppo.runtime.standalone_code import TritonKernel, _LaunchedKernel
+from funcppo.runtime.standalone_code import (
+    ALIGNMENT,
+    Contents,
+    Origin,
+    TritonKernel,
+    _LaunchedKernel,
+)
 
 PROGRAM = """
 import os, sys
@@ -139,3 +145,36 @@ def test_a_kernel_of_a_gpu_is_launched_as_it_was_noted(
     assert passed[2:] == (6, *[None] * scratch) and stream == 7
     with pytest.raises(KeyError):  # another size is another grid
         kernel.run(x, y, 65, 6, stream=7)
+
+
+def test_an_input_that_kernels_read_in_blocks_is_copied_where_it_is_not_aligned():
+    """The other inputs are passed on as they are."""
+    seen = []
+
+    def call(inputs):
+        seen.extend(inputs)
+        return [inputs[0] + inputs[1]]
+
+    code = standalone_code.StandaloneCode(
+        Contents(
+            source="",
+            operators=(),
+            externals={},
+            kernels={},
+            constants={},
+            inputs=(0, 1),
+            aligned_inputs=(0,),
+            outputs=(Origin(True, 0, None),),
+            result=[0],
+        ),
+        call,
+    )
+    storage = torch.arange(12.0)
+    assert storage.data_ptr() % ALIGNMENT == 0
+    x, y = storage[1:5], storage[2:6]
+    (total,) = code(x, y)
+    assert torch.equal(total, x + y)
+    assert seen[0].data_ptr() % ALIGNMENT == 0 and torch.equal(seen[0], x)
+    assert seen[1] is y
+    (total,) = code(storage[4:8], y)
+    assert seen[2].data_ptr() == storage[4:8].data_ptr()
