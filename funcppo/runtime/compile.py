@@ -320,6 +320,7 @@ def select_strategy(
     )
     skip_reason, skip_code = _common_reason_to_stay_eager(strategy, agree)
     if skip_code is not None:
+        parallel_compile.stop_idle_workers()
         return SelectedStrategy(
             parts,
             dataclasses.replace(

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from funcppo import random, train_step
+from funcppo.interfaces import NoWorld
 from funcppo.runtime import compile_cache, parallel_compile
-from funcppo.runtime.compile import compile_function
+from funcppo.runtime.compile import compile_function, select_strategy
 from funcppo.runtime.compile_job import serialize_job
+from tests.learning import cartpole_config
 
 
 def doubled(x, y):
@@ -90,3 +93,24 @@ def test_a_cache_that_holds_code_starts_no_process_ahead(tmp_path, no_process):
     (tmp_path / compile_cache.CODE_DIR).mkdir(parents=True)
     parallel_compile.start_workers()
     assert parallel_compile._idle_workers == []
+
+
+def test_what_was_started_ahead_is_stopped_where_nothing_is_compiled(
+    monkeypatch,
+):
+    monkeypatch.setattr(
+        parallel_compile, "WORKER_MODULE", "tests.runtime.sleeping_worker"
+    )
+    parallel_compile.start_workers(1)
+    (worker,) = parallel_compile._idle_workers
+    cfg = cartpole_config(n_envs=2, n_steps=2, n_minibatches=1)
+    state = train_step.init(cfg, NoWorld(), random.key(0))
+    _, record = select_strategy(
+        train_step.collect,
+        train_step.EAGER_PARTS,
+        cfg,
+        NoWorld(),
+        state,
+        "eager",
+    )
+    assert record.strategy == "eager" and worker.returncode == -9
