@@ -507,7 +507,10 @@ def _index(
             raise UnsupportedError("some of the rows")
 
         def select(x: RowTensor, *_: object) -> tuple[NDArray[Any], int | None]:
-            return np.take(x.elements, numbers, dim), x.row_dim
+            row_dim = x.row_dim
+            if row_dim is not None and dim < row_dim:
+                row_dim += numbers.ndim - 1
+            return np.take(x.elements, numbers, dim), row_dim
 
         return writer.view(select, result, [x])
 

@@ -267,6 +267,9 @@ LOOK_UPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "of constants": lambda x, t: MOVES[x[:, 1]],
     "one row of constants": lambda x, t: MOVES[:1][x[:, 1] * 0],
     "constant indices": lambda x, t: x[:, torch.tensor([2, 0])],
+    "constant indices before the rows": lambda x, t: x.t()[
+        torch.tensor([[1, 0], [0, 2]])
+    ].permute(2, 0, 1),
     "a constant index of a table": lambda x, t: (
         t[torch.tensor([3, 1])][:, 2, 3].sum(0) + x
     ),
