@@ -3,6 +3,8 @@
     python experiments/benchmarks/time_to_score.py --only CartPole-v1 --out experiments/results/time_to_score-h100.json
     python experiments/benchmarks/time_to_score.py --only MinAtar/Breakout-v1 \\
         --out experiments/results/time_to_score-breakout.json
+    python experiments/benchmarks/time_to_score.py --seeds 3 --only MinAtar/Asterix-v1 MinAtar/Freeway-v1 \\
+        MinAtar/SpaceInvaders-v1 --out experiments/results/time_to_score-games.json
     python experiments/benchmarks/time_to_score.py --only CartPole-v1 --seeds 2 --steps 20000
 
 Both learn with PureJaxRL's published settings (`rl.settings.published`), one seed after another. After every ten
@@ -13,8 +15,8 @@ while the other processes compile too. A hundred updates are made before the clo
 
 A row holds the curve of each seed, and for each target the steps and seconds at which the mean return of ten updates
 first reached it. The record is written anew after each seed, so that a run that is stopped leaves the seeds before,
-with `is_complete` false. Targets: 475, at which Gymnasium calls CartPole solved, and returns of Breakout that were set
-before anything was measured; PureJaxRL shows its curves as pictures, without numbers.
+with `is_complete` false. Targets: 475, at which Gymnasium calls CartPole solved, and returns of games of MinAtar that
+were set before anything was timed; PureJaxRL shows its curves as pictures, without numbers.
 """
 
 from __future__ import annotations
@@ -43,6 +45,9 @@ from funcppo.trainer import batch_size, with_length
 TARGETS = {
     "CartPole-v1": (195.0, 475.0),
     "MinAtar/Breakout-v1": (5.0, 10.0, 20.0),
+    "MinAtar/Asterix-v1": (1.0, 2.0, 4.0),
+    "MinAtar/Freeway-v1": (10.0, 30.0, 50.0),
+    "MinAtar/SpaceInvaders-v1": (30.0, 60.0, 120.0),
 }
 LIBRARIES = ("funcppo", "jax")
 UPDATES_A_READ = 10
@@ -180,7 +185,7 @@ class Case:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax  # pyright: ignore[reportMissingImports]
 
-        from experiments.benchmarks import jax_breakout, jax_peer
+        from experiments.benchmarks import jax_breakout, jax_games, jax_peer
 
         jax.config.update("jax_default_device", jax.devices(self.device)[0])
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -188,6 +193,9 @@ class Case:
         task = {
             "CartPole-v1": jax_peer.CARTPOLE,
             "MinAtar/Breakout-v1": jax_breakout.BREAKOUT,
+            "MinAtar/Asterix-v1": jax_games.ASTERIX,
+            "MinAtar/Freeway-v1": jax_games.FREEWAY,
+            "MinAtar/SpaceInvaders-v1": jax_games.SPACE_INVADERS,
         }[self.env]
 
         def updates(state: Any) -> tuple[Any, Any]:
