@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
+from experiments.benchmarks.jax_games import at, sticky, vector
 from experiments.benchmarks.jax_peer import Task
 from funcppo.envs.minatar.breakout import BRICK_ROWS, MINIMAL_ACTIONS
-from funcppo.envs.minatar.game import SIZE, STICKY_PROBABILITY
+from funcppo.envs.minatar.game import SIZE
 
 Array = Any
 
@@ -26,12 +27,6 @@ class State(NamedTuple):
     last_y: Array
     last_x: Array
     action: Array  # -1: none yet
-
-
-def at(y: Array, x: Array) -> Array:
-    """Maps that are true in one cell."""
-    cells = jnp.arange(SIZE)
-    return (y[:, None] == cells)[:, :, None] & (x[:, None] == cells)[:, None]
 
 
 def all_bricks(n: int) -> Array:
@@ -59,17 +54,10 @@ def reset(key: Array, n: int) -> State:
     )
 
 
-def step_sticky(
-    state: State, action: Array, key: Array
+def step(
+    state: State, action: Array, key: Array = None
 ) -> tuple[State, Array, Array]:
-    """A step that may repeat the last action of the episode."""
-    is_kept = jax.random.uniform(key, action.shape) < STICKY_PROBABILITY
-    is_kept &= state.action >= 0
-    return step(state, jnp.where(is_kept, state.action, action))
-
-
-def step(state: State, action: Array) -> tuple[State, Array, Array]:
-    """Move the paddle and the ball; the reward is 1 for a brick."""
+    """Move the paddle and the ball; the reward is 1 for a brick. The key is not used."""
     left = action == MINIMAL_ACTIONS.index("l")
     right = action == MINIMAL_ACTIONS.index("r")
     moved = state.paddle + right.astype(int) - left.astype(int)
@@ -119,19 +107,17 @@ def step(state: State, action: Array) -> tuple[State, Array, Array]:
 def observe(state: State) -> Array:
     """Paddle, ball, trail of the ball, bricks, as one vector a row."""
     bottom = jnp.full_like(state.paddle, SIZE - 1)
-    channels = (
+    return vector(
         at(bottom, state.paddle),
         at(state.ball_y, state.ball_x),
         at(state.last_y, state.last_x),
         state.bricks,
     )
-    image = jnp.stack(channels, -1).astype(jnp.float32)
-    return image.reshape(len(image), -1)
 
 
 BREAKOUT = Task(
     reset=reset,
-    step=step_sticky,
+    step=sticky(step),
     observe=observe,
     n_obs=SIZE * SIZE * 4,
     n_actions=len(MINIMAL_ACTIONS),
