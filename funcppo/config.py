@@ -242,7 +242,7 @@ class Config:
 
 def reads_scalars_apart(fn: Fn) -> Fn:
     """Mark a function of a `Config` that reads none of `SCALAR_FIELDS`: its compiled code serves all values."""
-    setattr(fn, _MARK, True)
+    setattr(fn, _MARK, fn)
     return fn
 
 
@@ -266,4 +266,5 @@ def _is_marked(fn: Any) -> bool:
     if isinstance(fn, partial):
         values = (*fn.args, *fn.keywords.values())
         return all(map(_is_marked, (fn.func, *filter(callable, values))))
-    return getattr(fn, _MARK, False)
+    # A wrapper has the attributes of what it wraps, and may read more.
+    return getattr(fn, _MARK, None) is fn

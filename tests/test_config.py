@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from dataclasses import fields, replace
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 
@@ -250,6 +250,12 @@ def own_gradients(cfg, world, params, batch, rows, scalars):
     return cfg.ppo.learning_rate
 
 
+@wraps(train_step.EAGER_PARTS.minibatch_step)
+def own_step(cfg, *args):
+    """A part with the name and the attributes of the package's, which reads a setting."""
+    return cfg.ppo.learning_rate
+
+
 @pytest.mark.parametrize(
     ("fns", "is_shared"),
     [
@@ -265,6 +271,7 @@ def own_gradients(cfg, world, params, batch, rows, scalars):
             True,
         ),
         ([own_gradients], False),
+        ([own_step], False),
         ([train_step.EAGER_PARTS.minibatch_step, own_gradients], False),
         (
             [

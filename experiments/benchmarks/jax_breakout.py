@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
-from experiments.benchmarks.jax_games import at, sticky, vector
-from experiments.benchmarks.jax_peer import Task
+from experiments.benchmarks.jax_games import at, game, vector
 from funcppo.envs.minatar.breakout import BRICK_ROWS, MINIMAL_ACTIONS
 from funcppo.envs.minatar.game import SIZE
 
@@ -115,11 +114,4 @@ def observe(state: State) -> Array:
     )
 
 
-BREAKOUT = Task(
-    reset=reset,
-    step=sticky(step),
-    observe=observe,
-    n_obs=SIZE * SIZE * 4,
-    n_actions=len(MINIMAL_ACTIONS),
-    activation=jax.nn.relu,
-)
+BREAKOUT = game(reset, step, observe, MINIMAL_ACTIONS, 4)

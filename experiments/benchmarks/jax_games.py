@@ -446,27 +446,28 @@ def observe_space_invaders(state: SpaceInvaders) -> Array:
     )
 
 
-ASTERIX = Task(
-    reset=reset_asterix,
-    step=sticky(play_asterix),
-    observe=observe_asterix,
-    n_obs=SIZE * SIZE * 4,
-    n_actions=len(asterix.MINIMAL_ACTIONS),
-    activation=jax.nn.relu,
+def game(reset: Any, play: Play, observe: Any, actions: str, n: int) -> Task:
+    """A game with sticky actions, and `n` channels of its images."""
+    return Task(
+        reset=reset,
+        step=sticky(play),
+        observe=observe,
+        n_obs=SIZE * SIZE * n,
+        n_actions=len(actions),
+        activation=jax.nn.relu,
+    )
+
+
+ASTERIX = game(
+    reset_asterix, play_asterix, observe_asterix, asterix.MINIMAL_ACTIONS, 4
 )
-FREEWAY = Task(
-    reset=reset_freeway,
-    step=sticky(play_freeway),
-    observe=observe_freeway,
-    n_obs=SIZE * SIZE * 7,
-    n_actions=len(freeway.MINIMAL_ACTIONS),
-    activation=jax.nn.relu,
+FREEWAY = game(
+    reset_freeway, play_freeway, observe_freeway, freeway.MINIMAL_ACTIONS, 7
 )
-SPACE_INVADERS = Task(
-    reset=reset_space_invaders,
-    step=sticky(play_space_invaders),
-    observe=observe_space_invaders,
-    n_obs=SIZE * SIZE * 6,
-    n_actions=len(space_invaders.MINIMAL_ACTIONS),
-    activation=jax.nn.relu,
+SPACE_INVADERS = game(
+    reset_space_invaders,
+    play_space_invaders,
+    observe_space_invaders,
+    space_invaders.MINIMAL_ACTIONS,
+    6,
 )

@@ -503,16 +503,7 @@ def _index(
         raise UnsupportedError("numbers by indices in memory")
     numbers = _constant_index(given[0])
     if len(given) == 1 and numbers is not None:
-        if dim == x.row_dim:
-            raise UnsupportedError("some of the rows")
-
-        def select(x: RowTensor, *_: object) -> tuple[NDArray[Any], int | None]:
-            row_dim = x.row_dim
-            if row_dim is not None and dim < row_dim:
-                row_dim += numbers.ndim - 1
-            return np.take(x.elements, numbers, dim), row_dim
-
-        return writer.view(select, result, [x])
+        return writer.view(_take, result, [x, dim, numbers])
 
     if x.row_dim is not None or any(index.tile for index in given):
         raise UnsupportedError("numbers of a row by computed indices")
@@ -523,6 +514,18 @@ def _index(
     if not x.pointer:
         return _choose_row(writer, dtype, result, x, given)
     return _look_up(writer, x, given)
+
+
+def _take(
+    x: RowTensor, result: Tensor, dim: int, numbers: NDArray[Any]
+) -> tuple[NDArray[Any], int | None]:
+    """Some of the numbers along an axis: a view."""
+    row_dim = x.row_dim
+    if dim == row_dim:
+        raise UnsupportedError("some of the rows")
+    if row_dim is not None and dim < row_dim:
+        row_dim += numbers.ndim - 1
+    return np.take(x.elements, numbers, dim), row_dim
 
 
 def _constant_index(index: RowTensor) -> NDArray[Any] | None:
@@ -601,7 +604,7 @@ def _look_up(
     )
     rest = table.elements[(0,) * len(indices)]
     if start.elements.size * rest.size > MAX_NUMBERS_A_ROW:
-        return _load_rows(writer, table, rest, start, is_there)
+        return _load_many(writer, table, rest, start, is_there)
 
     elements = map_numbers(
         lambda start, there, offset: writer.line(
@@ -639,7 +642,7 @@ def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
     return steps
 
 
-def _load_rows(
+def _load_many(
     writer: Writer,
     table: RowTensor,
     offsets: NDArray[Any],

@@ -1,7 +1,7 @@
 """A stable argsort as an operator that Inductor leaves to PyTorch.
 
 Inductor writes a kernel of its own for rows of up to some hundred numbers. For thousands of rows PyTorch's sort is
-faster, for few it is as fast, and Triton takes five seconds to compile the kernel.
+faster, for few it is as fast, and Triton takes seconds to compile the kernel.
 """
 
 from __future__ import annotations
