@@ -1914,7 +1914,11 @@ FIXED_FIRINGS_RECORDS = {
     "fixed_firings-cpu": "CPU",
     "fixed_firings-h100": "GPU",
 }
-TIME_TO_SCORE_RECORDS = ("time_to_score-h100", "time_to_score-breakout")
+TIME_TO_SCORE_RECORDS = (
+    "time_to_score-h100",
+    "time_to_score-breakout",
+    "time_to_score-games",
+)
 
 
 def performance_time_to_score() -> str:
