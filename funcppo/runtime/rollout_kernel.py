@@ -59,10 +59,56 @@ MIN_ROWS_TO_SHARE = 256
 Leaf = TypeVar("Leaf")
 
 INDENT = "    "
-PLACES_OF_STEP = "(t * n_learners * n_rows + places)"  # in [T, (L,) B, ...]
+BEFORE_STEP = "t * n_learners * n_rows + "  # rows, in [T, (L,) B, ...]
+# Functions that load and store a number of each row. A pass of Triton looks at the whole program once for each tensor
+# that is read from memory or written there; it leaves out scalars, which a block of one row has.
 HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+
+
+@triton.jit
+def load(pointer, place, step, mask, R: tl.constexpr):
+    if R == 1:
+        return tl.broadcast_to(tl.load(pointer + place), [R])
+    else:
+        return tl.load(pointer + place + step * tl.arange(0, R), mask=mask, other=0)
+
+
+@triton.jit
+def store(pointer, place, step, value, mask, R: tl.constexpr):
+    if R == 1:
+        tl.store(pointer + place, tl.sum(value, 0))
+    else:
+        tl.store(pointer + place + step * tl.arange(0, R), value, mask=mask)
+
+
+"""
+THREEFRY = """@triton.jit
+def threefry(k0, k1, x0, x1):
+    return tl.inline_asm_elementwise(
+        '''{
+CODE
+}''',
+        "=r,=r,r,r,r,r",
+        [k0.to(tl.uint32), k1.to(tl.uint32), x0.to(tl.uint32), x1.to(tl.uint32)],
+        dtype=(tl.uint32, tl.uint32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def threefry_0(k0, k1, x0, x1):
+    y0, y1 = threefry(k0, k1, x0, x1)
+    return y0.to(tl.int64)
+
+
+@triton.jit
+def threefry_1(k0, k1, x0, x1):
+    y0, y1 = threefry(k0, k1, x0, x1)
+    return y1.to(tl.int64)
+
 
 """
 
@@ -129,6 +175,8 @@ def compile_unroll(
         import triton  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
     except ImportError as error:
         raise UnsupportedError("triton is not installed") from error
+    if torch.version.hip:
+        raise UnsupportedError("a GPU that is not NVIDIA's")
     return RolloutKernel(write_rollout_kernel(step, cfg, args))
 
 
@@ -281,9 +329,11 @@ def _kernel_source(
     before = [
         "blocks = (n_rows + R - 1) // R",  # of each learner
         "learner = (tl.program_id(0) // blocks).to(tl.int64)",
-        "rows = (tl.program_id(0) % blocks * R + tl.arange(0, R)).to(tl.int64)",
+        "first = (tl.program_id(0) % blocks * R).to(tl.int64)",
+        "rows = first + tl.arange(0, R)",
         "mask = rows < n_rows",
-        "places = learner * n_rows + rows",
+        "place = learner * n_rows + first",
+        "places = place + tl.arange(0, R)",
         *(
             f"p{i} = p{i} + learner * {shared[i].numel()}"
             for i in range(n_of_world, n)
@@ -332,13 +382,6 @@ def _numbers(x: Tensor) -> int:
     return math.prod(x.shape[1:])
 
 
-def _places(places: str, n: int, j: int) -> tuple[str, str]:
-    """Code of the places of number j of each row, or of all numbers of a tile, and which of them are there."""
-    if n <= MAX_NUMBERS_A_ROW:
-        return f"{places} * {n} + {j}", "mask"
-    return _tile_places(places, n, np.arange(n))
-
-
 def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
     """Code of the places in memory of numbers of rows of n, in steps of one size, and which of them are there."""
     width = len(numbers)
@@ -350,28 +393,28 @@ def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
     return f"({places})[:, None] * {n} + {numbers_code}", mask
 
 
-def _expressions(n: int) -> int:
-    """The expressions of the numbers of a row."""
-    return n if n <= MAX_NUMBERS_A_ROW else 1
+def _load_rows(name: str, x: Tensor, before: str = "") -> list[str]:
+    """Lines that load the numbers of each row.
 
-
-def _load_rows(name: str, x: Tensor, places: str = "places") -> list[str]:
-    """Lines that load the numbers of each row."""
+    Args:
+      before: code of the rows before these in memory.
+    """
     n = _numbers(x)
     suffix = " != 0" if x.dtype == torch.bool else ""
-    lines: list[str] = []
-    for j in range(_expressions(n)):
-        place, mask = _places(places, n, j)
-        lines.append(
-            f"{name}_{j} = tl.load({name}_ptr + {place}, mask={mask}, other=0){suffix}"
-        )
-    return lines
+    if n > MAX_NUMBERS_A_ROW:
+        place, mask = _tile_places(f"{before}places", n, np.arange(n))
+        code = f"tl.load({name}_ptr + {place}, mask={mask}, other=0)"
+        return [f"{name}_0 = {code}{suffix}"]
+    return [
+        f"{name}_{j} = load({name}_ptr, ({before}place) * {n} + {j}, {n}, mask, R){suffix}"
+        for j in range(n)
+    ]
 
 
 def _load_random_input(name: str, x: Tensor) -> list[str]:
     """Lines that load the random inputs of step t: of each row, or of all."""
     if x.shape[:1] == (TRACED_ROWS,):
-        return _load_rows(name, x, PLACES_OF_STEP)
+        return _load_rows(name, x, BEFORE_STEP)
     n = x.numel()
     return [
         f"{name}_{j} = tl.load({name}_ptr + (t * n_learners + learner) * {n} + {j})"
@@ -382,11 +425,13 @@ def _load_random_input(name: str, x: Tensor) -> list[str]:
 def _store_rows(name: str, x: Tensor) -> list[str]:
     """Lines that store the state of each row."""
     n = _numbers(x)
-    lines: list[str] = []
-    for j in range(_expressions(n)):
-        place, mask = _places("places", n, j)
-        lines.append(f"tl.store({name}_out + {place}, {name}_{j}, mask={mask})")
-    return lines
+    if n > MAX_NUMBERS_A_ROW:
+        place, mask = _tile_places("places", n, np.arange(n))
+        return [f"tl.store({name}_out + {place}, {name}_0, mask={mask})"]
+    return [
+        f"store({name}_out, place * {n} + {j}, {n}, {name}_{j}, mask, R)"
+        for j in range(n)
+    ]
 
 
 def _store_step(name: str, value: RowTensor) -> list[str]:
@@ -394,10 +439,18 @@ def _store_step(name: str, value: RowTensor) -> list[str]:
     if value.tile:
         return _store_tiles(name, value)
     numbers = numbers_a_row(value)
-    return [
-        f"tl.store({name}_ptr + {PLACES_OF_STEP} * {len(numbers)} + {j}, {number.code}, mask=mask)"
-        for j, number in enumerate(numbers)
-    ]
+    n = len(numbers)
+    lines: list[str] = []
+    for j, number in enumerate(numbers):
+        if number.kind == "row":
+            place = f"({BEFORE_STEP}place) * {n} + {j}"
+            arguments = f"{place}, {n}, {number.code}, mask, R"
+            lines.append(f"store({name}_ptr, {arguments})")
+        else:
+            place = f"({BEFORE_STEP}places) * {n} + {j}"
+            code = f"{name}_ptr + {place}, {number.code}, mask=mask"
+            lines.append(f"tl.store({code})")
+    return lines
 
 
 def _store_tiles(name: str, value: RowTensor) -> list[str]:
@@ -408,7 +461,7 @@ def _store_tiles(name: str, value: RowTensor) -> list[str]:
         raise UnsupportedError("an output of parts of tiles")
     lines: list[str] = []
     for tile, numbers in parts:
-        place, mask = _tile_places(PLACES_OF_STEP, places.size, numbers)
+        place, mask = _tile_places(f"{BEFORE_STEP}places", places.size, numbers)
         code = _spread(tile, len(numbers))
         lines.append(f"tl.store({name}_ptr + {place}, {code}, mask={mask})")
     return lines
@@ -442,53 +495,51 @@ def _carry(
 
 
 class _Word(NamedTuple):
-    """A word of 32 bits as code, for `random.threefry_rounds`."""
+    """A word of 32 bits in assembly code, for `random.threefry_rounds`."""
 
-    code: str
+    code: str  # a register, or a literal
     lines: list[str]
 
-    def __add__(self, other: Any) -> _Word:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._line(f"{self.code} + {_code(other)}")
+    def __add__(self, other: _Word) -> _Word:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._line(f"add.u32 {{}}, {self.code}, {other.code};")
 
-    def __xor__(self, other: Any) -> _Word:
-        return self._line(f"{self.code} ^ {_code(other)}")
+    def __xor__(self, other: _Word) -> _Word:
+        return self._line(f"xor.b32 {{}}, {self.code}, {other.code};")
 
-    def __and__(self, other: Any) -> _Word:
+    def __and__(self, other: _Word) -> _Word:
         return self  # a word of 32 bits has no more
 
     def rotate_left(self, n_bits: int) -> _Word:
         """The word, rotated to the left."""
-        return self._line(
-            f"({self.code} << {n_bits}) | ({self.code} >> {32 - n_bits})"
-        )
+        twice = f"{self.code}, {self.code}"
+        return self._line(f"shf.l.wrap.b32 {{}}, {twice}, {n_bits};")
 
-    def _line(self, code: str) -> _Word:
+    def _line(self, template: str) -> _Word:
         name = f"w{len(self.lines)}"
-        self.lines.append(f"{INDENT}{name} = {code}")
+        self.lines.append(template.format(name))
         return _Word(name, self.lines)
 
 
-def _code(word: Any) -> str:
-    return word.code if isinstance(word, _Word) else str(word)
-
-
 def threefry_source() -> str:
-    """Functions of both words that the random numbers are made of, in arithmetic of 32 bits."""
-    lines: list[str] = [
-        f"{INDENT}{name} = {name}.to(tl.uint32)"
-        for name in ("k0", "k1", "x0", "x1")
-    ]
+    """Functions of both words that the random numbers are made of.
+
+    Their 100 operations are one to Triton, whose passes take more than linear time for a program's operations: NVIDIA's
+    assembly code (PTX).
+    """
+    lines: list[str] = []
     words = random.threefry_rounds(
-        *(_Word(name, lines) for name in ("k0", "k1", "x0", "x1")),
-        constant=lambda value: _Word(f"tl.full([], {value}, tl.uint32)", lines),
+        *(_Word(f"${i}", lines) for i in range(2, 6)),
+        constant=lambda value: _Word(str(value), lines),
         rotate_left=lambda word, n_bits: word.rotate_left(n_bits),
     )
-    body = "\n".join(lines)
-    return "".join(
-        f"@triton.jit\ndef threefry_{i}(k0, k1, x0, x1):\n{body}\n"
-        f"{INDENT}return {word.code}.to(tl.int64)\n\n\n"
-        for i, word in enumerate(words)
+    code = "\n".join(
+        [
+            f".reg .b32 w<{len(lines)}>;",
+            *lines,
+            *(f"mov.b32 ${i}, {word.code};" for i, word in enumerate(words)),
+        ]
     )
+    return THREEFRY.replace("CODE", code)
 
 
 class RolloutKernel:

@@ -829,27 +829,38 @@ def _wide_product(
         )
 
     writer.n_streamed += n_in * n_out
+    return _streamed_product(writer, row, matrix)
+
+
+def _streamed_product(
+    writer: Writer, row: list[Part], matrix: RowTensor
+) -> Expression:
+    """A product whose matrix is read from memory, as many of its rows at a time as registers hold."""
+    n_out = matrix.elements.shape[1]
+    n_read = max(MAX_READ // row_tiles.padded(n_out), 1)
+    # products [R, P, N] of numbers with the rows that were read, by P: summed up, as a sum over P waits for all threads
+    products: dict[int, Expression] = {}
+    for part in row:
+        n = len(part.numbers)
+        tile = _without_padding(writer, part.tile, n)
+        whole = RowTensor(array_of([tile], (1,)), torch.float32, None, (n,))
+        for start in range(0, n, n_read):
+            chunk = np.arange(n)[start : start + n_read]
+            rows = matrix._replace(
+                elements=matrix.elements[part.numbers[chunk]]
+            )
+            weights = writer.line(_matrix_code(writer, rows, "None, "), "wide")
+            numbers = f"{writer.tile(whole, chunk).code}[:, :, None]"
+            code = f"{numbers} * {weights.code}"
+            width = row_tiles.padded(len(chunk))
+            if width in products:
+                code = f"{products[width].code} + {code}"
+            products[width] = writer.line(code, "wide")
     terms = [
-        term for part in row for term in _streamed_terms(writer, part, matrix)
+        writer.line(f"tl.sum({product.code}, 1)", "wide").code
+        for product in products.values()
     ]
     return writer.line(" + ".join(terms), "wide")
-
-
-def _streamed_terms(writer: Writer, part: Part, matrix: RowTensor) -> list[str]:
-    """The terms of a product whose matrix is read from memory, as many rows at a time as registers hold."""
-    n, n_out = len(part.numbers), matrix.elements.shape[1]
-    n_read = max(MAX_READ // row_tiles.padded(n_out), 1)
-    tile = _without_padding(writer, part.tile, n)
-    whole = RowTensor(array_of([tile], (1,)), torch.float32, None, (n,))
-    terms: list[str] = []
-    for start in range(0, n, n_read):
-        chunk = np.arange(n)[start : start + n_read]
-        rows = matrix._replace(elements=matrix.elements[part.numbers[chunk]])
-        weights = writer.line(_matrix_code(writer, rows, "None, "), "wide")
-        numbers = f"{writer.tile(whole, chunk).code}[:, :, None]"
-        product = f"tl.sum({numbers} * {weights.code}, 1)"
-        terms.append(writer.line(product, "wide").code)
-    return terms
 
 
 def _without_padding(

@@ -9,7 +9,8 @@ product is an operation on tiles. Functions that mix rows, or whose tensors have
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,8 @@ from funcppo.runtime.row_writer import MAXIMUM, MINIMUM, Writer
 
 # lines of a program: Triton takes more than linear time to compile them
 MAX_LINES = 1_200
+
+NAME = re.compile(r"\bv\d+\b")  # of a variable that a line computes
 
 aten = torch.ops.aten
 
@@ -161,9 +164,12 @@ def write_row_program(
             values[node] = _apply(writer, node, args, kwargs)
         else:
             values[node] = constant_tensor(getattr(graph, node.target))
-    if len(writer.body) > MAX_LINES:
+    results = [str(x.code) for output in outputs for x in output.elements.flat]
+    body, needed = _needed_lines(writer.body, results)
+    preamble, _ = _needed_lines(writer.preamble, needed)
+    if len(body) > MAX_LINES:
         raise UnsupportedError(
-            f"a program of {len(writer.body)} lines, more than {MAX_LINES}"
+            f"a program of {len(body)} lines, more than {MAX_LINES}"
         )
     if both := writer.rounded & writer.loaded:
         raise UnsupportedError(
@@ -171,8 +177,8 @@ def write_row_program(
         )
     rounded = frozenset(writer.rounded)
     return Program(
-        writer.preamble,
-        writer.body,
+        preamble,
+        body,
         outputs,
         rounded,
         writer.n_streamed,
@@ -229,6 +235,20 @@ def _apply(
         options = {k: v for k, v in kwargs.items() if k not in IGNORED_OPTIONS}
         return OPERATORS[packet](writer, dtype, result, *args, **options)
     raise UnsupportedError(f"operator {op}")
+
+
+def _needed_lines(
+    lines: Sequence[str], codes: Iterable[str]
+) -> tuple[list[str], set[str]]:
+    """The lines that compute what some code names, or check something; and all names in these lines and that code."""
+    names = set(NAME.findall(" ".join(codes)))
+    kept: list[str] = []
+    for line in reversed(lines):
+        name, is_assignment, _ = line.partition(" = ")
+        if name in names or not is_assignment:
+            names.update(NAME.findall(line))
+            kept.append(line)
+    return kept[::-1], names
 
 
 def _common_dtype(args: Sequence[Any]) -> torch.dtype:

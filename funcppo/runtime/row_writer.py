@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -53,6 +54,14 @@ REDUCTIONS: dict[Reduction, tuple[str, str, str]] = {
 }
 
 
+class _Operation(NamedTuple):
+    """An operator on numbers of rows, as `Writer.pointwise` writes it."""
+
+    template: str
+    dtypes: tuple[torch.dtype, ...]  # of the operands
+    operands: tuple[Expression, ...]
+
+
 class Writer:
     """Writes the code of one graph; the operators (`row_operators`) call it."""
 
@@ -65,6 +74,7 @@ class Writer:
         self.rounded: set[str] = set()
         self.loaded: set[str] = set()
         self._names: dict[str, Expression] = {}  # of what is computed already
+        self._operations: dict[Expression, _Operation] = {}  # of rows
         self.has_checks = False
 
     # Lines of code
@@ -281,16 +291,44 @@ class Writer:
             + (slice(None),) * n_dims
             + (0,) * (expressions.ndim - dims[-1] - 1)
         ].reshape(-1)
-        chosen = held[along[-1]]
-        for i in reversed(range(len(along) - 1)):
-            if chosen == held[along[i]]:
-                continue
+        numbers = [held[i] for i in along]
+        if operation := self._of_coordinate(numbers, coordinate):
+            return operation
+
+        ((chosen, _),) = Counter(numbers).most_common(1)
+        others = [(i, x) for i, x in enumerate(numbers) if x != chosen]
+        for i, number in others:
             is_it = self.line(f"{coordinate} == {i}", "wide", once=True)
-            codes = (column_code(held[along[i]]), column_code(chosen))
+            codes = (column_code(number), column_code(chosen))
             chosen = self.line(
                 f"tl.where({is_it.code}, {codes[0]}, {codes[1]})", "wide"
             )
         return self.line(f"({chosen.code}).to({TRITON_DTYPES[dtype]})", "wide")
+
+    def _of_coordinate(
+        self, numbers: Sequence[Expression], coordinate: str
+    ) -> Expression | None:
+        """Numbers like `x == 0`, `x == 1` and so on: one operation on a coordinate; None of others."""
+        operations = [
+            self._operations[x] for x in numbers if x in self._operations
+        ]
+        kinds = {(x.template, x.dtypes) for x in operations}
+        if len(operations) < len(numbers) or len(kinds) > 1:
+            return None
+        ((template, dtypes),) = kinds
+        codes: list[str] = []
+        for dtype, *operands in zip(dtypes, *(x.operands for x in operations)):
+            start = operands[0].code
+            if len(set(operands)) == 1:
+                codes.append(column_code(operands[0]))
+            elif [x.code for x in operands] == _numbers_from(
+                start, len(operands)
+            ):
+                code = f"({coordinate} + {start}).to({TRITON_DTYPES[dtype]})"
+                codes.append(self.line(code, "wide", once=True).code)
+            else:
+                return None
+        return self.line(template.format(*codes), "wide")
 
     def full_tile(self, x: Expression, width: int) -> Expression:
         """An expression as a tile [R, P]."""
@@ -350,7 +388,11 @@ class Writer:
                 column_code(number) if kind == "wide" else number.code
                 for number in numbers
             )
-            return self.line(template.format(*codes), kind)
+            result = self.line(template.format(*codes), kind)
+            if kind == "row":
+                operation = _Operation(template, tuple(operand_dtype), numbers)
+                self._operations[result] = operation
+            return result
 
         return RowTensor(map_numbers(compute, *operands), dtype, row_dim, tile)
 
@@ -490,6 +532,13 @@ class Writer:
             dtype = total.dtype
             total = self.pointwise(template, [total, other], dtype, dtype)
         return self.view(unsqueeze, Tensor(), [total, dim]) if keep else total
+
+
+def _numbers_from(start: str, n: int) -> list[str]:
+    """Codes of integers that count up from a literal one; none if it is not one."""
+    if not start.isdigit():
+        return []
+    return [str(i) for i in range(int(start), int(start) + n)]
 
 
 def _not_rows(x: RowTensor, dim: int) -> int:

@@ -59,7 +59,7 @@ def _load(source: Pointer, mask: Any = True, other: Any = 0) -> Block:
     return block(np.where(mask, values, np.asarray(other, values.dtype)))
 
 
-def _store(target: Pointer, value: Any, mask: Any) -> None:
+def _store(target: Pointer, value: Any, mask: Any = True) -> None:
     places, values, mask = np.broadcast_arrays(
         block(target.places), block(value), block(mask)
     )
@@ -68,6 +68,41 @@ def _store(target: Pointer, value: Any, mask: Any) -> None:
 
 def _device_assert(condition: Block, problem: str) -> None:
     assert condition.all(), problem
+
+
+def _assembly(
+    code: str,
+    constraints: str,
+    words: list[Block],
+    dtype: tuple[Any, ...],
+    **_: Any,
+) -> tuple[Block, ...]:
+    """NVIDIA's assembly code of words of 32 bits: the outputs are the first registers."""
+    assert constraints == ",".join(["=r"] * len(dtype) + ["r"] * len(words))
+    registers = {f"${len(dtype) + i}": word for i, word in enumerate(words)}
+
+    def value(name: str) -> Any:
+        return np.uint32(name) if name.isdigit() else registers[name]
+
+    for line in code.strip().strip("{}").split(";"):
+        operator, _, names = line.strip().partition(" ")
+        if not operator.strip() or operator == ".reg":
+            continue
+        target, *sources = names.split(", ")
+        registers[target] = PTX[operator](*map(value, sources))
+    return tuple(block(registers[f"${i}"]) for i in range(len(dtype)))
+
+
+def _rotate(high: Any, low: Any, n_bits: Any) -> Any:
+    return (high << n_bits) | (low >> (32 - n_bits))
+
+
+PTX: dict[str, Callable[..., Any]] = {
+    "mov.b32": lambda x: x,
+    "add.u32": lambda x, y: x + y,
+    "xor.b32": lambda x, y: x ^ y,
+    "shf.l.wrap.b32": _rotate,
+}
 
 
 def _elementwise(fn: Callable[..., Any]) -> Callable[..., Block]:
@@ -120,6 +155,7 @@ def run(
         broadcast_to=_elementwise(np.broadcast_to),
         gather=_elementwise(np.take_along_axis),
         device_assert=_device_assert,
+        inline_asm_elementwise=_assembly,
         full=lambda shape, value, dtype: block(np.full(shape, value, dtype)),
         zeros=lambda shape, dtype: block(np.zeros(shape, dtype)),
         **{

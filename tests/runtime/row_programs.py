@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from funcppo.runtime import rollout_kernel
-from funcppo.runtime.rollout_kernel import INDENT, threefry_source
+from funcppo.runtime.rollout_kernel import HEADER, INDENT, threefry_source
 from funcppo.runtime.row_program import write_row_program
 from funcppo.runtime.row_tensor import TRACED_ROWS, memory_tensor, named_tensor
 from tests.runtime import numpy_triton
@@ -27,7 +27,8 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
     like = fn(x, *shared)
     lines = [
         "t, n_learners, n_rows = 0, 1, 0",
-        "places = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)",
+        "place = (tl.program_id(0) * R).to(tl.int64)",
+        "places = place + tl.arange(0, R)",
         "rows = places",
         f"mask = rows < {len(x)}",
         *program.preamble,
@@ -38,7 +39,7 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
     shared_names = [f"p{i}" for i in range(len(shared))]
     names = ", ".join(["x_ptr", "y_ptr", *shared_names, "R"])
     source = (
-        f"{threefry_source()}def kernel({names}):\n{INDENT}"
+        f"{HEADER}{threefry_source()}def kernel({names}):\n{INDENT}"
         + f"\n{INDENT}".join(lines)
     )
     y = torch.empty(like.shape, dtype=like.dtype)
