@@ -2,7 +2,8 @@
 
 The network's outputs come from one kernel, the derivative of the loss in them from automatic differentiation, and the
 gradient of the parameters from another kernel. `loss_gradient` is `minibatch.loss_gradient`, `final_value` is
-`rollout.estimate_final_value`, and `rollout_step` is `rollout.rollout_step`, where `reason_against` has none.
+`rollout.estimate_final_value`, and `rollout_step` is `rollout.rollout_step`, where `reason_against` has none;
+`actor_step` and `values` are two halves of that step.
 """
 
 from __future__ import annotations
@@ -133,6 +134,35 @@ def rollout_step(
         rollout_state,
         random_inputs,
     )
+
+
+@reads_scalars_apart
+def actor_step(
+    cfg: Config,
+    world: object,
+    params: object,
+    rollout_state: RolloutState[Any],
+    random_inputs: RandomInputs[Any],
+) -> tuple[RolloutState[Any], Transition[Any]]:
+    """`rollout.rollout_step` without the critic's value, which no step waits for: `values` has those of all steps."""
+    next_state, transition = rollout.rollout_step(
+        cfg, world, params, rollout_state, random_inputs
+    )
+    return next_state, transition._replace(value=())  # pyright: ignore[reportArgumentType]
+
+
+@reads_scalars_apart
+def values(
+    cfg: Config, world: object, params: object, obs: Any
+) -> F32[Tensor, "T B"]:
+    """The critic's value of each observation of a rollout, whose tensors are [T, B, ...]."""
+    x = features(obs)
+    flat = x.flatten(0, 1)
+    is_needed = flat.new_ones(len(flat), dtype=torch.bool)
+    value = dense_operator.values(
+        _layers(params), flat, is_needed, _settings(cfg)
+    )
+    return value.view(x.shape[:2])
 
 
 def _settings(cfg: Config) -> dense_operator.Settings:

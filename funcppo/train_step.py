@@ -385,6 +385,14 @@ class BuildBatchFn(Protocol):
     ) -> BatchAndMetrics: ...
 
 
+class ValuesFn(Protocol):
+    """As `kernel_network.values`."""
+
+    def __call__(
+        self, cfg: Config, world: object, params: object, obs: Any, /
+    ) -> F32[Tensor, "T B"]: ...
+
+
 class RavelFn(Protocol):
     """As `minibatch.ravel_update_state`."""
 
@@ -419,6 +427,8 @@ class MinibatchStepFn(Protocol):
 
 # `rollout_step`, `build_batch` and `minibatch_step`, with a network of kernels
 kernel_rollout_step: RolloutStepFn = kernel_network.rollout_step
+kernel_actor_step: RolloutStepFn = kernel_network.actor_step
+kernel_values: ValuesFn = kernel_network.values
 kernel_build_batch: BuildBatchFn = partial(
     build_batch, final_value=kernel_network.final_value
 )
@@ -441,7 +451,8 @@ class Parts:
     `train_step` does not call the functions in `minibatch_parts`: a runtime that cannot compile `minibatch_step` as a
     whole composes one from them (`minibatch.MinibatchParts`). Nor does it call `kernel_rollout_step`,
     `kernel_build_batch` and `kernel_minibatch_step`, which a runtime may put in the places of `rollout_step`,
-    `build_batch` and `minibatch_step` where `reason_against_kernels` of the settings is empty.
+    `build_batch` and `minibatch_step` where `reason_against_kernels` of the settings is empty; nor `kernel_actor_step`,
+    a rollout step without the critic's values, and `kernel_values`, which has those of a whole rollout.
     """
 
     scan: Scan = loops.scan
@@ -454,6 +465,8 @@ class Parts:
     unravel_update_state: UnravelFn = minibatch.unravel_update_state
     minibatch_parts: MinibatchParts = minibatch.EAGER_MINIBATCH_PARTS
     kernel_rollout_step: RolloutStepFn = kernel_rollout_step
+    kernel_actor_step: RolloutStepFn = kernel_actor_step
+    kernel_values: ValuesFn = kernel_values
     kernel_build_batch: BuildBatchFn = kernel_build_batch
     kernel_minibatch_step: MinibatchStepFn = kernel_minibatch_step
     reason_against_kernels: Callable[[Config], str] = (
@@ -760,13 +773,18 @@ def _update_metrics(
 
 
 def _vmap_part(
-    fn: Callable[..., Any], n_static: int, in_dims: int | tuple[int, ...] = 0
+    fn: Callable[..., Any],
+    n_static: int,
+    in_dims: int | tuple[int, ...] = 0,
+    out_dim: int = 0,
 ) -> Callable[..., Any]:
     """`fn` under vmap, its first `n_static` arguments excepted; `inspect.unwrap` returns `fn`.
 
     No closure, because the compiled code of one is not found again by a later process.
     """
-    return update_wrapper(partial(_call_for_each, fn, n_static, in_dims), fn)
+    return update_wrapper(
+        partial(_call_for_each, fn, n_static, in_dims, out_dim), fn
+    )
 
 
 @reads_scalars_apart
@@ -774,10 +792,11 @@ def _call_for_each(
     fn: Callable[..., Any],
     n_static: int,
     in_dims: int | tuple[int, ...],
+    out_dim: int,
     *args: Any,
 ) -> Any:
     """The value of `fn` under vmap."""
-    vmapped = torch.vmap(partial(fn, *args[:n_static]), in_dims)
+    vmapped = torch.vmap(partial(fn, *args[:n_static]), in_dims, out_dim)
     # One memory layout for all outputs, to avoid a recompilation.
     return tree.map(lambda x: x.contiguous(), vmapped(*args[n_static:]))
 
@@ -813,6 +832,10 @@ def vmap_parts(parts: Parts) -> Parts:
         ),
         rollout_step=_vmap_part(parts.rollout_step, n_static=2),
         kernel_rollout_step=_vmap_part(parts.kernel_rollout_step, n_static=2),
+        kernel_actor_step=_vmap_part(parts.kernel_actor_step, n_static=2),
+        kernel_values=_vmap_part(
+            parts.kernel_values, n_static=2, in_dims=(0, 1), out_dim=1
+        ),
         build_batch=vmap_build_batch(parts.build_batch),
         kernel_build_batch=vmap_build_batch(parts.kernel_build_batch),
         ravel_update_state=_vmap_part(parts.ravel_update_state, n_static=0),

@@ -812,7 +812,8 @@ class _StrategySelector:
         if outcome.rollout is not None:
             from funcppo.runtime import rollout_kernel
 
-            unroll = rollout_kernel.RolloutKernel(outcome.rollout)
+            _, values = self.rollout_functions(parts)
+            unroll = rollout_kernel.RolloutKernel(outcome.rollout, values)
             parts = dataclasses.replace(parts, unroll=unroll)
         record = dataclasses.replace(record, tried_earlier=True)
         return SelectedStrategy(parts, record)
@@ -856,6 +857,14 @@ class _StrategySelector:
             return parts, _failure("rollout", error)
         return dataclasses.replace(parts, unroll=kernel), None
 
+    def rollout_functions(
+        self, parts: TrainingParts
+    ) -> tuple[Any, Callable[..., Any] | None]:
+        """The step that a kernel of the rollout makes, and what computes its values afterwards; None: the step does."""
+        if self.kernels.parts is None:
+            return parts.rollout_step, None
+        return parts.kernel_actor_step, parts.kernel_values
+
     def _compile_unroll(
         self,
         parts: TrainingParts,
@@ -867,10 +876,11 @@ class _StrategySelector:
 
         cfg, *args = steps[0]
         first = rollout_kernel.StepArguments(*args)
-        step: rollout_kernel.StepFn = parts.rollout_step  # pyright: ignore[reportAssignmentType]
-        kernel = rollout_kernel.compile_unroll(step, cfg, first)
+        step, values = self.rollout_functions(parts)
+        kernel = rollout_kernel.compile_unroll(step, cfg, first, values)
 
-        states, transitions = zip(*(step(*args) for args in steps))
+        whole_step: Any = parts.rollout_step
+        states, transitions = zip(*(whole_step(*args) for args in steps))
         random_inputs = [args[-1] for args in steps]
         actual = kernel(cfg, *first[:-1], _stack(random_inputs))
         expected = (states[-1], _stack(transitions))

@@ -96,6 +96,16 @@ class TrainingParts(Protocol):
         ...
 
     @property
+    def kernel_actor_step(self) -> TensorFunction[object]:
+        """As `rollout_step`, without the values, which nothing in a rollout waits for."""
+        ...
+
+    @property
+    def kernel_values(self) -> TensorFunction[object]:
+        """The values of a whole rollout, by a kernel."""
+        ...
+
+    @property
     def kernel_build_batch(self) -> TensorFunction[object]:
         """As `build_batch`, with a network of kernels."""
         ...

@@ -164,9 +164,15 @@ class RolloutCode(NamedTuple):
 
 
 def compile_unroll(
-    step: StepFn, cfg: object, args: StepArguments
+    step: StepFn,
+    cfg: object,
+    args: StepArguments,
+    values: Callable[..., Tensor] | None = None,
 ) -> RolloutKernel:
     """The rollout as a kernel, for the shapes of one step's arguments.
+
+    Args:
+      values: as of `RolloutKernel`.
 
     Raises:
       UnsupportedError: why there is no such kernel.
@@ -177,7 +183,7 @@ def compile_unroll(
         raise UnsupportedError("triton is not installed") from error
     if torch.version.hip:
         raise UnsupportedError("a GPU that is not NVIDIA's")
-    return RolloutKernel(write_rollout_kernel(step, cfg, args))
+    return RolloutKernel(write_rollout_kernel(step, cfg, args), values)
 
 
 def write_rollout_kernel(
@@ -500,13 +506,13 @@ class _Word(NamedTuple):
     code: str  # a register, or a literal
     lines: list[str]
 
-    def __add__(self, other: _Word) -> _Word:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __add__(self, other: Any) -> _Word:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._line(f"add.u32 {{}}, {self.code}, {other.code};")
 
-    def __xor__(self, other: _Word) -> _Word:
+    def __xor__(self, other: Any) -> _Word:
         return self._line(f"xor.b32 {{}}, {self.code}, {other.code};")
 
-    def __and__(self, other: _Word) -> _Word:
+    def __and__(self, other: Any) -> _Word:
         return self  # a word of 32 bits has no more
 
     def rotate_left(self, n_bits: int) -> _Word:
@@ -543,10 +549,18 @@ def threefry_source() -> str:
 
 
 class RolloutKernel:
-    """A rollout as one kernel, for the shapes that it was written for; as `rollout.unroll`."""
+    """A rollout as one kernel, for the shapes that it was written for; as `rollout.unroll`.
 
-    def __init__(self, code: RolloutCode) -> None:
+    Args:
+      values: the field `value` of all transitions, by the configuration, the world, the params and the observations
+        [T, (L,) B, ...]; None: the step has it.
+    """
+
+    def __init__(
+        self, code: RolloutCode, values: Callable[..., Tensor] | None = None
+    ) -> None:
         self.code = code
+        self._values = values
         self._kernel: Any = load_source(code.source).rollout_kernel
 
     def __call__(
@@ -574,7 +588,9 @@ class RolloutKernel:
             return torch.empty(shape, dtype=x.dtype, device=inputs[0].device)
 
         next_state = tree.map(partial(empty, ()), self.code.next_state)
-        trajectory = tree.map(partial(empty, (n_steps,)), self.code.transition)
+        trajectory: Any = tree.map(
+            partial(empty, (n_steps,)), self.code.transition
+        )
         outputs = tree.leaves((next_state, trajectory))
         for i in range(len(tree.leaves((world, params)))):
             if f"p{i}" in self.code.rounded:
@@ -593,6 +609,9 @@ class RolloutKernel:
             num_stages=block.n_stages,
             **(CHECKED if self.code.has_checks else {}),
         )
+        if self._values is not None:
+            value = self._values(cfg, world, params, trajectory.obs)
+            trajectory = trajectory._replace(value=value)
         return next_state, trajectory
 
 

@@ -28,7 +28,12 @@ CLASSIC = (
 
 
 # whose programs are short enough to be compiled in seconds
-GAMES = ("MinAtar/Breakout-v1", "MinAtar/SpaceInvaders-v1")
+GAMES = (
+    "MinAtar/Breakout-v1",
+    "MinAtar/SpaceInvaders-v1",
+    "MinAtar/Asterix-v1",
+    "MinAtar/Freeway-v1",
+)
 
 
 class NumpyKernel:
@@ -101,20 +106,48 @@ def arguments_of_many(
     return args._replace(random_inputs=random_inputs)
 
 
-def step_of(args: StepArguments) -> Any:
-    """A step of the rollout: of one learner, or of several."""
+def parts_of(args: StepArguments) -> train_step.Parts:
+    """The parts of one learner, or of several."""
     is_many = tree.leaves(args.random_inputs)[0].ndim == 3
     parts = train_step.EAGER_PARTS
-    parts = train_step.vmap_parts(parts) if is_many else parts
-    return parts.rollout_step
+    return train_step.vmap_parts(parts) if is_many else parts
 
 
-def write(learner: Learner, args: StepArguments) -> rollout_kernel.RolloutCode:
+def functions_of(args: StepArguments, values_apart: bool) -> tuple[Any, Any]:
+    """The step that a kernel makes, and what computes the values of all steps, if that does not."""
+    parts = parts_of(args)
+    if values_apart:
+        return parts.kernel_actor_step, parts.kernel_values
+    return parts.rollout_step, None
+
+
+def first_step(args: StepArguments) -> StepArguments:
+    """The arguments of the first step of a rollout."""
     random_inputs = tree.map(lambda x: x[0], args.random_inputs)
-    return rollout_kernel.write_rollout_kernel(
-        step_of(args),
-        learner.cfg,
-        args._replace(random_inputs=random_inputs),
+    return args._replace(random_inputs=random_inputs)
+
+
+def on_numpy(
+    learner: Learner, args: StepArguments, values_apart: bool = False
+) -> RolloutKernel:
+    """The kernel of a rollout, which runs on numpy."""
+    step, values = functions_of(args, values_apart)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = rollout_kernel.write_rollout_kernel(
+        step, learner.cfg, first_step(args)
+    )
+    kernel._values = values
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    return kernel
+
+
+def compile_kernel(
+    learner: Learner, args: StepArguments, values_apart: bool = False
+) -> RolloutKernel:
+    """The kernel of a rollout on a GPU."""
+    step, values = functions_of(args, values_apart)
+    return rollout_kernel.compile_unroll(
+        step, learner.cfg, first_step(args), values
     )
 
 
@@ -127,7 +160,9 @@ def assert_equals_the_loop(
 ) -> None:
     with torch.no_grad():
         actual = kernel(learner.cfg, *args)
-        expected = rollout.unroll(learner.cfg, *args, loops.scan, step_of(args))
+        expected = rollout.unroll(
+            learner.cfg, *args, loops.scan, parts_of(args).rollout_step
+        )
     assert tree.paths(actual) == tree.paths(expected)
     for name, x, y in zip(
         tree.paths(actual), tree.leaves(actual), tree.leaves(expected)
@@ -141,9 +176,7 @@ def assert_equals_the_loop(
 def test_the_code_computes_what_the_loop_does(name: str) -> None:
     learner, state = make_learner(name, 3, 16)
     args = rollout_arguments(learner, state)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
-    kernel._kernel = NumpyKernel(kernel.code.source)
+    kernel = on_numpy(learner, args)
     assert_equals_the_loop(kernel, learner, args)
 
 
@@ -163,9 +196,7 @@ def test_layers_of_any_width_and_blocks_that_are_not_full(
     monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
     learner, state = make_learner("CartPole-v1", 19, *hidden, **options)
     args = rollout_arguments(learner, state)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
-    kernel._kernel = NumpyKernel(kernel.code.source)
+    kernel = on_numpy(learner, args)
     assert_equals_the_loop(kernel, learner, args)
 
 
@@ -174,10 +205,8 @@ def test_products_in_bfloat16_are_rounded_as_the_loop_rounds_them() -> None:
         "Pendulum-v1", 4, 16, matmul_dtype=torch.bfloat16
     )
     args = rollout_arguments(learner, state)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
+    kernel = on_numpy(learner, args)
     assert "bfloat16" in kernel.code.source
-    kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
 
 
@@ -194,18 +223,15 @@ def test_learners_side_by_side_compute_what_the_loop_does(
     monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
     learner, _ = make_learner("Pendulum-v1", n_envs, 16)
     args = arguments_of_many(learner, n_learners)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
+    kernel = on_numpy(learner, args)
     assert kernel.code.batch_shape == (n_learners, n_envs)
     assert kernel.code.block.n_rows == rows_a_block
-    kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
 
 
 def test_a_kernel_refuses_another_number_of_environments() -> None:
     learner, state = make_learner("CartPole-v1", 3, 16)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, rollout_arguments(learner, state))
+    kernel = on_numpy(learner, rollout_arguments(learner, state))
     other, other_state = make_learner("CartPole-v1", 4, 16)
     with pytest.raises(
         ValueError, match="expected 3 environments, got 4 environments"
@@ -215,10 +241,30 @@ def test_a_kernel_refuses_another_number_of_environments() -> None:
 
 def test_a_kernel_refuses_another_number_of_learners() -> None:
     learner, _ = make_learner("CartPole-v1", 3, 16)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, arguments_of_many(learner, 2))
+    kernel = on_numpy(learner, arguments_of_many(learner, 2))
     with pytest.raises(ValueError, match=r"of 2 learners each, got .* of 3"):
         kernel(learner.cfg, *arguments_of_many(learner, 3))
+
+
+VALUES_APART = ("CartPole-v1", "Pendulum-v1", GAMES[0])
+
+
+@pytest.mark.parametrize("name", VALUES_APART)
+def test_values_that_are_computed_after_all_steps(name: str) -> None:
+    """The kernel has no critic then."""
+    learner, state = make_learner(name, 3, 64, 20)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args, values_apart=True)
+    assert_equals_the_loop(kernel, learner, args)
+    whole = on_numpy(learner, args).code
+    assert kernel.code.source.count("tl.load") < whole.source.count("tl.load")
+
+
+def test_values_of_learners_side_by_side_after_all_steps() -> None:
+    learner, _ = make_learner("Pendulum-v1", 5, 16, 16)
+    args = arguments_of_many(learner, 3)
+    kernel = on_numpy(learner, args, values_apart=True)
+    assert_equals_the_loop(kernel, learner, args)
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -228,19 +274,15 @@ def test_games_whose_images_are_held_in_tiles(
 ) -> None:
     learner, state = make_learner(name, 3, *hidden)
     args = rollout_arguments(learner, state)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
+    kernel = on_numpy(learner, args)
     assert kernel.code.block.n_rows == 1
-    kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
 
 
 def test_a_game_with_bricks_broken_and_balls_lost() -> None:
     learner, state = make_learner("MinAtar/Breakout-v1", 4, 16, n_steps=40)
     args = rollout_arguments(learner, state)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
-    kernel._kernel = NumpyKernel(kernel.code.source)
+    kernel = on_numpy(learner, args)
     assert_equals_the_loop(kernel, learner, args)
     with torch.no_grad():
         _, trajectory = kernel(learner.cfg, *args)
@@ -251,19 +293,15 @@ def test_a_game_with_bricks_broken_and_balls_lost() -> None:
 def test_games_in_bfloat16() -> None:
     learner, state = make_learner(GAMES[0], 3, 16, matmul_dtype=torch.bfloat16)
     args = rollout_arguments(learner, state)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
-    kernel._kernel = NumpyKernel(kernel.code.source)
+    kernel = on_numpy(learner, args)
     assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
 
 
 def test_layers_that_are_read_at_each_step() -> None:
     learner, state = make_learner("CartPole-v1", 5, 128, 100)
     args = rollout_arguments(learner, state)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
+    kernel = on_numpy(learner, args)
     assert kernel.code.block.n_stages == 1
-    kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
 
 
@@ -280,13 +318,13 @@ def test_params_that_do_not_fit_into_a_block_are_refused(
 ) -> None:
     learner, state = make_learner("CartPole-v1", n_envs, *hidden)
     with pytest.raises(UnsupportedError, match=reason):
-        write(learner, rollout_arguments(learner, state))
+        on_numpy(learner, rollout_arguments(learner, state))
 
 
 def test_a_game_of_many_lines_is_refused() -> None:
     learner, state = make_learner("MinAtar/Seaquest-v1", 3, 16)
     with pytest.raises(UnsupportedError, match="lines, more than 1200"):
-        write(learner, rollout_arguments(learner, state))
+        on_numpy(learner, rollout_arguments(learner, state))
 
 
 def test_noise_that_depends_on_the_state_is_refused() -> None:
@@ -300,7 +338,7 @@ def test_noise_that_depends_on_the_state_is_refused() -> None:
     )
     args = rollout_arguments(learner, learner.init(fp.random.key(3)))
     with pytest.raises(UnsupportedError, match="a matrix product other than"):
-        write(learner, args)
+        on_numpy(learner, args)
 
 
 def test_an_environment_with_a_large_state_is_refused() -> None:
@@ -323,12 +361,7 @@ def test_an_environment_with_a_large_state_is_refused() -> None:
 def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
     learner, state = make_learner(name, n_envs, 64, 64, device="cuda")
     args = rollout_arguments(learner, state)
-    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
-    kernel = rollout_kernel.compile_unroll(
-        rollout.rollout_step,
-        learner.cfg,
-        args._replace(random_inputs=random_inputs),
-    )
+    kernel = compile_kernel(learner, args)
     assert_equals_the_loop(kernel, learner, args)
 
 
@@ -339,19 +372,14 @@ def test_layers_of_any_width_on_a_gpu(hidden: tuple[int, ...]) -> None:
         "Pendulum-v1", 5, *hidden, device="cuda", shared_trunk=True
     )
     args = rollout_arguments(learner, state)
-    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
-    kernel = rollout_kernel.compile_unroll(
-        rollout.rollout_step,
-        learner.cfg,
-        args._replace(random_inputs=random_inputs),
-    )
+    kernel = compile_kernel(learner, args)
     assert_equals_the_loop(kernel, learner, args)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
     ("name", "hidden"),
-    [(GAMES[0], (64, 64)), (GAMES[0], (128, 100)), (GAMES[1], (64, 64))],
+    [(GAMES[0], (128, 100)), *((name, (64, 64)) for name in GAMES)],
 )
 @pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
 def test_games_on_a_gpu(
@@ -361,14 +389,32 @@ def test_games_on_a_gpu(
         name, 40, *hidden, device="cuda", matmul_dtype=matmul_dtype
     )
     args = rollout_arguments(learner, state)
-    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
-    kernel = rollout_kernel.compile_unroll(
-        rollout.rollout_step,
-        learner.cfg,
-        args._replace(random_inputs=random_inputs),
-    )
+    kernel = compile_kernel(learner, args)
     tolerance = 2e-2 if matmul_dtype else 1e-4
     assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", VALUES_APART)
+@pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
+def test_values_after_all_steps_on_a_gpu(
+    name: str, matmul_dtype: torch.dtype | None
+) -> None:
+    learner, state = make_learner(
+        name, 40, 64, 64, device="cuda", matmul_dtype=matmul_dtype
+    )
+    args = rollout_arguments(learner, state)
+    kernel = compile_kernel(learner, args, values_apart=True)
+    tolerance = 2e-2 if matmul_dtype else 1e-4
+    assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_values_of_learners_after_all_steps_on_a_gpu() -> None:
+    learner, _ = make_learner("CartPole-v1", 4, 64, 64)
+    args = arguments_of_many(learner, 20, "cuda")
+    kernel = compile_kernel(learner, args, values_apart=True)
+    assert_equals_the_loop(kernel, learner, args)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -383,12 +429,7 @@ def test_the_kernel_in_bfloat16_is_near_the_loop_on_a_gpu(n_envs: int) -> None:
         matmul_dtype=torch.bfloat16,
     )
     args = rollout_arguments(learner, state)
-    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
-    kernel = rollout_kernel.compile_unroll(
-        rollout.rollout_step,
-        learner.cfg,
-        args._replace(random_inputs=random_inputs),
-    )
+    kernel = compile_kernel(learner, args)
     assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
 
 
@@ -400,12 +441,7 @@ def test_learners_side_by_side_equal_the_loop_on_a_gpu(
 ) -> None:
     learner, _ = make_learner(name, n_envs, 64, 64)
     args = arguments_of_many(learner, n_learners, "cuda")
-    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
-    kernel = rollout_kernel.compile_unroll(
-        step_of(args),
-        learner.cfg,
-        args._replace(random_inputs=random_inputs),
-    )
+    kernel = compile_kernel(learner, args)
     assert_equals_the_loop(kernel, learner, args)
 
 
@@ -456,10 +492,8 @@ def grid_world(n_envs: int, device: str = "cpu") -> tuple[Learner, Any]:
 def test_a_world_that_is_read_by_indices() -> None:
     """The legal moves of a cell, and where a move leads to."""
     learner, args = grid_world(3)
-    kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = write(learner, args)
+    kernel = on_numpy(learner, args)
     assert kernel.code.has_checks
-    kernel._kernel = NumpyKernel(kernel.code.source)
     assert_equals_the_loop(kernel, learner, args)
 
 
@@ -467,10 +501,5 @@ def test_a_world_that_is_read_by_indices() -> None:
 @pytest.mark.parametrize("n_envs", [3, 300])
 def test_a_world_that_is_read_by_indices_on_a_gpu(n_envs: int) -> None:
     learner, args = grid_world(n_envs, "cuda")
-    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
-    kernel = rollout_kernel.compile_unroll(
-        rollout.rollout_step,
-        learner.cfg,
-        args._replace(random_inputs=random_inputs),
-    )
+    kernel = compile_kernel(learner, args)
     assert_equals_the_loop(kernel, learner, args)
