@@ -49,6 +49,7 @@ a line that names its records, hardware, versions and commits):
     performance-prover          an iteration of learning to prove, and its rollout
     performance-prover-cpu      the same on one CPU thread: compiled and eager, packed and padded successors
     performance-redesign        the same work before and after the redesign of the package
+    performance-time-of-update  an update of CartPole and of games, JAX beside
     performance-time-to-score   wall time to a return, JAX beside
     performance-startup         seconds to the end of the first iteration
     performance-resolve         the resolution step of the prover alone: uncompiled, compiled, as a CUDA graph
@@ -76,6 +77,7 @@ import argparse
 import json
 import math
 import re
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -1921,6 +1923,28 @@ TIME_TO_SCORE_RECORDS = (
 )
 
 
+def performance_time_of_update() -> str:
+    """The block of this name."""
+    rows: list[list[str]] = []
+    for name in TIME_TO_SCORE_RECORDS:
+        for env, *both in _pairs_of_libraries(name):
+            ms = [_milliseconds_per_update(row) for row in both]
+            ratio = digits(ms[1] / ms[0], 2)
+            rows.append([env, *(digits(x) for x in ms), ratio])
+    head = ["ms an update", "funcppo", "JAX", "times as fast"]
+    return table(head, rows) + origin(*TIME_TO_SCORE_RECORDS)
+
+
+def _milliseconds_per_update(row: Row) -> float:
+    """The median over the seeds, each of its whole run."""
+    ppo = row["ppo"]
+    n_steps = ppo["n_envs"] * ppo["n_steps"]
+    return statistics.median(
+        1000 * seconds / (steps / n_steps)
+        for *_, (steps, seconds, _) in row["curves"]
+    )
+
+
 def performance_time_to_score() -> str:
     """The block of this name."""
     head = ["mean return of ten updates", "seeds, JAX: seeds"]
@@ -1930,14 +1954,24 @@ def performance_time_to_score() -> str:
         for name in TIME_TO_SCORE_RECORDS
         if (paths.RESULTS / f"{name}.json").exists()
     ]
-    rows = []
-    for name in recorded:
-        cells = cells_of(name)
-        for cell, ours in cells.items():
-            library, _, env = cell.partition(" ")
-            if library == "funcppo":
-                rows += _time_to_score_rows(env, ours, cells[f"jax {env}"])
+    rows = [
+        line
+        for name in recorded
+        for pair in _pairs_of_libraries(name)
+        for line in _time_to_score_rows(*pair)
+    ]
     return table(head, rows) + origin(*recorded)
+
+
+def _pairs_of_libraries(name: str) -> list[tuple[str, Row, Row]]:
+    """Each environment of a record: its row, and that of JAX."""
+    cells = cells_of(name)
+    pairs: list[tuple[str, Row, Row]] = []
+    for cell, row in cells.items():
+        library, _, env = cell.partition(" ")
+        if library == "funcppo":
+            pairs.append((env, row, cells[f"jax {env}"]))
+    return pairs
 
 
 def _time_to_score_rows(env: str, ours: Row, theirs: Row) -> list[list[str]]:
@@ -2639,6 +2673,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-prover": performance_prover,
     "performance-prover-cpu": performance_prover_cpu,
     "performance-redesign": performance_redesign,
+    "performance-time-of-update": performance_time_of_update,
     "performance-time-to-score": performance_time_to_score,
     "performance-startup": performance_startup,
     "performance-resolve": performance_resolve,

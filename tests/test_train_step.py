@@ -61,6 +61,8 @@ def fails(*_):
 REPLACEMENTS = {
     "minibatch_parts",
     "kernel_rollout_step",
+    "kernel_actor_step",
+    "kernel_values",
     "kernel_build_batch",
     "kernel_minibatch_step",
     "reason_against_kernels",

@@ -177,12 +177,12 @@ def compile_unroll(
     Raises:
       UnsupportedError: why there is no such kernel.
     """
+    if torch.version.hip:
+        raise UnsupportedError("a GPU that is not NVIDIA's")
     try:
         import triton  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
     except ImportError as error:
         raise UnsupportedError("triton is not installed") from error
-    if torch.version.hip:
-        raise UnsupportedError("a GPU that is not NVIDIA's")
     return RolloutKernel(write_rollout_kernel(step, cfg, args), values)
 
 

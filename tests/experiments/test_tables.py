@@ -535,6 +535,25 @@ def test_kernels_of_an_iteration_are_summed_by_kind():
     assert number(rows[1][5]) == pytest.approx(ms, rel=ROUNDING)
 
 
+def test_time_of_an_update():
+    """By the last point of each curve: MinAtar's games have 64 x 128 steps an update."""
+    rows = {
+        row[0]: row[1:] for row in parse(tables.performance_time_of_update())
+    }
+    assert len(rows) == 5
+    games = cells("time_to_score-games")
+    ms = [
+        statistics.median(
+            1000 * curve[-1][1] * 64 * 128 / curve[-1][0]
+            for curve in games[f"{library} MinAtar/Freeway-v1"]["curves"]
+        )
+        for library in ("funcppo", "jax")
+    ]
+    *shown, ratio = map(float, rows["MinAtar/Freeway-v1"])
+    assert shown == pytest.approx(ms, rel=ROUNDING)
+    assert ratio == pytest.approx(ms[1] / ms[0], abs=0.051)
+
+
 def test_time_to_score_has_dashes_for_what_no_seed_reached(
     tmp_path, monkeypatch
 ):

@@ -32,7 +32,7 @@ def fields(record: type) -> set[str]:
 @pytest.mark.parametrize(
     ("protocol", "record", "n_members"),
     [
-        (protocols.TrainingParts, Parts, 11),
+        (protocols.TrainingParts, Parts, 13),
         (protocols.MinibatchParts, MinibatchParts, 4),
         (protocols.TrainingConfig, Config, 1),
         (protocols.UpdateSettings, PPOConfig, 1),

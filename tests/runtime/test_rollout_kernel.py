@@ -321,6 +321,15 @@ def test_params_that_do_not_fit_into_a_block_are_refused(
         on_numpy(learner, rollout_arguments(learner, state))
 
 
+def test_a_gpu_without_assembly_code_of_nvidia_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    learner, state = make_learner("CartPole-v1", 3, 16)
+    with pytest.raises(UnsupportedError, match="not NVIDIA's"):
+        compile_kernel(learner, rollout_arguments(learner, state))
+
+
 def test_a_game_of_many_lines_is_refused() -> None:
     learner, state = make_learner("MinAtar/Seaquest-v1", 3, 16)
     with pytest.raises(UnsupportedError, match="lines, more than 1200"):

@@ -12,7 +12,12 @@ from torch import Tensor
 from funcppo import random
 from funcppo.runtime import row_program
 from funcppo.runtime.rollout_kernel import INDENT, threefry_source
-from funcppo.runtime.row_tensor import UnsupportedError
+from funcppo.runtime.row_tensor import (
+    TRACED_ROWS,
+    UnsupportedError,
+    memory_tensor,
+    named_tensor,
+)
 from tests.runtime import numpy_triton
 from tests.runtime.row_programs import run
 
@@ -174,6 +179,50 @@ def test_a_search_is_refused_before_the_function_is_traced(
     monkeypatch.setattr(row_program, "make_fx", None)
     with pytest.raises(UnsupportedError, match=r"operator aten\.searchsorted"):
         run(lambda x: torch.searchsorted(x, x), rows())
+
+
+def test_lines_that_no_output_needs_are_left_out() -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        x.exp().sum(-1)
+        return [x + 1]
+
+    example = torch.ones(TRACED_ROWS, NUMBERS)
+    program = row_program.write_row_program(
+        fn, [example], [named_tensor("x", example)]
+    )
+    assert len(program.body) == NUMBERS
+    assert not any("tl.exp" in line for line in program.body)
+
+
+def test_an_index_that_is_checked_is_needed_though_no_output_is() -> None:
+    """It ends the kernel with an error if it is out of bounds."""
+
+    def fn(x: Tensor, table: Tensor) -> list[Tensor]:
+        table[x[:, 0]]
+        return [x + 1]
+
+    example = torch.zeros(TRACED_ROWS, NUMBERS, dtype=torch.int64)
+    table = torch.zeros(5)
+    program = row_program.write_row_program(
+        fn,
+        [example, table],
+        [named_tensor("x", example), memory_tensor("p0", table)],
+    )
+    assert any("device_assert" in line for line in program.body)
+
+
+def cells(x: Tensor) -> Tensor:
+    """Maps of 12 x 10 cells, of which one is marked if it is there."""
+    y, z = (x * 10).to(torch.int64)[:, :2].unsqueeze(-1).unbind(1)
+    is_row, is_column = y == torch.arange(-2, 10), z == torch.arange(4, 14)
+    return (is_row.unsqueeze(-1) & is_column.unsqueeze(-2)).float()
+
+
+def test_maps_of_cells_whose_numbers_begin_anywhere() -> None:
+    x = torch.linspace(-0.5, 1.4, ROWS * NUMBERS).view(ROWS, NUMBERS)
+    expected = cells(x)
+    assert 0 < expected.sum() < ROWS
+    torch.testing.assert_close(run(cells, x), expected)
 
 
 def test_words_of_32_bits_are_those_of_the_operator() -> None:

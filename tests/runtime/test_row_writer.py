@@ -77,6 +77,68 @@ def test_numbers_in_two_axes_make_a_tile_in_the_padding_too() -> None:
     assert "% 6" in writer.preamble[0]
 
 
+def compared(writer: Writer, numbers: list[str]) -> RowTensor:
+    """Comparisons of a number of each row with literals."""
+    elements = np.empty((1, len(numbers)), dtype=object)
+    elements[0] = [Expression(number) for number in numbers]
+    one = np.array([[Expression("x_0", "row")]], object)
+    pair = [
+        RowTensor(one, torch.int64, 0),
+        RowTensor(elements, torch.int64),
+    ]
+    return writer.pointwise("({0} == {1})", pair, torch.int64, torch.bool)
+
+
+@pytest.mark.parametrize("start", [0, 7])
+def test_comparisons_with_integers_that_count_up_are_one_of_a_tile(
+    start: int,
+) -> None:
+    writer = Writer(None)
+    x = compared(writer, [str(start + i) for i in range(4)])
+    n_lines = len(writer.body)
+    tile = writer.take(x, x.places(), 0, 1)
+    (line,) = writer.body[n_lines:]
+    (coordinate,) = writer.preamble
+    name, _, code = coordinate.partition(" = ")
+    assert line == f"{tile.elements.item().code} = (x_0[:, None] == {name})"
+    assert code == f"(tl.arange(0, 4)[None, :] + {start}).to(tl.int64)"
+
+
+@pytest.mark.parametrize(
+    "numbers", [["0", "2", "1"], ["0", "1", "x_1"], ["-1", "0", "1"]]
+)
+def test_other_comparisons_are_chosen_one_by_one(numbers: list[str]) -> None:
+    writer = Writer(None)
+    x = compared(writer, numbers)
+    writer.take(x, x.places(), 0, 1)
+    assert sum("tl.where" in line for line in writer.body) == 2
+
+
+def test_different_operations_are_no_operation_of_a_tile() -> None:
+    writer = Writer(None)
+    equal = compared(writer, ["0", "1"])
+    less = writer.pointwise(
+        "({0} < {1})",
+        [equal._replace(elements=np.array([[Expression("x_0", "row")]])), 2],
+        torch.int64,
+        torch.bool,
+    )
+    both = np.concatenate([equal.elements, less.elements], 1)
+    x = equal._replace(elements=both)
+    writer.take(x, x.places(), 0, 1)
+    assert sum("tl.where" in line for line in writer.body) == 2
+
+
+def test_a_tile_of_single_numbers_chooses_those_that_differ_from_most() -> None:
+    writer = Writer(None)
+    row = [Expression(f"x_{int(j == 2)}", "row") for j in range(8)]
+    elements = np.empty((1, 8), dtype=object)
+    elements[0] = row
+    x = RowTensor(elements, torch.float32, 0)
+    writer.take(x, x.places(), 0, 1)
+    assert sum("tl.where" in line for line in writer.body) == 1
+
+
 def test_a_tile_of_equal_numbers_is_one_number() -> None:
     writer = Writer(None)
     elements = np.empty((1, 200), dtype=object)
