@@ -812,7 +812,8 @@ class _StrategySelector:
         if outcome.rollout is not None:
             from funcppo.runtime import rollout_kernel
 
-            _, values = self.rollout_functions(parts)
+            # of the first that was tried: an outcome is kept where nothing failed
+            (_, values), *_ = self.rollout_functions(parts)
             unroll = rollout_kernel.RolloutKernel(outcome.rollout, values)
             parts = dataclasses.replace(parts, unroll=unroll)
         record = dataclasses.replace(record, tried_earlier=True)
@@ -850,33 +851,41 @@ class _StrategySelector:
                 torch_version=torch.__version__,
                 code=FailureCode.NOT_REQUESTED,
             )
-        try:
-            attempt = partial(self._compile_unroll, parts, steps)
-            kernel = self._try(attempt, "rollout", use_custom_passes=False)
-        except Exception as error:
-            return parts, _failure("rollout", error)
-        return dataclasses.replace(parts, unroll=kernel), None
+        failure = None
+        for step, values in self.rollout_functions(parts):
+            attempt = partial(self._compile_unroll, parts, steps, step, values)
+            try:
+                kernel = self._try(attempt, "rollout", use_custom_passes=False)
+                return dataclasses.replace(parts, unroll=kernel), None
+            except Exception as error:
+                failure = _failure("rollout", error)
+            if failure.code is FailureCode.UNSUPPORTED or values is None:
+                break
+            self.failures.append(failure)
+        return parts, failure
 
     def rollout_functions(
         self, parts: TrainingParts
-    ) -> tuple[Any, Callable[..., Any] | None]:
-        """The step that a kernel of the rollout makes, and what computes its values afterwards; None: the step does."""
+    ) -> list[tuple[Any, Callable[..., Any] | None]]:
+        """The steps that a kernel may make: each with what computes the values afterwards, or None if the step does."""
+        whole = (parts.rollout_step, None)
         if self.kernels.parts is None:
-            return parts.rollout_step, None
-        return parts.kernel_actor_step, parts.kernel_values
+            return [whole]
+        return [(parts.kernel_actor_step, parts.kernel_values), whole]
 
     def _compile_unroll(
         self,
         parts: TrainingParts,
         steps: list[tuple[object, ...]],
+        step: Any,
+        values: Callable[..., Any] | None,
         use_custom_passes: bool,
     ) -> Callable[..., object]:
-        """The kernel of a rollout, after a check on its first steps."""
+        """The kernel of a rollout, after a check on its first steps: see `rollout_functions`."""
         from funcppo.runtime import rollout_kernel
 
         cfg, *args = steps[0]
         first = rollout_kernel.StepArguments(*args)
-        step, values = self.rollout_functions(parts)
         kernel = rollout_kernel.compile_unroll(step, cfg, first, values)
 
         whole_step: Any = parts.rollout_step

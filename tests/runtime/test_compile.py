@@ -8,6 +8,7 @@ import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from funcppo.runtime.compile_job import read_job
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
 from funcppo.runtime.reasons import FailureCode, FallbackCode
+from funcppo.runtime.row_tensor import UnsupportedError
 from funcppo.train_step import EAGER_PARTS, Parts, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
@@ -408,6 +410,52 @@ def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(
     assert [
         (f.name, "no such form" in f.message) for f in selector.failures
     ] == [("a product with custom passes", True)]
+
+
+@pytest.mark.parametrize(
+    ("errors", "n_tried", "kernel", "failures", "reason"),
+    [
+        ([None], 1, "apart", [], None),
+        ([EquivalenceError("differs"), None], 2, "whole", ["differs"], None),
+        ([UnsupportedError("a sort")], 1, None, [], "a sort"),
+        (
+            [EquivalenceError("differs"), RuntimeError("breaks")],
+            2,
+            None,
+            ["differs"],
+            "breaks",
+        ),
+    ],
+)
+def test_a_kernel_of_the_rollout_has_the_values_apart_if_it_can(
+    monkeypatch, errors, n_tried, kernel, failures, reason
+):
+    """What each of the kernels raises that are tried; which is used, and what the record says."""
+    tried = []
+
+    def compile_unroll(self, parts, steps, step, values, use_custom_passes):
+        tried.append((step, values))
+        if error := errors[len(tried) - 1]:
+            raise error
+        return "whole" if values is None else "apart"
+
+    monkeypatch.setattr(_StrategySelector, "_compile_unroll", compile_unroll)
+    selector = _StrategySelector(
+        backend="inductor",
+        tolerance=DEFAULT_TOLERANCE,
+        raise_on_failure=False,
+        kernels=compilation._NetworkKernels(EAGER_PARTS),
+    )
+    calls = {"rollout_step": [(CFG, SimpleNamespace(is_cuda=True))]}
+    parts, failure = selector.unroll_by_kernel(EAGER_PARTS, calls)
+    assert (failure and failure.message) == reason
+    assert [f.message for f in selector.failures] == failures
+    assert parts.unroll == (kernel or EAGER_PARTS.unroll)
+    functions = [
+        (EAGER_PARTS.kernel_actor_step, EAGER_PARTS.kernel_values),
+        (EAGER_PARTS.rollout_step, None),
+    ]
+    assert tried == functions[:n_tried]
 
 
 def test_a_strategy_chosen_by_name_that_fails_raises():

@@ -182,6 +182,7 @@ def test_a_rollout_that_is_a_kernel_is_one_again(tmp_path, monkeypatch):
     parts, record = selector.rebuild(EAGER_PARTS, load(path))
     assert isinstance(parts.unroll, rollout_kernel.RolloutKernel)
     assert parts.unroll.code.source == code.source
+    assert parts.unroll._values is EAGER_PARTS.kernel_values
     assert parts.rollout_step is EAGER_PARTS.rollout_step
     assert record == replace(RECORD, rollout="kernel", tried_earlier=True)
     pieces = EAGER_PARTS.minibatch_parts
