@@ -529,7 +529,7 @@ class _Word(NamedTuple):
 def threefry_source() -> str:
     """Functions of both words that the random numbers are made of.
 
-    Their 100 operations are one to Triton, whose passes take more than linear time for a program's operations: NVIDIA's
+    Their 80 operations are one to Triton, whose passes take more than linear time for a program's operations: NVIDIA's
     assembly code (PTX).
     """
     lines: list[str] = []
