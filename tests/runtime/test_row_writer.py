@@ -131,7 +131,7 @@ def test_different_operations_are_no_operation_of_a_tile() -> None:
 
 def test_a_tile_of_single_numbers_chooses_those_that_differ_from_most() -> None:
     writer = Writer(None)
-    row = [Expression(f"x_{int(j == 2)}", "row") for j in range(8)]
+    row = [Expression(f"x_{int(j == 0)}", "row") for j in range(8)]
     elements = np.empty((1, 8), dtype=object)
     elements[0] = row
     x = RowTensor(elements, torch.float32, 0)
