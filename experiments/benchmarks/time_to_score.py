@@ -1,9 +1,10 @@
 """Wall time to a return: funcppo beside a plain JAX program of the same algorithm and settings, in one run.
 
-    python experiments/benchmarks/time_to_score.py --only CartPole-v1 --out experiments/results/time_to_score-h100.json
-    python experiments/benchmarks/time_to_score.py --only MinAtar/Breakout-v1 \\
+    python experiments/benchmarks/time_to_score.py --seeds 5 --only CartPole-v1 \\
+        --out experiments/results/time_to_score-h100.json
+    python experiments/benchmarks/time_to_score.py --seeds 5 --only MinAtar/Breakout-v1 \\
         --out experiments/results/time_to_score-breakout.json
-    python experiments/benchmarks/time_to_score.py --seeds 3 --only MinAtar/Asterix-v1 MinAtar/Freeway-v1 \\
+    python experiments/benchmarks/time_to_score.py --seeds 5 --only MinAtar/Asterix-v1 MinAtar/Freeway-v1 \\
         MinAtar/SpaceInvaders-v1 --out experiments/results/time_to_score-games.json
     python experiments/benchmarks/time_to_score.py --only CartPole-v1 --seeds 2 --steps 20000
 
