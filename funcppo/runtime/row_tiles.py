@@ -71,13 +71,8 @@ def varying_axes(numbers: NDArray[Any]) -> list[int]:
 def index_code(places: NDArray[Any]) -> str | None:
     """Code of places in a tile of the shape of `places`; None if no sum of functions of each coordinate gives them."""
     flat = places.reshape(-1)
-    width = len(flat)
-    step = int(flat[1] - flat[0]) if width > 1 else 0
-    if (flat == flat[0] + step * np.arange(width)).all():
-        number = axis(width)
-        if mask(width):
-            number = f"tl.minimum({number}, {width - 1})"
-        return f"{int(flat[0])} + {step} * {number}"
+    if code := _line_code(flat):
+        return code
 
     terms = [str(int(flat[0]))]
     rest = places - flat[0]
@@ -91,6 +86,27 @@ def index_code(places: NDArray[Any]) -> str | None:
     if rest.any() or "" in terms:
         return None
     return " + ".join(terms)
+
+
+def _line_code(places: NDArray[Any]) -> str:
+    """Code of places in steps of one size, which may stay the same before and after; empty if they are others."""
+    changes = np.flatnonzero(np.diff(places))
+    start, step = int(places[0]), 0
+    if len(changes):
+        first = int(changes[0])
+        step = int(places[first + 1] - places[first])
+        start -= step * first
+    low, high = int(places.min()), int(places.max())
+    numbers = start + step * np.arange(padded(len(places)))
+    if not np.array_equal(np.clip(numbers[: len(places)], low, high), places):
+        return ""
+    code = f"{start} + {step} * {axis(len(places))}"
+    # In the padding, too, places are among those of the tile.
+    if numbers.min() < low:
+        code = f"tl.maximum({code}, {low})"
+    if numbers.max() > high:
+        code = f"tl.minimum({code}, {high})"
+    return code
 
 
 def _function_code(variable: str, values: NDArray[Any]) -> str:

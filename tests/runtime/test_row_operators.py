@@ -54,6 +54,10 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "joined": lambda x: torch.cat([x, x[:, :2]], 1),
     "joined at the end": lambda x: torch.cat([x, x], 2),
+    "flat, beside few": lambda x: torch.cat([x.flatten(1), x[:, 0, :2]], 1),
+    "few beside them, flat": lambda x: torch.cat(
+        [x[:, 0, :3], x.flatten(1), x[:, :1, 0]], 1
+    ),
     "joined with few": lambda x: torch.cat([x[:, :, :1], x], 2),
     "shifted": lambda x: torch.cat([x[:, 1:], 0 * x[:, :1]], 1),
     "where": lambda x: torch.where(x > 0, x, x.flip(1)),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from funcppo.runtime import row_tiles
 
 LANGUAGE = types.SimpleNamespace(
-    arange=np.arange, minimum=np.minimum, where=np.where
+    arange=np.arange, minimum=np.minimum, maximum=np.maximum, where=np.where
 )
 
 
@@ -60,6 +60,9 @@ VIEWS = {
     "rows in any order": np.random.default_rng(0).permutation(GRID),
     "repeated": np.repeat(GRID[..., None], 4, -1),
     "one number": GRID[4:5, 4:5],
+    "the last one again": np.minimum(np.arange(103), 99),
+    "the first one before": np.maximum(np.arange(-3, 70), 0),
+    "down and then the same": np.maximum(np.arange(96, -60, -3), 3),
 }
 
 
