@@ -529,8 +529,8 @@ class _Word(NamedTuple):
 def threefry_source() -> str:
     """Functions of both words that the random numbers are made of.
 
-    Their 80 operations are one to Triton, whose passes take more than linear time for a program's operations: NVIDIA's
-    assembly code (PTX).
+    Their 80 operations are assembly code of NVIDIA (PTX), which is one operation to Triton: its passes take more than
+    linear time in the operations of a program.
     """
     lines: list[str] = []
     words = random.threefry_rounds(

@@ -315,15 +315,16 @@ class Writer:
         kinds = {(x.template, x.dtypes) for x in operations}
         if len(operations) < len(numbers) or len(kinds) > 1:
             return None
+
         ((template, dtypes),) = kinds
         codes: list[str] = []
+        # by the place of the operand: what it is in each operation
         for dtype, *operands in zip(dtypes, *(x.operands for x in operations)):
             start = operands[0].code
+            counted = _numbers_from(start, len(operands))
             if len(set(operands)) == 1:
                 codes.append(column_code(operands[0]))
-            elif [x.code for x in operands] == _numbers_from(
-                start, len(operands)
-            ):
+            elif [x.code for x in operands] == counted:
                 code = f"({coordinate} + {start}).to({TRITON_DTYPES[dtype]})"
                 codes.append(self.line(code, "wide", once=True).code)
             else:
