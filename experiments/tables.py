@@ -21,7 +21,6 @@ a line that names its records, hardware, versions and commits):
     questions                   a row a data set and method: learning from question episodes
     embedding-prior             the same, with and without a prior by link embeddings
     bellman-ford                a run with and without a term by a Bellman-Ford network, and the network alone
-    fold-election               the same, with rules that are elected without the fact of a question
     walk-feature                the same, with the probability of a random walk in place of the share of groundings
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
@@ -541,34 +540,6 @@ def bellman_ford() -> str:
         )
     return table(head, lines) + record_line(
         "bellman_ford", rows, is_shared=True
-    )
-
-
-def fold_election() -> str:
-    """The block of this name."""
-    rows = load_record("fold_election")["rows"]
-    head = ["data", "rules", "rules that a fold elects", "questions"]
-    head += ["valid MRR", "gain on valid, +- its error", "test MRR"]
-    lines: list[list[str]] = []
-    for name, rules in dict.fromkeys(
-        (row["set"], row["rules"]) for row in rows
-    ):
-        runs = [r for r in rows if (r["set"], r["rules"]) == (name, rules)]
-        gain = mean(run["valid_gain"] for run in runs)
-        error = mean(run["valid_gain_error"] for run in runs)
-        lines.append(
-            [
-                name,
-                rules,
-                f"{mean(runs[0]['elected_share']):.0%}" if error else "",
-                f"{mean(run['n_questions'] for run in runs):,.0f}",
-                mean_and_spread([run["valid_mrr"] for run in runs]),
-                f"{gain:+.4f} ± {error:.4f}" if error else "",
-                mean_and_spread([run["test_mrr"] for run in runs]),
-            ]
-        )
-    return table(head, lines) + record_line(
-        "fold_election", rows, is_shared=True
     )
 
 
@@ -2645,7 +2616,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "questions": question_results,
     "embedding-prior": embedding_prior,
     "bellman-ford": bellman_ford,
-    "fold-election": fold_election,
     "walk-feature": walk_feature,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
