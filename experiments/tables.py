@@ -21,7 +21,6 @@ a line that names its records, hardware, versions and commits):
     questions                   a row a data set and method: learning from question episodes
     embedding-prior             the same, with and without a prior by link embeddings
     bellman-ford                a run with and without a term by a Bellman-Ford network, and the network alone
-    walk-feature                the same, with the probability of a random walk in place of the share of groundings
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
@@ -540,29 +539,6 @@ def bellman_ford() -> str:
         )
     return table(head, lines) + record_line(
         "bellman_ford", rows, is_shared=True
-    )
-
-
-def walk_feature() -> str:
-    """The block of this name."""
-    rows = load_record("walk_feature")["rows"]
-    head = ["data", "evidence of a rule", "valid MRR"]
-    head += ["gain on valid, +- its error"]
-    lines: list[list[str]] = []
-    for row in rows:
-        gain, error = row["valid_gain"], row["valid_gain_error"]
-        lines.append(
-            [
-                row["set"],
-                row["method"],
-                mean_and_spread(row["valid_mrr"]),
-                f"{gain:+.4f} ± {error:.4f}"
-                if row["method"] != "share"
-                else "",
-            ]
-        )
-    return table(head, lines) + record_line(
-        "walk_feature", rows, is_shared=True
     )
 
 
@@ -2616,7 +2592,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "questions": question_results,
     "embedding-prior": embedding_prior,
     "bellman-ford": bellman_ford,
-    "walk-feature": walk_feature,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,
