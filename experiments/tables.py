@@ -29,7 +29,6 @@ a line that names its records, hardware, versions and commits):
     other-facts                 untrained scores with and without the other facts of candidates
     general-rules               AnyBURL's zero rules and the most general rules, how they rank valid
     joint-evidence              a policy that weighs rules by their shares in noisy-or-joint
-    misleading-rules            a policy with rules that are right less often than chance
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
@@ -671,50 +670,6 @@ def joint_evidence() -> str:
         lines.append(line)
     return table(head, lines) + record_line(
         "joint_evidence", rows, is_shared=True
-    )
-
-
-def misleading_rules() -> str:
-    """The block of this name."""
-    record = load_record("misleading_rules")["runs"]
-    without = load_record("default_results")["runs"]
-    head = ["data", "seeds", "rules", "and misleading ones"]
-    head += ["valid MRR", "valid MRR with misleading rules", "gain by seed"]
-    head += ["test MRR", "test MRR with misleading rules"]
-    lines: list[list[str]] = []
-    for name in dict.fromkeys(run["set"] for run in record):
-        runs = {run["seed"]: run for run in record if run["set"] == name}
-        others = {run["seed"]: run for run in without if run["set"] == name}
-        seeds = sorted(runs)
-        pairs = [
-            [
-                run[seed]["results"]["best_valid_metric"]
-                for run in (others, runs)
-            ]
-            for seed in seeds
-        ]
-        test = [
-            [
-                table[seed]["results"]["test"]["evidence, trained"]["mrr"]
-                for seed in seeds
-            ]
-            for table in (others, runs)
-        ]
-        n_rules = others[seeds[0]]["results"]["rules"]
-        n_more = runs[seeds[0]]["results"]["rules"] - n_rules
-        lines.append(
-            [
-                name,
-                f"{len(seeds)}",
-                f"{n_rules:,}",
-                f"{n_more:,}",
-                *(mean_and_spread(list(values)) for values in zip(*pairs)),
-                ", ".join(f"{after - before:+.4f}" for before, after in pairs),
-                *map(mean_and_spread, test),
-            ]
-        )
-    return table(head, lines) + record_line(
-        "misleading_rules", record, is_shared=True
     )
 
 
@@ -2600,7 +2555,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "other-facts": other_facts,
     "general-rules": general_rules,
     "joint-evidence": joint_evidence,
-    "misleading-rules": misleading_rules,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,
