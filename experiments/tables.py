@@ -27,7 +27,6 @@ a line that names its records, hardware, versions and commits):
     relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
     rule-redundancy             untrained scores that count pairs of rules
     other-facts                 untrained scores with and without the other facts of candidates
-    general-rules               AnyBURL's zero rules and the most general rules, how they rank valid
     joint-evidence              a policy that weighs rules by their shares in noisy-or-joint
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
@@ -618,31 +617,6 @@ def other_facts() -> str:
             ]
             lines.append(line)
     return table(head, lines) + record_line("other_facts", rows, is_shared=True)
-
-
-def general_rules() -> str:
-    """The block of this name."""
-    rows = load_record("general_rules")["rows"]
-    head = ["data", "rules", "most general rules", "queries of valid"]
-    head += ["score", "valid MRR", "zero rules last", "zero rules"]
-    head += ["most general rules", "derived", "with zero rules"]
-    head += ["with most general rules"]
-    lines: list[list[str]] = []
-    for row in rows:
-        for score in ("noisy-or", "noisy-or@3"):
-            summaries = {
-                trial["way"]: _with_gain(trial)
-                for trial in row["valid"]
-                if trial["score"] == score
-            }
-            line = [row["set"], f"{row['n_rules']:,}"]
-            line += [f"{row['n_general_rules']:,}", f"{row['n_valid']:,}"]
-            line += [score, *summaries.values()]
-            line += [f"{share:.4f}" for share in row["derived"].values()]
-            lines.append(line)
-    return table(head, lines) + record_line(
-        "general_rules", rows, is_shared=True
-    )
 
 
 def joint_evidence() -> str:
@@ -2553,7 +2527,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "relation-smoothing": relation_smoothing,
     "rule-redundancy": rule_redundancy,
     "other-facts": other_facts,
-    "general-rules": general_rules,
     "joint-evidence": joint_evidence,
     "mining": mining,
     "published-miners": published_miners,
