@@ -27,7 +27,6 @@ a line that names its records, hardware, versions and commits):
     relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
     rule-redundancy             untrained scores that count pairs of rules
     other-facts                 untrained scores with and without the other facts of candidates
-    joint-evidence              a policy that weighs rules by their shares in noisy-or-joint
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
@@ -617,34 +616,6 @@ def other_facts() -> str:
             ]
             lines.append(line)
     return table(head, lines) + record_line("other_facts", rows, is_shared=True)
-
-
-def joint_evidence() -> str:
-    """The block of this name."""
-    rows = load_record("joint_evidence")["rows"]
-    head = ["data", "rules", "seeds", "initial weights"]
-    head += ["initial, shares of noisy-or-joint", "listwise"]
-    head += ["listwise, shares of noisy-or-joint"]
-    lines: list[list[str]] = []
-    for name in dict.fromkeys(row["set"] for row in rows):
-        runs = {
-            is_joint: [
-                row
-                for row in rows
-                if row["set"] == name and row["is_joint"] == is_joint
-            ]
-            for is_joint in (False, True)
-        }
-        first = runs[False][0]
-        line = [name, f"{first['n_rules']:,}", f"{len(runs[False])}"]
-        for stage in ("initial", "listwise"):
-            for is_joint in (False, True):
-                values = [run[stage] for run in runs[is_joint]]
-                line.append(mean_and_spread(values))
-        lines.append(line)
-    return table(head, lines) + record_line(
-        "joint_evidence", rows, is_shared=True
-    )
 
 
 def _with_gain(summary: Row) -> str:
@@ -2527,7 +2498,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "relation-smoothing": relation_smoothing,
     "rule-redundancy": rule_redundancy,
     "other-facts": other_facts,
-    "joint-evidence": joint_evidence,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,
