@@ -26,7 +26,6 @@ a line that names its records, hardware, versions and commits):
     results-mined-rules         the same with rules mined from the train triples
     relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
     rule-redundancy             untrained scores that count pairs of rules
-    other-facts                 untrained scores with and without the other facts of candidates
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
@@ -590,32 +589,6 @@ def rule_redundancy() -> str:
     return table(head, lines) + record_line(
         "rule_redundancy", rows, is_shared=True
     )
-
-
-def other_facts() -> str:
-    """The block of this name."""
-    rows = load_record("other_facts")["rows"]
-    head = ["data", "score", "queries of valid", "valid MRR with other facts"]
-    head += ["all of test, without", "all of test, with"]
-    lines: list[list[str]] = []
-    for row in rows:
-        for trial in row["valid"]:
-            is_best = all(
-                trial[name] == row["best"][name]
-                for name in ("score", "constant")
-            )
-            test = row["test"] if is_best else None
-            line = [
-                row["set"],
-                f"{trial['score']}, constant {trial['constant']:g}",
-            ]
-            line += [f"{row['n_valid']:,}", _with_gain(trial)]
-            line += [
-                f"{test['mrr'] - test['gain']:.4f}" if test else "",
-                _with_gain(test) if test else "",
-            ]
-            lines.append(line)
-    return table(head, lines) + record_line("other_facts", rows, is_shared=True)
 
 
 def _with_gain(summary: Row) -> str:
@@ -2497,7 +2470,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "results-mined-rules": results_mined_rules,
     "relation-smoothing": relation_smoothing,
     "rule-redundancy": rule_redundancy,
-    "other-facts": other_facts,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,
