@@ -25,7 +25,6 @@ a line that names its records, hardware, versions and commits):
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
     relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
-    rule-redundancy             untrained scores that count pairs of rules
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
@@ -559,43 +558,6 @@ def relation_smoothing() -> str:
             cells.append(f"{row['valid_mrr']:.4f}{change}")
         lines.append([name, score, *cells])
     return table(head, lines) + record_line("relation_smoothing", rows)
-
-
-def rule_redundancy() -> str:
-    """The block of this name."""
-    rows = load_record("rule_redundancy")["rows"]
-    head = ["data", "rules", "queries of valid, test"]
-    head += ["best score with independent rules", "valid MRR"]
-    head += ["noisy-or-joint, its best", "valid MRR", "test MRR, independent"]
-    head += ["test MRR, joint"]
-    lines: list[list[str]] = []
-    for row in rows:
-        plain, joint = (
-            next(
-                trial
-                for trial in row["valid"]
-                if (trial["score"], trial["constant"])
-                == (row[kind]["score"], row[kind]["constant"])
-            )
-            for kind in ("plain", "joint")
-        )
-        line = [row["set"], f"{row['n_rules']:,}"]
-        line.append(f"{row['n_valid']:,}, {row['n_test']:,}")
-        for trial in (plain, joint):
-            line.append(f"{trial['score']}, constant {trial['constant']:g}")
-            line.append(_with_gain(trial))
-        line += [f"{row['test']['plain_mrr']:.4f}", _with_gain(row["test"])]
-        lines.append(line)
-    return table(head, lines) + record_line(
-        "rule_redundancy", rows, is_shared=True
-    )
-
-
-def _with_gain(summary: Row) -> str:
-    """An MRR with its gain over that of another score and the standard error."""
-    gain, error = summary["gain"], summary["gain_error"]
-    change = f" ({gain:+.4f} ± {error:.4f})" if error else ""
-    return f"{summary['mrr']:.4f}{change}"
 
 
 DEFAULTS_LABELS = {
@@ -2469,7 +2431,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,
     "relation-smoothing": relation_smoothing,
-    "rule-redundancy": rule_redundancy,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,
