@@ -24,7 +24,6 @@ a line that names its records, hardware, versions and commits):
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
-    relation-smoothing          confidences smoothed by a constant and by relation, how they rank valid
     mining                      mined rules alone: how many, seconds, and how they rank untrained
     published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
@@ -535,29 +534,6 @@ def bellman_ford() -> str:
     return table(head, lines) + record_line(
         "bellman_ford", rows, is_shared=True
     )
-
-
-def relation_smoothing() -> str:
-    """The block of this name."""
-    rows = load_record("relation_smoothing")["rows"]
-    kinds = dict.fromkeys((row["kind"], row["strength"]) for row in rows)
-    head = ["data", "score"]
-    head += [f"{kind} {strength:g}" for kind, strength in kinds]
-    lines: list[list[str]] = []
-    for name, score in dict.fromkeys((r["set"], r["score"]) for r in rows):
-        of_score = {
-            (r["kind"], r["strength"]): r
-            for r in rows
-            if (r["set"], r["score"]) == (name, score)
-        }
-        cells: list[str] = []
-        for kind in kinds:
-            row = of_score[kind]
-            gain, error = row["valid_gain"], row["valid_gain_error"]
-            change = f" ({gain:+.4f} ± {error:.4f})" if error else ""
-            cells.append(f"{row['valid_mrr']:.4f}{change}")
-        lines.append([name, score, *cells])
-    return table(head, lines) + record_line("relation_smoothing", rows)
 
 
 DEFAULTS_LABELS = {
@@ -2430,7 +2406,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,
-    "relation-smoothing": relation_smoothing,
     "mining": mining,
     "published-miners": published_miners,
     "mining-bounds": mining_bounds,
