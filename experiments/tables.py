@@ -14,7 +14,6 @@ a line that names its records, hardware, versions and commits):
     readme-train                what `make train` prints: the table and the proof
     defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
     first-step                  a row a data set: seconds of the same runs before the first gradient step
-    fixed-firings               a row a set of rules: seconds of listing firings in fixed shapes, and without
     tuned                       the same with more rules or more time
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
     small-graphs                a row a set and size: small graphs drawn from the sets, trained against untrained
@@ -644,42 +643,6 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
         rule_scores_text(test, rule_score),
         f"{untrained[0]:.4f}",
         mean_and_spread(trained),
-    ]
-
-
-def fixed_firings() -> str:
-    """The block of this name."""
-    rows: list[list[str]] = []
-    sources: list[str] = []
-    for name, machine in FIXED_FIRINGS_RECORDS.items():
-        record = load_record(name)
-        rows += [_fixed_firings_row(machine, row) for row in record["rows"]]
-        commits = [
-            {"commit": row["commit"], "machine": record["machine"]}
-            for row in record["rows"]
-        ]
-        sources.append(f"`{name}` ({where_run(commits)})")
-    head = ["questions of train, seconds", "firings", "shapes by the data"]
-    head += ["fixed shapes, eager", "compiled", "do not fit", "and take"]
-    return (
-        table(head, rows)
-        + f"\nRecords in `experiments/results/`: {', '.join(sources)}; on a CPU one thread.\n"
-    )
-
-
-def _fixed_firings_row(machine: str, row: dict[str, Any]) -> list[str]:
-    """The row of one set of rules on one machine."""
-    identity = "on" if row["object_identity"] else "off"
-    share = row["overflowed"] / row["questions"]
-    asked = f"{row['questions']:,} of {DEFAULTS_LABELS[row['set']]}"
-    return [
-        f"{machine}: {asked}, object identity {identity}",
-        f"{row['firings']:,}",
-        f"{row['ragged_seconds']:.2g}",
-        f"{row['eager_seconds']:.2g}",
-        f"{row['compiled_seconds']:.2g}",
-        f"{share:.0%}",
-        f"{row['rest_seconds']:.2g}",
     ]
 
 
@@ -1669,11 +1632,6 @@ def saved_milliseconds_per_call(compiled: Row, eager: Row) -> float:
     return (eager["processor_ms"] - compiled["processor_ms"]) / S3_CALLS
 
 
-# records of `time_to_score.py`, each with both libraries
-FIXED_FIRINGS_RECORDS = {
-    "fixed_firings-cpu": "CPU",
-    "fixed_firings-h100": "GPU",
-}
 TIME_TO_SCORE_RECORDS = (
     "time_to_score-h100",
     "time_to_score-breakout",
@@ -2396,7 +2354,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "readme-train": readme_train,
     "defaults": defaults,
     "first-step": first_step,
-    "fixed-firings": fixed_firings,
     "tuned": tuned,
     "fifty-graphs": fifty_graphs,
     "small-graphs": small_graphs,
