@@ -80,7 +80,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 
 from experiments import paths
 from funcppo.envs.registry import ENVIRONMENTS
-from funcppo.mining.config import MiningConfig
+from funcppo.kg.mining.config import MiningConfig
 from funcppo.rl.settings import published_settings
 
 Row = dict[str, Any]

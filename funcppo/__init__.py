@@ -51,8 +51,9 @@ from typing import TYPE_CHECKING
 from funcppo.version import VERSION
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from funcppo import envs, nets, random, train_step, tree
+    from funcppo import envs, nets, train_step
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+    from funcppo.core import random, tree
     from funcppo.distributions import (
         CATEGORICAL,
         DIAGONAL_GAUSSIAN,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         NoWorld,
         Timestep,
     )
-    from funcppo.knowledge import (
+    from funcppo.kg.api import (
         Evaluation,
         Graph,
         Knowledge,
@@ -139,7 +140,13 @@ __all__ = [
     "tree",
 ]
 
-_MODULES = ("envs", "nets", "random", "train_step", "tree")
+_MODULES = {
+    "envs": "funcppo.envs",
+    "nets": "funcppo.nets",
+    "random": "funcppo.core.random",
+    "train_step": "funcppo.train_step",
+    "tree": "funcppo.core.tree",
+}
 
 # Where each name is defined.
 _SOURCES = {
@@ -164,19 +171,19 @@ _SOURCES = {
     "Schedule": "funcppo.config",
     "Timestep": "funcppo.interfaces",
     "TrainState": "funcppo.train_step",
-    "Evaluation": "funcppo.knowledge",
-    "Graph": "funcppo.knowledge",
-    "Knowledge": "funcppo.knowledge",
-    "Predictions": "funcppo.knowledge",
-    "ProofResult": "funcppo.knowledge",
+    "Evaluation": "funcppo.kg.api",
+    "Graph": "funcppo.kg.api",
+    "Knowledge": "funcppo.kg.api",
+    "Predictions": "funcppo.kg.api",
+    "ProofResult": "funcppo.kg.api",
     "check": "funcppo.envs.laws",
     "compile": "funcppo.learner",
     "distribute": "funcppo.learner",
     "evaluate_policy": "funcppo.trainer",
-    "fit": "funcppo.knowledge",
-    "load": "funcppo.knowledge",
-    "mine": "funcppo.knowledge",
-    "open": "funcppo.knowledge",
+    "fit": "funcppo.kg.api",
+    "load": "funcppo.kg.api",
+    "mine": "funcppo.kg.api",
+    "open": "funcppo.kg.api",
     "ppo": "funcppo.learner",
     "train": "funcppo.trainer",
     "train_many": "funcppo.rl.many",
@@ -186,7 +193,7 @@ _SOURCES = {
 def __getattr__(name: str) -> object:
     """Import a name of the table when it is first used (PEP 562)."""
     if name in _MODULES:
-        return importlib.import_module(f"funcppo.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _SOURCES:
         value = getattr(importlib.import_module(_SOURCES[name]), name)
         globals()[name] = value

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.types import F32, Bool
+from funcppo.core.types import F32, Bool
 
 
 class AdvantageEstimate(NamedTuple):

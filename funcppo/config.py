@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from funcppo.ranges import (
+from funcppo.core.settings import (
     DecayRate,
     NonNegativeFloat,
     NonNegativeInt,

@@ -20,8 +20,8 @@ from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from funcppo import random
-from funcppo.types import F32, I64
+from funcppo.core import random
+from funcppo.core.types import F32, I64
 
 Output = TypeVar("Output", infer_variance=True)
 

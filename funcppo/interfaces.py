@@ -39,9 +39,18 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from funcppo.core.settings import NonNegativeInt, Size, check_fields
+from funcppo.core.types import (
+    F32,
+    I64,
+    Bool,
+    Obs,
+    Params,
+    ResetSample,
+    State,
+    World,
+)
 from funcppo.distributions import CATEGORICAL, Distribution
-from funcppo.ranges import NonNegativeInt, Size, check_fields
-from funcppo.types import F32, I64, Bool, Obs, Params, ResetSample, State, World
 
 # What is static about an environment or a network: hashable, as a Python scalar and
 # a frozen dataclass of such are. A new value is a new graph.

@@ -29,8 +29,10 @@ from typing import (
 import torch
 from torch import Tensor
 
-from funcppo import random, train_step, tree
+from funcppo import train_step
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.core import random, tree
+from funcppo.core.types import I64, Obs, Params, State, World
 from funcppo.envs import base
 from funcppo.envs.laws import (
     TOLERANCE,
@@ -55,14 +57,7 @@ from funcppo.interfaces import (
 from funcppo.nets.factories import build_agent, describe
 from funcppo.recurrence import apply_agent
 from funcppo.rollout import RandomInputs, RolloutState, rollout_step
-from funcppo.train_step import (
-    EAGER_PARTS,
-    Metrics,
-    Parts,
-    Rollout,
-    TrainState,
-)
-from funcppo.types import I64, Obs, Params, State, World
+from funcppo.train_step import EAGER_PARTS, Metrics, Parts, Rollout, TrainState
 
 if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
     from funcppo.runtime.capture import CapturedStep

@@ -8,11 +8,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo import tree
 from funcppo.config import Config, PPOConfig
+from funcppo.core import tree
+from funcppo.core.types import F32, Bool, Obs
 from funcppo.interfaces import AnyAgent, Memory
 from funcppo.recurrence import apply_sequence
-from funcppo.types import F32, Bool, Obs
 
 Rows = TypeVar("Rows")  # a tree whose leaves have one leading axis
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from funcppo import optim, tree
+from funcppo import optim
 from funcppo.config import AdamConfig, Config, reads_scalars_apart
-from funcppo.loops import graph_scan, keeps_loops, scan
+from funcppo.core import tree
+from funcppo.core.loops import graph_scan, keeps_loops, scan
+from funcppo.core.types import F32, I64, Bool, Obs, Params, Scan
 from funcppo.losses import (
     Batch,
     LossMetrics,
@@ -27,7 +29,6 @@ from funcppo.losses import (
 )
 from funcppo.optim import AdamState
 from funcppo.recurrence import backpropagate, step_memories
-from funcppo.types import F32, I64, Bool, Obs, Params, Scan
 
 
 class UpdateState(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import tree
 from funcppo.config import AdamConfig, Schedule
-from funcppo.types import F32, I64, Params
+from funcppo.core import tree
+from funcppo.core.types import F32, I64, Params
 
 
 class AdamState(NamedTuple, Generic[Params]):

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo.core import tree
+from funcppo.core.loops import scan
+from funcppo.core.types import Bool, Obs, Params, Scan, World
 from funcppo.interfaces import Agent, AnyAgent, Memory, Output
-from funcppo.loops import scan
-from funcppo.types import Bool, Obs, Params, Scan, World
 
 Tree = TypeVar("Tree")
 

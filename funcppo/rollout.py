@@ -12,18 +12,9 @@ from typing import Any, Generic, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
 from funcppo.config import Config, reads_scalars_apart
-from funcppo.envs.base import sample_reset, step_with_autoreset
-from funcppo.interfaces import (
-    AnyAgent,
-    Environment,
-    EnvironmentSpec,
-    MaskedObservation,
-    Memory,
-)
-from funcppo.recurrence import apply_agent, initial_memory, reset_memory
-from funcppo.types import (
+from funcppo.core import random, tree
+from funcppo.core.types import (
     F32,
     I64,
     Bool,
@@ -34,6 +25,15 @@ from funcppo.types import (
     World,
     check_tensor,
 )
+from funcppo.envs.base import sample_reset, step_with_autoreset
+from funcppo.interfaces import (
+    AnyAgent,
+    Environment,
+    EnvironmentSpec,
+    MaskedObservation,
+    Memory,
+)
+from funcppo.recurrence import apply_agent, initial_memory, reset_memory
 
 
 class EpisodeStats(NamedTuple):

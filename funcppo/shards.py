@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import minibatch, tree
+from funcppo import minibatch
 from funcppo.config import Config, reads_scalars_apart
+from funcppo.core import tree
+from funcppo.core.types import F32, I64, Bool, Obs, Tree
 from funcppo.losses import Batch, LossMetrics, Scalars, finite_rows
 from funcppo.minibatch import (
     ApplyGradientsFn,
@@ -24,7 +26,6 @@ from funcppo.minibatch import (
     MinibatchMetrics,
     UpdateState,
 )
-from funcppo.types import F32, I64, Bool, Obs, Tree
 
 
 class Moments(NamedTuple):

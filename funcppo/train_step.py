@@ -17,18 +17,11 @@ from typing import Any, Generic, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from funcppo import (
-    kernel_network,
-    loops,
-    minibatch,
-    optim,
-    random,
-    rollout,
-    shards,
-    tree,
-)
+from funcppo import minibatch, optim, rollout, shards
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config, reads_scalars_apart
+from funcppo.core import loops, random, tree
+from funcppo.core.types import F32, I64, Obs, Params, Scan, State
 from funcppo.interfaces import GatherShards, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
 from funcppo.minibatch import (
@@ -37,6 +30,7 @@ from funcppo.minibatch import (
     MinibatchParts,
     UpdateState,
 )
+from funcppo.nets import kernel_network
 from funcppo.optim import AdamState
 from funcppo.rollout import (
     NO_MEMORY,
@@ -49,7 +43,6 @@ from funcppo.rollout import (
     rollout_step,
 )
 from funcppo.shards import Moments, ShardedIndices, minibatch_step
-from funcppo.types import F32, I64, Obs, Params, Scan, State
 
 
 class TrainState(NamedTuple, Generic[Params, State]):

@@ -32,14 +32,14 @@ from typing import (
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
+from funcppo import checkpoint as checkpoints
+from funcppo import loggers, metrics_log
 from funcppo.config import PPOConfig
+from funcppo.core import random, stacked, tree
+from funcppo.core.settings import METRICS_FILE
+from funcppo.core.types import F32, I64, Bool
 from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
-from funcppo.experiment import checkpoint as checkpoints
-from funcppo.experiment import loggers, metrics_log
-from funcppo.experiment.config import METRICS_FILE
-from funcppo.experiment.loggers import LoggerName
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import (
     Learner,
@@ -48,14 +48,13 @@ from funcppo.learner import (
     own_state,
     settings_text,
 )
+from funcppo.loggers import LoggerName
 from funcppo.recurrence import apply_agent, initial_memory
-from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.distributed import launched_size
 from funcppo.runtime.reasons import FallbackCode
 from funcppo.train_step import Metrics, TrainState
-from funcppo.types import F32, I64, Bool
 
 N_EPISODES = 32  # of an evaluation, for each of the two policies
 MAX_EVALUATION_STEPS = 10_000

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import tree
 from funcppo.config import Config, PPOConfig
+from funcppo.core import tree
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole, pendulum
 from funcppo.nets import feedforward

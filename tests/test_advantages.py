@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo import random
 from funcppo.advantages import discounted_sum, gae, next_values
+from funcppo.core import random
 
 SEEDS = st.integers(0, 2**32)
 

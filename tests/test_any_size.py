@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import funcppo as fp
-from funcppo import optim, random, tree
+from funcppo import optim
 from funcppo.config import AdamConfig, PPOConfig, Schedule
+from funcppo.core import random, tree
 from funcppo.losses import Scalars, loss_fn
 from funcppo.rollout import RandomInputs, RolloutState, rollout_step
 from funcppo.runtime import compile

@@ -12,7 +12,7 @@ from functools import partial, wraps
 import pytest
 
 import funcppo as fp
-from funcppo import random, train_step
+from funcppo import train_step
 from funcppo.config import (
     SCALAR_FIELDS,
     AdamConfig,
@@ -21,6 +21,7 @@ from funcppo.config import (
     Schedule,
     as_compiled,
 )
+from funcppo.core import random
 from funcppo.interfaces import NoWorld
 from funcppo.losses import Scalars
 from tests.learning import (

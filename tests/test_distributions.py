@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.distributions import (
     CATEGORICAL,
     DIAGONAL_GAUSSIAN,

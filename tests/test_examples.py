@@ -12,10 +12,10 @@ import torch
 
 import funcppo as fp
 from examples import custom_env, grid_world, predict
-from funcppo import random
-from funcppo.experiment import question_training
-from funcppo.prover import questions
-from funcppo.prover.question_config import ListwiseConfig, Penalty
+from funcppo.core import random
+from funcppo.kg.run import question_training
+from funcppo.kg.scores import questions
+from funcppo.kg.scores.question_config import ListwiseConfig, Penalty
 from funcppo.runtime.compile import select_strategy
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.forked import printed, printed_by

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from funcppo import loops, losses, optim, random, rollout, tree
+from funcppo import losses, optim, rollout
 from funcppo.advantages import gae
 from funcppo.config import AdamConfig
+from funcppo.core import loops, random, tree
+from funcppo.core.types import check_shapes_and_dtypes
 from funcppo.nets.base import PolicyValue
 from funcppo.rollout import RolloutState
 from funcppo.train_step import (
@@ -26,7 +28,6 @@ from funcppo.train_step import (
     sample_randomness,
     train_step,
 )
-from funcppo.types import check_shapes_and_dtypes
 from tests.learning import (
     WORLD,
     assert_trees_equal,

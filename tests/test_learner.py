@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import funcppo as fp
-from funcppo import train_step, tree
+from funcppo import train_step
 from funcppo.config import PPOConfig
+from funcppo.core import tree
 from funcppo.envs.classic_control import cartpole
 from funcppo.learner import PPOOptions, find_difference
 from tests.learning import (

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import random, tree
 from funcppo.config import PPOConfig
+from funcppo.core import random, tree
 from funcppo.losses import (
     Batch,
     Scalars,

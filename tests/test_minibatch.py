@@ -8,8 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import loops, losses, minibatch, random, tree
+from funcppo import losses, minibatch
 from funcppo.config import AdamConfig
+from funcppo.core import loops, random, tree
 from funcppo.runtime import compile_cache
 from funcppo.train_step import collect, init, minibatch_step
 from tests.learning import (

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcppo import optim, random, tree
+from funcppo import optim
 from funcppo.config import AdamConfig, Schedule
+from funcppo.core import random, tree
 
 
 class Params(NamedTuple):

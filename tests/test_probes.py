@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcppo import random
 from funcppo.config import Config, PPOConfig
+from funcppo.core import random
 from funcppo.envs.base import Environment, Timestep
 from funcppo.nets import feedforward
 from funcppo.nets.base import CATEGORICAL, DIAGONAL_GAUSSIAN, Agent

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
 from funcppo.config import Config
+from funcppo.core import random, tree
 from funcppo.nets import feedforward
 from funcppo.nets.base import Dense
 from funcppo.rollout import RolloutKeys, sample_random_inputs

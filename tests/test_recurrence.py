@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import random, recurrence, tree
+from funcppo import recurrence
+from funcppo.core import random, tree
+from funcppo.core.loops import graph_scan
 from funcppo.interfaces import Agent, EnvironmentSpec, MaskedObservation
-from funcppo.loops import graph_scan
 from tests.learning import WORLD, assert_trees_equal
 
 T, B = 6, 3

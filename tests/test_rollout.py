@@ -7,15 +7,12 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import random, rollout, tree
+from funcppo import rollout
+from funcppo.core import random, tree
+from funcppo.core.loops import scan
 from funcppo.envs.classic_control import cartpole, pendulum
-from funcppo.loops import scan
 from funcppo.nets import feedforward
-from funcppo.rollout import (
-    rollout_keys,
-    rollout_step,
-    sample_random_inputs,
-)
+from funcppo.rollout import rollout_keys, rollout_step, sample_random_inputs
 from funcppo.train_step import init
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import tree
+from funcppo import metrics_log
+from funcppo.core import tree
 from funcppo.envs import wrappers
-from funcppo.experiment import metrics_log
 from funcppo.runtime import distributed
 from tests.cli.processes import run_processes
 from tests.learning import assert_trees_equal, one_thread

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from funcppo import loops, losses, minibatch, random, shards, tree
+from funcppo import losses, minibatch, shards
+from funcppo.core import loops, random, tree
 from funcppo.minibatch import MinibatchIndices
 from funcppo.shards import ShardGradient
 from funcppo.train_step import (

@@ -8,8 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import loops, optim, random, rollout, tree
+from funcppo import optim, rollout
 from funcppo.config import Schedule
+from funcppo.core import loops, random, tree
 from funcppo.minibatch import MinibatchParts
 from funcppo.rollout import RolloutState
 from funcppo.train_step import (

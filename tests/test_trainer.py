@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import trainer, tree
+from funcppo import metrics_log, trainer
+from funcppo.core import tree
 from funcppo.envs import wrappers
-from funcppo.experiment import metrics_log
 from funcppo.runtime.capture import capture, without_cuda_graphs
 from funcppo.trainer import (
     TrainingNote,

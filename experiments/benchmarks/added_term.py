@@ -15,16 +15,17 @@ from torch import Tensor
 from torch.func import grad
 
 from experiments.benchmarks import question_results
-from funcppo import optim, random
+from funcppo import optim
 from funcppo.config import AdamConfig
-from funcppo.evaluation import evidence_ranking, rank_metrics
-from funcppo.evaluation.candidates import RankingProtocol, list_candidates
-from funcppo.evaluation.ranking import ScorerBySide
-from funcppo.experiment.run import Run
-from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import evidence
-from funcppo.prover.task import with_answers
-from funcppo.types import F32, F64, I64, Bool
+from funcppo.core import random
+from funcppo.core.types import F32, F64, I64, Bool
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import evidence_ranking, rank_metrics
+from funcppo.kg.ranking.candidates import RankingProtocol, list_candidates
+from funcppo.kg.ranking.ranking import ScorerBySide
+from funcppo.kg.run.run import Run
+from funcppo.kg.scores import evidence
+from funcppo.kg.search.task import with_answers
 
 SIDES = question_results.SIDES
 # valid queries whose candidates among all entities are held at once

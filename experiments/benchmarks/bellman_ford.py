@@ -4,8 +4,8 @@
     python experiments/benchmarks/bellman_ford.py --measure FOLDER --steps 5
 
 RUN is what `funcppo train` wrote, at its defaults with link embeddings where valid said so. A network
-(`funcppo.prover.bellman_ford`) is trained on the same known facts, each asked from both sides and left out of the graph
-while it is asked, with all facts of its pair where the run leaves these out. Rows: the run; the run with the
+(`funcppo.kg.scores.bellman_ford`) is trained on the same known facts, each asked from both sides and left out of the
+graph while it is asked, with all facts of its pair where the run leaves these out. Rows: the run; the run with the
 network's log-probability as one more term, by one weight or by a weight for each label; and the network alone, over
 the candidates that the rules derive and over all entities.
 
@@ -45,23 +45,15 @@ from experiments.benchmarks.question_results import say
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
 from experiments.provenance import describe_machine
-from funcppo import random, tree
-from funcppo.data import load
-from funcppo.experiment import (
-    bellman_ford_training,
-    embedding_training,
-    run_start,
-)
-from funcppo.experiment.run import Run
-from funcppo.logic.question_types import LeftOut
-from funcppo.prover import bellman_ford as network
-from funcppo.prover import evidence, link_embedding
-from funcppo.prover.bellman_ford import (
-    Graph,
-    NetworkConfig,
-    Params,
-)
-from funcppo.prover.question_config import BellmanFordConfig
+from funcppo.core import random, tree
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic.question_types import LeftOut
+from funcppo.kg.run import bellman_ford_training, embedding_training, run_start
+from funcppo.kg.run.run import Run
+from funcppo.kg.scores import bellman_ford as network
+from funcppo.kg.scores import evidence, link_embedding
+from funcppo.kg.scores.bellman_ford import Graph, NetworkConfig, Params
+from funcppo.kg.scores.question_config import BellmanFordConfig
 
 
 def main() -> None:

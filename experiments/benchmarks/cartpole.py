@@ -44,8 +44,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
-from funcppo import random, train_step, tree
+from funcppo import train_step
 from funcppo.config import Config, PPOConfig
+from funcppo.core import random, tree
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole
 from funcppo.minibatch import UpdateState

@@ -30,20 +30,17 @@ from experiments.benchmarks.question_results import Problem, say
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
 from experiments.provenance import describe_machine
-from funcppo.data import Dataset, load
-from funcppo.evaluation import evidence_ranking, rank_metrics, ranking
-from funcppo.evaluation.evidence_ranking import EvidenceScore, QuestionEvidence
-from funcppo.experiment import (
-    embedding_training,
-    question_run,
-    question_training,
-)
-from funcppo.experiment.question_training import TrainingQuestions
-from funcppo.logic.question_types import LeftOut
-from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import evidence, link_embedding
-from funcppo.prover.link_embedding import Params
-from funcppo.prover.question_config import EmbeddingConfig, QuestionConfig
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic.question_types import LeftOut
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import evidence_ranking, rank_metrics, ranking
+from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
+from funcppo.kg.run import embedding_training, question_run, question_training
+from funcppo.kg.run.question_training import TrainingQuestions
+from funcppo.kg.scores import evidence, link_embedding
+from funcppo.kg.scores.link_embedding import Params
+from funcppo.kg.scores.question_config import EmbeddingConfig, QuestionConfig
 
 SETS = ("kinships", "nations", "umls", "family")
 EMBEDDING = EmbeddingConfig()

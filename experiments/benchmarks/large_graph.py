@@ -265,12 +265,12 @@ def open_graph(indexed: str) -> None:
     """Print how long opening takes."""
     import torch
 
-    from funcppo import data
-    from funcppo.logic import kb
+    from funcppo.kg.graph import loaders
+    from funcppo.kg.logic import kb
 
     torch.set_num_threads(1)
     start = time.perf_counter()
-    dataset = data.load(indexed)
+    dataset = loaders.load(indexed)
     read = time.perf_counter()
     kb.from_dataset(dataset)
     row = {
@@ -284,11 +284,11 @@ def look_up(indexed: str) -> None:
     """Print how long lookups of facts take, in microseconds a batch."""
     import torch
 
-    from funcppo import data
-    from funcppo.logic import kb
+    from funcppo.kg.graph import loaders
+    from funcppo.kg.logic import kb
 
     torch.set_num_threads(1)
-    built, sizes = kb.from_dataset(data.load(indexed))
+    built, sizes = kb.from_dataset(loaders.load(indexed))
     draw = torch.Generator().manual_seed(0)
     seconds: list[float] = []
     for _ in range(BATCHES):

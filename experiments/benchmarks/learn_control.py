@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
 from experiments.provenance import describe_machine
-from funcppo import random, tree
 from funcppo.config import Config, PPOConfig
+from funcppo.core import random, tree
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole, pendulum
 from funcppo.nets import feedforward as mlp

@@ -26,15 +26,15 @@ from experiments.benchmarks.default_results import mine
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
 from experiments.provenance import current_commit, describe_machine
-from funcppo.data import load
-from funcppo.data.dataset import Dataset
-from funcppo.evaluation import rank_metrics
-from funcppo.logic import kb as kbase
-from funcppo.logic.firing_chunks import iter_firing_chunks
-from funcppo.logic.firings import FiringPlan, plan_firings
-from funcppo.logic.question_types import Questions, select_questions
-from funcppo.logic.triple_index import HEAD
-from funcppo.prover.evidence import training_questions
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.firing_chunks import iter_firing_chunks
+from funcppo.kg.logic.firings import FiringPlan, plan_firings
+from funcppo.kg.logic.question_types import Questions, select_questions
+from funcppo.kg.logic.triple_index import HEAD
+from funcppo.kg.ranking import rank_metrics
+from funcppo.kg.scores.evidence import training_questions
 
 SETS = ("kinships", "nations", "umls", "family")
 MAX_FIRINGS = 40_000_000  # of the training questions

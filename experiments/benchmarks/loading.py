@@ -26,8 +26,8 @@ import numpy as np
 
 from experiments.benchmarks.side_by_side import write_record
 from experiments.provenance import describe_machine
-from funcppo import data
-from funcppo.data.config import DataConfig
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.config import DataConfig
 
 N_TRIPLES, N_ENTITIES, N_RELATIONS = 2_000_000, 200_000, 500
 REPEATS = 3
@@ -90,7 +90,7 @@ def read(reader: str, file: str) -> dict[str, Any]:
     """Read a file; seconds, memory, and what was read."""
     cfg = DataConfig(reader="duckdb" if reader == "duckdb" else "text")
     start = time.perf_counter()
-    dataset = data.load(file, cfg=cfg)
+    dataset = loaders.load(file, cfg=cfg)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {

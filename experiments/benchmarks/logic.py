@@ -40,11 +40,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
 from experiments.provenance import describe_machine
-from funcppo import data, tree
-from funcppo.logic import fixpoint, kb, resolve
-from funcppo.logic.consequences import count_rules
-from funcppo.logic.derivations import find_derivation
-from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.core import tree
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.logic import fixpoint, kb, resolve
+from funcppo.kg.logic.consequences import count_rules
+from funcppo.kg.logic.derivations import find_derivation
+from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -184,7 +186,7 @@ def replace_row(rows: list[Row], new: Row) -> list[Row]:
 
 def build_data(folder: Path) -> Row:
     """FB15k-237: the best of five builds."""
-    dataset = data.load(folder / "fb15k-237")
+    dataset = loaders.load(folder / "fb15k-237")
     seconds = [timed(build_kb, dataset)[0] for _ in range(5)]
     return {
         "facts": len(dataset.facts),
@@ -266,7 +268,7 @@ def compare_sizes(
 
 def confidence(folder: Path, name: str, rules: str) -> Row:
     """Counting support and body pairs; `differ` counts rules that the file counts otherwise."""
-    dataset = data.load(folder / name, folder / name / rules)
+    dataset = loaders.load(folder / name, folder / name / rules)
     raw = (folder / name / rules).read_bytes()
     lines = (
         (gzip.decompress(raw) if rules.endswith(".gz") else raw)
@@ -293,7 +295,7 @@ def least_model(
     folder: Path, name: str, rules: str, height: str, max_atoms: str
 ) -> Row:
     """T_P up to a height (0: the fixpoint), and how many test triples it derives."""
-    dataset = data.load(folder / name, folder / name / rules)
+    dataset = loaders.load(folder / name, folder / name / rules)
     knowledge_base, sizes = build_kb(dataset)
     model = fixpoint.least_model(
         knowledge_base,
@@ -316,7 +318,7 @@ def least_model(
 
 def derivation(folder: Path, name: str, rules: str) -> Row:
     """The last step of derived test triples, one at a time."""
-    dataset = data.load(folder / name, folder / name / rules)
+    dataset = loaders.load(folder / name, folder / name / rules)
     knowledge_base, sizes = build_kb(dataset)
     model = fixpoint.least_model(
         knowledge_base, sizes, max_height=1, max_atoms=10**7
@@ -342,7 +344,7 @@ def derivation(folder: Path, name: str, rules: str) -> Row:
 
 def state(folder: Path, name: str, rules: str, height: str) -> Row:
     """Searches of train facts, a random successor at each of three steps: bytes a successor, and time a step."""
-    dataset = data.load(folder / name, folder / name / rules)
+    dataset = loaders.load(folder / name, folder / name / rules)
     knowledge_base, sizes = build_kb(dataset)
     cfg = resolve.make_resolve_config(knowledge_base, sizes, int(height))
     root, goals = draw_searches(dataset, cfg, sizes, N_SEARCHES)
@@ -385,7 +387,7 @@ def state(folder: Path, name: str, rules: str, height: str) -> Row:
 
 
 def draw_searches(
-    dataset: data.Dataset,
+    dataset: Dataset,
     cfg: resolve.ResolveConfig,
     sizes: KBSizes,
     n_searches: int,
@@ -451,7 +453,7 @@ def build_random_kb(facts: np.ndarray, n_entities: int) -> RandomKB:
     return RandomKB(facts, n_entities, knowledge_base, sizes)
 
 
-def build_kb(dataset: data.Dataset) -> tuple[KnowledgeBase, KBSizes]:
+def build_kb(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
     """The knowledge base of a data set."""
     return kb.build(
         dataset.facts,

@@ -45,7 +45,7 @@ from experiments.benchmarks.logic import (
 )
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.provenance import describe_machine
-from funcppo.logic import hugepages, kb, row_index
+from funcppo.kg.logic import hugepages, kb, row_index
 
 BATCHES = (1024, 16384)
 REPEATS = 100

@@ -34,9 +34,9 @@ from experiments.benchmarks.mining_results import SETS as MINED_SETS
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
 from experiments.provenance import current_commit, describe_machine
-from funcppo.data import load
-from funcppo.experiment import rule_cache
-from funcppo.mining.budget import ignore_progress
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.mining.budget import ignore_progress
+from funcppo.kg.run import rule_cache
 
 Options = list[str]
 

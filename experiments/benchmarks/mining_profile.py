@@ -154,8 +154,8 @@ def profile(args: argparse.Namespace) -> int:
     """Mine as a process of torchrun, and write its seconds; the exit status."""
     clock = Clock()
     from funcppo import cli
-    from funcppo.experiment import rule_cache
-    from funcppo.mining import paths, voting
+    from funcppo.kg.mining import paths, voting
+    from funcppo.kg.run import rule_cache
     from funcppo.runtime import distributed, task_pool
 
     processes = distributed.Processes

@@ -26,18 +26,19 @@ from experiments import tables
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
 from experiments.provenance import current_commit, describe_machine
-from funcppo.data import Dataset, load
-from funcppo.evaluation import ranking
-from funcppo.evaluation.ranking import RankingProtocol
-from funcppo.evaluation.scorers import make_untrained_scorer
-from funcppo.evaluation.settings_choice import choose_settings
-from funcppo.experiment import rule_cache
-from funcppo.logic import derivability
-from funcppo.mining.config import MiningConfig
-from funcppo.mining.mined_rules import SMOOTHING_COUNT
-from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.task import ProverTask
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic import derivability
+from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.mining.mined_rules import SMOOTHING_COUNT
+from funcppo.kg.ranking import ranking
+from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.ranking.scorers import make_untrained_scorer
+from funcppo.kg.ranking.settings_choice import choose_settings
+from funcppo.kg.run import rule_cache
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.task import ProverTask
 
 SMOOTHED = ProverTaskConfig(
     smoothing=SMOOTHING_COUNT

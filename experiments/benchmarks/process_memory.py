@@ -47,14 +47,14 @@ IMPORTS = """
 import json
 from experiments.benchmarks import process_memory
 from funcppo.cli import evaluate, evaluation_setup, shared_evaluation
-from funcppo.evaluation import evaluator, scorers
-from funcppo.experiment import subject
+from funcppo.kg.ranking import evaluator, scorers
+from funcppo.kg.run import subject
 print(json.dumps(process_memory.memory_mb("self")))
 """
 START = """
 import json, sys, time
 from funcppo import data
-from funcppo.logic import kb
+from funcppo.kg.logic import kb
 start = time.process_time()
 dataset = data.load(sys.argv[1], sys.argv[2])
 tables = dataset.fact_tables or kb.index_facts(
@@ -134,7 +134,7 @@ def measure(data: Path, folder: Path) -> list[Row]:
 
 def write_queries(data: Path, path: Path) -> None:
     """Write queries about the tails of the first test triples."""
-    from funcppo.data import load
+    from funcppo.kg.graph.loaders import load
 
     dataset = load(str(data))
     with path.open("w") as file:

@@ -41,9 +41,10 @@ from experiments.benchmarks.logic import (
 )
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.provenance import describe_machine
-from funcppo import data, tree
 from funcppo.cli.profile import is_kernel
-from funcppo.logic import resolve
+from funcppo.core import tree
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic import resolve
 from funcppo.runtime import compile as strategies
 from funcppo.runtime.capture import capture
 
@@ -149,7 +150,7 @@ def profile_modes(
 def make_work(name: str, height: int, batch: int, device: str) -> Work:
     """The second step of searches of train facts."""
     torch.manual_seed(0)
-    dataset = data.load(name)
+    dataset = loaders.load(name)
     kb, sizes = build_kb(dataset)
     cfg = resolve.make_resolve_config(kb, sizes, height)
     root, goals = draw_searches(dataset, cfg, sizes, batch)

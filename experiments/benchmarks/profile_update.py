@@ -23,9 +23,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
-from funcppo import random, train_step
+from funcppo import train_step
 from funcppo.cli.profile import WAITING_CALLS
 from funcppo.config import Config, PPOConfig
+from funcppo.core import random
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole
 from funcppo.nets import feedforward as mlp

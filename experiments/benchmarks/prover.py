@@ -43,11 +43,13 @@ from experiments.benchmarks.cartpole import (
 )
 from experiments.benchmarks.side_by_side import Row
 from experiments.paths import DATA
-from funcppo import data, random, train_step
+from funcppo import train_step
 from funcppo.config import PPOConfig
-from funcppo.experiment.capacity import with_capacity
-from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
+from funcppo.core import random
+from funcppo.kg.graph import loaders
+from funcppo.kg.run.capacity import with_capacity
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
 from funcppo.runtime.capture import CapturedStep, capture
@@ -143,7 +145,7 @@ class ProverCase:
         dataset, settings, ppo = WORK[work]
         self.mode, self.device = mode, device
         task = prover_task.build_task(
-            data.load(dataset.format(data=data_folder)), settings, device
+            loaders.load(dataset.format(data=data_folder)), settings, device
         )
         self.cfg = prover_task.build_config(task, ppo)
         self.world = prover_task.training_world(task)

@@ -28,20 +28,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
 from experiments.provenance import describe_machine
-from funcppo import random, tree
 from funcppo.config import PPOConfig
-from funcppo.data import Dataset, load
-from funcppo.evaluation import evidence_ranking, ranking, settings_choice
-from funcppo.evaluation.evidence_ranking import EvidenceScore, QuestionEvidence
-from funcppo.experiment import question_run, question_training
-from funcppo.experiment.question_training import TrainingQuestions
-from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import evidence, questions
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.evidence import FactIndex
-from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
-from funcppo.prover.questions import Params
-from funcppo.prover.task import ProverTask, build_task
+from funcppo.core import random, tree
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import evidence_ranking, ranking, settings_choice
+from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
+from funcppo.kg.run import question_run, question_training
+from funcppo.kg.run.question_training import TrainingQuestions
+from funcppo.kg.scores import evidence, questions
+from funcppo.kg.scores.evidence import FactIndex
+from funcppo.kg.scores.question_config import ListwiseConfig, QuestionConfig
+from funcppo.kg.scores.questions import Params
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.task import ProverTask, build_task
 
 SETS = ("kinships", "nations", "umls", "family", "wn18rr", "fb15k-237")
 SIDES = (HEAD, TAIL)

@@ -36,10 +36,12 @@ from experiments.benchmarks import prover
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA, ROOT
 from experiments.provenance import describe_machine
-from funcppo import data, train_step, tree
+from funcppo import train_step
 from funcppo.config import PPOConfig
-from funcppo.experiment.capacity import with_capacity
-from funcppo.prover import task as prover_task
+from funcppo.core import tree
+from funcppo.kg.graph import loaders
+from funcppo.kg.run.capacity import with_capacity
+from funcppo.kg.search import task as prover_task
 from funcppo.runtime import collectives
 from funcppo.runtime.capture import capture
 
@@ -276,7 +278,7 @@ def make_learner(
     dataset, settings, ppo = PROVER[work]
     ppo = replace(ppo, n_envs=ppo.n_envs * factor, n_shards=n_shards)
     task = prover_task.build_task(
-        data.load(dataset.format(data=args.data)), settings, args.device
+        loaders.load(dataset.format(data=args.data)), settings, args.device
     )
     cfg = prover_task.build_config(task, ppo)
     world = prover_task.training_world(task)

@@ -37,21 +37,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
 from experiments.provenance import describe_machine
-from funcppo import data, random, train_step
+from funcppo import train_step
 from funcppo.config import Config, PPOConfig
-from funcppo.evaluation import autotune, ranking, scorers
-from funcppo.evaluation.beam_search import SearchConfig
-from funcppo.evaluation.ranking import RankingProtocol
-from funcppo.evaluation.slot_scheduler import (
+from funcppo.core import random
+from funcppo.kg.graph import loaders
+from funcppo.kg.ranking import autotune, ranking, scorers
+from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.beam_search import SearchConfig
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.env import World
+from funcppo.kg.search.slot_scheduler import (
     evaluate_step,
     init_scheduler,
     score_by_width,
     width_schedule,
 )
-from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.env import World
-from funcppo.prover.task import ProverTask
+from funcppo.kg.search.task import ProverTask
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
 from funcppo.runtime.graphed import GraphedStep
@@ -328,7 +330,7 @@ def untrained_policy(
 ) -> Policy:
     """The task of a data set and its first params."""
     task = prover_task.build_task(
-        data.load(str(folder), rules), settings, device
+        loaders.load(str(folder), rules), settings, device
     )
     cfg = prover_task.build_config(task, PPOConfig())
     params = train_step.init(

@@ -37,13 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks import default_results
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
-from funcppo.data.text_files import read_text
-from funcppo.evaluation import rank_metrics
-from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
-from funcppo.experiment import run_build, run_start, validation
-from funcppo.experiment.run import Run
-from funcppo.prover.task import ignore_phase
-from funcppo.types import F64
+from funcppo.core.types import F64
+from funcppo.kg.graph.text_files import read_text
+from funcppo.kg.ranking import rank_metrics
+from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
+from funcppo.kg.run import run_build, run_start, validation
+from funcppo.kg.run.run import Run
+from funcppo.kg.search.task import ignore_phase
 
 RANDOM_SETS = ("kinships", "nations", "umls", "family")
 # A random sample of these would hold few triples that share an entity.

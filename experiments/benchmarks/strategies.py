@@ -27,15 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.provenance import describe_machine
-from funcppo import data, random, train_step, tree
+from funcppo import train_step
 from funcppo.config import Config, PPOConfig
+from funcppo.core import random, tree
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole
-from funcppo.evaluation import scorers
-from funcppo.evaluation.slot_scheduler import evaluate_step
+from funcppo.kg.graph import loaders
+from funcppo.kg.ranking import scorers
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.nets import feedforward as mlp
-from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime.compile import STRATEGIES, select_strategy
 
 PROVER_PPO = PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
@@ -102,7 +104,7 @@ def cartpole_work(n_envs: int, device: str) -> tuple[Config, Any]:
 def prover_work(device: str) -> tuple[Config, Any]:
     """Countries S3 to height 2."""
     task = prover_task.build_task(
-        data.load("countries_s3"), ProverTaskConfig(max_height=2), device
+        loaders.load("countries_s3"), ProverTaskConfig(max_height=2), device
     )
     return prover_task.build_config(
         task, PROVER_PPO
@@ -181,7 +183,7 @@ def compare_devices() -> dict[str, Any]:
 def score_test_triples(device: str) -> torch.Tensor:
     """The log-odds of test triples of Countries S3 by params away from their first values, on the host."""
     task = prover_task.build_task(
-        data.load("countries_s3"), ProverTaskConfig(max_height=2), device
+        loaders.load("countries_s3"), ProverTaskConfig(max_height=2), device
     )
     cfg = prover_task.build_config(task, PPOConfig())
     params = cfg.agent.init(cfg.agent.cfg, random.key(1, device))

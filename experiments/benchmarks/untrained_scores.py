@@ -25,8 +25,8 @@ from experiments.benchmarks.mining_results import rank
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
 from experiments.provenance import current_commit, describe_machine
-from funcppo.data import load
-from funcppo.prover.config import ProverTaskConfig
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.search.config import ProverTaskConfig
 
 
 def main() -> None:

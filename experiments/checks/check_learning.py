@@ -35,7 +35,8 @@ from experiments.benchmarks.prover import WORK, ProverCase
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
 from experiments.provenance import describe_machine
-from funcppo import random, train_step, tree
+from funcppo import train_step
+from funcppo.core import random, tree
 from funcppo.losses import Batch, Scalars
 from funcppo.minibatch import UpdateState
 from funcppo.runtime.compile import compile_function

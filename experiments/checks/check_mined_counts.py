@@ -32,14 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
 from experiments.provenance import current_commit, describe_machine
-from funcppo.data import Dataset, load
-from funcppo.mining import counting, paths
-from funcppo.mining.budget import Budget
-from funcppo.mining.mined_rules import (
-    MAX_RULE_ATOMS,
-    FoundRules,
-    MinedRules,
-)
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.mining import counting, paths
+from funcppo.kg.mining.budget import Budget
+from funcppo.kg.mining.mined_rules import MAX_RULE_ATOMS, FoundRules, MinedRules
 
 MAX_LENGTH = {  # of the paths that are counted exactly
     "family/rules_rnnlogic.tsv": 3,

@@ -24,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
 from experiments.provenance import current_commit
-from funcppo.data import Dataset, format_atom, load, parse_query
-from funcppo.data.writers import format_clauses, to_clauses
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.graph.queries import parse_query
+from funcppo.kg.graph.writers import format_atom, format_clauses, to_clauses
 
 TRIPLES = b"ann\tknows\tbob\nbob\tknows\tcid\ncid\tlikes\tann\nann lee\tlikes\tO'Hara\n/m/02\t/p/q.r\t-1\n"
 SEEDS = {

@@ -133,7 +133,7 @@ def run_cell(kind: str, cell: dict[str, Any], device: str) -> None:
     """Limit the memory, rank, and print the sizes and the peak as the last line of standard error; then exit."""
     import torch
 
-    from funcppo.evaluation import autotune
+    from funcppo.kg.ranking import autotune
 
     told: Row = {}
     if cell["budget"] is not None:
@@ -157,7 +157,7 @@ def tune_and_tell(
     *args: Any,
 ) -> Any:
     """Choose the sizes, note them, and leave a quarter of the memory that they take, if that is the case to measure."""
-    from funcppo.evaluation import autotune
+    from funcppo.kg.ranking import autotune
     from funcppo.runtime import memory
 
     used_bytes = memory.used_bytes(device)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import ROOT
 from experiments.provenance import describe_machine
-from funcppo.experiment import checkpoint
+from funcppo import checkpoint
 
 TRAIN = (
     *("train", "family_tree:20:0", "--strategy", "eager"),

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS, ROOT
 from experiments.provenance import describe_machine
-from funcppo.experiment import checkpoint
+from funcppo import checkpoint
 
 # Fields of metrics.jsonl and results.json that tell times and memory, or what was resumed.
 LEFT_OUT = {

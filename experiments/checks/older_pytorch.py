@@ -141,7 +141,7 @@ def compile_loop() -> None:
     """
     import torch
 
-    from funcppo.loops import scan
+    from funcppo.core.loops import scan
     from funcppo.runtime.compile import compile_function
 
     xs = torch.arange(6.0).view(3, 2)
@@ -156,7 +156,7 @@ def _turn(carry: Any, x: Any) -> tuple[Any, Any]:
 
 
 def _loop_by_graph(carry: Any, xs: Any) -> tuple[Any, Any]:
-    from funcppo.loops import graph_scan
+    from funcppo.core.loops import graph_scan
 
     return graph_scan(_turn, carry, xs)
 

@@ -35,9 +35,10 @@ from experiments.benchmarks.prover import SMALL_TASK
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import ROOT
 from experiments.provenance import describe_machine
-from funcppo import data, tree
 from funcppo.config import PPOConfig
-from funcppo.prover import task as prover_task
+from funcppo.core import tree
+from funcppo.kg.graph import loaders
+from funcppo.kg.search import task as prover_task
 from funcppo.runtime import collectives
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
 
@@ -165,7 +166,9 @@ def make_learner(work: str, n_shards: int, device: str) -> fp.Learner[Any, Any]:
     if work == "cartpole":
         cartpole = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(64, 64))
         return replace(cartpole, cfg=replace(cartpole.cfg, ppo=ppo))
-    task = prover_task.build_task(data.load("countries_s3"), SMALL_TASK, device)
+    task = prover_task.build_task(
+        loaders.load("countries_s3"), SMALL_TASK, device
+    )
     return fp.Learner(
         cfg=prover_task.build_config(task, ppo),
         world=prover_task.training_world(task),

@@ -41,8 +41,8 @@ from experiments.benchmarks.side_by_side import write_record
 from experiments.checks.kill_campaign import TIMEOUT_SECONDS
 from experiments.paths import RESULTS, ROOT
 from experiments.provenance import describe_machine
-from funcppo import data
-from funcppo.experiment import checkpoint
+from funcppo import checkpoint
+from funcppo.kg.graph import loaders
 from funcppo.runtime.distributed import STALL_VARIABLE
 from funcppo.trainer import PREVIOUS_NAME
 
@@ -209,7 +209,7 @@ def make_works(folder: Path) -> list[Work]:
 
 def write_queries(path: Path) -> int:
     """Write the queries of `PREDICT`, about the tails of its test split; their number."""
-    dataset = data.load(PREDICT[1])
+    dataset = loaders.load(PREDICT[1])
     lines = [
         f"{dataset.predicates[r - 1]}({dataset.entities[h - 1]}, ?x)\n"
         for r, h, _ in dataset.test.tolist()

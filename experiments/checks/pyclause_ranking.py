@@ -43,25 +43,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
 from experiments.provenance import current_commit, describe_machine
-from funcppo.data import Dataset, load
-from funcppo.data.readers import read_clauses
-from funcppo.data.writers import format_rule_clause, rule_clauses
-from funcppo.evaluation import ranking
-from funcppo.evaluation.ranking import (
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.graph.readers import read_clauses
+from funcppo.kg.graph.writers import format_rule_clause, rule_clauses
+from funcppo.kg.logic import consequences
+from funcppo.kg.logic.joins import RowBudget
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.ranking import ranking
+from funcppo.kg.ranking.ranking import (
     Ranking,
     RankingProtocol,
     Scorer,
     ScorerBySide,
 )
-from funcppo.evaluation.scorers import make_untrained_scorer
-from funcppo.experiment import rule_cache
-from funcppo.experiment.identity_counts import count_mined_rules
-from funcppo.logic import consequences
-from funcppo.logic.joins import RowBudget
-from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.mining.config import MiningConfig
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.task import ProverTask, build_task, known_triples
+from funcppo.kg.ranking.scorers import make_untrained_scorer
+from funcppo.kg.run import rule_cache
+from funcppo.kg.run.identity_counts import count_mined_rules
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.task import ProverTask, build_task, known_triples
 
 WORKER = Path(__file__).with_name("pyclause_worker.py")
 EXIT_WITHOUT_PYCLAUSE = 3

@@ -1,6 +1,6 @@
 """Builds the embedded sets countries_s1, countries_s2 and countries_s3 from a countries.json of mledoze/countries.
 
-    python experiments/data/build_countries.py COUNTRIES_JSON [--out funcppo/data/embedded] [--seed 0]
+    python experiments/data/build_countries.py COUNTRIES_JSON [--out funcppo/kg/graph/embedded] [--seed 0]
 
 The splits follow Bouchard, Singh & Trouillon 2015, "On approximate reasoning capabilities of low-rank vector spaces"
 (AAAI Spring Symposium): countries fall at random into train, valid and test so that each valid or test country has a

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from experiments.matrix.problem import Problem
 from experiments.matrix.registry import Compiler, Training, way
-from funcppo import tree
 from funcppo.config import PPOConfig
+from funcppo.core import tree
 from funcppo.losses import Batch
 
 SHIP = "other ways to run it"

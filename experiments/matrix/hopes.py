@@ -14,7 +14,7 @@ from experiments.matrix.routes_traced import (
     train_flat,
 )
 from experiments.matrix.steps import module_training
-from funcppo import tree
+from funcppo.core import tree
 
 ONCE = {"backends": ("inductor",), "modes": ("default",)}
 HOPE = "hoped-for API"

@@ -30,7 +30,8 @@ from experiments.matrix.steps import (
     pure_step,
     training,
 )
-from funcppo import optim, random, tree
+from funcppo import optim
+from funcppo.core import random, tree
 from funcppo.interfaces import Agent
 from funcppo.losses import Batch, loss_fn
 from funcppo.nets import feedforward as mlp

@@ -13,7 +13,7 @@ from torch import Tensor
 from experiments.matrix import causes, problem
 from experiments.matrix.problem import Problem
 from experiments.matrix.registry import Cell, Compiler, Training
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.losses import Batch
 
 TOLERANCE = {

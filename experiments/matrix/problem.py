@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from funcppo import optim, tree
+from funcppo import optim
 from funcppo.config import Config, PPOConfig
+from funcppo.core import tree
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole
 from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from experiments.matrix.problem import Policy, Problem, adam, learn
 from experiments.matrix.registry import Compiler, Training, way
 from experiments.matrix.steps import module_training, torch_adam
-from funcppo import optim, tree
+from funcppo import optim
+from funcppo.core import tree
 from funcppo.losses import Batch
 
 ONE, TWO, THREE = (

@@ -18,7 +18,7 @@ from experiments.matrix.steps import (
     pure_step,
     training,
 )
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.losses import Batch
 from funcppo.nets.base import PolicyValue, dense
 

@@ -17,7 +17,8 @@ from experiments.matrix.steps import (
     pure_step,
     training,
 )
-from funcppo import optim, tree
+from funcppo import optim
+from funcppo.core import tree
 from funcppo.losses import Batch
 
 NINE, TEN, ELEVEN = (

@@ -18,7 +18,8 @@ from experiments.matrix.steps import (
     torch_adam,
     training,
 )
-from funcppo import optim, tree
+from funcppo import optim
+from funcppo.core import tree
 from funcppo.losses import Batch
 
 MINIBATCHES, LEARNERS = 4, 3

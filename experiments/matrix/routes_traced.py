@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from experiments.matrix.problem import Policy, Problem
 from experiments.matrix.registry import Compiler, Training, way
 from experiments.matrix.steps import LossModule, pure_step, training
-from funcppo import optim, tree
+from funcppo import optim
+from funcppo.core import tree
 from funcppo.losses import Batch
 
 D, F = "the step traced ahead of time", "aot_export_module(trace_joint=True)"

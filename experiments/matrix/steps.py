@@ -12,7 +12,8 @@ from torch.optim.adam import adam as functional_adam
 
 from experiments.matrix.problem import Policy, Problem
 from experiments.matrix.registry import Compiler, Training
-from funcppo import optim, tree
+from funcppo import optim
+from funcppo.core import tree
 from funcppo.losses import Batch
 
 Step = Callable[[Any, Any, Batch], tuple[Any, Any]]

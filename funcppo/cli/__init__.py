@@ -34,7 +34,7 @@ from funcppo.cli.common import (
     package_version,
     raise_terminated,
 )
-from funcppo.ranges import FieldError
+from funcppo.core.settings import FieldError
 from funcppo.runtime import distributed
 
 if TYPE_CHECKING:

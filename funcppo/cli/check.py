@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from funcppo.cli.common import JsonObject, check_overwrites, write_json
-from funcppo.cli.console import (
-    make_console,
-    print_notes,
-    show_status,
-)
+from funcppo.cli.console import make_console, print_notes, show_status
 from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
 from funcppo.cli.options import (
@@ -24,13 +20,9 @@ from funcppo.cli.options import (
     OptionalFile,
     TargetArgument,
 )
-from funcppo.cli.target import (
-    data_files,
-    is_run_folder,
-    set_target_threads,
-)
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.ranges import PositiveFloat, PositiveInt, Seed, Size
+from funcppo.cli.target import data_files, is_run_folder, set_target_threads
+from funcppo.core.settings import PositiveFloat, PositiveInt, Seed, Size
+from funcppo.kg.graph.config import DEFAULT_CONFIG
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -38,10 +30,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.cli.console import WorkDisplay
-    from funcppo.evaluation.agreement import Agreement, Subject
-    from funcppo.evaluation.details_lines import Details, LineSample
-    from funcppo.evaluation.ranking import Ranking
-    from funcppo.experiment.run import Run
+    from funcppo.kg.ranking.agreement import Agreement, Subject
+    from funcppo.kg.ranking.details_lines import Details, LineSample
+    from funcppo.kg.ranking.ranking import Ranking
+    from funcppo.kg.run.run import Run
 
 EXIT_DISAGREEMENT = 1
 # parts of --seconds for supports, ranks, proofs and evidence
@@ -159,7 +151,7 @@ class Check:
         """
         if self.details is None:
             return None
-        from funcppo.evaluation import details_lines
+        from funcppo.kg.ranking import details_lines
 
         details = details_lines.read_details(Path(self.details))
         if self.score not in ("auto", details.score):
@@ -198,7 +190,7 @@ class Check:
         status: WorkDisplay,
     ) -> Iterator[Agreement]:
         """The comparisons, one after another."""
-        from funcppo.evaluation import agreement
+        from funcppo.kg.ranking import agreement
 
         subject = agreement.make_subject(
             setup.evaluator, setup.score, _joint_strata(setup, details)
@@ -243,7 +235,7 @@ class Check:
         self, n_rules: int, split: np.ndarray, details: Details | None
     ) -> _Sample:
         """The rules and queries that are compared, in random order."""
-        from funcppo.evaluation import details_lines
+        from funcppo.kg.ranking import details_lines
 
         draw = random.Random(self.seed)
         rules = _sample(draw, n_rules, self.n_rules)
@@ -263,7 +255,7 @@ def _check_details(
     Raises:
       ValueError: it was made of other data, rules or parameters, or at other settings.
     """
-    from funcppo.evaluation import details_lines
+    from funcppo.kg.ranking import details_lines
 
     details_lines.check_settings(details, setup.log_settings, options.target)
     split = getattr(setup.evaluator.task.dataset, options.split)
@@ -284,8 +276,8 @@ def _compare_evidence(
     subject: Subject, run: Run | None, ranked: Ranking, seconds: float
 ) -> Iterator[Agreement]:
     """The comparison of the evidence of a run that learnt from questions; none of anything else."""
-    from funcppo.evaluation import agreement
-    from funcppo.experiment import run_proofs
+    from funcppo.kg.ranking import agreement
+    from funcppo.kg.run import run_proofs
 
     if run is None or run.questions is None:
         return

@@ -18,13 +18,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import funcppo
-from funcppo import json_io
-from funcppo.ranges import MAX_PORT, is_cuda
+from funcppo.core import json_io
+from funcppo.core.settings import MAX_PORT, is_cuda
 from funcppo.runtime import distributed, parallel_compile
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
-    from funcppo.experiment.telemetry import Exporter
+    from funcppo.kg.run.telemetry import Exporter
 
 # version of the keys in results.json and in the output of every --json; 1 had no version
 JSON_FORMAT = 2
@@ -100,7 +100,7 @@ def write_json(destination: str | None, value: JsonObject) -> None:
         write_output(text)
         return
 
-    from funcppo.atomic_io import write_atomically
+    from funcppo.core.atomic_io import write_atomically
 
     write_atomically(Path(destination), lambda file: file.write(text.encode()))
 
@@ -339,7 +339,7 @@ def metrics_exported(
     if path is not None:
         check_output_path("--metrics-file", path)
 
-    from funcppo.experiment import telemetry
+    from funcppo.kg.run import telemetry
 
     if processes is not None and port is not None:
         port = _own_port(port)

@@ -27,12 +27,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from funcppo.cli.common import (
-    STANDARD_OUTPUT,
-    JsonObject,
-    named_output,
-)
-from funcppo.deadline import NO_DEADLINE, Deadline
+from funcppo.cli.common import STANDARD_OUTPUT, JsonObject, named_output
+from funcppo.core.deadline import NO_DEADLINE, Deadline
 
 # characters a line, where the output is not a terminal: tables are as wide as their names, so that none is cut in two
 FILE_OUTPUT_WIDTH = 10_000

@@ -16,11 +16,16 @@ from funcppo.cli.options import (
     OptionalFile,
 )
 from funcppo.cli.target import data_files, fixpoint_progress
-from funcppo.data import Dataset, load
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.data.description import Description, RelationDescription, describe
-from funcppo.data.lexer import escape_unprintable
-from funcppo.ranges import PositiveInt, Size
+from funcppo.core.settings import PositiveInt, Size
+from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.description import (
+    Description,
+    RelationDescription,
+    describe,
+)
+from funcppo.kg.graph.lexer import escape_unprintable
+from funcppo.kg.graph.loaders import load
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +93,7 @@ class Data:
     def _count_derivable(self, dataset: Dataset) -> JsonObject:
         """How many triples of valid and test the rules derive, by relation."""
         from funcppo.cli.provable import derivation_heights
-        from funcppo.logic import fixpoint, kb
+        from funcppo.kg.logic import fixpoint, kb
 
         with fixpoint_progress() as progress:
             knowledge_base, sizes = kb.from_dataset(dataset)

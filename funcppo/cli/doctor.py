@@ -89,7 +89,8 @@ def try_strategies(device: str) -> StrategyRecord:
     Returns:
       The record of the strategy that works, how it is replayed, and why better ones failed.
     """
-    from funcppo import random, train_step
+    from funcppo import train_step
+    from funcppo.core import random
     from funcppo.envs.base import NoWorld
     from funcppo.envs.classic_control import cartpole
     from funcppo.nets import feedforward

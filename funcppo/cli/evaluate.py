@@ -52,9 +52,9 @@ from funcppo.cli.target import (
     is_run_folder,
     set_target_threads,
 )
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.experiment.config import CHOICE_SECONDS
-from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
+from funcppo.core.settings import NonNegativeFloat, PositiveInt, Seed, Size
+from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-    from funcppo.data import Dataset
-    from funcppo.evaluation.evaluator import Evaluator
-    from funcppo.experiment.telemetry import Exporter
-    from funcppo.record_log import Record, RecordLog
+    from funcppo.core.record_log import Record, RecordLog
+    from funcppo.kg.graph.dataset import Dataset
+    from funcppo.kg.ranking.evaluator import Evaluator
+    from funcppo.kg.run.telemetry import Exporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +283,7 @@ class Evaluate:
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
-        from funcppo import record_log
+        from funcppo.core import record_log
 
         outputs = [
             ("--json", self.json),
@@ -307,7 +307,7 @@ class Evaluate:
         """The rows of the split that are ranked, int64 [Q]."""
         import numpy as np
 
-        from funcppo.evaluation.ranking import random_rows
+        from funcppo.kg.ranking.ranking import random_rows
 
         split = getattr(dataset, self.split)
         if not len(split):
@@ -320,7 +320,7 @@ class Evaluate:
 
     def _open_log(self, setup: EvaluationSetup) -> RecordLog | None:
         """The result log at --details, with the records that it holds; None without --details."""
-        from funcppo.evaluation import result_log
+        from funcppo.kg.ranking import result_log
 
         if self.details is None:
             return None
@@ -345,7 +345,7 @@ class Evaluate:
         exporter: Exporter | None,
     ) -> list[Record]:
         """The records of all queries, or of those ranked before an interrupt."""
-        from funcppo import record_log
+        from funcppo.core import record_log
 
         records = list(log.records) if log else []
         print_notes(console, log.notes if log else [])
@@ -383,7 +383,7 @@ class Evaluate:
     ) -> Iterator[list[Record]]:
         """Yield the records of each query without records, by this process alone or with others."""
         from funcppo.cli import shared_evaluation
-        from funcppo.evaluation import evaluator as evaluation
+        from funcppo.kg.ranking import evaluator as evaluation
 
         split = getattr(setup.evaluator.task.dataset, self.split)
         processes = distributed.current_processes()
@@ -400,8 +400,8 @@ class Evaluate:
         self, setup: EvaluationSetup, records: list[Record]
     ) -> JsonObject:
         """The JSON of --json, without the total time."""
-        from funcppo.evaluation import result_log, scorers
-        from funcppo.experiment.metrics_log import package_versions
+        from funcppo.kg.ranking import result_log, scorers
+        from funcppo.metrics_log import package_versions
         from funcppo.runtime import memory
 
         task = setup.evaluator.task
@@ -457,7 +457,7 @@ def _rows_left(rows: np.ndarray, done: set[int]) -> np.ndarray:
 
 def _notes(setup: EvaluationSetup) -> list[str]:
     """What was chosen, left out or fallen back from, one line each."""
-    from funcppo.evaluation.scorers import graph_fallback_notes
+    from funcppo.kg.ranking.scorers import graph_fallback_notes
 
     task_notes = setup.evaluator.task.notes
     fallback_notes = graph_fallback_notes(setup.search_step)
@@ -496,7 +496,7 @@ def _count_scored(
     query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
 ) -> int:
     """The number of candidates scored for a query; the metrics record it."""
-    from funcppo.evaluation.scorers import search_captures
+    from funcppo.kg.ranking.scorers import search_captures
 
     n_scored = sum(record["n_scored"] for record in query)
     if exporter:
@@ -518,7 +518,7 @@ def _print_work(
     console: Console, evaluator: Evaluator, queries: np.ndarray
 ) -> None:
     """Print how much is to be ranked."""
-    from funcppo.evaluation.ranking import estimate_candidates
+    from funcppo.kg.ranking.ranking import estimate_candidates
 
     n_candidates = estimate_candidates(
         evaluator.task, queries, evaluator.protocol

@@ -24,11 +24,11 @@ from typing import (
 from funcppo.cli.common import JsonObject, select_device
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.target import check_read_as_trained, is_run_folder
-from funcppo.data.config import DataConfig
-from funcppo.data.lexer import shorten
-from funcppo.experiment.config import CHOICE_SECONDS
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.ranges import is_cuda
+from funcppo.core.json_io import shorten
+from funcppo.core.settings import is_cuda
+from funcppo.kg.graph.config import DataConfig
+from funcppo.kg.run.config import CHOICE_SECONDS
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import distributed
 from funcppo.runtime.reasons import FailureCode, failure_code
 
@@ -37,28 +37,24 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from funcppo.evaluation.beam_search import (
-        ScoreName,
-        SearchConfig,
-        SearchResult,
-    )
-    from funcppo.evaluation.evaluator import (
+    from funcppo.kg.logic.proof import Proof
+    from funcppo.kg.ranking.evaluator import (
         Evaluator,
         OtherFactsFinder,
         ProofFinder,
         ShareFinder,
     )
-    from funcppo.evaluation.ranking import (
-        RankingProtocol,
-        Scorer,
-        ScorerBySide,
+    from funcppo.kg.ranking.ranking import RankingProtocol, Scorer, ScorerBySide
+    from funcppo.kg.run.answers import Answerer
+    from funcppo.kg.run.run import Run
+    from funcppo.kg.run.subject import Subject
+    from funcppo.kg.search.beam_search import (
+        ScoreName,
+        SearchConfig,
+        SearchResult,
     )
-    from funcppo.evaluation.slot_scheduler import SearchStep
-    from funcppo.experiment.answers import Answerer
-    from funcppo.experiment.run import Run
-    from funcppo.experiment.subject import Subject
-    from funcppo.logic.proof import Proof
-    from funcppo.prover.task import PhaseCallback
+    from funcppo.kg.search.slot_scheduler import SearchStep
+    from funcppo.kg.search.task import PhaseCallback
 
 # queries of the split on which the batch size is tuned
 TUNING_SAMPLE_SIZE = 2048
@@ -236,13 +232,13 @@ def prepare_evaluation(
     Raises:
       ValueError: an option is bad or does not fit the target, or the memory limit is too small.
     """
-    from funcppo.evaluation.ranking import (
+    from funcppo.kg.ranking.ranking import (
         RankingProtocol,
         estimate_candidates,
         ranked_sides,
     )
-    from funcppo.experiment.subject import make_subject_scorer
-    from funcppo.prover.task import with_ranking_on
+    from funcppo.kg.run.subject import make_subject_scorer
+    from funcppo.kg.search.task import with_ranking_on
 
     select_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
@@ -464,8 +460,8 @@ def load_subject(
     Raises:
       ValueError: an option is bad or does not fit the target.
     """
-    from funcppo import data
-    from funcppo.experiment import subject
+    from funcppo.kg.graph import loaders
+    from funcppo.kg.run import subject
 
     if is_run_folder(target):
         check_read_as_trained(target, data_config)
@@ -488,7 +484,7 @@ def load_subject(
     subject.check_untrained_score(score, target)
     height = subject.height_of_score(score, prover.max_height)
     return subject.dataset_subject(
-        data.load(target, rules, cfg=data_config),
+        loaders.load(target, rules, cfg=data_config),
         replace(prover, max_height=height),
         score,
         device,
@@ -508,7 +504,7 @@ def open_answerer(
     choice_seconds: float,
 ) -> tuple[Answerer, list[str]]:
     """The answerer of a command line, as `load_subject` loads it, and notes on the data and on what was chosen."""
-    from funcppo.experiment.answers import Answerer
+    from funcppo.kg.run.answers import Answerer
 
     with show_status(make_console(use_stderr=True), "reading data") as status:
         subject = load_subject(
@@ -546,7 +542,7 @@ def _make_policy_scorer(
       choice: "on": where it cannot be compiled, that is an error.
       uncompiled: why its search is not to be compiled; None to try.
     """
-    from funcppo.evaluation import scorers
+    from funcppo.kg.ranking import scorers
 
     cfg, notes = _choose_batch_size(
         run, cast("ScoreName", score), split, memory_limit
@@ -578,7 +574,7 @@ def _compile_step(
     """
     import torch
 
-    from funcppo.evaluation import scorers
+    from funcppo.kg.ranking import scorers
     from funcppo.runtime.compile import reason_against_compiling
 
     device = run.run_config.device
@@ -608,7 +604,7 @@ def _choose_batch_size(
     run: Run, score: ScoreName, split: np.ndarray, memory_limit: int
 ) -> tuple[SearchConfig, list[str]]:
     """The settings that score fastest, which rank 0 measures for all processes, and a note on them."""
-    from funcppo.experiment import validation
+    from funcppo.kg.run import validation
 
     processes = distributed.current_processes()
     if processes is not None and not processes.is_main:
@@ -628,10 +624,10 @@ def _tune_batch_size(
     """The settings that score fastest on this machine within the memory limit, and a note on them."""
     import torch
 
-    from funcppo.evaluation import autotune, scorers
-    from funcppo.evaluation.slot_scheduler import evaluate_step
-    from funcppo.experiment import validation
-    from funcppo.prover.task import inference_world
+    from funcppo.kg.ranking import autotune, scorers
+    from funcppo.kg.run import validation
+    from funcppo.kg.search.slot_scheduler import evaluate_step
+    from funcppo.kg.search.task import inference_world
     from funcppo.runtime import cudagraph_trees
 
     task = run.task
@@ -674,9 +670,9 @@ def _build_evaluator(
     with_proofs: bool,
 ) -> Evaluator:
     """The evaluator of a subject."""
-    from funcppo.evaluation.beam_search import UNPROVED_PENALTY
-    from funcppo.evaluation.evaluator import FIRST_CHUNK_QUERIES, Evaluator
-    from funcppo.evaluation.evidence_ranking import MIN_CHUNK_QUERIES
+    from funcppo.kg.ranking.evaluator import FIRST_CHUNK_QUERIES, Evaluator
+    from funcppo.kg.ranking.evidence_ranking import MIN_CHUNK_QUERIES
+    from funcppo.kg.search.beam_search import UNPROVED_PENALTY
 
     # A greedy path that ends without a proof has a score too: its penalty is the largest score of such a path.
     proof_threshold = (
@@ -701,8 +697,8 @@ def _build_evaluator(
 
 def _make_prover(subject: Subject) -> ProofFinder:
     """A function from answers to their proofs: the policy's, or without a policy smallest ones."""
-    from funcppo.evaluation import explain
-    from funcppo.experiment import run_proofs
+    from funcppo.kg.ranking import explain
+    from funcppo.kg.run import run_proofs
 
     program = explain.build_program(subject.task)
     run = subject.policy_run
@@ -713,7 +709,7 @@ def _make_prover(subject: Subject) -> ProofFinder:
 
 def _make_share_finder(subject: Subject) -> ShareFinder | None:
     """A function from answers to what counts of their rules; None but for the score noisy-or-joint."""
-    from funcppo.evaluation import joint_explanation
+    from funcppo.kg.ranking import joint_explanation
 
     task, score, joint = subject.task, subject.score, subject.joint
     if joint is None:
@@ -723,7 +719,7 @@ def _make_share_finder(subject: Subject) -> ShareFinder | None:
 
 def _make_other_facts_finder(subject: Subject) -> OtherFactsFinder | None:
     """A function from answers to what their other facts add; None but for a score that reads them."""
-    from funcppo.evaluation import other_facts_explanation, scorers
+    from funcppo.kg.ranking import other_facts_explanation, scorers
 
     if not scorers.has_other_facts(subject.score):
         return None
@@ -759,7 +755,7 @@ def _log_settings(
 
 def digest(params: object) -> str:
     """A hash of parameters, 16 hexadecimal digits."""
-    from funcppo import tree
+    from funcppo.core import tree
 
     digest = hashlib.sha256()
     for leaf in tree.leaves(params):

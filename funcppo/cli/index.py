@@ -24,16 +24,17 @@ from funcppo.cli.options import (
     OptionalFile,
 )
 from funcppo.cli.target import data_files, print_notes_to_stderr
-from funcppo.data import load, stored_graph
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.ranges import PositiveInt
+from funcppo.core.settings import PositiveInt
+from funcppo.kg.graph import stored_graph
+from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.kg.graph.loaders import load
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
     import numpy as np
 
-    from funcppo.data import Dataset
-    from funcppo.prover.task import PhaseCallback
+    from funcppo.kg.graph.dataset import Dataset
+    from funcppo.kg.search.task import PhaseCallback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class Index:
 
 def _index(options: Index, sources: list[Path], out: Path) -> JsonObject:
     """Read, index and write the data set; returns the JSON of --json."""
-    from funcppo.logic import kb
+    from funcppo.kg.logic import kb
 
     seconds: dict[str, float] = {}
     start = time.perf_counter()
@@ -133,9 +134,9 @@ def _with_counts(
 
     import torch
 
-    from funcppo.logic import kb
-    from funcppo.logic.consequences import count_rules
-    from funcppo.prover.task import as_counts
+    from funcppo.kg.logic import kb
+    from funcppo.kg.logic.consequences import count_rules
+    from funcppo.kg.search.task import as_counts
 
     on_phase("counting rules")
     built, sizes = kb.build(

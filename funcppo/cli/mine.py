@@ -23,18 +23,14 @@ from funcppo.cli.common import (
     write_json,
     write_output,
 )
-from funcppo.cli.console import (
-    make_console,
-    print_notes,
-    show_status,
-)
+from funcppo.cli.console import make_console, print_notes, show_status
 from funcppo.cli.evaluation_setup import default_memory_limit, parse_memory
 from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import DataOptions, DeviceOption, JsonOutput
 from funcppo.cli.target import data_files
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.mining.config import MiningConfig
-from funcppo.mining.tasks import MapTasks, map_alone
+from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.mining.tasks import MapTasks, map_alone
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -42,8 +38,8 @@ from funcppo.runtime.distributed import Processes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from funcppo.data import Dataset
-    from funcppo.experiment.rule_cache import MinedDataset
+    from funcppo.kg.graph.dataset import Dataset
+    from funcppo.kg.run.rule_cache import MinedDataset
 
 MAX_PRINTED_RULES = 5
 IDENTITY_SHARE = 0.25  # of the limits, for counts under object identity
@@ -166,7 +162,7 @@ class Mine:
 
     def _help(self, processes: Processes) -> int:
         """Do tasks of rank 0, which mines; the exit status."""
-        from funcppo.experiment import rule_cache
+        from funcppo.kg.run import rule_cache
         from funcppo.runtime.task_pool import TaskPool
 
         dataset, _ = self._read(processes)
@@ -181,7 +177,7 @@ class Mine:
         Raises:
           ValueError: it is too large, or another process has other data or another kind of GPU.
         """
-        from funcppo.data import load
+        from funcppo.kg.graph.loaders import load
 
         dataset = load(self.dataset, facts_only=True, cfg=self.data)
         limit = check_mining_memory(
@@ -198,7 +194,7 @@ class Mine:
 
     def _config(self, dataset: Dataset) -> MiningConfig:
         """The settings of the miner: those among the options, and for the others the defaults of the data set."""
-        from funcppo.experiment import rule_cache
+        from funcppo.kg.run import rule_cache
 
         options = {
             field.name: getattr(self, field.name)
@@ -243,7 +239,7 @@ class Mine:
         tell_others: Callable[[str], None],
     ) -> MinedDataset:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
-        from funcppo.experiment import rule_cache
+        from funcppo.kg.run import rule_cache
 
         def show(stage: str, done: float, total: float) -> None:
             display.report(stage, done, total)
@@ -268,10 +264,10 @@ class Mine:
         """The mined rules with the counts that the file is to have, and notes on them."""
         import torch
 
-        from funcppo.deadline import Deadline
-        from funcppo.experiment.identity_counts import count_mined_rules
-        from funcppo.logic.joins import RowBudget
-        from funcppo.mining.mined_rules import select_rules
+        from funcppo.core.deadline import Deadline
+        from funcppo.kg.logic.joins import RowBudget
+        from funcppo.kg.mining.mined_rules import select_rules
+        from funcppo.kg.run.identity_counts import count_mined_rules
 
         result = mined.result
         if not self.object_identity:
@@ -312,11 +308,11 @@ class Mine:
 
     def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
         """Write the rules, also to the cache if `train` would mine them with these settings; notes on the files."""
-        from funcppo.data.rule_tables import (
+        from funcppo.kg.graph.rule_tables import (
             compatibility_notes,
             format_rule_table,
         )
-        from funcppo.experiment import rule_cache
+        from funcppo.kg.run import rule_cache
 
         rules, counts, result = mined
         notes = compatibility_notes(rules, self.format)
@@ -354,8 +350,8 @@ def check_mining_memory(
     Raises:
       ValueError: the limit is no number, or mining the data set takes more.
     """
-    from funcppo.experiment import rule_cache
-    from funcppo.mining import miner
+    from funcppo.kg.mining import miner
+    from funcppo.kg.run import rule_cache
     from funcppo.runtime import memory
 
     if max_length is None:
@@ -386,7 +382,7 @@ def _exit_status(interrupt: KeyboardInterrupt | None) -> int:
 
 def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
     """Keep the rules for later trainings; a note on where they are."""
-    from funcppo.experiment import rule_cache
+    from funcppo.kg.run import rule_cache
 
     try:
         path = rule_cache.cache_rules(dataset, cfg, mined)
@@ -401,7 +397,7 @@ def _summarise(
     options: Mine, mined: MinedDataset, notes: list[str], seconds: float
 ) -> JsonObject:
     """The JSON of --json, without the memory."""
-    from funcppo.mining.mined_rules import SAME_ENTITY
+    from funcppo.kg.mining.mined_rules import SAME_ENTITY
 
     rules, _, result = mined
     head_end = result.rules.end_constants[:, 0]
@@ -439,8 +435,8 @@ def _print_summary(
     console: Console, options: Mine, mined: MinedDataset, summary: JsonObject
 ) -> None:
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
-    from funcppo.data import format_rule
-    from funcppo.evaluation import calibration
+    from funcppo.kg.graph.writers import format_rule
+    from funcppo.kg.ranking import calibration
 
     rules, counts, result = mined
     if not len(rules.rules):

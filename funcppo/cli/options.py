@@ -34,15 +34,15 @@ from tyro.constructors import (
 )
 
 from funcppo.config import PPOConfig
-from funcppo.data.config import DataConfig
-from funcppo.experiment.loggers import LoggerName
-from funcppo.ranges import (
+from funcppo.core.settings import (
     DeviceChoice,
     DeviceName,
     FixedPort,
     PositiveFloat,
     check_fields,
 )
+from funcppo.kg.graph.config import DataConfig
+from funcppo.loggers import LoggerName
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
 TargetArgument: TypeAlias = Annotated[

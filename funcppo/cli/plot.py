@@ -23,16 +23,17 @@ from funcppo.cli.report import (
     replay_record,
 )
 from funcppo.cli.target import set_target_threads
-from funcppo.experiment.config import (
+from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
-    RESULTS_FILE,
+    NonNegativeInt,
+    PositiveInt,
 )
-from funcppo.ranges import NonNegativeInt, PositiveInt
+from funcppo.kg.run.config import RESULTS_FILE
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
-    from funcppo.report.figures import Picture
+    from funcppo.kg.show.report.figures import Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,8 @@ class Plot:
             raise ValueError(
                 f"--out {self.out}: expected a name that ends in .svg or .png"
             )
-        from funcppo.atomic_io import write_atomically
-        from funcppo.report import figures, tables
+        from funcppo.core.atomic_io import write_atomically
+        from funcppo.kg.show.report import figures, tables
 
         replays: JsonObject = {}
         if self.kind == "returns":
@@ -116,7 +117,7 @@ class Plot:
 
     def _draw_measured(self) -> tuple[Picture, JsonObject]:
         """The picture of runs that learnt to rank, and how their searches were replayed."""
-        from funcppo.report import figures
+        from funcppo.kg.show.report import figures
 
         check_runs(self.runs, self.out, self.json)
         select_device(self.device)
@@ -134,7 +135,7 @@ class Plot:
 
     def _draw_returns(self) -> Picture:
         """The picture of runs that learnt to act."""
-        from funcppo.report import return_curves
+        from funcppo.kg.show.report import return_curves
         from funcppo.rl.config import read_config
         from funcppo.rl.run import read_returns
 
@@ -154,8 +155,8 @@ class Plot:
 
     def _draw_search(self) -> Picture:
         """The picture of the trials of a search."""
-        from funcppo import json_io
-        from funcppo.report import search_plot
+        from funcppo.core import json_io
+        from funcppo.kg.show.report import search_plot
         from funcppo.rl.config import read_config
 
         check_runs(self.runs, self.out, self.json, read_config, _log_of)

@@ -48,21 +48,22 @@ from funcppo.cli.target import (
     print_notes_to_stderr,
     set_target_threads,
 )
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.data.lexer import escape_unprintable, format_name, shorten
-from funcppo.experiment.config import CHOICE_SECONDS
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.ranges import NonNegativeFloat, PositiveInt, Size
-from funcppo.report.names import score_text
+from funcppo.core.json_io import shorten
+from funcppo.core.settings import NonNegativeFloat, PositiveInt, Size
+from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.kg.graph.lexer import escape_unprintable, format_name
+from funcppo.kg.run.config import CHOICE_SECONDS
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.show.report.names import score_text
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
-    from funcppo.evaluation.prediction import OpenQuery
-    from funcppo.experiment.answers import Answer, Answerer, QueryAnswers
-    from funcppo.experiment.relation_facts import RelationFile
-    from funcppo.record_log import RecordLog
+    from funcppo.core.record_log import RecordLog
+    from funcppo.kg.ranking.prediction import OpenQuery
+    from funcppo.kg.run.answers import Answer, Answerer, QueryAnswers
+    from funcppo.kg.run.relation_facts import RelationFile
 
 # queries that are answered together at first; later as many as a second allows
 FIRST_BATCH_QUERIES = 1
@@ -192,7 +193,7 @@ class Predict:
 
     def _run(self) -> int:
         """Answer with a file that no other process writes; the exit status."""
-        from funcppo.evaluation.scorers import graph_fallback_notes
+        from funcppo.kg.ranking.scorers import graph_fallback_notes
 
         self._check_shareable()
         set_target_threads(self.target, self.threads)
@@ -278,7 +279,7 @@ class Predict:
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
-        from funcppo import record_log
+        from funcppo.core import record_log
 
         inputs = data_files(self.target, self.rules)
         inputs += [Path(self.queries)] if self.queries else []
@@ -360,7 +361,7 @@ class Predict:
         interrupt: Interrupt,
     ) -> float:
         """Add the answers of the queries that have none, until all have or an interrupt; the seconds it took."""
-        from funcppo import record_log
+        from funcppo.core import record_log
 
         is_quiet = "-" in (self.csv, self.json)
         n_before = len(answered)
@@ -393,7 +394,7 @@ class Predict:
         Raises:
           ValueError: it was done with other settings.
         """
-        from funcppo import record_log
+        from funcppo.core import record_log
 
         path = self._part_target()
         if not self.resume or path is None:
@@ -409,7 +410,7 @@ class Predict:
         self, queries: Sequence[_ParsedQuery], settings: JsonObject
     ) -> RecordLog | None:
         """The answers to a file of queries that stand beside --csv or --json FILE; None without such a file."""
-        from funcppo import record_log
+        from funcppo.core import record_log
 
         path = self._part_target()
         if path is None:
@@ -525,7 +526,7 @@ class Predict:
         self, answerer: Answerer, queries: Sequence[_ParsedQuery]
     ) -> list[_AnsweredQuery]:
         """The answers of some queries."""
-        from funcppo.experiment.subject import describe_numbers
+        from funcppo.kg.run.subject import describe_numbers
 
         score = answerer.subject.score
         legend = describe_numbers(answerer.subject) if self.explain else ""
@@ -558,7 +559,7 @@ class Predict:
         Raises:
           ValueError: a query is bad; of a file, the message names the line.
         """
-        from funcppo.experiment.answers import read_open_query
+        from funcppo.kg.run.answers import read_open_query
 
         if self.query is not None:
             query, read = read_open_query(answerer.dataset, self.query)
@@ -585,7 +586,7 @@ class Predict:
         seconds: float,
     ) -> None:
         """Write the answers of --json and of --csv."""
-        from funcppo.evaluation import scorers
+        from funcppo.kg.ranking import scorers
 
         subject = answerer.subject
         step = subject.search_step
@@ -607,7 +608,7 @@ class Predict:
         """Write the answers of --csv."""
         if self.csv is None:
             return
-        from funcppo.atomic_io import write_atomically
+        from funcppo.core.atomic_io import write_atomically
 
         text = _csv_text(answered)
         if self.csv == "-":
@@ -630,7 +631,7 @@ class Predict:
 
     def _derive(self, answerer: Answerer, path: Path) -> int:
         """Write the new facts of the relation to a file, sorted at the end."""
-        from funcppo.experiment import relation_facts
+        from funcppo.kg.run import relation_facts
 
         predicate = _find_relation(answerer, str(self.relation))
         file = self._relation_file(answerer, path)
@@ -677,7 +678,7 @@ class Predict:
 
     def _relation_file(self, answerer: Answerer, path: Path) -> RelationFile:
         """The file with what its lines depend on."""
-        from funcppo.experiment.relation_facts import RelationFile
+        from funcppo.kg.run.relation_facts import RelationFile
 
         settings: JsonObject = {
             "relation": self.relation,
@@ -752,7 +753,7 @@ class Predict:
 
 def _csv_text(answered: Sequence[JsonObject]) -> str:
     """The rows of --csv."""
-    from funcppo.experiment.answers import CSV_COLUMNS
+    from funcppo.kg.run.answers import CSV_COLUMNS
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -764,7 +765,7 @@ def _csv_text(answered: Sequence[JsonObject]) -> str:
 
 def _csv_rows(query: JsonObject) -> list[list[object]]:
     """The rows of --csv of a query; one without a listed answer has one row with its text alone."""
-    from funcppo.experiment.answers import CSV_COLUMNS, csv_row
+    from funcppo.kg.run.answers import CSV_COLUMNS, csv_row
 
     if not query["answers"]:
         return [[query["query"], *[""] * (len(CSV_COLUMNS) - 1)]]
@@ -816,7 +817,7 @@ def _find_relation(answerer: Answerer, name: str) -> int:
     Raises:
       ValueError: the data have none of that name.
     """
-    from funcppo.data.similar_names import unknown_name_message
+    from funcppo.kg.graph.similar_names import unknown_name_message
 
     dataset = answerer.dataset
     binary = {

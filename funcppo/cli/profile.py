@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from funcppo import atomic_io, cli
+from funcppo import cli
 from funcppo.cli.common import (
     JsonObject,
     check_output_path,
@@ -28,7 +28,8 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.console import make_console
 from funcppo.cli.options import JsonOutput, OptionalFile, Program
-from funcppo.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from funcppo.core import atomic_io
+from funcppo.core.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from rich.console import Console

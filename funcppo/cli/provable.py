@@ -24,9 +24,9 @@ from funcppo.cli.target import (
     open_dataset,
     print_notes_to_stderr,
 )
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.deadline import NO_DEADLINE, Deadline
-from funcppo.ranges import PositiveFloat, PositiveInt, Size
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.settings import PositiveFloat, PositiveInt, Size
+from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from funcppo.data import Dataset
-    from funcppo.logic.fact_proofs import FactHeights
-    from funcppo.logic.fixpoint import HeadsOfRules, LeastModel
-    from funcppo.logic.kb import KBSizes, KnowledgeBase
-    from funcppo.logic.relations import Columns
+    from funcppo.kg.graph.dataset import Dataset
+    from funcppo.kg.logic.fact_proofs import FactHeights
+    from funcppo.kg.logic.fixpoint import HeadsOfRules, LeastModel
+    from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+    from funcppo.kg.logic.relations import Columns
 
 DEFAULT_HEIGHT = 3
 # of the rules, so that no process waits long for the last one
@@ -99,7 +99,7 @@ class Provable:
         if processes is not None and not processes.is_main:
             _count(self, self._open_dataset(processes), max_height, processes)
             return 0
-        from funcppo.logic.fixpoint import StopCode
+        from funcppo.kg.logic.fixpoint import StopCode
 
         check_overwrites(
             [("--json", self.json)], data_files(self.dataset, self.rules)
@@ -161,8 +161,8 @@ def _count(
 
     Of several processes each derives some of the rules' heads; what is counted is that of rank 0.
     """
-    from funcppo.logic import fixpoint, kb
-    from funcppo.logic.joins import RowBudget
+    from funcppo.kg.logic import fixpoint, kb
+    from funcppo.kg.logic.joins import RowBudget
 
     # Several processes would stop at different steps.
     deadline = NO_DEADLINE
@@ -235,8 +235,8 @@ def _count_out_of_core(
     max_height: int | None,
 ) -> JsonObject:
     """As `_count` in one process, of atoms that do not fit in memory."""
-    from funcppo.logic import duckdb_fixpoint, fact_proofs, kb
-    from funcppo.logic.joins import RowBudget
+    from funcppo.kg.logic import duckdb_fixpoint, fact_proofs, kb
+    from funcppo.kg.logic.joins import RowBudget
 
     knowledge_base, sizes = kb.from_dataset(dataset)
     start = time.perf_counter()
@@ -326,9 +326,9 @@ def derivation_heights(
       max_height: what the model was asked for; None for the fixpoint.
       deadline: when the evaluation ends; neither that step nor facts are evaluated then.
     """
-    from funcppo.logic import fact_proofs, fixpoint
-    from funcppo.logic.fact_proofs import FactHeights
-    from funcppo.logic.joins import RowBudget
+    from funcppo.kg.logic import fact_proofs, fixpoint
+    from funcppo.kg.logic.fact_proofs import FactHeights
+    from funcppo.kg.logic.joins import RowBudget
 
     atoms = _as_tensor(split)
     height = fixpoint.atom_height(model, atoms)
@@ -380,8 +380,8 @@ def _count_leave_one_out(
     """The number of facts of a split that a rule derives from other facts; of several processes rank 0 counts all."""
     import torch
 
-    from funcppo.logic import kb
-    from funcppo.logic.consequences import iter_consequences
+    from funcppo.kg.logic import kb
+    from funcppo.kg.logic.consequences import iter_consequences
     from funcppo.runtime.task_pool import decode, encode
 
     is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)

@@ -33,24 +33,24 @@ from funcppo.cli.target import (
     print_notes_to_stderr,
     set_target_threads,
 )
-from funcppo.data import Dataset, format_atom, format_rule
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.data.lexer import escape_unprintable
-from funcppo.data.queries import read_query
-from funcppo.data.writers import proof_names
-from funcppo.experiment.config import read_config
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.ranges import INT32_MAX, PositiveInt, Range
+from funcppo.core.settings import INT32_MAX, PositiveInt, Range
+from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.lexer import escape_unprintable
+from funcppo.kg.graph.queries import read_query
+from funcppo.kg.graph.writers import format_atom, format_rule, proof_names
+from funcppo.kg.run.config import read_config
+from funcppo.kg.search.config import ProverTaskConfig
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from funcppo.experiment.run import Run
-    from funcppo.logic.fixpoint import LeastModel
-    from funcppo.logic.kb import KBSizes, KnowledgeBase
-    from funcppo.logic.proof import Proof
-    from funcppo.logic.query_answering import QueryResult
+    from funcppo.kg.logic.fixpoint import LeastModel
+    from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+    from funcppo.kg.logic.proof import Proof
+    from funcppo.kg.logic.query_answering import QueryResult
+    from funcppo.kg.run.run import Run
 
 MAX_PRINTED_ANSWERS = 10  # answers of a query with variables, without --all
 # rules that match a refuted query, in the text and in the JSON
@@ -203,7 +203,7 @@ class _FailedRules(NamedTuple):
 
 def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     """Prove a query without variables, or find out what is missing."""
-    from funcppo.logic import joins, kb, proof, query_answering
+    from funcppo.kg.logic import joins, kb, proof, query_answering
 
     with fixpoint_progress() as progress:
         knowledge_base, sizes = kb.from_dataset(dataset)
@@ -257,7 +257,7 @@ def _proof_fields(
     dataset: Dataset, by_policy: _PolicyProof | None, by_model: Proof | None
 ) -> JsonObject:
     """The part of the JSON that holds the proof, and the evidence that a run weighs."""
-    from funcppo.logic import proof
+    from funcppo.kg.logic import proof
 
     best = by_policy.proof if by_policy else by_model
     if best is None:
@@ -311,9 +311,9 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
 
     import torch
 
-    from funcppo.evaluation import evidence_explanation, ranking
-    from funcppo.experiment import run_proofs
-    from funcppo.experiment.subject import describe_default_score
+    from funcppo.kg.ranking import evidence_explanation, ranking
+    from funcppo.kg.run import run_proofs
+    from funcppo.kg.run.subject import describe_default_score
 
     query = torch.tensor(atom)
     best = run_proofs.most_probable_proof(run, query)
@@ -354,8 +354,8 @@ def _open_run(options: Prove) -> Run | None:
     if not is_run_folder(options.target):
         return None
 
-    from funcppo.experiment import run_start
-    from funcppo.experiment.run import find_checkpoint
+    from funcppo.kg.run import run_start
+    from funcppo.kg.run.run import find_checkpoint
 
     folder = Path(options.target)
     with show_status(
@@ -379,7 +379,7 @@ def _failed_rules(
     atom: Atom,
 ) -> _FailedRules:
     """The first rules whose head matches an atom without a proof, each with the goals that nothing satisfies."""
-    from funcppo.logic import query_answering
+    from funcppo.kg.logic import query_answering
 
     # At height 0 no rule is applied.
     failed = query_answering.failed_rules(
@@ -472,7 +472,7 @@ def _answer_open(
     options: Prove, dataset: Dataset, atom: Atom, variables: Sequence[str]
 ) -> _Report:
     """Answer a query with variables; the best by the score of the run come first, or else those of smallest height."""
-    from funcppo.logic import fixpoint, joins, kb
+    from funcppo.kg.logic import fixpoint, joins, kb
 
     with fixpoint_progress() as progress:
         knowledge_base, sizes = kb.from_dataset(dataset)
@@ -536,7 +536,7 @@ def _answer_scores(
         return None
     import torch
 
-    from funcppo.experiment import answers, subject
+    from funcppo.kg.run import answers, subject
 
     scored = subject.run_subject(run)
     scores = answers.score_atoms(scored, atoms, 1 + variables.index(True))

@@ -21,13 +21,13 @@ from funcppo.cli.common import (
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.options import DeviceOption, JsonOutput
 from funcppo.cli.target import data_files, set_target_threads
-from funcppo.experiment.config import read_config
-from funcppo.ranges import NonNegativeInt, PositiveInt
+from funcppo.core.settings import NonNegativeInt, PositiveInt
+from funcppo.kg.run.config import read_config
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
-    from funcppo.report.measurement import RunReport
-    from funcppo.report.tables import RunMeasurements
+    from funcppo.kg.show.report.measurement import RunReport
+    from funcppo.kg.show.report.tables import RunMeasurements
 
 RunArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
 
@@ -72,8 +72,8 @@ class Report:
         """
         check_runs(self.runs, self.out, self.json)
         select_device(self.device)
-        from funcppo.atomic_io import write_atomically
-        from funcppo.report import page
+        from funcppo.core.atomic_io import write_atomically
+        from funcppo.kg.show.report import page
 
         set_target_threads(self.runs[0], self.threads)
         with graphs_allowed(self.graphs, self.device):
@@ -98,7 +98,7 @@ class Report:
 
     def _to_json(self, reports: list[RunReport]) -> JsonObject:
         """The JSON of --json."""
-        from funcppo.report import figures, tables
+        from funcppo.kg.show.report import figures, tables
 
         runs = [report.measured for report in reports]
         found: JsonObject = {}
@@ -139,7 +139,7 @@ def check_runs(
     Raises:
       ValueError: a package is missing, a run is none or given twice, or an output would overwrite what is read.
     """
-    from funcppo.report import figures
+    from funcppo.kg.show.report import figures
 
     figures.check_packages()
     if not runs:
@@ -171,8 +171,8 @@ def measure_runs(
     Raises:
       ValueError: a run is bad, or two are on different data.
     """
-    from funcppo.experiment import run_start
-    from funcppo.report import measurement
+    from funcppo.kg.run import run_start
+    from funcppo.kg.show.report import measurement
 
     folders = [Path(run) for run in runs]
     reports: list[RunReport] = []

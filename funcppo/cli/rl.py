@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 from tyro.conf import Positional, arg
 
-from funcppo import json_io
-from funcppo.atomic_io import remove_stale_parts
 from funcppo.cli.common import (
     GraphsChoice,
     Interrupt,
@@ -41,16 +39,20 @@ from funcppo.cli.console import (
 from funcppo.cli.file_lock import lock_folder
 from funcppo.cli.options import DeviceOption, JsonOutput, LoggerNames
 from funcppo.config import PPOConfig
-from funcppo.experiment.config import (
-    CHECKPOINT_FILE,
+from funcppo.core import json_io
+from funcppo.core.atomic_io import remove_stale_parts
+from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
-    RESULTS_FILE,
+    LogStd,
+    PositiveInt,
+    Seed,
+    Size,
     iter_differences,
     write_config,
 )
-from funcppo.experiment.loggers import LoggerName, check_loggers
-from funcppo.ranges import LogStd, PositiveInt, Seed, Size
+from funcppo.kg.run.config import CHECKPOINT_FILE, RESULTS_FILE
+from funcppo.loggers import LoggerName, check_loggers
 from funcppo.rl.config import RLConfig, read_config, settings_of
 from funcppo.rl.settings import (
     GSDE_DEFAULTS,
@@ -455,7 +457,7 @@ class _Display:
 
     def __call__(self, progress: Progress[Evaluations]) -> bool:
         """Whether to stop."""
-        from funcppo.experiment.training import describe_strategy
+        from funcppo.compiled_step import describe_strategy
 
         if self.record is None and progress.record is not None:
             record = describe_strategy(progress.record)
@@ -606,7 +608,7 @@ def _stored_strategy(
     record: StrategyRecord | None, folder: Path
 ) -> JsonObject | None:
     """How the step was run; where no update was left to make, what the files of the run say."""
-    from funcppo.experiment import metrics_log
+    from funcppo import metrics_log
 
     if record is not None:
         return dataclasses.asdict(record)
@@ -627,7 +629,7 @@ def _search_results(
     record: StrategyRecord | None,
 ) -> JsonObject:
     """The contents of results.json of a search; the strategy is that of the last rung."""
-    from funcppo.experiment import metrics_log
+    from funcppo import metrics_log
     from funcppo.rl.search import trial_rows
 
     return {
@@ -698,7 +700,7 @@ def _results(
     config: RLConfig, folder: Path, record: StrategyRecord | None
 ) -> JsonObject:
     """The contents of results.json, without the time."""
-    from funcppo.experiment import metrics_log
+    from funcppo import metrics_log
     from funcppo.rl import run
 
     returns = run.read_returns(folder)

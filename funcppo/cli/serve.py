@@ -29,20 +29,20 @@ from funcppo.cli.target import (
     print_notes_to_stderr,
     set_target_threads,
 )
-from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.experiment.config import CHOICE_SECONDS
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.ranges import (
+from funcppo.core.settings import (
     NonNegativeFloat,
     Port,
     PositiveFloat,
     PositiveInt,
     Size,
 )
+from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.kg.run.config import CHOICE_SECONDS
+from funcppo.kg.search.config import ProverTaskConfig
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
-    from funcppo.experiment.answers import Answerer
+    from funcppo.kg.run.answers import Answerer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Serve:
         Returns:
           The exit status; a signal raises instead.
         """
-        from funcppo.serve import server
+        from funcppo.kg.show.serve import server
 
         server.check_packages()
         select_device(self.device)
@@ -133,9 +133,9 @@ class Serve:
 
     def _serve(self, listener: socket.socket, answerer: Answerer) -> None:
         """Answer requests until a signal, and say so once that begins."""
-        from funcppo.serve import server
-        from funcppo.serve.app import Site
-        from funcppo.serve.explorer import Explorer
+        from funcppo.kg.show.serve import server
+        from funcppo.kg.show.serve.app import Site
+        from funcppo.kg.show.serve.explorer import Explorer
 
         explorer = Explorer(answerer)
         site = Site(explorer, self.seconds)
@@ -154,7 +154,7 @@ class Serve:
 
     def _warn(self) -> None:
         """Warn of a host that others reach."""
-        from funcppo.serve.guard import is_loopback
+        from funcppo.kg.show.serve.guard import is_loopback
 
         if not is_loopback(self.host):
             print(

@@ -15,7 +15,7 @@ from funcppo.runtime.distributed import Processes
 if TYPE_CHECKING:
     import numpy as np
 
-    from funcppo.evaluation.result_log import Record
+    from funcppo.kg.ranking.result_log import Record
 
 
 def check_same_setup(
@@ -50,8 +50,8 @@ def iter_queries(
     """
     import numpy as np
 
-    from funcppo.evaluation import evaluator as evaluation
-    from funcppo.evaluation.scorers import graph_fallback_notes
+    from funcppo.kg.ranking import evaluator as evaluation
+    from funcppo.kg.ranking.scorers import graph_fallback_notes
     from funcppo.runtime import memory
 
     # A window is ranked whole, so that its records do not depend on what is done.

@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING
 
 from funcppo.cli.common import set_threads
 from funcppo.cli.console import make_console, show_status
-from funcppo.data import Dataset, load
-from funcppo.data.config import DEFAULT_CONFIG, DataConfig
-from funcppo.data.stored_graph import is_stored_graph
-from funcppo.experiment.config import (
-    CONFIG_FILE,
-    METRICS_FILE,
-    RESULTS_FILE,
-    RUN_FILES,
-    read_config,
-)
+from funcppo.core.settings import CONFIG_FILE, METRICS_FILE
+from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.graph.stored_graph import is_stored_graph
+from funcppo.kg.run.config import RESULTS_FILE, RUN_FILES, read_config
 
 if TYPE_CHECKING:
-    from funcppo.logic.fixpoint import StepCallback
+    from funcppo.kg.logic.fixpoint import StepCallback
 
 
 # Files of a data set in a folder, in any format.
@@ -67,7 +63,7 @@ def open_dataset(
         raise ValueError(
             f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
         )
-    from funcppo.experiment.run_start import load_dataset_of
+    from funcppo.kg.run.run_start import load_dataset_of
 
     folder = Path(target)
     with status:

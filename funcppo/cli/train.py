@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from tyro.conf import arg
 
-from funcppo import atomic_io
 from funcppo.cli.common import (
     GraphsChoice,
     Interrupt,
@@ -54,32 +53,36 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import data_files, debug_files
 from funcppo.config import PPOConfig
-from funcppo.deadline import NO_DEADLINE, Deadline
-from funcppo.experiment.config import (
-    CHECKPOINT_FILE,
+from funcppo.core import atomic_io
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
+    PositiveFloat,
+    PositiveInt,
+    iter_differences,
+    write_config,
+)
+from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.run.config import (
+    CHECKPOINT_FILE,
     MINED_RULES_FILE,
     PREVIOUS_CHECKPOINT_FILE,
     RESULTS_FILE,
     RUN_FILES,
     RunConfig,
-    iter_differences,
     read_config,
     read_settings,
-    write_config,
 )
-from funcppo.experiment.loggers import check_loggers, open_loggers
-from funcppo.experiment.run_time import RunTime
-from funcppo.mining.config import MiningConfig
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.question_config import (
+from funcppo.kg.run.run_time import RunTime
+from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
     QuestionConfig,
 )
-from funcppo.ranges import PositiveFloat, PositiveInt
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.loggers import check_loggers, open_loggers
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -87,14 +90,14 @@ from funcppo.runtime.distributed import Processes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from funcppo.data import Dataset
-    from funcppo.experiment.peers import Peers
-    from funcppo.experiment.rule_cache import RuleFile
-    from funcppo.experiment.run import Run
-    from funcppo.experiment.telemetry import Exporter
-    from funcppo.experiment.validation import Calibration, SampledMetrics
-    from funcppo.logic.proof import Proof
-    from funcppo.prover.task import PhaseCallback
+    from funcppo.kg.graph.dataset import Dataset
+    from funcppo.kg.logic.proof import Proof
+    from funcppo.kg.run.peers import Peers
+    from funcppo.kg.run.rule_cache import RuleFile
+    from funcppo.kg.run.run import Run
+    from funcppo.kg.run.telemetry import Exporter
+    from funcppo.kg.run.validation import Calibration, SampledMetrics
+    from funcppo.kg.search.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
     from funcppo.runtime.monitor import Monitor
@@ -307,7 +310,7 @@ class Train:
     @contextmanager
     def _memory_limited(self) -> Iterator[None]:
         """Let the process allocate no more than --memory meanwhile, where that is set."""
-        from funcppo.experiment import memory_plan
+        from funcppo.kg.run import memory_plan
 
         limit = None if self.memory is None else self._memory_limit
         with memory_plan.within_memory(limit, self.device):
@@ -315,9 +318,7 @@ class Train:
 
     def _run(self, exporter: Exporter | None) -> int:
         """Train in a folder that no other process writes to; the exit status."""
-        from funcppo.experiment import (
-            run_build,
-        )
+        from funcppo.kg.run import run_build
 
         start = time.perf_counter()
         run_time = RunTime(self.seconds, device=self.device)
@@ -369,8 +370,8 @@ class Train:
 
     def _assist(self, processes: Processes, exporter: Exporter | None) -> int:
         """Make updates of a part of the run that rank 0 trains; the exit status."""
-        from funcppo.experiment import peers as sharing
-        from funcppo.experiment import run_build, run_start, training
+        from funcppo.kg.run import peers as sharing
+        from funcppo.kg.run import run_build, run_start, training
         from funcppo.runtime.monitor import Monitor
 
         # Rank 0 has written the run, with the settings that it chose and the state to go on from.
@@ -394,7 +395,7 @@ class Train:
 
     def _print_interrupted(self, console: Console) -> None:
         """Print what the checkpoint holds, and how to continue from it."""
-        from funcppo.experiment.run import saved_update
+        from funcppo.kg.run.run import saved_update
 
         words = ("funcppo", "train", self.dataset, "--out", str(self.out))
         command = f"{shlex.join(words)} --resume"
@@ -418,10 +419,8 @@ class Train:
 
     def _resume_run(self, on_phase: PhaseCallback) -> Run:
         """The run in the folder, where its checkpoint left it."""
-        from funcppo.experiment import (
-            run_start,
-        )
-        from funcppo.experiment.run import repair_checkpoint, save_checkpoint
+        from funcppo.kg.run import run_start
+        from funcppo.kg.run.run import repair_checkpoint, save_checkpoint
 
         stored = read_config(self.out)
         config = self._extend(stored)
@@ -523,9 +522,7 @@ class Train:
         self, console: Console, on_phase: PhaseCallback, run_time: RunTime
     ) -> Run:
         """A new run at its start, with its config in the folder and without the files of an earlier run."""
-        from funcppo.experiment import (
-            run_start,
-        )
+        from funcppo.kg.run import run_start
 
         if (self.out / CONFIG_FILE).exists() and not self.overwrite:
             raise ValueError(
@@ -566,7 +563,7 @@ class Train:
         Args:
           mined: the rule file to copy into the folder; None if there is none.
         """
-        from funcppo.experiment.run import save_checkpoint
+        from funcppo.kg.run.run import save_checkpoint
 
         with tempfile.TemporaryDirectory(
             dir=self.out, prefix="start-", suffix=".part"
@@ -621,12 +618,12 @@ class Train:
         Args:
           run_time: of the choice of settings, half may go to comparing the rules of several mining settings.
         """
-        from funcppo import data
-        from funcppo.experiment import memory_plan, mining_choice
+        from funcppo.kg.graph import loaders
+        from funcppo.kg.run import memory_plan, mining_choice
 
         if config.rules is not None:
             return None, []
-        dataset = data.load(config.dataset, cfg=config.data)
+        dataset = loaders.load(config.dataset, cfg=config.data)
         if len(dataset.rules):
             return None, []
 
@@ -653,7 +650,7 @@ class Train:
 
         chosen = mining_choice.choose_rules(
             {
-                name: data.with_rule_file(dataset, file.path)
+                name: loaders.with_rule_file(dataset, file.path)
                 for name, file in mined.items()
             },
             planned.prover,
@@ -681,9 +678,9 @@ class Train:
         Raises:
           ValueError: the facts support no rule.
         """
-        from funcppo import data
-        from funcppo.experiment import rule_cache
-        from funcppo.prover import task
+        from funcppo.kg.graph import loaders
+        from funcppo.kg.run import rule_cache
+        from funcppo.kg.search import task
 
         def show_mining(stage: str, done: float, total: float) -> None:
             on_phase(
@@ -703,7 +700,7 @@ class Train:
         )
         return rule_cache.keep_holdable(
             mined,
-            data.with_rule_file(dataset, mined.path),
+            loaders.with_rule_file(dataset, mined.path),
             HOLDABLE_SHARE * max_derivations,
         )
 
@@ -722,10 +719,8 @@ class Train:
         run_time: RunTime,
     ) -> _TrainingResult:
         """Train until the last update, the end of the time or an interrupt; these take effect after an update."""
-        from funcppo.experiment import (
-            metrics_log,
-            training,
-        )
+        from funcppo import metrics_log
+        from funcppo.kg.run import training
         from funcppo.runtime.monitor import Monitor
 
         set_matmul_precision(run.run_config)
@@ -827,7 +822,7 @@ def _end_training(
     Args:
       is_over: its time is.
     """
-    from funcppo.experiment import training
+    from funcppo.kg.run import training
 
     # An interrupt may have left out the last validation.
     is_finished = is_over or training.is_finished(run)
@@ -839,7 +834,7 @@ def _end_training(
 
 def _with_late_note(run: Run, console: Console) -> Run:
     """The run with a note on where its time ended training, if it did; printed."""
-    from funcppo.experiment import training
+    from funcppo.kg.run import training
 
     if training.is_finished(run):
         return run
@@ -867,7 +862,7 @@ def _assist_counted(
     peers: Peers,
 ) -> None:
     """Make the updates of this process's shards; the metrics record them."""
-    from funcppo.experiment import training
+    from funcppo.kg.run import training
 
     telemetry = exporter.telemetry
     n_env_steps = run.cfg.ppo.n_envs * run.cfg.ppo.n_steps
@@ -907,7 +902,7 @@ def _describe_run(
 
 def _training_note(run: Run, numbers: dict[str, float]) -> str:
     """The mean return of an update, and the best metric on valid so far."""
-    from funcppo.evaluation.ranking import selection_metric
+    from funcppo.kg.ranking.ranking import selection_metric
 
     note = f"return {numbers['episode_return']:.3f}"
     if len(run.task.dataset.valid):
@@ -918,10 +913,8 @@ def _training_note(run: Run, numbers: dict[str, float]) -> str:
 
 def _truncate_metrics(run: Run, folder: Path) -> list[str]:
     """Make the metrics log end where the checkpoint does; notes on what it had lost."""
-    from funcppo.experiment import (
-        metrics_log,
-    )
-    from funcppo.experiment.run import last_logged_update
+    from funcppo import metrics_log
+    from funcppo.kg.run.run import last_logged_update
 
     last_update = last_logged_update(run)
     return metrics_log.truncate(folder / METRICS_FILE, last_update)
@@ -931,8 +924,8 @@ def _write_header(
     run: Run, folder: Path, record: StrategyRecord, graphs: GraphsChoice
 ) -> None:
     """Write to the first line of the metrics log how the updates after it are computed."""
-    from funcppo.experiment import metrics_log
-    from funcppo.experiment.run import last_logged_update
+    from funcppo import metrics_log
+    from funcppo.kg.run.run import last_logged_update
 
     header = {**metrics_log.run_header(record), "graphs": graphs}
     metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run), header)
@@ -971,8 +964,9 @@ def _prepare_train_step(
     Returns:
       The step, how it is computed, and the processes that share it.
     """
-    from funcppo.experiment import peers as sharing
-    from funcppo.experiment import training
+    from funcppo import compiled_step
+    from funcppo.kg.run import peers as sharing
+    from funcppo.kg.run import training
 
     processes = distributed.current_processes()
     peers = sharing.connect(processes, run) if processes else None
@@ -981,7 +975,7 @@ def _prepare_train_step(
             run, earlier, peers, deadline
         )
     monitor.record_capture(captured)
-    print_notes(console, [training.describe_strategy(record)])
+    print_notes(console, [compiled_step.describe_strategy(record)])
     return captured, record, peers
 
 
@@ -1082,8 +1076,9 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
-    from funcppo.experiment import metrics_log, training, validation
-    from funcppo.prover.task import false_negative_rate
+    from funcppo import metrics_log
+    from funcppo.kg.run import training, validation
+    from funcppo.kg.search.task import false_negative_rate
 
     task = run.task
     ppo = run.run_config.ppo
@@ -1145,8 +1140,8 @@ def _evaluate(
 
 def _end_notes(run: Run, calibrated: Calibration | None) -> list[str]:
     """What is said of a run that has ended, before test is ranked."""
-    from funcppo.experiment import training
-    from funcppo.experiment.subject import describe_default_score
+    from funcppo.kg.run import training
+    from funcppo.kg.run.subject import describe_default_score
 
     notes: list[str] = []
     if training.stopped_early(run):
@@ -1164,7 +1159,7 @@ def _calibrate(
     run: Run, console: Console, run_time: RunTime
 ) -> Calibration | None:
     """The temperature that valid chooses, in at most a half of the time that is left for the ranking of test."""
-    from funcppo.experiment import validation
+    from funcppo.kg.run import validation
 
     deadline = run_time.until(run_time.TEST).share(0.5)
     with show_status(console, "calibrating on valid") as status:
@@ -1175,7 +1170,7 @@ def _describe_calibration(
     calibrated: Calibration | None, test: SampledMetrics
 ) -> JsonObject:
     """How far probabilities can be read as chances, on valid and on test, before training and after it."""
-    from funcppo.evaluation import calibration
+    from funcppo.kg.ranking import calibration
 
     splits = {"valid": calibrated.bins if calibrated else {}, "test": test.bins}
     found: JsonObject = {
@@ -1215,8 +1210,8 @@ def _test_metrics(
       rule_scores: ranked beside those that always are.
       temperature: that valid has chosen; None for none.
     """
-    from funcppo.evaluation import ranking
-    from funcppo.experiment import validation
+    from funcppo.kg.ranking import ranking
+    from funcppo.kg.run import validation
 
     task = run.task
     test = task.dataset.test
@@ -1255,7 +1250,7 @@ def _print_results(
     run: Run, results: JsonObject, console: Console, deadline: Deadline
 ) -> None:
     """Print the table of test metrics, notes, and a proof."""
-    from funcppo.evaluation import scorers
+    from funcppo.kg.ranking import scorers
 
     if results["test"]:
         candidates = (
@@ -1305,8 +1300,8 @@ def _print_results(
 
 def _print_proof(run: Run, console: Console, deadline: Deadline) -> None:
     """Print the longest of the policy's most probable proofs of the first queries, of those that there is time for."""
-    from funcppo.data.writers import proof_names
-    from funcppo.logic import proof
+    from funcppo.kg.graph.writers import proof_names
+    from funcppo.kg.logic import proof
 
     longest, n_searched = _longest_proof(run, deadline)
     if longest is None:
@@ -1324,8 +1319,8 @@ def _longest_proof(run: Run, deadline: Deadline) -> tuple[Proof | None, int]:
     """The longest of the most probable proofs of the first queries, or None; and how many queries were searched."""
     import torch
 
-    from funcppo.evaluation import explain
-    from funcppo.experiment import run_proofs
+    from funcppo.kg.ranking import explain
+    from funcppo.kg.run import run_proofs
 
     dataset = run.task.dataset
     split = dataset.test if len(dataset.test) else dataset.train

@@ -27,18 +27,15 @@ from funcppo.cli.evaluation_setup import prepare_evaluation
 from funcppo.cli.options import JsonOutput, TargetArgument
 from funcppo.cli.target import is_run_folder
 from funcppo.cli.train import Train, set_matmul_precision
-from funcppo.experiment.config import (
-    RunConfig,
-    iter_differences,
-    read_config,
-)
-from funcppo.experiment.run_time import RunTime
+from funcppo.core.settings import iter_differences
+from funcppo.kg.run.config import RunConfig, read_config
+from funcppo.kg.run.run_time import RunTime
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from funcppo.experiment.run import Run
+    from funcppo.kg.run.run import Run
     from funcppo.runtime.compile_cache import CompileEvent
 
 
@@ -136,7 +133,7 @@ class Warm(Train):
 
     def _prepare_run(self, console: Console, folder: Path) -> Run:
         """The run of the target with what it trains on; a new one leaves its files in the folder."""
-        from funcppo.experiment import run_build, run_start
+        from funcppo.kg.run import run_build, run_start
 
         with show_status(console, "reading data") as status:
             if is_run_folder(self.dataset):
@@ -165,7 +162,7 @@ class Warm(Train):
 
 def _compile(run: Run, console: Console) -> JsonObject:
     """Compile the training step of a run; the JSON of --json."""
-    from funcppo.experiment import training
+    from funcppo.kg.run import training
 
     # Code for another precision is other code.
     set_matmul_precision(run.run_config)

@@ -10,15 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from funcppo import tree
-from funcppo.interfaces import (
-    AutoresetStep,
-    Environment,
-    EnvironmentSpec,
-    NoWorld,
-    Timestep,
-)
-from funcppo.types import (
+from funcppo.core import tree
+from funcppo.core.types import (
     I64,
     Bool,
     Obs,
@@ -26,6 +19,13 @@ from funcppo.types import (
     State,
     World,
     check_tensor,
+)
+from funcppo.interfaces import (
+    AutoresetStep,
+    Environment,
+    EnvironmentSpec,
+    NoWorld,
+    Timestep,
 )
 
 __all__ = [

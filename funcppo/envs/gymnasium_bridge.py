@@ -27,7 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.settings import Size, check_fields
+from funcppo.core.types import I64, Bool
 from funcppo.envs import gymnasium_laws
 from funcppo.interfaces import (
     AnyEnvironment,
@@ -37,9 +39,7 @@ from funcppo.interfaces import (
     MaskedObservation,
     Timestep,
 )
-from funcppo.ranges import Size, check_fields
 from funcppo.runtime.host_transfer import to_device, to_host
-from funcppo.types import I64, Bool
 
 VectorizationMode = Literal["sync", "async"]
 

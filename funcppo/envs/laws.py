@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
+from funcppo.core import random, tree
+from funcppo.core.types import I64, Bool
 from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import (
@@ -30,7 +31,6 @@ from funcppo.interfaces import (
     Timestep,
     check_settings,
 )
-from funcppo.types import I64, Bool
 
 N_ROWS = 4
 N_STEPS = 64

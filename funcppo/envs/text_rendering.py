@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from funcppo import random, tree
+from funcppo.core import random, tree
 from funcppo.envs import two_link_arm
 from funcppo.envs.classic_control import (
     acrobot,

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.settings import NonNegativeFloat, Size, check_fields
+from funcppo.core.types import F32, I64
 from funcppo.interfaces import Environment, EnvironmentSpec, NoWorld, Timestep
-from funcppo.ranges import NonNegativeFloat, Size, check_fields
-from funcppo.types import F32, I64
 
 LENGTH = 0.5  # m, of each link
 MASS = 1.0  # kg, of each link

@@ -19,7 +19,16 @@ from typing import Annotated, Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
+from funcppo.core import random, tree
+from funcppo.core.settings import (
+    FLOAT32_MAX,
+    PositiveFloat,
+    Range,
+    Size,
+    UnitInterval,
+    check_fields,
+)
+from funcppo.core.types import F64, I64, Bool
 from funcppo.envs import base
 from funcppo.interfaces import (
     AnyEnvironment,
@@ -28,15 +37,6 @@ from funcppo.interfaces import (
     MaskedObservation,
     Timestep,
 )
-from funcppo.ranges import (
-    FLOAT32_MAX,
-    PositiveFloat,
-    Range,
-    Size,
-    UnitInterval,
-    check_fields,
-)
-from funcppo.types import F64, I64, Bool
 
 EPSILON = 1e-8  # Gymnasium's, added to variances
 GAMMA = 0.99  # Gymnasium's

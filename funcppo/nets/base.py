@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.types import F32, I64
 from funcppo.distributions import (
     CATEGORICAL,
     DIAGONAL_GAUSSIAN,
@@ -21,7 +22,6 @@ from funcppo.interfaces import (
     MaskedObservation,
     NetworkFactory,
 )
-from funcppo.types import F32, I64
 
 __all__ = [
     "CATEGORICAL",

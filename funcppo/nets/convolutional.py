@@ -16,23 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from funcppo import random, recurrence
+from funcppo import recurrence
+from funcppo.core import random
+from funcppo.core.settings import Size, check_fields
+from funcppo.core.types import F32, I64
 from funcppo.interfaces import (
     AnyAgent,
     EnvironmentSpec,
     MaskedObservation,
     Memory,
 )
-from funcppo.nets.base import (
-    Agent,
-    NetworkFactory,
-    features,
-    with_features,
-)
+from funcppo.nets.base import Agent, NetworkFactory, features, with_features
 from funcppo.nets.factories import build_agent
 from funcppo.nets.feedforward import HIDDEN_GAIN, mlp, orthogonal
-from funcppo.ranges import Size, check_fields
-from funcppo.types import F32, I64
 
 MINATAR = ((16, 3, 1),)  # channels, kernel size, stride
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo.core import tree
+from funcppo.core.types import F32, Bool
 from funcppo.nets.feedforward import Activation, Params, activate
-from funcppo.types import F32, Bool
 
 
 class Tile(NamedTuple):

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.settings import LogStd, Size, check_fields
+from funcppo.core.types import F32, I64
 from funcppo.distributions import DIAGONAL_GAUSSIAN, Distribution
 from funcppo.interfaces import Agent, AnyAgent, EnvironmentSpec
 from funcppo.nets import feedforward
 from funcppo.nets.base import Dense, NetworkFactory, dense
 from funcppo.nets.feedforward import Activation, MLPConfig, activate
-from funcppo.ranges import LogStd, Size, check_fields
-from funcppo.types import F32, I64
 
 MIN_VARIANCE = 1e-6  # of an action, in its density: features may all be 0
 

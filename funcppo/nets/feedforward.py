@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.settings import Size, check_fields
+from funcppo.core.types import F32, I64
 from funcppo.interfaces import AnyAgent, EnvironmentSpec, MaskedObservation
 from funcppo.nets.base import (
     CATEGORICAL,
@@ -31,8 +33,6 @@ from funcppo.nets.base import (
     dense,
     features,
 )
-from funcppo.ranges import Size, check_fields
-from funcppo.types import F32, I64
 
 HIDDEN_GAIN = math.sqrt(2.0)
 POLICY_GAIN = 0.01  # the first policy is nearly uniform

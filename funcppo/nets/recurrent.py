@@ -16,7 +16,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.settings import Size, check_field, check_fields
+from funcppo.core.types import F32, I64
 from funcppo.interfaces import AnyAgent, EnvironmentSpec, MaskedObservation
 from funcppo.nets.base import (
     Agent,
@@ -34,8 +36,6 @@ from funcppo.nets.feedforward import (
     mlp,
     orthogonal,
 )
-from funcppo.ranges import Size, check_field, check_fields
-from funcppo.types import F32, I64
 
 N_GATES = {"gru": 3, "lstm": 4}
 

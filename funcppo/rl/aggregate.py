@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from funcppo.types import F64
+from funcppo.core.types import F64
 
 N_RESAMPLES = 2000
 CONFIDENCE = 0.95

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from funcppo import json_io
 from funcppo.config import PPOConfig
-from funcppo.experiment import formats
-from funcppo.experiment.config import CONFIG_FILE, from_json
-from funcppo.ranges import (
+from funcppo.core import json_io
+from funcppo.core.settings import (
+    CONFIG_FILE,
     DeviceName,
     LogStd,
     PositiveInt,
     Seed,
     Size,
     check_fields,
+    from_json,
 )
 from funcppo.rl.settings import RLSettings
 
@@ -122,7 +122,7 @@ def read_config(folder: Path) -> RLConfig:
             f"{folder}: expected a folder that `funcppo rl` wrote, got {found}"
         )
     raw = json_io.parse_object(path, path.read_bytes())
-    formats.check_format(path, raw.pop(formats.FORMAT_KEY, 1))
+    json_io.check_format(path, raw.pop(json_io.FORMAT_KEY, None))
     try:
         if isinstance(raw.get("hidden"), list):
             raw["hidden"] = tuple(raw["hidden"])

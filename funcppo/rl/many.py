@@ -14,11 +14,11 @@ from typing import Any, Unpack, cast
 
 import torch
 
-from funcppo import random, trainer, tree
-from funcppo.experiment.training import CHECKPOINT_SECONDS, prepare_step
+from funcppo import trainer
+from funcppo.compiled_step import CHECKPOINT_SECONDS, prepare_step
+from funcppo.core import random, stacked, tree
 from funcppo.learner import Learner, check_functions, check_vectorised
 from funcppo.losses import Scalars
-from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
 from funcppo.trainer import (

@@ -10,18 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from funcppo import envs, learner, nets
+from funcppo import envs, learner, metrics_log, nets
+from funcppo.core.json_io import Json
+from funcppo.core.settings import METRICS_FILE, FieldError
+from funcppo.core.types import F64, I64
 from funcppo.envs import wrappers
-from funcppo.experiment import metrics_log
-from funcppo.experiment.config import METRICS_FILE
 from funcppo.interfaces import NetworkFactory
-from funcppo.json_io import Json
 from funcppo.learner import Learner
-from funcppo.ranges import FieldError
 from funcppo.rl import aggregate
 from funcppo.rl.config import RLConfig
 from funcppo.rl.settings import RLSettings
-from funcppo.types import F64, I64
 
 N_EVALUATIONS = 20  # of a run, unless --evaluate-every says otherwise
 POLICIES = ("greedy", "sampled")

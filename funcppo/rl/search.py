@@ -20,9 +20,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from funcppo import trainer, tree
-from funcppo.atomic_io import write_atomically
-from funcppo.experiment.training import CHECKPOINT_SECONDS
+from funcppo import trainer
+from funcppo.compiled_step import CHECKPOINT_SECONDS
+from funcppo.core import tree
+from funcppo.core.atomic_io import write_atomically
 from funcppo.learner import Learner
 from funcppo.rl.many import Evaluations, State, init_many, prepare_many
 from funcppo.trainer import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from funcppo.config import PPOConfig, Schedule
-from funcppo.ranges import (
+from funcppo.core.settings import (
     FieldError,
     LogStd,
     PositiveInt,

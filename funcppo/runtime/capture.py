@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.agreement import Agree, alone
 from funcppo.runtime.protocols import ReplayMode

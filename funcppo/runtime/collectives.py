@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed
 
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.runtime.distributed import Facts, Processes
 
 Tree = TypeVar("Tree")

@@ -41,14 +41,13 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from funcppo import tree
 from funcppo.config import as_compiled
-from funcppo.ranges import FieldError
+from funcppo.core import stacked, tree
+from funcppo.core.settings import FieldError
 from funcppo.runtime import (
     cudagraph_trees,
     parallel_compile,
     reasons,
-    stacked,
     strategy_cache,
 )
 from funcppo.runtime.agreement import (
@@ -810,7 +809,7 @@ class _StrategySelector:
                 compiled = compile_part(getattr(source, name))
                 parts = dataclasses.replace(parts, **{name: compiled})
         if outcome.rollout is not None:
-            from funcppo.runtime import rollout_kernel
+            from funcppo.runtime.env_kernel import rollout_kernel
 
             # of the first that was tried: an outcome is kept where nothing failed
             (_, values), *_ = self.rollout_functions(parts)
@@ -882,7 +881,7 @@ class _StrategySelector:
         use_custom_passes: bool,
     ) -> Callable[..., object]:
         """The kernel of a rollout, after a check on its first steps: see `rollout_functions`."""
-        from funcppo.runtime import rollout_kernel
+        from funcppo.runtime.env_kernel import rollout_kernel
 
         cfg, *args = steps[0]
         first = rollout_kernel.StepArguments(*args)

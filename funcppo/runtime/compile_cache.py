@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 from torch.utils._config_module import _UNSET_SENTINEL
 
-from funcppo import tree
-from funcppo.atomic_io import write_atomically
 from funcppo.config import as_compiled
+from funcppo.core import tree
+from funcppo.core.atomic_io import write_atomically
 from funcppo.runtime import agreement, standalone_code
 from funcppo.runtime.cache_folder import (
     PACKAGE_DIR,

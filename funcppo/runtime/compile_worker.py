@@ -14,7 +14,7 @@ from typing import IO
 
 import torch
 
-from funcppo.cores import AVAILABLE_CORES
+from funcppo.core.cores import AVAILABLE_CORES
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.compile_cache import CachedFunction
 from funcppo.runtime.compile_job import read_job
@@ -44,10 +44,7 @@ def prepare() -> None:
         config,
     )
 
-    from funcppo.runtime.inductor import (
-        matmul_pass,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        threefry_lowering,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    )
+    from funcppo.runtime.inductor import matmul_pass, threefry_lowering  # noqa: F401  # pyright: ignore[reportUnusedImport]  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     if torch.cuda.is_available():
         config.worker_start_method = "fork"

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.runtime import agreement
 
 Result = TypeVar("Result")

@@ -13,8 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo import tree
-from funcppo.runtime import stacked
+from funcppo.core import stacked, tree
 
 # Tolerances are relative: to the change that an update makes to a leaf, or to the size of an output.
 # In float32 compilers reorder sums, and that is all. Largest errors of all strategies for CartPole and the prover

@@ -17,14 +17,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo import tree
-from funcppo.runtime import stacked
+from funcppo.core import stacked, tree
 from funcppo.runtime.agreement import Agree, alone
-from funcppo.runtime.capture import (
-    CapturedStep,
-    capture,
-    clear_graph_pools,
-)
+from funcppo.runtime.capture import CapturedStep, capture, clear_graph_pools
 from funcppo.runtime.protocols import TensorFunction, TrainingParts
 
 State = TypeVar("State")

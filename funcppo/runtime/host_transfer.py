@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo.core import tree
 
 Data = TypeVar("Data")
 

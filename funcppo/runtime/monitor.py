@@ -31,7 +31,7 @@ from torch._dynamo.callback import (
 )
 from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
 
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.runtime import compile_cache, reasons
 from funcppo.runtime.protocols import CaptureOutcome
 from funcppo.runtime.reasons import FallbackCode

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from funcppo.cores import AVAILABLE_CORES
+from funcppo.core.cores import AVAILABLE_CORES
 from funcppo.runtime import cache_folder
 
 # processes; each of them starts helpers of its own

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo.core import tree
 
 CONTENTS_FILE = "contents.pickle"
 _view: Any = torch._C._dynamo.guards._reinterpret_tensor  # pyright: ignore[reportAttributeAccessIssue]
@@ -33,11 +33,11 @@ ALIGNMENT = 16  # bytes, that kernels of a GPU may rely on
 DATA_POINTER_VARIABLE = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 # of this package: which module declares an operator that a wrapper may call
 OPERATOR_MODULES = {
-    "threefry2x32": "funcppo.random",
+    "threefry2x32": "funcppo.core.random",
     "dense_forward": "funcppo.nets.dense_operator",
     "dense_backward": "funcppo.nets.dense_operator",
     "dense_values": "funcppo.nets.dense_operator",
-    "sum_parts": "funcppo.prover.message_sums",
+    "sum_parts": "funcppo.kg.scores.message_sums",
     "skinny_bmm": "funcppo.runtime.inductor.batched_gemm",
     "stable_argsort": "funcppo.runtime.inductor.stable_argsort",
 }

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.runtime import standalone_code
 from funcppo.runtime.standalone_code import (
     OPERATOR_MODULES,

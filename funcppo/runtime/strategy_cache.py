@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from funcppo.atomic_io import write_atomically
+from funcppo.core.atomic_io import write_atomically
 from funcppo.runtime.compile_cache import NoKeyError, cache_path
 
 if TYPE_CHECKING:  # an import of row programs that few need
-    from funcppo.runtime.rollout_kernel import RolloutCode
+    from funcppo.runtime.env_kernel.rollout_kernel import RolloutCode
 
 SUFFIX = ".strategy"
 

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from funcppo import tree
-from funcppo.loops import graph_scan
+from funcppo.core import tree
+from funcppo.core.loops import graph_scan
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.protocols import TrainingParts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from funcppo.evaluation import autotune
+from funcppo.kg.ranking import autotune
 from tests.cli.runner import TRAINED, funcppo
 
 

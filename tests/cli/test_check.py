@@ -10,9 +10,9 @@ import pytest
 
 from funcppo.cli.check import Check
 from funcppo.cli.options import parse_options
-from funcppo.evaluation import candidates, explain
-from funcppo.logic import joint_counts
-from funcppo.prover import task as prover_task
+from funcppo.kg.ranking import candidates, explain
+from funcppo.kg.scores import joint_counts
+from funcppo.kg.search import task as prover_task
 from tests.cli.runner import funcppo, json_of
 
 FAST = ["--queries", "8", "--seconds", "3600"]  # never cut by the clock

@@ -15,7 +15,7 @@ from funcppo.cli.console import (
     print_notes,
     show_status,
 )
-from funcppo.deadline import Deadline
+from funcppo.core.deadline import Deadline
 from tests.cli.runner import funcppo
 
 NAMES = ["[/x]", "[bold]", ":smile:", "[link=a]b[/link]", "\\[x]"]

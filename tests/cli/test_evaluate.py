@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from funcppo.cli import common, evaluation_setup
-from funcppo.evaluation import evaluator, ranking, scorers
+from funcppo.kg.ranking import evaluator, ranking, scorers
 from tests.cli.runner import contains, funcppo
 
 FILES_PAGE = Path(__file__).parents[2] / "docs" / "files.md"

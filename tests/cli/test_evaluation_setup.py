@@ -15,9 +15,9 @@ from funcppo.cli.evaluation_setup import (
     prepare_evaluation,
     search_notes,
 )
-from funcppo.evaluation import scorers
-from funcppo.experiment import validation
-from funcppo.prover.task import ignore_phase
+from funcppo.kg.ranking import scorers
+from funcppo.kg.run import validation
+from funcppo.kg.search.task import ignore_phase
 from funcppo.runtime import distributed, memory
 from funcppo.runtime.equivalence import EquivalenceError
 from funcppo.runtime.reasons import FailureCode

@@ -15,13 +15,13 @@ from starlette.testclient import TestClient
 
 from funcppo.cli import common, plot, predict, report, serve
 from funcppo.cli.mine import Mine
-from funcppo.evaluation import scorers
-from funcppo.evaluation.slot_scheduler import evaluate_step
+from funcppo.kg.ranking import scorers
+from funcppo.kg.search.slot_scheduler import evaluate_step
+from funcppo.kg.show.serve import server
 from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.graphed import GraphedStep
-from funcppo.serve import server
 from tests.cli.runner import funcppo
-from tests.report.graphs import SMALL
+from tests.kg.show.report.graphs import SMALL
 from tests.runtime.test_capture import on_gpu
 
 RULES = (

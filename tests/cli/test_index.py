@@ -7,9 +7,9 @@ import json
 import pytest
 
 from funcppo.cli import console
-from funcppo.data import stored_graph
-from funcppo.logic import chains
-from funcppo.prover import task
+from funcppo.kg.graph import stored_graph
+from funcppo.kg.logic import chains
+from funcppo.kg.search import task
 from tests.cli.runner import funcppo
 
 

@@ -19,19 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.cli.common import Terminated
-from funcppo.data import format_rule, from_triples, load
-from funcppo.data.readers import detect_format, read_clauses
-from funcppo.data.rule_tables import (
+from funcppo.kg.graph.loaders import from_triples, load
+from funcppo.kg.graph.readers import detect_format, read_clauses
+from funcppo.kg.graph.rule_tables import (
     RULE_FILE_FORMATS,
     compatibility_notes,
     format_rule_table,
 )
-from funcppo.data.writers import to_clauses
-from funcppo.experiment import rule_cache
-from funcppo.experiment.config import RESULTS_FILE, read_config
-from funcppo.mining import config, miner
-from funcppo.mining.budget import ignore_progress
-from funcppo.mining.config import MiningConfig
+from funcppo.kg.graph.writers import format_rule, to_clauses
+from funcppo.kg.mining import config, miner
+from funcppo.kg.mining.budget import ignore_progress
+from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.run import rule_cache
+from funcppo.kg.run.config import RESULTS_FILE, read_config
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
 
 names = st.text(

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from funcppo import cli
-from funcppo.experiment import memory_plan
-from funcppo.experiment.config import RESULTS_FILE
+from funcppo.kg.run import memory_plan
+from funcppo.kg.run.config import RESULTS_FILE
 from funcppo.runtime import memory
 from tests.cli.runner import TRAINED, funcppo
 

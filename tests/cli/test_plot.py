@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from funcppo.report import figures
+from funcppo.kg.show.report import figures
 from tests.cli.runner import funcppo
 
 

@@ -11,8 +11,9 @@ import sys
 import numpy as np
 import pytest
 
-from funcppo import data, record_log
 from funcppo.cli import predict
+from funcppo.core import record_log
+from funcppo.kg.graph import loaders
 from tests.cli.runner import contains, funcppo
 
 RULES = """p(X, Y) :- q(X, Y).
@@ -98,7 +99,7 @@ def test_a_candidate_has_the_score_that_evaluate_writes(
     files = ["--details", details, "--all-scores", "--no-proofs"]
     assert funcppo(monkeypatch, "evaluate", subject, *files, *options) == 0
     records = [json.loads(line) for line in details.read_text().splitlines()]
-    dataset = data.load(graph)
+    dataset = loaders.load(graph)
     asked, answers_of_split = [], []
     for record in records:
         relation, head, tail = dataset.test[record["query_row"]]

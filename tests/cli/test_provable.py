@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from funcppo.data import load
+from funcppo.kg.graph.loaders import load
 from tests import oracles
 from tests.cli.runner import funcppo, json_of, provable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from funcppo.data import load
-from funcppo.logic import fixpoint, kb
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic import fixpoint, kb
 from tests.cli.runner import json_of, provable
 from tests.learning import DATA
 

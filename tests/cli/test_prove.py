@@ -10,12 +10,13 @@ import sys
 import pytest
 
 from funcppo.cli.prove import MAX_FAILED_RULES
-from funcppo.data import load
-from funcppo.experiment import run_start
-from funcppo.experiment.config import RunConfig, write_config
-from funcppo.experiment.run import save_checkpoint
-from funcppo.logic import proof as proof_
-from funcppo.prover.config import ProverTaskConfig
+from funcppo.core.settings import write_config
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic import proof as proof_
+from funcppo.kg.run import run_start
+from funcppo.kg.run.config import RunConfig
+from funcppo.kg.run.run import save_checkpoint
+from funcppo.kg.search.config import ProverTaskConfig
 from tests import prolog
 from tests.cli.runner import contains, funcppo, json_of, prove
 

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from funcppo import checkpoint, metrics_log
 from funcppo.cli import rl
 from funcppo.cli.file_lock import lock_folder
-from funcppo.experiment import checkpoint, metrics_log
 from funcppo.rl.config import read_config, settings_of
 from funcppo.rl.settings import published_settings
 from tests.cli.runner import funcppo

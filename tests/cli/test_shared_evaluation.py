@@ -13,12 +13,13 @@ import urllib.request
 
 import pytest
 
-from funcppo import cli, record_log
+from funcppo import cli
 from funcppo.cli import predict
-from funcppo.data import load
-from funcppo.evaluation import evaluator as evaluation
-from funcppo.experiment import subject
-from funcppo.experiment.telemetry import Telemetry
+from funcppo.core import record_log
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.ranking import evaluator as evaluation
+from funcppo.kg.run import subject
+from funcppo.kg.run.telemetry import Telemetry
 from funcppo.runtime import distributed
 from tests.cli.processes import run_processes, waiting_ends_with
 from tests.ports import hold_ports, port_of
@@ -201,9 +202,9 @@ def test_an_error_of_one_process_is_one_line_of_rank_0(tmp_path):
 def test_processes_that_hold_other_data_end_with_one_line(tmp_path):
     def other_data(rank):
         if rank == 1:
-            from funcppo import data
+            from funcppo.kg.graph import loaders
 
-            data.load = lambda *args, **kwargs: load("family_tree:30:2")
+            loaders.load = lambda *args, **kwargs: load("family_tree:30:2")
 
     details = tmp_path / "details.jsonl"
     args = (*EVALUATE, "--details", details)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from funcppo.mining import counting, path_rules
+from funcppo.kg.mining import counting, path_rules
 from tests.cli.processes import run_processes, waiting_ends_with
 
 DATA = "family_tree:30:1"

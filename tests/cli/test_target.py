@@ -15,8 +15,9 @@ from funcppo.cli.target import (
     print_notes_to_stderr,
     set_target_threads,
 )
-from funcppo.data import load
-from funcppo.experiment.config import RUN_FILES, RunConfig, write_config
+from funcppo.core.settings import write_config
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.run.config import RUN_FILES, RunConfig
 
 RULE = "0.5\tlocatedIn(X, Y) :- neighborOf(X, Y)\n"
 

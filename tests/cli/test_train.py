@@ -19,33 +19,26 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import tree
+from funcppo import checkpoint, compiled_step, metrics_log
 from funcppo.cli import common
 from funcppo.cli import train as train_module
 from funcppo.cli.options import parse_options
 from funcppo.cli.train import Train, _CompileLogger, absolute_or_name
-from funcppo.data import load
-from funcppo.data.config import DataConfig
-from funcppo.evaluation import scorers
-from funcppo.evaluation.slot_scheduler import evaluate_step
-from funcppo.experiment import (
-    checkpoint,
-    metrics_log,
-    run_start,
-    training,
-    validation,
-)
-from funcppo.experiment import run as run_module
-from funcppo.experiment.config import (
+from funcppo.core import tree
+from funcppo.core.settings import CONFIG_FILE, METRICS_FILE, write_config
+from funcppo.kg.graph.config import DataConfig
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.ranking import scorers
+from funcppo.kg.run import run as run_module
+from funcppo.kg.run import run_start, training, validation
+from funcppo.kg.run.config import (
     CHECKPOINT_FILE,
-    CONFIG_FILE,
-    METRICS_FILE,
     RESULTS_FILE,
     RunConfig,
     read_config,
-    write_config,
 )
-from funcppo.experiment.run import saved_update
+from funcppo.kg.run.run import saved_update
+from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import GraphedStep
@@ -1123,7 +1116,7 @@ def test_a_run_keeps_how_long_its_updates_would_take_for_when_it_is_resumed(
     monkeypatch, tmp_path
 ):
     """By hand: 128 steps are four updates, here of a second. None is timed again."""
-    monkeypatch.setattr(training, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
+    monkeypatch.setattr(compiled_step, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
     words = ("train", "countries_s1", "--out", tmp_path, "--steps", "128")
     for seconds, more in ((1.0, ()), (None, ("--resume",))):
         time_updates_as(seconds, monkeypatch)
@@ -1136,7 +1129,7 @@ def test_a_run_keeps_how_long_its_updates_would_take_for_when_it_is_resumed(
 def test_no_update_is_timed_in_a_run_that_ends_too_soon_to_repay_compiling(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(training, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
+    monkeypatch.setattr(compiled_step, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
     time_updates_as(None, monkeypatch)
     words = ("train", "countries_s1", "--out", tmp_path, "--seconds", "2")
     assert funcppo(monkeypatch, *words, *SMALL) == 0

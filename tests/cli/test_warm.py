@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
+from funcppo import metrics_log
 from funcppo.cli import evaluation_setup
 from funcppo.cli.warm import Warm
-from funcppo.experiment import metrics_log, validation
-from funcppo.experiment.config import METRICS_FILE
+from funcppo.core.settings import METRICS_FILE
+from funcppo.kg.run import validation
 from funcppo.runtime import compile as compilation
 from funcppo.runtime import compile_cache
 from funcppo.train_step import EAGER_PARTS

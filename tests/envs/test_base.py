@@ -7,12 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from funcppo import envs, random, tree
-from funcppo.envs.base import (
-    restart,
-    sample_reset,
-    step_with_autoreset,
-)
+from funcppo import envs
+from funcppo.core import random, tree
+from funcppo.envs.base import restart, sample_reset, step_with_autoreset
 from tests.learning import (
     WORLD,
     assert_trees_equal,

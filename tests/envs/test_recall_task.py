@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import funcppo as fp
-from funcppo import random
+from funcppo.core import random
 from tests.learning import WORLD
 
 

@@ -12,7 +12,8 @@ import torch
 from gymnasium import wrappers as reference
 
 import funcppo as fp
-from funcppo import random, rollout, train_step, tree
+from funcppo import rollout, train_step
+from funcppo.core import random, tree
 from funcppo.envs import base, wrappers
 from tests.learning import WORLD, one_thread
 

@@ -29,7 +29,8 @@ from experiments.matrix import (
     steps,
     tables,
 )
-from funcppo import optim, tree
+from funcppo import optim
+from funcppo.core import tree
 from tests.forked import printed
 from tests.ports import hold_ports, port_of
 
@@ -407,7 +408,7 @@ TREES = st.recursive(
 @given(TREES)
 @settings(max_examples=60, deadline=None)
 def test_a_substitute_for_optree_does_what_optree_does(of):
-    """The verbs of `funcppo.tree` made of either; a sum tells which leaves met."""
+    """The verbs of `funcppo.core.tree` made of either; a sum tells which leaves met."""
     double = lambda a, b: a + b
     assert polyfills.tree_leaves(of) == tree.leaves(of)
     assert polyfills.tree_map(double, of, of) == tree.map(double, of, of)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 import funcppo as fp
-from funcppo import random
+from funcppo.core import random
 
 
 class State(NamedTuple):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import random, tree
+from funcppo.core import random, tree
 from funcppo.interfaces import EnvironmentSpec, MaskedObservation
 from funcppo.nets import convolutional
 from tests.learning import WORLD

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from funcppo import nets, tree
+from funcppo import nets
+from funcppo.core import tree
 from funcppo.nets import dense_operator
 from funcppo.nets.dense_operator import Settings
 from tests.nets.test_dense_operator import by_autograd, draw, make_layers

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from funcppo import random, tree
+from funcppo.core import random, tree
 from funcppo.nets import dense_operator, feedforward
 from funcppo.nets.dense_operator import Settings
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import random, recurrence, trainer, tree
+from funcppo import recurrence, trainer
+from funcppo.core import random, tree
 from funcppo.nets import exploration
 from funcppo.nets.base import Dense
 from funcppo.nets.exploration import GSDE, GSDEConfig, Params
@@ -17,7 +18,8 @@ from funcppo.nets.feedforward import Params as MLPParams
 from funcppo.rollout import rollout_keys
 from funcppo.train_step import sample_randomness
 from tests.learning import WORLD
-from tests.nets.guessing import SPECS, guessing, mean_reward
+from tests.nets import guessing
+from tests.nets.guessing import SPECS, mean_reward
 
 MLP = MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
 CFG = GSDEConfig(mlp=MLP, first_log_std=-1.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import random, tree
+from funcppo.core import random, tree
 from funcppo.train_step import EAGER_PARTS, collect, train_step, vmap_parts
 from tests.learning import WORLD, assert_trees_equal, compiled, double
 from tests.nets.bars import BARS

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import loops, losses, minibatch, random, rollout, tree
+from funcppo import losses, minibatch, rollout
+from funcppo.core import loops, random, tree
 from funcppo.recurrence import apply_agent
 from funcppo.train_step import collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, double

@@ -7,13 +7,9 @@ import json
 
 import pytest
 
-from funcppo.experiment.config import CONFIG_FILE, write_config
+from funcppo.core.settings import CONFIG_FILE, write_config
 from funcppo.rl.config import RLConfig, is_rl_run, read_config, settings_of
-from funcppo.rl.settings import (
-    GSDE_DEFAULTS,
-    RLSettings,
-    published_settings,
-)
+from funcppo.rl.settings import GSDE_DEFAULTS, RLSettings, published_settings
 
 SETTINGS = published_settings("Pendulum-v1")
 CONFIG = RLConfig(

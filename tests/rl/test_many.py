@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import tree
-from funcppo.experiment import metrics_log
+from funcppo import metrics_log
+from funcppo.core import stacked, tree
 from funcppo.rl import many
 from funcppo.rl.many import init_many
-from funcppo.runtime import stacked
 from funcppo.trainer import saved_update
 from tests.learning import assert_trees_equal, one_thread
 

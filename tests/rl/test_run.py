@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from funcppo import metrics_log
+from funcppo.core.settings import METRICS_FILE
 from funcppo.envs.wrappers import MomentsConfig
-from funcppo.experiment import metrics_log
-from funcppo.experiment.config import METRICS_FILE
 from funcppo.nets.exploration import GSDEConfig
 from funcppo.rl import run
 from funcppo.rl.settings import published_settings

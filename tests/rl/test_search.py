@@ -7,7 +7,7 @@ import math
 import pytest
 
 import funcppo as fp
-from funcppo.experiment import metrics_log
+from funcppo import metrics_log
 from funcppo.rl import search as search_module
 from funcppo.rl.many import train_many
 from funcppo.rl.search import (

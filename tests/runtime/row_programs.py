@@ -7,10 +7,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from funcppo.runtime import rollout_kernel
-from funcppo.runtime.rollout_kernel import HEADER, INDENT, threefry_source
-from funcppo.runtime.row_program import write_row_program
-from funcppo.runtime.row_tensor import TRACED_ROWS, memory_tensor, named_tensor
+from funcppo.runtime.env_kernel import rollout_kernel
+from funcppo.runtime.env_kernel.rollout_kernel import (
+    HEADER,
+    INDENT,
+    threefry_source,
+)
+from funcppo.runtime.env_kernel.row_program import write_row_program
+from funcppo.runtime.env_kernel.row_tensor import (
+    TRACED_ROWS,
+    memory_tensor,
+    named_tensor,
+)
 from tests.runtime import numpy_triton
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from funcppo import random, tree
+from funcppo.core import random, tree
 from funcppo.runtime.capture import (
     CaptureError,
     capture,

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from funcppo import data, optim, random, tree
+from funcppo import optim
 from funcppo.config import AdamConfig, PPOConfig
+from funcppo.core import random, tree
+from funcppo.kg.graph import loaders
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.minibatch import MinibatchParts
-from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
 from funcppo.runtime import parallel_compile, strategy_cache
 from funcppo.runtime.compile import (
@@ -32,10 +34,10 @@ from funcppo.runtime.compile import (
 )
 from funcppo.runtime.compile_cache import CachedFunction
 from funcppo.runtime.compile_job import read_job
+from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
 from funcppo.runtime.reasons import FailureCode, FallbackCode
-from funcppo.runtime.row_tensor import UnsupportedError
 from funcppo.train_step import EAGER_PARTS, Parts, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
@@ -321,7 +323,7 @@ def test_a_strategy_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
 def test_a_rollout_with_empty_leaves_is_compiled_too():
     """At height 1 successors have no goals."""
     made = prover_task.build_task(
-        data.load("countries_s1"),
+        loaders.load("countries_s1"),
         ProverTaskConfig(max_height=1, embed_dim=2, hidden_dim=4),
     )
     cfg = prover_task.build_config(

@@ -10,7 +10,7 @@ import torch
 from torch._inductor.utils import get_first_incompatible_cudagraph_node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.runtime.capture import capture, without_cuda_graphs
 from funcppo.runtime.compile import select_strategy, with_capture
 from funcppo.runtime.cudagraph_trees import (

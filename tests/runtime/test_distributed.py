@@ -11,11 +11,7 @@ import torch
 from torch.distributed import HashStore
 
 from funcppo.runtime import distributed
-from funcppo.runtime.distributed import (
-    PeerError,
-    Processes,
-    StalledError,
-)
+from funcppo.runtime.distributed import PeerError, Processes, StalledError
 from tests.cli.processes import run_processes
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from funcppo import data, loops, random, tree
 from funcppo.config import Config, PPOConfig
-from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
+from funcppo.core import loops, random, tree
+from funcppo.kg.graph import loaders
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime.capture import CaptureError
 from funcppo.runtime.graphed import (
     GraphedScan,
@@ -143,7 +144,7 @@ def cartpole(device: str) -> tuple[Config, Any]:
 def prover(device: str) -> tuple[Config, Any]:
     """Countries S1 to height 2; the policy picks facts too."""
     ready = prover_task.build_task(
-        data.load("countries_s1", None),
+        loaders.load("countries_s1", None),
         ProverTaskConfig(max_height=2, max_depth=4),
         device,
     )

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.runtime.capture import capture
 from funcppo.runtime.host_transfer import (
     AsyncReadback,

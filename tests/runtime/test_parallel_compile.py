@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from funcppo import random, train_step
+from funcppo import train_step
+from funcppo.core import random
 from funcppo.interfaces import NoWorld
 from funcppo.runtime import compile_cache, parallel_compile
 from funcppo.runtime.compile import compile_function, select_strategy

@@ -9,6 +9,7 @@ import torch
 
 from funcppo.runtime import reasons
 from funcppo.runtime.capture import CaptureError
+from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
 from funcppo.runtime.equivalence import EquivalenceError
 from funcppo.runtime.monitor import Monitor
 from funcppo.runtime.reasons import (
@@ -19,7 +20,6 @@ from funcppo.runtime.reasons import (
     UncachedCode,
     UntimedCode,
 )
-from funcppo.runtime.row_tensor import UnsupportedError
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.runtime import compile_cache, standalone_code, standalone_writer
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.standalone_writer import NotStandaloneError, write

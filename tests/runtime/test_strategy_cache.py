@@ -8,12 +8,13 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import random
 from funcppo.config import Schedule
+from funcppo.core import random
 from funcppo.runtime import compile as compilation
-from funcppo.runtime import compile_cache, rollout_kernel, strategy_cache
+from funcppo.runtime import compile_cache, strategy_cache
 from funcppo.runtime.agreement import alone
 from funcppo.runtime.compile import StrategyRecord, select_strategy
+from funcppo.runtime.env_kernel import rollout_kernel
 from funcppo.runtime.reasons import FailureCode
 from funcppo.runtime.strategy_cache import Built, Outcome, load, save
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step

@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from examples import custom_env
-from funcppo import loops, random
+from funcppo.core import loops, random
 from funcppo.runtime.compile import compile_function
-from funcppo.runtime.whole_iteration import (
-    UNCHECKED_OPTIONS,
-    compile_iteration,
-)
+from funcppo.runtime.whole_iteration import UNCHECKED_OPTIONS, compile_iteration
 from funcppo.train_step import EAGER_PARTS, init, train_step
 from tests.learning import WORLD, assert_trees_equal
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.settings import Size, check_fields
+from funcppo.core.types import F32, I64, Bool
 from funcppo.interfaces import Environment, EnvironmentSpec, NoWorld, Timestep
-from funcppo.ranges import Size, check_fields
-from funcppo.types import F32, I64, Bool
 
 GRAVITY = 9.8  # m / s^2
 LINK_MASS = 1.0  # kg, of each link

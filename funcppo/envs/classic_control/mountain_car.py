@@ -12,10 +12,10 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.settings import FLOAT32_MAX, Range, Size, check_fields
+from funcppo.core.types import F32, I64, Bool
 from funcppo.interfaces import Environment, EnvironmentSpec, NoWorld, Timestep
-from funcppo.ranges import FLOAT32_MAX, Range, Size, check_fields
-from funcppo.types import F32, I64, Bool
 
 # Positions are in units of length, velocities in units of length a step.
 MIN_POSITION = -1.2

@@ -12,10 +12,10 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.settings import FLOAT32_MAX, Range, Size, check_fields
+from funcppo.core.types import F32, I64
 from funcppo.interfaces import Environment, EnvironmentSpec, NoWorld, Timestep
-from funcppo.ranges import FLOAT32_MAX, Range, Size, check_fields
-from funcppo.types import F32, I64
 
 GRAVITY = 10.0  # m / s^2
 MASS = 1.0  # kg

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo.core import random
+from funcppo.core.types import F32, I64, Bool
 from funcppo.envs.minatar.game import (
     ALL_ACTIONS,
     SIZE,
@@ -20,7 +21,6 @@ from funcppo.envs.minatar.game import (
     is_action,
 )
 from funcppo.interfaces import AnyEnvironment, NoWorld, Timestep
-from funcppo.types import F32, I64, Bool
 
 MINIMAL_ACTIONS = "nud"
 PLAYER_SPEED = 3  # steps between two moves

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo.core import tree
+from funcppo.core.settings import UnitInterval, check_fields
+from funcppo.core.types import F32, I64, Bool
 from funcppo.envs.wrappers import sticky_actions
 from funcppo.interfaces import (
     AnyEnvironment,
@@ -16,8 +18,6 @@ from funcppo.interfaces import (
     EnvironmentSpec,
     Timestep,
 )
-from funcppo.ranges import UnitInterval, check_fields
-from funcppo.types import F32, I64, Bool
 
 SIZE = 10  # cells of a side
 ALL_ACTIONS = "nlurdf"  # nothing, left, up, right, down, fire

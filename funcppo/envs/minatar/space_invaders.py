@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.core.types import F32, I64, Bool
 from funcppo.envs.minatar.game import (
     ALL_ACTIONS,
     SIZE,
@@ -19,7 +20,6 @@ from funcppo.envs.minatar.game import (
     is_action,
 )
 from funcppo.interfaces import AnyEnvironment, NoWorld, Timestep
-from funcppo.types import F32, I64, Bool
 
 MINIMAL_ACTIONS = "nlrf"
 SHOT_COOL_DOWN = 5  # steps between two shots of the player

@@ -16,7 +16,7 @@ from torch._inductor.ir import Pointwise, TensorBox
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import ops
 
-from funcppo import random
+from funcppo.core import random
 
 # output words from which a kernel of their own costs less than recomputing them
 MIN_WORDS_TO_REALIZE = 1024

@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.envs.classic_control import acrobot
 from tests.learning import WORLD
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.envs.classic_control import mountain_car
 from tests.learning import WORLD
 

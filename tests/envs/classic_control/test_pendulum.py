@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.envs.classic_control import pendulum
 from tests.learning import WORLD
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import random, tree
+from funcppo.core import random, tree
 
 LETTERS = "nlurdf"
 

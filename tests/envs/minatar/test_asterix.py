@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from funcppo import tree
+from funcppo.core import tree
 from funcppo.envs.minatar import asterix
 from tests.envs.minatar.reference import (
     assert_plays_alike,

@@ -9,11 +9,11 @@ import torch
 
 from experiments.benchmarks import added_term, bellman_ford
 from experiments.benchmarks.added_term import Candidates, Ranked
-from funcppo.evaluation import rank_metrics, ranking
-from funcppo.experiment import run_start
-from funcppo.experiment.config import RunConfig
-from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.question_config import EmbeddingConfig, QuestionConfig
+from funcppo.kg.ranking import rank_metrics, ranking
+from funcppo.kg.run import run_start
+from funcppo.kg.run.config import RunConfig
+from funcppo.kg.scores.question_config import EmbeddingConfig, QuestionConfig
+from funcppo.kg.search.config import ProverTaskConfig
 
 
 def candidates(n_rows=200, n_each=5, seed=0):

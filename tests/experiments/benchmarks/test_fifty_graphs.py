@@ -8,7 +8,7 @@ import pytest
 
 from experiments.benchmarks import fifty_graphs
 from experiments.benchmarks.fifty_graphs import Spec
-from funcppo.data import load
+from funcppo.kg.graph.loaders import load
 
 SMALL = Spec(60, 5, 0.01, has_odd_names=False)
 ODD = Spec(250, 5, 0.01, has_odd_names=True)

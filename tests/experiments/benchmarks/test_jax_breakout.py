@@ -9,7 +9,7 @@ import torch
 jax = pytest.importorskip("jax")
 
 from experiments.benchmarks import jax_breakout  # noqa: E402
-from funcppo import random, tree  # noqa: E402
+from funcppo.core import random, tree  # noqa: E402
 from funcppo.envs.minatar import breakout  # noqa: E402
 from funcppo.envs.minatar.game import GameConfig  # noqa: E402
 from funcppo.interfaces import NoWorld  # noqa: E402

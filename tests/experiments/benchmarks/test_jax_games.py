@@ -9,7 +9,7 @@ import torch
 jax = pytest.importorskip("jax")
 
 from experiments.benchmarks import jax_games  # noqa: E402
-from funcppo import random, tree  # noqa: E402
+from funcppo.core import random, tree  # noqa: E402
 from funcppo.envs.minatar import asterix, freeway, space_invaders  # noqa: E402
 from funcppo.envs.minatar.game import GameConfig  # noqa: E402
 from funcppo.interfaces import NoWorld  # noqa: E402

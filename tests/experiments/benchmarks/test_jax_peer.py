@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import losses, random, tree
+from funcppo import losses
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config, PPOConfig
+from funcppo.core import random, tree
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole
 from funcppo.nets import feedforward as mlp

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import large_graph
-from funcppo.data import load
+from funcppo.kg.graph.loaders import load
 
 
 @pytest.mark.parametrize("n_triples", [3000, 6_000_000])

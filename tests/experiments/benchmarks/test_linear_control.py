@@ -10,8 +10,8 @@ import torch
 
 from experiments.benchmarks import linear_control
 from experiments.benchmarks.linear_control import Listed
-from funcppo.data import load
-from funcppo.data.dataset import Dataset
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import load
 
 TRAIN = ["a p b", "a p c", "a p d", "a q b", "e p b", "e q b"]
 

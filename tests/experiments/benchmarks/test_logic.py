@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.benchmarks import logic, profile_resolve
-from funcppo.logic import resolve
+from funcppo.kg.logic import resolve
 from funcppo.runtime.capture import CaptureError
 from tests.runtime.test_capture import on_gpu
 

@@ -10,8 +10,8 @@ import torch
 
 from experiments.benchmarks import default_results, small_graphs
 from experiments.benchmarks.small_graphs import Spec
-from funcppo.data import load
-from funcppo.experiment import run_start
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.run import run_start
 from tests.experiments.benchmarks.forked_call import call_forked
 
 # two parts: a ring of 400 entities with chords, and a pair of entities

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.checks import check_mined_counts
-from funcppo.data import load
+from funcppo.kg.graph.loaders import load
 
 X, Y, Z, W = 11, 12, 13, 14  # variables, with ten constants
 

@@ -12,7 +12,7 @@ import torch
 
 from experiments.checks import process_kill_campaign as campaign
 from experiments.checks.process_kill_campaign import Chain, Work
-from funcppo.experiment import checkpoint
+from funcppo import checkpoint
 from tests.experiments.checks.test_kill_campaign import FORGETFUL, HONEST
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from experiments.data import build_countries
-from funcppo.data import load
+from funcppo.kg.graph.loaders import load
 
 N_COUNTRIES = 120
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.runtime.inductor.batched_gemm import (
     MIN_BATCH_SIZE,
     SUPPORTED_DIMS,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.runtime.inductor.matmul_pass import MatmulPass, RewriteThresholds
 from tests.runtime.test_capture import devices
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.runtime.inductor.stable_argsort import stable_argsort
 
 

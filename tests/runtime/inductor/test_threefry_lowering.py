@@ -7,7 +7,7 @@ import torch
 from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
 
-from funcppo import random
+from funcppo.core import random
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.inductor.threefry_lowering import MIN_WORDS_TO_REALIZE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from funcppo import random
+from funcppo.core import random
 from tests.runtime.test_capture import on_gpu
 
 pytestmark = on_gpu

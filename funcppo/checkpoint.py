@@ -1,0 +1,240 @@
+"""Checkpoints: a tree of tensors in one file, written whole or not at all.
+
+A file is a NumPy archive of one array for each leaf, named by its path of fields, and of meta data as JSON. NumPy has
+no bfloat16: such a leaf is stored as its bits, and the meta data name it. `save` writes the archive; `restore` reads it
+back into a tree of the same structure, `read` without knowing the structure.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.core import json_io, tree
+from funcppo.core.atomic_io import write_atomically
+from funcppo.core.json_io import Json
+
+Tree = TypeVar("Tree")
+Meta = Json
+
+_META_ARRAY = "__meta__"  # name of the array that holds the meta data
+_BFLOAT16_KEY = "bfloat16"  # of the meta data: names of leaves stored as bits
+
+
+class DamagedCheckpointError(ValueError):
+    """There is no checkpoint at a path, or it cannot be read whole."""
+
+
+class Checkpoint(NamedTuple):
+    """The contents of a file."""
+
+    # by path of fields, such as train_state.params.term_embedding
+    arrays: dict[str, np.ndarray]
+    meta: Meta  # what `save` was given, and the format version
+
+
+def save(
+    path: Path | str, state: object, meta: Meta, previous: str | None = None
+) -> None:
+    """Write a tree of tensors and its meta data. A crash or a full disk leaves the old file as it was.
+
+    Args:
+      path: the file to write.
+      state: a tree of tensors, on any device.
+      meta: values of JSON; the format version is added.
+      previous: the name that the file to be replaced is kept under; None keeps it not.
+
+    Raises:
+      OSError: the file cannot be written.
+      ValueError: two leaves have one name, or NumPy has no dtype for one.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    bfloat16_names: list[str] = []
+    for name, leaf in zip(tree.paths(state), tree.leaves(state)):
+        if name in arrays or name == _META_ARRAY:
+            raise ValueError(
+                f"state: expected a name of its own for each tensor, got {name} twice"
+            )
+        if leaf.dtype == torch.bfloat16:
+            bfloat16_names.append(name)
+        arrays[name] = _to_array(name, leaf)
+
+    versioned_meta = {json_io.FORMAT_KEY: json_io.FORMAT} | meta
+    if bfloat16_names:
+        versioned_meta[_BFLOAT16_KEY] = bfloat16_names
+    text = json.dumps(versioned_meta).encode()
+    arrays[_META_ARRAY] = np.frombuffer(text, dtype=np.uint8)
+
+    def write(file: Any) -> None:
+        # Not by `np.savez`, whose own arguments are no names for arrays.
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(
+                    f"{name}.npy", "w", force_zip64=True
+                ) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    write_atomically(Path(path), write, previous)
+
+
+def _to_array(name: str, leaf: Tensor) -> np.ndarray:
+    """The numbers of a leaf; of bfloat16 the bits."""
+    leaf = leaf.detach().cpu()
+    if leaf.dtype == torch.bfloat16:
+        leaf = leaf.view(torch.int16)
+    try:
+        return leaf.numpy()
+    except TypeError as error:
+        raise ValueError(
+            f"{name}: expected a dtype of NumPy or bfloat16, got {leaf.dtype}"
+        ) from error
+
+
+def restore(
+    path: Path | str,
+    like: Tree,
+    fingerprint: str | None = None,
+    optional: str = "",
+) -> tuple[Tree, Meta]:
+    """Read a tree that `save` wrote.
+
+    Args:
+      path: the file to read.
+      like: a tree of the same structure, shapes and dtypes; the result is on its devices.
+      fingerprint: the data set that ids refer to, which must be that of the file (`meta["fingerprint"]`). None: there
+        are no such ids, and nothing is compared.
+      optional: a part of the tree that is taken from `like` where the file has nothing of it. So is a tensor without
+        elements, which an earlier version may not have had.
+
+    Returns:
+      The tree, and the meta data.
+
+    Raises:
+      ValueError: there is no checkpoint, or it is of another data set, structure or shape; the message names the file
+        and the first difference.
+    """
+    path = Path(path)
+    arrays, meta = read(path)
+    names = tree.paths(like)
+    absent = {
+        name
+        for name, leaf in zip(names, tree.leaves(like))
+        if not leaf.numel() and name not in arrays
+    }
+    if optional and not any(n.startswith(f"{optional}.") for n in arrays):
+        absent |= {name for name in names if name.startswith(f"{optional}.")}
+    stored_fingerprint = meta.get("fingerprint")
+    if fingerprint is not None and stored_fingerprint != fingerprint:
+        raise ValueError(
+            f"{path}: made for another data set: expected fingerprint {fingerprint}, got {stored_fingerprint}"
+        )
+    difference = sorted(set(names) ^ (set(arrays) | absent))
+    if difference:
+        name = difference[0]
+        owner = "the file" if name in arrays else "this configuration"
+        raise ValueError(
+            f"{path}: expected the tensors of this configuration, got {name} in {owner} only"
+        )
+
+    bfloat16_names = cast("list[object]", meta.get(_BFLOAT16_KEY, []))
+    tensors = []
+    for name, leaf in zip(names, tree.leaves(like)):
+        if name not in absent:
+            is_bfloat16 = name in bfloat16_names
+            leaf = _to_tensor(path, name, arrays[name], is_bfloat16, leaf)
+        tensors.append(leaf)
+    return tree.unflatten(like, tensors), meta
+
+
+def _to_tensor(
+    path: Path, name: str, array: np.ndarray, is_bfloat16: bool, like: Tensor
+) -> Tensor:
+    """The inverse of `_to_array`, on the device of `like`.
+
+    Raises:
+      ValueError: shape or dtype are not those of `like`.
+    """
+    stored = _describe_array(array)
+    if is_bfloat16:
+        stored = stored.replace("int16", "bfloat16")
+    if stored != _describe(like):
+        raise ValueError(
+            f"{path}: {name}: expected {_describe(like)}, got {stored}"
+        )
+    tensor = torch.from_numpy(array)
+    if is_bfloat16:
+        tensor = tensor.view(torch.bfloat16)
+    return tensor.to(like.device)
+
+
+def read(path: Path) -> Checkpoint:
+    """Read the arrays and the meta data of a checkpoint, of this format version or an older one.
+
+    Raises:
+      DamagedCheckpointError: there is no such file, or it is not a checkpoint.
+      ValueError: a newer version of funcppo wrote it.
+    """
+    try:
+        # NumPy would take a file that is no archive for a pickle, and advise how to load that.
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("not an archive of arrays")
+        with np.load(path) as file:
+            arrays = dict(file)
+        meta = json_io.parse_object(
+            "meta data", arrays.pop(_META_ARRAY).tobytes()
+        )
+    except FileNotFoundError:
+        raise DamagedCheckpointError(
+            f"{path}: expected a checkpoint, got no file"
+        ) from None
+    # The errors of damaged archives have no type in common: of zip, zlib, NumPy's headers, memory, keys.
+    except Exception as error:
+        raise DamagedCheckpointError(
+            f"{path}: expected a checkpoint, got none or a damaged one ({error})"
+        ) from None
+
+    json_io.check_format(path, meta.get(json_io.FORMAT_KEY))
+    return Checkpoint(arrays, meta)
+
+
+def find_readable(path: Path, previous: str) -> tuple[Path, list[str]]:
+    """Return a checkpoint, or the one before it where the latest is missing or damaged.
+
+    Args:
+      previous: name of the one before it.
+
+    Returns:
+      The path of the checkpoint, and a note if it is the one before.
+
+    Raises:
+      DamagedCheckpointError: neither can be read; the message is that of the latest.
+    """
+    try:
+        read(path)
+        return path, []
+    except DamagedCheckpointError as error:
+        earlier = path.resolve().with_name(previous)
+        try:
+            read(earlier)
+        except DamagedCheckpointError:
+            raise error from None
+        return earlier, [f"{error}; {previous} is used in its place"]
+
+
+def _describe(tensor: Tensor) -> str:
+    """Dtype and shape."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {list(tensor.shape)}"
+
+
+def _describe_array(array: object) -> str:
+    """Dtype and shape of what an archive holds; a damaged one may hold bytes in place of an array."""
+    if not isinstance(array, np.ndarray):
+        return type(array).__name__
+    return f"{array.dtype} {list(array.shape)}"

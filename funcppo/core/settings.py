@@ -1,0 +1,406 @@
+"""Settings: their ranges, declared in the types of fields, and their files, config.json and YAML.
+
+    @dataclass(frozen=True)
+    class Config:
+        n_envs: Size = 4
+        gamma: UnitInterval = 0.99
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+`check_fields` compares each field with its annotation: kind of value, choices and range. NaN and infinity are in no
+range. This module imports no PyTorch, so that the command line's help does without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import re
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from funcppo.core import atomic_io, json_io
+from funcppo.core.json_io import Json
+
+ConfigT = TypeVar("ConfigT")
+
+# Files in the folder of a run.
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+
+INT32_MAX = 2**31 - 1
+MAX_PORT = 65_535
+INT64_MAX = 2**63 - 1
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+MAX_SHOWN_CHARACTERS = 40  # of a value in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers from a minimum to a maximum, both included unless stated otherwise."""
+
+    minimum: float
+    maximum: float
+    excludes_minimum: bool = False
+    excludes_maximum: bool = False
+
+    def contains(self, number: float) -> bool:
+        """Whether a number is in the range; false for NaN."""
+        is_excluded = (self.excludes_minimum and number == self.minimum) or (
+            self.excludes_maximum and number == self.maximum
+        )
+        return self.minimum <= number <= self.maximum and not is_excluded
+
+    def describe(self, number: float) -> str:
+        """The range in words, for a number outside it; the limits of number formats only if they are exceeded."""
+        minimum, maximum = (
+            str(bound) if isinstance(bound, int) else f"{bound:g}"
+            for bound in (self.minimum, self.maximum)
+        )
+        if self.maximum < INT32_MAX:
+            below = "below " if self.excludes_maximum else ""
+            return f"{minimum} to {below}{maximum}"
+        if number > self.maximum:
+            return f"at most {maximum}"
+        is_open = self.excludes_minimum
+        return f"more than {minimum}" if is_open else f"{minimum} or more"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The texts that match a regular expression whole."""
+
+    expression: str
+    description: str  # for an error
+
+
+# Sizes of tensors and counts that are multiplied.
+Size: TypeAlias = Annotated[int, Range(1, INT32_MAX)]
+FixedPort: TypeAlias = Annotated[int, Range(1, MAX_PORT)]
+PositiveInt: TypeAlias = Annotated[int, Range(1, INT64_MAX)]
+NonNegativeInt: TypeAlias = Annotated[int, Range(0, INT64_MAX)]
+Port: TypeAlias = Annotated[int, Range(0, MAX_PORT)]  # 0: any that is free
+# A seed is taken modulo 2**64.
+Seed: TypeAlias = Annotated[int, Range(-INT64_MAX - 1, INT64_MAX)]
+PositiveFloat: TypeAlias = Annotated[
+    float, Range(0.0, FLOAT32_MAX, excludes_minimum=True)
+]
+NonNegativeFloat: TypeAlias = Annotated[float, Range(0.0, FLOAT32_MAX)]
+UnitInterval: TypeAlias = Annotated[float, Range(0.0, 1.0)]
+# Of the logarithm of a standard deviation.
+LogStd: TypeAlias = Annotated[float, Range(-20.0, 2.0)]
+Share: TypeAlias = Annotated[float, Range(0.0, 1.0, excludes_minimum=True)]
+# Of an exponential moving average, which does not forget at 1.
+DecayRate: TypeAlias = Annotated[float, Range(0.0, 1.0, excludes_maximum=True)]
+
+
+DeviceName: TypeAlias = Annotated[
+    str, Pattern(r"cpu|cuda(:\d{1,3})?", "cpu, cuda or cuda:N")
+]
+
+DeviceChoice: TypeAlias = Annotated[
+    str, Pattern(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
+]
+
+
+def is_cuda(device: str) -> bool:
+    """Whether a device name is that of a GPU."""
+    return device.partition(":")[0] == "cuda"
+
+
+class FieldError(ValueError):
+    """A field with a value of the wrong kind or out of range.
+
+    Attributes:
+      field: name of the field.
+      problem: what was expected, and the value.
+    """
+
+    def __init__(self, field: str, expected: str, value: object) -> None:
+        self.field = field
+        self.problem = f"expected {expected}, got {_show(value)}"
+        super().__init__(f"{field}: {self.problem}")
+
+
+def check_fields(config: object) -> None:
+    """Check every field of a dataclass against its annotation.
+
+    What is checked: numbers, with the `Range` of the annotation, texts, flags, choices (`Literal`), dataclasses, tuples
+    and unions of these.
+
+    Raises:
+      FieldError: a value does not fit; the message names the field, what was expected, and the value.
+    """
+    for field in field_types(type(config)):
+        check_field(type(config), field, getattr(config, field))
+
+
+def check_field(config_type: type, field: str, value: object) -> None:
+    """Check a value against the annotation of a field, before the dataclass is made.
+
+    Raises:
+      FieldError: the value does not fit.
+    """
+    expected = _expected_value(field_types(config_type)[field], value)
+    if expected is not None:
+        raise FieldError(field, expected, value)
+
+
+@functools.cache
+def field_types(config_type: type) -> dict[str, object]:
+    """The annotation of each field of a dataclass, with its metadata."""
+    hints = get_type_hints(config_type, include_extras=True)
+    return {
+        field.name: hints[field.name]
+        for field in dataclasses.fields(config_type)
+    }
+
+
+def _expected_value(annotation: object, value: object) -> str | None:
+    """What an annotation asks for if the value does not fit it, in words; None if it fits."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        kind, *metadata = arguments
+        ranges = [item for item in metadata if isinstance(item, Range)]
+        patterns = [item for item in metadata if isinstance(item, Pattern)]
+        return (
+            _expected_value(kind, value)
+            or _expected_range(ranges, value)
+            or _expected_pattern(patterns, value)
+        )
+    if origin in (Union, types.UnionType):
+        return _expected_of_union(arguments, value)
+    if origin is Literal:
+        return _expected_choice(arguments, value)
+    if origin is tuple and not isinstance(value, tuple | list):
+        return "a tuple"
+    if origin is tuple:
+        problems = [
+            _expected_value(arguments[0], item)
+            for item in cast(Sequence[object], value)
+        ]
+        return next(filter(None, problems), None)
+    return _expected_kind(annotation, value)
+
+
+def _expected_choice(choices: tuple[object, ...], value: object) -> str | None:
+    """As `_expected_value`, for a value of a list; True is not the choice 1."""
+    if any(type(value) is type(c) and value == c for c in choices):
+        return None
+    texts = ", ".join(map(str, choices))
+    return f"one of {texts}" if len(choices) > 1 else texts
+
+
+def _expected_range(ranges: list[Range], value: object) -> str | None:
+    """As `_expected_value`, for a number; None is in every range."""
+    if not isinstance(value, Real):
+        return None
+    number = int(value) if isinstance(value, Integral) else float(value)
+    for range_ in ranges:
+        if not range_.contains(number):
+            return range_.describe(number)
+    return None
+
+
+def _expected_pattern(patterns: list[Pattern], value: object) -> str | None:
+    """As `_expected_value`, for a text; another value matches every pattern."""
+    for pattern in patterns:
+        if isinstance(value, str) and not re.fullmatch(
+            pattern.expression, value
+        ):
+            return pattern.description
+    return None
+
+
+def _expected_of_union(
+    members: tuple[object, ...], value: object
+) -> str | None:
+    """As `_expected_value`, for a value that must fit one member; None is not listed among them."""
+    expected: list[str] = []
+    for member in members:
+        text = _expected_value(member, value)
+        if text is None:
+            return None
+        if member is not types.NoneType:
+            expected.append(text)
+    return " or ".join(expected)
+
+
+def _expected_kind(kind: object, value: object) -> str | None:
+    """As `_expected_value`, for a type; types other than those of settings fit any value."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int:
+        fits = is_number and isinstance(value, Integral)
+        return None if fits else "an integer"
+    if kind is float:
+        return None if is_number else "a number"
+    if kind is types.NoneType:
+        return None if value is None else "none"
+    if kind is str:
+        return None if isinstance(value, str) else "a text"
+    if kind is bool:
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        return None if isinstance(value, kind) else f"{article} {kind.__name__}"
+    return None
+
+
+def _show(value: object) -> str:
+    """A value as an error shows it; Python has no text for an integer with thousands of digits."""
+    if isinstance(value, int) and abs(value) > INT64_MAX:
+        return f"a number of {value.bit_length()} bits"
+    text = str(value) if isinstance(value, float) else repr(value)
+    is_long = len(text) > MAX_SHOWN_CHARACTERS
+    return text[:MAX_SHOWN_CHARACTERS] + "..." if is_long else text
+
+
+class Difference(NamedTuple):
+    """A field in which two configs differ."""
+
+    name: str  # path of fields, such as "ppo.gamma"
+    old: object
+    new: object
+
+
+def iter_differences(
+    old: object, new: object, prefix: str = ""
+) -> Iterator[Difference]:
+    """Yield the fields in which two configs of one type differ, those of nested configs one by one."""
+    for name in field_types(type(old)):
+        old_value, new_value = getattr(old, name), getattr(new, name)
+        if is_dataclass(old_value):
+            yield from iter_differences(
+                old_value, new_value, f"{prefix}{name}."
+            )
+        elif old_value != new_value:
+            yield Difference(f"{prefix}{name}", old_value, new_value)
+
+
+def write_config(run_config: Any, folder: Path) -> None:
+    """Write a dataclass of settings to config.json in the folder of a run, whole or not at all."""
+    contents = {json_io.FORMAT_KEY: json_io.FORMAT}
+    contents |= dataclasses.asdict(run_config)
+    text = json.dumps(contents, indent=2) + "\n"
+    atomic_io.write_atomically(
+        folder / CONFIG_FILE, lambda file: file.write(text.encode())
+    )
+
+
+def parse_yaml(path: Path, text: bytes) -> Json:
+    """The mapping of a YAML file; an empty file has no settings.
+
+    Raises:
+      ValueError: it is not valid, or not a mapping.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        value = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, UnicodeDecodeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{path}: expected YAML of settings, got {reason}"
+        ) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{path}: expected settings such as `steps: 2000`, got {value!r:.60}"
+        )
+    return dict(value)
+
+
+def merge_settings(base: Json, given: Json, prefix: str) -> Json:
+    """Settings with some of them replaced, those of nested configs one by one.
+
+    Raises:
+      ValueError: a name is unknown.
+    """
+    merged = dict(base)
+    for name, value in given.items():
+        _check_name(name, base, prefix)
+        is_group = isinstance(base[name], dict) and isinstance(value, dict)
+        merged[name] = (
+            merge_settings(base[name], value, f"{prefix}{name}.")
+            if is_group
+            else value
+        )
+    return merged
+
+
+def _check_name(name: str, settings: Json, prefix: str) -> None:
+    """Refuse a name that no setting has, with the one that it may mean.
+
+    Raises:
+      ValueError: the name is unknown.
+    """
+    if name not in settings:
+        hint = _hint(str(name), settings, prefix)
+        raise ValueError(
+            f"{prefix}{name}: expected the name of a setting, got an unknown one{hint}"
+        )
+
+
+def _hint(name: str, settings: Json, prefix: str) -> str:
+    """The setting that an unknown name may mean, or one of a nested config; empty if none is like it."""
+    paths = {
+        option: f"{group}.{option}"
+        for group, nested in settings.items()
+        if isinstance(nested, dict)
+        for option in nested
+    }
+    paths |= {option: option for option in settings}
+    close = difflib.get_close_matches(name, paths, n=1)
+    return f" (did you mean {prefix}{paths[close[0]]}?)" if close else ""
+
+
+def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
+    """A config from its JSON object, in which nested configs are objects too.
+
+    Args:
+      prefix: the fields that lead to the config, such as "ppo.adam.", for errors.
+
+    Raises:
+      KeyError: a nested config is missing.
+      ValueError: a field is missing, unknown, of another type or out of range.
+    """
+    fields = dict(raw)
+    types = field_types(config_type)
+    for name, annotation in types.items():
+        if not isinstance(annotation, type) or not is_dataclass(annotation):
+            continue
+        nested = fields[name]
+        if not isinstance(nested, dict):
+            raise ValueError(
+                f"{prefix}{name}: expected an object, got {nested!r}"
+            )
+        fields[name] = from_json(annotation, nested, f"{prefix}{name}.")
+
+    # A file of another program lacks a nested config, which says more.
+    for name in fields:
+        _check_name(name, types, prefix)
+    try:
+        return config_type(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{prefix}{error}") from None

@@ -1,0 +1,236 @@
+"""Functions on trees of tensors: map, flatten, select, ravel. The only module that imports optree.
+
+A tree is a tensor, or a NamedTuple, tuple or list of trees. Both optree and `torch.utils._pytree` must see the same
+leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and PyTorch's compiler
+with the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar, cast, overload
+
+import optree
+import optree.registry as optree_registry
+import torch
+import torch.utils._pytree as torch_pytree
+from torch import Tensor
+
+from funcppo.core.types import Bool, Tree
+
+Record = TypeVar("Record")  # a dataclass
+# Registered there, a class is a tree in every namespace.
+_GLOBAL_NAMESPACE: Any = vars(optree_registry)["__GLOBAL_NAMESPACE"]
+
+
+class UnaryLeafFn(Protocol):
+    """A function of one leaf."""
+
+    def __call__(self, a: Tensor, /) -> Tensor: ...
+
+
+class BinaryLeafFn(Protocol):
+    """A function of the matching leaves of two trees."""
+
+    def __call__(self, a: Tensor, b: Tensor, /) -> Tensor: ...
+
+
+class TernaryLeafFn(Protocol):
+    """A function of the matching leaves of three trees."""
+
+    def __call__(self, a: Tensor, b: Tensor, c: Tensor, /) -> Tensor: ...
+
+
+class LeafFn(Protocol):
+    """A function of the matching leaves of any number of trees."""
+
+    def __call__(self, *leaves: Tensor) -> Tensor: ...
+
+
+@overload
+def map(fn: UnaryLeafFn, tree: Tree, /) -> Tree: ...
+@overload
+def map(fn: BinaryLeafFn, tree: Tree, second: Tree, /) -> Tree: ...
+@overload
+def map(
+    fn: TernaryLeafFn, tree: Tree, second: Tree, third: Tree, /
+) -> Tree: ...
+@overload
+def map(fn: LeafFn, tree: Tree, /, *rest: Tree) -> Tree: ...
+def map(fn: Any, tree: Any, /, *rest: Any) -> Any:
+    """Apply `fn` to matching leaves.
+
+    Raises:
+      ValueError: the structures differ.
+    """
+    return optree.tree_map(fn, tree, *rest)
+
+
+def leaves(tree: object) -> list[Tensor]:
+    """The tensors of a tree, in field order."""
+    return cast(list[Tensor], optree.tree_leaves(cast(Any, tree)))
+
+
+def unflatten(like: Tree, tensors: list[Tensor]) -> Tree:
+    """The tree with the structure of `like` and these leaves."""
+    return cast(
+        Tree,
+        optree.tree_unflatten(
+            optree.tree_structure(cast(Any, like)), cast(Any, tensors)
+        ),
+    )
+
+
+def structure(tree: object) -> optree.PyTreeSpec:
+    """The structure of a tree without its tensors, to be compared; faster than `paths`."""
+    return optree.tree_structure(cast(Any, tree))
+
+
+def paths(tree: object) -> list[str]:
+    """The name of each leaf, as in `opt_state.mu.rule`, in the order of `leaves`."""
+    accessors = optree.treespec_accessors(
+        optree.tree_structure(cast(Any, tree))
+    )
+    return [
+        ".".join(
+            str(getattr(entry, "field", entry.entry)) for entry in accessor
+        )
+        for accessor in accessors
+    ]
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """A tree of zeros with the structure, shapes and dtypes of `tree`."""
+    return map(torch.zeros_like, tree)
+
+
+def where(mask: Bool[Tensor, "B"], on_true: Tree, on_false: Tree) -> Tree:
+    """Select row by row; every leaf is [B, ...]."""
+
+    def select(a: Tensor, b: Tensor) -> Tensor:
+        row_mask = mask.view(-1, *[1] * (a.ndim - 1))
+        return torch.where(row_mask, a, b)
+
+    return map(select, on_true, on_false)
+
+
+def global_norm(tree: object) -> Tensor:
+    """The L2 norm of all leaves together, 0-d."""
+    return torch.stack([(x * x).sum() for x in leaves(tree)]).sum().sqrt()
+
+
+def ravel(tree: object) -> Tensor:
+    """All leaves as one vector, in the order of `leaves`; they share a dtype."""
+    return torch.cat([x.reshape(-1) for x in leaves(tree)])
+
+
+def unravel(like: Tree, flat: Tensor) -> Tree:
+    """The inverse of `ravel`: the tree with the structure and shapes of `like` whose leaves are views of `flat`."""
+    shapes = [x.shape for x in leaves(like)]
+    pieces = torch.split(flat, [shape.numel() for shape in shapes])
+    return unflatten(
+        like, [piece.view(shape) for piece, shape in zip(pieces, shapes)]
+    )
+
+
+def register_dataclass(cls: type[Record]) -> type[Record]:
+    """Make a dataclass of trees a tree, for optree and for PyTorch; usable as a decorator. Returns the class.
+
+    Raises:
+      TypeError: the class is no dataclass.
+    """
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"expected a dataclass, got {cls.__qualname__}")
+    names = tuple(field.name for field in dataclasses.fields(cls))
+
+    def flatten(
+        record: Record,
+    ) -> tuple[tuple[object, ...], None, tuple[str, ...]]:
+        return tuple(getattr(record, name) for name in names), None, names
+
+    def flatten_for_torch(record: Record) -> tuple[list[object], None]:
+        return [getattr(record, name) for name in names], None
+
+    def unflatten(_: None, values: Iterable[object]) -> Record:
+        return cls(**dict(zip(names, values)))
+
+    def unflatten_for_torch(values: Iterable[object], _: None) -> Record:
+        return unflatten(None, values)
+
+    register = cast(Any, optree).register_pytree_node
+    register(
+        cls,
+        flatten,
+        unflatten,
+        path_entry_type=optree.DataclassEntry,
+        namespace=_GLOBAL_NAMESPACE,
+    )
+    torch_pytree.register_pytree_node(
+        cls, cast(Any, flatten_for_torch), cast(Any, unflatten_for_torch)
+    )
+    return cls
+
+
+def check_tree(tree: object, name: str) -> None:
+    """Check that a value is a tree of tensors in which optree and PyTorch see the same leaves.
+
+    A dataclass passes if it is registered with both (`register_dataclass`). A dict never does: optree sorts its keys
+    and PyTorch does not, so that zipped leaves would pair the wrong tensors.
+
+    Args:
+      name: what the value is, for the error text.
+
+    Raises:
+      TypeError: one line that names the value, or the part of it, that is no tensor.
+    """
+    expected = (
+        f"{name}: expected a tensor, or a NamedTuple, tuple or list of such"
+    )
+    accessors, found, _ = optree.tree_flatten_with_accessor(
+        cast(Any, tree),
+        is_leaf=lambda node: node is None or isinstance(node, dict),
+    )
+    for accessor, leaf in zip(accessors, found):
+        if not isinstance(leaf, Tensor):
+            place = f" at {accessor.codify('')}" if accessor else ""
+            raise TypeError(
+                f"{expected}, got {type(leaf).__name__}{place}{_registration_hint(leaf)}"
+            )
+
+    torch_leaves = torch_pytree.tree_leaves(tree)
+    if [id(leaf) for leaf in torch_leaves] != [id(leaf) for leaf in found]:
+        raise TypeError(
+            f"{expected}, got {type(tree).__name__}, whose leaves PyTorch does not see: use fp.tree.register_dataclass"
+        )
+
+
+def check_common_dtype(tree: object, name: str) -> None:
+    """Check that the leaves share one floating-point dtype, as `ravel` needs; it would promote others in silence.
+
+    Args:
+      name: what the value is, for the error text.
+
+    Raises:
+      TypeError: one line that names the first leaf of another dtype.
+    """
+    found = leaves(tree)
+    if not found:
+        raise TypeError(f"{name}: expected a tensor, got an empty tree")
+    dtype = found[0].dtype
+    if not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    for path, leaf in zip(paths(tree), found):
+        if leaf.dtype != dtype:
+            place = f" at {path}" if path else ""
+            raise TypeError(
+                f"{name}: expected {dtype} in every tensor, got {leaf.dtype}{place}"
+            )
+
+
+def _registration_hint(value: object) -> str:
+    return (
+        "; register it by fp.tree.register_dataclass"
+        if dataclasses.is_dataclass(value)
+        else ""
+    )

@@ -1,0 +1,894 @@
+"""Knowledge graphs in Python: load or make a graph, mine rules, train, ask.
+
+    import funcppo as fp
+
+    graph = fp.load([("ann", "parent", "bob"), ...])    # or a name, a folder, a file, an array, a data frame
+    graph = fp.mine(graph)                               # the graph with rules
+    run = fp.fit(graph)                                  # a trained run; fp.open(graph) scores without training
+    run.predict("parent", head="ann", k=10)              # ranked answers
+    run.prove("parent(ann, bob)")                        # a verdict and a proof
+    run.evaluate("test")                                 # the metrics of a ranking
+
+Results print as tables, also in notebooks, and turn into data frames where pandas is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+
+from funcppo.core.json_io import Json
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.in_memory import to_triples, write_splits
+from funcppo.kg.graph.queries import read_query
+from funcppo.kg.graph.rule_tables import format_rule_table
+from funcppo.kg.graph.similar_names import (
+    similar_names_hint,
+    unknown_name_message,
+)
+from funcppo.kg.graph.writers import format_atom, format_rule, proof_names
+from funcppo.kg.logic import proof as proofs
+from funcppo.kg.logic.fixpoint import Verdict
+from funcppo.kg.logic.proof import Proof
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.ranking import ranking
+from funcppo.kg.ranking.explain import prove_from_other_facts
+from funcppo.kg.ranking.prediction import OpenQuery
+from funcppo.kg.ranking.rank_metrics import Metrics
+from funcppo.kg.ranking.ranking import HEADLINE_METRICS
+from funcppo.kg.run import fitting, memory_plan, rule_cache, run_start
+from funcppo.kg.run.answers import (
+    Answer,
+    Answerer,
+    AnswerProof,
+    read_open_query,
+)
+from funcppo.kg.run.config import CHOICE_SECONDS, MINED_RULES_FILE, RunConfig
+from funcppo.kg.run.run import Run
+from funcppo.kg.run.subject import (
+    Subject,
+    dataset_subject,
+    make_subject_scorer,
+    run_subject,
+)
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.show.report import figures, measurement, page
+from funcppo.loggers import LoggerName
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
+
+# What `funcppo prove` allows by default: rows that the joins of T_P make.
+MAX_PROOF_ROWS = 300_000_000
+_IN_MEMORY = DataConfig(columns="head,relation,tail")
+
+
+class _Table:
+    """A result that prints as a table."""
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    def _columns(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """The title and a table with a row on each line, control characters escaped."""
+        rows = [self._columns(), *map(_cells, self._rows())]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths))
+            for row in rows
+        ]
+        return "\n".join([self._title(), *map(str.rstrip, lines)])
+
+    def _repr_html_(self) -> str:
+        """The table as HTML, names escaped."""
+
+        def row_of(tag: str, cells: Iterable[str]) -> str:
+            inner = "".join(
+                f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells
+            )
+            return f"<tr>{inner}</tr>"
+
+        body = "".join(row_of("td", _cells(row)) for row in self._rows())
+        return (
+            f"<table><caption>{html.escape(self._title())}</caption>"
+            f"<thead>{row_of('th', self._columns())}</thead><tbody>{body}</tbody></table>"
+        )
+
+    def to_dataframe(self) -> DataFrame:
+        """The table as a data frame of pandas.
+
+        Raises:
+          ImportError: pandas is not installed.
+        """
+        try:
+            import pandas  # pyright: ignore[reportMissingImports,reportMissingTypeStubs]
+        except ImportError:
+            raise ImportError(
+                "to_dataframe needs pandas (pip install pandas)"
+            ) from None
+        return pandas.DataFrame(self._rows(), columns=list(self._columns()))  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType]
+
+
+class Graph(_Table):
+    """A knowledge graph: triples, and perhaps rules.
+
+    Attributes:
+      dataset: its facts, held-out triples and rules as tables of ids.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        source: str | None = None,
+        rules: str | None = None,
+        rules_text: str | None = None,
+        config: DataConfig = DEFAULT_CONFIG,
+    ) -> None:
+        """A graph that was loaded; see `load`.
+
+        Args:
+          dataset: what was read.
+          source: what `data.load` reads the triples from; None for triples in memory.
+          rules: a rule file in place of the source's own rules.
+          rules_text: the content of one.
+          config: how files of triples are read.
+        """
+        self.dataset = dataset
+        self._source = source
+        self._rules = rules
+        self._rules_text = rules_text
+        self._config = config
+
+    @property
+    def entities(self) -> Sequence[str]:
+        """The names of all entities."""
+        return self.dataset.entities
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The names of all relations."""
+        return self.dataset.predicates
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules as text."""
+        return [format_rule(self.dataset, rule) for rule in self.dataset.rules]
+
+    def store_settings(self, folder: Path) -> RunConfig:
+        """Settings that read this graph; what is in memory alone is written to the folder.
+
+        Args:
+          folder: exists; receives graph/ and a rule file where these are in no files.
+        """
+        source, rules = self._source, self._rules
+        if source is None:
+            source = str((folder / "graph").absolute())
+            write_splits(self.dataset, Path(source))
+        if self._rules_text is not None:
+            path = (folder / MINED_RULES_FILE).absolute()
+            path.write_text(self._rules_text, encoding="utf-8")
+            rules = str(path)
+        return RunConfig(dataset=source, rules=rules, data=self._config)
+
+    def with_mined_rules(self, **options: Any) -> Graph:
+        """The graph with the rules that its facts support.
+
+        Args:
+          options: fields of `MiningConfig`; the others are chosen for the graph.
+
+        Raises:
+          ValueError: an option is out of range.
+          KeyboardInterrupt: mining was interrupted.
+        """
+        cfg = rule_cache.mining_config(self.dataset, **options)
+        mined = rule_cache.mine_dataset(self.dataset, cfg)
+        if mined.result.interrupt is not None:
+            raise mined.result.interrupt
+        return Graph(
+            mined.dataset,
+            source=self._source,
+            rules_text=format_rule_table(
+                mined.dataset, mined.statistics, "tsv"
+            ),
+            config=self._config,
+        )
+
+    def _title(self) -> str:
+        dataset = self.dataset
+        return (
+            f"Graph {dataset.name}: {dataset.n_constants:,} entities, {dataset.n_predicates:,} relations, "
+            f"{len(dataset.train):,} train / {len(dataset.valid):,} valid / {len(dataset.test):,} test triples, "
+            f"{len(dataset.rules):,} rules"
+        )
+
+    def _columns(self) -> tuple[str, ...]:
+        return ("relation", "facts", "rules")
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        dataset = self.dataset
+        size = dataset.n_predicates + 1
+        n_facts = np.bincount(dataset.facts[:, 0], minlength=size)
+        n_rules = np.bincount(dataset.rules[:, 0, 0], minlength=size)
+        return [
+            (name, int(n_facts[i]), int(n_rules[i]))
+            for i, name in enumerate(dataset.predicates, 1)
+        ]
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions(_Table, Sequence[Answer]):
+    """The ranked answers of a query, best first: a sequence of `Answer` objects."""
+
+    query: str
+    """The query, with a variable for what is asked."""
+    answers: tuple[Answer, ...]
+    """The best answers."""
+    score: str
+    """The name of the score."""
+    n_new: int
+    """All answers that the rules derive and that are not known."""
+    n_known: int
+    """Known answers, in some split or in facts.txt, listed or not."""
+    n_self: int = 0
+    """1 if the entity of the query is derivable and left out."""
+    notes: tuple[str, ...] = ()
+    """How the names of a query were read, where they could be read otherwise."""
+
+    def __len__(self) -> int:
+        """The number of answers that are listed."""
+        return len(self.answers)
+
+    @overload
+    def __getitem__(self, index: int) -> Answer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Answer]: ...
+    def __getitem__(self, index: int | slice) -> Answer | Sequence[Answer]:
+        """The answer at a position."""
+        return self.answers[index]
+
+    def to_json(self) -> list[Json]:
+        """The answers as JSON values."""
+        return [answer.to_json() for answer in self.answers]
+
+    def _title(self) -> str:
+        left_out = ", itself left out (with_self keeps it)" * self.n_self
+        return (
+            f"{self.query}: {self.n_new:,} new answer{'s' * (self.n_new != 1)}, {self.n_known:,} known{left_out}, "
+            f"score {self.score}{''.join(f'; note: {note}' for note in self.notes)}"
+        )
+
+    def _columns(self) -> tuple[str, ...]:
+        return ("rank", "entity", "score", "known", "verdict")
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        return [
+            (a.rank, a.entity, a.score, a.known, a.verdict)
+            for a in self.answers
+        ]
+
+
+@dataclass(frozen=True, repr=False)
+class ProofResult:
+    """The verdict on an atom, and a proof of it."""
+
+    query: str
+    """The atom."""
+    verdict: str
+    """proved, refuted (no proof exists up to the height), or unknown (a limit was reached)."""
+    known: bool
+    """Whether train or facts.txt state it; the proof is from other facts."""
+    proof: Proof | None
+    """None unless it is proved."""
+    dataset: Dataset
+    """The names of the proof."""
+
+    @property
+    def tree(self) -> str:
+        """The proof as an indented tree; empty without one."""
+        if self.proof is None:
+            return ""
+        names = proof_names(self.dataset)
+        return proofs.to_text(self.proof, names.format_atom, names.format_rule)
+
+    def to_json(self) -> Json:
+        """The verdict and the proof as JSON values."""
+        nodes = (
+            None
+            if self.proof is None
+            else json.loads(
+                proofs.to_json(self.proof, *proof_names(self.dataset))
+            )
+        )
+        return {
+            "query": self.query,
+            "verdict": self.verdict,
+            "known": self.known,
+            "proof": nodes,
+        }
+
+    def to_dot(self) -> str:
+        """The proof as a Graphviz graph; one without nodes if there is no proof."""
+        if self.proof is None:
+            return "digraph proof {\n}\n"
+        names = proof_names(self.dataset)
+        return proofs.to_dot(self.proof, names.format_atom, names.format_rule)
+
+    def __repr__(self) -> str:
+        """The verdict and the tree."""
+        known = " (stated as a fact)" if self.known else ""
+        headline = f"{self.verdict}: {self.query}{known}"
+        return "\n".join([headline, self.tree]).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """The verdict and the tree as HTML, names escaped."""
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(_Table):
+    """The metrics of a filtered ranking of a split."""
+
+    split: str
+    """test or valid."""
+    score: str
+    """The name of the score."""
+    metrics: Metrics
+    """All metrics, as `funcppo evaluate --json` writes them."""
+
+    def __getitem__(self, name: str) -> Any:
+        """A metric by its name, such as "mrr" or "hits@10"."""
+        return self.metrics[name]
+
+    def _title(self) -> str:
+        return f"{self.split}, score {self.score}: MRR {self['mrr']:.4f}, ceiling {self['ceiling']:.4f}"
+
+    def _columns(self) -> tuple[str, ...]:
+        return ("relation", *HEADLINE_METRICS, "ceiling", "n_queries")
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        groups = self.metrics["by_group"]
+        named = [("all", groups["all"]), *groups["relations"].items()]
+        rows: list[tuple[object, ...]] = []
+        for name, sides in named:
+            group = sides["both"]
+            means = [group[metric]["expected"] for metric in HEADLINE_METRICS]
+            rows.append((name, *means, group["ceiling"], group["n_queries"]))
+        return rows
+
+
+class Knowledge:
+    """A graph with rules and a score, which answers questions: a trained run, or rule confidences alone.
+
+    Attributes:
+      notes: what was chosen, one line each.
+      folder: of the run; None without one.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        run: Run | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """What `fit` and `open` return.
+
+        Args:
+          subject: a task and its score.
+          run: a trained run; None for rule confidences.
+          folder: of the run; None if it is not kept.
+        """
+        notes = (*subject.task.notes, *subject.notes)
+        self.notes = (*notes, *(run.notes if run else ()))
+        self.folder = folder
+        self._subject = subject
+        self._run = run
+
+    @property
+    def score(self) -> str:
+        """The name of the score."""
+        return self._subject.score
+
+    @property
+    def trained(self) -> bool:
+        """Whether a trained policy gives the score."""
+        return self._subject.policy_run is not None
+
+    @property
+    def dataset(self) -> Dataset:
+        """Facts, held-out triples and rules as tables of ids."""
+        return self._subject.task.dataset
+
+    @cached_property
+    def _answerer(self) -> Answerer:
+        return Answerer(self._subject)
+
+    def predict(
+        self,
+        relation: str,
+        *,
+        head: str | None = None,
+        tail: str | None = None,
+        k: int | None = 10,
+        known: bool = False,
+        with_self: bool = False,
+        min_score: float = 0.0,
+        explain: bool = False,
+        unproved: bool = False,
+    ) -> Predictions:
+        """The best answers of relation(head, X) or relation(X, tail).
+
+            run.predict("locatedIn", head="france")
+            run.predict("locatedIn(france, X)")
+
+        Args:
+          relation: a relation of two arguments; or the whole query, as `funcppo predict` reads it.
+          head: the known head; give either this or the tail, of a relation.
+          tail: the known tail.
+          k: the number of answers; None for all.
+          known: list known answers too. Otherwise they are left out and counted.
+          with_self: list the given entity too, where no triple of the relation links an entity to itself.
+          min_score: leave out answers that score less.
+          explain: give each answer its proof, and the evidence of a run that weighs evidence.
+          unproved: list after all others the entities that no rule derives, by their prior by link embeddings, with
+            the verdict unproved and score 0.
+
+        Returns:
+          Ranked answers; a candidate of a split query has the score that an evaluation gives it.
+
+        Raises:
+          ValueError: a name is unknown, not exactly one of head and tail is given, a query has no or several variables,
+            k is below 1, or unproved answers are asked for beside a smallest score or of a run without link embeddings.
+        """
+        if unproved and min_score:
+            raise ValueError(
+                "predict: expected unproved or min_score, got both: unproved answers score 0"
+            )
+        if k is not None and k < 1:
+            raise ValueError(f"predict: expected k of 1 or more, got {k}")
+        notes: tuple[str, ...] = ()
+        is_relation = relation in self.dataset.predicates or "(" not in relation
+        if head is None and tail is None and not is_relation:
+            query, read = read_open_query(self.dataset, relation)
+            notes = read.notes
+        else:
+            query = self._open_query(relation, head, tail)
+
+        (found,) = self._answerer.answer(
+            [query],
+            k=k,
+            with_known=known,
+            with_self=with_self,
+            min_score=min_score,
+            with_explanations=explain,
+            with_unproved=unproved,
+        )
+        return Predictions(
+            query=found.query,
+            answers=found.answers,
+            score=self.score,
+            n_new=found.n_new,
+            n_known=found.n_known,
+            n_self=found.n_self,
+            notes=notes,
+        )
+
+    def _open_query(
+        self, relation: str, head: str | None, tail: str | None
+    ) -> OpenQuery:
+        """The query about one side of a relation.
+
+        Raises:
+          ValueError: a name is unknown, or not exactly one of head and tail is given.
+        """
+        if (head is None) == (tail is None):
+            raise ValueError(
+                f"predict: expected head or tail, got {'neither' if head is None else 'both'}"
+            )
+        side = TAIL if tail is None else HEAD
+        given = head if tail is None else tail
+        query = OpenQuery(
+            _id_of("relation", relation, self.dataset.predicates),
+            side,
+            _id_of("entity", str(given), self.dataset.entities),
+        )
+        arity = self.dataset.arities[query.predicate - 1]
+        if arity != TAIL:
+            raise ValueError(
+                f"predict: expected a relation of two arguments, {relation} has {arity}"
+            )
+        return query
+
+    def prove(self, query: str) -> ProofResult:
+        """Prove an atom from other facts, up to the height of the score.
+
+            run.prove("locatedIn(france, europe)")
+
+        Args:
+          query: an atom without variables.
+
+        Returns:
+          The verdict; if it is proved a proof, of a trained run the one that its policy finds most probable.
+
+        Raises:
+          ValueError: a name is unknown, or there is a variable.
+        """
+        atom = self._read_atom(query)
+        found = prove_from_other_facts(self._subject.task, atom, MAX_PROOF_ROWS)
+        proof = found.proof
+        if proof is not None and self.trained:
+            proof = self._answerer.explain(atom, TAIL).proof or proof
+        return ProofResult(
+            query=format_atom(self.dataset, atom.numpy()),
+            verdict=Verdict(found.verdict).name.lower(),
+            known=found.is_fact,
+            proof=proof,
+            dataset=self.dataset,
+        )
+
+    def explain(self, query: str, side: str = "tail") -> AnswerProof:
+        """Why an atom has its score: its proof and, of a run that weighs evidence, what it weighs.
+
+            print("\\n".join(run.explain("locatedIn(france, europe)").to_lines()))
+
+        Args:
+          query: an atom of two arguments without variables.
+          side: head or tail: the place in which the atom is an answer.
+
+        Raises:
+          ValueError: a name is unknown, there is a variable, or another side.
+        """
+        if side not in ("head", "tail"):
+            raise ValueError(f"side: expected head or tail, got {side!r}")
+        atom = self._read_atom(query)
+        if self.dataset.arities[int(atom[0]) - 1] != TAIL:
+            raise ValueError(f"query {query!r}: expected two arguments")
+        return self._answerer.explain(atom, HEAD if side == "head" else TAIL)
+
+    def evaluate(self, split: str = "test") -> Evaluation:
+        """The metrics of `funcppo evaluate`: filtered ranking of a split against all entities, both sides.
+
+            run.evaluate("test")["mrr"]
+
+        Args:
+          split: test or valid.
+
+        Raises:
+          ValueError: another split, an empty one, or a query of it that cannot be ranked.
+        """
+        if split not in ("test", "valid"):
+            raise ValueError(f"split: expected test or valid, got {split!r}")
+        task = self._subject.task
+        queries: np.ndarray = getattr(self.dataset, split)
+        if not len(queries):
+            raise ValueError(f"{self.dataset.name}: its {split} split is empty")
+        protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
+        ranking.check_split(task, queries, protocol)
+        scorer = make_subject_scorer(self._subject, task)
+        metrics = ranking.summarise_ranking(
+            ranking.rank_split(task, queries, scorer, protocol),
+            list(self.dataset.predicates),
+            with_auc=task.is_countries,
+        )
+        return Evaluation(split, self.score, metrics)
+
+    def report(self, path: str | Path, queries: int = 100) -> None:
+        """Write the page of `funcppo report`: results, learning curves, reliability, rules, and queries with proofs.
+
+            run.report("report.html")
+
+        Args:
+          path: of the HTML file; one that exists is replaced.
+          queries: test queries that are shown, spread over relations.
+
+        Raises:
+          ValueError: it is not a trained run in a folder, or the packages of the extra `plot` are missing.
+        """
+        run = self._run
+        if run is None or self.folder is None:
+            raise ValueError(
+                "report: expected a trained run in a folder, as fit(graph, out=...) or open(folder) give"
+            )
+        figures.check_packages()
+        found = measurement.measure(
+            run, self.folder, n_queries=queries, with_entries=True
+        )
+        Path(path).write_text(page.render([found]), encoding="utf-8")
+
+    def _read_atom(self, query: str) -> torch.Tensor:
+        """A query without variables as ids.
+
+        Raises:
+          ValueError: a name is unknown, or there is a variable.
+        """
+        read = read_query(self.dataset, query)
+        if read.variables:
+            raise ValueError(
+                f"query {query!r}: expected no variables (predict answers r(h, X) and r(X, t))"
+            )
+        if read.dataset is not self.dataset:
+            raise ValueError(f"query {query!r}: {read.notes[-1]}")
+        return torch.from_numpy(read.atom)
+
+    def __repr__(self) -> str:
+        """What it is."""
+        kind = "trained policy" if self.trained else "rule confidences"
+        folder = f", {self.folder}" if self.folder else ""
+        return (
+            f"Knowledge of {self.dataset.name}: {kind}, score {self.score}, height {self._subject.task.max_height}, "
+            f"{len(self.dataset.rules):,} rules{folder}"
+        )
+
+
+def load(
+    source: object,
+    *,
+    valid: object = None,
+    test: object = None,
+    rules: str | Path | None = None,
+    split_ratios: str | None = None,
+) -> Graph:
+    """Load a knowledge graph.
+
+        graph = fp.load("countries_s1")
+        graph = fp.load([("ann", "parent", "bob"), ("bob", "parent", "eve")])
+
+    Args:
+      source: an embedded name, a folder, a file of triples or a Prolog program; or triples in memory: tuples of (head,
+        relation, tail), an array of names [n, 3], a data frame of pandas or polars, or a TriplesFactory of PyKEEN.
+      valid: held-out triples to choose settings and parameters by, if the source is in memory; as the source.
+      test: held-out triples for the evaluation, if the source is in memory; as the source.
+      rules: a rule file, or its text if it has a line break or an arrow; in place of the source's own rules.
+      split_ratios: shares of train, valid and test, such as "0.8,0.1,0.1", for one file of triples.
+
+    Returns:
+      The graph; without rules unless the source or `rules` has some.
+
+    Raises:
+      ValueError: a triple, a file or a rule is wrong.
+    """
+    is_text = isinstance(rules, str) and any(
+        mark in rules for mark in ("\n", ":-", "<=", "=>")
+    )
+    if isinstance(source, str | Path):
+        if valid is not None or test is not None:
+            raise ValueError(
+                "load: expected valid and test only beside triples in memory"
+            )
+        if is_text:
+            raise ValueError(
+                "load: expected a rule file beside a file or name, got the text of rules"
+            )
+        config = DataConfig(split_ratios=split_ratios)
+        path = None if rules is None else str(Path(rules).absolute())
+        name = str(Path(source).absolute()) if Path(source).exists() else source
+        dataset = loaders.load(name, path, cfg=config)
+        return Graph(dataset, source=str(name), rules=path, config=config)
+
+    if split_ratios is not None:
+        raise ValueError("load: expected split_ratios only beside a file")
+    text = None
+    if rules is not None:
+        text = str(rules) if is_text else Path(rules).read_text("utf-8")
+    triples = to_triples(source)
+    if not triples:
+        raise ValueError("load: expected at least one triple, got none")
+    dataset = loaders.from_triples(
+        triples,
+        None if valid is None else to_triples(valid),
+        None if test is None else to_triples(test),
+        rules=text or "",
+    )
+    return Graph(dataset, rules_text=text, config=_IN_MEMORY)
+
+
+def mine(graph: Graph | object, **options: Any) -> Graph:
+    """Mine the rules that the facts of a graph support.
+
+        graph = fp.mine("countries_s1", seconds=10)
+
+    Args:
+      graph: a graph, or what `load` takes.
+      options: fields of `MiningConfig`, such as max_length, min_support, constants and seconds.
+
+    Returns:
+      The graph with the mined rules in place of its own.
+
+    Raises:
+      ValueError: an option is out of range, or the graph cannot be loaded.
+      TypeError: an option is unknown.
+    """
+    _check_options(MiningConfig, options, "mine")
+    return _as_graph(graph).with_mined_rules(**options)
+
+
+def fit(
+    graph: Graph | object,
+    out: str | Path | None = None,
+    on_update: fitting.UpdateCallback = fitting.ignore_update,
+    log: Sequence[LoggerName] = (),
+    memory: int | None = None,
+    **options: Any,
+) -> Knowledge:
+    """Train a prover on a graph; rules are mined first if there are none.
+
+        run = fp.fit(graph, steps=2000)
+
+    Args:
+      graph: a graph, or what `load` takes.
+      out: folder of the run, which the command line reads too; None: no files are left behind.
+      on_update: receives the number of each update and its metrics.
+      log: where these go too: csv, tensorboard or wandb, in the folder `out`.
+      memory: limit of this process, or of the GPU, in bytes, as `funcppo train --memory`; None for no limit. What would
+        exceed it is computed in smaller parts, and a note of the run says so.
+      options: fields of `RunConfig`, such as steps, seed, learner, prover and ppo; their defaults are those of
+        `funcppo train`.
+
+    Returns:
+      The trained run.
+
+    Raises:
+      ValueError: a setting is bad, the graph supports no rules, or the folder holds a run.
+      TypeError: an option is unknown.
+    """
+    _check_options(RunConfig, options, "fit")
+    if log and out is None:
+        raise ValueError("log: expected a folder `out` for it, got none")
+    graph = _as_graph(graph)
+    if out is None:
+        with tempfile.TemporaryDirectory() as name:
+            run = _fit(graph, Path(name), on_update, (), memory, options)
+        return Knowledge(run_subject(run), run)
+    folder = Path(out)
+    run = _fit(graph, folder, on_update, log, memory, options)
+    return Knowledge(run_subject(run), run, folder)
+
+
+def open(
+    source: str | Path | Graph,
+    *,
+    score: str = "auto",
+    device: str = "cpu",
+    choice_seconds: float = CHOICE_SECONDS,
+) -> Knowledge:
+    """Open a trained run, or a graph with rules to score it without training.
+
+        run = fp.open("runs/s3")
+
+    Args:
+      source: the folder of a run, or a graph.
+      score: a score of `funcppo evaluate`; auto for that of its policy or its rule score, whichever ranks valid better;
+        of a graph the one that ranks its valid split best.
+      device: cpu or cuda.
+      choice_seconds: time limit of choosing settings and score of a graph; notes say what is left out for it.
+
+    Returns:
+      What answers questions.
+
+    Raises:
+      ValueError: the folder holds no run, its data have changed, or the graph has no rules.
+    """
+    if isinstance(source, Graph):
+        if not len(source.dataset.rules):
+            raise ValueError(
+                f"{source.dataset.name}: expected rules (funcppo.mine(graph), or funcppo.load with rules=), got none"
+            )
+        cfg = ProverTaskConfig(smoothing="auto", object_identity="auto")
+        subject = dataset_subject(
+            source.dataset,
+            cfg,
+            score,
+            device,
+            choice_seconds=choice_seconds,
+        )
+        return Knowledge(subject)
+    folder = Path(source)
+    if folder.is_file():
+        raise ValueError(
+            f"{folder}: expected the folder of a run, or a graph (funcppo.load(file)), got a file"
+        )
+    run = run_start.open_run(folder, device)
+    return Knowledge(run_subject(run, score, str(folder)), run, folder)
+
+
+def _fit(
+    graph: Graph,
+    folder: Path,
+    on_update: fitting.UpdateCallback,
+    log: Sequence[LoggerName],
+    memory: int | None,
+    options: dict[str, Any],
+) -> Run:
+    """A run trained on a graph within the memory, with its files in a folder."""
+    device = options.get("device", RunConfig(dataset="").device)
+    with memory_plan.within_memory(memory, device):
+        return _fit_in_memory(graph, folder, on_update, log, memory, options)
+
+
+def _fit_in_memory(
+    graph: Graph,
+    folder: Path,
+    on_update: fitting.UpdateCallback,
+    log: Sequence[LoggerName],
+    memory: int | None,
+    options: dict[str, Any],
+) -> Run:
+    """A run trained on a graph, whose parts are planned for the memory."""
+    fitting.check_new_folder(folder)
+    if not len(graph.dataset.rules):
+        graph = graph.with_mined_rules()
+    if not len(graph.dataset.rules):
+        cfg = rule_cache.mining_config(graph.dataset)
+        raise ValueError(rule_cache.no_rules_message(graph.dataset.name, cfg))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dataclasses.replace(graph.store_settings(folder), **options)
+    return fitting.fit(
+        config, folder, on_update=on_update, log=log, memory_limit=memory
+    )
+
+
+def _as_graph(graph: Graph | object) -> Graph:
+    """A graph, loaded if it is none yet."""
+    return graph if isinstance(graph, Graph) else load(graph)
+
+
+def _check_options(
+    config: type[RunConfig] | type[MiningConfig],
+    options: Iterable[str],
+    function: str,
+) -> None:
+    """Check that options are settings.
+
+    Raises:
+      TypeError: one is not; the message has the nearest spellings.
+    """
+    known = [field.name for field in dataclasses.fields(config)]
+    for name in options:
+        if name not in known:
+            hint = similar_names_hint(name, known)
+            raise TypeError(
+                f"{function}: unknown setting {name}: expected a field of {config.__name__} ({hint})"
+            )
+
+
+def _id_of(kind: str, name: str, names: Sequence[str]) -> int:
+    """The id of a name.
+
+    Raises:
+      ValueError: it is unknown; the message has the nearest spellings.
+    """
+    if name not in names:
+        raise ValueError(unknown_name_message(kind, name, names))
+    return names.index(name) + 1
+
+
+def _cells(row: Iterable[object]) -> tuple[str, ...]:
+    """The cells of a row as text on one line, control characters escaped."""
+    return tuple(map(_cell, row))
+
+
+def _cell(value: object) -> str:
+    """A value as text on one line."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    text = str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]

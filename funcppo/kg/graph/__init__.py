@@ -1,0 +1,29 @@
+"""Data sets and rules from files and memory, the embedded and generated data sets, and their text forms."""
+
+from funcppo.kg.graph.clans import make_clans
+from funcppo.kg.graph.config import DataConfig
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.family_tree import make_family_tree
+from funcppo.kg.graph.loaders import (
+    from_text,
+    from_triples,
+    load,
+    with_rule_file,
+)
+from funcppo.kg.graph.queries import parse_query
+from funcppo.kg.graph.writers import format_atom, format_rule, proof_names
+
+__all__ = [
+    "DataConfig",
+    "Dataset",
+    "format_atom",
+    "format_rule",
+    "from_text",
+    "from_triples",
+    "load",
+    "make_clans",
+    "make_family_tree",
+    "parse_query",
+    "proof_names",
+    "with_rule_file",
+]

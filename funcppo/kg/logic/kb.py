@@ -1,0 +1,696 @@
+"""KnowledgeBase: facts and rules as sorted, indexed tensors.
+
+Ids: 0 is padding, 1..C are constants, above C are variables; predicates count from 1 in an id space of their own.
+An atom is `[predicate, argument...]`, padded with 0 to the width W of the widest predicate.
+
+Facts are distinct and sorted, so a fact's id is its row. Two hash tables answer every lookup, at a cost that hardly
+depends on the number of facts: `fact_index` by the whole atom, `argument_index` by (argument position, predicate,
+argument).
+
+Entry points: `build` and `from_dataset` make a knowledge base; `contains`, `fact_id`, `lookup_facts` and `lookup_rules`
+read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from funcppo.core import tree
+from funcppo.core.types import F32, I32, I64, Bool
+from funcppo.kg.logic import hugepages, row_index, sorting
+from funcppo.kg.logic.row_index import HashTable, Lookup
+from funcppo.kg.logic.sorting import value_counts
+from funcppo.kg.logic.typed_torch import from_numpy, int_list
+
+_NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
+# names of what `index_facts` gives
+_HASH_TABLES = ("fact_index", "argument_index")
+_KEY_PREFIX = "key_prefix_"
+# a predicate, and which of its arguments are bound
+BindingPattern = tuple[int, tuple[bool, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KBSizes:
+    """The static sizes of a knowledge base; a new value compiles a new graph."""
+
+    n_constants: int  # C
+    n_predicates: int  # P
+    atom_width: int  # W, 1 + the largest arity
+    n_facts: int  # N
+    n_rules: int  # R
+    max_rule_atoms: int  # M, atoms of the longest rule, head included
+    max_rules_per_predicate: int  # the most rules that share a head predicate
+
+
+class KnowledgeBase(NamedTuple):
+    """Facts, rules and their indices; every leaf is fixed while a policy is trained."""
+
+    facts: I32[Tensor, "N W"]  # distinct, in lexicographic order
+    # prefix tables of the atoms' keys, see `row_index`; none unless atoms are wide
+    key_prefixes: tuple[Tensor, ...]
+    fact_index: HashTable  # the key of each fact -> its id
+    # (argument position, predicate, argument) -> span of its facts in argument_postings
+    argument_index: HashTable
+    # fact ids, ascending within a span; one 0 at the end
+    argument_postings: I32[Tensor, "JN1"]
+    # facts of predicate p: rows fact_offsets[p] to fact_offsets[p + 1]
+    fact_offsets: I32[Tensor, "P2"]
+    # head first, then the body; missing atoms are 0
+    rules: I32[Tensor, "R M W"]
+    # rules of predicate p: rule_offsets[p] to rule_offsets[p + 1] of the next field
+    rule_offsets: I64[Tensor, "P1"]
+    # rule ids grouped by head predicate, in file order
+    rule_ids_by_predicate: I64[Tensor, "R"]
+    support: F32[Tensor, "R"]  # number of known atoms that the rule derives
+    body_pairs: F32[Tensor, "R"]  # number of atoms that the rule derives
+
+
+class AtomIndex(NamedTuple):
+    """Sorted keys of distinct atoms: the row of an atom is the position of its key."""
+
+    key_prefixes: tuple[Tensor, ...]
+    keys: I64[Tensor, "N"]
+
+
+class IndexedAtoms(NamedTuple):
+    """The distinct atoms of a table."""
+
+    # their rows in the table, in lexicographic order of the atoms
+    rows: I64[Tensor, "n"]
+    atom_index: AtomIndex
+
+
+class FactLookup(NamedTuple):
+    """Facts that may match a goal."""
+
+    fact_id: I64[Tensor, "... F"]  # ascending
+    mask: Bool[Tensor, "... F"]  # which slots are filled
+    # number of matching facts; more than F do not fit
+    n_facts: I64[Tensor, "..."]
+
+
+class RuleLookup(NamedTuple):
+    """Rules whose head has the predicate of a goal."""
+
+    rule_id: I64[Tensor, "... H"]  # in file order
+    mask: Bool[Tensor, "... H"]  # which slots are filled
+
+
+def build(
+    facts: np.ndarray,
+    rules: np.ndarray,
+    *,
+    n_constants: int,
+    n_predicates: int,
+    device: torch.device | str = "cpu",
+    tables: Mapping[str, np.ndarray] | None = None,
+) -> tuple[KnowledgeBase, KBSizes]:
+    """Build the knowledge base of a fact table and a rule table.
+
+    `support` and `body_pairs` start at 0; `consequences.with_confidence` sets them.
+
+    Args:
+      facts: integers [N, W], ground, in any order; duplicates are merged.
+      rules: integers [R, M, W], head first; an id above `n_constants` is a variable.
+      tables: `index_facts` of these facts, whose memory the knowledge base shares; None to make them.
+
+    Returns:
+      The knowledge base on `device`, and its static sizes.
+
+    Raises:
+      ValueError: naming the row, if an id is out of range, a fact is not ground, or a variable of the head is missing
+        from the body (such an unsafe rule derives infinitely many atoms).
+    """
+    facts = np.asarray(facts)
+    rules = np.asarray(rules)
+    _validate_rules(rules, facts.shape, n_constants, n_predicates)
+
+    # Facts, sorted and distinct, with their indices.
+    if tables is None:
+        fact_tables = _sort_and_index_facts(
+            facts, n_constants, n_predicates, device
+        )
+    else:
+        fact_tables = _from_arrays(tables, device)
+
+    # Rules, grouped by head predicate.
+    heads = from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(
+        device
+    )
+    rule_order = torch.argsort(heads, stable=True)
+    rule_offsets = torch.searchsorted(
+        heads[rule_order], torch.arange(n_predicates + 2, device=device)
+    )
+    zeros = torch.zeros(len(rules), device=device)
+
+    kb = KnowledgeBase(
+        facts=fact_tables.facts,
+        key_prefixes=fact_tables.key_prefixes,
+        fact_index=fact_tables.fact_index,
+        argument_index=fact_tables.argument_index,
+        argument_postings=fact_tables.argument_postings,
+        fact_offsets=fact_tables.fact_offsets,
+        rules=from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(
+            device
+        ),
+        rule_offsets=rule_offsets,
+        rule_ids_by_predicate=rule_order,
+        support=zeros,
+        body_pairs=zeros,
+    )
+    sizes = KBSizes(
+        n_constants=n_constants,
+        n_predicates=n_predicates,
+        atom_width=fact_tables.facts.shape[1],
+        n_facts=fact_tables.facts.shape[0],
+        n_rules=len(rules),
+        max_rule_atoms=rules.shape[1],
+        max_rules_per_predicate=int(
+            (rule_offsets[1:] - rule_offsets[:-1]).max()
+        )
+        if len(rules)
+        else 0,
+    )
+    return kb, sizes
+
+
+class FactsAndRules(Protocol):
+    """What a knowledge base is made of, such as a `data.Dataset`."""
+
+    @property
+    def facts(self) -> np.ndarray: ...
+    @property
+    def rules(self) -> np.ndarray: ...
+    @property
+    def n_constants(self) -> int: ...
+    @property
+    def n_predicates(self) -> int: ...
+    @property
+    def fact_tables(self) -> Mapping[str, np.ndarray] | None: ...
+
+
+def from_dataset(dataset: FactsAndRules) -> tuple[KnowledgeBase, KBSizes]:
+    """Build the knowledge base of a data set on the CPU; see `build`."""
+    return build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+        tables=dataset.fact_tables,
+    )
+
+
+def index_facts(
+    facts: np.ndarray, *, n_constants: int, n_predicates: int
+) -> dict[str, np.ndarray]:
+    """What `build` makes of facts alone, as arrays by name: the sorted facts and their indices.
+
+    Arguments and errors are those of `build`.
+    """
+    tables = _sort_and_index_facts(
+        np.asarray(facts), n_constants, n_predicates, "cpu"
+    )
+    prefixes = {
+        f"{_KEY_PREFIX}{i}": prefix
+        for i, prefix in enumerate(tables.key_prefixes)
+    }
+    hash_tables = {
+        f"{name}.{part}": tensor
+        for name in _HASH_TABLES
+        for part, tensor in getattr(tables, name)._asdict().items()
+    }
+    tensors = {
+        "facts": tables.facts,
+        "argument_postings": tables.argument_postings,
+        "fact_offsets": tables.fact_offsets,
+        **prefixes,
+        **hash_tables,
+    }
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def contains(
+    kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]
+) -> Bool[Tensor, "..."]:
+    """Whether each atom is a fact."""
+    return fact_id(kb, sizes, atom) >= 0
+
+
+def fact_id(
+    kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]
+) -> I64[Tensor, "..."]:
+    """The row of each atom in `facts`, -1 where it is not a fact (an atom with a variable never is)."""
+    key, is_valid = encode_atoms(kb.key_prefixes, sizes, atom)
+    row, found = row_index.hash_lookup(kb.fact_index, key)
+    return torch.where(is_valid & found, row, -1)
+
+
+def encode_atoms(
+    key_prefixes: tuple[Tensor, ...], sizes: KBSizes, atom: Tensor
+) -> Lookup:
+    """The key of each atom.
+
+    Returns:
+      value: the key.
+      found: whether the atom has one: it is ground, its ids are in range, and the prefix tables hold it.
+    """
+    is_valid = atom[..., 0] > 0
+    largest_ids = [sizes.n_predicates] + [sizes.n_constants] * (
+        sizes.atom_width - 1
+    )
+    columns: list[Tensor] = []
+    for column, largest in zip(atom.unbind(-1), largest_ids):
+        is_valid = is_valid & (column <= largest)
+        columns.append(torch.where(is_valid, column, 0).to(torch.int64))
+
+    bits = _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.atom_width)
+    key, found = row_index.encode_with_prefixes(key_prefixes, columns, bits)
+    return Lookup(key, is_valid & found)
+
+
+def find_atoms(
+    atom_index: AtomIndex, sizes: KBSizes, atom: I64[Tensor, "... W"]
+) -> I64[Tensor, "..."]:
+    """The row of each atom in the table that was indexed, -1 where it is not there."""
+    key, is_valid = encode_atoms(atom_index.key_prefixes, sizes, atom)
+    row, found = row_index.binary_search(atom_index.keys, key)
+    return torch.where(is_valid & found, row, -1)
+
+
+def sort_and_index_atoms(
+    table: I64[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> IndexedAtoms:
+    """Sort the atoms of a table, drop duplicates and index them for `find_atoms`.
+
+    Returns:
+      rows: the first row of each distinct atom, in lexicographic order of the atoms.
+      atom_index: the index of the atoms in that order.
+    """
+    bits = _atom_bits(n_predicates, n_constants, table.shape[1])
+    prefixes, key = row_index.encode_rows(table.unbind(1), bits)
+    key, order = sorting.sort_keys(key)
+    first = sorting.first_of_run(key)
+    return IndexedAtoms(order[first], AtomIndex(prefixes, key[first]))
+
+
+def index_sorted_atoms(
+    atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> AtomIndex:
+    """Index distinct atoms that are in lexicographic order already."""
+    bits = _atom_bits(n_predicates, n_constants, atoms.shape[1])
+    prefixes, key = row_index.encode_rows(atoms.unbind(1), bits)
+    return AtomIndex(prefixes, key)
+
+
+def remove_fact(
+    kb: KnowledgeBase, sizes: KBSizes, fact: I64[Tensor, "W"]
+) -> tuple[KnowledgeBase, KBSizes]:
+    """The knowledge base without one fact, for a query that must not prove itself; unchanged if it is not a fact.
+
+    `support` and `body_pairs` stay those of all facts: see `rule_confidence`.
+    """
+    row = int(fact_id(kb, sizes, fact))
+    if row < 0:
+        return kb, sizes
+    facts = torch.cat([kb.facts[:row], kb.facts[row + 1 :]])
+    tables = _index_sorted_facts(facts, sizes.n_predicates, sizes.n_constants)
+    return kb._replace(**tables._asdict()), replace(
+        sizes, n_facts=sizes.n_facts - 1
+    )
+
+
+def lookup_facts(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    goal: I64[Tensor, "... W"],
+    max_fanout: int,
+) -> FactLookup:
+    """Look up the facts that may match a goal: those that agree in predicate and in the most selective argument.
+
+    A goal without a constant argument is looked up by its predicate alone.
+
+    Args:
+      max_fanout: F, the number of facts that a row can hold.
+
+    Returns:
+      fact_id: ids in ascending order.
+      mask: which of the F slots are filled.
+      n_facts: the number of facts in all. If it is more than F, the caller must flag it.
+    """
+    in_range = (goal[..., 0] > 0) & (goal[..., 0] <= sizes.n_predicates)
+    predicate = torch.where(in_range, goal[..., 0], 0)
+    argument = goal[..., 1:].movedim(-1, 0)
+    is_constant = (argument > 0) & (argument <= sizes.n_constants)
+
+    # The span of facts for each constant argument; the shortest is the most selective.
+    position = torch.arange(len(argument), device=argument.device)
+    key = _argument_key(
+        position.view(-1, *[1] * predicate.dim()),
+        predicate,
+        torch.where(is_constant, argument, 0),
+        sizes.n_predicates,
+        sizes.n_constants,
+    )
+    span, _ = row_index.hash_lookup(kb.argument_index, key)
+    span_start, span_count = row_index.decode_span(span)
+    count, position = torch.where(is_constant, span_count, _NO_LIMIT).min(0)
+
+    # Without a constant: all facts of the predicate. Postings of position 0 are in the order of all facts.
+    first = kb.fact_offsets[predicate].to(torch.int64)
+    last = kb.fact_offsets[predicate + 1].to(torch.int64)
+    no_constant = count == _NO_LIMIT
+    count = torch.where(no_constant, last - first, count)
+    start = torch.where(
+        no_constant, first, span_start.gather(0, position[None]).squeeze(0)
+    )
+
+    slot = torch.arange(max_fanout, device=goal.device)
+    mask = slot < count[..., None]
+    row = torch.where(mask, start[..., None] + slot, 0)
+    fact = kb.argument_postings.index_select(0, row.reshape(-1)).reshape(
+        row.shape
+    )
+    return FactLookup(fact.to(torch.int64), mask, count)
+
+
+def find_postings(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    position: I64[Tensor, "n"],
+    predicate: I64[Tensor, "n"],
+    argument: I64[Tensor, "n"],
+) -> row_index.Span:
+    """Where `argument_postings` has the facts of a predicate with a constant at an argument position, from 0.
+
+    Facts of a span are in the order of `facts`; a span is empty where there are none.
+    """
+    key = (position * (sizes.n_predicates + 1) + predicate) * (
+        sizes.n_constants + 1
+    ) + argument
+    span, _ = row_index.hash_lookup(kb.argument_index, key)
+    return row_index.decode_span(span)
+
+
+def lookup_rules(
+    kb: KnowledgeBase, sizes: KBSizes, predicate: I64[Tensor, "..."]
+) -> RuleLookup:
+    """Look up the rules whose head has a predicate.
+
+    Returns:
+      rule_id: ids in file order.
+      mask: which of the H slots are filled, H being the most rules that share a predicate.
+    """
+    start = kb.rule_offsets[predicate]
+    stop = kb.rule_offsets[predicate + 1]
+    row = start[..., None] + torch.arange(
+        sizes.max_rules_per_predicate, device=predicate.device
+    )
+    mask = row < stop[..., None]
+    return RuleLookup(kb.rule_ids_by_predicate[torch.where(mask, row, 0)], mask)
+
+
+def rule_confidence(
+    kb: KnowledgeBase, leave_one_out: bool = False
+) -> F32[Tensor, "R"]:
+    """support / body pairs of each rule, 0 where a rule derives nothing.
+
+    Args:
+      leave_one_out: the query is itself a known fact: it counts neither as support nor as a body pair.
+    """
+    excluded = float(leave_one_out)
+    support = (kb.support - excluded).clamp_min(0.0)
+    pairs = (kb.body_pairs - excluded).clamp_min(0.0)
+    return torch.where(pairs > 0, support / pairs.clamp_min(1.0), 0.0)
+
+
+def compute_max_fanout(
+    kb: KnowledgeBase, sizes: KBSizes, max_height: int
+) -> int:
+    """The most facts that one lookup can return in a search from a ground query, goals solved left to right.
+
+    Answers are ground, so which arguments of a body atom are bound follows from which arguments of its head are. The
+    binding patterns reached in `max_height` rule applications are few, and each has a widest lookup.
+    """
+    rules_by_predicate: dict[int, list[np.ndarray]] = {}
+    for rule in kb.rules.cpu().numpy():
+        rules_by_predicate.setdefault(int(rule[0, 0]), []).append(rule)
+
+    all_bound = (True,) * (sizes.atom_width - 1)
+    frontier: set[BindingPattern] = {
+        (predicate, all_bound) for predicate in rules_by_predicate
+    }
+    reached: set[BindingPattern] = set()
+    for _ in range(max_height):
+        patterns: set[BindingPattern] = set()
+        for predicate, is_bound in frontier:
+            for rule in rules_by_predicate.get(predicate, []):
+                patterns.update(
+                    _body_patterns(rule, is_bound, sizes.n_constants)
+                )
+        frontier = patterns - reached
+        reached |= frontier
+    return max(
+        (
+            _max_lookup(kb, predicate, is_bound)
+            for predicate, is_bound in reached
+        ),
+        default=1,
+    )
+
+
+def n_bytes(kb: KnowledgeBase) -> int:
+    """The memory that a knowledge base holds, in bytes."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(kb))
+
+
+class _FactTables(NamedTuple):
+    """The fields of a KnowledgeBase that follow from its facts."""
+
+    facts: Tensor
+    key_prefixes: tuple[Tensor, ...]
+    fact_index: HashTable
+    argument_index: HashTable
+    argument_postings: Tensor
+    fact_offsets: Tensor
+
+
+def _from_arrays(
+    arrays: Mapping[str, np.ndarray], device: torch.device | str
+) -> _FactTables:
+    """The tables that `index_facts` gave; on a CPU they share the memory of the arrays."""
+    tensors = {name: from_numpy(a).to(device) for name, a in arrays.items()}
+    n_prefixes = sum(name.startswith(_KEY_PREFIX) for name in tensors)
+    fact_index, argument_index = (
+        HashTable(*(tensors[f"{name}.{part}"] for part in HashTable._fields))
+        for name in _HASH_TABLES
+    )
+    return _FactTables(
+        facts=tensors["facts"],
+        key_prefixes=tuple(
+            tensors[f"{_KEY_PREFIX}{i}"] for i in range(n_prefixes)
+        ),
+        fact_index=fact_index,
+        argument_index=argument_index,
+        argument_postings=tensors["argument_postings"],
+        fact_offsets=tensors["fact_offsets"],
+    )
+
+
+def _sort_and_index_facts(
+    facts: np.ndarray,
+    n_constants: int,
+    n_predicates: int,
+    device: torch.device | str,
+) -> _FactTables:
+    """Index facts in any order, once each."""
+    _validate_facts(facts, n_constants, n_predicates)
+    table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
+    table = table[sort_and_index_atoms(table, n_predicates, n_constants).rows]
+    return _index_sorted_facts(table, n_predicates, n_constants)
+
+
+def _index_sorted_facts(
+    facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> _FactTables:
+    """Index facts that are distinct and in lexicographic order."""
+    prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
+    ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
+    entries = torch.stack([keys, ids], dim=1)
+    del keys, ids
+    fact_index = row_index.build_hash_table(entries)
+    del entries
+    predicates = torch.arange(
+        n_predicates + 2, device=facts.device, dtype=torch.int32
+    )
+    fact_offsets = torch.searchsorted(
+        facts[:, 0].contiguous(), predicates, out_int32=True
+    )
+
+    argument_index, argument_postings = _index_arguments(
+        facts, n_predicates, n_constants
+    )
+
+    return _FactTables(
+        facts=facts,
+        key_prefixes=prefixes,
+        fact_index=fact_index,
+        argument_index=argument_index,
+        argument_postings=argument_postings,
+        fact_offsets=fact_offsets,
+    )
+
+
+def _index_arguments(
+    facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> tuple[HashTable, Tensor]:
+    """The index of facts by one argument, and its postings; large temporaries are freed as soon as they are used."""
+    predicate = facts[:, 0].to(torch.int64)
+    spans: list[Tensor] = []
+    postings: list[Tensor] = []
+
+    # Keys of a position follow those of the position before, so each is sorted by itself.
+    for position, argument in enumerate(facts[:, 1:].unbind(1)):
+        key, order = sorting.sort_keys(
+            _argument_key(
+                position, predicate, argument, n_predicates, n_constants
+            )
+        )
+        postings.append(order.to(torch.int32))
+        del order
+        start = position * len(facts) << row_index.ROW_COUNT_BITS
+        span = row_index.run_length_encode(key)
+        spans.append(span + span.new_tensor([0, start]))
+        del key, span
+    del predicate
+
+    argument_postings = hugepages.on_huge_pages(
+        pad(torch.cat(postings), (0, 1))
+    )
+    del postings
+    return row_index.build_hash_table(torch.cat(spans)), argument_postings
+
+
+def _argument_key(
+    position: Tensor | int,
+    predicate: Tensor,
+    argument: Tensor,
+    n_predicates: int,
+    n_constants: int,
+) -> Tensor:
+    """The key of an argument: ascending by position, then predicate, then argument."""
+    return (position * (n_predicates + 1) + predicate) * (
+        n_constants + 1
+    ) + argument
+
+
+def _atom_bits(
+    n_predicates: int, n_constants: int, atom_width: int
+) -> list[int]:
+    """How many bits hold each column of an atom."""
+    return [n_predicates.bit_length()] + [n_constants.bit_length()] * (
+        atom_width - 1
+    )
+
+
+def _validate_facts(
+    facts: np.ndarray, n_constants: int, n_predicates: int
+) -> None:
+    """Raise ValueError for a table that holds no facts over these ids."""
+    if facts.ndim != 2 or facts.shape[1] < 2:
+        raise ValueError(f"expected facts [N, W], got {facts.shape}")
+    if len(facts) >= _NO_LIMIT:
+        raise ValueError(
+            f"expected fewer than {_NO_LIMIT:,} facts, got {len(facts):,}"
+        )
+
+    predicates = facts[:, 0]
+    arguments = facts[:, 1:]
+    bad_argument = np.flatnonzero(
+        ((arguments < 0) | (arguments > n_constants)).any(1)
+    )
+    if len(bad_argument):
+        row = bad_argument[0]
+        raise ValueError(
+            f"fact {row}: expected constants from 1 to {n_constants}, got {facts[row].tolist()}"
+        )
+    bad_predicate = np.flatnonzero(
+        (predicates < 1) | (predicates > n_predicates)
+    )
+    if len(bad_predicate):
+        row = bad_predicate[0]
+        raise ValueError(
+            f"fact {row}: expected a predicate from 1 to {n_predicates}, got {facts[row].tolist()}"
+        )
+
+
+def _validate_rules(
+    rules: np.ndarray,
+    facts_shape: tuple[int, ...],
+    n_constants: int,
+    n_predicates: int,
+) -> None:
+    """Raise ValueError for a table that holds no rules over these ids, as wide as the facts."""
+    has_width = rules.ndim == 3 and rules.shape[2] == facts_shape[-1]
+    if not has_width:
+        raise ValueError(
+            f"expected facts [N, W] and rules [R, M, W] of one width, got {facts_shape} and {rules.shape}"
+        )
+    if len(rules) and (
+        rules[:, 0, 0].min() < 1 or rules[..., 0].max() > n_predicates
+    ):
+        raise ValueError(f"rules: expected predicates from 1 to {n_predicates}")
+    head_terms = rules[:, 0, 1:]
+    is_in_body = head_terms[:, :, None, None] == rules[:, None, 1:, 1:]
+    is_free = (head_terms > n_constants) & ~is_in_body.any((2, 3))
+    unsafe = np.flatnonzero(is_free.any(1))
+    if len(unsafe):
+        row = unsafe[0]
+        raise ValueError(
+            f"rule {row}: expected every variable of the head in the body, got {rules[row].tolist()}"
+        )
+
+
+def _body_patterns(
+    rule: np.ndarray, is_bound: tuple[bool, ...], n_constants: int
+) -> list[BindingPattern]:
+    """The binding patterns of a rule's body atoms, solved left to right, given which head arguments are bound."""
+    bound_terms = {
+        int(term) for term, bound in zip(rule[0, 1:], is_bound) if bound
+    }
+    patterns: list[BindingPattern] = []
+    for atom in rule[1:]:
+        if atom[0]:
+            terms = [int(term) for term in atom[1:]]
+            patterns.append(
+                (
+                    int(atom[0]),
+                    tuple(
+                        term <= n_constants or term in bound_terms
+                        for term in terms
+                    ),
+                )
+            )
+            bound_terms.update(terms)
+    return patterns
+
+
+def _max_lookup(
+    kb: KnowledgeBase, predicate: int, is_bound: tuple[bool, ...]
+) -> int:
+    """An upper bound of the count of `lookup_facts` for goals of this pattern: the best single-argument lookup."""
+    first, last = int_list(kb.fact_offsets[predicate : predicate + 2])
+    if first == last:
+        return 1
+    widths = [last - first]
+    for column, bound in zip(kb.facts[first:last, 1:].unbind(1), is_bound):
+        if bound:
+            widths.append(int(value_counts(column).max()))
+    return min(widths)

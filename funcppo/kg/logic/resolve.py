@@ -1,0 +1,338 @@
+"""One SLD resolution step: from a goal list to its successors, with fixed shapes and flagged overflow.
+
+The leftmost goal is resolved first with every rule whose head unifies with it, then with every fact. Clauses are
+matched on atoms alone; only those that unify are compacted into the S slots of a row and written out as goal lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.core.settings import NonNegativeInt, Size, check_fields
+from funcppo.core.types import I32, I64, Bool
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+from funcppo.kg.logic.unification import (
+    Substitution,
+    canonicalize,
+    substitute,
+    unify,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolveConfig:
+    """The static shape of a search."""
+
+    sizes: KBSizes
+    max_height: Size  # a goal at this height is resolved with facts only
+    max_fanout: NonNegativeInt  # F, the most facts that one lookup may return
+    max_goals: NonNegativeInt  # A, goals of a conjunction
+    max_successors: NonNegativeInt  # S, successors of a goal list
+    # False: successors name their clause and hold no goals
+    build_resolvents: bool
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class Goals(NamedTuple):
+    """A conjunction still to prove, canonical and left-aligned; an empty one is a proof."""
+
+    atoms: I32[Tensor, "... A W"]
+    # 0 for the root; the body of a rule is one higher than the goal that it replaces
+    height: I32[Tensor, "... A"]
+
+
+class Successors(NamedTuple):
+    """The goal lists one step away, left-aligned: rules in file order, then facts in id order."""
+
+    goals: Goals  # [B, S, A, ...]; A is 0 unless resolvents are built
+    rule: I32[Tensor, "B S"]  # id of the rule applied; -1 for a fact
+    fact: I32[Tensor, "B S"]  # id of the fact used; -1 for a rule
+    mask: Bool[Tensor, "B S"]  # which slots hold a successor
+    # a successor did not fit: more than S of them, or more than A goals
+    overflow: Bool[Tensor, "B"]
+
+
+class _Clauses(NamedTuple):
+    """Clauses for the leftmost goal of each row."""
+
+    clause: I64[Tensor, "B S"]  # id of a rule or a fact
+    is_rule: Bool[Tensor, "B S"]
+    mask: Bool[Tensor, "B S"]  # which slots hold a clause that unifies
+    overflow: Bool[Tensor, "B"]
+
+
+class _GoalRows(NamedTuple):
+    """Goal lists before compaction."""
+
+    atoms: I32[Tensor, "B S G W"]
+    height: I32[Tensor, "B S G"]
+
+
+class _CompactedGoals(NamedTuple):
+    goals: Goals
+    exceeds_capacity: Bool[Tensor, "B S"]  # the list is longer than A goals
+
+
+def make_resolve_config(
+    kb: KnowledgeBase, sizes: KBSizes, max_height: int
+) -> ResolveConfig:
+    """The smallest shape in which no search from a ground query can overflow.
+
+    A rule replaces the leftmost goal by at most M - 1 others one higher, so at most 1 + max_height (M - 2) are open.
+    """
+    n_body = max(sizes.max_rule_atoms - 1, 1)
+    fanout = kbase.compute_max_fanout(kb, sizes, max_height)
+    n_rules = sizes.max_rules_per_predicate
+
+    # At height 1 the root is resolved with rules only, and every other goal with facts only.
+    max_successors = (
+        n_rules + fanout if max_height > 1 else max(n_rules, fanout)
+    )
+    return ResolveConfig(
+        sizes=sizes,
+        max_height=max_height,
+        max_fanout=fanout,
+        max_goals=1 + max_height * (n_body - 1),
+        max_successors=max(max_successors, 1),
+        build_resolvents=True,
+    )
+
+
+def rules_only_config(cfg: ResolveConfig) -> ResolveConfig:
+    """The shape of a search that ends with the choice of a rule for a ground root."""
+    n_rules = max(cfg.sizes.max_rules_per_predicate, 1)
+    return replace(
+        cfg,
+        max_fanout=1,
+        max_goals=1,
+        max_successors=n_rules,
+        build_resolvents=False,
+    )
+
+
+def resolve(
+    cfg: ResolveConfig,
+    kb: KnowledgeBase,
+    goals: Goals,
+    root: I32[Tensor, "B W"],
+) -> Successors:
+    """Compute every successor of each row's leftmost goal; none where a row has no goal.
+
+    Known ground goals leave a successor at once.
+
+    Args:
+      goals: one conjunction a row, [B, A, ...].
+      root: the query of each row, which never counts as a fact (leave-one-out).
+
+    Returns:
+      Successors; `overflow` marks the rows of which some did not fit.
+
+    Source: Kowalski 1974, "Predicate logic as programming language" (SLD resolution).
+    """
+    matching = _match_clauses(cfg, kb, goals, root)
+    clauses = _compact_clauses(cfg.max_successors, matching)
+    if not cfg.build_resolvents:
+        return _without_resolvents(goals, clauses)
+
+    rows = _build_resolvents(cfg, kb, goals, clauses)
+    is_open = (rows.atoms[..., 0] > 0) & ~_is_known_fact(
+        cfg, kb, rows.atoms, root
+    )
+    compacted = _compact_goals(cfg, rows, is_open & clauses.mask[..., None])
+    dropped = clauses.mask & compacted.exceeds_capacity
+    return Successors(
+        goals=compacted.goals,
+        rule=torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1).to(
+            torch.int32
+        ),
+        fact=torch.where(
+            ~clauses.is_rule & clauses.mask, clauses.clause, -1
+        ).to(torch.int32),
+        mask=clauses.mask & ~compacted.exceeds_capacity,
+        overflow=clauses.overflow | dropped.any(-1),
+    )
+
+
+def _without_resolvents(goals: Goals, clauses: _Clauses) -> Successors:
+    """Successors that name their clause and hold no goals."""
+    no_atoms = goals.atoms.new_zeros(
+        (*clauses.clause.shape, 0, goals.atoms.shape[-1])
+    )
+    return Successors(
+        goals=Goals(no_atoms, no_atoms[..., 0]),
+        rule=torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1).to(
+            torch.int32
+        ),
+        fact=torch.where(
+            ~clauses.is_rule & clauses.mask, clauses.clause, -1
+        ).to(torch.int32),
+        mask=clauses.mask,
+        overflow=clauses.overflow,
+    )
+
+
+def _match_clauses(
+    cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: Tensor
+) -> _Clauses:
+    """The H + F clauses that may resolve the leftmost goal; `mask` marks those that unify with it."""
+    sizes = cfg.sizes
+    goal = goals.atoms[:, 0]
+
+    # Candidates by predicate, and for facts by the most selective argument.
+    rules = kbase.lookup_rules(kb, sizes, goal[:, 0].long())
+    facts = kbase.lookup_facts(kb, sizes, goal.long(), cfg.max_fanout)
+    rule_filled = rules.mask & (goals.height[:, :1] < cfg.max_height)
+
+    # Unify the goal with every candidate's head or atom.
+    if sizes.n_rules:
+        heads = _standardize_apart(cfg, kb.rules[:, 0])[rules.rule_id]
+    else:
+        heads = goal[:, None, :].expand(-1, 0, -1)
+    if sizes.n_facts:
+        atoms = kb.facts[facts.fact_id]
+    else:
+        atoms = torch.zeros_like(goal)[:, None].expand(
+            -1, facts.fact_id.shape[1], -1
+        )
+    unifies, _ = unify(
+        torch.cat([heads, atoms], 1), goal[:, None], sizes.n_constants
+    )
+
+    # The root is no fact of its own proof; rows without a goal match nothing.
+    is_root = (atoms == root[:, None]).all(-1)
+    filled = torch.cat([rule_filled, facts.mask & ~is_root], 1) & (
+        goal[:, :1] > 0
+    )
+    is_rule = (
+        torch.arange(filled.shape[1], device=goal.device)
+        < rules.rule_id.shape[1]
+    )
+
+    # The only fact that a ground root could match is itself, so it never misses one.
+    is_ground = (goal[:, 1:] <= sizes.n_constants).all(-1)
+    is_ground_root = is_ground & (goal == root).all(-1)
+    overflow = (
+        (facts.n_facts > cfg.max_fanout) & (goal[:, 0] > 0) & ~is_ground_root
+    )
+    return _Clauses(
+        clause=torch.cat([rules.rule_id, facts.fact_id], 1),
+        is_rule=is_rule.expand_as(filled),
+        mask=unifies & filled,
+        overflow=overflow,
+    )
+
+
+def _compact_clauses(width: int, clauses: _Clauses) -> _Clauses:
+    """Move the marked clauses to the left of `width` slots, in order; rows with more of them overflow."""
+    slot = _compaction_slots(clauses.mask, width)
+    # One integer holds the id and the kind of a clause.
+    code = torch.where(clauses.is_rule, clauses.clause, -1 - clauses.clause)
+    empty = torch.zeros(
+        (code.shape[0], width + 1), dtype=code.dtype, device=code.device
+    )
+    packed = empty.scatter(1, slot, code)[:, :width]
+
+    count = clauses.mask.sum(-1)
+    filled = torch.arange(width, device=code.device) < count[:, None]
+    return _Clauses(
+        clause=torch.where(packed < 0, -1 - packed, packed),
+        is_rule=packed >= 0,
+        mask=filled,
+        overflow=clauses.overflow | (count > width),
+    )
+
+
+def _compaction_slots(mask: Tensor, width: int) -> Tensor:
+    """The slot of each marked entry once the marked move left; `width`, a slot to discard, for all others."""
+    slot = mask.long().cumsum(-1) - 1
+    return torch.where(mask & (slot < width), slot, width)
+
+
+def _standardize_apart(cfg: ResolveConfig, atoms: Tensor) -> Tensor:
+    """Rule atoms with their variables moved past every variable that a canonical goal list can hold."""
+    offset = cfg.max_goals * (cfg.sizes.atom_width - 1)
+    shifted = torch.where(atoms > cfg.sizes.n_constants, atoms + offset, atoms)
+    return torch.cat([atoms[..., :1], shifted[..., 1:]], -1)
+
+
+def _build_resolvents(
+    cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, clauses: _Clauses
+) -> _GoalRows:
+    """Body and remaining goals, M - 1 + A - 1 of them, under the unifier of the leftmost goal and the clause."""
+    sizes = cfg.sizes
+    clause, is_rule = clauses.clause, clauses.is_rule
+    B, S = clause.shape
+    goal = goals.atoms[:, None, 0]
+
+    # Head and body of each clause; a fact is a head without a body.
+    head = goal.expand(B, S, -1)
+    n_body = max(sizes.max_rule_atoms - 1, 0)
+    body = torch.zeros(
+        (B, S, n_body, goal.shape[-1]), dtype=goal.dtype, device=goal.device
+    )
+    if sizes.n_facts:
+        head = torch.where(
+            is_rule[..., None], head, kb.facts[torch.where(is_rule, 0, clause)]
+        )
+    if sizes.n_rules:
+        rule = _standardize_apart(
+            cfg, kb.rules[torch.where(is_rule, clause, 0)]
+        )
+        head = torch.where(is_rule[..., None], rule[:, :, 0], head)
+        body = torch.where(is_rule[..., None, None], rule[:, :, 1:], body)
+
+    # Substitute in the arguments of body and remaining goals.
+    _, substitution = unify(head, goal, sizes.n_constants)
+    tail = goals.atoms[:, None, 1:].expand(-1, S, -1, -1)
+    atoms = torch.cat([body, tail], 2)
+    per_atom = Substitution(
+        *(
+            t[:, :, None].expand(-1, -1, atoms.shape[2], -1)
+            for t in substitution
+        )
+    )
+    atoms = torch.cat(
+        [atoms[..., :1], substitute(atoms[..., 1:], per_atom)], -1
+    )
+
+    body_height = (goals.height[:, None, :1] + 1).expand(-1, S, body.shape[2])
+    tail_height = goals.height[:, None, 1:].expand(-1, S, -1)
+    return _GoalRows(atoms, torch.cat([body_height, tail_height], 2))
+
+
+def _is_known_fact(
+    cfg: ResolveConfig, kb: KnowledgeBase, atoms: Tensor, root: Tensor
+) -> Tensor:
+    """Which atoms [B, S, G, W] are facts other than the root."""
+    is_root = (atoms == root[:, None, None]).all(-1)
+    return kbase.contains(kb, cfg.sizes, atoms.long()) & ~is_root
+
+
+def _compact_goals(
+    cfg: ResolveConfig, rows: _GoalRows, is_open: Tensor
+) -> _CompactedGoals:
+    """Move the open goals left into A slots and rename their variables canonically."""
+    B, S, _, W = rows.atoms.shape
+    A = cfg.max_goals
+    slot = _compaction_slots(is_open, A)
+    with_height = torch.cat([rows.atoms, rows.height[..., None]], -1)
+    empty = torch.zeros(
+        (B, S, A + 1, W + 1), dtype=with_height.dtype, device=with_height.device
+    )
+    packed = empty.scatter(
+        2, slot[..., None].expand_as(with_height), with_height
+    )[:, :, :A]
+
+    terms = canonicalize(
+        packed[..., 1:W].reshape(B, S, A * (W - 1)), cfg.sizes.n_constants
+    )
+    atoms = torch.cat([packed[..., :1], terms.view(B, S, A, W - 1)], -1)
+    return _CompactedGoals(Goals(atoms, packed[..., W]), is_open.sum(-1) > A)

@@ -1,0 +1,232 @@
+"""Order-preserving int64 keys of integer rows, and two ways to look a key up: by binary search and by hashing.
+
+`encode_rows` packs a row column by column, `key << bits | column`, as long as 63 bits hold the result. Where they do
+not, it replaces the key so far by its rank among the distinct keys so far; the sorted distinct keys are then a *prefix
+table*. Two ids out of 5 million fit one key; a wider row needs a few prefix tables, whatever its width.
+
+`build_hash_table` and `hash_lookup` find a key at a cost that hardly depends on the number of keys; `binary_search`
+needs nothing but the sorted keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.core.types import I32, I64, Bool
+from funcppo.kg.logic.hugepages import on_huge_pages
+from funcppo.kg.logic.sorting import (
+    KEY_BITS,
+    first_of_run,
+    sort_keys,
+    unique_inverse,
+    unique_values,
+)
+
+# bits of a number of rows; a start and a count share one int64
+ROW_COUNT_BITS = 31
+# odd; Steele and Vigna 2021, arXiv:2001.05304
+HASH_MULTIPLIER = 0x2545F4914F6CDD1D
+
+
+class HashTable(NamedTuple):
+    """Distinct keys grouped by bucket: a lookup reads memory in two places, however many keys there are."""
+
+    # [buckets + 1]: entries of bucket b are offsets[b] to offsets[b + 1]
+    bucket_offsets: I32[Tensor, "..."]
+    # [2 D]: key and value in turn, grouped by bucket
+    entries: I64[Tensor, "..."]
+    # [size of the fullest bucket]: 0, 1, ...; only its length counts
+    bucket_slots: I64[Tensor, "..."]
+
+
+class Lookup(NamedTuple):
+    """The result of looking keys up."""
+
+    # value or position of each key; arbitrary where it was not found
+    value: I64[Tensor, "..."]
+    found: Bool[Tensor, "..."]
+
+
+class EncodedRows(NamedTuple):
+    """Keys of the rows of a table."""
+
+    # prefix tables, needed to encode other rows alike
+    key_prefixes: tuple[Tensor, ...]
+    key: I64[Tensor, "N"]  # rows compare as their keys do
+
+
+class Span(NamedTuple):
+    """Runs of consecutive rows."""
+
+    start: I64[Tensor, "..."]
+    length: I64[Tensor, "..."]
+
+
+def build_hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
+    """Build the table of entries (key, value), whose keys are distinct and not negative."""
+    if not len(entries):
+        # An entry that matches no key.
+        entries = torch.full((1, 2), -1, device=entries.device)
+    offsets, order = _group_by_bucket(entries[:, 0])
+    interleaved = entries.index_select(0, order).view(-1)
+
+    # Free the inputs first, so that they and the copy on huge pages are not held at once.
+    del entries, order
+    fullest = int((offsets[1:] - offsets[:-1]).max())
+    return HashTable(
+        bucket_offsets=on_huge_pages(offsets),
+        entries=on_huge_pages(interleaved),
+        bucket_slots=torch.arange(fullest, device=offsets.device),
+    )
+
+
+def _group_by_bucket(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Offsets of the buckets, and the order of keys by bucket."""
+    n_buckets = 1 << max(keys.numel() - 1, 1).bit_length() - 1
+    bucket, order = sort_keys(bucket_index(keys, n_buckets))
+    bucket = bucket.to(torch.int32)
+    boundaries = torch.arange(
+        n_buckets + 1, device=keys.device, dtype=torch.int32
+    )
+    return torch.searchsorted(bucket, boundaries, out_int32=True), order
+
+
+def bucket_index(key: Tensor, n_buckets: int) -> Tensor:
+    """The bucket of each key, by multiplicative hashing; `n_buckets` is a power of two."""
+    mixed = key * HASH_MULTIPLIER
+    return (mixed ^ (mixed >> 32)) & (n_buckets - 1)
+
+
+def hash_lookup(table: HashTable, key: I64[Tensor, "..."]) -> Lookup:
+    """Look keys up in a hash table.
+
+    Returns:
+      value: the value of each key, 0 where the table does not hold it.
+      found: whether the table holds the key.
+    """
+    flat = key.reshape(-1)
+    fullest = table.bucket_slots.numel()
+    n_buckets = table.bucket_offsets.numel() - 1
+
+    # Read as many entries as the fullest bucket has, from the start of the key's bucket: one gather, no loop.
+    windows = table.entries.unfold(0, 2 * fullest, 2)
+    start = table.bucket_offsets.index_select(
+        0, bucket_index(flat, n_buckets)
+    ).clamp_max(len(windows) - 1)
+    candidates = windows.index_select(0, start).view(-1, fullest, 2)
+
+    # Keys are distinct, so at most one entry matches and a sum selects its value.
+    matches = candidates[..., 0] == flat[:, None]
+    value = torch.where(matches, candidates[..., 1], 0).sum(1)
+    return Lookup(value.view(key.shape), matches.any(1).view(key.shape))
+
+
+def run_length_encode(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
+    """Each distinct value of an ascending tensor, with the span of its run; see `decode_span`."""
+    start = first_of_run(key).nonzero().squeeze(1)
+    count = torch.diff(start, append=start.new_tensor([len(key)]))
+    return torch.stack(
+        [key.index_select(0, start), start << ROW_COUNT_BITS | count], dim=1
+    )
+
+
+def decode_span(span: I64[Tensor, "..."]) -> Span:
+    """Start and length of the runs that `run_length_encode` encoded."""
+    return Span(span >> ROW_COUNT_BITS, span & ((1 << ROW_COUNT_BITS) - 1))
+
+
+def encode_rows(columns: Sequence[Tensor], bits: Sequence[int]) -> EncodedRows:
+    """Encode the rows of a table as int64 keys that compare as the rows do.
+
+    Args:
+      columns: at least one tensor [N] of non-negative integers.
+      bits: how many bits hold any value of each column.
+
+    Returns:
+      key_prefixes: the prefix tables that the keys needed; `encode_with_prefixes` takes them.
+      key: [N], the key of every row.
+    """
+    prefixes: list[Tensor] = []
+    key = columns[0].to(torch.int64).contiguous()
+    used_bits = bits[0]
+    for column, width in zip(columns[1:], bits[1:]):
+        if used_bits + width > KEY_BITS:
+            prefix, key = unique_inverse(key)
+            prefixes.append(prefix)
+            used_bits = prefix.numel().bit_length()
+        key = key << width | column
+        used_bits += width
+    return EncodedRows(tuple(prefixes), key)
+
+
+def encode_with_prefixes(
+    key_prefixes: Sequence[Tensor],
+    columns: Sequence[Tensor],
+    bits: Sequence[int],
+) -> Lookup:
+    """The keys that `encode_rows` gave to rows with these values.
+
+    The caller excludes values that do not fit their bits.
+
+    Returns:
+      value: the key of each row.
+      found: whether the prefix tables hold the row; without prefix tables always true.
+    """
+    remaining = list(key_prefixes)
+    key = columns[0]
+    used_bits = bits[0]
+    found = torch.ones_like(key, dtype=torch.bool)
+    for column, width in zip(columns[1:], bits[1:]):
+        if used_bits + width > KEY_BITS:
+            prefix = remaining.pop(0)
+            key, hit = binary_search(prefix, key)
+            found = found & hit
+            used_bits = prefix.numel().bit_length()
+        key = key << width | column
+        used_bits += width
+    return Lookup(key, found)
+
+
+def offsets(lengths: I64[Tensor, "n"]) -> I64[Tensor, "n1"]:
+    """Where consecutive runs of these lengths start, and where the last one ends."""
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+
+
+def binary_search(keys: Tensor, key: Tensor) -> Lookup:
+    """The position of each `key` in ascending `keys`, and whether it is there; `keys` may be empty."""
+    if keys.numel() == 0:
+        return Lookup(
+            torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
+        )
+    position = torch.searchsorted(keys, key.contiguous())
+    position = position.clamp_max(keys.numel() - 1)
+    return Lookup(position, keys.take(position) == key)
+
+
+def decode_rows(key: Tensor, bits: Sequence[int]) -> tuple[Tensor, ...]:
+    """The columns of keys that needed no prefix table."""
+    columns: list[Tensor] = []
+    shift = sum(bits)
+    for width in bits:
+        shift -= width
+        shifted = key >> shift if shift else key
+        columns.append(shifted & ((1 << width) - 1))
+    return tuple(columns)
+
+
+def unique_rows(
+    columns: Sequence[Tensor], bits: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """The distinct rows of a table in lexicographic order, column by column."""
+    prefixes, key = encode_rows(columns, bits)
+    if not prefixes:
+        return decode_rows(unique_values(key), bits)
+
+    # Keys with prefix tables cannot be decoded: select the first row of each key instead.
+    key, order = sort_keys(key)
+    first = order[first_of_run(key)]
+    return tuple(column.index_select(0, first) for column in columns)

@@ -1,0 +1,232 @@
+"""Rules with their counts, and the scores that follow from the counts.
+
+With pairs(r) the distinct heads that rule r derives from the facts,
+
+    body_pairs = |pairs(r)|                     support = |pairs(r) and facts|
+    confidence = support / body_pairs           head coverage = support / facts of the head's predicate
+    circular   = facts among them that r derives only from bodies which hold the fact itself
+    leave-one-out confidence = (support - circular) / (body_pairs - circular)
+    PCA confidence = support / |{(x, y) in pairs(r) : the head's predicate has a fact (x, y')}|
+    smoothed confidence = (support - circular) / (body_pairs - circular + SMOOTHING_COUNT * body atoms)
+
+A longer body is one of many more, and the best of many looks better than it is: where an atom more makes B times as
+many bodies, log B wrong pairs more bound the confidence of a rule that was never wrong; SMOOTHING_COUNT is log 150.
+
+Sources: Galárraga et al. 2013, AMIE; Lajus et al. 2020, AMIE 3 (head coverage, PCA confidence); Meilicke et al. 2019,
+AnyBURL (smoothing by a number of unseen wrong predictions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from funcppo.core.types import F64, I64, Bool
+from funcppo.kg.mining.config import MAX_PATH_LENGTH
+
+SMOOTHING_COUNT = (
+    5.0  # wrong pairs added to the counts of a rule for each atom of its body
+)
+# in place of the constant that a head ends in: it ends where it begins, h(X, X)
+SAME_ENTITY = -1
+MAX_RULE_ATOMS = MAX_PATH_LENGTH + 1  # atoms of the longest rule, head included
+
+
+class MinedRules(NamedTuple):
+    """Rules and their counts."""
+
+    labels: I64[
+        Tensor, "R 6"
+    ]  # label of the head, from X, and labels of the body's edges, from X; -1 for none
+    end_constants: I64[
+        Tensor, "R 2"
+    ]  # constants that the head (or `SAME_ENTITY`) and a body of one edge end in; 0 for a variable
+    support: F64[Tensor, "R"]
+    circular_support: F64[Tensor, "R"]
+    body_pairs: F64[Tensor, "R"]
+    pca_pairs: F64[Tensor, "R"]
+    head_facts: F64[Tensor, "R"]
+    std_error: F64[
+        Tensor, "R"
+    ]  # standard error of the confidence; 0 where all counts but the PCA pairs are exact
+    pca_std_error: F64[
+        Tensor, "R"
+    ]  # of the PCA confidence; infinite where the PCA pairs were not counted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """What a rule needs to be a candidate, circular support left out."""
+
+    min_support: float
+    min_confidence: float
+
+
+class FoundRules(NamedTuple):
+    """Rules above the thresholds, and the facts that they derive from others."""
+
+    rules: MinedRules
+    cost: F64[Tensor, "R"]  # rows that counting the rule again takes
+    fact: I64[Tensor, "n"]  # pairs of a fact and a rule that derives it
+    rule: I64[Tensor, "n"]
+
+
+def select_rules(rules: MinedRules, rows: Tensor) -> MinedRules:
+    """Some of the rules, by a mask or by rows."""
+    return MinedRules(*(column[rows] for column in rules))
+
+
+def concatenate_rules(parts: Sequence[MinedRules]) -> MinedRules:
+    """All rules of some tables."""
+    return MinedRules(*(torch.cat(columns) for columns in zip(*parts)))
+
+
+def no_rules(device: torch.device) -> MinedRules:
+    """A table without a rule."""
+    labels = torch.zeros((0, MAX_RULE_ATOMS), dtype=torch.int64, device=device)
+    count = torch.zeros(0, dtype=torch.float64, device=device)
+    counts = [count] * (len(MinedRules._fields) - 2)
+    return MinedRules(labels, labels[:, :2], *counts)
+
+
+def take(found: FoundRules, rows: I64[Tensor, "r"]) -> FoundRules:
+    """Some rows of a table, without the facts that the rules derive."""
+    return FoundRules(
+        select_rules(found.rules, rows),
+        found.cost[rows],
+        found.fact[:0],
+        found.rule[:0],
+    )
+
+
+def keep(found: FoundRules, is_kept: Bool[Tensor, "R"]) -> FoundRules:
+    """Some of the rules, and the facts that they derive."""
+    row = is_kept[found.rule].nonzero().squeeze(1)
+    new_number = torch.cumsum(is_kept, 0) - 1
+    return FoundRules(
+        select_rules(found.rules, is_kept),
+        found.cost[is_kept],
+        found.fact[row],
+        new_number[found.rule[row]],
+    )
+
+
+def above_thresholds(found: FoundRules, thresholds: Thresholds) -> FoundRules:
+    """The rules of enough support and confidence, circular support left out."""
+    rules = found.rules
+    support = rules.support - rules.circular_support
+    is_kept = (support >= thresholds.min_support) & (
+        leave_one_out_confidence(rules) >= thresholds.min_confidence
+    )
+    return keep(found, is_kept)
+
+
+def deviation_from_chance(
+    rules: MinedRules, n_entities: int
+) -> F64[Tensor, "R"]:
+    """How many standard errors more of a rule's pairs are right than of as many random pairs of entities.
+
+    The errors are those of a Poisson count with the mean of random pairs.
+    """
+    chance = rules.head_facts / max(n_entities, 1) ** 2
+    expected = rules.body_pairs * chance
+    return (rules.support - expected) / expected.clamp_min(1e-12).sqrt()
+
+
+def path_labels(
+    predicate: I64[Tensor, "R"],
+    body_code: I64[Tensor, "R"],
+    length: int,
+    n_labels: int,
+) -> I64[Tensor, "R 6"]:
+    """The labels of path rules with heads of a predicate, numbered from 0, and bodies of one length."""
+    columns = [
+        body_code // n_labels**power % n_labels
+        for power in reversed(range(length))
+    ]
+    labels = torch.stack([2 * predicate, *columns], 1)
+    return pad(labels, (0, MAX_RULE_ATOMS - 1 - length), value=-1)
+
+
+def held_out_score(
+    support: F64[Tensor, "R"],
+    circular_support: F64[Tensor, "R"] | float,
+    body_pairs: F64[Tensor, "R"],
+    length: I64[Tensor, "R"] | int,
+) -> F64[Tensor, "R"]:
+    """The smoothed confidence if one of the facts that the rule derives from others were unknown."""
+    right = support - circular_support - 1
+    pairs = body_pairs - circular_support - 1
+    return right / (pairs + SMOOTHING_COUNT * length)
+
+
+def body_length(rules: MinedRules) -> I64[Tensor, "R"]:
+    """The number of body atoms of each rule."""
+    return (rules.labels[:, 1:] >= 0).sum(1)
+
+
+def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
+    """support / body_pairs."""
+    return rules.support / rules.body_pairs.clamp_min(1)
+
+
+def leave_one_out_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
+    """(support - circular) / (body_pairs - circular)."""
+    support = rules.support - rules.circular_support
+    return support / (rules.body_pairs - rules.circular_support).clamp_min(1)
+
+
+def smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
+    """The confidence with SMOOTHING_COUNT wrong pairs a body atom, less two standard errors if estimated."""
+    support = rules.support - rules.circular_support
+    pairs = rules.body_pairs - rules.circular_support
+    smoothed = support / (pairs + SMOOTHING_COUNT * body_length(rules))
+    return (smoothed - 2 * rules.std_error).clamp_min(0)
+
+
+def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
+    """The smoothed confidence if one of the facts that the rule derives were unknown."""
+    score = held_out_score(
+        rules.support,
+        rules.circular_support,
+        rules.body_pairs,
+        body_length(rules),
+    )
+    return (score - 2 * rules.std_error).clamp_min(0)
+
+
+def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 6 3"]:
+    """Head and body of each rule as ids; variables are numbered from C + 1 in the order of their occurrence."""
+    x = torch.full_like(rules.support, n_constants + 1, dtype=torch.int64)
+    y = x + 1
+    length = body_length(rules)
+
+    # The head ends in Y or a constant. A path body ends in Y, a body beside a constant in its own constant or in Y.
+    head_constant, body_constant = rules.end_constants.unbind(1)
+    has_constant = head_constant != 0
+    head_end = torch.where(has_constant, head_constant, y)
+    head_end = torch.where(head_constant == SAME_ENTITY, x, head_end)
+    constant_body_end = torch.where(body_constant > 0, body_constant, y)
+    body_end = torch.where(has_constant, constant_body_end, head_end)
+
+    atoms = [_edge_atom(rules.labels[:, 0], x, head_end)]
+    for j in range(1, rules.labels.shape[1]):
+        source = x if j == 1 else x + j
+        target = torch.where(length == j, body_end, x + j + 1)
+        atoms.append(_edge_atom(rules.labels[:, j], source, target))
+    return torch.stack(atoms, 1)
+
+
+def _edge_atom(label: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """The atom that an edge of a label walks along; 0 for label -1."""
+    is_backward = label % 2 == 1
+    predicate = torch.div(label, 2, rounding_mode="floor") + 1
+    first = torch.where(is_backward, target, source)
+    second = torch.where(is_backward, source, target)
+    atom = torch.stack([predicate, first, second], 1)
+    return torch.where(label[:, None] >= 0, atom, 0)

@@ -1,0 +1,1060 @@
+"""Mine rules from the facts of a graph: candidates, their counts, and which of them to keep.
+
+Rules are ranked by smoothed confidence (see `mined_rules`); where counts are estimated, by two standard errors less
+than that. Every fact votes for the best rule that derives it from other facts, each rule counted as if the fact were
+unknown. A rule without a vote is redundant: wherever it is right, another rule is, with no less confidence. This asks
+more than that a longer rule beat the shorter ones that it contains.
+
+The work is planned in rows before it is done, so that the rules depend on the facts, the settings and the seed. What
+fits the budget is searched whole, and the counts are exact. What does not is searched through a sample of the
+entities, for the rules that look best there; these are counted again, exactly where the work allows it, else from a
+second sample, and vote with the counts that they have then. A choice by estimates favours those that are too high, so
+the rules with a vote are counted once more, exactly or from a third sample, and are written with these counts.
+
+`mine_rules` is the entry point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from funcppo.core import random
+from funcppo.core.types import F32, F64, I32
+from funcppo.kg.logic import sorting
+from funcppo.kg.mining import (
+    closing,
+    constant_rules,
+    counting,
+    long_paths,
+    mined_rules,
+    path_rules,
+    paths,
+    tasks,
+    voting,
+)
+from funcppo.kg.mining.budget import Budget, ProgressCallback, ignore_progress
+from funcppo.kg.mining.closing import ClosedRules
+from funcppo.kg.mining.config import MAX_EXTENDED_LENGTH, MiningConfig
+from funcppo.kg.mining.counting import CountedPart, CountTask
+from funcppo.kg.mining.long_paths import CountedRules, LongPathSearch
+from funcppo.kg.mining.mined_rules import FoundRules, MinedRules, Thresholds
+from funcppo.kg.mining.path_rules import (
+    Bodies,
+    BodySample,
+    PlanPart,
+    PromisingRules,
+)
+from funcppo.kg.mining.paths import EdgeIndex
+from funcppo.kg.mining.tasks import MapTasks
+from funcppo.kg.mining.voting import Votes
+
+# of one core, where the graph is sparse and where it is dense
+EXPECTED_ROWS_PER_SECOND = (2_000_000, 14_000_000)
+SEARCH_SHARE = 0.7  # of the budget, for the search; the rest is for counting
+STAGE_SHARE = 0.75  # of what is left for the search, for one stage of it
+COUNT_SHARE = 0.85  # of the budget, for the search and for exact counts
+RECOUNT_SHARE = 0.95  # of the budget, for all but estimates and PCA confidences
+# A sampled rule is counted if it is among this many times `votes_per_fact` best sampled rules of some fact.
+SAMPLED_VOTES = 3
+# Share of the work for estimates, where the rest is spent.
+ESTIMATE_SHARE = 0.05
+BYTES_PER_FACT = 900  # of the index, while it is built
+BYTES_PER_BODY = 200  # of the bodies that may be extended
+# Of a chunk of work, a body that is twice as large included.
+BYTES_PER_ROW = 350
+BYTES_PER_CLOSED_PAIR = 80  # of a fact and a long body, while they are sorted
+Part = TypeVar("Part", contravariant=True)
+
+
+class AddFn(Protocol[Part]):
+    """Adds what a part of a stage found to what has been found."""
+
+    def __call__(self, state: _State, part: Part, /) -> _State: ...
+
+
+class StepFn(Protocol):
+    """A part of mining: yields what has been found, after each part of its work."""
+
+    def __call__(
+        self, context: MiningContext, state: _State, /
+    ) -> Iterator[_State]: ...
+
+
+class AnnounceCallback(Protocol):
+    """Receives a line that says what will be done."""
+
+    def __call__(self, line: str, /) -> object: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageReport:
+    """What a stage of the search looked at."""
+
+    name: str
+    fraction: float = 1.0
+    """Share of the entities that were sources."""
+    n_left_out: int = 0
+    """Bodies that were not extended."""
+    n_heads_left_out: int = 0
+    """Relations for whose facts no body was looked for."""
+    rows_planned: float
+    """Rows that the stage was expected to compute."""
+    rows_done: float = 0.0
+    """Rows that it computed."""
+    is_finished: bool = False
+    """False if the budget or an interrupt ended the stage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MiningResult:
+    """The rules that were mined, and how completely."""
+
+    rules: MinedRules  # in descending order of smoothed confidence
+    # rules that reach the thresholds with their circular support, redundant ones included
+    n_candidates: int
+    stages: tuple[StageReport, ...]
+    notes: tuple[str, ...]  # what was sampled or left out, one line each
+    seconds: float  # wall time
+    rows: int  # rows computed
+    max_rows: int  # rows that might be computed
+    interrupt: KeyboardInterrupt | None  # what ended the search early
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MiningContext:
+    """What every stage reads."""
+
+    edges: EdgeIndex
+    priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
+    # others, independent of it: for the counts that vote, and for those that are written
+    second_priority: F32[Tensor, "C1"]
+    third_priority: F32[Tensor, "C1"]
+    cfg: MiningConfig
+    budget: Budget
+    map_tasks: MapTasks
+    n_processes: int  # that do the tasks
+
+
+class _VoteThresholds(NamedTuple):
+    """What a rule's score must exceed to get a vote of each fact."""
+
+    exact: F64[Tensor, "N"]
+    sampled: F64[Tensor, "N"]
+
+
+class _PathPart(NamedTuple):
+    """What was found among some bodies."""
+
+    rows: float  # of work since the part before
+    n_candidates: int = 0
+    bodies: Bodies | None = None  # that may be extended
+    is_sampled: bool = False
+    found: PromisingRules | None = None
+    misleading: FoundRules | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _State:
+    """What has been found so far."""
+
+    votes: Votes  # for rules with counts to be written
+    sampled_votes: Votes  # for rules with counts of the search's sample
+    n_candidates: int = 0
+    n_counted: int = 0  # of the sampled rules with a vote
+    n_estimated_again: int = 0  # of the rules that are kept
+    n_uncounted: int = 0  # rules whose bodies were too long to be extended
+    bodies: tuple[Bodies, ...]  # of the length searched last
+    misleading: FoundRules | None = None  # the most misleading rules
+    # rules of each head, while bodies that are not extended are searched; None for too many
+    closed: tuple[CountedRules | None, ...] = ()
+    stages: tuple[StageReport, ...] = ()
+
+
+def needed_bytes(n_facts: int, n_predicates: int, max_length: int) -> int:
+    """Memory that mining takes at most, beside the facts themselves: their index, the rows of a chunk, the bodies.
+
+    Args:
+      max_length: of the bodies, in atoms.
+    """
+    n_bodies = min((2 * n_predicates) ** (MAX_EXTENDED_LENGTH - 1), n_facts**2)
+    n_closed = 0
+    if max_length > MAX_EXTENDED_LENGTH:
+        n_closed = closing.MAX_CLOSED_PAIRS
+    return (
+        n_facts * BYTES_PER_FACT
+        + n_bodies * BYTES_PER_BODY
+        + paths.CHUNK_ROWS * BYTES_PER_ROW
+        + n_closed * BYTES_PER_CLOSED_PAIR
+    )
+
+
+def mine_rules(
+    facts: I32[Tensor, "N W"],
+    n_predicates: int,
+    n_constants: int,
+    cfg: MiningConfig,
+    progress: ProgressCallback = ignore_progress,
+    announce: AnnounceCallback = lambda _: None,
+    map_tasks: MapTasks = tasks.map_alone,
+    n_processes: int = 1,
+) -> MiningResult:
+    """Mine the rules of a graph that are not redundant.
+
+    Facts that do not have two arguments are left out and counted in a note. The result depends on facts, settings and
+    seed alone, unless the time limit or a KeyboardInterrupt ends the search; then a note says so. Before the search
+    begins, a KeyboardInterrupt is raised as it is.
+
+    Args:
+      facts: [predicate, argument...], padded with 0, distinct.
+      progress: called with what is done, and how much of it.
+      announce: called with the amount of work before it begins.
+      map_tasks: does the tasks of the search, perhaps in several processes, which hold the context of `make_context`.
+      n_processes: that do the tasks.
+
+    Returns:
+      MiningResult, its rules by descending smoothed confidence.
+    """
+    binary, notes = _binary_facts(facts)
+    context = make_context(
+        facts,
+        n_predicates,
+        n_constants,
+        cfg,
+        progress,
+        map_tasks,
+        n_processes,
+    )
+    n_votes = cfg.votes_per_fact
+    state = _State(
+        votes=voting.no_votes(len(binary), n_votes, facts.device),
+        sampled_votes=voting.no_votes(
+            len(binary), SAMPLED_VOTES * n_votes, facts.device
+        ),
+        bodies=(path_rules.no_bodies(facts.device),),
+    )
+    interrupt = None
+    try:
+        if len(binary):
+            announce(_describe_work(context))
+            for found_so_far in _iter_states(context, state):
+                state = found_so_far
+    except KeyboardInterrupt as error:
+        interrupt = error
+    return _make_result(context, state, notes, interrupt)
+
+
+def _binary_facts(facts: Tensor) -> tuple[Tensor, list[str]]:
+    """The facts with two arguments, and a note on the others if there are any."""
+    if facts.shape[1] > 2:
+        is_binary = (facts[:, 2] > 0) & (facts[:, 3:] == 0).all(1)
+        binary = facts[is_binary][:, :3].long()
+    else:
+        is_binary = torch.zeros_like(facts[:, 0] > 0)
+        binary = facts.new_zeros((0, 3)).long()
+    if is_binary.all():
+        return binary, []
+    return binary, [
+        f"{int((~is_binary).sum())} facts do not have two arguments and were left out"
+    ]
+
+
+def make_context(
+    facts: I32[Tensor, "N W"],
+    n_predicates: int,
+    n_constants: int,
+    cfg: MiningConfig,
+    progress: ProgressCallback = ignore_progress,
+    map_tasks: MapTasks = tasks.map_alone,
+    n_processes: int = 1,
+) -> MiningContext:
+    """What every task of `mine_rules` reads: the facts, indexed, and a random priority for each entity."""
+    budget = Budget(
+        max_rows=cfg.row_limit, seconds=cfg.seconds, progress=progress
+    )
+
+    binary, _ = _binary_facts(facts)
+    ids = torch.arange(n_constants + 1, device=binary.device)
+    key = random.key(cfg.seed, binary.device)
+    first, second, third = (
+        random.uniform(random.fold_in(part, ids), ())
+        for part in random.split(key, 3)
+    )
+
+    return MiningContext(
+        edges=paths.build_edge_index(binary, n_predicates, n_constants),
+        priority=first,
+        second_priority=second,
+        third_priority=third,
+        cfg=cfg,
+        budget=budget,
+        map_tasks=map_tasks,
+        n_processes=n_processes,
+    )
+
+
+def _describe_work(context: MiningContext) -> str:
+    """How much work there is, and how much of it may be done."""
+    edges = context.edges
+    degree = torch.diff(edges.offsets).double()
+    first = degree[edges.first_argument]
+    second = degree[edges.second_argument]
+    n_walks = [2.0 * len(first), float((degree**2).sum())]
+    n_walks.append(2 * float((first * second).sum()))
+    for length in range(MAX_EXTENDED_LENGTH + 1, context.cfg.max_length + 1):
+        fact_rows, _ = closing.closing_rows(edges, length)
+        n_walks.append(float(fact_rows.sum()))
+    n_walks = n_walks[: context.cfg.max_length]
+
+    budget = context.budget
+    n_rows = min(sum(n_walks), budget.max_rows)
+    if context.cfg.max_length > MAX_EXTENDED_LENGTH:
+        # How many pairs long bodies join is known when they are found.
+        n_rows = budget.max_rows
+    most, least = (
+        min(n_rows / rate, budget.seconds) for rate in EXPECTED_ROWS_PER_SECOND
+    )
+    lengths = ", ".join(
+        f"{n:,.0f} {'half walks ' * (length > MAX_EXTENDED_LENGTH)}of length {length}"
+        for length, n in enumerate(n_walks, 1)
+    )
+    return (
+        f"{len(first):,} facts have walks: {lengths}; at most {n_rows:,.0f} rows of work, "
+        f"{_duration(least, most)}; the limits are {budget.max_rows:,} rows and {budget.seconds:g} s"
+    )
+
+
+def _duration(least: float, most: float) -> str:
+    """An estimate of seconds as text."""
+    return "under 1 s" if most < 1 else f"about {least:.0f} to {most:.0f} s"
+
+
+def _iter_states(context: MiningContext, state: _State) -> Iterator[_State]:
+    """Yield what has been found so far, after each part of the work."""
+    cfg = context.cfg
+    searches: list[StepFn] = []
+    for length in range(1, cfg.max_length + 1):
+        is_long = length > MAX_EXTENDED_LENGTH
+        search = _search_long_paths if is_long else _search_paths
+        searches.append(partial(search, length=length))
+    if cfg.constants or cfg.general_rules:
+        searches.insert(1, _search_constants)
+    steps = (*searches, _count_sampled, _recount_kept)
+    steps = (*steps, _keep_misleading, _count_pca_pairs)
+    for step in steps:
+        for next_state in step(context, state):
+            state = next_state
+            yield state
+
+
+def _search_paths(
+    context: MiningContext, state: _State, length: int
+) -> Iterator[_State]:
+    """Search for path rules of one length."""
+    budget = context.budget
+    share = SEARCH_SHARE
+    if length < context.cfg.max_length:
+        share = _stage_share(budget)
+    # Others may know less of what was found, and so yield more.
+    found_so_far = [_to_beat(state)]
+    if length == 1:
+        alone = Budget(max_rows=1, seconds=1)
+        samples = path_rules.iter_first_bodies(context.edges, alone)
+        parts = _sample_parts(
+            context, lambda: found_so_far[0], samples, length, alone
+        )
+        report = StageReport(
+            name="rules of length 1",
+            rows_planned=len(context.edges.label)
+            * (1 + path_rules.facts_per_pair(context.edges)),
+        )
+    else:
+        plan = path_rules.plan_extensions(
+            context.edges,
+            path_rules.concatenate_bodies(state.bodies),
+            length - 1,
+            budget.rows_left(share),
+        )
+        parts = context.map_tasks(
+            context,
+            partial(_extend_part, length),
+            path_rules.split_plan(context.edges, plan, context.n_processes),
+            lambda: found_so_far[0],
+        )
+        report = StageReport(
+            name=f"rules of length {length}",
+            fraction=plan.fraction,
+            n_left_out=plan.n_left_out,
+            rows_planned=plan.n_rows,
+        )
+
+    def add(state: _State, part: _PathPart) -> _State:
+        if part.misleading is not None:
+            return _add_misleading(context, state, part.misleading)
+        state = _add_part(state, part)
+        found_so_far[0] = _to_beat(state)
+        return state
+
+    none = path_rules.no_bodies(context.edges.label.device)
+    state = replace(state, bodies=(none,))
+    paid = _pay(budget, parts)
+    yield from _run_stage(budget, state, report, share, paid, add)
+
+
+def _pay(budget: Budget, parts: Iterator[_PathPart]) -> Iterator[_PathPart]:
+    """Yield parts after the budget has paid for their work; but none of work alone."""
+    for part in parts:
+        budget.spend(part.rows)
+        parts_found = (part.bodies, part.found, part.misleading)
+        if any(found is not None for found in parts_found):
+            yield part
+
+
+def _to_beat(state: _State) -> _VoteThresholds:
+    """What the rules of the next part must exceed."""
+    return _VoteThresholds(
+        voting.score_to_beat(state.votes),
+        voting.score_to_beat(state.sampled_votes),
+    )
+
+
+def _extend_part(
+    length: int,
+    context: MiningContext,
+    latest: tasks.Latest,
+    part: PlanPart,
+) -> Iterator[_PathPart]:
+    """Yield what is found among the bodies of a length that extend those of a part of a plan."""
+    alone = Budget(max_rows=1, seconds=1)
+    samples = path_rules.iter_extensions(
+        context.edges, part, length - 1, context.priority, alone
+    )
+    return _sample_parts(context, latest, samples, length, alone)
+
+
+def _sample_parts(
+    context: MiningContext,
+    latest: tasks.Latest,
+    samples: Iterator[BodySample],
+    length: int,
+    alone: Budget,
+) -> Iterator[_PathPart]:
+    """Yield what is found among the bodies of some samples.
+
+    Args:
+      alone: counts the work of the samples.
+    """
+    edges, cfg = context.edges, context.cfg
+    for sample in samples:
+        thresholds = _thresholds(cfg, sample.fraction)
+        candidates = path_rules.find_candidates(edges, sample.pairs, thresholds)
+        bodies = path_rules.no_bodies(edges.label.device)
+        if length < min(cfg.max_length, MAX_EXTENDED_LENGTH):
+            bodies = path_rules.summarise_bodies(edges, sample)
+        n_candidates = len(candidates.table.body)
+        yield _PathPart(_take_rows(alone), n_candidates, bodies)
+
+        is_sampled = sample.fraction < 1.0
+        if cfg.misleading_rules and not is_sampled:
+            misleading = path_rules.find_misleading_rules(
+                edges, sample, length, cfg.min_support
+            )
+            misleading = _most_misleading(edges, cfg, misleading)
+            yield _PathPart(0.0, misleading=misleading)
+        for batch in path_rules.pack_candidates(candidates.table, length):
+            to_beat = _score_to_beat(latest(), is_sampled)
+            found = path_rules.find_rules(
+                edges, sample, length, candidates, batch, thresholds, to_beat
+            )
+            yield _PathPart(0.0, is_sampled=is_sampled, found=found)
+    yield _PathPart(_take_rows(alone))
+
+
+def _take_rows(budget: Budget) -> float:
+    """The work since the last call: not a difference, which rounding would make depend on the work before."""
+    rows, budget.rows = budget.rows, 0.0
+    return rows
+
+
+def _score_to_beat(to_beat: _VoteThresholds, is_sampled: bool) -> Tensor:
+    """What the score of a rule must exceed that was counted from all sources, or from a sample."""
+    if not is_sampled:
+        return to_beat.exact
+    return torch.maximum(to_beat.exact, to_beat.sampled)
+
+
+def _add_part(state: _State, part: _PathPart) -> _State:
+    """What has been found, after a part of a search for path rules."""
+    if part.bodies is not None:
+        state = replace(
+            state,
+            n_candidates=state.n_candidates + part.n_candidates,
+            bodies=(*state.bodies, part.bodies),
+        )
+    if part.found is None:
+        return state
+    to_beat = _score_to_beat(_to_beat(state), part.is_sampled)
+    found = path_rules.select_promising(part.found, to_beat)
+    if part.is_sampled:
+        votes = voting.add_votes(state.sampled_votes, found)
+        return replace(state, sampled_votes=votes)
+    return replace(state, votes=voting.add_votes(state.votes, found))
+
+
+def _most_misleading(
+    edges: EdgeIndex, cfg: MiningConfig, found: FoundRules
+) -> FoundRules:
+    """The rules of each predicate that are right most clearly less often than chance; of equal ones the first."""
+    deviation = mined_rules.deviation_from_chance(
+        found.rules, path_rules.count_entities(edges)
+    )
+    rows = torch.sort(deviation, stable=True).indices
+    predicate = found.rules.labels[:, 0]
+    rows = rows[sorting.sort_keys(predicate[rows]).order]
+    first = torch.searchsorted(predicate[rows], predicate[rows])
+    place = torch.arange(len(rows), device=rows.device) - first
+    return mined_rules.take(found, rows[place < cfg.misleading_rules])
+
+
+def _add_misleading(
+    context: MiningContext, state: _State, found: FoundRules
+) -> _State:
+    """What has been found, after some more misleading rules."""
+    if state.misleading is not None:
+        former = state.misleading
+        found = former._replace(
+            rules=mined_rules.concatenate_rules([former.rules, found.rules]),
+            cost=torch.cat([former.cost, found.cost]),
+        )
+    most = _most_misleading(context.edges, context.cfg, found)
+    return replace(state, misleading=most)
+
+
+def _keep_misleading(_: MiningContext, state: _State) -> Iterator[_State]:
+    """Let the most misleading rules need no vote."""
+    if state.misleading is not None:
+        votes = voting.keep_rules(state.votes, state.misleading)
+        yield replace(state, votes=votes)
+
+
+def _search_long_paths(
+    context: MiningContext, state: _State, length: int
+) -> Iterator[_State]:
+    """Search for path rules of one length that are too long to be found by extending bodies."""
+    budget = context.budget
+    share = SEARCH_SHARE
+    if length < context.cfg.max_length:
+        share = _stage_share(budget)
+    search = long_paths.LongPathSearch(
+        edges=context.edges,
+        length=length,
+        priority=context.priority,
+        thresholds=_thresholds(context.cfg),
+        budget=budget,
+        share=share,
+    )
+    for next_state in _find_closed(context, state, search):
+        state = next_state
+        yield state
+    yield from _count_closed(state, search)
+
+
+def _count_closed(state: _State, search: LongPathSearch) -> Iterator[_State]:
+    """Count the pairs of long rules, as far as the rules may be among the best of some fact."""
+    budget = search.budget
+    closed = long_paths.concatenate_rules(
+        [part for part in state.closed if part is not None]
+    )
+    # None are counted only where the budget is spent, and no batch begins.
+    counted = search.count_first(closed) or closed
+    rules = search.select_promising(counted, voting.score_to_beat(state.votes))
+    report = StageReport(
+        name=f"rules of length {search.length}",
+        rows_planned=float(long_paths.expected_rows(rules).sum()),
+    )
+    state = replace(
+        state,
+        closed=(),
+        n_uncounted=state.n_uncounted + len(rules.counts.support),
+    )
+
+    def add(state: _State, batch: CountedRules) -> _State:
+        found = search.find_rules(batch, voting.score_to_beat(state.votes))
+        if found is None:
+            return state
+        return replace(
+            state,
+            n_uncounted=state.n_uncounted - len(batch.counts.support),
+            votes=voting.add_votes(state.votes, found),
+        )
+
+    batches = search.iter_batches(rules)
+    yield from _run_stage(budget, state, report, search.share, batches, add)
+
+
+def _find_closed(
+    context: MiningContext, state: _State, search: LongPathSearch
+) -> Iterator[_State]:
+    """Find the long rules that may be among the best of some fact, before the pairs of their bodies are counted."""
+    budget = context.budget
+    min_support = context.cfg.min_support
+    share = (budget.spent_share + search.share) / 2
+    plan = closing.plan_closing(
+        context.edges, search.length, budget.rows_left(share)
+    )
+    report = StageReport(
+        name=f"bodies of length {search.length}",
+        n_heads_left_out=plan.n_left_out,
+        rows_planned=plan.n_rows,
+    )
+
+    def add(state: _State, closed: ClosedRules | None) -> _State:
+        if closed is None:
+            return replace(state, closed=(*state.closed, None))
+        to_beat = voting.score_to_beat(state.votes)
+        rules = search.select_promising(
+            long_paths.without_counts(closed), to_beat
+        )
+        n_pairs = sum(len(part.closed.fact) for part in state.closed if part)
+        fits = n_pairs + len(rules.closed.fact) <= closing.MAX_CLOSED_PAIRS
+        return replace(
+            state,
+            n_candidates=state.n_candidates + len(closed.support),
+            closed=(*state.closed, rules if fits else None),
+        )
+
+    parts = closing.iter_closed_rules(
+        context.edges, plan, search.length, min_support, budget, share
+    )
+    none = long_paths.without_counts(
+        closing.no_closed_rules(context.edges.label.device)
+    )
+    state = replace(state, closed=(none,))
+    for next_state in _run_stage(budget, state, report, share, parts, add):
+        state = next_state
+        yield state
+    n_too_many = sum(part is None for part in state.closed)
+    report = replace(
+        state.stages[-1], n_heads_left_out=plan.n_left_out + n_too_many
+    )
+    yield replace(state, stages=(*state.stages[:-1], report))
+
+
+def _search_constants(
+    context: MiningContext, state: _State
+) -> Iterator[_State]:
+    """Search for rules with constants; all their counts but the PCA pairs are exact."""
+    budget, cfg = context.budget, context.cfg
+    search = constant_rules.plan_search(context.edges, cfg.min_support)
+    if not cfg.constants:
+        search = constant_rules.without_body_constants(search)
+    report = StageReport(
+        name="rules with constants", rows_planned=search.n_rows
+    )
+
+    thresholds = _thresholds(context.cfg)
+
+    def add(state: _State, found: FoundRules) -> _State:
+        above = mined_rules.above_thresholds(found, thresholds)
+        votes, n_found = state.votes, len(above.cost)
+        if cfg.general_rules:
+            general = constant_rules.most_general_rules(above)
+            votes = voting.keep_rules(votes, general)
+        if cfg.constants:
+            votes = voting.add_votes(votes, above)
+        return replace(
+            state, n_candidates=state.n_candidates + n_found, votes=votes
+        )
+
+    parts = constant_rules.find_constant_rules(context.edges, search, budget)
+    share = _stage_share(budget)
+    yield from _run_stage(budget, state, report, share, parts, add)
+
+
+def _thresholds(cfg: MiningConfig, fraction: float = 1.0) -> Thresholds:
+    """What a rule needs in a sample of a fraction of the entities."""
+    return Thresholds(
+        min_support=max(cfg.min_support * fraction, min(2, cfg.min_support)),
+        min_confidence=cfg.min_confidence,
+    )
+
+
+def _stage_share(budget: Budget) -> float:
+    """The share of the budget at which the next stage of the search must end, if others come after it."""
+    spent = budget.spent_share
+    return spent + STAGE_SHARE * max(0.0, SEARCH_SHARE - spent)
+
+
+def _run_stage(
+    budget: Budget,
+    state: _State,
+    report: StageReport,
+    share: float,
+    parts: Iterator[Part],
+    add: AddFn[Part],
+) -> Iterator[_State]:
+    """Yield the state after each part of a stage, until a share of the budget is spent."""
+    stages = state.stages
+    start = budget.rows
+    budget.start_stage(report.name, report.rows_planned)
+    yield replace(state, stages=(*stages, report))
+    for part in parts:
+        if budget.is_exhausted(share):
+            return
+        state = add(state, part)
+        report = replace(report, rows_done=budget.rows - start)
+        state = replace(state, stages=(*stages, report))
+        yield state
+    # The last part may be incomplete if the time is over.
+    report = replace(
+        report,
+        rows_done=budget.rows - start,
+        is_finished=not budget.is_late(share),
+    )
+    yield replace(state, stages=(*stages, report))
+
+
+def _count_sampled(context: MiningContext, state: _State) -> Iterator[_State]:
+    """Count the rules that the search saw in a sample, and let them vote with these counts.
+
+    As many as the budget allows are counted exactly, the cheapest ones; the others are estimated from another sample.
+    """
+    budget = context.budget
+    found = voting.rules_with_votes(state.sampled_votes)
+    if not len(found.cost):
+        return
+
+    exact = _affordable(found, budget.rows_left(COUNT_SHARE))
+    exact_rules = mined_rules.take(found, exact)
+    budget.start_stage("exact counts", float(exact_rules.cost.sum()))
+    is_counted = torch.zeros_like(found.cost, dtype=torch.bool)
+    thresholds = _thresholds(context.cfg)
+    for part in counting.count_exactly(
+        context.edges,
+        exact_rules,
+        partial(_count, context, "priority", True),
+        budget,
+        COUNT_SHARE,
+    ):
+        is_counted = is_counted.index_fill(0, exact[part.rows], True)
+        counted = FoundRules(
+            part.rules, exact_rules.cost[part.rows], part.fact, part.rule
+        )
+        counted = mined_rules.above_thresholds(counted, thresholds)
+        state = replace(
+            state,
+            n_counted=state.n_counted + len(part.rows),
+            votes=voting.add_votes(state.votes, counted),
+        )
+        yield state
+    rest = mined_rules.take(found, (~is_counted).nonzero().squeeze(1))
+    yield from _estimate_sampled(context, state, rest)
+
+
+def _count(
+    context: MiningContext,
+    priority: str,
+    with_facts: bool,
+    count_tasks: Sequence[CountTask],
+) -> Generator[counting.CountedRules, None, None]:
+    """Count the rules of some tasks; see `counting.CountFn`.
+
+    Args:
+      priority: the field of the context.
+      with_facts: whether the facts that the rules derive are asked for.
+    """
+    work = partial(_count_task, priority, with_facts)
+    return context.map_tasks(context, work, count_tasks, tasks.no_hint)
+
+
+def _count_task(
+    priority: str,
+    with_facts: bool,
+    context: MiningContext,
+    latest: tasks.Latest,
+    task: CountTask,
+) -> Iterator[counting.CountedRules]:
+    """Yield the counts of the rules of a task."""
+    priorities = getattr(context, priority)
+    for counted in counting.count_tasks(context.edges, priorities, [task]):
+        none = counted.fact[:0]
+        yield (
+            counted
+            if with_facts
+            else counting.CountedRules(counted.sums, none, none)
+        )
+
+
+def _affordable(found: FoundRules, max_rows: float) -> Tensor:
+    """Rows of the cheapest rules that can be counted within a limit, the best rules first."""
+    cost, by_cost = torch.sort(found.cost, stable=True)
+    chosen = by_cost[torch.cumsum(cost, 0) <= max_rows]
+    score = mined_rules.held_out_smoothed_confidence(found.rules)[chosen]
+    return chosen[torch.sort(score, descending=True, stable=True).indices]
+
+
+def _estimate_sampled(
+    context: MiningContext, state: _State, found: FoundRules
+) -> Iterator[_State]:
+    """Let rules vote with counts that are estimated from a sample of their own."""
+    max_rows = _estimate_rows(context.budget)
+    context.budget.start_stage("estimated counts", max_rows)
+
+    for part in counting.estimate(
+        context.edges,
+        found,
+        context.second_priority,
+        partial(_count, context, "second_priority", True),
+        context.budget,
+        max_rows,
+    ):
+        counted = FoundRules(
+            part.rules, found.cost[part.rows], part.fact, part.rule
+        )
+
+        # what the budget did not reach has no finite error
+        known = mined_rules.keep(counted, part.rules.std_error.isfinite())
+        state = replace(
+            state,
+            n_counted=state.n_counted + len(known.cost),
+            votes=voting.add_votes(state.votes, known),
+        )
+        yield state
+
+
+def _recount_kept(context: MiningContext, state: _State) -> Iterator[_State]:
+    """Count the rules that have a vote by estimates again: exactly, or from a sample that did not choose them."""
+    budget = context.budget
+    votes = voting.compact(state.votes)
+    rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
+    found = mined_rules.take(voting.rules_with_votes(votes), rows)
+    exact = _affordable(found, budget.rows_left(RECOUNT_SHARE))
+    rows = rows[exact]
+    found = mined_rules.take(found, exact)
+    budget.start_stage("counts of the rules kept", float(found.cost.sum()))
+    for part in counting.count_exactly(
+        context.edges,
+        found,
+        partial(_count, context, "priority", False),
+        budget,
+        RECOUNT_SHARE,
+    ):
+        votes = voting.replace_rules(votes, rows[part.rows], part.rules)
+        yield replace(state, votes=votes)
+
+    rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
+    found = mined_rules.take(voting.rules_with_votes(votes), rows)
+    max_rows = _estimate_rows(budget)
+    for part in counting.estimate(
+        context.edges,
+        found,
+        context.third_priority,
+        partial(_count, context, "third_priority", False),
+        budget,
+        max_rows,
+    ):
+        known = part.rules.std_error.isfinite()
+        votes = voting.replace_rules(
+            votes,
+            rows[part.rows][known],
+            mined_rules.select_rules(part.rules, known),
+        )
+        n_known = state.n_estimated_again + int(known.sum())
+        state = replace(state, votes=votes, n_estimated_again=n_known)
+        yield state
+
+
+def _estimate_rows(budget: Budget) -> float:
+    """Rows that estimates may take: half of what is left, or a small share of all where less is left."""
+    return max(budget.rows_left() / 2, ESTIMATE_SHARE * budget.max_rows)
+
+
+def _count_pca_pairs(context: MiningContext, state: _State) -> Iterator[_State]:
+    """Count the PCA pairs of the rules with a vote: exactly, and estimates where the budget is spent."""
+    rules = voting.compact(state.votes).rules
+    is_path = rules.end_constants[:, 0] == 0
+    for count_part, is_counted in (
+        (_constant_pca_pairs, ~is_path),
+        (_path_pca_pairs, is_path),
+        (_estimated_pca_pairs, is_path),
+    ):
+        votes = voting.compact(state.votes)
+        is_unknown = votes.rules.pca_std_error.isinf() & is_counted
+        score = mined_rules.smoothed_confidence(votes.rules)
+        order = torch.sort(score, descending=True, stable=True).indices
+        rows = order[is_unknown[order]]
+        found = mined_rules.take(voting.rules_with_votes(votes), rows)
+        context.budget.start_stage("PCA confidences", float(found.cost.sum()))
+        for part in count_part(context, found):
+            votes = voting.replace_rules(votes, rows[part.rows], part.rules)
+            state = replace(state, votes=votes)
+            yield state
+
+
+def _constant_pca_pairs(
+    context: MiningContext, found: FoundRules
+) -> Iterator[CountedPart]:
+    """The PCA pairs of rules with constants."""
+    return constant_rules.count_pca_pairs(
+        context.edges, found.rules, context.budget
+    )
+
+
+def _path_pca_pairs(
+    context: MiningContext, found: FoundRules
+) -> Iterator[CountedPart]:
+    """The PCA pairs of path rules, as far as the budget goes."""
+    return counting.count_exactly(
+        context.edges,
+        found,
+        partial(_count, context, "priority", False),
+        context.budget,
+        1.0,
+    )
+
+
+def _estimated_pca_pairs(
+    context: MiningContext, found: FoundRules
+) -> Iterator[CountedPart]:
+    """Estimates of the PCA pairs of path rules whose other counts are exact."""
+    max_rows = _estimate_rows(context.budget)
+    for part in counting.estimate(
+        context.edges,
+        found,
+        context.second_priority,
+        partial(_count, context, "second_priority", False),
+        context.budget,
+        max_rows,
+    ):
+        exact = mined_rules.select_rules(found.rules, part.rows)
+        pca_pairs = torch.maximum(part.rules.pca_pairs, exact.support)
+        rules = exact._replace(
+            pca_pairs=pca_pairs, pca_std_error=part.rules.pca_std_error
+        )
+        yield part._replace(rules=rules)
+
+
+def _make_result(
+    context: MiningContext,
+    state: _State,
+    notes: list[str],
+    interrupt: KeyboardInterrupt | None,
+) -> MiningResult:
+    """The rules that have a vote in the end, by descending smoothed confidence, and what was left out."""
+    rules = _distinct_rules(_sort_rules(voting.compact(state.votes).rules))
+    n_seen = len(voting.rules_with_votes(state.sampled_votes).cost)
+    budget = context.budget
+
+    if state.n_uncounted:
+        notes = [
+            *notes,
+            f"{state.n_uncounted:,} rules of more than {MAX_EXTENDED_LENGTH} atoms were left out, the least promising: "
+            "the budget did not suffice to count their pairs",
+        ]
+    every_note = [
+        *notes,
+        *_stage_notes(state.stages),
+        *_count_notes(rules, state.n_estimated_again, n_seen - state.n_counted),
+    ]
+
+    if interrupt is not None:
+        every_note.append("interrupted: the rules found by then are kept")
+    elif budget.was_late:
+        every_note.append(
+            f"stopped by the limit of {budget.seconds:g} seconds: another machine may find other rules"
+        )
+
+    return MiningResult(
+        rules=rules,
+        n_candidates=state.n_candidates,
+        stages=state.stages,
+        notes=tuple(every_note),
+        seconds=budget.elapsed,
+        rows=int(budget.rows),
+        max_rows=budget.max_rows,
+        interrupt=interrupt,
+    )
+
+
+def _sort_rules(rules: MinedRules) -> MinedRules:
+    """The rules by descending smoothed confidence; of equal ones the shorter first, then by their labels."""
+    length = (rules.labels[:, 1:] >= 0).sum(1)
+    score = mined_rules.smoothed_confidence(rules)
+    keys = [
+        *rules.end_constants.flip(1).unbind(1),
+        *rules.labels.flip(1).unbind(1),
+        length,
+    ]
+    order = torch.arange(len(score), device=score.device)
+    for key in keys:
+        order = order[sorting.sort_keys(key[order]).order]
+    best_first = torch.sort(score[order], descending=True, stable=True)
+    return mined_rules.select_rules(rules, order[best_first.indices])
+
+
+def _distinct_rules(rules: MinedRules) -> MinedRules:
+    """The rules, each once: one that is kept and has a vote too is there twice, one after the other."""
+    is_first = torch.zeros_like(rules.support, dtype=torch.bool)
+    for terms in (*rules.labels.unbind(1), *rules.end_constants.unbind(1)):
+        is_first = is_first | sorting.first_of_run(terms)
+    return mined_rules.select_rules(rules, is_first)
+
+
+def _stage_notes(stages: tuple[StageReport, ...]) -> list[str]:
+    """What each stage of the search left out, a line each."""
+    notes: list[str] = []
+
+    for stage in stages:
+        if stage.fraction < 1.0:
+            notes.append(
+                f"{stage.name}: searched from {stage.fraction:.2%} of the entities; the best rules were counted again"
+            )
+        if stage.n_left_out:
+            notes.append(
+                f"{stage.name}: {stage.n_left_out:,} shorter bodies, the least promising, were not extended"
+            )
+        if stage.n_heads_left_out:
+            notes.append(
+                f"{stage.name}: not searched for {stage.n_heads_left_out:,} relations, whose facts have too many walks"
+            )
+        if not stage.is_finished:
+            percent = 100 * stage.rows_done / max(stage.rows_planned, 1.0)
+            notes.append(
+                f"{stage.name}: stopped after {min(int(percent), 99)} % of the work planned"
+            )
+
+    return notes
+
+
+def _count_notes(
+    rules: MinedRules, n_estimated_again: int, n_uncounted: int
+) -> list[str]:
+    """Which counts are estimates, or missing."""
+    notes: list[str] = []
+    n_estimated = int((rules.std_error > 0).sum())
+    if n_estimated:
+        notes.append(
+            f"{n_estimated} rules have estimated counts, with a standard error"
+        )
+    if n_estimated > n_estimated_again:
+        notes.append(
+            f"{n_estimated - n_estimated_again} of these were chosen by the same estimates, which may be too high"
+        )
+
+    is_exact = rules.std_error == 0
+    n_pca = int((is_exact & (rules.pca_std_error > 0)).sum())
+    if n_pca:
+        notes.append(
+            f"{n_pca} rules have an estimated or unknown PCA confidence, with a standard error"
+        )
+    if n_uncounted:
+        notes.append(
+            f"{n_uncounted} rules that a sample showed were left out: the budget did not suffice to count them"
+        )
+
+    return notes

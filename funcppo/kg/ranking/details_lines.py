@@ -1,0 +1,509 @@
+"""Lines of `funcppo evaluate --details` compared with a recount.
+
+`read_details` reads a file; `line_errors` says where a line differs from the recount of its query and side. A value
+that somebody changed, whatever it is now, is a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+from funcppo.core import record_log
+from funcppo.core.json_io import Json
+from funcppo.kg.logic.triple_index import SIDE_NAMES
+from funcppo.kg.ranking import recount, result_log
+from funcppo.kg.ranking.recount import (
+    Atom,
+    JointRules,
+    OtherFactShares,
+    RankCounts,
+)
+
+# on the grid of scores, in place of infinite log-odds
+CERTAIN_SCORE = 2**53 - 1
+# log scores have four decimals
+LOG_SCORE_TOLERANCE = 0.51e-4
+# of ranks and their means, and of shares, which are sums of logarithms or products
+TOLERANCE = 1e-9
+
+# what tells one evaluation from another, beside the split and the score
+COMPARED_SETTINGS = (
+    "fingerprint",
+    "params_digest",
+    "height",
+    "smoothing",
+    "object_identity",
+)
+
+LineKey: TypeAlias = tuple[int, int]  # a query and a side
+
+
+class Line(NamedTuple):
+    """A line of a details file."""
+
+    number: int  # from 1
+    query_row: int
+    side: int
+    record: Json
+
+
+class Details(NamedTuple):
+    """A details file, and what it was made with."""
+
+    path: Path
+    split: Literal["test", "valid"]
+    score: str
+    height: int
+    smoothing: float | None
+    object_identity: bool
+    settings: Json  # these, and others
+    lines: Sequence[Line]
+
+
+class LineSample(NamedTuple):
+    """Lines of a details file."""
+
+    # by the position of the query among those that are ranked, and the side
+    lines: Mapping[LineKey, Line]
+    n_total: int  # lines of the file
+
+
+class RecountedOtherFacts(NamedTuple):
+    """What the recount says of the other facts of an answer."""
+
+    n_facts: int
+    shares: OtherFactShares
+    log_odds: float  # that are added to the score
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecountedRow:
+    """What the recount says of a query and side."""
+
+    query: Atom
+    text: str  # the query
+    log_odds: Mapping[Atom, float]  # of all candidates
+    listed: AbstractSet[Atom]  # the candidates that are scored
+    is_provable: bool  # the answer is derived, a fact from other facts
+    tolerance: float  # of log-odds
+    # what the log-odds are good for: better and equal candidates, and their own values
+    has_order: bool
+    has_scores: bool
+    # the score is the noisy-or of the shares of the rules, with what other facts add
+    shares_are_score: bool
+    # by `noisy-or-joint`, the rules of the answer; what they derive where there are scores
+    joint_rules: JointRules | None
+    # by a score that reads the other facts of the answer
+    other_facts: RecountedOtherFacts | None
+
+
+# -- reading
+
+
+def read_details(path: Path) -> Details:
+    """Read a details file and the settings beside it; an unfinished last line is left out.
+
+    Raises:
+      ValueError: a setting is missing or bad, there is no line, or a line, which the message names, is no record or a
+        second one of its query and side.
+    """
+    settings = result_log.read_settings(path)
+    smoothing = settings.get("smoothing")
+    strata = settings.get("joint_strata")
+    for name, is_valid, expected in (
+        ("split", settings.get("split") in ("test", "valid"), "test or valid"),
+        ("score", isinstance(settings.get("score"), str), "a name"),
+        ("height", _is_whole(settings.get("height"), 1), "1 or more"),
+        (
+            "smoothing",
+            smoothing is None or _is_between(smoothing, 0.0, math.inf),
+            "null, or 0 or more",
+        ),
+        (
+            "object_identity",
+            isinstance(settings.get("object_identity"), bool),
+            "true or false",
+        ),
+        (
+            "joint_strata",
+            strata is None or _is_whole(strata, 1),
+            "null, or 1 or more",
+        ),
+        (
+            "negatives",
+            settings.get("negatives") is None,
+            "null, all entities as candidates",
+        ),
+    ):
+        if not is_valid:
+            raise ValueError(
+                f"{record_log.settings_path(path)}: {name}: expected {expected}, got {settings.get(name)!r}"
+            )
+    return Details(
+        path=path,
+        split=settings["split"],
+        score=settings["score"],
+        height=settings["height"],
+        smoothing=smoothing,
+        object_identity=settings["object_identity"],
+        settings=settings,
+        lines=_read_lines(path),
+    )
+
+
+def _read_lines(path: Path) -> list[Line]:
+    """The lines of a file."""
+    sides = {name: side for side, name in SIDE_NAMES.items()}
+    lines: dict[LineKey, Line] = {}
+    for number, record in enumerate(result_log.read(path), 1):
+        query_row, side = record["query_row"], sides[record["side"]]
+        if (query_row, side) in lines:
+            raise ValueError(
+                f"{path}:{number}: expected one line for each query and side, got a second one of query_row "
+                f"{query_row}, {SIDE_NAMES[side]}"
+            )
+        line = Line(number, query_row, side, record)
+        lines |= {(query_row, side): line}
+    if not lines:
+        raise ValueError(
+            f"{path}: expected a line for each query and side, got none"
+        )
+    return list(lines.values())
+
+
+def check_settings(details: Details, settings: Json, target: str) -> None:
+    """Check that a details file was made with the data, rules, parameters and settings of another evaluation.
+
+    Args:
+      settings: of that one.
+      target: what it evaluates, for the error.
+
+    Raises:
+      ValueError: it was not.
+    """
+    for name in COMPARED_SETTINGS:
+        stated = details.settings.get(name)
+        if stated != settings[name]:
+            raise ValueError(
+                f"{record_log.settings_path(details.path)}: {name}: expected {settings[name]}, that of {target}, "
+                f"got {stated}"
+            )
+
+
+def check_queries(
+    details: Details, n_queries: int, sides: Sequence[int]
+) -> None:
+    """Check that the lines are about queries of a split, and sides that are ranked.
+
+    Raises:
+      ValueError: one, which the message names, is not.
+    """
+    for line in details.lines:
+        place = f"{details.path}:{line.number}"
+        if line.query_row >= n_queries:
+            raise ValueError(
+                f"{place}: query_row: expected less than {n_queries}, the queries of {details.split}, "
+                f"got {line.query_row}"
+            )
+        if line.side not in sides:
+            raise ValueError(
+                f"{place}: side: expected one that is ranked, got {SIDE_NAMES[line.side]}"
+            )
+
+
+def sample_lines(details: Details, rows: Sequence[int]) -> LineSample:
+    """The lines about some queries of the split."""
+    position = {row: i for i, row in enumerate(rows)}
+    lines = {
+        (position[line.query_row], line.side): line
+        for line in details.lines
+        if line.query_row in position
+    }
+    return LineSample(lines, len(details.lines))
+
+
+# -- comparing
+
+
+def explains_counts(
+    counts: RankCounts,
+    answer: Atom,
+    log_odds: Mapping[Atom, float],
+    tolerance: float,
+) -> bool:
+    """Whether counts are those of some log-odds within a tolerance."""
+    bounds = recount.bound_ranks(answer, log_odds, tolerance)
+    return (
+        counts.n_candidates == len(log_odds)
+        and counts.n_better in bounds.n_better
+        and counts.n_better + counts.n_equal in bounds.n_not_worse
+    )
+
+
+def line_errors(line: Line, row: RecountedRow) -> list[str]:
+    """Where a line differs from the recount, a text for each field."""
+    record = line.record
+    counts = RankCounts(
+        record["n_better"], record["n_equal"], record["n_candidates"]
+    )
+    is_scored = row.log_odds[row.query] > -math.inf
+
+    expected: Json = {
+        "atom": row.text,
+        "n_candidates": len(row.log_odds),
+        "n_scored": len(row.listed - {row.query}) + is_scored,
+        "answer_provable": row.is_provable,
+    }
+    errors = [
+        _difference(name, record.get(name), value)
+        for name, value in expected.items()
+        if record.get(name) != value
+    ]
+    if (record["status"] == "refuted") == row.is_provable:
+        verdict = "derivable" if row.is_provable else "not derivable"
+        errors.append(_difference("status", record["status"], verdict))
+
+    errors += _rank_errors(record, counts)
+    if row.has_order:
+        again = recount.count_ranks(row.query, row.log_odds)
+        is_explained = explains_counts(
+            counts, row.query, row.log_odds, row.tolerance
+        )
+        if counts != again and not is_explained:
+            errors.append(
+                f"n_better {counts.n_better} and n_equal {counts.n_equal}, recounted {again.n_better} and "
+                f"{again.n_equal}"
+            )
+    if row.has_scores:
+        errors += _score_errors(record, row)
+    errors += _log_score_errors(record)
+    errors += _share_errors(record, row)
+    return errors + list(_other_fact_errors(record, row))
+
+
+def _difference(name: str, value: object, again: object) -> str:
+    """A field with both values."""
+    return f"{name} {value}, recounted {again}"
+
+
+def _is_between(value: object, low: float, high: float) -> bool:
+    """Whether a value is a number within bounds."""
+    return isinstance(value, int | float) and low <= value <= high
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a finite number."""
+    return _is_between(value, -math.inf, math.inf) and value not in (
+        math.inf,
+        -math.inf,
+    )
+
+
+def _is_whole(value: object, low: int) -> bool:
+    """Whether a value is an integer from a bound on."""
+    return type(value) is int and value >= low
+
+
+def _is_near(value: object, number: float, tolerance: float) -> bool:
+    """Whether a value is a number about as large as another."""
+    return _is_between(value, number - tolerance, number + tolerance)
+
+
+def _rank_errors(record: Json, counts: RankCounts) -> list[str]:
+    """Which ranks do not follow from the counts of the line."""
+    first, n_equal = counts.n_better + 1, counts.n_equal
+    expected = {
+        "optimistic": first,
+        "pessimistic": first + n_equal,
+        "realistic": first + n_equal / 2,
+        "reciprocal_rank": recount.expected_reciprocal_rank(counts),
+    }
+    ranks = record.get("rank")
+    stated = ranks if isinstance(ranks, dict) else {}
+    stated = {**stated, "reciprocal_rank": record.get("reciprocal_rank")}
+    return [
+        f"{name} {stated.get(name)}, expected {value:g} by the counts of the line"
+        for name, value in expected.items()
+        if not _is_near(stated.get(name), value, TOLERANCE * value)
+    ]
+
+
+def _score_errors(record: Json, row: RecountedRow) -> list[str]:
+    """Which scores on the grid are not those of the log-odds."""
+    errors: list[str] = []
+    own, score = row.log_odds[row.query], record.get("quantised_score")
+    if not _is_on_grid(score, own, row.tolerance):
+        errors.append(_difference("quantised_score", score, _grid_score(own)))
+    if "other_quantised_scores" not in record:
+        return errors
+
+    others = record["other_quantised_scores"]
+    again = sorted(
+        (row.log_odds[atom] for atom in row.listed - {row.query}), reverse=True
+    )
+    if not isinstance(others, list) or len(others) != len(again):
+        n_others = len(others) if isinstance(others, list) else "no list"
+        return [
+            *errors,
+            _difference("other_quantised_scores", n_others, len(again)),
+        ]
+    for place, (other, log_odds) in enumerate(zip(others, again)):
+        if not _is_on_grid(other, log_odds, row.tolerance):
+            name = f"other_quantised_scores[{place}]"
+            errors.append(_difference(name, other, _grid_score(log_odds)))
+            break
+    return errors
+
+
+def _grid_score(log_odds: float) -> int | None:
+    """A score as a line has it."""
+    if log_odds == math.inf:
+        return CERTAIN_SCORE
+    return None if log_odds == -math.inf else int(recount.grid_line(log_odds))
+
+
+def _is_on_grid(score: object, log_odds: float, tolerance: float) -> bool:
+    """Whether a score of a line is that of some log-odds within a tolerance."""
+    if not math.isfinite(log_odds):
+        return score == _grid_score(log_odds)
+    low = recount.grid_line(log_odds - tolerance)
+    high = recount.grid_line(log_odds + tolerance)
+    return _is_between(score, low, high)
+
+
+def _log_score_errors(record: Json) -> list[str]:
+    """Whether the logarithm of the score is not that of the score on the grid."""
+    score, log_score = record.get("quantised_score"), record.get("log_score")
+    if not isinstance(score, int | float):
+        return (
+            [] if log_score is None else [f"log_score {log_score} of score 0"]
+        )
+    log_odds = score * recount.GRID_STEP
+    again = min(log_odds, 0.0) - math.log1p(math.exp(-abs(log_odds)))
+    if _is_near(log_score, again, LOG_SCORE_TOLERANCE):
+        return []
+    return [
+        f"log_score {log_score}, expected {again:.4f} by quantised_score {score}"
+    ]
+
+
+# -- shares of rules
+
+
+def _share_errors(record: Json, row: RecountedRow) -> Iterator[str]:
+    """Yield where the shares of the rules differ, or do not make the score."""
+    shares = record.get("rule_shares")
+    if shares is None:
+        if "rule_shares" in record and record["status"] == "proved":
+            yield "rule_shares None, expected those of a proved answer"
+        return
+    is_list = isinstance(shares, list)
+    if not is_list or not all(isinstance(x, dict) for x in shares):
+        yield f"rule_shares {shares}, expected a list of objects"
+        return
+    if row.shares_are_score:
+        yield from _sum_errors(record, shares)
+    if row.joint_rules is not None:
+        yield from _rule_errors(
+            shares, row.joint_rules, has_shares=row.has_scores
+        )
+
+
+def _rule_errors(
+    shares: Sequence[Json], rules: JointRules, *, has_shares: bool
+) -> Iterator[str]:
+    """Yield where the rules, their confidences or their shares differ.
+
+    Args:
+      has_shares: the recount has shares too.
+    """
+    stated = [fields.get("rule") for fields in shares]
+    if stated != rules.order():
+        yield _difference("rules of rule_shares", stated, rules.order())
+        return
+    recounted = rules.shares() if has_shares else {}
+    for fields in shares:
+        rule = fields["rule"]
+        name = f"rule_shares: rule {rule}"
+        expected = {"confidence": rules.confidence[rule]}
+        if has_shares:
+            expected |= {"share": recounted[rule]}
+        for key, value in expected.items():
+            if not _is_near(fields.get(key), value, TOLERANCE):
+                yield _difference(f"{name}: {key}", fields.get(key), value)
+        if has_shares:
+            yield from _pair_errors(name, fields, rules, recounted[rule])
+
+
+def _sum_errors(record: Json, shares: Sequence[Json]) -> Iterator[str]:
+    """Yield whether the noisy-or of the shares is not the score of the line."""
+    stated = [fields.get("share") for fields in shares]
+    if not all(_is_between(value, 0.0, 1.0) for value in stated):
+        yield f"shares {stated}, expected numbers from 0 to 1"
+        return
+    values = [float(value) for value in stated if value is not None]
+    log_odds = recount.rule_score("noisy-or", values)
+    others = record.get("other_facts")
+    if isinstance(others, dict) and _is_number(others.get("log_odds")):
+        log_odds += float(others["log_odds"])
+    score = record.get("quantised_score")
+    # A share is written to the last digits of what it is, not of what it lacks of 1.
+    lacking = max(1.0 - max(values, default=0.0), 1e-16)
+    if not _is_on_grid(score, log_odds, TOLERANCE + 1e-15 / lacking):
+        yield f"quantised_score {score}, expected {_grid_score(log_odds)} by the shares of the rules"
+
+
+def _other_fact_errors(record: Json, row: RecountedRow) -> Iterator[str]:
+    """Yield where the other facts of the answer, or the shares that weigh them, differ."""
+    expected, stated = row.other_facts, record.get("other_facts")
+    if expected is None or "other_facts" not in record:
+        return
+    if not isinstance(stated, dict):
+        if stated is not None or record["status"] == "proved":
+            yield f"other_facts {stated}, expected an object for a proved answer, null for others"
+        return
+    for key, value in (
+        ("relation", record["relation"]),
+        ("side", record["side"]),
+        ("n_facts", expected.n_facts),
+    ):
+        if stated.get(key) != value:
+            yield _difference(f"other_facts: {key}", stated.get(key), value)
+    for key, value in (
+        ("share_of_facts", expected.shares.of_facts),
+        ("share_of_derived", expected.shares.of_derived),
+        ("log_odds", expected.log_odds),
+    ):
+        if not _is_near(stated.get(key), value, TOLERANCE):
+            yield _difference(f"other_facts: {key}", stated.get(key), value)
+
+
+def _pair_errors(
+    name: str, fields: Json, rules: JointRules, share: float
+) -> Iterator[str]:
+    """Yield where a rule differs beside the better one that the line names."""
+    rule, beside = fields["rule"], fields.get("beside")
+    if beside is None:
+        own = rules.confidence[rule]
+        if not _is_near(share, own, TOLERANCE):
+            yield f"{name}: beside None, recounted {share} of confidence {own}"
+        return
+    order = rules.order()
+    if beside not in order[: order.index(rule)]:
+        yield f"{name}: beside {beside}, expected a better rule of the answer"
+        return
+
+    pair = rules.beside(rule, beside)
+    for key, value in (
+        ("n_both", pair.n_both),
+        ("n_both_facts", pair.n_both_facts),
+    ):
+        if fields.get(key) != value:
+            yield _difference(f"{name}: {key}", fields.get(key), value)
+    if not _is_near(pair.share, share, TOLERANCE):
+        yield f"{name}: beside {beside} it counts for {pair.share}, at least {share} is expected"

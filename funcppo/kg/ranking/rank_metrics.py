@@ -1,0 +1,400 @@
+"""Ranks and ranking metrics from scores: four tie policies, MRR, Hits@k, area under the precision-recall curve.
+
+A score is a probability p, and scores are compared by their log-odds log(p / (1 - p)): near 0 these are log p, near 1
+they are -log(1 - p), so that they tell scores apart at both ends. They are quantised first (`quantise`), so that ties
+are exact and do not depend on the order in which a machine adds numbers. A rank then follows from three integers
+(`RankCounts`): how many candidates score better than the answer, how many score the same, and how many there are. They
+add up over chunks in any order, so ranks are bit-equal however the candidates were divided. `compute_grouped_metrics`
+averages over relations and sides.
+
+Axes: Q queries, L listed candidates of all queries together, N1 = N + 1, P1 = P + 1, and tie policies in the order of
+`TIE_POLICIES`. Means are float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.core.types import F32, F64, I64, Bool
+from funcppo.kg.logic.triple_index import SIDE_NAMES
+
+# nested names and numbers, as they are written to JSON
+Metrics = dict[str, Any]
+
+# how equal scores are ranked; the headline is the last
+TIE_POLICIES = (
+    "optimistic",
+    "pessimistic",
+    "realistic",
+    "expected",
+)
+HITS_AT = (1, 3, 10)
+SIDE_GROUPS = ("both", *SIDE_NAMES.values())
+# log-odds; scores are compared after rounding to multiples of this
+SCORE_GRID_STEP = 1e-4
+# quantised score 1, whose log-odds are +inf: the largest integer that every reader of JSON holds
+CERTAIN_SCORE = 2**53 - 1
+# quantised score 0, whose log-odds are -inf
+ZERO_SCORE = torch.iinfo(torch.int64).min + 1
+# quantised NaN: ranked below everything
+INVALID_SCORE = torch.iinfo(torch.int64).min
+
+# lines between the groups of `quantise_in_order`: more than scores of rules and candidates together take
+_MAX_LINES = 2**36
+
+
+class RankCounts(NamedTuple):
+    """The integers that a query's rank follows from. The answer itself is a candidate, neither better nor equal."""
+
+    n_better: I64[Tensor, "Q"]  # candidates that score more than the answer
+    n_equal: I64[Tensor, "Q"]  # other candidates that score the same
+    n_candidates: I64[Tensor, "Q"]  # all candidates, the answer included
+
+
+class GroupedMetrics(NamedTuple):
+    """Metrics of groups of queries: row 0 is every relation, column 0 both sides; means are NaN for an empty group."""
+
+    mrr: F32[Tensor, "P1 3 4"]  # mean reciprocal rank, by tie policy
+    # share of queries of rank at most k, for k in HITS_AT, by tie policy
+    hits: F32[Tensor, "P1 3 3 4"]
+    n_queries: F32[Tensor, "P1 3"]  # number of queries
+    # number of queries whose answer shares its score with another candidate
+    n_tied: F32[Tensor, "P1 3"]
+    mean_candidates: F32[Tensor, "P1 3"]  # mean number of candidates
+    ceiling: F32[Tensor, "P1 3"]  # share of queries whose answer is provable
+
+
+def quantise(log_odds: F64[Tensor, "..."]) -> I64[Tensor, "..."]:
+    """Round scores, given by their log-odds, to the grid on which they are compared.
+
+    Returns:
+      The number of the line; `ZERO_SCORE` and `CERTAIN_SCORE` for scores of 0 and 1, whose log-odds are infinite;
+      `INVALID_SCORE` for NaN.
+    """
+    is_finite = torch.isfinite(log_odds)
+    finite = torch.where(is_finite, log_odds, 0.0).to(torch.float64)
+    line = torch.round(finite / SCORE_GRID_STEP).to(torch.int64)
+    special = torch.where(log_odds == -torch.inf, ZERO_SCORE, INVALID_SCORE)
+    special = torch.where(log_odds == torch.inf, CERTAIN_SCORE, special)
+    return torch.where(is_finite, line, special)
+
+
+def quantise_in_order(
+    log_odds: F64[Tensor, "L"], group: I64[Tensor, "L"]
+) -> I64[Tensor, "L"]:
+    """Round scores to the grid, and keep apart those of a group that differ within a step.
+
+    Of a group each score has the line that it is rounded to, or the first one above those of all lower scores of the
+    group where this is higher. What the log-odds of a group are beside others does not matter.
+
+    Args:
+      log_odds: without NaN, and exact: differences of any size count.
+      group: from 0 on.
+
+    Returns:
+      The number of the line, as from `quantise`; scores of 0 and 1 are not moved.
+    """
+    line = quantise(log_odds)
+    rows = torch.isfinite(log_odds).nonzero().squeeze(1)
+    by_score = rows[torch.sort(log_odds[rows], stable=True).indices]
+    order = by_score[torch.sort(group[by_score], stable=True).indices]
+    score, in_group = log_odds[order], group[order]
+
+    is_other = (score.diff() != 0) | (in_group.diff() != 0)
+    n_before = torch.cat([in_group[:1] * 0, is_other.cumsum(0)])
+    # The running maximum begins anew in each group.
+    lifted = line[order] - n_before + in_group * _MAX_LINES
+    if len(lifted):
+        lifted = torch.cummax(lifted, 0).values
+    return line.scatter(0, order, lifted + n_before - in_group * _MAX_LINES)
+
+
+def log_score(quantised_score: int) -> float:
+    """The natural logarithm of a quantised score other than 0, with four decimals."""
+    logit = quantised_score * SCORE_GRID_STEP
+    log_p = min(logit, 0.0) - math.log1p(math.exp(-abs(logit)))
+    return round(log_p, 4) + 0.0  # no -0.0
+
+
+def near_boundary(
+    log_odds: F64[Tensor, "..."], tolerance: float
+) -> Bool[Tensor, "..."]:
+    """Whether an error of `tolerance` in its log-odds could move a score to the next line of the grid."""
+    line = log_odds.to(torch.float64) / SCORE_GRID_STEP
+    distance_to_half = (line - torch.floor(line) - 0.5).abs()
+    return distance_to_half <= tolerance / SCORE_GRID_STEP
+
+
+def rank_counts_listed(
+    query_row: I64[Tensor, "L"],
+    score: I64[Tensor, "L"],
+    is_answer: Bool[Tensor, "L"],
+    n_candidates: I64[Tensor, "Q"],
+) -> RankCounts:
+    """Rank counts from the listed candidates, in any order; every other candidate scores 0 and ties at the bottom.
+
+    Args:
+      query_row: row of the query that each candidate belongs to.
+      score: quantised.
+      is_answer: at most one a query; an answer that is not listed scores 0 too.
+      n_candidates: all candidates of each query, listed or not, its answer included.
+    """
+    n_queries = len(n_candidates)
+
+    # Candidates other than the answer are scattered to a spare row, which is cut off.
+    zero_scores = torch.full(
+        (n_queries + 1,),
+        ZERO_SCORE,
+        dtype=torch.int64,
+        device=score.device,
+    )
+    answer_row = torch.where(is_answer, query_row, n_queries)
+    answer_score = torch.where(is_answer, score, ZERO_SCORE)
+    answer_score = zero_scores.scatter(0, answer_row, answer_score)[:-1]
+
+    is_other = ~is_answer
+    is_better = is_other & (score > answer_score[query_row])
+    is_equal = is_other & (score == answer_score[query_row])
+    n_better = _count_by_query(is_better, query_row, n_queries)
+    n_equal = _count_by_query(is_equal, query_row, n_queries)
+
+    # An unlisted candidate beats only an invalid answer and ties with an answer that scores 0.
+    n_unlisted = (
+        n_candidates - 1 - _count_by_query(is_other, query_row, n_queries)
+    )
+    n_unlisted_better = torch.where(answer_score < ZERO_SCORE, n_unlisted, 0)
+    n_unlisted_equal = torch.where(answer_score == ZERO_SCORE, n_unlisted, 0)
+    return RankCounts(
+        n_better=n_better + n_unlisted_better,
+        n_equal=n_equal + n_unlisted_equal,
+        n_candidates=n_candidates,
+    )
+
+
+def ranks(counts: RankCounts) -> F64[Tensor, "Q 4"]:
+    """The rank, from 1, by tie policy.
+
+    The mean rank under a random order is the middle one, so `realistic` and `expected` are equal here; they differ in
+    `reciprocal_ranks` and `hits_at_k`.
+    """
+    first = counts.n_better.to(torch.float64) + 1
+    last = first + counts.n_equal
+    middle = (first + last) / 2
+    return torch.stack([first, last, middle, middle], dim=1)
+
+
+def harmonic_numbers(
+    n: int, device: torch.device | str = "cpu"
+) -> F64[Tensor, "N1"]:
+    """The harmonic numbers H(0) .. H(n) in float64, summed on the CPU for every device.
+
+    H(n) = 1 + 1/2 + ... + 1/n
+    """
+    terms = 1.0 / torch.arange(1, n + 1, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.float64)
+    return torch.cat([zero, terms.cumsum(0)]).to(device)
+
+
+def reciprocal_ranks(
+    counts: RankCounts, harmonics: F64[Tensor, "N1"]
+) -> F64[Tensor, "Q 4"]:
+    """1 / rank by tie policy; for `expected` its exact expectation when ties are ordered at random.
+
+        E[1/rank] = (H(b + e + 1) - H(b)) / (e + 1),    b better, e equal
+
+    Args:
+      harmonics: H(0) .. H(n) with n at least the largest `n_candidates`.
+    """
+    b, e = counts.n_better, counts.n_equal
+    sum_over_ties = harmonics[b + e + 1] - harmonics[b]
+    expected = sum_over_ties / (e + 1)
+    single_ranks = ranks(counts)[:, :3]
+    return torch.cat([1 / single_ranks, expected[:, None]], dim=1)
+
+
+def expected_reciprocal_ranks(counts: RankCounts) -> F64[Tensor, "Q"]:
+    """The expectation of 1 / rank of each row when ties are ordered at random."""
+    most = int(counts.n_candidates.max()) if len(counts.n_candidates) else 0
+    harmonics = harmonic_numbers(most, counts.n_candidates.device)
+    return reciprocal_ranks(counts, harmonics)[:, -1]
+
+
+def hits_at_k(counts: RankCounts, k: int) -> F64[Tensor, "Q 4"]:
+    """Whether the rank is at most k, by tie policy; for `expected` the probability of it.
+
+    P[rank <= k] = min(max(k - b, 0), e + 1) / (e + 1),    b better, e equal
+    """
+    b = counts.n_better.to(torch.float64)
+    e = counts.n_equal.to(torch.float64)
+    expected = ((k - b) / (e + 1)).clamp(0.0, 1.0)
+    single_ranks = ranks(counts)[:, :3]
+    is_hit = (single_ranks <= k).to(torch.float64)
+    return torch.cat([is_hit, expected[:, None]], dim=1)
+
+
+def compute_grouped_metrics(
+    counts: RankCounts,
+    side: I64[Tensor, "Q"],
+    relation: I64[Tensor, "Q"],
+    answer_provable: Bool[Tensor, "Q"],
+    harmonics: F32[Tensor, "N1"],
+    n_predicates: int,
+) -> GroupedMetrics:
+    """MRR, Hits@1, 3 and 10 under the four tie policies, over all queries, by relation and by side.
+
+    Args:
+      side: `HEAD` or `TAIL`.
+      relation: predicate ids, from 1 to `n_predicates`.
+      answer_provable: T_P derives the answer.
+      harmonics: H(0) .. H(n) with n at least the largest `n_candidates`.
+    """
+    hits = torch.stack([hits_at_k(counts, k) for k in HITS_AT], dim=1)
+    per_query = (
+        reciprocal_ranks(counts, harmonics),
+        hits.flatten(1),
+        torch.ones_like(answer_provable)[:, None],
+        (counts.n_equal > 0)[:, None],
+        counts.n_candidates[:, None],
+        answer_provable[:, None],
+    )
+
+    # Sum all columns at once, then divide by the number of queries, one of the columns.
+    widths = [column.shape[1] for column in per_query]
+    columns = torch.cat(
+        [column.to(torch.float64) for column in per_query], dim=1
+    )
+    sums = _sum_by_group(columns, side, relation, n_predicates).split(
+        widths, dim=-1
+    )
+    (
+        reciprocal_sum,
+        hits_sum,
+        n_queries,
+        n_tied,
+        candidates_sum,
+        provable_sum,
+    ) = sums
+    return GroupedMetrics(
+        mrr=reciprocal_sum / n_queries,
+        hits=(hits_sum / n_queries).unflatten(
+            -1, (len(HITS_AT), len(TIE_POLICIES))
+        ),
+        n_queries=n_queries[..., 0],
+        n_tied=n_tied[..., 0],
+        mean_candidates=(candidates_sum / n_queries)[..., 0],
+        ceiling=(provable_sum / n_queries)[..., 0],
+    )
+
+
+def grouped_metrics_to_dict(
+    grouped: GroupedMetrics, relation_names: list[str]
+) -> Metrics:
+    """The metrics as a dict for JSON, without empty groups.
+
+    Args:
+      relation_names: names of predicates 1, 2, ... in order.
+
+    Returns:
+      {"all": {"both": {...}, "head": {...}, "tail": {...}}, "relations": {name: {"both": {...}, ...}}}, where a group
+      is {"mrr": {tie policy: value}, "hits@1": ..., "n_queries": ..., "n_tied": ..., "mean_candidates": ...,
+      "ceiling": ...}.
+    """
+    tables = {name: table.tolist() for name, table in grouped._asdict().items()}
+    n_rows = 1 + len(relation_names)
+    overall, *by_relation = [
+        _side_groups_to_dict(tables, row) for row in range(n_rows)
+    ]
+    relations = dict(zip(relation_names, by_relation))
+    return {
+        "all": overall,
+        "relations": {
+            name: sides for name, sides in relations.items() if sides
+        },
+    }
+
+
+def average_precision(
+    score: I64[Tensor, "L"], label: Bool[Tensor, "L"]
+) -> F32[Tensor, ""]:
+    """The area under the precision-recall curve as a step function, candidates of one score being one threshold.
+
+        AP = sum_g (R_g - R_{g-1}) P_g,    g over distinct scores, best first
+
+    It is what `sklearn.metrics.average_precision_score` computes and what the published Countries results report, over
+    the candidates of all queries pooled. The trapezoid under the same points interpolates between them, which no
+    classifier attains. NaN without a true candidate.
+
+    Source: Davis & Goadrich 2006, ICML.
+    """
+    score, order = torch.sort(score, stable=True)
+    is_true = label[order].to(torch.float64)
+    n_true = is_true.sum()
+
+    # Recall steps once a score: every candidate has the precision at the first position of its score, which counts the
+    # candidates at that position and above.
+    first = torch.searchsorted(score, score)
+    n_true_from = n_true - is_true.cumsum(0) + is_true
+    n_from = len(is_true) - first
+    precision = n_true_from[first] / n_from
+    return (is_true * precision).sum() / n_true
+
+
+def _count_by_query(mask: Tensor, query_row: Tensor, n_queries: int) -> Tensor:
+    """The number of candidates of each query that the mask selects."""
+    zeros = torch.zeros(n_queries, dtype=torch.int64, device=mask.device)
+    return zeros.scatter_add(0, query_row, mask.to(torch.int64))
+
+
+def _sum_by_group(
+    values: Tensor, side: Tensor, relation: Tensor, n_predicates: int
+) -> Tensor:
+    """Sum the rows of `values` over groups, [P + 1, 3, ...]: row 0 is all relations, column 0 both sides."""
+    n_sides = len(SIDE_NAMES)
+    cell = (relation - 1) * n_sides + side - 1
+    zeros = torch.zeros(
+        (n_predicates * n_sides, values.shape[1]),
+        dtype=values.dtype,
+        device=values.device,
+    )
+    sums = zeros.index_add(0, cell, values)
+    by_relation_and_side = sums.unflatten(0, (n_predicates, n_sides))
+
+    both_sides = by_relation_and_side.sum(1, keepdim=True)
+    by_relation = torch.cat([both_sides, by_relation_and_side], dim=1)
+    all_relations = by_relation.sum(0, keepdim=True)
+    return torch.cat([all_relations, by_relation], dim=0)
+
+
+def _side_groups_to_dict(tables: Metrics, row: int) -> Metrics:
+    """The groups of a relation that are not empty, by name of the side."""
+    groups = {
+        name: _group_to_dict(tables, row, column)
+        for column, name in enumerate(SIDE_GROUPS)
+    }
+    return {name: group for name, group in groups.items() if group["n_queries"]}
+
+
+def _group_to_dict(tables: Metrics, row: int, column: int) -> Metrics:
+    """The metrics of one group."""
+    cells = {name: table[row][column] for name, table in tables.items()}
+    hits = {
+        f"hits@{k}": _by_tie_policy(values)
+        for k, values in zip(HITS_AT, cells["hits"])
+    }
+    return {
+        "mrr": _by_tie_policy(cells["mrr"]),
+        **hits,
+        "n_queries": int(cells["n_queries"]),
+        "n_tied": int(cells["n_tied"]),
+        "mean_candidates": cells["mean_candidates"],
+        "ceiling": cells["ceiling"],
+    }
+
+
+def _by_tie_policy(values: list[float]) -> dict[str, float]:
+    """Values in the order of `TIE_POLICIES`, by name."""
+    return dict(zip(TIE_POLICIES, values))

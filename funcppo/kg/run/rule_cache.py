@@ -1,0 +1,349 @@
+"""Rules mined for a data set: in memory, in a file, and cached by a hash of the data and the settings.
+
+`mine_dataset` mines now; `get_or_mine_rules` returns the cached rule file of a data set, mining it if there is none.
+What is mined is a function of the set of known facts, by name: neither the order of the lines of a file nor names that
+only held-out triples have change it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.core.atomic_io import write_atomically
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.ordered_facts import facts_digest, order_facts
+from funcppo.kg.graph.rule_tables import (
+    COUNTS_PREFIX,
+    RuleStatistics,
+    RuleTableFormat,
+    format_rule_table,
+    with_counts_line,
+    with_encoded_rules,
+)
+from funcppo.kg.mining import mined_rules, miner
+from funcppo.kg.mining.budget import ProgressCallback, ignore_progress
+from funcppo.kg.mining.config import MiningConfig, default_config
+from funcppo.kg.mining.mined_rules import MinedRules
+from funcppo.kg.mining.miner import (
+    AnnounceCallback,
+    MiningContext,
+    MiningResult,
+)
+from funcppo.kg.mining.tasks import MapTasks, map_alone
+
+# Part of the cache key; increase it when the miner finds other rules.
+MINER_VERSION = 8
+
+
+class MinedDataset(NamedTuple):
+    """A data set with the rules mined from it."""
+
+    dataset: Dataset  # its rules are the mined ones, best first
+    statistics: RuleStatistics  # a row for each rule
+    # how completely they were mined; its rules number the names in use in the order of names
+    result: MiningResult
+
+
+class RuleFile(NamedTuple):
+    """A rule file, and how it came about."""
+
+    path: Path
+    message: str
+    notes: tuple[str, ...]  # what mining sampled or left out
+
+
+def mine_dataset(
+    dataset: Dataset,
+    cfg: MiningConfig,
+    device: str = "cpu",
+    progress: ProgressCallback = ignore_progress,
+    announce: AnnounceCallback = lambda _: None,
+    map_tasks: MapTasks = map_alone,
+    n_processes: int = 1,
+) -> MinedDataset:
+    """Mine the rules that the known facts of a data set support.
+
+    Args:
+      device: where to count; the rules are the same on every device.
+      progress: called with what is done, and how much of it.
+      announce: called with the amount of work before it begins.
+      map_tasks: does the tasks, perhaps in several processes; see `mining_context`.
+      n_processes: that do the tasks.
+
+    Returns:
+      MinedDataset: the data set with its rules, best first, their counts, and what was done.
+    """
+    ordered = order_facts(dataset)
+    n_entities = len(ordered.entities) - 1
+    result = miner.mine_rules(
+        torch.from_numpy(ordered.facts).to(device),
+        len(ordered.predicates) - 1,
+        n_entities,
+        cfg,
+        progress,
+        announce,
+        map_tasks,
+        n_processes,
+    )
+    statistics = _statistics(result.rules)
+
+    # Back to the ids of the data set, in which variables follow on all its constants.
+    atoms = _to_numpy(mined_rules.rule_atoms(result.rules, n_entities))
+    variables = dataset.n_constants + np.arange(
+        1, mined_rules.MAX_RULE_ATOMS + 1
+    )
+    terms = np.concatenate([ordered.entities, variables])
+    predicates = ordered.predicates[atoms[:, :, :1]]
+    atoms = np.concatenate([predicates, terms[atoms[:, :, 1:]]], axis=2)
+    return MinedDataset(
+        with_encoded_rules(dataset, atoms, statistics),
+        statistics,
+        result,
+    )
+
+
+def mining_config(dataset: Dataset, **options: Any) -> MiningConfig:
+    """The settings for a data set: those that are given, and for the others its defaults.
+
+    Args:
+      options: fields of `MiningConfig`.
+
+    Raises:
+      ValueError: an option is out of range.
+    """
+    arguments = dataset.facts[:, 1:]
+    n_entities = len(np.unique(arguments[arguments > 0]))
+    return dataclasses.replace(
+        default_config(len(dataset.facts), n_entities), **options
+    )
+
+
+def mining_context(
+    dataset: Dataset, cfg: MiningConfig, device: str
+) -> MiningContext:
+    """What a process holds that does tasks of `mine_dataset` for another one."""
+    ordered = order_facts(dataset)
+    return miner.make_context(
+        torch.from_numpy(ordered.facts).to(device),
+        len(ordered.predicates) - 1,
+        len(ordered.entities) - 1,
+        cfg,
+    )
+
+
+def _statistics(rules: MinedRules) -> RuleStatistics:
+    """The counts of the rules as columns of a rule table."""
+    columns = (
+        mined_rules.smoothed_confidence(rules),
+        rules.support,
+        rules.body_pairs,
+        rules.circular_support,
+        rules.pca_pairs,
+        rules.head_facts,
+        rules.std_error,
+        rules.pca_std_error,
+    )
+    return RuleStatistics(*(_to_numpy(column) for column in columns))
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.cpu().numpy()
+
+
+def write_rule_file(
+    path: Path,
+    dataset: Dataset,
+    counts: RuleStatistics,
+    file_format: RuleTableFormat,
+) -> None:
+    """Write the rules of a data set atomically.
+
+    Raises:
+      OSError: the file cannot be written; a former file of that name stays.
+    """
+    text = format_rule_table(dataset, counts, file_format)
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def get_or_mine_rules(
+    dataset: Dataset,
+    cfg: MiningConfig,
+    device: str,
+    progress: ProgressCallback,
+    announce: AnnounceCallback,
+    cache_dir: Path | None = None,
+) -> RuleFile:
+    """The rule file of a data set: the cached one if there is one, else mined now.
+
+    Args:
+      progress: called with what is done, and how much of it.
+      announce: called with the amount of work before it begins.
+      cache_dir: where rule files are kept; None for the user's cache directory.
+
+    Returns:
+      path: the file.
+      message: a line that says whether the rules were mined now.
+      notes: what was sampled or left out, a line each.
+
+    Raises:
+      ValueError: the data support no rule.
+      OSError: the cache directory cannot be written.
+      KeyboardInterrupt: mining was interrupted; the rules found by then are in a file whose path `announce` receives.
+    """
+    path = _cache_path(dataset, cfg, cache_dir)
+    if path.exists():
+        message = f"no rules given: using those mined before, {path}"
+        return RuleFile(path, message, _read_notes(path))
+
+    # Make the directory first: an error is cheaper before mining than after.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mined = mine_dataset(dataset, cfg, device, progress, announce)
+    n_rules = len(mined.dataset.rules)
+    if mined.result.interrupt is not None:
+        if n_rules:
+            path = path.with_suffix(".partial.tsv")
+            write_rule_file(path, mined.dataset, mined.statistics, "tsv")
+            announce(f"interrupted: the {n_rules} rules found by then: {path}")
+        raise mined.result.interrupt
+    if not n_rules:
+        raise ValueError(no_rules_message(dataset.name, cfg))
+    _write_with_notes(path, mined)
+    return RuleFile(
+        path,
+        f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
+        mined.result.notes,
+    )
+
+
+def no_rules_message(name: str, cfg: MiningConfig) -> str:
+    """What to say where the facts of a data set support no rule."""
+    return (
+        f"{name}: no rules given, and the data hold none with support {cfg.min_support} and confidence "
+        f"{cfg.min_confidence:g}: expected --rules FILE, which `funcppo mine` "
+        "finds more of with --min-support 2"
+    )
+
+
+def keep_holdable(
+    mined: RuleFile, dataset: Dataset, max_derivations: float
+) -> RuleFile:
+    """The mined rules, without the last ones if valid and test need more derivations of all of them than can be held.
+
+    What a rule derives is taken to be spread evenly over entities. With few entities in most queries, rules that derive
+    nearly every pair are what fills the memory; they have the least confidence, and are the last ones.
+
+    Args:
+      mined: rules of the data set, best first.
+      dataset: with these rules.
+      max_derivations: pairs of an atom and a rule that derives it.
+
+    Returns:
+      The file of the rules that are kept, next to the other, with a note; the same if all are.
+    """
+    text = mined.path.read_text(encoding="utf-8")
+    header, *lines = [
+        line for line in text.splitlines() if not line.startswith(COUNTS_PREFIX)
+    ]
+    column = header.lstrip("#").split("\t").index("train_body_pairs")
+    body_pairs = np.array([float(line.split("\t")[column]) for line in lines])
+    head = dataset.rules[:, 0, 0]
+    needed = body_pairs * _query_share(dataset)[head]
+    n_kept = int(np.searchsorted(needed.cumsum(), max_derivations, "right"))
+    if n_kept == len(lines):
+        return mined
+
+    n_kept = max(1, n_kept)
+    path = mined.path.with_suffix(".holdable.tsv")
+    text = "\n".join([header, *lines[:n_kept], ""])
+    if dataset.rule_counts is not None:  # read from the other file
+        text = with_counts_line(text, dataset)
+    write_atomically(path, lambda file: file.write(text.encode()))
+    note = (
+        f"the last {len(lines) - n_kept:,} of {len(lines):,} mined rules are left out: valid and test would need about "
+        f"{needed.sum():,.0f} derivations of all of them, and {max_derivations:,.0f} are planned for"
+    )
+    return RuleFile(path, mined.message, (*mined.notes, note))
+
+
+def _query_share(dataset: Dataset) -> np.ndarray:
+    """The share of the atoms of each predicate that valid and test may have as candidates, by predicate id."""
+    queries = np.concatenate([dataset.valid, dataset.test])
+    share_not_queried = np.ones(dataset.n_predicates + 1)
+    for place in range(1, min(queries.shape[1], 3)):
+        pairs = np.unique(queries[:, [0, place]], axis=0)
+        n_queries = np.bincount(pairs[:, 0], minlength=len(share_not_queried))
+        share_not_queried = share_not_queried * (
+            1 - n_queries / dataset.n_constants
+        )
+    return 1 - share_not_queried
+
+
+def cache_rules(
+    dataset: Dataset, cfg: MiningConfig, mined: MinedDataset
+) -> Path:
+    """Keep mined rules where `get_or_mine_rules` looks for them in the user's cache directory.
+
+    Args:
+      dataset: what was mined.
+      cfg: the settings.
+
+    Raises:
+      OSError: the cache directory cannot be written.
+    """
+    path = _cache_path(dataset, cfg, None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_with_notes(path, mined)
+    return path
+
+
+def _write_with_notes(path: Path, mined: MinedDataset) -> None:
+    """Write a rule file of the cache after its notes, so that a rule file is never without them."""
+    text = json.dumps(mined.result.notes)
+    write_atomically(_notes_path(path), lambda file: file.write(text.encode()))
+    write_rule_file(path, mined.dataset, mined.statistics, "tsv")
+
+
+def _read_notes(path: Path) -> tuple[str, ...]:
+    """The notes of a rule file in the cache."""
+    try:
+        return tuple(json.loads(_notes_path(path).read_bytes()))
+    except (OSError, ValueError):
+        return (f"{path}: what mining left out of these rules is not known",)
+
+
+def _notes_path(path: Path) -> Path:
+    return path.with_suffix(".notes.json")
+
+
+def _cache_path(
+    dataset: Dataset, cfg: MiningConfig, cache_dir: Path | None
+) -> Path:
+    name = f"rules-{_cache_key(dataset, cfg)}.tsv"
+    return (cache_dir or _user_cache_dir()) / name
+
+
+def _user_cache_dir() -> Path:
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "funcppo"
+    )
+
+
+def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
+    """A hash of all that the mined rules depend on: names, known facts, settings, the miner."""
+    described = [
+        facts_digest(dataset),
+        dataclasses.asdict(cfg),
+        MINER_VERSION,
+    ]
+    digest = hashlib.sha256(json.dumps(described).encode())
+    return digest.hexdigest()[:16]

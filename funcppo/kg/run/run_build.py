@@ -1,0 +1,222 @@
+"""Build a run before its first update, with what its updates and validations read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from funcppo import train_step
+from funcppo.core import random
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.logic.firings import FiringPlan
+from funcppo.kg.ranking import scorers
+from funcppo.kg.run import (
+    bellman_ford_training,
+    embedding_training,
+    question_run,
+    question_training,
+)
+from funcppo.kg.run.config import RunConfig
+from funcppo.kg.run.question_run import QuestionSetup
+from funcppo.kg.run.run import (
+    EVIDENCE_SCORE,
+    Run,
+    initial_run_state,
+    initial_train_state,
+    learner_config,
+    ppo_config,
+    training_world,
+)
+from funcppo.kg.run.validation import (
+    count_validation_queries,
+    max_validation_successors,
+    most_validation_queries,
+    with_valid_evidence,
+)
+from funcppo.kg.scores import bellman_ford, link_embedding
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
+
+
+def build_run(
+    run_config: RunConfig,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+    deadline: Deadline = NO_DEADLINE,
+    plan: FiringPlan | None = None,
+) -> Run:
+    """A run before its first update, whose score is not chosen yet.
+
+    Args:
+      deadline: of what the rules derive at a height above 1.
+      plan: as in `prover.task.build_task`.
+
+    Raises:
+      ValueError: see `prover.task.build_task`.
+    """
+    if run_config.learner == "questions":
+        return _build_question_run(run_config, dataset, on_phase, plan)
+    task = prover_task.build_task(
+        dataset,
+        run_config.prover,
+        run_config.device,
+        on_phase,
+        deadline=deadline,
+    )
+    task = scorers.with_score_counts(task, run_config.rule_score, on_phase)
+    notes = list(task.notes)
+    settings = task.cfg
+    is_default = settings.hard_negative_fraction == 0.0
+    if (
+        task.derived_sample is not None
+        and is_default
+        and settings.negatives_per_positive > 0
+    ):
+        # Whether a corruption is derivable is unknown where T_P is held in part.
+        settings = dataclasses.replace(settings, hard_negative_fraction=1.0)
+        run_config = dataclasses.replace(run_config, prover=settings)
+        task = dataclasses.replace(task, cfg=settings)
+        notes.append(
+            "all negatives are from the sample of T_P (--prover.hard-negative-fraction 1)"
+        )
+    cfg = learner_config(run_config, task)
+    n_queries = count_validation_queries(run_config, task, cfg)
+    if n_queries < most_validation_queries(run_config, task):
+        notes.append(
+            f"a validation ranks {n_queries} of {len(task.dataset.valid)} valid queries: "
+            f"more would compute over {max_validation_successors(task):,} successors"
+        )
+    return Run(
+        run_config=run_config,
+        task=task,
+        cfg=cfg,
+        score="best-proof",
+        state=initial_run_state(initial_train_state(cfg, task, run_config)),
+        notes=tuple(notes),
+        search_step=scorers.make_search_step(run_config.device),
+        n_validation_queries=n_queries,
+        pending_row={"update": 0},
+    )
+
+
+def _build_question_run(
+    run_config: RunConfig,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+    plan: FiringPlan | None,
+) -> Run:
+    """A run before its first update that learns from questions, which are not listed yet.
+
+    Raises:
+      ValueError: its height is not 1.
+    """
+    if run_config.prover.max_height != 1:
+        raise ValueError(
+            f"learner questions: expected height 1, got {run_config.prover.max_height}"
+        )
+
+    task = prover_task.build_task(
+        dataset,
+        run_config.prover,
+        run_config.device,
+        on_phase,
+        with_derivations=False,
+        plan=plan,
+    )
+
+    task = scorers.with_score_counts(task, run_config.rule_score, on_phase)
+    setup = question_run.set_up(task, run_config.questions)
+    cfg = question_training.learner_config(setup.policy, ppo_config(run_config))
+    world = question_run.training_world(setup, run_config.device)
+    key = random.key(run_config.seed, run_config.device)
+    embedding, network = _blank_priors(task, setup, run_config)
+
+    return Run(
+        run_config=run_config,
+        task=task,
+        cfg=cfg,
+        score=EVIDENCE_SCORE,
+        state=initial_run_state(
+            train_step.init(cfg, world, key), embedding, network
+        ),
+        notes=task.notes,
+        search_step=scorers.make_search_step(run_config.device),
+        n_validation_queries=min(
+            run_config.n_validation_queries or len(dataset.valid),
+            len(dataset.valid),
+        ),
+        pending_row={"update": 0},
+        questions=setup,
+    )
+
+
+def _blank_priors(
+    task: ProverTask, setup: QuestionSetup, run_config: RunConfig
+) -> tuple[link_embedding.Params | None, bellman_ford.Params | None]:
+    """What link embeddings and a Bellman-Ford network are before training, where the settings ask for them."""
+    weighed, device = setup.policy.aggregation, run_config.device
+    embedding, network = None, None
+    if weighed.uses_embedding:
+        embedding = embedding_training.blank(task, run_config.embedding, device)
+    if weighed.uses_bellman_ford:
+        network = bellman_ford_training.blank(
+            task, run_config.bellman_ford, device
+        )
+    return embedding, network
+
+
+def _with_questions(run: Run, start_params: Any) -> Run:
+    """The run, whose questions are listed, ready for PPO from given parameters on."""
+    setup = run.questions
+    assert setup is not None and setup.world is not None
+    world = question_training.with_prior(
+        setup.policy, setup.world, start_params
+    )
+    return dataclasses.replace(
+        run,
+        questions=dataclasses.replace(setup, world=world),
+        cfg=question_training.learner_config(
+            setup.policy, ppo_config(run.run_config)
+        ),
+    )
+
+
+def at_start(run: Run, params: Any) -> Run:
+    """The run, whose questions are listed, before its first update, from given parameters on."""
+    run = _with_questions(run, params)
+    key = random.key(run.run_config.seed, run.run_config.device)
+    state = train_step.init(run.cfg, training_world(run), key)
+    assert run.questions is not None
+    facts = run.questions.facts
+    state = initial_run_state(
+        state._replace(params=params),
+        facts.embedding,
+        None if facts.network is None else facts.network.params,
+    )
+    return dataclasses.replace(run, state=state)
+
+
+def with_training_data(
+    run: Run,
+    on_phase: PhaseCallback = ignore_phase,
+    *,
+    for_validation: bool = True,
+) -> Run:
+    """The run with what an update reads, and a validation; a run that learns from questions lists them anew."""
+    setup = run.questions
+    if setup is None:
+        return run
+    if setup.world is None:
+        config = run.run_config
+        setup, _ = question_run.collect(
+            run.task,
+            setup,
+            config.questions,
+            config.seed,
+            config.device,
+            on_phase,
+        )
+        run = dataclasses.replace(run, questions=setup)
+        run = _with_questions(run, run.state.start_params)
+    return with_valid_evidence(run) if for_validation else run

@@ -1,0 +1,411 @@
+"""What scores candidates: a trained run, or rule confidences over a data set; its task and the name of its score."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.json_io import shorten
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.ranking import scorers
+from funcppo.kg.ranking.prediction import Predictor, make_predictor
+from funcppo.kg.ranking.ranking import Scorer, ScorerBySide, selection_metric
+from funcppo.kg.ranking.settings_choice import (
+    SettingsChoice,
+    choose_settings,
+    describe_choice,
+)
+from funcppo.kg.run import question_run, run_start, training, validation
+from funcppo.kg.run.config import CHOICE_SECONDS
+from funcppo.kg.run.run import Run
+from funcppo.kg.scores import link_embedding
+from funcppo.kg.scores.joint_counts import JointCounts
+from funcppo.kg.search.beam_search import ScoreName
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.slot_scheduler import SearchStep
+from funcppo.kg.search.task import (
+    PhaseCallback,
+    ProverTask,
+    build_task,
+    ignore_phase,
+    with_rule_counts,
+)
+from funcppo.runtime.distributed import Processes
+
+PROOF_SCORES = ("success", "best-proof", "greedy")
+POLICY_SCORES = (*PROOF_SCORES, "evidence")
+# of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
+COMPARISON_SHARE = 0.9
+UNTRAINED_SCORES = (
+    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-joint, noisy-or-joint@K or "
+    "noisy-or-joint-top-N (all but max-plus with -linked-last at their end, or not; all but max-plus and exists@H with "
+    "-other-facts before that, or not)"
+)
+
+
+class Subject(NamedTuple):
+    """A task and how its candidates are scored."""
+
+    task: ProverTask
+    score: str
+    # the run whose policy gives the scores; None for a score without a policy
+    policy_run: Run | None
+    notes: list[str]  # what was chosen, one line each
+    # link embeddings of the run; None without any
+    embedding: link_embedding.Params | None = None
+    # what pairs of rules derive, if the score needs it
+    joint: JointCounts | None = None
+
+    @property
+    def search_step(self) -> SearchStep | None:
+        """The step of the search by its policy; None without a policy."""
+        return None if self.policy_run is None else self.policy_run.search_step
+
+
+def open_run_subject(
+    folder: Path,
+    score: str = "auto",
+    device: str = "cpu",
+    on_phase: PhaseCallback = ignore_phase,
+) -> Subject:
+    """Open a trained run with one of its scores.
+
+    Args:
+      folder: of the run.
+      score: auto for its default score.
+      device: where it is scored.
+      on_phase: receives what is being done.
+
+    Raises:
+      ValueError: the folder holds no run, or the run does not have the score.
+    """
+    run = run_start.open_run(folder, device, on_phase)
+    return run_subject(run, score, str(folder), on_phase)
+
+
+def run_subject(
+    run: Run,
+    score: str = "auto",
+    name: str = "",
+    on_phase: PhaseCallback = ignore_phase,
+) -> Subject:
+    """A run with one of its scores.
+
+    Args:
+      run: at a checkpoint.
+      score: auto for its default score.
+      name: of the run, for the error.
+      on_phase: receives what is being done.
+
+    Raises:
+      ValueError: the run does not have the score.
+    """
+    is_open = score == "auto"
+    score = run.default_score if is_open else score
+    own_scores = ("evidence",) if run.questions else PROOF_SCORES
+    if score in POLICY_SCORES and score not in own_scores:
+        raise ValueError(
+            f"--score {score}: {name} learnt from {run.run_config.learner}, expected "
+            f"{', '.join(own_scores)}, {UNTRAINED_SCORES}"
+        )
+    embedding = run.state.embedding
+    if not link_embedding.n_models(embedding):
+        embedding = None
+    if score not in POLICY_SCORES:
+        notes = [describe_default_score(run)] if is_open else []
+        joint = scorers.count_joint(run.task, score, on_phase)
+        notes += scorers.describe_joint(joint)
+        task = scorers.with_score_counts(run.task, score, on_phase)
+        return Subject(task, score, None, notes, embedding, joint)
+    update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
+    notes = [f"the run stands at update {update} of {n_updates}"]
+    if training.is_finished(run):
+        notes = []
+    return Subject(run.task, score, run, notes, embedding)
+
+
+def describe_default_score(run: Run) -> str:
+    """Which score a run ranks by unless another is asked for, and how well both rank valid, as one line."""
+    assert run.rule_metric is not None, "the scores are compared"
+    state = run.state
+    valid_of_policy = f"{float(state.best_valid_metric):.4f}"
+    if run.default_score_reason == "policy-not-validated":
+        valid_of_policy = "not validated"
+    rule_score = run.run_config.rule_score
+    rules = rule_score, f"the rule score {rule_score}", f"{run.rule_metric:.4f}"
+    policy = (
+        run.score,
+        f"the trained policy (score {run.score})",
+        valid_of_policy,
+    )
+
+    is_policy = run.default_score == run.score
+    chosen, other = (policy, rules) if is_policy else (rules, policy)
+    has_margin = is_policy and run.rule_margin > 0
+    is_by_chance = has_margin and run.rule_metric > state.best_valid_metric
+    chance = ", which is within two standard errors" if is_by_chance else ""
+    return (
+        f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "
+        f"{other[1]}, {other[2]}{chance} (--score {other[0]} takes that one)"
+    )
+
+
+def describe_numbers(subject: Subject) -> str:
+    """What the numbers of an answer and of its proof mean, as one line."""
+    run = subject.policy_run
+    if run is None:
+        others = ""
+        if scorers.has_other_facts(subject.score):
+            others = (
+                ", and from whether the answer has other facts of the relation"
+            )
+        return f"score: {subject.score}, computed from the confidences of the rules that derive the answer{others}"
+    if run.questions is not None:
+        return (
+            "score: the log-odds under evidence, as a number between 0 and 1; place and probability: of the answer "
+            "among all candidates of the query, those that valid and test hold included; p: the share of the rule in "
+            "the weight of all rules that derive the answer"
+        )
+    return (
+        f"score: {subject.score}, of the whole answer; p: the probability with which the policy chooses the step; the "
+        "product of all p is the probability of the proof"
+    )
+
+
+def check_untrained_score(score: str, name: str) -> None:
+    """Check that a score needs no training.
+
+    Args:
+      name: of the data set, for the error.
+
+    Raises:
+      ValueError: it needs a policy.
+    """
+    if score in POLICY_SCORES:
+        raise ValueError(
+            f"--score {score}: {name} is no trained run, expected {UNTRAINED_SCORES}"
+        )
+
+
+def dataset_subject(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    score: str = "auto",
+    device: str = "cpu",
+    on_phase: PhaseCallback = ignore_phase,
+    choice_seconds: float = CHOICE_SECONDS,
+    processes: Processes | None = None,
+) -> Subject:
+    """A data set with a score by rule confidences; what is left open is chosen by its valid split.
+
+    Args:
+      cfg: `max_height` None, `smoothing` "auto" and `object_identity` "auto" are chosen.
+      score: an untrained score; auto for the one that ranks valid best.
+      device: where it is scored.
+      on_phase: receives what is being done.
+      choice_seconds: time limit of the choice, with T_P up to a height above 1 that is chosen; notes say what is left
+        out for it. Counting the rules, which every score needs, is not cut.
+      processes: those that share the work, each of which calls this: rank 0 chooses within the time, and a height is
+        taken if every process has computed its T_P within the time; None for one process.
+
+    Raises:
+      ValueError: there are no rules, or a setting or the score is bad.
+    """
+    is_open = score == "auto" or score.startswith("exists@")
+    count_notes: list[str] = []
+    if cfg.object_identity is not True:
+        dataset, count_notes = with_rule_counts(dataset, on_phase)
+    deadline = Deadline(at=time.monotonic() + choice_seconds)
+    if processes is not None:
+        # Those that wait see that this one gets on.
+        on_phase = partial(_report_phase, processes, on_phase)
+
+    def choose() -> SettingsChoice:
+        return choose_settings(
+            dataset,
+            cfg,
+            None if is_open else score,
+            on_phase,
+            deadline.share(COMPARISON_SHARE),
+        )
+
+    choice = choose() if processes is None else _share_choice(processes, choose)
+    task, chosen_score, notes = _build_chosen_task(
+        dataset, choice, device, on_phase, deadline, processes
+    )
+    notes += count_notes
+    if score == "auto":
+        score = chosen_score
+    joint = scorers.count_joint(task, score, on_phase)
+    notes += scorers.describe_joint(joint)
+    task = scorers.with_score_counts(task, score, on_phase)
+    described = describe_choice(choice, task.max_height)
+    return Subject(task, score, None, [*described, *notes], joint=joint)
+
+
+def _report_phase(
+    processes: Processes,
+    on_phase: PhaseCallback,
+    text: str,
+    done: int = 0,
+    total: int | None = None,
+    deadline: Deadline = NO_DEADLINE,
+) -> None:
+    """Tell a callback and the other processes what this one does."""
+    on_phase(text, done, total, deadline)
+    processes.report(f"{text} {done} of {total}" if total else text)
+
+
+def _share_choice(
+    processes: Processes, choose: Callable[[], SettingsChoice]
+) -> SettingsChoice:
+    """The settings that rank 0 chooses; it alone knows which of them there was time for."""
+    if processes.is_main:
+        # Every process has counted the rules.
+        choice = choose()._replace(rule_counts=None)
+        processes.share_bytes("choice of settings", pickle.dumps(choice))
+        return choice
+    return pickle.loads(processes.share_bytes("choice of settings"))
+
+
+def _build_chosen_task(
+    dataset: Dataset,
+    choice: SettingsChoice,
+    device: str,
+    on_phase: PhaseCallback,
+    deadline: Deadline,
+    processes: Processes | None,
+) -> tuple[ProverTask, str, list[str]]:
+    """The task with the settings that are chosen, or if its T_P takes too much with the best of the next lower height.
+
+    Args:
+      deadline: of T_P where there is a lower height; none is tried instead of the lowest one.
+      processes: a height is not taken if its T_P takes too much in one of them.
+
+    Returns:
+      The task, the score at its height, and a note for each height that took too much.
+    """
+    notes: list[str] = []
+    chosen_height = choice.settings.max_height or 1
+    candidates = [
+        candidate
+        for candidate in reversed(choice.by_height)
+        if (candidate.settings.max_height or 1) <= chosen_height
+    ]
+    for candidate in candidates:
+        height = candidate.settings.max_height
+        is_lowest = candidate is candidates[-1]
+        # Of a stored graph nothing is held that each query can derive.
+        derives_by_query = dataset.fact_tables is not None and height == 1
+        task, problem = None, ""
+        try:
+            task = build_task(
+                dataset,
+                candidate.settings,
+                device,
+                on_phase,
+                with_derivations=not derives_by_query,
+                by_query_if_large=True,
+                deadline=NO_DEADLINE if is_lowest else deadline,
+            )
+        except ValueError as error:
+            if is_lowest:
+                raise
+            problem = str(error)
+        if processes is not None and not is_lowest:
+            problems = processes.exchange(f"T_P to height {height}", problem)
+            problem = next(filter(None, problems), "")
+        if task is not None and not problem:
+            return task, candidate.score, notes
+        notes.append(f"height {height} not taken: {problem}")
+    raise AssertionError("a choice has settings for a height")
+
+
+def height_of_score(score: str, height: int | None) -> int | None:
+    """The height that is set, if only by the score exists@H.
+
+    Args:
+      height: as set beside the score; None if it is not.
+
+    Raises:
+      ValueError: exists@H asks for more than the height, or H is no height.
+    """
+    base, _ = scorers.split_linked_last(score)
+    kind, _, number = base.partition("@")
+    if kind != "exists":
+        return height
+    if not re.fullmatch("[0-9]{1,9}", number):
+        raise ValueError(
+            f"--score: expected exists@H with H from 0 to 999999999, got {shorten(score)}"
+        )
+    needed = max(int(number), 1)
+    if height is not None and height < needed:
+        raise ValueError(
+            f"--score {score}: expected --height {needed} or more, got {height}"
+        )
+    return needed if height is None else height
+
+
+def make_subject_scorer(
+    subject: Subject, task: ProverTask
+) -> Scorer | ScorerBySide:
+    """The scorer of a subject, with the search settings of a validation.
+
+    Args:
+      task: the subject's, perhaps with an index of other atoms.
+    """
+    run = subject.policy_run
+    if run is None:
+        return scorers.make_untrained_scorer(task, subject.score, subject.joint)
+    if subject.score == "evidence":
+        return validation.run_policy_scorer(
+            run, run.state.best_params, "evidence"
+        )
+    return scorers.make_policy_scorer(
+        validation.run_search_config(run, cast("ScoreName", subject.score)),
+        task,
+        run.state.best_params,
+        run.search_step,
+    )
+
+
+def make_subject_predictor(subject: Subject) -> Predictor:
+    """The predictor of a subject, which ranks answers by the scorer that ranks splits.
+
+    Raises:
+      ValueError: the score is greedy, which tells candidates without a proof apart, or max-plus, whose order is one of
+        candidates that are ranked together.
+    """
+    if subject.score == scorers.MAX_PLUS:
+        raise ValueError(
+            f"--score {scorers.MAX_PLUS}: expected another score, {scorers.MAX_PLUS} is for `funcppo evaluate` alone"
+        )
+    if subject.score == "greedy":
+        raise ValueError(
+            "--score greedy: expected a score of what the rules derive, greedy ranks all other entities too"
+        )
+    make_fact_scorer = None
+    run = subject.policy_run
+    if run is not None and run.questions is not None:
+        left_out = run.run_config.questions.left_out
+        assert left_out != "auto", "a stored run has what it chose"
+        fact_scorer = question_run.make_fact_scorer(
+            run.task, run.questions, run.state.best_params, left_out
+        )
+
+        def return_fact_scorer(task: ProverTask, /) -> ScorerBySide:
+            return fact_scorer
+
+        make_fact_scorer = return_fact_scorer
+    return make_predictor(
+        subject.task,
+        partial(make_subject_scorer, subject),
+        make_fact_scorer,
+        reads_derivations=make_fact_scorer is None,
+    )

@@ -1,0 +1,382 @@
+"""Metrics of a running program in Prometheus' format, over HTTP or in a file: see `metric_specs`.
+
+Numbers are those that the program has read on the host anyway: nothing here waits for a device. prometheus-client is
+needed (`pip install "funcppo[metrics]"`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from funcppo.core.atomic_io import write_atomically
+from funcppo.kg.run.metric_specs import (
+    COUNTERS_OF_ROW,
+    GAUGES_OF_ROW,
+    LOSSES,
+    METRICS,
+    MetricSpec,
+)
+from funcppo.runtime import host_transfer
+from funcppo.runtime.compile import StrategyRecord
+from funcppo.runtime.protocols import CaptureOutcome
+from funcppo.runtime.reasons import FailureCode
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics import MetricWrapperBase
+
+    from funcppo.runtime.monitor import Monitor
+
+HOST = "127.0.0.1"
+SECONDS_BETWEEN_REFRESHES = 1.0
+
+
+class Telemetry:
+    """The metrics of one process, in a registry of their own. Every series exists from the start, with value 0."""
+
+    def __init__(self) -> None:
+        """Begin at 0.
+
+        Raises:
+          ValueError: prometheus-client is missing.
+        """
+        try:
+            import prometheus_client as client
+        except ModuleNotFoundError:
+            raise ValueError(
+                "--metrics-port, --metrics-file: expected prometheus-client, which is not installed: pip install "
+                '"funcppo[metrics]"'
+            ) from None
+
+        client.disable_created_metrics()  # a second series for each counter
+        self.registry: CollectorRegistry = client.CollectorRegistry()
+        client.ProcessCollector(registry=self.registry)
+        self._metrics = {
+            spec.name: _make_metric(spec, self.registry) for spec in METRICS
+        }
+        self._totals: dict[tuple[str, ...], float] = {}
+        self._n_compilations = 0  # whose time is recorded
+        for name in ("progress", "checkpoint"):
+            self._set(f"{name}_timestamp_seconds", time.time())
+
+    def describe(self, kind: Literal["build", "run"], **labels: str) -> None:
+        """Set the labels of the build or the run."""
+        self._metrics[f"funcppo_{kind}_info"].info(labels)  # pyright: ignore
+
+    def record_strategy(
+        self, record: StrategyRecord, captured: CaptureOutcome
+    ) -> None:
+        """Count what the training step fell back from, and how it is replayed."""
+        for failure in record.failures:
+            self.record_failure(failure.code)
+        if record.skip_code:
+            self.record_failure(record.skip_code)
+        if captured.fallback_code:
+            self._add("graph_fallbacks", 1, captured.fallback_code)
+        self._set("graph_enabled", captured.replay_mode != "none")
+        self._set("graph_capture_seconds", captured.capture_ms / 1e3)
+
+    def record_failure(self, code: FailureCode) -> None:
+        """Count a strategy, a part or a compiled search that is not in use."""
+        self._add("strategy_failures", 1, code)
+
+    def record_search_graphs(self, captures: Sequence[CaptureOutcome]) -> None:
+        """Record the graphs of a search so far, and those captures that fell back."""
+        graphs = [c for c in captures if c.replay_mode != "none"]
+        self._set("graph_enabled", bool(graphs))
+        self._set(
+            "graph_capture_seconds", sum(c.capture_ms for c in graphs) / 1e3
+        )
+        n_graphs = sum(c.n_graphs for c in graphs)
+        self._raise_to("graph_recordings", n_graphs, source="search")
+        codes = Counter(c.fallback_code for c in captures if c.fallback_code)
+        for code, count in codes.items():
+            self._raise_to("graph_fallbacks", count, code)
+
+    def record_update(
+        self, row: Mapping[str, object], n_env_steps: int
+    ) -> None:
+        """Record one update.
+
+        Args:
+          row: its line of metrics.jsonl.
+          n_env_steps: environment steps of the update.
+        """
+        self.record_shared_update(_number(row["seconds"]), n_env_steps)
+        for name, key in COUNTERS_OF_ROW.items():
+            self._add(name, _number(row[key]))
+        if row.get("nonfinite_fraction"):
+            self._add("updates_with_rows_left_out", 1)
+        for part, key in LOSSES.items():
+            self._set("loss", _number(row.get(key)), part)
+        for name, key in GAUGES_OF_ROW.items():
+            if row.get(key) is not None:
+                self._set(name, _number(row[key]))
+
+    def record_shared_update(self, seconds: float, n_env_steps: int) -> None:
+        """Record one update of several processes, whose metrics rank 0 reads.
+
+        Args:
+          n_env_steps: environment steps of all processes in the update.
+        """
+        self._add("updates", 1)
+        self._add("env_steps", n_env_steps)
+        self._observe("update", seconds)
+        self._set("progress_timestamp_seconds", time.time())
+
+    def record_shared_checkpoint(self) -> None:
+        """Record that rank 0 writes a checkpoint, of the state that all processes gave."""
+        self._set("checkpoint_timestamp_seconds", time.time())
+
+    def record_validation(
+        self, row: Mapping[str, object], seconds: float
+    ) -> None:
+        """Record one validation: its time, and the metrics that it adds to a line of metrics.jsonl."""
+        self._observe("validation", seconds)
+        for name in ("valid_score_ratio", "best_valid_score_ratio"):
+            self._set(name, _number(row.get(GAUGES_OF_ROW[name])))
+        self._set("best_update", _number(row.get("best_update")))
+
+    def record_checkpoint(self, seconds: float, path: Path) -> None:
+        """Record that a checkpoint was written."""
+        self._observe("checkpoint", seconds)
+        self._set("checkpoint_timestamp_seconds", time.time())
+        self._set("checkpoint_bytes", path.stat().st_size)
+
+    def record_monitor(self, monitor: Monitor) -> None:
+        """Record compilations and graphs counted since the monitor was opened, and the time of recent steps."""
+        monitor.poll()
+        self._raise_to("compiles", monitor.compiles)
+        self._raise_to("compile_cache_hits", monitor.cache_hits)
+        self._raise_to("graph_recordings", monitor.cudagraph_recordings)
+        self._raise_to("graph_rerecordings", monitor.cudagraph_rerecordings)
+        for seconds in monitor.compile_seconds[self._n_compilations :]:
+            self._observe("compile", seconds)
+        self._n_compilations = len(monitor.compile_seconds)
+        for code, count in monitor.recompile_codes().items():
+            self._raise_to("recompiles", count, code)
+        for code, count in monitor.cudagraph_skip_codes().items():
+            self._raise_to("graph_skips", count, code)
+        replay_ms = monitor.median_ms("replay")
+        if replay_ms is not None:
+            self._set("graph_replay_seconds", replay_ms / 1e3)
+
+    def record_memory(self) -> None:
+        """Record the memory of the current GPU, as its allocator counts it; nothing where no GPU is in use."""
+        if not torch.cuda.is_initialized():
+            return
+        device = torch.cuda.current_device()
+        memory = {
+            "allocated": torch.cuda.memory_allocated(),
+            "reserved": torch.cuda.memory_reserved(),
+            "peak": torch.cuda.max_memory_allocated(),
+            "total": torch.cuda.get_device_properties(device).total_memory,
+        }
+        for kind, n_bytes in memory.items():
+            self._set("device_memory_bytes", n_bytes, kind)
+
+    def record_moved_leaves(self, n_leaves: int) -> None:
+        """Record leaves of the state that are at other addresses."""
+        self._add("leaves_moved", n_leaves)
+
+    def record_ranked(
+        self, n_queries: int, n_candidates: int, n_missed: int = 0
+    ) -> None:
+        """Record queries and sides that were ranked, the candidates scored for them, and provable answers not found."""
+        self._set("progress_timestamp_seconds", time.time())
+        self._add("queries_ranked", n_queries)
+        self._add("candidates_scored", n_candidates)
+        self._add("answers_lost", n_missed)
+
+    def record_search(self, counts: Mapping[str, int]) -> None:
+        """Record what a search dropped so far, by the names of `SearchStats`."""
+        self._raise_to("search_pruned", counts["n_pruned"])
+        self._raise_to("search_overflow", counts["n_overflowed"])
+        self._raise_to("search_halvings", counts["n_halvings"])
+
+    def record_copies(self) -> None:
+        """Record the copies of candidates to the GPU since the last call."""
+        while host_transfer.copy_seconds:
+            self._observe("stage_copy", host_transfer.copy_seconds.popleft())
+
+    def record_processes(self, n_processes: int) -> None:
+        """Record how many processes share the work."""
+        self._set("world_size", n_processes)
+
+    def finish(self) -> None:
+        """Record that the program has done its work."""
+        self._set("finished", 1.0)
+
+    def _set(self, name: str, value: float, label: str = "") -> None:
+        self._child(f"funcppo_{name}", label).set(value)  # pyright: ignore
+
+    def _observe(self, name: str, seconds: float) -> None:
+        self._child(f"funcppo_{name}_seconds", "").observe(seconds)  # pyright: ignore
+
+    def _add(self, name: str, value: float, label: str = "") -> None:
+        self._child(f"funcppo_{name}_total", label).inc(value)  # pyright: ignore
+
+    def _raise_to(
+        self, name: str, total: float, label: str = "", source: str = ""
+    ) -> None:
+        """Raise a counter by what the count of a source has grown since the last call."""
+        before = self._totals.get((name, label, source), 0)
+        self._totals[name, label, source] = total
+        self._add(name, max(0.0, total - before), label)
+
+    def _child(self, name: str, label: str) -> MetricWrapperBase:
+        metric = self._metrics[name]
+        return metric.labels(label) if label else metric
+
+
+def _make_metric(
+    spec: MetricSpec, registry: CollectorRegistry
+) -> MetricWrapperBase:
+    """The metric of a specification, with all its series."""
+    import prometheus_client as client
+
+    labels = (spec.label,) if spec.label else ()
+    if spec.kind == "histogram":
+        return client.Histogram(
+            spec.name, spec.text, buckets=spec.buckets, registry=registry
+        )
+    if spec.kind == "info":
+        name = spec.name.removesuffix("_info")
+        return client.Info(name, spec.text, registry=registry)
+
+    make = client.Counter if spec.kind == "counter" else client.Gauge
+    metric = make(spec.name, spec.text, labels, registry=registry)
+    for value in spec.values:
+        metric.labels(value)
+    return metric
+
+
+def _number(value: object) -> float:
+    """A number of a row; NaN for what was not measured."""
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+class Exporter:
+    """Where the metrics of a process can be read.
+
+    Attributes:
+      monitor: what counts compilations and graphs, if anything does.
+    """
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        file: Path | None,
+        on_unwritten: Callable[[str], None],
+    ) -> None:
+        """Write nothing yet; see `export`."""
+        self.telemetry = telemetry
+        self.monitor: Monitor | None = None
+        self._file = file
+        self._on_unwritten = on_unwritten
+        self._is_written = False  # the file, at the last attempt
+        self._was_written = False  # the file, ever
+        self._refreshed_at = float("-inf")
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Once a second: record the monitor, memory and copies, and write the file, which readers see whole.
+
+        Raises:
+          OSError: the file cannot be written for the first time. Later it is tried again, and the program goes on.
+        """
+        age = time.monotonic() - self._refreshed_at
+        if age < SECONDS_BETWEEN_REFRESHES and not at_once:
+            return
+        self._refreshed_at = time.monotonic()
+        self.telemetry.record_memory()
+        self.telemetry.record_copies()
+        if self.monitor is not None:
+            self.telemetry.record_monitor(self.monitor)
+        if self._file is not None:
+            self._write(self._file)
+
+    def _write(self, file: Path) -> None:
+        """Write the file, or tell once that it cannot be written any more."""
+        from prometheus_client import generate_latest
+
+        text = generate_latest(self.telemetry.registry)
+        # Readers see a whole file; these numbers need not outlive a power failure.
+        try:
+            write_atomically(file, lambda out: out.write(text), durable=False)
+            self._is_written = self._was_written = True
+        except OSError as error:
+            # not the temporary file beside it
+            error.filename = str(file)
+            if not self._was_written:
+                raise
+            if self._is_written:
+                self._on_unwritten(
+                    f"{file}: {error.strerror}: the metrics there grow old until it can be written again"
+                )
+            self._is_written = False
+
+
+def _ignore(line: str, /) -> None:
+    """Do not tell that the file cannot be written."""
+
+
+@contextmanager
+def export(
+    port: int | None,
+    file: Path | None,
+    program: str,
+    versions: Mapping[str, str],
+    on_unwritten: Callable[[str], None] = _ignore,
+) -> Iterator[Exporter]:
+    """Export metrics over HTTP on the loopback address, to a file, or both, until the block ends.
+
+    Args:
+      port: of http://127.0.0.1:PORT/metrics; None for no server.
+      file: in the format of the node exporter's textfile collector; None for no file.
+      program: the name of the program.
+      versions: by package, the labels of `funcppo_build_info`.
+      on_unwritten: receives a line where the file could be written before, and cannot be any more.
+
+    Raises:
+      OSError: the file cannot be written at the start.
+      ValueError: the port is taken, or prometheus-client is missing.
+    """
+    telemetry = Telemetry()
+    telemetry.describe("build", **versions)
+    telemetry.describe("run", program=program)
+    exporter = Exporter(telemetry, file, on_unwritten)
+    server = _serve(telemetry, port) if port is not None else None
+    try:
+        exporter.refresh(at_once=True)
+        yield exporter
+    finally:
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+        exporter.refresh(at_once=True)
+
+
+def _serve(telemetry: Telemetry, port: int) -> WSGIServer:
+    """Answer requests for the metrics in a thread of its own.
+
+    Raises:
+      ValueError: the port is taken.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, _ = start_http_server(port, HOST, telemetry.registry)
+    except OSError as error:
+        raise ValueError(
+            f"--metrics-port: expected a free port of {HOST}, got {port}: {error.strerror}"
+        ) from None
+    return server

@@ -1,0 +1,392 @@
+"""Scores of atoms that need no training: the confidences of the rules that derive an atom, combined.
+
+`max_confidence`, `max_plus` and `noisy_or` read the derivations that `consequences.iter_derivations` yields; `exists`
+asks only whether T_P derives an atom. A score is a number p from 0 to 1 and is returned as its log-odds,
+log(p / (1 - p)), in float64: they keep apart what is near 0 and what is near 1, however many rules derive an atom. They
+are -inf for 0 and +inf for 1; atoms that a rule of confidence 1 derives are certain, and equal, whatever other rules
+derive them (but for `max_plus`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.core.types import F32, F64, I32, I64
+from funcppo.kg.logic import fixpoint, sorting
+from funcppo.kg.logic.consequences import Derivations
+from funcppo.kg.logic.fixpoint import LeastModel
+from funcppo.kg.logic.kb import KnowledgeBase, rule_confidence
+from funcppo.kg.scores import joint_counts
+from funcppo.kg.scores.joint_counts import JointCounts, SharedAtoms
+
+# of a rule that is never wrong, beyond those of all others: atoms that it derives may differ by their other rules
+MAX_PLUS_CERTAIN_LOG_ODDS = 40.0
+# of a step of the grid of scores, the part in which `max_plus` places atoms of equal largest confidence
+_TIE_SHARE = 0.8
+# above, the terms of second order in 1 - p are below 1e-13
+_NEAR_CERTAIN_LOG_ODDS = 30.0
+
+
+def max_confidence(
+    kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int
+) -> F64[Tensor, "L"]:
+    """The largest confidence of a rule that derives each atom, as log-odds.
+
+    Args:
+      derivations: by some rules at a time, in any order.
+      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
+
+    Returns:
+      [L]; -inf for an atom that no rule derives.
+    """
+    confidence = rule_confidences(kb)
+    best = torch.zeros(n_atoms, dtype=torch.float64, device=confidence.device)
+    for part in derivations:
+        best = best.scatter_reduce(
+            0,
+            part.atom_row,
+            confidence[part.rule],
+            "amax",
+        )
+    return torch.logit(best)
+
+
+def noisy_or(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    power: float = 1.0,
+) -> F64[Tensor, "L"]:
+    """The noisy-or of the rules that derive each atom, as log-odds.
+
+        (1 - prod_r (1 - confidence(r)^power))^(1 / power)
+
+    At power 1 this is the probability that some rule is right, if rules were independent. Rules mined from one graph
+    are not independent: a larger power makes several of them count less together, down to the largest confidence.
+
+    Args:
+      derivations: by some rules at a time, in any order.
+      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
+
+    Returns:
+      [L]; -inf for an atom that no rule derives.
+    """
+    # -log prod_r (1 - confidence^power), a sum of positive numbers: its order of summation moves the last digits only.
+    neg_log_wrong_of_rule = -torch.log1p(-(rule_confidences(kb) ** power))
+    neg_log_wrong = torch.zeros(
+        n_atoms, dtype=torch.float64, device=neg_log_wrong_of_rule.device
+    )
+    for part in derivations:
+        neg_log_wrong = neg_log_wrong.scatter_add(
+            0,
+            part.atom_row,
+            neg_log_wrong_of_rule[part.rule],
+        )
+
+    return _log_odds(neg_log_wrong, power)
+
+
+def _log_odds(
+    neg_log_wrong: F64[Tensor, "L"], power: float
+) -> F64[Tensor, "L"]:
+    """The log-odds of (1 - exp(-neg_log_wrong))^(1 / power)."""
+    # Of the product alone; then of the root, 1 - p^(1 / power) = (1 - p) / power to 13 digits where p is near 1.
+    log_odds = neg_log_wrong + torch.log(-torch.expm1(-neg_log_wrong))
+    log_root = torch.nn.functional.logsigmoid(log_odds) / power
+    log_complement = torch.where(
+        log_odds > _NEAR_CERTAIN_LOG_ODDS,
+        -log_odds - math.log(power),
+        torch.log(-torch.expm1(log_root)),
+    )
+    return log_root - log_complement
+
+
+def noisy_or_of_best(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    n_best: int,
+    power: float = 1.0,
+) -> F64[Tensor, "L"]:
+    """The noisy-or of the most confident rules that derive each atom, as log-odds.
+
+    Rules that derive an atom after many others add little but repeat what those say.
+
+    Args:
+      derivations: by some rules at a time, in any order.
+      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
+      n_best: how many rules count for an atom.
+      power: as in `noisy_or`.
+
+    Returns:
+      [L]; -inf for an atom that no rule derives.
+
+    Source: Betz et al. 2024, "PyClause: Simple and efficient rule handling for knowledge graphs" (noisy-or top-h).
+    """
+    rules = _rules_by_atom(rule_confidences(kb), derivations, n_atoms)
+    best, _ = _best_rules(rules, n_best)
+    return noisy_or(kb, [best], n_atoms, power)
+
+
+def noisy_or_joint(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    joint: JointCounts,
+    n_best: int,
+    prior_pairs: float,
+) -> F64[Tensor, "L"]:
+    """The noisy-or of the most confident rules of each atom, each without what a better one explains, as log-odds.
+
+        1 - prod_i min(1, max(1 - c_i, max_j (1 - c_ij) / (1 - c_j))),    j better than i
+        c_ij = (facts_ij + K prior_ij) / (both_ij + K)
+        prior_ij = 1 - (1 - c_j) (1 - c_i)^(1 - both_ij / (derived_i + derived_j - both_ij))
+
+    c_i is the confidence of rule i, and c_ij that of rules i and j together, from the both_ij atoms that they both
+    derive, facts_ij of them facts. Of rules that derive no common atom it is the noisy-or, and so is the score; of
+    rules that derive the same atoms only the best counts. No rule counts for more than it does alone.
+
+    Args:
+      derivations: by some rules at a time, in any order.
+      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
+      joint: what pairs of the rules derive.
+      n_best: how many rules count for an atom.
+      prior_pairs: K above 0, the atoms that the prior counts for.
+
+    Returns:
+      [L]; -inf for an atom that no rule derives.
+
+    Source: after Ott, Meilicke and Samwald 2021, arXiv:2109.08002, where rules are clustered by the atoms that they
+      derive, and the best of each cluster counts.
+    """
+    shares = joint_shares(kb, derivations, n_atoms, joint, n_best, prior_pairs)
+    total = shares.neg_log_wrong.new_zeros(n_atoms)
+    total = total.scatter_add(0, shares.atom_row, shares.neg_log_wrong)
+    return _log_odds(total, 1.0)
+
+
+class JointShares(NamedTuple):
+    """What counts of each rule in `noisy_or_joint`, the rules of an atom together and the best first."""
+
+    atom_row: I64[Tensor, "n"]
+    rule: I64[Tensor, "n"]
+    confidence: F64[Tensor, "n"]
+    # -log(1 - share); the share is at most the confidence
+    neg_log_wrong: F64[Tensor, "n"]
+    # the better rule beside which the rule counts least; -1 if it counts for its whole confidence
+    beside: I64[Tensor, "n"]
+
+
+def joint_shares(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    joint: JointCounts,
+    n_best: int,
+    prior_pairs: float,
+) -> JointShares:
+    """The factors of the product in `noisy_or_joint`, which has the same arguments."""
+    confidence = rule_confidences(kb)
+    log_wrong = torch.log1p(-confidence)
+    rules = _rules_by_atom(confidence, derivations, n_atoms)
+    best, place = _best_rules(rules, n_best)
+    neg_log_wrong = -log_wrong[best.rule]
+    beside = torch.full_like(place, -1)
+    for distance in range(1, n_best):
+        row = (place >= distance).nonzero().squeeze(1)
+        rule, better = best.rule[row], best.rule[row - distance]
+        shared = joint_counts.find_shared(joint, rule, better)
+        log_wrong_of_both = _log_wrong_of_both(
+            confidence, joint, shared, rule, better, prior_pairs
+        )
+        added = (log_wrong[better] - log_wrong_of_both).clamp_min(0.0)
+        # Beside a rule of confidence 1 nothing adds anything.
+        is_certain = confidence[better] == 1
+        added = torch.where(is_certain, 0.0, added)
+        # Other rules without a common atom are independent, but for rounding.
+        is_dependent = is_certain | (shared.n_both > 0)
+        is_less = is_dependent & (added < neg_log_wrong[row])
+        beside = beside.scatter(
+            0, row, torch.where(is_less, better, beside[row])
+        )
+        neg_log_wrong = neg_log_wrong.scatter_reduce(0, row, added, "amin")
+    return JointShares(
+        best.atom_row, best.rule, confidence[best.rule], neg_log_wrong, beside
+    )
+
+
+def _log_wrong_of_both(
+    confidence: F64[Tensor, "R"],
+    joint: JointCounts,
+    shared: SharedAtoms,
+    rule: I64[Tensor, "n"],
+    better: I64[Tensor, "n"],
+    prior_pairs: float,
+) -> F64[Tensor, "n"]:
+    """log(1 - c_ij) of `noisy_or_joint` for pairs of rules."""
+    n_both, n_facts = shared
+    n_either = joint.n_derived[rule] + joint.n_derived[better] - n_both
+    share = n_both / n_either.clamp_min(1.0)
+    prior_wrong = torch.exp(
+        torch.log1p(-confidence[better])
+        + (1 - share) * torch.log1p(-confidence[rule])
+    )
+    n_wrong = n_both - n_facts + prior_pairs * prior_wrong
+    return torch.log(n_wrong / (n_both + prior_pairs))
+
+
+def max_plus(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    grid_step: float,
+) -> F64[Tensor, "L"]:
+    """The largest confidence of a rule that derives each atom, ties broken by the second largest, the third, ...
+
+    The confidences of the rules that derive an atom, descending, are compared in lexicographic order; of two that begin
+    alike the longer one is larger. Rules of confidence 0 do not count.
+
+    Args:
+      derivations: by some rules at a time, in any order.
+      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
+      grid_step: of the grid on which scores are compared, in log-odds.
+
+    Returns:
+      [L]; -inf for an atom that no rule derives. Rounded to the grid it is the largest confidence, at most
+      `MAX_PLUS_CERTAIN_LOG_ODDS`; within a step it says the order among the atoms of this call alone.
+
+    Source: Meilicke et al. 2019, "Anytime bottom-up rule learning for knowledge graph completion", section 4.
+    """
+    confidence = rule_confidences(kb)
+    rules = _rules_by_atom(confidence, derivations, n_atoms)
+    position = _lexicographic_position(confidence, rules)
+
+    is_derived = rules.n_rules > 0
+    none = torch.zeros(n_atoms, dtype=torch.float64, device=confidence.device)
+    best = none.masked_scatter(
+        is_derived, confidence[rules.rule[rules.start[is_derived]]]
+    )
+    # in float64 the log-odds of a confidence below 1 are at most 36.8
+    log_odds = torch.logit(best).clamp_max(MAX_PLUS_CERTAIN_LOG_ODDS)
+
+    line = torch.round(log_odds / grid_step)
+    within = (position + 0.5) / max(n_atoms, 1) - 0.5
+    return torch.where(
+        is_derived, (line + _TIE_SHARE * within) * grid_step, -torch.inf
+    )
+
+
+class _RulesByAtom(NamedTuple):
+    """The rules that derive each atom, the most confident first."""
+
+    rule: I64[Tensor, "n"]  # those of the first atom, of the second, ...
+    start: I64[Tensor, "L"]  # where the rules of each atom begin
+    n_rules: I64[Tensor, "L"]  # how many there are
+
+
+def _rules_by_atom(
+    confidence: F64[Tensor, "R"],
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+) -> _RulesByAtom:
+    """The rules of a confidence above 0 that derive each atom."""
+    by_confidence = torch.argsort(confidence, descending=True, stable=True)
+    ids = torch.arange(len(confidence), device=confidence.device)
+    place = torch.empty_like(by_confidence).scatter(0, by_confidence, ids)
+
+    base = max(len(confidence), 1)
+    keys = [place[:0]]
+    for part in derivations:
+        is_counted = confidence[part.rule] > 0
+        row, rule = part.atom_row[is_counted], part.rule[is_counted]
+        keys.append(row * base + place[rule])
+    key = sorting.sort_values(torch.cat(keys))
+
+    atom = torch.arange(n_atoms + 1, device=confidence.device)
+    bounds = torch.searchsorted(key, atom * base)
+    return _RulesByAtom(by_confidence[key % base], bounds[:-1], bounds.diff())
+
+
+def _best_rules(
+    rules: _RulesByAtom, n_best: int
+) -> tuple[Derivations, I64[Tensor, "n"]]:
+    """The derivations by the most confident rules of each atom, and the place of each among those of its atom."""
+    atom_row = torch.repeat_interleave(rules.n_rules)
+    number = torch.arange(len(atom_row), device=atom_row.device)
+    place = number - rules.start[atom_row]
+    is_best = place < n_best
+    best = Derivations(atom_row[is_best], rules.rule[is_best])
+    return best, place[is_best]
+
+
+def _lexicographic_position(
+    confidence: F64[Tensor, "R"], rules: _RulesByAtom
+) -> I64[Tensor, "L"]:
+    """How many atoms are less than each one by the confidences of their rules; equal atoms share a position.
+
+    All atoms are one class at first, and each confidence divides the classes: the atoms of a class agree in all that
+    came before. A class begins at its position.
+    """
+    ascending, by_confidence = torch.sort(confidence)
+    is_larger = sorting.first_of_run(ascending)
+    # equal confidences have one level, from 1 on: 0 is for no more rules
+    level = torch.empty_like(by_confidence).scatter(
+        0, by_confidence, is_larger.cumsum(0)
+    )
+
+    base = len(confidence) + 1
+    position = torch.zeros_like(rules.start)
+    atom = torch.arange(len(position), device=position.device)
+    depth = 0
+    while len(atom):
+        has_more = rules.n_rules[atom] > depth
+        row = rules.start[atom[has_more]] + depth
+        digit = torch.zeros_like(atom).masked_scatter(
+            has_more, level[rules.rule[row]]
+        )
+
+        # The part of a class with a larger digit begins later by the size of those with smaller ones.
+        first_key = position[atom] * base
+        parts, part = sorting.unique_inverse(first_key + digit)
+        size = torch.bincount(part)
+        n_less = size.cumsum(0) - size
+        first_part = torch.searchsorted(parts, first_key)
+        n_before = n_less[part] - n_less[first_part]
+        position = position.index_add(0, atom, n_before)
+
+        atom = atom[(size[part] > 1) & has_more]
+        depth += 1
+    return position
+
+
+def exists(
+    model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]
+) -> F64[Tensor, "L"]:
+    """Whether T_P derives the atom within `max_height` steps, as log-odds: +inf or -inf."""
+    height = fixpoint.atom_height(model, atoms.long())
+    is_derived = height >= 0
+    is_low_enough = height <= max_height
+    infinity = torch.full_like(height, torch.inf, dtype=torch.float64)
+    return torch.where(is_derived & is_low_enough, infinity, -infinity)
+
+
+def rule_confidences(kb: KnowledgeBase) -> F64[Tensor, "R"]:
+    """`rule_confidence` in float64, in which 1 - confidence is exact too."""
+    return rule_confidence(
+        kb._replace(
+            support=kb.support.to(torch.float64),
+            body_pairs=kb.body_pairs.to(torch.float64),
+        )
+    )
+
+
+def log_odds(log_probability: F32[Tensor, "..."]) -> F64[Tensor, "..."]:
+    """log(p / (1 - p)) of probabilities p given by their logarithms, as exact as the leading digits of log p."""
+    # Rounding can leave the logarithm of a sum of probabilities slightly above 0.
+    log_p = log_probability.to(torch.float64).clamp_max(0.0)
+    return log_p - torch.log(-torch.expm1(log_p))

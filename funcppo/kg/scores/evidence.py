@@ -1,0 +1,671 @@
+"""What speaks for and against each candidate of a question: exact counts over the facts.
+
+For a candidate speak the rules that derive it (`logic.firings`): each with the number of its groundings, its fan-out,
+which is the number of candidates that it derives for the question, its groundings for all of these, and, where that is
+asked for, the probability of a random walk along its body (`logic.chains`). For or against it speak the facts that link
+it to the question's entity, how many known answers of the relation asked for it is, and its degrees by relation.
+
+A question whose answer is a known fact leaves that fact out of everything, for all of its candidates alike: out of
+groundings, degrees, links, and the supports of the rules that derive the answer. Where all facts of its pair
+are left out (`left_out="pair"`), the degrees of the answer in other labels still count them.
+
+A *label* is a predicate and a place of its arguments, see `make_label`. That of a question is its predicate and the
+place that is asked for; that of a link is its predicate and the place of the candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.core import random
+from funcppo.core.settings import NonNegativeInt, Seed, Size, check_fields
+from funcppo.core.types import F32, I64, Bool
+from funcppo.kg.logic import row_index, sorting, triple_index
+from funcppo.kg.logic.firing_chunks import (
+    FiringWork,
+    map_firing_chunks,
+    sorted_firings,
+)
+from funcppo.kg.logic.firings import FiringPlan, plan_firings
+from funcppo.kg.logic.joins import expand_ranges
+from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+from funcppo.kg.logic.question_types import (
+    WALK_UNIT,
+    Firings,
+    LeftOut,
+    Questions,
+    make_label,
+)
+from funcppo.kg.logic.sorting import unique_inverse, unique_values, value_counts
+from funcppo.kg.logic.triple_index import HEAD, TAIL, TripleIndex
+from funcppo.kg.scores import link_embedding, network_prior
+from funcppo.kg.scores.network_prior import NetworkPrior
+
+# The exponent of the score that candidates are listed by.
+NOISY_OR_POWER = 3.0
+# what the terms of that score are multiples of; a sum of half a million terms is below 2 ** 63 of it
+BASE_SCORE_UNIT = 2.0**-40
+
+
+class Degrees(NamedTuple):
+    """How many facts each entity has in each label; entries of no fact are left out."""
+
+    key: I64[Tensor, "D"]  # entity * B + label, ascending
+    n_facts: I64[Tensor, "D"]
+
+
+class FactIndex(NamedTuple):
+    """The facts and the rules as evidence reads them."""
+
+    # degree of each entity in each label: entity * B + label, ascending
+    degree_key: I64[Tensor, "D"]
+    degree: I64[Tensor, "D"]
+    # every fact in both orders: first entity * (C + 1) + second, ascending
+    link_key: I64[Tensor, "2N"]
+    link_label: I64[Tensor, "2N"]  # predicate, and the place of the second
+    plan: FiringPlan  # of the rules
+    # trained on the facts; without models where candidates have no prior
+    embedding: link_embedding.Params
+    # networks that read the facts; None where there are none
+    network: NetworkPrior | None = None
+
+
+class Evidence(NamedTuple):
+    """The candidates of questions, grouped by question, with their firings and links, grouped by candidate."""
+
+    label: I64[Tensor, "Q"]
+    given: I64[Tensor, "Q"]  # the question's entity
+    left_out: I64[Tensor, "Q"]  # its answer that is left out, or 0
+    candidate_offsets: I64[Tensor, "Q1"]
+    # row of the answer that is left out; -1 if it is no candidate
+    answer: I64[Tensor, "Q"]
+
+    question: I64[Tensor, "L"]
+    entity: I64[Tensor, "L"]
+    # facts of the question's relation that the candidate answers
+    own_degree: I64[Tensor, "L"]
+    # log of the chance that the candidate was listed; 0 where it is certain
+    log_listed: F32[Tensor, "L"]
+    # -log(1 - noisy-or of the cubed confidences)
+    base_score: F32[Tensor, "L"]
+    # by link embeddings that have not seen what is left out; 0 without them
+    prior: F32[Tensor, "L"]
+    # by a Bellman-Ford network, to which what is left out is unknown; 0 without one
+    network_prior: F32[Tensor, "L"]
+    firing_offsets: I64[Tensor, "L1"]
+    link_offsets: I64[Tensor, "L1"]
+
+    rule: I64[Tensor, "N"]
+    # the rule derives the answer that is left out, so its support is one less
+    is_left_out: Bool[Tensor, "N"]
+    n_groundings: I64[Tensor, "N"]
+    # candidates that the rule derives for the question
+    fan_out: I64[Tensor, "N"]
+    n_all_groundings: I64[Tensor, "N"]  # for all these candidates
+    # Probability that a random walk along the rule's body ends in the candidate; 0 where the body is no path. Without
+    # entries where it is not asked for.
+    walk: F32[Tensor, "N"]
+
+    # facts that link candidate and question, those of its own label excepted
+    link_label: I64[Tensor, "K"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvidenceConfig:
+    """What is listed as evidence."""
+
+    left_out: LeftOut = "fact"
+    """What is unknown while a question is answered: its own fact, or all facts between its two entities."""
+    object_identity: bool = False
+    """Different variables of a rule bind different constants, none of which the rule names."""
+    n_best: Size | None = None
+    """Candidates to list for each question, the best by `base_score`; None for all."""
+    n_sampled: NonNegativeInt = 0
+    """Candidates to list beside them, sampled from the others."""
+    seed: Seed = 0
+    """Of the candidates that are drawn."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class _Candidates(NamedTuple):
+    """Candidates in the order of questions and entities."""
+
+    question: I64[Tensor, "L"]
+    entity: I64[Tensor, "L"]
+    is_answer: Bool[Tensor, "L"]  # that is left out
+
+
+class _RuleCounts(NamedTuple):
+    """Counts of each pair of a question and a rule, one entry for each firing."""
+
+    is_left_out: Bool[Tensor, "n"]
+    fan_out: I64[Tensor, "n"]
+    n_groundings: I64[Tensor, "n"]
+
+
+class _Listing(NamedTuple):
+    """Which candidates are listed, and the log of the chance of each to be."""
+
+    is_listed: Bool[Tensor, "L"]
+    log_listed: F32[Tensor, "L"]
+
+
+def n_labels(sizes: KBSizes) -> int:
+    """The number of labels B, those of the unused predicate 0 included."""
+    return 2 * sizes.n_predicates + 2
+
+
+def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
+    """The facts with two arguments."""
+    return triple_index.binary_atoms(kb.facts.long())
+
+
+def count_degrees(kb: KnowledgeBase, sizes: KBSizes) -> Degrees:
+    """Count the facts of two arguments of each entity by their labels, 2 * predicate + 1 for facts whose tail it is."""
+    facts = binary_facts(kb)
+    predicate = facts[:, 0]
+    key = torch.cat(
+        [
+            facts[:, side] * n_labels(sizes) + make_label(predicate, side)
+            for side in (HEAD, TAIL)
+        ]
+    )
+    return Degrees(unique_values(key), value_counts(key))
+
+
+def find_degrees(
+    degrees: Degrees,
+    sizes: KBSizes,
+    entity: I64[Tensor, "n"],
+    label: I64[Tensor, "n"],
+) -> I64[Tensor, "n"]:
+    """The number of facts that entities have in labels."""
+    key = entity * n_labels(sizes) + label
+    if not len(degrees.key):
+        return torch.zeros_like(key)
+    position, found = row_index.binary_search(degrees.key, key)
+    return torch.where(found, degrees.n_facts[position], 0)
+
+
+def index_facts(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    memory_share: float = 1.0,
+    *,
+    with_walks: bool = False,
+    plan: FiringPlan | None = None,
+) -> FactIndex:
+    """Index the degrees of all entities, the links between them, and the rules.
+
+    Args:
+      memory_share: of the largest chunks of questions whose evidence may be held at once.
+      with_walks: evidence has the probabilities of random walks.
+      plan: `plan_firings` of these facts and rules, with whatever settings; None to make it.
+    """
+    if plan is None:
+        plan = plan_firings(kb, sizes)
+    plan = replace(plan, memory_share=memory_share, with_walks=with_walks)
+    facts = binary_facts(kb)
+    if not len(facts):
+        none = facts.new_zeros(0)
+        embedding = link_embedding.without_models(facts.device)
+        return FactIndex(none, none, none, none, plan, embedding)
+    predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
+    as_head, as_tail = make_label(predicate, HEAD), make_label(predicate, TAIL)
+
+    # An entity is seen from the other one, so the label of a link is that of its second entity.
+    first, second = torch.cat([head, tail]), torch.cat([tail, head])
+    label = torch.cat([as_tail, as_head])
+    key, order = sorting.sort_keys(first * (sizes.n_constants + 1) + second)
+    degrees = count_degrees(kb, sizes)
+    return FactIndex(
+        degree_key=degrees.key,
+        degree=degrees.n_facts,
+        link_key=key,
+        link_label=label[order],
+        plan=plan,
+        embedding=link_embedding.without_models(facts.device),
+    )
+
+
+def training_questions(
+    facts: I64[Tensor, "n W"],
+) -> Questions:
+    """Both questions of each fact, which is left out of its questions; questions about heads first."""
+    predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
+    return Questions(
+        predicate=predicate.repeat(2),
+        side=torch.cat(
+            [torch.full_like(head, HEAD), torch.full_like(tail, TAIL)]
+        ),
+        entity=torch.cat([tail, head]),
+        left_out=torch.cat([head, tail]),
+    )
+
+
+def iter_evidence(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    facts: FactIndex,
+    questions: Questions,
+    true_triples: TripleIndex | None,
+    cfg: EvidenceConfig,
+    work: FiringWork | None = None,
+) -> Iterator[Evidence]:
+    """Yield the evidence of some questions after others, as many at once as the bounds of a chunk allow.
+
+    Args:
+      work: counts the work, and says what to do with a question that is too large.
+
+    Other arguments are those of `collect_evidence`.
+    """
+    work = FiringWork() if work is None else work
+
+    def weigh(chunk: Questions, firings: Firings) -> Evidence:
+        return _weigh_firings(
+            kb, sizes, facts, chunk, firings, true_triples, cfg
+        )
+
+    for part in map_firing_chunks(
+        weigh,
+        facts.plan,
+        questions,
+        left_out=cfg.left_out,
+        object_identity=cfg.object_identity,
+        work=work,
+        # A pass through a network holds a state of every entity for each question.
+        n_threads=1 if facts.network is not None else None,
+    ):
+        work.n_links += len(part.link_label)
+        yield part
+
+
+def collect_evidence(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    facts: FactIndex,
+    questions: Questions,
+    true_triples: TripleIndex | None,
+    cfg: EvidenceConfig,
+) -> Evidence:
+    """Collect the evidence of all candidates of some questions, or of a selection of them, at once.
+
+    Args:
+      kb: its supports and body pairs are those that confidences are computed from.
+      facts: its facts.
+      questions: distinct.
+      true_triples: triples whose answers are no candidates, except the answer that is left out; None to have them too.
+    """
+    firings = sorted_firings(
+        facts.plan, questions, cfg.left_out, cfg.object_identity
+    )
+    return _weigh_firings(
+        kb, sizes, facts, questions, firings, true_triples, cfg
+    )
+
+
+def _weigh_firings(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    facts: FactIndex,
+    questions: Questions,
+    firings: Firings,
+    true_triples: TripleIndex | None,
+    cfg: EvidenceConfig,
+) -> Evidence:
+    """The evidence of the candidates that rules derive, or of a selection of them."""
+    base = sizes.n_constants + 1
+    is_first = sorting.first_of_run(firings.question * base + firings.candidate)
+    row = is_first.cumsum(0) - 1  # the candidate of each firing
+    question = firings.question[is_first]
+    entity = firings.candidate[is_first]
+    candidates = _Candidates(
+        question, entity, entity == questions.left_out[question]
+    )
+    counts = _count_by_rule(firings, candidates.is_answer[row], sizes.n_rules)
+    base_score = _base_score(kb, firings.rule, counts, row, len(entity))
+    is_listed, log_listed = _list_candidates(
+        questions, candidates, base_score, true_triples, cfg
+    )
+
+    n_firings = torch.bincount(row, minlength=len(entity))[is_listed]
+    kept = is_listed[row]
+    candidates = _Candidates(*(column[is_listed] for column in candidates))
+    n_links, link_label = _links_of(
+        facts, questions, candidates, cfg.left_out, base
+    )
+    answer = torch.full_like(questions.entity, -1).scatter(
+        0,
+        candidates.question[candidates.is_answer],
+        candidates.is_answer.nonzero().squeeze(1),
+    )
+    per_question = torch.bincount(
+        candidates.question, minlength=len(questions.entity)
+    )
+    listed = Evidence(
+        label=make_label(questions.predicate, questions.side),
+        given=questions.entity,
+        left_out=questions.left_out,
+        candidate_offsets=row_index.offsets(per_question),
+        answer=answer,
+        question=candidates.question,
+        entity=candidates.entity,
+        own_degree=_own_degree(facts, sizes, questions, candidates),
+        log_listed=log_listed[is_listed],
+        base_score=base_score[is_listed],
+        prior=torch.zeros_like(base_score[is_listed]),
+        network_prior=torch.zeros_like(base_score[is_listed]),
+        firing_offsets=row_index.offsets(n_firings),
+        link_offsets=row_index.offsets(n_links),
+        rule=firings.rule[kept],
+        is_left_out=counts.is_left_out[kept],
+        n_groundings=firings.n_groundings[kept],
+        fan_out=counts.fan_out[kept],
+        n_all_groundings=counts.n_groundings[kept],
+        walk=_walk_probability(firings, kept),
+        link_label=link_label,
+    )
+    listed = with_prior(listed, facts.embedding, cfg.left_out)
+    return with_network_prior(listed, facts.network, cfg.left_out)
+
+
+def _walk_probability(
+    firings: Firings, kept: Bool[Tensor, "n"]
+) -> F32[Tensor, "N"]:
+    """The probabilities of the random walks of some firings; none where they were not asked for."""
+    walk = firings.walk[kept] if len(firings.walk) else firings.walk
+    return (walk.double() * WALK_UNIT).float()
+
+
+def without_walks(evidence: Evidence) -> Evidence:
+    """The evidence without the probabilities of random walks."""
+    return evidence._replace(walk=evidence.walk[:0])
+
+
+def with_prior(
+    evidence: Evidence, embedding: link_embedding.Params, left_out: LeftOut
+) -> Evidence:
+    """The evidence with the prior of each candidate by link embeddings; 0 where there is no model."""
+    if not link_embedding.n_models(embedding):
+        return evidence._replace(prior=torch.zeros_like(evidence.base_score))
+    questions = questions_of(evidence)
+    model = link_embedding.model_of(embedding, questions, left_out)
+    row = evidence.question
+    prior = link_embedding.prior(
+        embedding,
+        model[row],
+        evidence.label[row],
+        evidence.given[row],
+        evidence.entity,
+    )
+    return evidence._replace(prior=prior)
+
+
+def with_network_prior(
+    evidence: Evidence,
+    network: NetworkPrior | None,
+    left_out: LeftOut,
+    is_asked: Bool[Tensor, "Q"] | None = None,
+) -> Evidence:
+    """The evidence with the prior of each candidate by a Bellman-Ford network; 0 where there is none.
+
+    Args:
+      is_asked: the questions whose candidates have a prior; None for all.
+    """
+    if network is None:
+        none = torch.zeros_like(evidence.base_score)
+        return evidence._replace(network_prior=none)
+    prior = network_prior.prior(
+        network,
+        questions_of(evidence),
+        left_out,
+        evidence.candidate_offsets,
+        evidence.entity,
+        is_asked,
+    )
+    return evidence._replace(network_prior=prior.float())
+
+
+def questions_of(evidence: Evidence) -> Questions:
+    """The questions of some evidence."""
+    return Questions(
+        predicate=evidence.label // 2,
+        side=evidence.label % 2 + HEAD,
+        entity=evidence.given,
+        left_out=evidence.left_out,
+    )
+
+
+def concatenate(parts: Sequence[Evidence]) -> Evidence:
+    """The evidence of the questions of all parts, one part after the other."""
+    rows: dict[str, list[Tensor]] = {name: [] for name in Evidence._fields}
+    for part in parts:
+        shifts = {
+            "question": sum(len(label) for label in rows["label"]),
+            "answer": sum(len(entity) for entity in rows["entity"]),
+            "candidate_offsets": sum(len(entity) for entity in rows["entity"]),
+            "firing_offsets": sum(len(rule) for rule in rows["rule"]),
+            "link_offsets": sum(len(label) for label in rows["link_label"]),
+        }
+        for name, column in part._asdict().items():
+            shifted = column + shifts.get(name, 0)
+            if name == "answer":
+                shifted = torch.where(column < 0, column, shifted)
+            if name.endswith("_offsets") and rows[name]:
+                shifted = shifted[1:]
+            rows[name].append(shifted if name in shifts else column)
+    return Evidence(**{name: torch.cat(parts) for name, parts in rows.items()})
+
+
+def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
+    """The evidence of the questions from one on and before another, as `concatenate` takes it."""
+    questions = slice(start, stop)
+    candidate = evidence.candidate_offsets[start : stop + 1]
+    first, last = int(candidate[0]), int(candidate[-1])
+    candidates = slice(first, last)
+    firing = evidence.firing_offsets[first : last + 1]
+    link = evidence.link_offsets[first : last + 1]
+    firings = slice(int(firing[0]), int(firing[-1]))
+    answer = evidence.answer[questions]
+
+    return Evidence(
+        label=evidence.label[questions],
+        given=evidence.given[questions],
+        left_out=evidence.left_out[questions],
+        candidate_offsets=candidate - first,
+        answer=torch.where(answer < 0, answer, answer - first),
+        question=evidence.question[candidates] - start,
+        entity=evidence.entity[candidates],
+        own_degree=evidence.own_degree[candidates],
+        log_listed=evidence.log_listed[candidates],
+        base_score=evidence.base_score[candidates],
+        prior=evidence.prior[candidates],
+        network_prior=evidence.network_prior[candidates],
+        firing_offsets=firing - firing[0],
+        link_offsets=link - link[0],
+        rule=evidence.rule[firings],
+        is_left_out=evidence.is_left_out[firings],
+        n_groundings=evidence.n_groundings[firings],
+        fan_out=evidence.fan_out[firings],
+        n_all_groundings=evidence.n_all_groundings[firings],
+        walk=evidence.walk[firings],
+        link_label=evidence.link_label[int(link[0]) : int(link[-1])],
+    )
+
+
+def rule_confidence(
+    kb: KnowledgeBase,
+    rule: I64[Tensor, "n"],
+    is_left_out: Bool[Tensor, "n"],
+) -> F32[Tensor, "n"]:
+    """The confidence of rules; without the fact that is left out where a rule derives it."""
+    support = (kb.support[rule] - is_left_out.float()).clamp_min(0.0)
+    return support / kb.body_pairs[rule].clamp_min(1.0)
+
+
+def _count_by_rule(
+    firings: Firings, is_answer: Bool[Tensor, "n"], n_rules: int
+) -> _RuleCounts:
+    """What each firing's rule derives for its question in all."""
+    _, pair = unique_inverse(firings.question * (n_rules + 1) + firings.rule)
+    fan_out = torch.bincount(pair)
+    zero = torch.zeros_like(fan_out)
+    n_groundings = zero.index_add(0, pair, firings.n_groundings)
+    n_answers = zero.index_add(0, pair, is_answer.long())
+    return _RuleCounts(
+        is_left_out=n_answers[pair] > 0,
+        fan_out=fan_out[pair],
+        n_groundings=n_groundings[pair],
+    )
+
+
+def _base_score(
+    kb: KnowledgeBase,
+    rule: Tensor,
+    counts: _RuleCounts,
+    row: Tensor,
+    n_candidates: int,
+) -> F32[Tensor, "L"]:
+    """-log(1 - noisy-or of the cubed confidences) of each candidate."""
+    confidence = rule_confidence(kb, rule, counts.is_left_out).double()
+    chance = (confidence**NOISY_OR_POWER).clamp_max(1 - 1e-6)
+
+    # Integers add up to the same number in any order, which a GPU does not keep.
+    added = (-torch.log1p(-chance) / BASE_SCORE_UNIT).round().long()
+    zero = torch.zeros(n_candidates, dtype=torch.int64, device=rule.device)
+    total = zero.index_add(0, row, added)
+    return (total * BASE_SCORE_UNIT).float()
+
+
+def _own_degree(
+    facts: FactIndex,
+    sizes: KBSizes,
+    questions: Questions,
+    candidates: _Candidates,
+) -> I64[Tensor, "L"]:
+    """How many facts of its question's relation each candidate answers, without the one that is left out."""
+    label = make_label(questions.predicate, questions.side)
+    degree = find_degrees(
+        Degrees(facts.degree_key, facts.degree),
+        sizes,
+        candidates.entity,
+        label[candidates.question],
+    )
+    return degree - candidates.is_answer.long()
+
+
+def _links_of(
+    facts: FactIndex,
+    questions: Questions,
+    candidates: _Candidates,
+    left_out: LeftOut,
+    base: int,
+) -> tuple[I64[Tensor, "L"], I64[Tensor, "K"]]:
+    """The number of facts between each candidate and its question's entity, and their labels, in the same order."""
+    given = questions.entity[candidates.question]
+    key = given * base + candidates.entity
+    start = torch.searchsorted(facts.link_key, key)
+    count = torch.searchsorted(facts.link_key, key, right=True) - start
+    if left_out == "pair":
+        count = torch.where(candidates.is_answer, 0, count)
+    row, position = expand_ranges(start, count)
+    link_label = facts.link_label[position]
+
+    # A fact with the label of the question makes the candidate a known answer: the one that is left out.
+    # Between an entity and itself it is seen from both ends.
+    label = make_label(questions.predicate, questions.side)
+    label = label[candidates.question][row]
+    is_loop = (given == candidates.entity)[row]
+    is_own = link_label == label
+    is_own = is_own | (is_loop & (link_label // 2 == label // 2))
+    is_other = ~is_own
+    n_links = torch.bincount(row[is_other], minlength=len(key))
+    return n_links, link_label[is_other]
+
+
+def _list_candidates(
+    questions: Questions,
+    candidates: _Candidates,
+    base_score: F32[Tensor, "L"],
+    true_triples: TripleIndex | None,
+    cfg: EvidenceConfig,
+) -> _Listing:
+    """Choose the candidates to list: the best ones, a sample of the others, and the answer."""
+    question, is_answer = candidates.question, candidates.is_answer
+    is_candidate = torch.ones_like(is_answer)
+    if true_triples is not None:
+        is_true = _is_true(true_triples, questions, candidates)
+        is_candidate = is_answer | ~is_true
+    certain = torch.zeros_like(base_score)
+    if cfg.n_best is None:
+        return _Listing(is_candidate, certain)
+
+    score = torch.where(is_candidate, base_score, -1.0)
+    is_best = _place_in_question(question, -score) < cfg.n_best
+    is_other = is_candidate & ~is_best
+    priority = torch.where(
+        is_other, _priority(questions, candidates, cfg.seed), 2.0
+    )
+    is_drawn = is_other & (
+        _place_in_question(question, priority) < cfg.n_sampled
+    )
+    n_others = torch.zeros_like(questions.entity).index_add(
+        0, question, is_other.long()
+    )
+    chance = (cfg.n_sampled / n_others.clamp_min(1)).clamp_max(1.0)
+    return _Listing(
+        is_listed=is_candidate & (is_best | is_drawn | is_answer),
+        log_listed=torch.where(
+            is_drawn & ~is_answer, torch.log(chance)[question], certain
+        ),
+    )
+
+
+def _priority(
+    questions: Questions, candidates: _Candidates, seed: int
+) -> F32[Tensor, "L"]:
+    """A random number of each candidate, which no other question or candidate changes."""
+    key = random.key(seed, questions.entity.device)
+    label = make_label(questions.predicate, questions.side)
+    for part in (label, questions.entity, questions.left_out):
+        key = random.fold_in(key, part)
+    own_key = random.fold_in(key[candidates.question], candidates.entity)
+    return random.uniform(own_key, ())
+
+
+def _place_in_question(
+    question: I64[Tensor, "L"], value: F32[Tensor, "L"]
+) -> I64[Tensor, "L"]:
+    """The place of each candidate among those of its question in ascending order of a value; ties as they come.
+
+    Args:
+      question: ascending.
+    """
+    order = sorting.argsort_floats(value)
+    order = order[sorting.sort_keys(question[order]).order]
+    index = torch.arange(len(question), device=question.device)
+    start = torch.searchsorted(question, question)
+    return torch.empty_like(index).scatter(0, order, index - start)
+
+
+def _is_true(
+    true_triples: TripleIndex, questions: Questions, candidates: _Candidates
+) -> Bool[Tensor, "L"]:
+    """Whether each candidate is a known answer to its question."""
+    base = true_triples.base
+    row = candidates.question
+    key = questions.predicate[row] * base + questions.entity[row]
+    key = key * base + candidates.entity
+    return torch.where(
+        questions.side[row] == HEAD,
+        triple_index.contains_key(true_triples, key, HEAD),
+        triple_index.contains_key(true_triples, key, TAIL),
+    )

@@ -1,0 +1,212 @@
+"""Link embeddings: how likely a link is by vectors of its entities and its relation, a prior of what rules derive.
+
+ComplEx scores an answer to a question by complex vectors of the entity given, of the answer, and of the question's
+label (see `evidence`), so that a relation has a vector for each of its sides:
+
+    score(label, given, answer) = Re sum_k given_k label_k conj(answer_k)
+
+Several models are trained at once. The facts are divided into folds: model m has not seen those of fold m, and the last
+model has seen all. The prior of a question that leaves out a fact is that of the model which has not seen it, so that
+embeddings which know their training facts by heart are not trusted more than they deserve (cross-fitting).
+
+Source: Trouillon et al. 2016, arXiv:1606.06357; the softmax over all entities and the penalty are those of Lacroix et
+al. 2018, arXiv:1806.07297.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.nn.functional import embedding
+
+from funcppo import optim
+from funcppo.config import AdamConfig
+from funcppo.core import random
+from funcppo.core.types import F32, I64
+from funcppo.kg.logic.question_types import LeftOut, Questions
+from funcppo.kg.logic.triple_index import HEAD
+from funcppo.kg.scores.question_config import EmbeddingConfig
+
+# deviation of the initial numbers
+INITIAL_DEVIATION = 0.1
+# added to the square of a modulus, whose root has no gradient at 0
+MIN_SQUARE = 1e-12
+# questions whose priors are computed at once
+PRIOR_ROWS = 1 << 17
+# of the key that divides the facts
+FOLD_SEED = 0
+
+
+class Params(NamedTuple):
+    """The vectors of all models, real parts and imaginary parts; there may be no model."""
+
+    entity: F32[Tensor, "M C1 2 D"]
+    label: F32[Tensor, "M B 2 D"]
+
+
+class Links(NamedTuple):
+    """Questions with one answer each."""
+
+    label: I64[Tensor, "n"]
+    given: I64[Tensor, "n"]
+    answer: I64[Tensor, "n"]
+    fold: I64[Tensor, "n"]  # of the fact
+
+
+class TrainState(NamedTuple):
+    """The vectors and the moments of their optimizer."""
+
+    params: Params
+    adam: optim.AdamState[Params]
+
+
+def init(
+    cfg: EmbeddingConfig, n_entities: int, n_labels: int, key: I64[Tensor, "2"]
+) -> Params:
+    """Random vectors of a model for each fold, and of the one that sees all facts."""
+    n_models = cfg.n_folds + 1
+    entity_key, label_key = random.split(key).unbind(-2)
+
+    def draw(key: I64[Tensor, "2"], n: int) -> F32[Tensor, "M n 2 D"]:
+        shape = (n_models, n, 2, cfg.rank)
+        return INITIAL_DEVIATION * random.normal(key, shape)
+
+    return Params(
+        entity=draw(entity_key, n_entities + 1),
+        label=draw(label_key, n_labels),
+    )
+
+
+def without_models(device: torch.device | str) -> Params:
+    """No vectors: the prior of every candidate is 0."""
+    none = torch.zeros((0, 1, 2, 0), device=device)
+    return Params(none, none)
+
+
+def n_models(params: Params) -> int:
+    """The number of models, 0 where there are none."""
+    return len(params.entity)
+
+
+def fold_of(
+    questions: Questions, n_folds: int, left_out: LeftOut
+) -> I64[Tensor, "Q"]:
+    """The fold of the fact that each question leaves out, or of its pair of entities where that is left out."""
+    is_head = questions.side == HEAD
+    answer, given = questions.left_out, questions.entity
+    predicate = questions.predicate
+    head = torch.where(is_head, answer, given)
+    tail = torch.where(is_head, given, answer)
+    if left_out == "pair":
+        predicate = torch.zeros_like(predicate)
+        head, tail = torch.minimum(head, tail), torch.maximum(head, tail)
+
+    words = random.key(FOLD_SEED, predicate.device)
+    for data in (predicate, head, tail):
+        words = random.fold_in(words, data)
+    return random.integer_from_key(words, n_folds)
+
+
+def model_of(
+    params: Params, questions: Questions, left_out: LeftOut
+) -> I64[Tensor, "Q"]:
+    """The model that has not seen what each question leaves out; the last one where nothing is left out."""
+    n_folds = n_models(params) - 1
+    fold = fold_of(questions, n_folds, left_out)
+    return torch.where(questions.left_out > 0, fold, n_folds)
+
+
+def training_links(
+    questions: Questions,
+    label: I64[Tensor, "n"],
+    n_folds: int,
+    left_out: LeftOut,
+) -> Links:
+    """The facts that questions leave out, as links to learn."""
+    return Links(
+        label=label,
+        given=questions.entity,
+        answer=questions.left_out,
+        fold=fold_of(questions, n_folds, left_out),
+    )
+
+
+def prior(
+    params: Params,
+    model: I64[Tensor, "n"],
+    label: I64[Tensor, "n"],
+    given: I64[Tensor, "n"],
+    answer: I64[Tensor, "n"],
+) -> F32[Tensor, "n"]:
+    """The score of each answer above the mean of all entities: a log-odds among the answers of a question."""
+    entity = params.entity.flatten(2)
+    mean = entity[:, 1:].mean(1)
+    parts = [entity.new_zeros(0)]
+    for row in torch.arange(len(model), device=model.device).split(PRIOR_ROWS):
+        m = model[row]
+        asked = _multiply(
+            params.entity[m, given[row]], params.label[m, label[row]]
+        )
+        # Sums of a row each: they do not depend on which rows are computed together.
+        parts.append((asked * (entity[m, answer[row]] - mean[m])).sum(-1))
+    return torch.cat(parts)
+
+
+def loss(penalty: float, params: Params, links: Links) -> F32[Tensor, ""]:
+    """-log p(answer) among all entities plus the N3 penalty: the mean over the links of each model, summed over models.
+
+    Args:
+      penalty: factor of the cubed moduli of a link's three vectors.
+    """
+    given = _look_up(params.entity, links.given)
+    label = _look_up(params.label, links.label)
+    answer = _look_up(params.entity, links.answer)
+    asked = _multiply(given, label)
+    logits = asked @ params.entity[:, 1:].flatten(2).transpose(1, 2)
+    score = (asked * answer.flatten(2)).sum(-1)
+    log_p = score - torch.logsumexp(logits, -1)
+
+    cubes = sum(_cubed_modulus(x) for x in (given, label, answer))
+    model = torch.arange(n_models(params), device=links.fold.device)
+    is_seen = (links.fold != model[:, None]).float()
+    count = is_seen.sum(1).clamp_min(1.0)
+    return (((penalty * cubes - log_p) * is_seen).sum(1) / count).sum()
+
+
+def train_step(
+    penalty: float, state: TrainState, links: Links, learning_rate: float
+) -> TrainState:
+    """A step of Adam down the loss of some links."""
+    gradient = grad(loss, argnums=1)(penalty, state.params, links)
+    params, adam = optim.update(
+        AdamConfig(), gradient, state.adam, state.params, learning_rate
+    )
+    return TrainState(params, adam)
+
+
+def _look_up(
+    table: F32[Tensor, "M N 2 D"], index: I64[Tensor, "n"]
+) -> F32[Tensor, "M n 2 D"]:
+    """Rows of each model's table; the gradient of `embedding` adds up faster than that of an index."""
+    n_tables, n_rows, *shape = table.shape
+    shift = n_rows * torch.arange(n_tables, device=index.device)
+    rows = embedding(
+        shift[:, None] + index, table.reshape(n_tables * n_rows, -1)
+    )
+    return rows.view(n_tables, -1, *shape)
+
+
+def _multiply(
+    x: F32[Tensor, "... 2 D"], y: F32[Tensor, "... 2 D"]
+) -> F32[Tensor, "... 2D"]:
+    """The complex product, real parts first."""
+    (a, b), (c, d) = x.unbind(-2), y.unbind(-2)
+    return torch.cat([a * c - b * d, a * d + b * c], -1)
+
+
+def _cubed_modulus(x: F32[Tensor, "... 2 D"]) -> F32[Tensor, "..."]:
+    """The sum of the cubed moduli of complex numbers."""
+    return ((x * x).sum(-2) + MIN_SQUARE).pow(1.5).sum(-1)

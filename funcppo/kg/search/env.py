@@ -1,0 +1,471 @@
+"""Proof search as a Markov decision process: what a state, an action and a reward are.
+
+A state is a list of goals still to prove. An action picks one of its successors (the goal lists after one resolution
+step) or END, which gives up. `environment` packs the functions below for the learner; `initial_state`,
+`step_functional` and `observe` can be called on their own.
+
+Visited states need no memory, because no state recurs on a path: a resolution step removes a goal or replaces it by
+goals of greater height, none above `max_height`, so the multiset of heights decreases in a well-founded order
+(Dershowitz & Manna 1979).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.core import tree
+from funcppo.core.settings import (
+    NonNegativeFloat,
+    Size,
+    UnitInterval,
+    check_fields,
+)
+from funcppo.core.types import F32, I32, I64, Bool
+from funcppo.envs.base import Environment, Timestep
+from funcppo.kg.logic import derivability
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.derivability import DerivabilityIndex
+from funcppo.kg.logic.kb import KnowledgeBase
+from funcppo.kg.logic.resolve import Goals, ResolveConfig, Successors, resolve
+from funcppo.kg.search.config import FactSelection, RewardScheme
+from funcppo.kg.search.query_sampling import sample_training_queries
+
+RUNNING, PROVED, FAILED, ENDED, EXHAUSTED = range(5)
+# indexed by the numbers above
+STATUS_NAMES = ("running", "proved", "failed", "ended", "exhausted")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProverEnvConfig:
+    """Static settings of the search and of the queries sampled at a reset."""
+
+    resolve: ResolveConfig
+    """Settings of a resolution step."""
+
+    max_depth: Size
+    """Maximum number of resolution steps; a row that reaches it is EXHAUSTED."""
+
+    reward: RewardScheme
+    """How an episode is rewarded; see `terminal_reward`."""
+
+    fact_selection: FactSelection
+    """Who selects facts. oracle: a chosen rule proves its goal at once if the derivability index says so; needs
+    max_height 1."""
+
+    negatives_per_positive: NonNegativeFloat
+    """Number of negative training queries per positive one."""
+
+    hard_negative_fraction: UnitInterval
+    """Fraction of the negatives sampled from `World.hard_negatives`; the others are uniform corruptions."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class World(NamedTuple):
+    """The tensors that proof search reads and training never writes."""
+
+    kb: KnowledgeBase
+    positives: I32[Tensor, "Q W"]  # positive queries
+    # provable atoms that are not facts; may be empty
+    hard_negatives: I32[Tensor, "Q2 W"]
+    # what T_P derives, and by which rules
+    derivability_index: DerivabilityIndex
+
+
+class EnvState(NamedTuple):
+    """One partial proof per row."""
+
+    goals: Goals  # [B, A, ...], what is left to prove
+    successors: Successors  # [B, S, ...], of `goals`
+    query: I32[Tensor, "B W"]  # the atom that the search started from
+    is_positive: Bool[Tensor, "B"]  # the query is a positive
+    depth: I32[Tensor, "B"]  # resolution steps taken
+    status: I32[Tensor, "B"]  # RUNNING, PROVED, FAILED, ENDED or EXHAUSTED
+    # a successor was dropped somewhere on this path
+    overflow: Bool[Tensor, "B"]
+
+
+class ResetSample(NamedTuple):
+    """The random part of a reset: the queries to start from."""
+
+    query: I32[Tensor, "B W"]
+    label: Bool[Tensor, "B"]  # the query is a positive
+
+
+class Observation(NamedTuple):
+    """The input of a network."""
+
+    goals: Goals  # [B, A, ...]
+    successors: Goals  # [B, S, A, ...]
+    rule: I32[Tensor, "B S"]  # rule that makes each successor, -1 for a fact
+    action_mask: Bool[Tensor, "B S1"]  # legal actions: S successors, then END
+    # successors that T_P shows to lead to no proof
+    dead_end: Bool[Tensor, "B S"]
+    query: I32[Tensor, "B W"]  # the atom that the search started from
+    # the query is itself a fact, so rule confidences leave it out
+    query_is_fact: Bool[Tensor, "B"]
+    # fraction of the depth limit that is left
+    remaining_depth: F32[Tensor, "B"]
+
+
+class _SearchNode(NamedTuple):
+    """A goal list and its successors."""
+
+    goals: Goals
+    successors: Successors
+
+
+def initial_state(
+    cfg: ProverEnvConfig,
+    world: World,
+    query: I32[Tensor, "B W"],
+    label: Bool[Tensor, "B"],
+) -> EnvState:
+    """The state whose only goal is the query. It is RUNNING even without successors, because END is legal.
+
+    Args:
+      query: the atoms to prove.
+      label: whether each is a positive; only rewards depend on it.
+    """
+    goals = _single_goal(cfg, query)
+    successors = resolve(cfg.resolve, world.kb, goals, query)
+    return _fresh_state(ResetSample(query, label), goals, successors)
+
+
+def reset(
+    cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]
+) -> EnvState:
+    """Fresh searches for training queries: one row for each key."""
+    reset_sample = sample_reset(cfg, world, key)
+    return reset_from_sample(cfg, world, reset_sample)
+
+
+def sample_reset(
+    cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]
+) -> ResetSample:
+    """Sample the queries of a reset: positives, hard negatives and corruptions, in the proportions of `cfg`."""
+    queries = sample_training_queries(
+        key,
+        world.kb,
+        cfg.resolve.sizes,
+        world.positives,
+        world.hard_negatives,
+        positive_fraction=1.0 / (1.0 + cfg.negatives_per_positive),
+        hard_negative_fraction=cfg.hard_negative_fraction,
+    )
+    return ResetSample(query=queries.query.to(torch.int32), label=queries.label)
+
+
+def reset_from_sample(
+    cfg: ProverEnvConfig, world: World, reset_sample: ResetSample
+) -> EnvState:
+    """Fresh searches for queries that are already sampled."""
+    return initial_state(cfg, world, reset_sample.query, reset_sample.label)
+
+
+def step_functional(
+    cfg: ProverEnvConfig,
+    world: World,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[EnvState, Timestep]:
+    """Follow each running row's chosen successor, or end the row.
+
+    A finished row stays as it is and gets reward 0.
+
+    Args:
+      action: a successor 0..S-1, or S for END. An illegal successor counts as END.
+      key: unused, because resolution is deterministic.
+
+    Returns:
+      The next state, and the reward and flags of the transition.
+    """
+    if cfg.fact_selection == "oracle":
+        node = _apply_rule_by_index(cfg, world, state, action)
+    else:
+        goals = _chosen_goals(state, action)
+        node = _SearchNode(
+            goals, resolve(cfg.resolve, world.kb, goals, state.query)
+        )
+    return _transition(cfg, state, action, node)
+
+
+def step_with_autoreset(
+    cfg: ProverEnvConfig,
+    world: World,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+    reset_sample: ResetSample,
+) -> tuple[EnvState, Timestep, EnvState]:
+    """A step, and the restart of the rows that it finishes, with one resolution for both.
+
+    The result equals that of `step_functional` followed by `reset_from_sample`. One call of `resolve` on twice the rows
+    costs less than two calls.
+
+    Args:
+      reset_sample: the queries that finished rows restart from; one per row, unused for rows that continue.
+
+    Returns:
+      The state reached, the transition, and the state to continue from.
+    """
+    next_goals = _chosen_goals(state, action)
+    fresh_goals = _single_goal(cfg, reset_sample.query)
+
+    # Rows 0..B-1 are those that continue, rows B..2B-1 those that restart.
+    goals = tree.map(lambda *parts: torch.cat(parts), next_goals, fresh_goals)
+    roots = torch.cat([state.query, reset_sample.query])
+    successors = resolve(cfg.resolve, world.kb, goals, roots)
+    n_rows = len(reset_sample.query)
+    next_successors = tree.map(lambda x: x[:n_rows], successors)
+    fresh_successors = tree.map(lambda x: x[n_rows:], successors)
+
+    next_node = _SearchNode(next_goals, next_successors)
+    next_state, timestep = _transition(cfg, state, action, next_node)
+    fresh_state = _fresh_state(reset_sample, fresh_goals, fresh_successors)
+    continued_state = tree.where(timestep.terminated, fresh_state, next_state)
+    return next_state, timestep, continued_state
+
+
+def observe(cfg: ProverEnvConfig, world: World, state: EnvState) -> Observation:
+    """The observation of a state; END is legal in every state."""
+    return make_observation(
+        cfg.resolve,
+        world,
+        state.goals,
+        state.successors,
+        state.query,
+        remaining=1.0 - state.depth / cfg.max_depth,
+    )
+
+
+def make_observation(
+    cfg: ResolveConfig,
+    world: World,
+    goals: Goals,
+    successors: Successors,
+    query: I32[Tensor, "B W"],
+    remaining: F32[Tensor, "B"],
+) -> Observation:
+    """The observation of partial proofs, whether an environment state or a beam search holds them.
+
+    Args:
+      query: the atom that each proof started from.
+      remaining: fraction of the depth limit that is left.
+    """
+    sizes = cfg.sizes
+    end_is_legal = torch.ones_like(successors.mask[:, :1])
+    return Observation(
+        goals=goals,
+        successors=successors.goals,
+        rule=successors.rule,
+        action_mask=torch.cat([successors.mask, end_is_legal], 1),
+        dead_end=derivability.dead_end_mask(
+            world.derivability_index,
+            sizes,
+            cfg.max_height,
+            query,
+            goals,
+            successors,
+        ),
+        query=query,
+        query_is_fact=kbase.contains(world.kb, sizes, query.long()),
+        remaining_depth=remaining,
+    )
+
+
+def environment(cfg: ProverEnvConfig) -> Environment:
+    """Proof search as an `Environment`.
+
+    The depth limit terminates an episode and does not truncate it, because the remaining depth is observed.
+    """
+    return Environment(
+        cfg=cfg,
+        reset=reset,
+        step_functional=step_functional,
+        observe=observe,
+        truncates=False,
+        sample_reset=sample_reset,
+        reset_from_sample=reset_from_sample,
+        # With the oracle a step resolves nothing, so there is nothing to share with the restart.
+        step_with_autoreset=step_with_autoreset
+        if cfg.fact_selection == "policy"
+        else None,
+    )
+
+
+def terminal_reward(
+    cfg: ProverEnvConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B"]
+) -> F32[Tensor, "B"]:
+    """The reward at the end of a search, under the scheme `cfg.reward`.
+
+    proof: +1 for a proved positive, else 0. signed: +1 for a proved positive and -1 for a proved negative, else 0.
+    balanced: +1 for a proved positive, -1 for a missed positive, -1 for a proved negative, and
+    +1 / negatives_per_positive for a negative left unproved.
+
+    Args:
+      proved: whether the search found a proof.
+      label: whether the query is a positive.
+    """
+    if cfg.reward == "proof":
+        return torch.where(proved & label, 1.0, 0.0)
+
+    proof_reward = torch.where(label, 1.0, -1.0)
+    if cfg.reward == "signed":
+        return torch.where(proved, proof_reward, 0.0)
+
+    rejection_reward = 0.0
+    if cfg.negatives_per_positive:
+        rejection_reward = 1.0 / cfg.negatives_per_positive
+    no_proof_reward = torch.where(label, -1.0, rejection_reward)
+    return torch.where(proved, proof_reward, no_proof_reward)
+
+
+def _single_goal(cfg: ProverEnvConfig, query: I32[Tensor, "B W"]) -> Goals:
+    """Goal lists that hold the query alone, at height 0."""
+    max_goals = cfg.resolve.max_goals
+    n_rows, atom_width = query.shape
+    padding = torch.zeros(
+        (n_rows, max_goals - 1, atom_width),
+        dtype=torch.int32,
+        device=query.device,
+    )
+    atoms = torch.cat([query[:, None], padding], 1)
+    height = torch.zeros_like(query[:, :1])
+    return Goals(atoms, height.expand(-1, max_goals).contiguous())
+
+
+def _fresh_state(
+    reset_sample: ResetSample, goals: Goals, successors: Successors
+) -> EnvState:
+    """The state before the first action."""
+    # also the status: RUNNING is 0
+    zero = torch.zeros_like(reset_sample.query[:, 0])
+    return EnvState(
+        goals=goals,
+        successors=successors,
+        query=reset_sample.query,
+        is_positive=reset_sample.label,
+        depth=zero,
+        status=zero,
+        overflow=successors.overflow,
+    )
+
+
+def _successor_slot(
+    state: EnvState, action: I64[Tensor, "B"]
+) -> I64[Tensor, "B 1"]:
+    """The slot of the chosen successor; an arbitrary valid slot where the action is END."""
+    n_slots = state.successors.mask.shape[1]
+    slot = action.clamp(0, n_slots - 1)
+    return slot[:, None]
+
+
+def _chosen_goals(state: EnvState, action: I64[Tensor, "B"]) -> Goals:
+    """The goal list of each row's chosen successor."""
+    slot = _successor_slot(state, action)
+    goals = state.successors.goals
+    return Goals(
+        _gather_slot(goals.atoms, slot), _gather_slot(goals.height, slot)
+    )
+
+
+def _apply_rule_by_index(
+    cfg: ProverEnvConfig,
+    world: World,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+) -> _SearchNode:
+    """The node after a rule choice if facts come from the derivability index.
+
+    The goal list is empty, which means proved, where the chosen rule derives the root, and unchanged elsewhere. There
+    are no successors, so a row that is not proved has failed.
+    """
+    rule = state.successors.rule.gather(1, _successor_slot(state, action))
+    proved = derivability.rule_derives(
+        world.derivability_index,
+        cfg.resolve.sizes,
+        state.query,
+        rule,
+    )
+    atoms = torch.where(proved[..., None], 0, state.goals.atoms)
+    no_successor = torch.zeros_like(state.successors.mask)
+    return _SearchNode(
+        goals=state.goals._replace(atoms=atoms),
+        successors=state.successors._replace(mask=no_successor),
+    )
+
+
+def _transition(
+    cfg: ProverEnvConfig,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+    node: _SearchNode,
+) -> tuple[EnvState, Timestep]:
+    """The next state and the transition, given the node that a row reaches if its action is a legal successor."""
+    # A running row moves, or ends its search by END or by an illegal action.
+    active = state.status == RUNNING
+    legal = state.successors.mask.gather(
+        1, _successor_slot(state, action)
+    ).squeeze(1)
+    moves = active & (action < cfg.resolve.max_successors) & legal
+    ends = active & ~moves
+
+    current_node = _SearchNode(state.goals, state.successors)
+    next_node = tree.where(moves, node, current_node)
+    depth = torch.where(moves, state.depth + 1, state.depth)
+    status = _status(cfg, next_node, depth, ends)
+    next_state = EnvState(
+        goals=next_node.goals,
+        successors=next_node.successors,
+        query=state.query,
+        is_positive=state.is_positive,
+        depth=depth,
+        status=torch.where(active, status, state.status),
+        overflow=state.overflow | (moves & node.successors.overflow),
+    )
+
+    # A dropped successor could have been the proof, so an overflowed row is neither rewarded nor punished.
+    terminated = next_state.status != RUNNING
+    is_rewarded = active & terminated & ~next_state.overflow
+    reward = terminal_reward(
+        cfg, next_state.status == PROVED, state.is_positive
+    )
+    timestep = Timestep(
+        reward=torch.where(is_rewarded, reward, 0.0),
+        terminated=terminated,
+        truncated=torch.zeros_like(terminated),
+    )
+    return next_state, timestep
+
+
+def _status(
+    cfg: ProverEnvConfig,
+    node: _SearchNode,
+    depth: I32[Tensor, "B"],
+    ends: Bool[Tensor, "B"],
+) -> I32[Tensor, "B"]:
+    """The status of each row after a step. Later lines take precedence: a proof at the depth limit is a proof."""
+    has_no_successor = ~node.successors.mask.any(-1)
+    has_no_goal = node.goals.atoms[:, 0, 0] == 0
+    status = torch.where(depth >= cfg.max_depth, EXHAUSTED, RUNNING)
+    status = torch.where(has_no_successor, FAILED, status)
+    status = torch.where(ends, ENDED, status)
+    status = torch.where(has_no_goal, PROVED, status)
+    return status.to(torch.int32)
+
+
+def _gather_slot(x: Tensor, slot: I64[Tensor, "B 1"]) -> Tensor:
+    """Entry `slot[b]` of each row b of x, [B, S, ...] to [B, ...]."""
+    entry_shape = x.shape[2:]
+    ones = [1] * len(entry_shape)
+    index = slot.view(-1, 1, *ones)
+    index = index.expand(-1, 1, *entry_shape)
+    return x.gather(1, index).squeeze(1)

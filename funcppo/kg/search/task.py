@@ -1,0 +1,922 @@
+"""From a data set to a learning problem: what the rules derive, what the policy chooses, and what it trains on.
+
+`build_task` computes what every use of a data set shares: the knowledge base, the atoms that the rules derive (T_P) and
+the candidates of a ranking. `build_config` and `training_world` make of it the two arguments of `train_step`;
+`inference_world` is the world of a search.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.config import Config, PPOConfig
+from funcppo.core import tree
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.types import I32, I64, Bool
+from funcppo.kg.graph.dataset import Dataset, entity_ids
+from funcppo.kg.logic import (
+    derivability,
+    fact_proofs,
+    firing_chunks,
+    fixpoint,
+    partial_fixpoint,
+    resolve,
+    triple_index,
+)
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.consequences import (
+    CountCallback,
+    RuleCounts,
+    check_sampled_rows,
+    count_rules,
+    with_confidence,
+)
+from funcppo.kg.logic.derivability import DerivabilityIndex
+from funcppo.kg.logic.firings import FiringPlan, plan_firings
+from funcppo.kg.logic.fixpoint import LeastModel
+from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+from funcppo.kg.logic.resolve import ResolveConfig
+from funcppo.kg.logic.typed_torch import unique_rows
+from funcppo.kg.scores.other_facts import OtherFactCounts, count_other_facts
+from funcppo.kg.search import env as prover_env
+from funcppo.kg.search import network
+from funcppo.kg.search.config import (
+    FactSelection,
+    ProofSettings,
+    ProverTaskConfig,
+    proof_settings,
+)
+from funcppo.kg.search.env import World
+
+COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
+# the derivability index holds at most this many derivations times `max_atoms`
+MAX_DERIVATIONS_PER_ATOM = 20
+# Where nothing reads derivations, T_P is not computed if the rules derive more heads, times `max_atoms`, than this.
+MAX_HEADS_PER_ATOM = 4
+# Nor is it computed further than by so many rows of joins.
+MAX_STEP_ROWS = 50_000_000
+# rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
+MAX_COUNT_ROWS = 100_000_000
+# rows of joins to index derivations by, about ten minutes of work
+MAX_INDEX_ROWS = 3_000_000_000
+COUNTING = "computing rule confidences"
+INDEXING = "indexing derivations"
+# size of the sample of derived atoms, if T_P is too large to hold
+MAX_SAMPLED_ATOMS = 500_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProverTask:
+    """A data set together with everything that is computed from it once."""
+
+    dataset: Dataset
+    """The triples of all splits, the rules and the names."""
+
+    cfg: ProverTaskConfig
+    """The settings that the task was built with."""
+
+    kb: KnowledgeBase
+    """Facts and rules with their train confidences, on the device of the task."""
+
+    sizes: KBSizes
+    """Sizes of `kb`."""
+
+    least_model: LeastModel
+    """T_P up to `max_height`; if it is too large to hold a part of it, nothing if `answers_plan` is there."""
+
+    max_height: int
+    """Maximum height of a proof."""
+
+    derivability_index: DerivabilityIndex | None
+    """The rules that derive each atom; None if there are too many derivations to hold, or nothing reads them."""
+
+    derived_sample: Tensor | None
+    """A sample of the derived atoms that are not facts, if `least_model` is a part of T_P; None if it is complete, or
+    nothing trains on it."""
+
+    fact_selection: FactSelection
+    """Whether the policy or an oracle selects facts."""
+
+    entity_pool: I64[Tensor, "E"]
+    """Entities that queries are ranked against, ascending."""
+
+    filter_index: triple_index.FilterIndex
+    """Known triples, which are filtered from the candidates, and derivable ones; none with `answers_plan`."""
+
+    unproved_facts: I32[Tensor, "n W"]
+    """Known facts among the triples of valid and test that other facts do not prove: as answers they are not provable,
+    since a fact is no fact while it is asked."""
+
+    answers_plan: FiringPlan | None
+    """What the atoms that queries ask for are derived from, see `with_answers`; None if what is needed is held."""
+
+    is_countries: bool
+    """Whether the Countries protocol applies: tails are ranked against the five regions."""
+
+    notes: tuple[str, ...]
+    """What was chosen or left out, one line each."""
+
+    other_facts: OtherFactCounts | None = None
+    """How many candidates have other facts of the asked relation, see `with_other_facts`; None where nothing asks."""
+
+
+class PhaseCallback(Protocol):
+    """Receives what is being done."""
+
+    def __call__(
+        self,
+        text: str,
+        done: int = 0,
+        total: int | None = None,
+        deadline: Deadline = NO_DEADLINE,
+        /,
+    ) -> None:
+        """Receive what is being done, how much of it is, and of how much, if that is known.
+
+        Args:
+          deadline: ends it, whatever is left.
+        """
+        ...
+
+
+class _DerivedAtoms(NamedTuple):
+    """What the rules derive, as far as it can be held."""
+
+    model: LeastModel  # without atoms if queries derive their own
+    derivability_index: DerivabilityIndex | None
+    sample: I32[Tensor, "N W"] | None
+    notes: list[str]
+
+
+def ignore_phase(
+    text: str,
+    done: int = 0,
+    total: int | None = None,
+    deadline: Deadline = NO_DEADLINE,
+    /,
+) -> None:
+    """Show nothing."""
+
+
+def build_task(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    device: str = "cpu",
+    on_phase: PhaseCallback = ignore_phase,
+    *,
+    with_derivations: bool = True,
+    by_query_if_large: bool = False,
+    deadline: Deadline = NO_DEADLINE,
+    plan: FiringPlan | None = None,
+) -> ProverTask:
+    """Build the task of a data set on the host, and move it to `device` as a whole.
+
+    Thousands of rules make as many small joins, each of whose sizes the host must know before the next one starts.
+
+    Args:
+      dataset: triples and rules.
+      cfg: what the data set does not fix, with a height, a smoothing and an object identity; `choose_settings` of
+        `funcppo.kg.ranking.settings_choice` chooses those that are open.
+      device: where searches, training and ranking read the task's tensors.
+      on_phase: receives what is being computed.
+      deadline: when T_P up to a height above 1 ends; it is an error then.
+      with_derivations: index the rules that derive each atom, which searches and training by proofs read.
+      by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers. Otherwise what
+        valid and test need of it is held, and a sample to train on.
+      plan: what the rules of the data set fire from, on the host; None to make it where it is needed.
+
+    Raises:
+      ValueError: a setting is not chosen yet, there are no rules, or T_P up to a height above 1 exceeds
+        `cfg.max_atoms` or the deadline.
+    """
+    settings = proof_settings(cfg)
+    if not len(dataset.rules):
+        raise ValueError(
+            f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
+        )
+    on_phase(COUNTING)
+    kb, sizes = kbase.from_dataset(dataset)
+    counts, count_notes = _count_rules(
+        dataset, settings.object_identity, kb, sizes, on_phase
+    )
+    kb = with_confidence(kb, counts, settings.smoothing)
+
+    # What the rules derive, and who selects facts.
+    derived = _derived_atoms(
+        dataset,
+        cfg,
+        kb,
+        sizes,
+        counts,
+        settings,
+        with_derivations,
+        by_query_if_large,
+        deadline,
+        on_phase,
+    )
+    derives_by_query = not derived.model.complete and (
+        by_query_if_large or not with_derivations
+    )
+    fact_selection = _choose_fact_selection(
+        dataset, cfg, settings.max_height, derived.derivability_index
+    )
+    notes = [*dataset.notes, *count_notes, *derived.notes]
+
+    # What queries are ranked against.
+    on_phase("indexing candidates")
+    unproved_facts, fact_notes = _unproved_facts(
+        dataset, cfg, kb, sizes, settings
+    )
+    pool, is_countries = entity_pool(dataset)
+    known = torch.from_numpy(
+        dataset.facts[:0] if derives_by_query else known_triples(dataset)
+    )
+    filter_index = triple_index.build_filter_index(
+        sizes, derived.model, known, pool, unproved_facts
+    )
+
+    host_task = ProverTask(
+        dataset=dataset,
+        cfg=cfg,
+        kb=kb,
+        sizes=sizes,
+        least_model=derived.model,
+        max_height=settings.max_height,
+        derivability_index=derived.derivability_index,
+        derived_sample=derived.sample,
+        fact_selection=fact_selection,
+        entity_pool=pool,
+        filter_index=filter_index,
+        unproved_facts=unproved_facts,
+        answers_plan=None,
+        is_countries=is_countries,
+        notes=(*notes, *fact_notes),
+    )
+    task = _move_search_tensors(with_ranking_on(host_task, device), device)
+    if derives_by_query:
+        if plan is None or task.kb.facts.is_cuda:
+            plan = plan_firings(task.kb, sizes)
+        plan = replace(plan, memory_share=cfg.memory_share)
+        task = replace(task, answers_plan=plan)
+    return task
+
+
+def with_rule_counts(
+    dataset: Dataset, on_phase: PhaseCallback = ignore_phase
+) -> tuple[Dataset, list[str]]:
+    """The data set with the counts of all its rules without object identity, and a note on those that are estimates."""
+    known = dataset.rule_counts
+    if known is not None and (known >= 0).all():
+        return dataset, []
+    on_phase(COUNTING)
+    kb, sizes = kbase.from_dataset(dataset)
+    counts, notes = _count_rules(dataset, False, kb, sizes, on_phase)
+    return replace(
+        dataset, rule_counts=torch.stack(counts, dim=1).numpy()
+    ), notes
+
+
+def _count_rules(
+    dataset: Dataset,
+    object_identity: bool,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    on_phase: PhaseCallback,
+) -> tuple[RuleCounts, list[str]]:
+    """The counts of the rules, and a note on those that are estimates."""
+    has_estimates = not object_identity and _are_all_estimated(dataset)
+    estimated: set[int] = set()
+    counts = count_rules(
+        kb,
+        sizes,
+        object_identity=object_identity,
+        known=as_counts(dataset.rule_counts),
+        estimates=as_counts(dataset.rule_estimates),
+        budget=RowBudget(MAX_COUNT_ROWS if has_estimates else sys.maxsize),
+        estimated_rules=estimated,
+        progress=lambda done, total: on_phase(COUNTING, done, total),
+    )
+    return counts, _describe_estimates(estimated, sizes)
+
+
+def _are_all_estimated(dataset: Dataset) -> bool:
+    """Whether there is an estimate of each rule whose counts without object identity are not known."""
+    known, estimates = dataset.rule_counts, dataset.rule_estimates
+    if estimates is None:
+        return False
+    is_estimated = estimates[:, 0] >= 0
+    if known is None:
+        return bool(is_estimated.all())
+    return bool((is_estimated | (known[:, 0] >= 0)).all())
+
+
+def _describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
+    """A note on rules whose counts are estimates; none where there are none."""
+    if not rules:
+        return []
+    return [
+        f"estimated counts of {len(rules):,} of {sizes.n_rules:,} rules, and their confidences, stand as they were "
+        f"mined: counting all exactly makes more than {MAX_COUNT_ROWS:,} rows of joins"
+    ]
+
+
+def with_other_facts(
+    task: ProverTask,
+    on_phase: PhaseCallback = ignore_phase,
+    max_rows: int = sys.maxsize,
+) -> ProverTask:
+    """The task with counts of facts and of what the rules derive, by whether there is another fact of the relation.
+
+    Args:
+      on_phase: receives how many rules are applied; what it raises ends the count.
+      max_rows: rows that the joins may make.
+
+    Raises:
+      RowBudgetExceeded: they make more.
+    """
+    if task.other_facts is not None:
+        return task
+    counts = count_other_facts(
+        task.kb,
+        task.sizes,
+        object_identity=task.least_model.object_identity,
+        budget=RowBudget(max_rows),
+        progress=partial(on_phase, "counting candidates with other facts"),
+    )
+    return replace(task, other_facts=counts)
+
+
+def with_answers(
+    task: ProverTask,
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+    derived: I32[Tensor, "n W"] | None = None,
+) -> ProverTask:
+    """The task with all known and derivable answers of some queries; the same where T_P is held.
+
+    Args:
+      queries: atoms of two arguments, each of which is replaced in turn.
+      sides: the arguments that are replaced.
+      derived: what `firing_chunks.derive_answers` derives for them, in any order; None to derive it.
+    """
+    plan = task.answers_plan
+    if plan is None:
+        return task
+    kb, sizes = task.kb, task.sizes
+    identity = task.least_model.object_identity
+
+    queries = queries.long().to(kb.facts.device)
+    if derived is None:
+        derived = firing_chunks.derive_answers(
+            plan, queries, sides, object_identity=identity
+        )
+    facts = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
+    model = partial_fixpoint.partial_model(
+        kb,
+        sizes,
+        derived,
+        object_identity=identity,
+        facts=facts,
+    )
+
+    held_out = torch.from_numpy(held_out_triples(task.dataset)).to(facts.device)
+    known = partial_fixpoint.answering_atoms(held_out, queries, sides, sizes)
+    device = task.entity_pool.device
+    answered = replace(
+        with_ranking_on(replace(task, least_model=model), str(device)),
+        answers_plan=None,
+    )
+    filter_index = triple_index.build_filter_index(
+        sizes,
+        answered.least_model,
+        torch.cat([facts, known]).to(device),
+        task.entity_pool,
+        task.unproved_facts,
+    )
+    return replace(answered, filter_index=filter_index)
+
+
+def is_unproved_fact(
+    task: ProverTask, atoms: I64[Tensor, "n W"]
+) -> Bool[Tensor, "n"]:
+    """Whether each atom is one of the task's `unproved_facts`."""
+    facts, sizes = task.unproved_facts, task.sizes
+    index = kbase.index_sorted_atoms(
+        facts, sizes.n_predicates, sizes.n_constants
+    )
+    found = kbase.find_atoms(index, sizes, atoms.long().to(facts.device)) >= 0
+    return found.to(atoms.device)
+
+
+def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
+    """The task with the tensors that a search reads on a device."""
+    searched = (task.kb, task.derivability_index, task.derived_sample)
+    kb, index, sample = tree.map(lambda x: x.to(device), searched)
+    return replace(
+        task,
+        kb=kb,
+        derivability_index=index,
+        derived_sample=sample,
+    )
+
+
+def _least_model(
+    dataset: Dataset,
+    settings: ProofSettings,
+    max_atoms: int,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    budget: RowBudget,
+    on_phase: PhaseCallback,
+) -> LeastModel:
+    """T_P up to the height of the settings; at height 1 perhaps only the facts, if one step cannot be held.
+
+    Args:
+      budget: of the rows of joins to compute it by.
+
+    Raises:
+      ValueError: T_P up to a greater height cannot be held.
+    """
+
+    def show_step(step: int, n_atoms: int, n_done: int, n_rules: int) -> None:
+        on_phase(
+            f"T_P step {step + 1}, from {n_atoms:,} atoms", n_done, n_rules
+        )
+
+    model = fixpoint.least_model(
+        kb,
+        sizes,
+        max_height=settings.max_height,
+        max_atoms=max_atoms,
+        object_identity=settings.object_identity,
+        budget=budget,
+        progress=show_step,
+    )
+    if not model.complete and settings.max_height > 1:
+        raise ValueError(
+            f"{dataset.name}: T_P to height {settings.max_height} {model.stop_reason}"
+        )
+    return model
+
+
+def _derived_atoms(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    counts: RuleCounts,
+    settings: ProofSettings,
+    with_derivations: bool,
+    by_query_if_large: bool,
+    deadline: Deadline,
+    on_phase: PhaseCallback,
+) -> _DerivedAtoms:
+    """All that the rules derive up to the height of the settings; a part of it if T_P is too large to hold.
+
+    The part is what valid and test need at height 1, and a sample to train on.
+
+    Raises:
+      ValueError: even the part is too large.
+    """
+    is_mapped = dataset.fact_tables is not None
+    by_query = partial(_without_atoms, kb, sizes, settings, not is_mapped)
+    by_query_if_large = by_query_if_large and settings.max_height == 1
+    n_heads = int(counts.body_pairs.sum())
+    is_many = n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
+    is_too_many = _n_heads_at_least(kb, counts) > cfg.max_atoms
+    if (by_query_if_large and is_too_many) or (
+        not with_derivations and (is_mapped or is_many)
+    ):
+        return by_query(
+            f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
+        )
+
+    if not with_derivations and settings.max_height == 1:
+        try:
+            check_sampled_rows(
+                kb,
+                sizes,
+                MAX_STEP_ROWS,
+                object_identity=settings.object_identity,
+            )
+        except RowBudgetExceeded as error:
+            return by_query(
+                f"T_P to height 1 takes {error}: each query derives its own answers when it is asked"
+            )
+
+    # What a resumed run computes again must not depend on the time.
+    budget = RowBudget(
+        sys.maxsize if with_derivations else MAX_STEP_ROWS,
+        deadline=deadline if settings.max_height > 1 else NO_DEADLINE,
+    )
+    model = _least_model(
+        dataset, settings, cfg.max_atoms, kb, sizes, budget, on_phase
+    )
+    if model.complete:
+        if not with_derivations:
+            return _DerivedAtoms(model, None, None, [])
+        # At height 1 what is counted is what is derived; no join is made where that cannot be held.
+        is_known = settings.max_height == 1 and dataset.rule_estimates is None
+        n_others = int((counts.body_pairs - counts.circular_support).sum())
+        index, index_notes = _index_derivations(
+            kb,
+            sizes,
+            model,
+            settings.max_height,
+            n_others if is_known else 0,
+            MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
+            on_phase,
+        )
+        return _DerivedAtoms(model, index, None, index_notes)
+    if by_query_if_large or not with_derivations:
+        return by_query(
+            f"T_P to height 1 {model.stop_reason}: each query derives its own answers when it is asked"
+        )
+    return _held_part(
+        dataset, cfg, kb, sizes, settings, model.stop_reason, on_phase
+    )
+
+
+def _held_part(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    settings: ProofSettings,
+    stop_reason: str,
+    on_phase: PhaseCallback,
+) -> _DerivedAtoms:
+    """What valid and test need of T_P to height 1, and a sample to train on.
+
+    Args:
+      stop_reason: why T_P is not complete.
+
+    Raises:
+      ValueError: even that is too large.
+    """
+    queries = torch.from_numpy(held_out_triples(dataset))
+    try:
+        part = _index_part(
+            kb,
+            sizes,
+            queries,
+            settings,
+            MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
+            on_phase,
+        )
+    except RowBudgetExceeded as error:
+        raise ValueError(
+            f"{dataset.name}: T_P to height 1 {stop_reason}; {error}: expected fewer rules, or a run that learns from "
+            "questions, which needs no index (--learner questions)"
+        ) from None
+    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
+    return part._replace(notes=[note])
+
+
+def _index_derivations(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    height: int,
+    n_known: int,
+    max_derivations: int,
+    on_phase: PhaseCallback,
+) -> tuple[DerivabilityIndex | None, list[str]]:
+    """The rules that derive each atom of a model; None with a note if they are too many, or take too much work.
+
+    Args:
+      n_known: derivations that there are at least.
+    """
+    blind = "the policy does not see which rules derive its goal"
+    index = None
+    if n_known <= max_derivations:
+        try:
+            index = derivability.build_derivability_index(
+                kb,
+                sizes,
+                model,
+                height,
+                max_derivations,
+                RowBudget(MAX_INDEX_ROWS),
+                _show_indexing(on_phase, sizes),
+            )
+        except RowBudgetExceeded as error:
+            return None, [f"{INDEXING} makes {error}: {blind}"]
+    if index is None:
+        return None, [f"too many derivations to hold: {blind}"]
+    return index, []
+
+
+def _index_part(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    queries: I32[Tensor, "Q W"],
+    settings: ProofSettings,
+    max_derivations: int,
+    on_phase: PhaseCallback,
+) -> _DerivedAtoms:
+    """What queries ask of T_P to height 1, and a sample of it, with the rules that derive each atom.
+
+    Raises:
+      RowBudgetExceeded: the joins make more than `MAX_INDEX_ROWS` rows, or there are too many derivations.
+    """
+    budget = RowBudget(MAX_INDEX_ROWS)
+    show = _show_indexing(on_phase, sizes)
+    identity = settings.object_identity
+    sample = partial_fixpoint.priority_sample(
+        kb, sizes, MAX_SAMPLED_ATOMS, identity, budget, show
+    )
+    part = partial_fixpoint.restricted_step(
+        kb, sizes, queries, sample, max_derivations, identity, budget, show
+    )
+    if part is None:
+        raise RowBudgetExceeded(
+            f"the queries of valid and test need more than {max_derivations} derivations"
+        )
+    model, index = part
+    return _DerivedAtoms(model, index, sample, [])
+
+
+def _n_heads_at_least(kb: KnowledgeBase, counts: RuleCounts) -> int:
+    """Atoms that one step derives at least: of each predicate those of the rule that derives most."""
+    most = torch.zeros_like(kb.rule_offsets).scatter_reduce(
+        0, kb.rules[:, 0, 0].long(), counts.body_pairs.long(), "amax"
+    )
+    return int(most.sum())
+
+
+def _show_indexing(on_phase: PhaseCallback, sizes: KBSizes) -> CountCallback:
+    """Show the phase, and return what shows how many rules it has applied."""
+    text = f"{INDEXING}, within {MAX_INDEX_ROWS:,} rows of joins"
+    on_phase(text, 0, sizes.n_rules)
+    return partial(on_phase, text)
+
+
+def _without_atoms(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    settings: ProofSettings,
+    with_facts: bool,
+    note: str,
+) -> _DerivedAtoms:
+    """A model without what the rules derive, and without facts too where they are mapped from a file."""
+    none = kb.facts[:0]
+    model = partial_fixpoint.partial_model(
+        kb,
+        sizes,
+        none,
+        object_identity=settings.object_identity,
+        facts=None if with_facts else none,
+    )
+    return _DerivedAtoms(model, None, None, [note])
+
+
+def _unproved_facts(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    settings: ProofSettings,
+) -> tuple[I32[Tensor, "n W"], list[str]]:
+    """The known facts among valid and test that other facts do not prove; a note on those that are not decided."""
+    held_out = unique_rows(torch.from_numpy(held_out_triples(dataset)))
+    facts = held_out[kbase.contains(kb, sizes, held_out)]
+    found = fact_proofs.fact_heights(
+        kb,
+        sizes,
+        facts,
+        max_height=settings.max_height,
+        max_atoms=cfg.max_atoms,
+        budget=RowBudget(fact_proofs.MAX_FACT_ROWS),
+        object_identity=settings.object_identity,
+        memory_share=cfg.memory_share,
+    )
+
+    notes: list[str] = []
+    if found.n_undecided:
+        notes.append(
+            f"{found.n_undecided:,} of {len(facts):,} triples of valid and test that are known facts count as not "
+            "provable: whether other facts prove them was not decided within "
+            f"{fact_proofs.MAX_FACT_ROWS:,} rows of joins"
+        )
+    return facts[found.height < 0], notes
+
+
+def _choose_fact_selection(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    height: int,
+    index: DerivabilityIndex | None,
+) -> FactSelection:
+    """The oracle at height 1 if the index is there, unless the policy is set; otherwise the policy.
+
+    Raises:
+      ValueError: the oracle is set and impossible.
+    """
+    oracle_is_possible = height == 1 and index is not None
+    if cfg.fact_selection == "oracle" and not oracle_is_possible:
+        obstacle = (
+            f"height {height}" if height > 1 else "too many derivations to hold"
+        )
+        raise ValueError(
+            f"{dataset.name}: fact_selection=oracle: expected height 1 and all derivations, got {obstacle}"
+        )
+    return (
+        "oracle"
+        if oracle_is_possible and cfg.fact_selection != "policy"
+        else "policy"
+    )
+
+
+def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
+    """Return the entities to rank against, ascending, and whether they are the regions of the Countries protocol."""
+    if dataset.name.lower().startswith("countries"):
+        ids = entity_ids(dataset.entities)
+        regions = [ids[region] for region in COUNTRIES_REGIONS if region in ids]
+        if len(regions) == len(COUNTRIES_REGIONS):
+            return torch.tensor(sorted(regions)), True
+    return torch.arange(1, dataset.n_constants + 1), False
+
+
+def known_triples(dataset: Dataset) -> np.ndarray:
+    """Return all that is known to be true, [N, W]: the facts and the triples of all splits, with repetitions."""
+    return np.concatenate([dataset.facts, held_out_triples(dataset)])
+
+
+def held_out_triples(dataset: Dataset) -> np.ndarray:
+    """Return the triples of valid and test, [N, W], with repetitions."""
+    return np.concatenate([dataset.valid, dataset.test])
+
+
+def as_counts(counts: np.ndarray | None) -> I64[Tensor, "R 3"] | None:
+    """Counts of the rules of a data set, as `count_rules` takes them."""
+    return None if counts is None else torch.from_numpy(counts)
+
+
+def build_config(
+    task: ProverTask, ppo: PPOConfig, matmul_dtype: torch.dtype | None = None
+) -> Config:
+    """The learner's configuration for a task: algorithm, environment and network.
+
+    Args:
+      ppo: settings of the algorithm.
+      matmul_dtype: data type of the network's matrix products; None: float32.
+
+    Raises:
+      ValueError: object identity is set and the policy selects facts. Only the oracle knows which facts keep it.
+    """
+    cfg = task.cfg
+    if cfg.object_identity and task.fact_selection != "oracle":
+        raise ValueError(
+            f"{task.dataset.name}: object_identity: expected fact_selection=oracle, at height 1, got policy"
+        )
+
+    resolve_config = _resolve_config(task)
+    env_config = prover_env.ProverEnvConfig(
+        resolve=resolve_config,
+        max_depth=cfg.max_depth,
+        reward=cfg.reward,
+        fact_selection=task.fact_selection,
+        negatives_per_positive=cfg.negatives_per_positive,
+        hard_negative_fraction=cfg.hard_negative_fraction,
+    )
+
+    # A variable id is an index of the term table, so the table must be as large as any goal list or rule can need.
+    max_goal_variables = resolve_config.max_goals * (task.sizes.atom_width - 1)
+    network_config = network.ProverNetworkConfig(
+        sizes=task.sizes,
+        n_variables=max(max_goal_variables, _max_rule_variables(task)),
+        max_height=task.max_height,
+        embed_dim=cfg.embed_dim,
+        hidden_dim=cfg.hidden_dim,
+        n_residual_blocks=cfg.n_residual_blocks,
+        matmul_dtype=matmul_dtype,
+    )
+    return Config(
+        ppo=ppo,
+        env=prover_env.environment(env_config),
+        agent=network.agent(network_config),
+    )
+
+
+def _resolve_config(task: ProverTask) -> ResolveConfig:
+    """Settings of a resolution step, wide enough that nothing is dropped unless `max_successors` is set."""
+    config = resolve.make_resolve_config(task.kb, task.sizes, task.max_height)
+    if task.fact_selection == "oracle":
+        config = resolve.rules_only_config(config)
+    if task.cfg.max_successors is not None:
+        config = replace(config, max_successors=task.cfg.max_successors)
+    return config
+
+
+def _max_rule_variables(task: ProverTask) -> int:
+    """The largest number of variables in one rule. Ids above the number of constants are variables."""
+    terms = task.kb.rules[..., 1:]
+    if not terms.numel():
+        return 0
+    return max(int(terms.max()) - task.sizes.n_constants, 0)
+
+
+def training_world(task: ProverTask) -> World:
+    """The world that training reads.
+
+    Positives are the train facts whose predicate some rule's head has. For the others no rule can be chosen, so they
+    teach nothing.
+
+    Raises:
+      ValueError: there are no such facts, or T_P is held in part and negatives other than its sample are set.
+    """
+    cfg = task.cfg
+    name = task.dataset.name
+    needs_corruptions = (
+        cfg.negatives_per_positive > 0 and cfg.hard_negative_fraction < 1.0
+    )
+    if task.derived_sample is not None and needs_corruptions:
+        raise ValueError(
+            f"{name}: T_P is held in part: expected all negatives from its sample "
+            f"(--prover.hard-negative-fraction 1), got {cfg.hard_negative_fraction}"
+        )
+
+    train = torch.from_numpy(task.dataset.train).to(task.kb.facts.device)
+    head_predicates = task.kb.rules[:, 0, 0]
+    positives = train[torch.isin(train[:, 0], head_predicates)]
+    if not len(positives):
+        raise ValueError(
+            f"{name}: expected a train fact with the predicate of a rule's head, got none: training learns from known "
+            "facts of what is asked (add some, or ask without training: funcppo predict)"
+        )
+    return inference_world(task)._replace(
+        positives=positives, hard_negatives=_hard_negatives(task)
+    )
+
+
+def inference_world(task: ProverTask) -> World:
+    """The world of a search; it holds no training queries."""
+    no_atoms = task.kb.facts[:0]
+    index = task.derivability_index
+    if index is None:
+        index = derivability.empty_derivability_index(task.kb, task.sizes)
+    return World(
+        kb=task.kb,
+        positives=no_atoms,
+        hard_negatives=no_atoms,
+        derivability_index=index,
+    )
+
+
+def _hard_negatives(task: ProverTask) -> I32[Tensor, "N W"]:
+    """Provable atoms that are not facts; none unless negatives are sampled from them."""
+    if not task.cfg.hard_negative_fraction:
+        return task.kb.facts[:0]
+    if task.derived_sample is not None:
+        return task.derived_sample
+    return task.least_model.atoms[task.least_model.height > 0]
+
+
+def false_negative_rate(task: ProverTask) -> float | None:
+    """The share of hard negatives that are true in valid or test; None if there are no hard negatives."""
+    if not task.cfg.hard_negative_fraction:
+        return None
+    negatives = _hard_negatives(task)
+    if not len(negatives):
+        return None
+    sizes = task.sizes
+    held_out = torch.from_numpy(
+        np.concatenate([task.dataset.valid, task.dataset.test])
+    ).to(negatives.device)
+    _, index = kbase.sort_and_index_atoms(
+        held_out.long(), sizes.n_predicates, sizes.n_constants
+    )
+    is_true = kbase.find_atoms(index, sizes, negatives.long()) >= 0
+    return float(is_true.float().mean())
+
+
+def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
+    """The task with the tensors that ranking reads on a device, which may differ from the one that scores."""
+
+    def to_device(x: Tensor) -> Tensor:
+        return x.to(device)
+
+    model = task.least_model
+    moved_model = replace(
+        model,
+        atoms=to_device(model.atoms),
+        height=to_device(model.height),
+        atom_index=tree.map(to_device, model.atom_index),
+    )
+    return replace(
+        task,
+        least_model=moved_model,
+        filter_index=tree.map(to_device, task.filter_index),
+        unproved_facts=to_device(task.unproved_facts),
+        entity_pool=to_device(task.entity_pool),
+    )

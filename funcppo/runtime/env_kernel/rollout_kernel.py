@@ -1,0 +1,626 @@
+"""The rollout of small networks and environments as one Triton kernel.
+
+Each block of threads carries a row, or some of many, through all steps of the rollout. Params stay in shared memory,
+the state never leaves the registers, and nothing is launched between two steps: a rollout of 128 steps is one kernel
+instead of a thousand. A large layer, such as the first one of an image, is read at each step, from a cache mostly; then
+each block carries one row.
+Learners that train side by side (`train_step.vmap_parts`) have blocks of their own, with the params of each.
+
+`compile_unroll` makes the function that a training step calls in place of its loop over steps.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from funcppo.core import random, tree
+from funcppo.runtime.compile_cache import load_source
+from funcppo.runtime.env_kernel import row_tiles
+from funcppo.runtime.env_kernel.row_program import Program, write_row_program
+from funcppo.runtime.env_kernel.row_tensor import (
+    MAX_NUMBERS_A_ROW,
+    TRACED_ROWS,
+    TRITON_DTYPES,
+    Expression,
+    RowTensor,
+    UnsupportedError,
+    column_code,
+    expressions_tensor,
+    memory_tensor,
+    named_tensor,
+    numbers_a_row,
+    parts_of,
+)
+
+# numbers of all params together, which a block keeps in its registers and in shared memory
+MAX_PARAMS = 24_576
+# those of a matrix, where there are more in all; a larger one is read from memory at each step
+MAX_HELD = 8_192
+# numbers of params that a block may read at each step, so that they stay in its cache
+MAX_STREAMED = 131_072
+# blocks that read params at each step: about two for each processor of a GPU
+MAX_STREAMING_BLOCKS = 256
+# layers up to which one warp is fastest for a row: its threads wait for no others
+WIDTH_OF_ONE_WARP = 64
+# warps of a block that reads params at each step
+STREAMING_WARPS = 4
+# rows of a learner from which what several rows of a block share is worth more
+MIN_ROWS_TO_SHARE = 256
+
+Leaf = TypeVar("Leaf")
+
+INDENT = "    "
+BEFORE_STEP = "t * n_learners * n_rows + "  # rows, in [T, (L,) B, ...]
+# Functions that load and store a number of each row. A pass of Triton looks at the whole program once for each tensor
+# that is read from memory or written there; it leaves out scalars, which a block of one row has.
+HEADER = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def load(pointer, place, step, mask, R: tl.constexpr):
+    if R == 1:
+        return tl.broadcast_to(tl.load(pointer + place), [R])
+    else:
+        return tl.load(pointer + place + step * tl.arange(0, R), mask=mask, other=0)
+
+
+@triton.jit
+def store(pointer, place, step, value, mask, R: tl.constexpr):
+    if R == 1:
+        tl.store(pointer + place, tl.sum(value, 0))
+    else:
+        tl.store(pointer + place + step * tl.arange(0, R), value, mask=mask)
+
+
+"""
+THREEFRY = """@triton.jit
+def threefry(k0, k1, x0, x1):
+    return tl.inline_asm_elementwise(
+        '''{
+CODE
+}''',
+        "=r,=r,r,r,r,r",
+        [k0.to(tl.uint32), k1.to(tl.uint32), x0.to(tl.uint32), x1.to(tl.uint32)],
+        dtype=(tl.uint32, tl.uint32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def threefry_0(k0, k1, x0, x1):
+    y0, y1 = threefry(k0, k1, x0, x1)
+    return y0.to(tl.int64)
+
+
+@triton.jit
+def threefry_1(k0, k1, x0, x1):
+    y0, y1 = threefry(k0, k1, x0, x1)
+    return y1.to(tl.int64)
+
+
+"""
+
+
+class StepArguments(NamedTuple):
+    """The trees that one step of a rollout reads: see `rollout.rollout_step`."""
+
+    world: object
+    params: object
+    rollout_state: object
+    random_inputs: object
+
+
+class StepFn(Protocol):
+    """One step of a rollout: see `rollout.rollout_step`."""
+
+    def __call__(
+        self,
+        cfg: Any,
+        world: object,
+        params: object,
+        rollout_state: Any,
+        random_inputs: Any,
+        /,
+    ) -> tuple[Any, Any]:
+        """The next state, and the transition."""
+        ...
+
+
+class Block(NamedTuple):
+    """The size of a block of threads."""
+
+    n_rows: int
+    n_warps: int
+    # 1: params that are read at each step are not copied to shared memory, which they would fill
+    n_stages: int = 3
+
+
+# options of Triton, which leaves checks out otherwise; that of integers that overflow is not meant
+CHECKED = {"debug": True, "sanitize_overflow": False}
+
+
+class RolloutCode(NamedTuple):
+    """A kernel's code, and the trees that it returns."""
+
+    source: str
+    batch_shape: tuple[int, ...]  # B environments, or [L, B] of L learners
+    block: Block
+    rounded: frozenset[str]  # as of `Program`
+    has_checks: bool  # as of `Program`
+    next_state: object  # [TRACED_ROWS, ...]
+    transition: object  # [TRACED_ROWS, ...]
+
+
+def compile_unroll(
+    step: StepFn,
+    cfg: object,
+    args: StepArguments,
+    values: Callable[..., Tensor] | None = None,
+) -> RolloutKernel:
+    """The rollout as a kernel, for the shapes of one step's arguments.
+
+    Args:
+      values: as of `RolloutKernel`.
+
+    Raises:
+      UnsupportedError: why there is no such kernel.
+    """
+    if torch.version.hip:
+        raise UnsupportedError("a GPU that is not NVIDIA's")
+    try:
+        import triton  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
+    except ImportError as error:
+        raise UnsupportedError("triton is not installed") from error
+    return RolloutKernel(write_rollout_kernel(step, cfg, args), values)
+
+
+def write_rollout_kernel(
+    step: StepFn, cfg: object, args: StepArguments
+) -> RolloutCode:
+    """Write the kernel of a rollout.
+
+    Args:
+      step: as `rollout.rollout_step`; of several learners, `torch.vmap` of the step that `inspect.unwrap` finds in it.
+      args: of one step, on any device. Those of several learners have a leading axis L, but for `world`.
+
+    Raises:
+      UnsupportedError: the params do not fit into a block, or the step is no program of rows: see
+        `row_program.write_row_program`.
+    """
+    batch_shape = _batch_shape(args)
+    if len(batch_shape) == 2:
+        step = inspect.unwrap(step)
+        args = StepArguments(args.world, *tree.map(lambda x: x[0], args[1:]))
+    n_params = sum(x.numel() for x in tree.leaves((args.world, args.params)))
+    max_held = MAX_HELD if n_params > MAX_PARAMS else None
+    examples, inputs = _examples(args)
+
+    def flat_step(*leaves: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return tree.leaves(step(cfg, *tree.unflatten(examples, [*leaves])))
+
+    with torch.no_grad():
+        next_state, transition = step(cfg, *examples)
+    n_states = len(tree.leaves(args.rollout_state))
+    program = write_row_program(
+        flat_step, tree.leaves(examples), inputs, max_held, n_states
+    )
+    _check_params(n_params, program.n_streamed, math.prod(batch_shape))
+    source = _kernel_source(program, examples, next_state, transition)
+    block = _block(batch_shape[-1], args.params, program)
+    return RolloutCode(
+        source,
+        batch_shape,
+        block,
+        program.rounded,
+        program.has_checks,
+        next_state,
+        transition,
+    )
+
+
+def _check_params(n_params: int, n_streamed: int, n_rows: int) -> None:
+    """Check that a block can hold the params, and read what it does not hold at each step.
+
+    Args:
+      n_streamed: numbers that it reads.
+      n_rows: of all learners, a block each if they read params.
+
+    Raises:
+      UnsupportedError: it cannot.
+    """
+    if n_params - n_streamed > MAX_PARAMS:
+        raise UnsupportedError(
+            f"{n_params - n_streamed} params, more than the {MAX_PARAMS} that one block can hold"
+        )
+    if n_streamed > MAX_STREAMED:
+        raise UnsupportedError(
+            f"{n_streamed} params of large layers, more than the {MAX_STREAMED} that a block can read at each step"
+        )
+    if n_streamed and n_rows > MAX_STREAMING_BLOCKS:
+        raise UnsupportedError(
+            f"{n_rows} environments would read large layers at each step, more than {MAX_STREAMING_BLOCKS}"
+        )
+
+
+def _batch_shape(args: StepArguments) -> tuple[int, ...]:
+    """The environments of a step, or its learners and the environments of each.
+
+    Raises:
+      UnsupportedError: tensors of the state do not have one row for each environment.
+    """
+    key, *_ = tree.leaves(args.random_inputs)
+    shapes = {x.shape[: key.ndim] for x in tree.leaves(args.rollout_state)}
+    if len(shapes) != 1 or key.ndim > 2:
+        raise UnsupportedError("a state without a row for each environment")
+    return tuple(*shapes)
+
+
+def _block(n_rows: int, params: object, program: Program) -> Block:
+    """The size of a block for a learner's environments; one of several rows spills its registers in bfloat16."""
+    if program.n_streamed:
+        return Block(n_rows=1, n_warps=STREAMING_WARPS, n_stages=1)
+    if n_rows >= MIN_ROWS_TO_SHARE and not program.rounded:
+        return Block(n_rows=16, n_warps=8)
+    widths = (x.shape[-1] for x in tree.leaves(params) if x.ndim)
+    is_wide = max(widths, default=1) > WIDTH_OF_ONE_WARP
+    return Block(n_rows=1, n_warps=4 if is_wide else 1)
+
+
+def _examples(args: StepArguments) -> tuple[StepArguments, list[RowTensor]]:
+    """Arguments with `TRACED_ROWS` rows, and where a kernel finds each of their tensors."""
+    inputs: list[RowTensor] = []
+
+    def share(x: Tensor) -> Tensor:
+        inputs.append(memory_tensor(f"p{len(inputs)}", x))
+        return torch.zeros(x.shape, dtype=x.dtype)
+
+    def of_rows(prefix: str, x: Tensor) -> Tensor:
+        example = torch.zeros(TRACED_ROWS, *x.shape[1:], dtype=x.dtype)
+        inputs.append(named_tensor(f"{prefix}{len(inputs)}", example))
+        return example
+
+    def of_all_rows(x: Tensor) -> Tensor:
+        name = f"x{len(inputs)}"
+        numbers = [Expression(f"{name}_{j}") for j in range(x.numel())]
+        inputs.append(expressions_tensor(numbers, x))
+        return torch.zeros(x.shape, dtype=x.dtype)
+
+    world, params = tree.map(share, (args.world, args.params))
+    state = tree.map(partial(of_rows, "s"), args.rollout_state)
+    # The first of the random inputs is a key for all rows.
+    key, *of_each = tree.leaves(args.random_inputs)
+    drawn = [of_all_rows(key), *(of_rows("x", x) for x in of_each)]
+    random_inputs = tree.unflatten(args.random_inputs, drawn)
+    return StepArguments(world, params, state, random_inputs), inputs
+
+
+def _kernel_source(
+    program: Program,
+    args: StepArguments,
+    next_state: object,
+    transition: object,
+) -> str:
+    """The module that holds the kernel."""
+    shared = tree.leaves((args.world, args.params))
+    states = tree.leaves(args.rollout_state)
+    drawn = tree.leaves(args.random_inputs)
+    outputs = tree.leaves(transition)
+    n_states = len(states)
+
+    # Names as `_examples` gives them: by the position among all leaves.
+    n = len(shared)
+    n_of_world = len(tree.leaves(args.world))
+    state_names = [f"s{n + i}" for i in range(n_states)]
+    drawn_names = [f"x{n + n_states + i}" for i in range(len(drawn))]
+    pointers = [
+        *(f"p{i}" for i in range(n)),
+        *(f"{name}_ptr" for name in [*state_names, *drawn_names]),
+        *(f"{name}_out" for name in state_names),
+        *(f"y{i}_ptr" for i in range(len(outputs))),
+    ]
+
+    before = [
+        "blocks = (n_rows + R - 1) // R",  # of each learner
+        "learner = (tl.program_id(0) // blocks).to(tl.int64)",
+        "first = (tl.program_id(0) % blocks * R).to(tl.int64)",
+        "rows = first + tl.arange(0, R)",
+        "mask = rows < n_rows",
+        "place = learner * n_rows + first",
+        "places = place + tl.arange(0, R)",
+        *(
+            f"p{i} = p{i} + learner * {shared[i].numel()}"
+            for i in range(n_of_world, n)
+        ),
+        *program.preamble,
+        *_lines(_load_rows, state_names, states),
+    ]
+    loop = [
+        *_lines(_load_random_input, drawn_names, drawn),
+        *program.body,
+        *_lines(
+            _store_step,
+            [f"y{i}" for i in range(len(outputs))],
+            program.outputs[n_states:],
+        ),
+        *_carry(state_names, program.outputs[:n_states], states),
+    ]
+    after = _lines(_store_rows, state_names, states)
+    lines = [
+        *(INDENT + line for line in before),
+        f"{INDENT}for t in range(n_steps):",
+        *(2 * INDENT + line for line in loop),
+        *(INDENT + line for line in after),
+    ]
+    signature = ", ".join(
+        [*pointers, "n_rows", "n_learners", "n_steps", "R: tl.constexpr"]
+    )
+    # else another number of steps, of a check and of the rollout, would be another kernel to compile
+    jit = '@triton.jit(do_not_specialize=["n_steps"])'
+    head = f"{jit}\ndef rollout_kernel({signature}):\n"
+    return "".join([HEADER, threefry_source(), head, "\n".join(lines), "\n"])
+
+
+def _lines(
+    write: Callable[[str, Leaf], list[str]],
+    names: Sequence[str],
+    leaves: Sequence[Leaf],
+) -> list[str]:
+    """The lines that are written for each leaf."""
+    pairs = zip(names, leaves)
+    return [line for name, leaf in pairs for line in write(name, leaf)]
+
+
+def _numbers(x: Tensor) -> int:
+    """Numbers of a row."""
+    return math.prod(x.shape[1:])
+
+
+def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
+    """Code of the places in memory of numbers of rows of n, in steps of one size, and which of them are there."""
+    width = len(numbers)
+    first = int(numbers[0])
+    step = int(numbers[1]) - first if width > 1 else 1
+    padding = row_tiles.mask(width)
+    mask = "mask[:, None]" + (f" & {padding}" if padding else "")
+    numbers_code = f"{first} + {step} * {row_tiles.axis(width)}"
+    return f"({places})[:, None] * {n} + {numbers_code}", mask
+
+
+def _load_rows(name: str, x: Tensor, before: str = "") -> list[str]:
+    """Lines that load the numbers of each row.
+
+    Args:
+      before: code of the rows before these in memory.
+    """
+    n = _numbers(x)
+    suffix = " != 0" if x.dtype == torch.bool else ""
+    if n > MAX_NUMBERS_A_ROW:
+        place, mask = _tile_places(f"{before}places", n, np.arange(n))
+        code = f"tl.load({name}_ptr + {place}, mask={mask}, other=0)"
+        return [f"{name}_0 = {code}{suffix}"]
+    return [
+        f"{name}_{j} = load({name}_ptr, ({before}place) * {n} + {j}, {n}, mask, R){suffix}"
+        for j in range(n)
+    ]
+
+
+def _load_random_input(name: str, x: Tensor) -> list[str]:
+    """Lines that load the random inputs of step t: of each row, or of all."""
+    if x.shape[:1] == (TRACED_ROWS,):
+        return _load_rows(name, x, BEFORE_STEP)
+    n = x.numel()
+    return [
+        f"{name}_{j} = tl.load({name}_ptr + (t * n_learners + learner) * {n} + {j})"
+        for j in range(n)
+    ]
+
+
+def _store_rows(name: str, x: Tensor) -> list[str]:
+    """Lines that store the state of each row."""
+    n = _numbers(x)
+    if n > MAX_NUMBERS_A_ROW:
+        place, mask = _tile_places("places", n, np.arange(n))
+        return [f"tl.store({name}_out + {place}, {name}_0, mask={mask})"]
+    return [
+        f"store({name}_out, place * {n} + {j}, {n}, {name}_{j}, mask, R)"
+        for j in range(n)
+    ]
+
+
+def _store_step(name: str, value: RowTensor) -> list[str]:
+    """Lines that store what a step returns of each row."""
+    if value.tile:
+        return _store_tiles(name, value)
+    numbers = numbers_a_row(value)
+    n = len(numbers)
+    lines: list[str] = []
+    for j, number in enumerate(numbers):
+        if number.kind == "row":
+            place = f"({BEFORE_STEP}place) * {n} + {j}"
+            arguments = f"{place}, {n}, {number.code}, mask, R"
+            lines.append(f"store({name}_ptr, {arguments})")
+        else:
+            place = f"({BEFORE_STEP}places) * {n} + {j}"
+            code = f"{name}_ptr + {place}, {number.code}, mask=mask"
+            lines.append(f"tl.store({code})")
+    return lines
+
+
+def _store_tiles(name: str, value: RowTensor) -> list[str]:
+    """Lines that store the tiles of each row."""
+    places = value.places()
+    parts = parts_of(value, places)
+    if parts is None:
+        raise UnsupportedError("an output of parts of tiles")
+    lines: list[str] = []
+    for tile, numbers in parts:
+        place, mask = _tile_places(f"{BEFORE_STEP}places", places.size, numbers)
+        code = _spread(tile, len(numbers))
+        lines.append(f"tl.store({name}_ptr + {place}, {code}, mask={mask})")
+    return lines
+
+
+def _spread(number: Expression, n: int) -> str:
+    """Code of a tile [R, P] for n numbers."""
+    return f"tl.broadcast_to({column_code(number)}, [R, {row_tiles.padded(n)}])"
+
+
+def _carry(
+    names: list[str], values: Sequence[RowTensor], states: list[Tensor]
+) -> list[str]:
+    """Lines that make the next state the state, as rows of its dtype."""
+    computed: list[str] = []
+    assigned: list[str] = []
+    for name, value, x in zip(names, values, states):
+        dtype = TRITON_DTYPES[x.dtype]
+        numbers = (
+            value.elements.reshape(-1) if value.tile else numbers_a_row(value)
+        )
+        for j, number in enumerate(numbers):
+            code = number.code
+            if value.tile:
+                code = _spread(number, value.width)
+            elif number.kind == "scalar":
+                code = f"tl.zeros([R], {dtype}) + {code}"
+            computed.append(f"next_{name}_{j} = ({code}).to({dtype})")
+            assigned.append(f"{name}_{j} = next_{name}_{j}")
+    return [*computed, *assigned]
+
+
+class _Word(NamedTuple):
+    """A word of 32 bits in assembly code, for `random.threefry_rounds`."""
+
+    code: str  # a register, or a literal
+    lines: list[str]
+
+    def __add__(self, other: Any) -> _Word:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._line(f"add.u32 {{}}, {self.code}, {other.code};")
+
+    def __xor__(self, other: Any) -> _Word:
+        return self._line(f"xor.b32 {{}}, {self.code}, {other.code};")
+
+    def __and__(self, other: Any) -> _Word:
+        return self  # a word of 32 bits has no more
+
+    def rotate_left(self, n_bits: int) -> _Word:
+        """The word, rotated to the left."""
+        twice = f"{self.code}, {self.code}"
+        return self._line(f"shf.l.wrap.b32 {{}}, {twice}, {n_bits};")
+
+    def _line(self, template: str) -> _Word:
+        name = f"w{len(self.lines)}"
+        self.lines.append(template.format(name))
+        return _Word(name, self.lines)
+
+
+def threefry_source() -> str:
+    """Functions of both words that the random numbers are made of.
+
+    Their 80 operations are assembly code of NVIDIA (PTX), which is one operation to Triton: its passes take more than
+    linear time in the operations of a program.
+    """
+    lines: list[str] = []
+    words = random.threefry_rounds(
+        *(_Word(f"${i}", lines) for i in range(2, 6)),
+        constant=lambda value: _Word(str(value), lines),
+        rotate_left=lambda word, n_bits: word.rotate_left(n_bits),
+    )
+    code = "\n".join(
+        [
+            f".reg .b32 w<{len(lines)}>;",
+            *lines,
+            *(f"mov.b32 ${i}, {word.code};" for i, word in enumerate(words)),
+        ]
+    )
+    return THREEFRY.replace("CODE", code)
+
+
+class RolloutKernel:
+    """A rollout as one kernel, for the shapes that it was written for; as `rollout.unroll`.
+
+    Args:
+      values: the field `value` of all transitions, by the configuration, the world, the params and the observations
+        [T, (L,) B, ...]; None: the step has it.
+    """
+
+    def __init__(
+        self, code: RolloutCode, values: Callable[..., Tensor] | None = None
+    ) -> None:
+        self.code = code
+        self._values = values
+        self._kernel: Any = load_source(code.source).rollout_kernel
+
+    def __call__(
+        self,
+        cfg: object,
+        world: object,
+        params: object,
+        rollout_state: Any,
+        random_inputs: Any,
+        *_: object,
+    ) -> tuple[Any, Any]:
+        """Roll out; the state after the last step, and all transitions [T, (L,) B, ...]."""
+        inputs = tree.leaves((world, params, rollout_state, random_inputs))
+        n_steps = tree.leaves(random_inputs)[0].shape[0]
+        batch_shape = self.code.batch_shape
+        *of_learners, n_rows = batch_shape
+        actual = tree.leaves(rollout_state)[0].shape[: len(batch_shape)]
+        if actual != batch_shape:
+            raise ValueError(
+                f"rollout: expected {_describe(batch_shape)}, got {_describe(actual)}"
+            )
+
+        def empty(shape: tuple[int, ...], x: Tensor) -> Tensor:
+            shape = (*shape, *batch_shape, *x.shape[1:])
+            return torch.empty(shape, dtype=x.dtype, device=inputs[0].device)
+
+        next_state = tree.map(partial(empty, ()), self.code.next_state)
+        trajectory: Any = tree.map(
+            partial(empty, (n_steps,)), self.code.transition
+        )
+        outputs = tree.leaves((next_state, trajectory))
+        for i in range(len(tree.leaves((world, params)))):
+            if f"p{i}" in self.code.rounded:
+                inputs[i] = inputs[i].to(torch.bfloat16).to(torch.float32)
+        n_learners = math.prod(of_learners)
+        block = self.code.block
+        n_blocks = n_learners * -(-n_rows // block.n_rows)
+        self._kernel[(n_blocks,)](
+            *(_bytes(x.contiguous()) for x in inputs),
+            *(_bytes(x) for x in outputs),
+            n_rows,
+            n_learners,
+            n_steps,
+            R=block.n_rows,
+            num_warps=block.n_warps,
+            num_stages=block.n_stages,
+            **(CHECKED if self.code.has_checks else {}),
+        )
+        if self._values is not None:
+            value = self._values(cfg, world, params, trajectory.obs)
+            trajectory = trajectory._replace(value=value)
+        return next_state, trajectory
+
+
+def _describe(batch_shape: tuple[int, ...]) -> str:
+    *of_learners, n_rows = batch_shape
+    learners = "".join(f" of {n} learners each" for n in of_learners)
+    return f"{n_rows} environments{learners}"
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The tensor, a bool as a byte."""
+    return x.view(torch.uint8) if x.dtype == torch.bool else x

@@ -1,0 +1,949 @@
+"""PyTorch's operators in a program of rows (`row_program`), but for those that act on each number by itself.
+
+`VIEWS` are numpy functions of the places of numbers; `OPERATORS` write code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from funcppo.core import random
+from funcppo.runtime.env_kernel import row_tiles
+from funcppo.runtime.env_kernel.row_tensor import (
+    MAX_NUMBERS_A_ROW,
+    MAX_TILE_WIDTH,
+    TRACED_ROWS,
+    Expression,
+    Part,
+    RowTensor,
+    UnsupportedError,
+    ViewFn,
+    array_of,
+    column_code,
+    literal,
+    map_numbers,
+    parts_of,
+    unsqueeze,
+    without_axis,
+)
+from funcppo.runtime.env_kernel.row_writer import Reduction, Writer
+
+aten = torch.ops.aten
+
+# last axes of layers that are held in one expression have at least as many numbers
+MIN_WIDTH = 16
+# numbers of a tile up to which one operation multiplies it by a matrix that a block keeps
+MAX_DOT_WIDTH = 256
+# numbers of a matrix that are read at once: those that the registers of a block hold
+MAX_READ = 8_192
+
+
+# Views: the elements and the axis of the rows of the result.
+
+
+def _reshape(
+    x: RowTensor, result: Tensor, *_: object
+) -> tuple[NDArray[Any], int | None]:
+    shape = list(result.shape)
+    if x.row_dim is None:
+        return x.elements.reshape(shape), None
+    before = math.prod(x.elements.shape[: x.row_dim])
+    for row_dim, n in enumerate(shape):
+        if n % TRACED_ROWS == 0 and math.prod(shape[:row_dim]) == before:
+            shape[row_dim] = n // TRACED_ROWS
+            return x.elements.reshape(shape), row_dim
+    raise UnsupportedError("a view that mixes rows")
+
+
+def _expand(
+    x: RowTensor, result: Tensor, *_: object
+) -> tuple[NDArray[Any], int | None]:
+    shape = list(result.shape)
+    if x.row_dim is None:
+        # Rows that share all their numbers.
+        is_rows = [n == TRACED_ROWS for n in shape]
+        row_dim = is_rows.index(True) if any(is_rows) else None
+    else:
+        row_dim = x.row_dim + len(shape) - x.elements.ndim
+    if row_dim is not None:
+        shape[row_dim] = 1 if x.row_dim is None else x.elements.shape[x.row_dim]
+    return np.broadcast_to(x.elements, shape), row_dim
+
+
+def _permute(
+    x: RowTensor, result: Tensor, dims: Sequence[int], *_: object
+) -> tuple[NDArray[Any], int | None]:
+    order = [dim % x.elements.ndim for dim in dims]
+    row_dim = None if x.row_dim is None else order.index(x.row_dim)
+    return x.elements.transpose(order), row_dim
+
+
+def _transpose(
+    x: RowTensor, result: Tensor, first: int, second: int
+) -> tuple[NDArray[Any], int | None]:
+    order = list(range(x.elements.ndim))
+    order[first], order[second] = order[second], order[first]
+    return _permute(x, result, order)
+
+
+def _squeeze(
+    x: RowTensor, result: Tensor, dims: int | Sequence[int]
+) -> tuple[NDArray[Any], int | None]:
+    wanted = [dims] if isinstance(dims, int) else dims
+    gone = {dim % x.elements.ndim for dim in wanted} - {x.row_dim}
+    gone = {dim for dim in gone if x.elements.shape[dim] == 1}
+    row_dim = x.row_dim
+    if row_dim is not None:
+        row_dim -= sum(dim < row_dim for dim in gone)
+    return np.squeeze(x.elements, tuple(gone)), row_dim
+
+
+def _select(
+    x: RowTensor, result: Tensor, dim: int, index: int
+) -> tuple[NDArray[Any], int | None]:
+    dim %= x.elements.ndim
+    if dim == x.row_dim:
+        raise UnsupportedError("one of the rows")
+    elements = np.take(x.elements, index, dim)
+    return _as_array(elements), without_axis(x.row_dim, dim)
+
+
+def _as_array(x: Any) -> NDArray[Any]:
+    return x if isinstance(x, np.ndarray) else array_of([x], ())
+
+
+def _slice(
+    x: RowTensor,
+    result: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> tuple[NDArray[Any], int | None]:
+    dim %= x.elements.ndim
+    if dim == x.row_dim:
+        if result.shape[dim] % TRACED_ROWS:
+            raise UnsupportedError("some of the rows")
+        return x.elements, x.row_dim
+    index = [slice(None)] * x.elements.ndim
+    index[dim] = slice(start, end, step)
+    return x.elements[tuple(index)], x.row_dim
+
+
+def _flip(
+    x: RowTensor, result: Tensor, dims: Sequence[int]
+) -> tuple[NDArray[Any], int | None]:
+    if x.row_dim in {dim % x.elements.ndim for dim in dims}:
+        raise UnsupportedError("rows in another order")
+    return np.flip(x.elements, tuple(dims)), x.row_dim
+
+
+VIEWS: dict[Any, ViewFn] = {
+    aten.flip: _flip,
+    aten.view: _reshape,
+    aten.reshape: _reshape,
+    aten._unsafe_view: _reshape,
+    aten.expand: _expand,
+    aten.permute: _permute,
+    aten.transpose: _transpose,
+    aten.unsqueeze: unsqueeze,
+    aten.squeeze: _squeeze,
+    aten.select: _select,
+    aten.slice: _slice,
+}
+
+
+# Other operators: of the writer, the dtype and a tensor like the result, and the operator's arguments.
+
+
+def _to_copy(
+    writer: Writer, dtype: torch.dtype, result: Tensor, x: RowTensor, **_: Any
+) -> RowTensor:
+    if x.pointer and (x.dtype, dtype) == (torch.float32, torch.bfloat16):
+        return x._replace(dtype=dtype)  # `Program.rounded` says so
+    if x.dtype == dtype and not x.pointer:
+        return x
+    x = writer.load(x) if x.pointer else x
+    elements = map_numbers(lambda e: writer.cast(e, x.dtype, dtype), x.elements)
+    return x._replace(elements=elements, dtype=dtype)
+
+
+def _where(
+    writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any
+) -> RowTensor:
+    dtypes = [torch.bool, dtype, dtype]
+    return writer.pointwise("tl.where({0}, {1}, {2})", args, dtypes, dtype)
+
+
+def _bitwise_not(
+    writer: Writer, dtype: torch.dtype, result: Tensor, x: RowTensor
+) -> RowTensor:
+    template = "({0} == 0)" if dtype == torch.bool else "(~{0})"
+    return writer.pointwise(template, [x], dtype, dtype)
+
+
+def _remainder(
+    writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any
+) -> RowTensor:
+    """The remainder with the sign of the divisor."""
+    template = "({0} - tl.floor({0} / {1}) * {1})"
+    if not dtype.is_floating_point:
+        template = "(({0} % {1} + {1}) % {1})"
+    return writer.pointwise(template, args, dtype, dtype)
+
+
+def _sign(
+    writer: Writer, dtype: torch.dtype, result: Tensor, x: RowTensor
+) -> RowTensor:
+    if dtype.is_floating_point:
+        raise UnsupportedError("the sign of floating-point numbers")
+    positive, negative = (
+        writer.pointwise(f"({{0}} {sign} 0)", [x], x.dtype, torch.bool)
+        for sign in "><"
+    )
+    at_most = _where(writer, dtype, result, negative, -1, 0)
+    return _where(writer, dtype, result, positive, 1, at_most)
+
+
+def _fmod(
+    writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any
+) -> RowTensor:
+    """The remainder of integers with the sign of the dividend."""
+    if dtype.is_floating_point:
+        raise UnsupportedError("the remainder of floating-point numbers")
+    return writer.pointwise("({0} % {1})", args, dtype, dtype)
+
+
+def _divide(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    *args: Any,
+    rounding_mode: str | None = None,
+) -> RowTensor:
+    """The quotient of integers, rounded down."""
+    if dtype.is_floating_point or rounding_mode != "floor":
+        raise UnsupportedError(f"a quotient, rounded: {rounding_mode}")
+    # Languages round an inexact quotient of integers differently.
+    template = "(({0} - ({0} % {1} + {1}) % {1}) // {1})"
+    return writer.pointwise(template, args, dtype, dtype)
+
+
+def _clamp(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    low: Any = None,
+    high: Any = None,
+) -> RowTensor:
+    # A NaN stays one.
+    for bound, sign in ((low, "<"), (high, ">")):
+        if bound is not None:
+            template = f"tl.where({{0}} {sign} {{1}}, {{1}}, {{0}})"
+            x = writer.pointwise(template, [x, bound], dtype, dtype)
+    return x
+
+
+def _pow(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    exponent: float,
+) -> RowTensor:
+    if exponent not in (2, 3, 4):
+        raise UnsupportedError(f"a power of {exponent}")
+    template = "(" + " * ".join(["{0}"] * int(exponent)) + ")"
+    return writer.pointwise(template, [x], dtype, dtype)
+
+
+def _cat(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    tensors: Sequence[RowTensor],
+    dim: int = 0,
+) -> RowTensor:
+    parts = [_to_copy(writer, dtype, result, x) for x in tensors]
+    dim %= result.ndim
+    row_dims = {x.row_dim for x in parts if x.row_dim is not None}
+    if len(row_dims) > 1 or dim in row_dims:
+        raise UnsupportedError("tensors side by side, along their rows")
+    # Where no rows are, all rows share the numbers.
+    row_dim = next(iter(row_dims), None)
+    places = [x.places() for x in parts]
+    n = sum(x.size for x in places)
+    if n <= MAX_NUMBERS_A_ROW and not any(x.tile for x in parts):
+        elements = np.concatenate([x.elements for x in parts], dim)
+        return RowTensor(elements, dtype, row_dim)
+    first = 0 if row_dim is None else row_dim + 1
+    if dim < first or n > MAX_TILE_WIDTH:
+        raise UnsupportedError(f"{n} numbers of tensors side by side")
+    if math.prod(places[0].shape[:first]) > 1:
+        raise UnsupportedError("several hidden layers beside others")
+    return _cat_tiles(writer, parts, places, dim, row_dim)
+
+
+def _cat_tiles(
+    writer: Writer,
+    parts: Sequence[RowTensor],
+    places: Sequence[NDArray[Any]],
+    dim: int,
+    row_dim: int | None,
+) -> RowTensor:
+    """Tensors side by side along an axis of the tile that holds the result."""
+    start = 0 if row_dim is None else row_dim + 1
+    n_tile = places[0].ndim - start
+    if len({x.size for x in places}) == 1:
+        # Each stays a tile of its own.
+        of_parts = [
+            writer.take(x, numbers, row_dim, n_tile)
+            for x, numbers in zip(parts, places)
+        ]
+        tiles = array_of(
+            [x.elements.flat[0] for x in of_parts], (len(parts), 1)
+        )
+        n = places[0].size
+        shown = [
+            n * i + np.arange(n).reshape(x.shape) for i, x in enumerate(places)
+        ]
+        return RowTensor(
+            tiles, parts[0].dtype, row_dim, (n,), "", np.concatenate(shown, dim)
+        )
+
+    ends = np.cumsum([x.shape[dim] for x in places]).tolist()
+    whole: list[RowTensor] = []
+    for x, numbers, end in zip(parts, places, ends):
+        # Outside of its part a tensor shows its first or last number.
+        n = numbers.shape[dim]
+        along = np.clip(np.arange(ends[-1]) - (end - n), 0, n - 1)
+        shown = np.take(numbers, along, dim)
+        whole.append(writer.take(x, shown, row_dim, n_tile))
+    tiles = [x.elements.flat[0] for x in whole]
+    joined = writer.join(tiles, ends, whole[0].tile, dim - start)
+    return whole[0]._replace(
+        elements=array_of([joined], whole[0].elements.shape)
+    )
+
+
+def _full(
+    writer: Writer, dtype: torch.dtype, result: Tensor, value: float
+) -> RowTensor:
+    shape = [1 if n % TRACED_ROWS == 0 else n for n in result.shape]
+    # A literal has no axis of rows; it broadcasts against those that have.
+    elements = array_of(
+        [literal(value, dtype)] * math.prod(shape), tuple(shape)
+    )
+    rows = [i for i, n in enumerate(result.shape) if n % TRACED_ROWS == 0]
+    for i in rows:
+        n = result.shape[i] // TRACED_ROWS
+        elements = np.repeat(elements, n, i)
+    return RowTensor(elements, dtype, rows[0] if rows else None)
+
+
+def _full_like(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    value: float = 0.0,
+    **_: Any,
+) -> RowTensor:
+    return _full(writer, dtype, result, value)
+
+
+def _new_full(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    shape: object,
+    value: float,
+    **_: Any,
+) -> RowTensor:
+    return _full(writer, dtype, result, value)
+
+
+def _scalar_tensor(
+    writer: Writer, dtype: torch.dtype, result: Tensor, value: float, **_: Any
+) -> RowTensor:
+    return _full(writer, dtype, result, value)
+
+
+def _arange(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    start: int,
+    end: int,
+    step: int = 1,
+    **_: Any,
+) -> RowTensor:
+    n = len(result)
+    if n % TRACED_ROWS:
+        numbers = [literal(start + i * step, dtype) for i in range(n)]
+        return RowTensor(array_of(numbers, (n,)), dtype)
+    k = n // TRACED_ROWS
+    numbers = [
+        writer.line(f"({start} + (rows * {k} + {j}) * {step})", "row")
+        for j in range(k)
+    ]
+    x = RowTensor(array_of(numbers, (k,)), torch.int64, row_dim=0)
+    return _to_copy(writer, dtype, result, x)
+
+
+def _threefry(
+    writer: Writer, dtype: torch.dtype, result: object, *words: RowTensor
+) -> list[RowTensor]:
+    dtypes = [torch.int64] * 4
+
+    def as_tensor(number: Expression) -> Expression:
+        """A function takes no literals."""
+        if not number.code.isdigit():
+            return number
+        return writer.line(f"tl.full([], {number.code}, tl.int64)", "scalar")
+
+    loaded = [writer.load(word) for word in words]
+    words = tuple(
+        word._replace(elements=map_numbers(as_tensor, word.elements))
+        for word in loaded
+    )
+    return [
+        writer.pointwise(
+            f"threefry_{i}({{0}}, {{1}}, {{2}}, {{3}})",
+            words,
+            dtypes,
+            torch.int64,
+        )
+        for i in range(2)
+    ]
+
+
+def _sum(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    dims: Sequence[int],
+    keep: bool = False,
+    **_: Any,
+) -> RowTensor:
+    if len(dims) != 1:
+        raise UnsupportedError("a sum over several axes")
+    x = _to_copy(writer, dtype, result, writer.load(x))
+    return writer.fold("sum", x, dims[0], keep)
+
+
+def _extremum(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    dims: Sequence[int] = (),
+    keep: bool = False,
+    *,
+    reduction: Reduction,
+) -> RowTensor:
+    if len(dims) != 1:
+        raise UnsupportedError(f"a {reduction} over several axes")
+    return writer.fold(reduction, x, dims[0], keep)
+
+
+def _cumsum(
+    writer: Writer, dtype: torch.dtype, result: Tensor, x: RowTensor, dim: int
+) -> RowTensor:
+    x, dim = writer.narrow(_to_copy(writer, dtype, result, x), dim)
+    sums = [
+        writer.fold("sum", x._replace(elements=part), dim, True)
+        for n in range(x.elements.shape[dim])
+        for part in [np.take(x.elements, range(n + 1), dim)]
+    ]
+    if any(total.tile for total in sums):
+        raise UnsupportedError("many running sums")
+    elements = np.concatenate([total.elements for total in sums], dim)
+    return x._replace(elements=elements)
+
+
+def _index_select(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    dim: int,
+    index: RowTensor,
+) -> RowTensor:
+    if not index.pointer and _constant_index(index) is None:
+        # It refuses negative ones, other than an index.
+        raise UnsupportedError("numbers by computed indices")
+    dim %= x.places().ndim
+    return _index(writer, dtype, result, x, [*[None] * dim, index])
+
+
+def _index(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    indices: Sequence[RowTensor | None],
+) -> RowTensor:
+    """Numbers by indices: constant ones along an axis, or computed ones of a table that all rows share."""
+    given = [index for index in indices if index is not None]
+    dim = next(i for i, index in enumerate(indices) if index is not None)
+    if any(index.dtype == torch.bool for index in given):
+        raise UnsupportedError("numbers by a mask")
+    if any(index.pointer for index in given):
+        raise UnsupportedError("numbers by indices in memory")
+    numbers = _constant_index(given[0])
+    if len(given) == 1 and numbers is not None:
+        return writer.view(_take, result, [x, dim, numbers])
+
+    if x.row_dim is not None or any(index.tile for index in given):
+        raise UnsupportedError("numbers of a row by computed indices")
+    if all(index.row_dim is None for index in given):
+        raise UnsupportedError("numbers by several constant indices")
+    if dim or None in indices[: len(given)]:
+        raise UnsupportedError("computed indices of axes that are not first")
+    if not x.pointer:
+        return _choose_row(writer, dtype, result, x, given)
+    return _look_up(writer, x, given)
+
+
+def _take(
+    x: RowTensor, result: Tensor, dim: int, numbers: NDArray[Any]
+) -> tuple[NDArray[Any], int | None]:
+    """Some of the numbers along an axis: a view."""
+    row_dim = x.row_dim
+    if dim == row_dim:
+        raise UnsupportedError("some of the rows")
+    if row_dim is not None and dim < row_dim:
+        row_dim += numbers.ndim - 1
+    return np.take(x.elements, numbers, dim), row_dim
+
+
+def _constant_index(index: RowTensor) -> NDArray[Any] | None:
+    """An index [N] or [] whose numbers are known and not negative; None of others."""
+    codes = [number.code for number in index.elements.reshape(-1)]
+    if index.tile or index.row_dim is not None:
+        return None
+    if not all(map(str.isdigit, codes)):
+        return None
+    return np.array([int(c) for c in codes]).reshape(index.elements.shape)
+
+
+def _choose_row(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    indices: Sequence[RowTensor],
+) -> RowTensor:
+    """Rows of a table of few numbers in the code, by one index: the first, or another where the index says so."""
+    if len(indices) > 1 or indices[0].elements.ndim != 1:
+        raise UnsupportedError("constants by several indices")
+    (index,) = indices
+    n_rows, *rest = x.elements.shape
+    _check_index(writer, index, n_rows)
+    shape = (1,) * len(rest)
+    beside = index._replace(
+        elements=index.elements.reshape(*index.elements.shape, *shape)
+    )
+    chosen = x._replace(elements=x.elements[:1])
+    for i in range(1, n_rows):
+        is_it = writer.pointwise(
+            f"(({{0}} == {i}) | ({{0}} == {i - n_rows}))",
+            [beside],
+            torch.int64,
+            torch.bool,
+        )
+        other = x._replace(elements=x.elements[i : i + 1])
+        chosen = _where(writer, dtype, result, is_it, other, chosen)
+    # Also where there is but one row.
+    return chosen._replace(row_dim=index.row_dim)
+
+
+def _check_index(writer: Writer, index: RowTensor, n: int) -> RowTensor:
+    """Which numbers of an index are within bounds; the kernel ends with an error if one of a row is not."""
+    is_within = writer.pointwise(
+        f"(({{0}} >= {-n}) & ({{0}} < {n}))",
+        [index],
+        torch.int64,
+        torch.bool,
+    )
+    for number in is_within.elements.reshape(-1):
+        writer.check(number, f"index out of bounds: expected {-n} to {n - 1}")
+    return is_within
+
+
+def _look_up(
+    writer: Writer, table: RowTensor, indices: Sequence[RowTensor]
+) -> RowTensor:
+    """Numbers of a table in memory, by an index of each of its first axes."""
+    sizes = table.elements.shape[: len(indices)]
+    steps = _steps(table.elements, len(indices))
+    are_within = [
+        _check_index(writer, index, size) for index, size in zip(indices, sizes)
+    ]
+    numbers = [f"{{{i}}}" for i in range(len(sizes))]
+    is_there = writer.pointwise(
+        f"({' & '.join(numbers)} & mask)", are_within, torch.bool, torch.bool
+    )
+    terms = (
+        f"tl.where({number} < 0, {number} + {size}, {number}) * {step}"
+        for number, size, step in zip(numbers, sizes, steps)
+    )
+    start = writer.pointwise(
+        f"({' + '.join(terms)})", indices, torch.int64, torch.int64
+    )
+    rest = table.elements[(0,) * len(indices)]
+    if start.elements.size * rest.size > MAX_NUMBERS_A_ROW:
+        return _load_many(writer, table, rest, start, is_there)
+
+    elements = map_numbers(
+        lambda start, there, offset: writer.line(
+            writer.load_expression(
+                table, f"({start.code} + {offset})", there.code
+            ),
+            "row",
+        ),
+        *(
+            x.elements.reshape(*x.elements.shape, *(1,) * rest.ndim)
+            for x in (start, is_there)
+        ),
+        rest,
+    )
+    return RowTensor(elements, table.dtype, start.row_dim)
+
+
+def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
+    """The steps in memory along the first axes of a table, which the rest of its axes have in common.
+
+    Raises:
+      UnsupportedError: there are no such steps.
+    """
+    steps: list[int] = []
+    expected = offsets[(0,) * n_axes]
+    for dim in reversed(range(n_axes)):
+        size = offsets.shape[dim]
+        line = np.moveaxis(offsets, dim, 0).reshape(size, -1)[:, 0]
+        step = int(line[1] - line[0]) if size > 1 else 0
+        column = (step * np.arange(size)).reshape(-1, *(1,) * expected.ndim)
+        expected = expected[None] + column
+        steps.insert(0, step)
+    if not np.array_equal(expected, offsets):
+        raise UnsupportedError("a table in an order of no rule")
+    return steps
+
+
+def _load_many(
+    writer: Writer,
+    table: RowTensor,
+    offsets: NDArray[Any],
+    start: RowTensor,
+    is_there: RowTensor,
+) -> RowTensor:
+    """Many numbers of a table in memory, at offsets from a place of each row of the program."""
+    if start.elements.size > 1 or offsets.size > MAX_TILE_WIDTH:
+        raise UnsupportedError("many numbers by computed indices")
+    code = row_tiles.index_code(offsets)
+    if code is None:
+        raise UnsupportedError("a table in an order of no rule")
+    masks = [
+        column_code(is_there.elements.item()),
+        row_tiles.mask(offsets.size),
+    ]
+    tile = writer.line(
+        writer.load_expression(
+            table,
+            f"({column_code(start.elements.item())} + {code})",
+            " & ".join(filter(None, masks)),
+        ),
+        "wide",
+    )
+    shape = (1,) * (start.elements.ndim + offsets.ndim)
+    return RowTensor(
+        array_of([tile], shape), table.dtype, start.row_dim, offsets.shape
+    )
+
+
+def _any(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    dim: object = None,
+    keep: bool = False,
+) -> RowTensor:
+    if not isinstance(dim, int):
+        raise UnsupportedError("any of several axes")
+    x = _to_copy(writer, torch.bool, result, writer.load(x))
+    return writer.fold("any", x, dim, keep)
+
+
+def _log_softmax(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    dim: int,
+    *_: Any,
+) -> RowTensor:
+    largest = writer.fold("max", x, dim, True)
+
+    def apply(template: str, *args: RowTensor) -> RowTensor:
+        return writer.pointwise(template, args, dtype, dtype)
+
+    shifted = apply("({0} - {1})", x, largest)
+    total = writer.fold("sum", apply("tl.exp({0})", shifted), dim, True)
+    return apply("({0} - tl.log({1}))", shifted, total)
+
+
+def _argmax(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    dim: int,
+    keep: bool = False,
+    *,
+    sign: str = ">",
+) -> RowTensor:
+    """The first of the largest numbers, or of the least; a NaN comes before any other."""
+    x, dim = writer.narrow(x, dim)
+    slices = np.moveaxis(x.elements, dim, 0)
+    row_dim = without_axis(x.row_dim, dim)
+
+    best = RowTensor(slices[0], x.dtype, row_dim)
+    index = RowTensor(
+        map_numbers(lambda _: Expression("0"), slices[0]), dtype, row_dim
+    )
+    is_larger = (
+        f"(({{0}} {sign} {{1}}) | (({{0}} != {{0}}) & ({{1}} == {{1}})))"
+    )
+    for i, numbers in enumerate(slices[1:], 1):
+        other = RowTensor(numbers, x.dtype, row_dim)
+        larger = writer.pointwise(is_larger, [other, best], x.dtype, torch.bool)
+        index = _where(writer, dtype, result, larger, i, index)
+        best = _where(writer, x.dtype, result, larger, other, best)
+    return writer.view(unsqueeze, result, [index, dim]) if keep else index
+
+
+def _gather(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    dim: int,
+    index: RowTensor,
+) -> RowTensor:
+    x, dim = writer.narrow(x, dim)
+    index = writer.load(index)
+    slices = np.split(x.elements, x.elements.shape[dim], dim)
+    chosen = x._replace(elements=slices[0])
+    for i, numbers in enumerate(slices[1:], 1):
+        is_it = writer.pointwise(
+            f"({{0}} == {i})", [index], torch.int64, torch.bool
+        )
+        other = x._replace(elements=numbers)
+        chosen = _where(writer, dtype, result, is_it, other, chosen)
+    if chosen.tile:
+        raise UnsupportedError("many numbers, chosen by an index")
+    # Also where there is but one number to choose from.
+    shape = np.broadcast_shapes(chosen.elements.shape, index.elements.shape)
+    return chosen._replace(
+        elements=np.broadcast_to(chosen.elements, shape),
+        row_dim=index.row_dim if chosen.row_dim is None else chosen.row_dim,
+    )
+
+
+def _matmul(
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    x: RowTensor,
+    weight: RowTensor,
+) -> RowTensor:
+    """A product of [..., rows, K] with [..., K, N] that all rows share."""
+    row_dim = x.places().ndim - 2
+    if not weight.pointer or x.row_dim != row_dim:
+        raise UnsupportedError("a matrix product other than of rows and params")
+    if x.places().shape[row_dim] != 1:
+        raise UnsupportedError("a matrix product of several numbers a row")
+    if dtype == torch.bfloat16:
+        x = _to_copy(writer, torch.float32, result, x)
+
+    *batch, _, n_out = weight.elements.shape
+    if x.tile and any(
+        parts_of(x, x.places()[index]) is None for index in np.ndindex(*batch)
+    ):
+        x = writer.settle(x)
+    n_columns = 1 if n_out >= MIN_WIDTH else n_out
+    elements = np.empty((*batch, 1, n_columns), dtype=object)
+    for index in np.ndindex(*batch):
+        row = _row(x, index)
+        matrix = weight._replace(elements=weight.elements[index])
+        if n_out >= MIN_WIDTH:
+            elements[(*index, 0, 0)] = _wide_product(writer, row, matrix)
+            continue
+        for j in range(n_out):
+            column = matrix._replace(elements=matrix.elements[:, j])
+            elements[(*index, 0, j)] = _dot(writer, row, column)
+    tile = (n_out,) if n_out >= MIN_WIDTH else ()
+    product = RowTensor(elements, x.dtype, x.row_dim, tile)
+    return _to_copy(writer, dtype, result, product)
+
+
+def _row(x: RowTensor, index: tuple[int, ...]) -> list[Part]:
+    """The numbers [K] of a row: parts of tiles, or one number each."""
+    if x.tile:
+        return parts_of(x, x.places()[index]) or []
+    numbers = x.elements[index].reshape(-1)
+    return [Part(number, np.array([i])) for i, number in enumerate(numbers)]
+
+
+def _wide_product(
+    writer: Writer, row: list[Part], matrix: RowTensor
+) -> Expression:
+    """The product of the numbers of a row with a matrix of many columns."""
+    n_in, n_out = matrix.elements.shape
+    if len(row) == n_in:
+        terms = [
+            f"{column_code(part.tile)} * {writer.load_tile(matrix, weights).code}"
+            for part, weights in zip(row, matrix.elements)
+        ]
+        return writer.line(" + ".join(terms), "wide")
+
+    is_held = writer.max_held is None or n_in * n_out <= writer.max_held
+    if len(row) == 1 and n_in <= MAX_DOT_WIDTH and is_held:
+        tile = _without_padding(writer, row[0].tile, n_in)
+        operands = f"{tile.code}, {_load_matrix(writer, matrix)}"
+        return writer.line(
+            f'tl.dot({operands}, input_precision="ieee")', "wide"
+        )
+
+    writer.n_streamed += n_in * n_out
+    return _streamed_product(writer, row, matrix)
+
+
+def _streamed_product(
+    writer: Writer, row: list[Part], matrix: RowTensor
+) -> Expression:
+    """A product whose matrix is read from memory, as many of its rows at a time as registers hold."""
+    n_out = matrix.elements.shape[1]
+    n_read = max(MAX_READ // row_tiles.padded(n_out), 1)
+    # products [R, P, N] of numbers with the rows that were read, by P: summed up, as a sum over P waits for all threads
+    products: dict[int, Expression] = {}
+    for part in row:
+        n = len(part.numbers)
+        tile = _without_padding(writer, part.tile, n)
+        whole = RowTensor(array_of([tile], (1,)), torch.float32, None, (n,))
+        for start in range(0, n, n_read):
+            chunk = np.arange(n)[start : start + n_read]
+            rows = matrix._replace(
+                elements=matrix.elements[part.numbers[chunk]]
+            )
+            weights = writer.line(_matrix_code(writer, rows, "None, "), "wide")
+            numbers = f"{writer.tile(whole, chunk).code}[:, :, None]"
+            code = f"{numbers} * {weights.code}"
+            width = row_tiles.padded(len(chunk))
+            if width in products:
+                code = f"{products[width].code} + {code}"
+            products[width] = writer.line(code, "wide")
+    terms = [
+        writer.line(f"tl.sum({product.code}, 1)", "wide").code
+        for product in products.values()
+    ]
+    return writer.line(" + ".join(terms), "wide")
+
+
+def _without_padding(
+    writer: Writer, tile: Expression, width: int
+) -> Expression:
+    """A tile whose padding is 0: that of a quotient may be no number."""
+    mask = row_tiles.mask(width)
+    full = writer.full_tile(tile, width)
+    if not mask:
+        return full
+    return writer.line(f"tl.where({mask}, {full.code}, 0.0)", "wide")
+
+
+def _load_matrix(writer: Writer, matrix: RowTensor) -> str:
+    """Code of a matrix [K, N] in registers; its padding is 0."""
+    return writer.line(_matrix_code(writer, matrix), "wide", once=True).code
+
+
+def _matrix_code(writer: Writer, matrix: RowTensor, before: str = "") -> str:
+    """Code that loads a matrix [K, N], with axes of size 1 before it; its padding is 0."""
+    offsets = matrix.elements
+    first = int(offsets[0, 0])
+    step = int(offsets[1, 0]) - first, int(offsets[0, 1]) - first
+    places = [str(first)]
+    masks: list[str] = []
+    for size, stride, index in zip(offsets.shape, step, (":, None", "None, :")):
+        numbers = f"tl.arange(0, {row_tiles.padded(size)})[{before}{index}]"
+        places.append(f"{stride} * {numbers}")
+        if row_tiles.mask(size):
+            masks.append(f"({numbers} < {size})")
+    return writer.load_expression(
+        matrix, f"({' + '.join(places)})", " & ".join(masks)
+    )
+
+
+def _dot(writer: Writer, row: list[Part], column: RowTensor) -> Expression:
+    """The product of the numbers of a row with one column."""
+    offsets = column.elements
+    if len(row) == len(offsets):
+        weights = writer.load(column).elements
+        terms = [
+            f"{part.tile.code} * {weight.code}"
+            for part, weight in zip(row, weights)
+        ]
+        return writer.line(" + ".join(terms), "row")
+    terms: list[str] = []
+    for part in row:
+        weights = writer.load_tile(column, offsets[part.numbers])
+        tile = _without_padding(writer, part.tile, len(part.numbers))
+        terms.append(
+            writer.line(f"tl.sum({tile.code} * {weights.code}, 1)", "row").code
+        )
+    return writer.line(" + ".join(terms), "row")
+
+
+OPERATORS: dict[Any, Callable[..., Any]] = {
+    aten._to_copy: _to_copy,
+    aten.where: _where,
+    aten.bitwise_not: _bitwise_not,
+    aten.logical_not: _bitwise_not,
+    aten.remainder: _remainder,
+    aten.amax: partial(_extremum, reduction="max"),
+    aten.amin: partial(_extremum, reduction="min"),
+    aten.fmod: _fmod,
+    aten.cumsum: _cumsum,
+    aten.div: _divide,
+    aten.index: _index,
+    aten.index_select: _index_select,
+    aten.sign: _sign,
+    aten.clamp: _clamp,
+    aten.pow: _pow,
+    aten.cat: _cat,
+    aten.full: _new_full,
+    aten.full_like: _full_like,
+    aten.scalar_tensor: _scalar_tensor,
+    aten.arange: _arange,
+    aten.sum: _sum,
+    aten.any: _any,
+    aten._log_softmax: _log_softmax,
+    aten.argmax: _argmax,
+    aten.argmin: partial(_argmax, sign="<"),
+    aten.gather: _gather,
+    aten.bmm: _matmul,
+    aten.mm: _matmul,
+    cast(Any, random.threefry2x32).overloadpacket: _threefry,
+}

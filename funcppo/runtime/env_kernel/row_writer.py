@@ -1,0 +1,600 @@
+"""Writes the code of a program of rows (`row_program`): its lines, tiles, and operators on each number by itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from funcppo.runtime.env_kernel import row_tiles
+from funcppo.runtime.env_kernel.row_tensor import (
+    MAX_NUMBERS_A_ROW,
+    MAX_TILE_WIDTH,
+    TRITON_DTYPES,
+    Expression,
+    Kind,
+    RowTensor,
+    UnsupportedError,
+    ViewFn,
+    array_of,
+    column_code,
+    literal,
+    map_numbers,
+    parts_of,
+    show,
+    unsqueeze,
+    without_axis,
+)
+
+# numbers a row of a tile that is made of single numbers
+MAX_NEW_WIDTH = 256
+
+Reduction: TypeAlias = Literal["sum", "max", "min", "any"]
+
+# an operation on literal integers and bools; languages divide negative integers differently
+CONSTANT = re.compile(
+    r"\((?:\d|True|False|==|!=|[<>]=?|<<|>>|[-+*&|^() ])+\)|\(\d+ % \d+\)"
+)
+BOOLS = {"True": True, "False": False}  # literals
+MAXIMUM = "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})"
+MINIMUM = "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})"
+# Reductions: of two numbers, of a tile, and the number that changes nothing.
+REDUCTIONS: dict[Reduction, tuple[str, str, str]] = {
+    "sum": ("({0} + {1})", "tl.sum({0}, 1)", "0"),
+    "max": (MAXIMUM, "tl.max({0}, 1)", 'float("-inf")'),
+    "min": (MINIMUM, "tl.min({0}, 1)", 'float("inf")'),
+    "any": ("({0} | {1})", "(tl.max({0}.to(tl.int32), 1) != 0)", "False"),
+}
+
+
+class _Operation(NamedTuple):
+    """An operator on numbers of rows, as `Writer.pointwise` writes it."""
+
+    template: str
+    dtypes: tuple[torch.dtype, ...]  # of the operands
+    operands: tuple[Expression, ...]
+
+
+class Writer:
+    """Writes the code of one graph; the operators (`row_operators`) call it."""
+
+    def __init__(self, max_held: int | None) -> None:
+        self.max_held = max_held
+        self.n_streamed = 0
+        self.preamble: list[str] = []
+        self.body: list[str] = []
+        # pointers to what is read in bfloat16, and in the dtype that it has
+        self.rounded: set[str] = set()
+        self.loaded: set[str] = set()
+        self._names: dict[str, Expression] = {}  # of what is computed already
+        self._operations: dict[Expression, _Operation] = {}  # of rows
+        self.has_checks = False
+
+    # Lines of code
+
+    def line(self, code: str, kind: Kind, *, once: bool = False) -> Expression:
+        """A variable that holds the value of some code; the same code is written once.
+
+        Args:
+          once: it is the same in each call.
+        """
+        if CONSTANT.fullmatch(code):
+            return Expression(str(eval(code)))  # an operation on literals
+        if code not in self._names:
+            name = f"v{len(self._names)}"
+            lines = self.preamble if once else self.body
+            lines.append(f"{name} = {code}")
+            self._names[code] = Expression(name, kind)
+        return self._names[code]
+
+    def check(self, condition: Expression, problem: str) -> None:
+        """End the kernel with an error unless a condition holds for each row that is there."""
+        line = f'tl.device_assert({condition.code} | ~mask, "{problem}")'
+        if line not in self.body:
+            self.body.append(line)
+        self.has_checks = True
+
+    def load(self, x: RowTensor) -> RowTensor:
+        """The tensor with expressions of its numbers; one in memory is loaded."""
+        if not x.pointer:
+            return self.settle(x)
+        if x.elements.size > MAX_NUMBERS_A_ROW:
+            raise UnsupportedError(
+                f"{x.elements.size} numbers that all rows share, beside numbers of rows"
+            )
+        elements = map_numbers(
+            lambda i: self.line(
+                self.load_expression(x, str(i)),
+                "scalar",
+                once=True,
+            ),
+            x.elements,
+        )
+        return x._replace(elements=elements, pointer="")
+
+    def load_expression(self, x: RowTensor, offset: str, mask: str = "") -> str:
+        """Code that loads from memory; numbers of bfloat16 are held as float32."""
+        is_rounded = x.dtype == torch.bfloat16
+        (self.rounded if is_rounded else self.loaded).add(x.pointer)
+        options = f", mask={mask}, other=0" if mask else ""
+        code = f"tl.load({x.pointer} + {offset}{options})"
+        return f"({code} != 0)" if x.dtype == torch.bool else code
+
+    def load_tile(self, x: RowTensor, offsets: NDArray[Any]) -> Expression:
+        """Numbers of a tensor in memory, as one expression [1, P]."""
+        place = row_tiles.index_code(offsets)
+        if place is None:
+            raise UnsupportedError("params in an order of no rule")
+        mask = row_tiles.mask(offsets.size)
+        code = self.load_expression(x, f"({place})", mask)
+        return self.line(code, "wide", once=True)
+
+    # Tiles
+
+    def hold(self, x: RowTensor, like: Tensor, is_carried: bool) -> RowTensor:
+        """An output [rows, ...]: with an expression for each number, or with tiles where there are many."""
+        n = like.numel() // max(len(like), 1) if like.ndim else 1
+        if n <= MAX_NUMBERS_A_ROW and not x.tile:
+            return self.load(x)
+        if x.row_dim not in (0, None):
+            raise UnsupportedError("an output whose first axis is not the rows")
+        if n > MAX_TILE_WIDTH:
+            raise UnsupportedError(f"an output of {n} numbers for each row")
+        if is_carried and n <= MAX_NUMBERS_A_ROW:
+            raise UnsupportedError("a state that is a hidden layer")
+        tile = like.shape[1:]
+        places = _with_rows_first(x, tile)
+        if is_carried or not x.tile:
+            return self.take(x, places, 0, len(tile))
+        if parts_of(x, places) is None:
+            x = self.settle(x)
+            places = _with_rows_first(x, tile)
+        return show(x, places, 0)
+
+    def settle(self, x: RowTensor) -> RowTensor:
+        """A tensor whose tiles hold its last axes, and show all their numbers."""
+        if x.shown is None:
+            return x
+        n_tile = row_tiles.n_tile_axes(x.shown // x.width, x.row_dim)
+        if n_tile is None:
+            n_tile = x.shown.ndim - (0 if x.row_dim is None else x.row_dim + 1)
+        return self.take(x, x.shown, x.row_dim, n_tile)
+
+    def take(
+        self,
+        x: RowTensor,
+        places: NDArray[Any],
+        row_dim: int | None,
+        n_tile_axes: int,
+    ) -> RowTensor:
+        """The numbers of a tensor at some of its places, of which the last axes are held in a tile."""
+        start = places.ndim - n_tile_axes
+        lead, tile = places.shape[:start], places.shape[start:]
+        elements = np.empty(lead, dtype=object)
+        for index in np.ndindex(lead):
+            elements[index] = self.tile(x, places[index])
+        elements = elements.reshape(*lead, *(1 for _ in tile))
+        return RowTensor(elements, x.dtype, row_dim, tile)
+
+    def tile(self, x: RowTensor, places: NDArray[Any]) -> Expression:
+        """An expression of the numbers at some places."""
+        if x.pointer:
+            return self.load_tile(x, places)
+        held: list[Expression] = x.elements.reshape(-1).tolist()
+        # Equal expressions are one, wherever they are.
+        place_of: dict[Expression, int] = {}
+        same = [place_of.setdefault(number, i) for i, number in enumerate(held)]
+        expressions = np.array(same)[places // x.width]
+        first = held[expressions.flat[0]]
+        if (expressions == expressions.flat[0]).all():
+            if first.kind != "wide":
+                return first
+            return self._regard(first, x, places % x.width)
+        if not x.tile:
+            return self._choose(held, expressions, x.dtype)
+        return self._tile_of_parts(x, expressions, places % x.width)
+
+    def _tile_of_parts(
+        self,
+        x: RowTensor,
+        expressions: NDArray[Any],
+        numbers: NDArray[Any],
+    ) -> Expression:
+        """A tile of several, which lie side by side along one of its axes.
+
+        Args:
+          expressions: which tile of the tensor each number is in.
+          numbers: its place there.
+        """
+        dims = row_tiles.varying_axes(expressions)
+        along = np.moveaxis(expressions, dims[0], 0)
+        along = along.reshape(len(along), -1)[:, 0]
+        n_changes = int((np.diff(along) != 0).sum())
+        if len(dims) > 1 or n_changes >= len(set(along.tolist())):
+            raise UnsupportedError("tiles that are mixed")
+        parts: list[Expression] = []
+        ends: list[int] = []
+        for part in dict.fromkeys(along.tolist()):
+            (where,) = (along == part).nonzero()
+            inside = np.clip(np.arange(len(along)), where[0], where[-1])
+            shown = np.take(numbers, inside, dims[0])
+            tile: Expression = x.elements.item(part)
+            is_wide = tile.kind == "wide"
+            parts.append(self._regard(tile, x, shown) if is_wide else tile)
+            ends.append(int(where[-1]) + 1)
+        return self.join(parts, ends, numbers.shape, dims[0])
+
+    def join(
+        self,
+        parts: Sequence[Expression],
+        ends: Sequence[int],
+        shape: tuple[int, ...],
+        dim: int,
+    ) -> Expression:
+        """A tile of several, each of which counts up to an end along an axis, from that of the one before on."""
+        coordinate = row_tiles.coordinate(shape, dim)
+        joined = parts[-1]
+        for part, end in zip(reversed(parts[:-1]), reversed(ends[:-1])):
+            is_in = self.line(f"{coordinate} < {end}", "wide", once=True)
+            codes = f"{is_in.code}, {column_code(part)}, {column_code(joined)}"
+            joined = self.line(f"tl.where({codes})", "wide")
+        return joined
+
+    def _regard(
+        self, tile: Expression, x: RowTensor, places: NDArray[Any]
+    ) -> Expression:
+        """Some numbers of a tile, as another one."""
+        if np.array_equal(places.reshape(-1), np.arange(x.width)):
+            return tile
+        place = row_tiles.index_code(places)
+        if place is None:
+            raise UnsupportedError("a view of a tile in an order of no rule")
+        n = row_tiles.padded(places.size)
+        index = self.line(
+            f"tl.broadcast_to({place}, [R, {n}]).to(tl.int32)",
+            "wide",
+            once=True,
+        )
+        is_bool = x.dtype == torch.bool
+        source = self.full_tile(
+            self.cast(tile, x.dtype, torch.int32) if is_bool else tile, x.width
+        )
+        n_times = n // row_tiles.padded(x.width)
+        if n_times > 1:
+            # Triton 3.6 gathers no more numbers than there are.
+            shape = f"[R, {n_times}, {n // n_times}]"
+            repeated = f"tl.broadcast_to({source.code}[:, None, :], {shape})"
+            code = f"tl.reshape({repeated}, [R, {n}])"
+            source = self.line(code, "wide")
+        found = self.line(f"tl.gather({source.code}, {index.code}, 1)", "wide")
+        return self.cast(found, torch.int32, torch.bool) if is_bool else found
+
+    def _choose(
+        self,
+        held: Sequence[Expression],
+        expressions: NDArray[Any],
+        dtype: torch.dtype,
+    ) -> Expression:
+        """A tile of single numbers, by the coordinate along the axes where they differ."""
+        dims = row_tiles.varying_axes(expressions)
+        n_dims = dims[-1] + 1 - dims[0]
+        coordinate = row_tiles.coordinate(expressions.shape, dims[0], n_dims)
+        along = expressions[
+            (0,) * dims[0]
+            + (slice(None),) * n_dims
+            + (0,) * (expressions.ndim - dims[-1] - 1)
+        ].reshape(-1)
+        numbers = [held[i] for i in along]
+        if operation := self._of_coordinate(numbers, coordinate):
+            return operation
+
+        ((chosen, _),) = Counter(numbers).most_common(1)
+        others = [(i, x) for i, x in enumerate(numbers) if x != chosen]
+        for i, number in others:
+            is_it = self.line(f"{coordinate} == {i}", "wide", once=True)
+            codes = (column_code(number), column_code(chosen))
+            chosen = self.line(
+                f"tl.where({is_it.code}, {codes[0]}, {codes[1]})", "wide"
+            )
+        return self.line(f"({chosen.code}).to({TRITON_DTYPES[dtype]})", "wide")
+
+    def _of_coordinate(
+        self, numbers: Sequence[Expression], coordinate: str
+    ) -> Expression | None:
+        """Numbers like `x == 0`, `x == 1` and so on: one operation on a coordinate; None of others."""
+        operations = [
+            self._operations[x] for x in numbers if x in self._operations
+        ]
+        kinds = {(x.template, x.dtypes) for x in operations}
+        if len(operations) < len(numbers) or len(kinds) > 1:
+            return None
+
+        ((template, dtypes),) = kinds
+        codes: list[str] = []
+        # by the place of the operand: what it is in each operation
+        for dtype, *operands in zip(dtypes, *(x.operands for x in operations)):
+            start = operands[0].code
+            counted = _numbers_from(start, len(operands))
+            if len(set(operands)) == 1:
+                codes.append(column_code(operands[0]))
+            elif [x.code for x in operands] == counted:
+                code = f"({coordinate} + {start}).to({TRITON_DTYPES[dtype]})"
+                codes.append(self.line(code, "wide", once=True).code)
+            else:
+                return None
+        return self.line(template.format(*codes), "wide")
+
+    def full_tile(self, x: Expression, width: int) -> Expression:
+        """An expression as a tile [R, P]."""
+        shape = f"[R, {row_tiles.padded(width)}]"
+        return self.line(f"tl.broadcast_to({column_code(x)}, {shape})", "wide")
+
+    def cast(
+        self, x: Expression, dtype: torch.dtype, to: torch.dtype
+    ) -> Expression:
+        """A number in another dtype."""
+        if dtype == to:
+            return x
+        if x.code in BOOLS or x.code.removeprefix("-").isdigit():
+            value = BOOLS[x.code] if x.code in BOOLS else int(x.code)
+            return literal(value, to)
+        if to == torch.bool:
+            return self.line(f"({x.code} != 0)", x.kind)
+        if to not in TRITON_DTYPES:
+            raise UnsupportedError(f"numbers of dtype {to}")
+        return self.line(f"({x.code}).to({TRITON_DTYPES[to]})", x.kind)
+
+    # Operators on each number
+
+    def pointwise(
+        self,
+        template: str,
+        args: Sequence[Any],
+        operand_dtype: torch.dtype | Sequence[torch.dtype],
+        dtype: torch.dtype,
+    ) -> RowTensor:
+        """An operator on each number.
+
+        Args:
+          template: code, {0} the first operand.
+          operand_dtype: what operands are cast to, one for all or one for each.
+          dtype: of the result.
+        """
+        if dtype == torch.bfloat16:
+            raise UnsupportedError("arithmetic in bfloat16")
+        if isinstance(operand_dtype, torch.dtype):
+            operand_dtype = [operand_dtype] * len(args)
+        shown = [x for x in args if isinstance(x, RowTensor)]
+        if len(shown) == 1 and shown[0].shown is not None:
+            (x,) = shown
+            tiles = x._replace(shown=None, row_dim=None)
+            of_tiles = [tiles if y is x else y for y in args]
+            result = self.pointwise(template, of_tiles, operand_dtype, dtype)
+            return result._replace(shown=x.shown, row_dim=x.row_dim)
+        args = [self.settle(x) if isinstance(x, RowTensor) else x for x in args]
+        operands, row_dim, tile = self._align_operands(args, operand_dtype)
+
+        def compute(*numbers: Expression) -> Expression:
+            kinds = {number.kind for number in numbers}
+            kind: Kind = "row" if "row" in kinds else "scalar"
+            kind = "wide" if "wide" in kinds else kind
+            codes = (
+                column_code(number) if kind == "wide" else number.code
+                for number in numbers
+            )
+            result = self.line(template.format(*codes), kind)
+            if kind == "row":
+                operation = _Operation(template, tuple(operand_dtype), numbers)
+                self._operations[result] = operation
+            return result
+
+        return RowTensor(map_numbers(compute, *operands), dtype, row_dim, tile)
+
+    def _align_operands(
+        self, args: Sequence[Any], dtypes: Sequence[torch.dtype]
+    ) -> tuple[list[NDArray[Any]], int | None, tuple[int, ...]]:
+        """The numbers of operands, broadcast and cast; where their rows are, and what axes they hold."""
+        tensors = [x for x in args if isinstance(x, RowTensor)]
+        n_dims = max(x.elements.ndim for x in tensors)
+        row_dims = {
+            x.row_dim + n_dims - x.elements.ndim
+            for x in tensors
+            if x.row_dim is not None
+        }
+        if len(row_dims) > 1:
+            raise UnsupportedError("rows beside rows in another axis")
+        row_dim = next(iter(row_dims), None)
+        shape = np.broadcast_shapes(*(x.places().shape for x in tensors))
+        n_tile = _tile_axes_of(tensors, shape, row_dim)
+
+        arrays: list[NDArray[Any]] = []
+        for x, dtype in zip(args, dtypes):
+            if not isinstance(x, RowTensor):
+                arrays.append(array_of([literal(x, dtype)], ()))
+                continue
+            x = self._with_tile(x, shape, n_tile) if n_tile else self.load(x)
+            arrays.append(
+                map_numbers(
+                    lambda e, x=x, t=dtype: self.cast(e, x.dtype, t), x.elements
+                )
+            )
+        return arrays, row_dim, shape[len(shape) - n_tile :]
+
+    def _with_tile(
+        self, x: RowTensor, shape: tuple[int, ...], n_tile: int
+    ) -> RowTensor:
+        """A tensor that is broadcast against one of a shape whose last axes are in a tile."""
+        places = x.places()
+        places = places.reshape(
+            *(1,) * (len(shape) - places.ndim), *places.shape
+        )
+        start = len(shape) - n_tile
+        return self.take(
+            x,
+            np.broadcast_to(places, places.shape[:start] + shape[start:]),
+            None,  # read by nobody
+            n_tile,
+        )
+
+    # Views
+
+    def view(
+        self, fn: ViewFn, result: Tensor, args: Sequence[Any]
+    ) -> RowTensor:
+        """A view: the same numbers in another order."""
+        x, *options = args
+        if not x.tile:
+            elements, row_dim = fn(x, result, *options)
+            return x._replace(elements=elements, row_dim=row_dim)
+        before = x._replace(elements=x.places(), tile=(), shown=None)
+        places, row_dim = fn(before, result, *options)
+        if np.array_equal(
+            places.reshape(-1), np.arange(x.elements.size * x.width)
+        ):
+            n_tile = row_tiles.n_tile_axes(places // x.width, row_dim)
+            if n_tile is not None and x.shown is None:
+                return self.take(x, places, row_dim, n_tile)
+        return show(x, places, row_dim)
+
+    def narrow(self, x: RowTensor, dim: int) -> tuple[RowTensor, int]:
+        """A tensor without tiles whose axis `dim` is not the rows, and the axis counted from 0."""
+        x = self.load(x)
+        if x.tile:
+            raise UnsupportedError("an operator over a hidden layer")
+        return x, _not_rows(x, dim)
+
+    def fold(
+        self, reduction: Reduction, x: RowTensor, dim: int, keep: bool
+    ) -> RowTensor:
+        """A reduction of an axis, from its first number to its last."""
+        template, *_ = REDUCTIONS[reduction]
+        x = self.load(x)
+        dim = _not_rows(x, dim)
+        start = x.elements.ndim - len(x.tile)
+        if start <= dim:
+            n_others = x.width // x.tile[dim - start]
+            if n_others <= MAX_NUMBERS_A_ROW:
+                return self._fold_tile(reduction, x, dim, keep)
+            return self._fold_slices(template, x, dim, keep)
+
+        row_dim = without_axis(x.row_dim, dim)
+        slices = [
+            x._replace(elements=np.asarray(numbers, object), row_dim=row_dim)
+            for numbers in np.moveaxis(x.elements, dim, 0)
+        ]
+        return self._combine(template, slices, dim, keep)
+
+    def _fold_tile(
+        self, reduction: Reduction, x: RowTensor, dim: int, keep: bool
+    ) -> RowTensor:
+        """A reduction of an axis of a tile; of its other axes each place is an expression then."""
+        _, template, neutral = REDUCTIONS[reduction]
+        if "inf" in neutral and not x.dtype.is_floating_point:
+            raise UnsupportedError("the largest or least integer of a tile")
+        start = x.elements.ndim - len(x.tile)
+        others = [n for i, n in enumerate(x.tile) if i != dim - start]
+        elements = np.empty((*x.elements.shape[:start], *others), dtype=object)
+        for index in np.ndindex(elements.shape):
+            tile = x.elements[(*index[:start], *(0 for _ in x.tile))]
+            mask = _mask_of_others(x.tile, dim - start, index[start:])
+            code = self.full_tile(tile, x.width).code
+            if mask:
+                code = f"tl.where({mask}, {code}, {neutral})"
+            elements[index] = self.line(template.format(code), "row")
+        if keep:
+            elements = np.expand_dims(elements, dim)
+        return RowTensor(elements, x.dtype, x.row_dim)
+
+    def _fold_slices(
+        self, template: str, x: RowTensor, dim: int, keep: bool
+    ) -> RowTensor:
+        """A reduction of an axis of a tile to another tile."""
+        places = np.moveaxis(x.places(), dim, 0)
+        row_dim = without_axis(x.row_dim, dim)
+        slices = [
+            self.take(x, numbers, row_dim, len(x.tile) - 1)
+            for numbers in places
+        ]
+        return self._combine(template, slices, dim, keep)
+
+    def _combine(
+        self, template: str, slices: Sequence[RowTensor], dim: int, keep: bool
+    ) -> RowTensor:
+        """An operation on tensors, two by two; the axis `dim` that they are slices of stays if it is kept."""
+        total, *others = slices
+        for other in others:
+            dtype = total.dtype
+            total = self.pointwise(template, [total, other], dtype, dtype)
+        return self.view(unsqueeze, Tensor(), [total, dim]) if keep else total
+
+
+def _numbers_from(start: str, n: int) -> list[str]:
+    """Codes of integers that count up from a literal one; none if it is not one."""
+    if not start.isdigit():
+        return []
+    return [str(i) for i in range(int(start), int(start) + n)]
+
+
+def _not_rows(x: RowTensor, dim: int) -> int:
+    """An axis counted from 0.
+
+    Raises:
+      UnsupportedError: it is the rows.
+    """
+    dim %= x.elements.ndim
+    if dim == x.row_dim:
+        raise UnsupportedError("an operator over the rows")
+    return dim
+
+
+def _with_rows_first(x: RowTensor, tile: tuple[int, ...]) -> NDArray[Any]:
+    """The places of a tensor [1, ...], also of one that all rows share."""
+    places = x.places()
+    if x.row_dim is None:
+        is_whole = places.ndim == len(tile) + 1
+        places = places[:1] if is_whole else places[None]
+    return np.broadcast_to(places, (1, *tile))
+
+
+def _mask_of_others(
+    tile: tuple[int, ...], dim: int, index: tuple[int, ...]
+) -> str:
+    """Code of the numbers of a tile whose coordinates but one are these; empty if all are."""
+    others = [i for i in range(len(tile)) if i != dim]
+    padding = row_tiles.mask(math.prod(tile))
+    masks = [padding] if padding else []
+    masks += [
+        f"({row_tiles.coordinate(tile, i)} == {place})"
+        for i, place in zip(others, index)
+        if tile[i] > 1
+    ]
+    return " & ".join(masks)
+
+
+def _tile_axes_of(
+    tensors: Sequence[RowTensor], shape: tuple[int, ...], row_dim: int | None
+) -> int:
+    """How many axes of a result are held in a tile, given its shape with one number in place of the rows."""
+    if (
+        not any(x.tile for x in tensors)
+        and math.prod(shape) <= MAX_NUMBERS_A_ROW
+    ):
+        return 0
+    n_axes = len(shape) - (0 if row_dim is None else row_dim + 1)
+    n_tile = min((len(x.tile) for x in tensors if x.tile), default=0)
+    if not n_tile:
+        # As many as make a tile of moderate size, and one at least.
+        widths = np.cumprod(shape[::-1])[:n_axes]
+        n_tile = max(int((widths <= MAX_NEW_WIDTH).sum()), 1)
+    n_tile = min(n_tile, n_axes)
+    width = math.prod(shape[len(shape) - n_tile :])
+    if width > MAX_TILE_WIDTH:
+        raise UnsupportedError(f"{width} numbers for each row")
+    return n_tile

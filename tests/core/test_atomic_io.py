@@ -1,0 +1,150 @@
+"""A file is replaced as a whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pytest
+
+from funcppo.core.atomic_io import (
+    remove_stale_parts,
+    sync_folder,
+    write_atomically,
+)
+
+
+def test_a_file_is_written_and_replaced(tmp_path):
+    path = tmp_path / "file"
+    for contents in (b"first", b"second, longer"):
+        write_atomically(
+            path, lambda file, contents=contents: file.write(contents)
+        )
+        assert path.read_bytes() == contents
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_failure_leaves_the_old_contents_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(file):
+        file.write(b"half")
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        write_atomically(path, fail)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_the_old_contents_stand_while_the_new_ones_are_written(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    seen = []
+    write_atomically(
+        path, lambda file: (file.write(b"new"), seen.append(path.read_bytes()))
+    )
+    assert seen == [b"old"] and path.read_bytes() == b"new"
+
+
+def test_a_link_is_followed(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_atomically(link, lambda file: file.write(b"new"))
+    assert link.is_symlink() and target.read_bytes() == b"new"
+
+
+def test_a_pipe_is_written_to_as_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, lambda file: file.write(b"through"))
+    assert os.read(reader, 100) == b"through" and not pipe.is_file()
+    os.close(reader)
+
+
+def test_parts_of_files_that_killed_processes_were_writing_are_removed(
+    tmp_path,
+):
+    """Only of the files named, and not of processes that run; a part with our own id is of an earlier process."""
+    gone, own, alive = 999999999, os.getpid(), os.getppid()
+    stale = [f"run.npz.{gone}.part", f"run.npz.{own}.part", f"b.{gone}.part"]
+    kept = [
+        f"run.npz.{alive}.part",
+        f"other.{gone}.part",
+        "run.npz.part",
+        "run.npz.x.part",
+        f"run.npz.{gone}.part.txt",
+        "run.npz",
+    ]
+    for name in (*stale, *kept):
+        (tmp_path / name).write_text("")
+    removed = remove_stale_parts(tmp_path, ["run.npz", "b"])
+    assert sorted(removed) == sorted(stale)
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+    assert remove_stale_parts(tmp_path / "absent", ["run.npz"]) == []
+
+
+def test_an_error_of_the_system_names_the_file(tmp_path):
+    path = tmp_path / "absent" / "file"
+    with pytest.raises(OSError) as error:
+        write_atomically(path, lambda file: file.write(b""))
+    assert str(path) in str(error.value.filename)
+
+
+def test_the_file_that_is_replaced_is_kept_on_request(tmp_path):
+    path = tmp_path / "file"
+    for number in (b"1", b"2", b"3"):
+        write_atomically(
+            path, lambda file, number=number: file.write(number), "earlier"
+        )
+    assert path.read_bytes() == b"3"
+    assert (tmp_path / "earlier").read_bytes() == b"2"
+    assert sorted(os.listdir(tmp_path)) == ["earlier", "file"]
+
+
+def test_a_failure_keeps_both_the_file_and_the_one_before_it(tmp_path):
+    path, earlier = tmp_path / "file", tmp_path / "earlier"
+    path.write_bytes(b"2")
+    earlier.write_bytes(b"1")
+
+    def fill_the_disk(file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        write_atomically(path, fill_the_disk, earlier.name)
+    assert path.read_bytes() == b"2" and earlier.read_bytes() == b"1"
+    assert sorted(os.listdir(tmp_path)) == ["earlier", "file"]
+
+
+def test_the_folder_is_on_the_disk_after_the_rename(tmp_path, monkeypatch):
+    """What is synchronised, and which names the folder has at that time."""
+    synced = []
+
+    def record(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append((is_folder, "file" in os.listdir(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
+    assert synced == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_error"), [(errno.EINVAL, False), (errno.EIO, True)]
+)
+def test_a_folder_that_cannot_be_synced_is_no_error_but_a_broken_disk_is(
+    code, is_error, tmp_path, monkeypatch
+):
+    def fail(descriptor):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if is_error:
+        with pytest.raises(OSError):
+            sync_folder(tmp_path)
+    else:
+        sync_folder(tmp_path)

@@ -1,0 +1,56 @@
+"""Threads share work: its results come in the order of the parts."""
+
+import threading
+
+import pytest
+
+from funcppo.core import cores
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("3", 3), ("0", 1), ("100", 8), ("", 5), ("2,4", 5), (None, 5)],
+)
+def test_threads_are_those_of_the_setting_or_of_the_cores(
+    monkeypatch, setting, expected
+):
+    monkeypatch.setattr(cores, "AVAILABLE_CORES", 5)
+    if setting is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    assert cores.count_threads() == expected
+
+
+def test_results_come_in_order_and_parts_run_side_by_side():
+    both_run = threading.Barrier(2)
+    callers = set()
+
+    def compute(part):
+        callers.add(threading.get_ident())
+        both_run.wait(timeout=600)
+        return part * 10
+
+    assert list(cores.map_in_threads(compute, [3, 1], 2)) == [30, 10]
+    assert len(callers) == 2 and threading.get_ident() not in callers
+
+
+@pytest.mark.parametrize(("parts", "n_threads"), [([1, 2, 3], 1), ([4], 8)])
+def test_one_thread_is_that_of_the_caller(parts, n_threads):
+    def compute(part):
+        return part, threading.get_ident()
+
+    expected = [(part, threading.get_ident()) for part in parts]
+    assert list(cores.map_in_threads(compute, parts, n_threads)) == expected
+
+
+def test_an_error_of_a_part_ends_the_work():
+    def compute(part):
+        if part == 2:
+            raise ValueError("part 2")
+        return part
+
+    results = cores.map_in_threads(compute, [1, 2, 3], 2)
+    assert next(results) == 1
+    with pytest.raises(ValueError, match="part 2"):
+        list(results)

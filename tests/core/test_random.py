@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
+
+from funcppo.core import random
+from tests.learning import compiled, oracle
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    ("k", "x", "y"),
+    [  # Random123, file kat_vectors, threefry2x32 with 20 rounds
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        (
+            (0xFFFFFFFF, 0xFFFFFFFF),
+            (0xFFFFFFFF, 0xFFFFFFFF),
+            (0x1CB996FC, 0xBB002BE7),
+        ),
+        (
+            (0x13198A2E, 0x03707344),
+            (0x243F6A88, 0x85A308D3),
+            (0xC4923A9C, 0x483DF7A0),
+        ),
+    ],
+)
+def test_threefry_gives_the_published_known_answers(k, x, y):
+    got = random.threefry2x32(*torch.tensor((*k, *x)).unbind())
+    assert tuple(int(v) for v in got) == y
+
+
+def test_a_draw_imports_no_compiler():
+    code = "import sys; from funcppo import random; random.uniform(random.key(0), (3,)); "
+    code += "sys.exit('torch._dynamo' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False).returncode
+        == 0
+    )
+
+
+def test_integers_and_uniforms_equal_jax_exactly():
+    want, key = oracle("jax_random.npz"), random.key(42)
+    got = {
+        "key": key,
+        "split2": random.split(key),
+        "split5": random.split(key, 5),
+        "fold_in_7": random.fold_in(key, 7),
+        "fold_in_123456789": random.fold_in(key, 123456789),
+        "bits_10": random.bits(key, (10,)),
+        "bits_3x5": random.bits(key, (3, 5)),
+        "uniform_10": random.uniform(key, (10,)),
+        "uniform_m005_005_4": random.uniform(key, (4,), -0.05, 0.05),
+        "categorical_8x3": random.categorical(
+            key, torch.tensor([0.2, 0.3, 0.5]).log().expand(8, 3)
+        ),
+        "permutation_10": random.permutation(key, 10),
+        "permutation_1000": random.permutation(key, 1000),
+        "key_0": random.key(0),
+        "key_2p40_1": random.key(2**31 - 1),
+    }
+    for name, value in got.items():
+        np.testing.assert_array_equal(value.numpy(), want[name], err_msg=name)
+
+
+def test_normals_and_gumbels_equal_jax_within_1e_6():
+    want, key = oracle("jax_random.npz"), random.key(42)
+    np.testing.assert_allclose(
+        random.normal(key, (10,)).numpy(),
+        want["normal_10"],
+        rtol=1e-6,
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        random.gumbel(key, (10,)).numpy(),
+        want["gumbel_10"],
+        rtol=1e-6,
+        atol=1e-6,
+    )
+
+
+def test_one_number_is_the_first_of_several():
+    key = random.key(3)
+    assert random.bits(key, ()).shape == () and int(
+        random.bits(key, ())
+    ) == int(random.bits(key, (1,))[0])
+
+
+@given(SEEDS, st.integers(1, 50))
+def test_split_is_fold_in(seed, n):
+    key = random.key(seed)
+    assert torch.equal(random.split(key, n)[n - 1], random.fold_in(key, n - 1))
+
+
+@given(SEEDS)
+@settings(max_examples=20)
+def test_a_row_depends_on_its_own_key_alone(seed):
+    keys = random.split(random.key(seed), 5)
+    for draw in (random.bits, random.uniform, random.normal, random.gumbel):
+        assert torch.equal(
+            draw(keys, (2, 3)), torch.stack([draw(k, (2, 3)) for k in keys])
+        )
+    assert torch.equal(
+        random.split(keys, 3), torch.stack([random.split(k, 3) for k in keys])
+    )
+
+
+@given(SEEDS, st.integers(1, 300))
+@settings(max_examples=30)
+def test_a_permutation_holds_every_index_once(seed, n):
+    assert torch.equal(
+        random.permutation(random.key(seed), n).sort().values, torch.arange(n)
+    )
+
+
+@given(SEEDS)
+@settings(max_examples=20)
+def test_a_masked_action_is_never_drawn(seed):
+    mask_key, key = random.split(random.key(seed))
+    mask = (random.uniform(mask_key, (64, 7)) < 0.5) | (torch.arange(7) == 3)
+    action = random.categorical(
+        key, torch.where(mask, -30.0, torch.finfo(torch.float32).min)
+    )
+    assert mask.gather(1, action[:, None]).all()
+
+
+@given(SEEDS, st.floats(-3, 0), st.floats(0.1, 3))
+@settings(max_examples=30)
+def test_uniforms_stay_within_their_bounds(seed, low, width):
+    draws = random.uniform(random.key(seed), (1000,), low, low + width)
+    assert (draws >= torch.tensor(low, dtype=torch.float32)).all() and (
+        draws <= low + width
+    ).all()
+
+
+def test_draws_follow_their_distributions():
+    """100,000 draws: means within five standard errors."""
+    key, n = random.key(3), 100_000
+    assert (
+        abs(float(random.uniform(key, (n,)).mean()) - 0.5)
+        < 5 * (1 / 12 / n) ** 0.5
+    )
+    normal = random.normal(key, (n,))
+    assert abs(float(normal.mean())) < 5 * n**-0.5
+    assert abs(float(normal.var()) - 1) < 5 * (2 / n) ** 0.5
+    p = torch.tensor([0.2, 0.3, 0.5])
+    share = torch.bincount(random.categorical(key, p.log().expand(n, 3))) / n
+    assert ((share - p).abs() < 5 * (p * (1 - p) / n).sqrt()).all()
+
+
+def draw(key):
+    return random.bits(key, (33,)), random.uniform(key, (33,), -0.05, 0.05)
+
+
+def test_bits_and_uniforms_are_the_same_compiled_and_under_vmap():
+    keys = random.split(random.key(9), 4)
+    want = [torch.stack(x) for x in zip(*(draw(k) for k in keys))]
+    assert all(torch.equal(a, b) for a, b in zip(torch.vmap(draw)(keys), want))
+    got = [torch.stack(x) for x in zip(*(compiled(draw)(k) for k in keys))]
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+@pytest.mark.parametrize("use_custom_passes", [False, True])
+def test_inductor_writes_the_rounds_out_and_never_calls_the_operator(
+    use_custom_passes,
+):
+    with config.patch(force_disable_caches=True):
+        _, codes = run_and_get_code(
+            compiled(draw, use_custom_passes=use_custom_passes), random.key(9)
+        )
+    lines = [
+        line
+        for code in codes
+        for line in code.splitlines()
+        if not line.lstrip().startswith("#")
+    ]
+    assert lines and not any("threefry2x32.default" in line for line in lines)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("fast", [False, True], ids=["eager", "compiled"])
+def test_bits_and_uniforms_are_the_same_on_a_gpu_and_when_a_graph_is_replayed(
+    fast,
+):
+    """A graph recorded with the key zero and replayed with others gives what the CPU gives."""
+    fn = compiled(draw) if fast else draw
+    held = torch.zeros(2, dtype=torch.int64, device="cuda")
+    fn(held)  # what is loaded or compiled at the first call cannot be recorded
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = fn(held)
+    for key in random.split(random.key(9), 4):
+        held.copy_(key)
+        graph.replay()
+        for got in (replayed, fn(key.cuda())):
+            assert all(
+                torch.equal(a.cpu(), b)
+                for a, b in zip(got, draw(key), strict=True)
+            )
+
+
+def test_draws_use_no_global_generator():
+    before = torch.random.get_rng_state()
+    random.permutation(random.key(1), 10)
+    random.normal(random.key(1), (3,))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@given(st.floats(1e-30, 1e30) | st.floats(-1e30, -1e-30) | st.just(0.0))
+def test_bounds_are_rounded_as_float32_rounds(x):
+    assert random.round_to_float32(x) == float(np.float32(x))
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None])
+def test_a_seed_that_is_no_integer_is_refused_by_name(seed):
+    with pytest.raises(TypeError, match=r"^seed: expected an integer, got"):
+        random.key(seed)

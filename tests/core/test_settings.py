@@ -1,0 +1,404 @@
+"""Every setting has a range, and what is outside it is refused by name: in configs and in the options of programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo import cli
+from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.core import settings
+from funcppo.core.settings import (
+    DecayRate,
+    DeviceChoice,
+    DeviceName,
+    FieldError,
+    NonNegativeInt,
+    PositiveFloat,
+    Range,
+    Size,
+    UnitInterval,
+    check_fields,
+    field_types,
+    is_cuda,
+)
+from funcppo.envs.classic_control.acrobot import AcrobotConfig
+from funcppo.envs.classic_control.cartpole import CartPoleConfig
+from funcppo.envs.classic_control.mountain_car import MountainCarConfig
+from funcppo.envs.classic_control.pendulum import PendulumConfig
+from funcppo.envs.gymnasium_bridge import GymnasiumConfig
+from funcppo.envs.minatar.game import GameConfig
+from funcppo.envs.recall_task import RecallConfig
+from funcppo.envs.two_link_arm import ReacherConfig
+from funcppo.envs.wrappers import (
+    ActionRangeConfig,
+    FrameStackConfig,
+    MomentsConfig,
+    StickyActionsConfig,
+    TimeLimitConfig,
+)
+from funcppo.kg.graph.config import DataConfig
+from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.ranking import scorers
+from funcppo.kg.run.config import RunConfig
+from funcppo.kg.scores.aggregation import AggregationConfig, Capacity
+from funcppo.kg.scores.bellman_ford import NetworkConfig, StepConfig
+from funcppo.kg.scores.evidence import EvidenceConfig
+from funcppo.kg.scores.question_config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+    QuestionConfig,
+)
+from funcppo.kg.scores.questions import PolicyConfig
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.nets.convolutional import CNNConfig, ConvolutionConfig
+from funcppo.nets.exploration import GSDEConfig
+from funcppo.nets.feedforward import MLPConfig
+from funcppo.nets.recurrent import RecurrentConfig
+from funcppo.rl.config import RLConfig
+from tests.cli.runner import funcppo
+from tests.kg.search.small_tasks import small_problem, small_task
+
+PACKAGE = Path(settings.__file__).parents[1]
+CONSTANT = Schedule()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A config with a field of every kind."""
+
+    size: Size = 1
+    count: NonNegativeInt = 0
+    rate: PositiveFloat = 1.0
+    decay: DecayRate = 0.0
+    fraction: UnitInterval | None = None
+    sizes: tuple[Size, ...] = (1, 2)
+    steps: Size | Literal["all"] = "all"
+    ddof: Literal[0, 1] = 1
+    name: str = "a"
+    flag: bool = False
+    device: DeviceName = "cpu"
+    choice: DeviceChoice = "auto"
+    schedule: Schedule = CONSTANT
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("size", 0, "expected 1 or more, got 0"),
+        ("size", 2**31, "expected at most 2147483647, got 2147483648"),
+        ("size", 10**400, "expected at most 2147483647, got a number of 1329 bits"),
+        ("size", 1.0, "expected an integer, got 1.0"),
+        ("size", True, "expected an integer, got True"),
+        ("size", None, "expected an integer, got None"),
+        ("count", -1, "expected 0 or more, got -1"),
+        ("rate", 0.0, "expected more than 0, got 0.0"),
+        ("rate", math.nan, "expected more than 0, got nan"),
+        ("rate", math.inf, "expected at most 3.40282e+38, got inf"),
+        ("rate", "1", "expected a number, got '1'"),
+        ("decay", 1.0, "expected 0 to below 1, got 1.0"),
+        ("fraction", 1.5, "expected 0 to 1, got 1.5"),
+        ("fraction", math.nan, "expected 0 to 1, got nan"),
+        ("sizes", (1, 0), "expected 1 or more, got (1, 0)"),
+        ("steps", 0, "expected 1 or more or all, got 0"),
+        ("steps", "some", "expected an integer or all, got 'some'"),
+        ("ddof", 2, "expected one of 0, 1, got 2"),
+        ("ddof", True, "expected one of 0, 1, got True"),
+        ("name", 5, "expected a text, got 5"),
+        ("device", "tpu", "expected cpu, cuda or cuda:N, got 'tpu'"),
+        ("device", "cuda:-1", "expected cpu, cuda or cuda:N, got 'cuda:-1'"),
+        ("device", "cuda:1\n", "expected cpu, cuda or cuda:N, got 'cuda:1\\n'"),
+        ("device", "auto", "expected cpu, cuda or cuda:N, got 'auto'"),
+        ("device", 0, "expected a text, got 0"),
+        ("choice", "gpu", "expected auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ("flag", 1, "expected true or false, got 1"),
+        ("schedule", "linear", "expected a Schedule, got 'linear'"),
+    ],
+)  # fmt: skip
+def test_a_value_that_does_not_fit_is_named_with_what_was_expected(
+    field, value, problem
+):
+    with pytest.raises(FieldError) as error:
+        Example(**{field: value})
+    assert str(error.value) == f"{field}: {problem}"
+    assert (error.value.field, error.value.problem) == (field, problem)
+
+
+def test_what_fits_is_accepted():
+    """The bounds themselves, numbers of NumPy, an integer for a float; a type without a check fits anything."""
+    Example(size=2**31 - 1, rate=1, decay=0.999, fraction=1.0, sizes=())
+    Example(size=np.int64(3), rate=np.float32(0.5), steps=7, path=Path("x"))
+
+
+def numeric_ranges(annotation):
+    """The kind and range of each number in an annotation; None for a number without a range."""
+    if get_origin(annotation) is Annotated:
+        kind, *metadata = get_args(annotation)
+        found = [item for item in metadata if isinstance(item, Range)]
+        if kind in (int, float):
+            return [(kind, found[0] if found else None)]
+        return numeric_ranges(kind)
+    if get_origin(annotation) is Literal:
+        return []
+    if annotation in (int, float):
+        return [(annotation, None)]
+    members = get_args(annotation)
+    return [pair for member in members for pair in numeric_ranges(member)]
+
+
+def values_outside(kind, range_):
+    """Numbers that are not in the range, just outside it where there are such."""
+    if kind is int:
+        return [range_.minimum - 1, range_.maximum + 1, 10**400]
+    values = [math.nan, math.inf, -math.inf, 1e39, 10**400]
+    if range_.minimum >= 0.0:
+        values.append(-1e-9)
+    if range_.maximum <= 1.0:
+        values.append(1.0 if range_.excludes_maximum else 1.0 + 1e-9)
+    return [*values, *([range_.minimum] if range_.excludes_minimum else [])]
+
+
+def configs():
+    """A valid config of each type."""
+    cfg, _, _ = small_problem()
+    search = scorers.search_config(
+        small_task(),
+        cfg,
+        "best-proof",
+        slots=1,
+        beam=1,
+        rows_per_step=1,
+        chunk_size=1,
+    )
+    aggregation = AggregationConfig(sizes=cfg.env.cfg.resolve.sizes, n_shapes=1)
+    network = NetworkConfig(n_entities=1, n_labels=1)
+    return [
+        Schedule(),
+        AdamConfig(),
+        PPOConfig(),
+        ProverTaskConfig(),
+        MiningConfig(),
+        RunConfig(dataset="d"),
+        RLConfig(
+            env="CartPole-v1",
+            steps=1,
+            hidden=(64,),
+            normalize_observation=False,
+            normalize_reward=False,
+            clip_action=False,
+            source="",
+            ppo=PPOConfig(),
+        ),
+        DataConfig(split_ratios="0.8,0.1,0.1"),
+        MLPConfig(n_obs=1, n_actions=1, action_sizes=(1,)),
+        GSDEConfig(mlp=MLPConfig(n_obs=1, n_actions=1)),
+        ConvolutionConfig(n_channels=1, kernel_size=1, stride=1),
+        RecurrentConfig(
+            n_obs=1,
+            cell="gru",
+            n_units=1,
+            hidden=(1,),
+            activation="tanh",
+            actor=cfg.agent,
+        ),
+        RecallConfig(),
+        CNNConfig(image_shape=(1, 1, 1), convolutions=(), reader=cfg.agent),
+        CartPoleConfig(),
+        AcrobotConfig(),
+        GymnasiumConfig(
+            name="CartPole-v1",
+            make_options="",
+            vectorization_mode="sync",
+            n_envs=1,
+            observation_shape=(4,),
+            observation_dtype=torch.float32,
+            n_values=None,
+            scale_images=True,
+            mask_size=None,
+        ),
+        GameConfig(),
+        TimeLimitConfig(max_steps=1),
+        MomentsConfig(),
+        FrameStackConfig(n_frames=1),
+        StickyActionsConfig(probability=0.0),
+        ActionRangeConfig(low=-1.0, high=1.0),
+        MountainCarConfig(),
+        PendulumConfig(),
+        ReacherConfig(),
+        cfg.env.cfg,
+        cfg.env.cfg.resolve,
+        cfg.agent.cfg,
+        search,
+        EvidenceConfig(n_best=1),
+        aggregation,
+        PolicyConfig(aggregation=aggregation, capacity=Capacity(1, 1, 1)),
+        QuestionConfig(),
+        ListwiseConfig(),
+        EmbeddingConfig(),
+        BellmanFordConfig(),
+        network,
+        StepConfig(network=network, n_at_once=1),
+    ]
+
+
+CONFIGS = configs()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: type(c).__name__)
+def test_every_number_of_a_config_has_a_range_and_nothing_else_is_accepted(
+    config,
+):
+    for field, annotation in field_types(type(config)).items():
+        is_sequence = isinstance(getattr(config, field), tuple)
+        for kind, range_ in numeric_ranges(annotation):
+            assert range_ is not None, field
+            for value in values_outside(kind, range_):
+                given = (value,) if is_sequence else value
+                with pytest.raises(FieldError, match=f"^{field}: expected "):
+                    dataclasses.replace(config, **{field: given})
+
+
+def test_no_config_is_left_out():
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        if "Config:\n" in path.read_text() and path.stem != "settings":
+            parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+            module = importlib.import_module(".".join(parts))
+            found |= {
+                value
+                for name, value in vars(module).items()
+                if name.endswith("Config") and dataclasses.is_dataclass(value)
+            }
+    assert found - {Config} == {type(config) for config in CONFIGS} - {Schedule}
+
+
+# The numeric options of the programs, with the range that each should have.
+PROGRAMS = {
+    "train": ["countries_s1", "--out", "{tmp}/x"],
+    "rl": ["CartPole-v1", "--out", "{tmp}/x"],
+    "evaluate": ["countries_s1"],
+    "predict": ["countries_s1", "locatedIn(france, X)"],
+    "prove": ["countries_s1", "locatedIn(france, europe)"],
+    "provable": ["countries_s1"],
+    "data": ["countries_s1"],
+    "index": ["countries_s1", "--out", "{tmp}/x"],
+    "mine": ["countries_s1", "--out", "{tmp}/x"],
+    "report": ["countries_s1", "--out", "{tmp}/x.html"],
+    "plot": ["countries_s1", "--kind", "curves", "--out", "{tmp}/x.svg"],
+    "serve": ["countries_s1"],
+    "warm": ["countries_s1"],
+    "profile": [],
+    "doctor": [],
+    "check": ["countries_s1"],
+}
+OPTIONS = {
+    "train": ["steps", "seconds", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
+        "checkpoint_every", "max_nonfinite_updates", "mining_seconds", "metrics_port"],
+    "rl": ["seeds", "seed", "steps", "threads", "hidden", "noise_steps", "first_log_std", "trials",
+        "evaluate_every", "episodes"],
+    "evaluate": ["height", "smoothing", "choice_seconds", "queries", "seed", "threads", "metrics_port"],
+    "index": ["threads"],
+    "predict": ["k", "min_score", "height", "smoothing", "choice_seconds", "threads"],
+    "prove": ["height", "max_atoms", "max_rows", "threads"],
+    "provable": ["height", "max_atoms", "seconds"],
+    "data": ["height", "max_atoms"],
+    "mine": ["max_length", "min_support", "min_confidence", "misleading_rules", "votes_per_fact", "seconds", "max_rows",
+        "seed"],
+    "report": ["queries", "ranked", "threads"],
+    "plot": ["queries", "ranked", "threads"],
+    "serve": ["port", "seconds", "height", "smoothing", "choice_seconds", "threads"],
+    "warm": ["steps", "seconds", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
+        "max_nonfinite_updates", "mining_seconds"],
+    "profile": ["after", "seconds", "top"],
+    "doctor": [],
+    "check": ["queries", "n_rules", "seconds", "seed", "threads"],
+}  # fmt: skip
+
+
+def program_class(name):
+    return getattr(
+        importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
+    )
+
+
+@pytest.mark.parametrize("name", cli.PROGRAMS)
+def test_no_numeric_option_is_left_out(name):
+    program = program_class(name)
+    types = field_types(program)
+    hidden = getattr(program, "HIDDEN_OPTIONS", ())
+    numeric = [
+        field
+        for field in types
+        if numeric_ranges(types[field]) and field not in hidden
+    ]
+    assert numeric == OPTIONS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [(name, field) for name in OPTIONS for field in OPTIONS[name]],
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "9" * 39])
+def test_an_option_out_of_range_is_one_line_that_names_it(
+    name, field, value, monkeypatch, capsys, tmp_path
+):
+    if field == "seed" and value == "-1":
+        pytest.skip("a seed may be negative")
+    option = "--" + field.replace("_", "-")
+    arguments = [text.format(tmp=tmp_path) for text in PROGRAMS[name]]
+    assert funcppo(monkeypatch, name, *arguments, option, value) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"funcppo: {option}") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--ppo.gamma", "2", "expected 0 to 1, got 2.0"),
+        ("--ppo.learning-rate", "nan", "expected 0 or more, got nan"),
+        ("--ppo.adam.b1", "1.5", "expected 0 to below 1, got 1.5"),
+        (
+            "--ppo.learning-rate-schedule.end-factor",
+            "-1",
+            "expected 0 or more, got -1.0",
+        ),
+        ("--prover.smoothing", "nan", "expected 0 or more or auto, got nan"),
+    ],
+)
+def test_an_option_of_a_nested_config_is_named_as_it_is_typed(
+    option, value, problem, monkeypatch, capsys, tmp_path
+):
+    out = tmp_path / "x"
+    arguments = ("train", "countries_s1", "--out", out, option, value)
+    assert funcppo(monkeypatch, *arguments) == 2
+    assert (
+        capsys.readouterr().err
+        == f"funcppo: {option}: {problem} (see --help)\n"
+    )
+
+
+def test_checking_a_config_imports_no_torch():
+    code = "import sys, funcppo.core.settings; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_names_of_devices():
+    for name in ("cpu", "cuda", "cuda:0", "cuda:12"):
+        Example(device=name, choice=name)
+        assert is_cuda(name) == name.startswith("cuda")

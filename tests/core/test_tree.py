@@ -1,0 +1,156 @@
+"""Flat vectors and trees are two views of the same numbers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from funcppo import optim
+from funcppo.core import tree
+from funcppo.nets.base import Dense
+
+
+def params() -> tuple[Dense, torch.Tensor]:
+    return Dense(
+        torch.arange(6.0).view(2, 3), torch.arange(3.0) + 6
+    ), torch.tensor(9.0)
+
+
+def test_ravel_by_hand_and_unravel_undoes_it():
+    flat = tree.ravel(params())
+    assert flat.tolist() == list(range(10))
+    back = tree.unravel(params(), flat)
+    assert tree.paths(back) == tree.paths(params())
+    assert all(
+        torch.equal(a, b) and a.shape == b.shape
+        for a, b in zip(tree.leaves(back), tree.leaves(params()))
+    )
+
+
+def test_raveling_goes_with_vmap():
+    many = tree.map(lambda x: torch.stack([x, x + 1]), params())
+    flat = torch.vmap(tree.ravel)(many)
+    assert torch.equal(flat[1], flat[0] + 1)
+    assert torch.equal(
+        tree.leaves(torch.vmap(tree.unravel)(many, flat))[0], many[0].weight
+    )
+
+
+def test_adam_over_a_flat_vector_is_adam_over_the_tree():
+    grads = tree.map(torch.sin, params())
+    want, _ = optim.update(
+        optim.AdamConfig(), grads, optim.init(params()), params(), 0.1
+    )
+    flat = tree.ravel(params())
+    got, _ = optim.update(
+        optim.AdamConfig(), tree.ravel(grads), optim.init(flat), flat, 0.1
+    )
+    assert torch.equal(got, tree.ravel(want))
+
+
+@tree.register_dataclass
+@dataclass
+class Pair:
+    """A dataclass that is a tree."""
+
+    a: torch.Tensor
+    b: Dense
+
+
+def test_a_registered_dataclass_is_a_tree_for_optree_and_for_pytorch():
+    pair = Pair(torch.ones(2), params()[0])
+    tree.check_tree(pair, "pair")
+    assert tree.paths(pair) == ["a", "b.weight", "b.bias"]
+    doubled = tree.map(lambda x: 2 * x, pair)
+    assert isinstance(doubled, Pair) and doubled.a.tolist() == [2, 2]
+    grads = torch.func.grad(lambda p: (p.a**2).sum() + p.b.weight.sum())(pair)
+    assert (
+        grads.a.tolist() == [2, 2]
+        and grads.b.weight.tolist() == [[1, 1, 1]] * 2
+    )
+
+
+def test_only_a_dataclass_is_registered():
+    with pytest.raises(TypeError, match="expected a dataclass, got int"):
+        tree.register_dataclass(int)
+
+
+@pytest.mark.parametrize(
+    "good", [params(), torch.ones(1), [torch.ones(1)], (torch.ones(1), ())]
+)
+def test_trees_of_tensors_pass(good):
+    tree.check_tree(good, "it")
+
+
+@pytest.mark.parametrize(
+    ("bad", "got"),
+    [
+        ({"a": torch.ones(1)}, "got dict"),
+        (OrderedDict(a=torch.ones(1)), "got OrderedDict"),
+        ((torch.ones(1), {"a": torch.ones(1)}), r"got dict at \[1\]"),
+        ((torch.ones(1), None), r"got NoneType at \[1\]"),
+        (Dense(torch.ones(1), 1.0), r"got float at \.bias"),
+        ("text", "got str"),
+    ],
+)
+def test_another_value_is_refused_with_its_place(bad, got):
+    with pytest.raises(
+        TypeError,
+        match=rf"^it: expected a tensor, or a NamedTuple, tuple or list of such.*, {got}$",
+    ):
+        tree.check_tree(bad, "it")
+
+
+def test_where_selects_rows():
+    mask = torch.tensor([True, False])
+    rows = Dense(torch.arange(6.0).view(2, 3) + 1, torch.ones(2))
+    selected = tree.where(mask, rows, tree.zeros_like(rows))
+    assert selected.weight.tolist() == [[1, 2, 3], [0, 0, 0]]
+    assert selected.bias.tolist() == [1, 0]
+
+
+def test_map_refuses_another_structure():
+    with pytest.raises(ValueError):
+        tree.map(torch.add, params(), (torch.ones(1),))
+
+
+def test_the_norm_of_all_leaves_by_hand():
+    assert (
+        float(
+            tree.global_norm(
+                Dense(torch.tensor([3.0]), torch.tensor([0.0, 4.0]))
+            )
+        )
+        == 5
+    )
+
+
+def test_tensors_of_one_floating_point_dtype_pass():
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        tree.check_common_dtype((torch.ones(1, dtype=dtype),) * 2, "it")
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (
+            Dense(torch.ones(1), torch.ones(1, dtype=torch.bfloat16)),
+            "expected torch.float32 in every tensor, got torch.bfloat16 at bias",
+        ),
+        (
+            Dense(torch.ones(1), torch.ones(1, dtype=torch.float64)),
+            "expected torch.float32 in every tensor, got torch.float64 at bias",
+        ),
+        (
+            torch.ones(1, dtype=torch.int64),
+            "expected torch.float32 in every tensor, got torch.int64",
+        ),
+        ((), "expected a tensor, got an empty tree"),
+    ],
+)
+def test_dtypes_that_raveling_would_promote_are_refused(bad, problem):
+    with pytest.raises(TypeError, match=f"^it: {problem}$"):
+        tree.check_common_dtype(bad, "it")

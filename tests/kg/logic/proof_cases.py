@@ -1,0 +1,121 @@
+"""Programs, proofs and a naive prover that the tests of proofs share."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import strategies as st
+
+from funcppo.kg.logic import proof_builder
+from funcppo.kg.logic.proof import check_proof
+
+C = 3  # constants 1..3, variables from 4
+X, Y, Z, V = 4, 5, 6, 7
+
+
+def substitute(atom, theta):
+    return (atom[0], *(theta.get(t, t) for t in atom[1:]))
+
+
+def heights_and_derivations(facts, rules, n_constants):
+    """Every derivable atom with its height and, above 0, the rule and body that give it: sets and all groundings."""
+    model = {fact: (0, None, None) for fact in facts}
+    for height in itertools.count(1):
+        new = {}
+        for i, (head, *body) in enumerate(rules):
+            variables = sorted(
+                {t for a in body for t in a[1:] if t > n_constants}
+            )
+            for values in itertools.product(
+                range(1, n_constants + 1), repeat=len(variables)
+            ):
+                theta = dict(zip(variables, values))
+                instance = [substitute(a, theta) for a in body]
+                if all(a in model for a in instance):
+                    new.setdefault(
+                        substitute(head, theta), (height, i, instance)
+                    )
+        new = {a: how for a, how in new.items() if a not in model}
+        if not new:
+            return model
+        model |= new
+
+
+@st.composite
+def programs(draw):
+    """Safe rules over three predicates with recursion, constants and repeated variables; a few facts."""
+    constant, term = st.integers(1, C), st.integers(1, V)
+    facts = draw(
+        st.sets(
+            st.tuples(st.integers(1, 3), constant, constant),
+            min_size=3,
+            max_size=8,
+        )
+    )
+    rules = []
+    for _ in range(draw(st.integers(2, 4))):
+        body = [
+            (draw(st.integers(1, 3)), draw(term), draw(term))
+            for _ in range(draw(st.integers(1, 2)))
+        ]
+        bound = sorted({t for a in body for t in a[1:]} | {draw(constant)})
+        rules.append(
+            [
+                (
+                    draw(st.integers(1, 3)),
+                    *(draw(st.sampled_from(bound)) for _ in range(2)),
+                ),
+                *body,
+            ]
+        )
+    return proof_builder.make_program(sorted(facts), rules, C)
+
+
+def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
+    facts = program.fact_set if facts is None else facts
+    return check_proof(
+        proof,
+        facts,
+        program.rules,
+        n_constants=program.n_constants,
+        max_height=max_height,
+        leave_one_out=leave_one_out,
+    )
+
+
+NAMES = ["france", "germany", "europe"]
+
+
+COUNTRIES = proof_builder.make_program(
+    # neighborOf(france, germany), locatedIn(germany, europe)
+    [(1, 1, 2), (2, 2, 3)],
+    [[(2, X, Y), (1, X, Z), (2, Z, Y)], [(1, X, Y), (1, Y, X)]],
+    C,
+)
+
+
+def format_atom(atom):
+    terms = (NAMES[t - 1] if t <= C else "XYZV"[t - X] for t in atom[1:])
+    return f"{['neighborOf', 'locatedIn'][atom[0] - 1]}({', '.join(terms)})"
+
+
+def format_rule(i):
+    head, *body = map(format_atom, COUNTRIES.rules[i])
+    return f"{head} :- {', '.join(body)}"
+
+
+def proved_by_model(program):
+    """Proofs of all derivable atoms with their heights."""
+    model = heights_and_derivations(
+        program.fact_set, program.rules, program.n_constants
+    )
+    derive = lambda atom: model[atom][1:]
+    return [
+        (
+            model[atom][0],
+            proof_builder.from_model(
+                program, derive, atom, leave_one_out=False
+            ),
+        )
+        for atom in sorted(model)
+    ]

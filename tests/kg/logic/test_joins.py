@@ -1,0 +1,217 @@
+"""Answers of a conjunctive query equal those of a nested loop over all assignments."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.core.deadline import Deadline
+from funcppo.kg.logic import joins
+from funcppo.kg.logic.joins import ConjunctiveQuery, iter_answers, ragged_arange
+from funcppo.kg.logic.relations import Relation, make_literal
+
+N_CONSTANTS = 3
+VARIABLES = (4, 5, 6, 7)
+terms = st.sampled_from([1, 2, *VARIABLES])
+
+
+def relation_of(rows) -> Relation:
+    columns = (
+        torch.tensor(sorted(rows), dtype=torch.int64).view(-1, 2).unbind(1)
+    )
+    return Relation(tuple(column.contiguous() for column in columns), len(rows))
+
+
+@st.composite
+def queries(draw):
+    """Up to three binary literals over four variables, inequalities between them, and some output variables."""
+    pair = st.tuples(st.integers(1, N_CONSTANTS), st.integers(1, N_CONSTANTS))
+    atoms = draw(
+        st.lists(
+            st.tuples(
+                st.frozensets(pair, min_size=1, max_size=6), terms, terms
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    used = sorted({t for _, *atom in atoms for t in atom if t > N_CONSTANTS})
+    output = (
+        tuple(draw(st.lists(st.sampled_from(used), unique=True, max_size=3)))
+        if used
+        else ()
+    )
+    several = (
+        st.lists(
+            st.tuples(st.sampled_from(used), st.sampled_from([1, *used])),
+            max_size=2,
+        )
+        if used
+        else st.just([])
+    )
+    unequal = [((a,), (b,)) for a, b in draw(several)]
+    return atoms, output, unequal
+
+
+def answers_of(atoms, output, unequal):
+    literals = tuple(
+        make_literal(relation_of(rows), (a, b), N_CONSTANTS)
+        for rows, a, b in atoms
+    )
+    query = ConjunctiveQuery(literals, output, tuple(unequal), N_CONSTANTS)
+    tables = list(iter_answers(query))
+    assert all(table.size and table.variables == output for table in tables)
+    return {
+        row
+        for table in tables
+        for row in (
+            zip(*(c.tolist() for c in table.columns)) if output else [()]
+        )
+    }
+
+
+def brute_force(atoms, output, unequal):
+    return set(assignments(atoms, output, unequal))
+
+
+def assignments(atoms, output, unequal):
+    """The output of each assignment of the variables that satisfies the query."""
+    used = sorted({t for _, *atom in atoms for t in atom if t > N_CONSTANTS})
+    for values in itertools.product(
+        range(1, N_CONSTANTS + 1), repeat=len(used)
+    ):
+        value = dict(zip(used, values)) | {
+            c: c for c in range(1, N_CONSTANTS + 1)
+        }
+        holds = all((value[a], value[b]) in rows for rows, a, b in atoms)
+        if holds and all(
+            any(value[x] != value[y] for x, y in zip(*pair)) for pair in unequal
+        ):
+            yield tuple(value[v] for v in output)
+
+
+def test_a_path_of_two_steps_worked_by_hand():
+    edges = {(1, 2), (2, 3), (3, 3)}
+    assert answers_of([(edges, 4, 5), (edges, 5, 6)], (4, 6), []) == {
+        (1, 3),
+        (2, 3),
+        (3, 3),
+    }
+    assert answers_of(
+        [(edges, 4, 5), (edges, 5, 6)], (4, 6), [((4,), (6,))]
+    ) == {(1, 3), (2, 3)}
+
+
+@given(queries())
+@settings(max_examples=300)
+def test_answers_are_those_of_a_nested_loop(query):
+    assert answers_of(*query) == brute_force(*query)
+
+
+def counts_of(atoms, output, unequal):
+    """The answers and their counts, chunks added."""
+    literals = tuple(
+        make_literal(relation_of(rows), (a, b), N_CONSTANTS)
+        for rows, a, b in atoms
+    )
+    query = ConjunctiveQuery(
+        literals, output, tuple(unequal), N_CONSTANTS, is_counted=True
+    )
+    counts: dict[tuple[int, ...], int] = collections.Counter()
+    for table in iter_answers(query):
+        assert table.size == len(table.counts) > 0
+        rows = zip(*(c.tolist() for c in table.columns)) if output else [()]
+        for row, count in zip(rows, table.counts.tolist(), strict=True):
+            counts[row] += count
+    return counts
+
+
+@given(queries())
+@settings(max_examples=300)
+def test_counts_are_those_of_a_nested_loop(query):
+    expected = collections.Counter(assignments(*query))
+    assert counts_of(*query) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joins, "MAX_CHUNK_ROWS", 2)
+        assert counts_of(*query) == expected
+
+
+def test_two_paths_to_one_end_count_twice():
+    edges = {(1, 2), (1, 3), (2, 3), (3, 3)}
+    atoms = [(edges, 4, 5), (edges, 5, 6)]
+    assert counts_of(atoms, (4, 6), []) == {(1, 3): 2, (2, 3): 1, (3, 3): 1}
+    assert counts_of(atoms, (), []) == {(): 4}
+
+
+@given(queries())
+@settings(max_examples=60)
+def test_answers_do_not_depend_on_the_size_of_chunks(query):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joins, "MAX_CHUNK_ROWS", 2)
+        assert answers_of(*query) == brute_force(*query)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(1, 6))
+def test_ragged_arange_lists_every_position_in_order(counts, chunk):
+    start = torch.arange(len(counts)) * 10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joins, "MAX_CHUNK_ROWS", chunk)
+        chunks = list(ragged_arange(start, torch.tensor(counts)))
+    assert all(len(row) <= chunk for row, _ in chunks)
+    pairs = [
+        pair
+        for row, position in chunks
+        for pair in zip(row.tolist(), position.tolist())
+    ]
+    assert pairs == [
+        (i, 10 * i + j) for i, n in enumerate(counts) for j in range(n)
+    ]
+
+
+# -- the budget
+
+
+def test_a_budget_counts_rows_and_ends_a_join_that_exceeds_it():
+    edges = relation_of({(a, b) for a in (1, 2, 3) for b in (1, 2, 3)})
+    query = ConjunctiveQuery(
+        tuple(
+            make_literal(edges, terms, N_CONSTANTS)
+            for terms in ((4, 5), (5, 6))
+        ),
+        (4, 6),
+        (),
+        N_CONSTANTS,
+    )
+    # 9 rows of the first literal, 27 of the join, and the overhead of both
+    n_rows = 9 + 27 + 2 * joins.JOIN_OVERHEAD_ROWS
+    budget = joins.RowBudget(n_rows)
+    within = dataclasses.replace(query, budget=budget)
+    assert sum(table.size for table in iter_answers(within)) == 9
+    assert budget.n_rows == n_rows
+
+    beyond = dataclasses.replace(query, budget=joins.RowBudget(n_rows - 1))
+    with pytest.raises(joins.RowBudgetExceeded, match=f"{n_rows - 1:,} rows"):
+        list(iter_answers(beyond))
+
+
+def test_a_budget_ends_joins_at_its_deadline():
+    now = [0.0]
+    deadline = Deadline(at=1.0, clock=lambda: now[0])
+    budget = joins.RowBudget(10, overhead=0, deadline=deadline)
+    budget.spend_join(3)
+    now[0] = 1.0
+    with pytest.raises(joins.RowBudgetExceeded, match="more time"):
+        budget.spend_join(3)
+
+
+def test_ranges_are_expanded_in_their_order():
+    start, count = torch.tensor([5, 0, 7]), torch.tensor([2, 0, 3])
+    row, position = joins.expand_ranges(start, count)
+    assert row.tolist() == [0, 0, 2, 2, 2]
+    assert position.tolist() == [5, 6, 7, 8, 9]

@@ -1,0 +1,220 @@
+"""KnowledgeBase: lookups equal to scanning lists; what is refused; one fact less equals building without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.core import tree, types
+from funcppo.kg.logic import hugepages, kb
+
+C = 5
+# one fact twice
+TABLE = np.array([[2, 1, 2], [1, 3, 3], [2, 1, 1], [2, 1, 2], [1, 2, 3]])
+NO_RULES = np.zeros((0, 1, 3), int)
+
+
+@st.composite
+def tables(draw):
+    """Facts over 3 predicates of arity 0 to 3, padded, and the id of the largest constant."""
+    arity = draw(st.lists(st.integers(0, 3), min_size=3, max_size=3))
+    width = 1 + max(1, *arity)
+    # three ids of the latter do not fit one key
+    top = draw(st.sampled_from([C, 2**30]))
+    constant = st.integers(1, C).map(lambda c: c + top - C)
+    atom = st.integers(1, 3).flatmap(
+        lambda p: st.lists(
+            constant, min_size=arity[p - 1], max_size=arity[p - 1]
+        ).map(lambda args: [p, *args, *[0] * (width - 1 - len(args))])
+    )
+    return np.array(draw(st.lists(atom, max_size=12)), dtype=int).reshape(
+        -1, width
+    ), top
+
+
+def build(facts, top=C, rules=None):
+    rules = np.zeros((0, 1, facts.shape[1]), int) if rules is None else rules
+    return kb.build(facts, rules, n_constants=top, n_predicates=3)
+
+
+def goals_of(facts, top):
+    """Every fact, and every fact with one term replaced by another constant, a padding or a variable."""
+    rows = [list(map(int, row)) for row in facts]
+    changed = [
+        [*row[:j], t, *row[j + 1 :]]
+        for row in rows
+        for j in range(1, len(row))
+        for t in (0, top - 1, top + 1)
+    ]
+    return torch.tensor(rows + changed + [[3] + [top] * (facts.shape[1] - 1)])
+
+
+def test_facts_are_distinct_and_sorted_and_a_row_is_an_id():
+    world, sizes = build(TABLE)
+    assert world.facts.tolist() == [[1, 2, 3], [1, 3, 3], [2, 1, 1], [2, 1, 2]]
+    asked = torch.tensor(
+        [[2, 1, 1], [1, 2, 3], [2, 2, 1], [1, 2, C + 1], [0, 0, 0]]
+    )
+    assert kb.fact_id(world, sizes, asked).tolist() == [2, 0, -1, -1, -1]
+    types.check_shapes_and_dtypes(world)
+
+
+def test_facts_for_a_goal_worked_by_hand():
+    world, sizes = build(TABLE)
+    ids, filled, count = kb.lookup_facts(
+        world, sizes, torch.tensor([[2, 1, C + 1], [1, C + 1, 3], [2, 1, 2]]), 3
+    )
+    assert [row[ok].tolist() for row, ok in zip(ids, filled)] == [
+        [2, 3],
+        [0, 1],
+        [3],
+    ]
+    assert count.tolist() == [2, 2, 1]
+
+
+@given(tables())
+@settings(max_examples=300)
+def test_an_atom_is_found_exactly_when_it_is_in_the_list(case):
+    facts, top = case
+    world, sizes = build(facts, top)
+    known = sorted({tuple(row) for row in facts.tolist()})
+    assert [tuple(row) for row in world.facts.tolist()] == known
+    goals = goals_of(facts, top)
+    expected = [
+        known.index(tuple(g)) if tuple(g) in known else -1
+        for g in goals.tolist()
+    ]
+    assert kb.fact_id(world, sizes, goals).tolist() == expected
+    assert kb.contains(world, sizes, goals).tolist() == [
+        i >= 0 for i in expected
+    ]
+
+
+@given(tables())
+@settings(max_examples=100)
+def test_tables_in_huge_pages_answer_alike(case):
+    facts, top = case
+    world, sizes = build(facts, top)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hugepages, "MIN_HUGE_PAGE_BYTES", 1)
+        other, other_sizes = build(facts, top)
+    assert other_sizes == sizes
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(tree.leaves(world), tree.leaves(other), strict=True)
+    )
+    goals = goals_of(facts, top)
+    assert torch.equal(
+        kb.fact_id(other, sizes, goals), kb.fact_id(world, sizes, goals)
+    )
+
+
+@given(tables())
+@settings(max_examples=300)
+def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(
+    case,
+):
+    """The ids agree with the goal in its most selective argument, so they hold all facts that match."""
+    facts, top = case
+    world, sizes = build(facts, top)
+    known = world.facts.tolist()
+    goals = goals_of(facts, top)
+    ids, filled, count = kb.lookup_facts(world, sizes, goals, 12)
+    for goal, row, ok, n in zip(goals.tolist(), ids, filled, count.tolist()):
+        found = row[ok].tolist()
+        assert found == sorted(set(found)) and len(found) == n
+        bound = [j for j in range(1, len(goal)) if 0 < goal[j] <= top]
+        same = [[f[j] == t for j, t in enumerate(goal)] for f in known]
+        assert {
+            i for i, s in enumerate(same) if s[0] and all(s[j] for j in bound)
+        } <= set(found)
+        assert n == min(sum(s[0] and s[j] for s in same) for j in bound or [0])
+
+
+@given(tables())
+@settings(max_examples=75)
+def test_without_a_fact_is_the_knowledge_base_of_the_others(case):
+    facts, top = case
+    world, sizes = build(facts, top)
+    for goal in goals_of(facts, top):
+        less, less_sizes = kb.remove_fact(world, sizes, goal)
+        others, other_sizes = build(
+            facts[[tuple(f) != tuple(goal.tolist()) for f in facts]].reshape(
+                -1, facts.shape[1]
+            ),
+            top,
+        )
+        assert less_sizes == other_sizes
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(tree.leaves(less), tree.leaves(others), strict=True)
+        )
+
+
+def test_rules_of_a_predicate_come_in_file_order():
+    heads = [2, 1, 2, 3, 2]
+    rules = np.array([[[p, C + 1, C + 1], [1, C + 1, C + 1]] for p in heads])
+    world, sizes = build(TABLE, rules=rules)
+    ids, filled = kb.lookup_rules(world, sizes, torch.tensor([1, 2, 3]))
+    assert [row[ok].tolist() for row, ok in zip(ids, filled)] == [
+        [1],
+        [0, 2, 4],
+        [3],
+    ]
+
+
+def test_an_empty_knowledge_base_knows_nothing():
+    world, sizes = build(np.zeros((0, 3), int))
+    goal = torch.tensor([[1, 1, 1]])
+    assert not kb.contains(world, sizes, goal).any()
+    assert kb.lookup_facts(world, sizes, goal, 4)[2].tolist() == [0]
+    assert kb.n_bytes(world) > 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "rules", "message"),
+    [
+        (
+            [[1, C + 1, 1]],
+            [],
+            r"fact 0: expected constants from 1 to 5, got \[1, 6, 1\]",
+        ),
+        (
+            [[1, 1, 1], [4, 1, 1]],
+            [],
+            r"fact 1: expected a predicate from 1 to 3, got \[4, 1, 1\]",
+        ),
+        (
+            [[0, 1, 1]],
+            [],
+            r"fact 0: expected a predicate from 1 to 3, got \[0, 1, 1\]",
+        ),
+        (
+            [[1, -1, 1]],
+            [],
+            r"fact 0: expected constants from 1 to 5, got \[1, -1, 1\]",
+        ),
+        (
+            [],
+            [[[4, 6, 6], [1, 6, 6]]],
+            "rules: expected predicates from 1 to 3",
+        ),
+        (
+            [],
+            [[[1, 6, 7], [1, 6, 6]]],
+            r"rule 0: expected every variable of the head in the body, got .*",
+        ),
+        ([], [[[1, 6], [1, 6]]], "of one width"),
+    ],
+)
+def test_what_is_no_knowledge_base_is_refused_in_one_line(
+    facts, rules, message
+):
+    facts = np.array(facts, dtype=int).reshape(-1, 3)
+    rules = np.array(rules, dtype=int) if rules else NO_RULES
+    with pytest.raises(ValueError, match=message) as error:
+        build(facts, rules=rules)
+    assert "\n" not in str(error.value)

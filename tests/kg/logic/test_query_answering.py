@@ -1,0 +1,331 @@
+"""Query answering: worked by hand; verdicts, heights and proofs equal to a least model over Python sets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.kg.logic import fixpoint, kb, query_answering
+from funcppo.kg.logic.fixpoint import Verdict
+from funcppo.kg.logic.proof import check_proof
+from tests import oracles
+from tests.oracles import Program, programs
+
+MANY = 10**9
+EDGE, PATH = 1, 2
+X, Y, Z = 5, 6, 7
+LOOP = Program(
+    4,
+    (2, 2),
+    ((EDGE, 1, 2), (EDGE, 2, 3), (EDGE, 3, 1), (EDGE, 3, 4)),
+    (((PATH, X, Y), (EDGE, X, Y)), ((PATH, X, Y), (PATH, X, Z), (EDGE, Z, Y))),
+)
+
+
+def prove(
+    program, atom, max_height=None, max_atoms=MANY, object_identity=False
+):
+    limits = dict(
+        max_height=max_height,
+        max_atoms=max_atoms,
+        object_identity=object_identity,
+    )
+    return query_answering.prove_ground(
+        *kb.build(**program.arrays()), atom, **limits
+    )
+
+
+def test_a_path_round_a_loop_has_a_proof_as_high_as_it_is_long():
+    found = prove(LOOP, (PATH, 1, 1))
+    assert (found.verdict, found.is_fact, found.height) == (
+        Verdict.PROVED,
+        False,
+        3,
+    )
+    goals = [(node.goal, node.rule) for node in found.proof.nodes]
+    assert goals == [
+        ((PATH, 1, 1), 1),
+        ((PATH, 1, 3), 1),
+        ((EDGE, 3, 1), None),
+        ((PATH, 1, 2), 0),
+        ((EDGE, 2, 3), None),
+        ((EDGE, 1, 2), None),
+    ]
+
+
+def test_what_no_path_reaches_is_refuted_by_the_fixpoint():
+    found = prove(LOOP, (PATH, 4, 1))
+    assert (found.verdict, found.proof, found.model.reached_fixpoint) == (
+        Verdict.REFUTED,
+        None,
+        True,
+    )
+
+
+def test_a_fact_does_not_prove_itself():
+    stated = dataclasses.replace(
+        LOOP, facts=(*LOOP.facts, (PATH, 1, 3), (PATH, 4, 4))
+    )
+    found = prove(stated, (PATH, 1, 3))
+    assert (found.is_fact, found.verdict, found.height) == (
+        True,
+        Verdict.PROVED,
+        2,
+    )
+    found = prove(stated, (PATH, 4, 4))
+    assert (found.is_fact, found.verdict, found.proof) == (
+        True,
+        Verdict.REFUTED,
+        None,
+    )
+
+
+def test_with_object_identity_a_path_may_not_return_to_where_it_starts():
+    found = prove(LOOP, (PATH, 1, 1), object_identity=True)
+    assert (found.verdict, found.proof) == (Verdict.REFUTED, None)
+    found = prove(LOOP, (PATH, 1, 4), object_identity=True)
+    assert (found.verdict, found.height) == (Verdict.PROVED, 3)
+
+
+def test_the_checker_rejects_a_proof_that_gives_two_variables_one_constant():
+    """path(1, 1) by path(X, Y) :- path(X, Z), edge(Z, Y) has X = Y."""
+    found = prove(LOOP, (PATH, 1, 1)).proof
+    arrays = LOOP.arrays()
+    args = (
+        {tuple(fact) for fact in arrays["facts"].tolist()},
+        arrays["rules"].tolist(),
+    )
+    limits = dict(
+        n_constants=LOOP.n_constants, max_height=None, leave_one_out=True
+    )
+    assert check_proof(found, *args, **limits) == []
+    assert check_proof(found, *args, **limits, object_identity=True) == [
+        "root: expected another constant for each variable, none of the rule's [], got [(5, 1), (6, 1), (7, 3)]"
+    ]
+
+
+def test_the_checker_rejects_a_proof_that_binds_a_variable_to_a_constant_of_its_rule():
+    """p(X, 1) :- b(X, 2). b(1, 2). b(3, 2)."""
+    p, b, x = 1, 2, 4
+    program = Program(
+        3, (2, 2), ((b, 1, 2), (b, 3, 2)), (((p, x, 1), (b, x, 2)),)
+    )
+    arrays = program.arrays()
+    errors = [
+        check_proof(
+            prove(program, (p, value, 1)).proof,
+            {tuple(fact) for fact in arrays["facts"].tolist()},
+            arrays["rules"].tolist(),
+            n_constants=program.n_constants,
+            max_height=None,
+            leave_one_out=True,
+            object_identity=True,
+        )
+        for value in (1, 3)
+    ]
+    assert errors == [
+        [
+            "root: expected another constant for each variable, none of the rule's [1, 2], got [(4, 1)]"
+        ],
+        [],
+    ]
+    assert (
+        prove(program, (p, 1, 1), object_identity=True).verdict
+        == Verdict.REFUTED
+    )
+
+
+@given(programs, st.booleans(), st.data())
+@settings(max_examples=300)
+def test_verdict_and_height_are_those_of_the_least_model_without_the_query(
+    program, object_identity, data
+):
+    predicate = data.draw(st.integers(1, len(program.arity)))
+    args = data.draw(
+        st.tuples(
+            *[st.integers(1, program.n_constants)]
+            * program.arity[predicate - 1]
+        )
+    )
+    stated = [fact for fact in program.facts if fact[0] == predicate]
+    atom = (
+        data.draw(st.sampled_from(stated))
+        if stated and data.draw(st.booleans())
+        else (predicate, *args)
+    )
+    max_height = data.draw(st.none() | st.integers(0, 4))
+    rest = dataclasses.replace(
+        program, facts=tuple(fact for fact in program.facts if fact != atom)
+    )
+    height = oracles.least_model(rest, max_height, object_identity).get(atom)
+    arrays = program.arrays()
+    padded = (*atom, *[0] * (arrays["facts"].shape[1] - len(atom)))
+    found = prove(program, padded, max_height, object_identity=object_identity)
+    assert found.is_fact == (atom in program.facts)
+    assert found.verdict == (
+        Verdict.REFUTED if height is None else Verdict.PROVED
+    )
+    assert found.height == height
+    if height is not None:
+        facts = {tuple(fact) for fact in arrays["facts"].tolist()}
+        rules = arrays["rules"].tolist()
+        limits = dict(
+            n_constants=program.n_constants,
+            leave_one_out=True,
+            object_identity=object_identity,
+        )
+        assert found.proof.nodes[0].goal == padded
+        assert (
+            check_proof(found.proof, facts, rules, max_height=height, **limits)
+            == []
+        )
+        assert (
+            check_proof(
+                found.proof, facts, rules, max_height=height - 1, **limits
+            )
+            != []
+        )
+
+
+@given(programs, st.data())
+@settings(max_examples=100)
+def test_max_atoms_never_reverses_a_verdict(program, data):
+    predicate = data.draw(st.integers(1, len(program.arity)))
+    args = data.draw(
+        st.tuples(
+            *[st.integers(1, program.n_constants)]
+            * program.arity[predicate - 1]
+        )
+    )
+    padded = (
+        predicate,
+        *args,
+        *[0] * (program.arrays()["facts"].shape[1] - 1 - len(args)),
+    )
+    free, bound = (
+        prove(program, padded),
+        prove(
+            program,
+            padded,
+            max_atoms=len(program.facts) + data.draw(st.integers(0, 6)),
+        ),
+    )
+    assert bound.verdict in (free.verdict, Verdict.UNKNOWN)
+    assert bound.verdict != Verdict.PROVED or bound.height == free.height
+    assert bound.verdict != Verdict.UNKNOWN or bound.model.stop_reason
+
+
+def test_the_step_past_max_atoms_is_still_taken_for_the_query_alone():
+    assert prove(LOOP, (PATH, 1, 2), max_atoms=4).height == 1
+    assert prove(LOOP, (PATH, 1, 3), max_atoms=4).verdict == Verdict.UNKNOWN
+    assert prove(LOOP, (PATH, 1, 3), max_atoms=8).height == 2
+
+
+@given(programs, st.booleans())
+@settings(max_examples=150)
+def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(
+    program, object_identity
+):
+    world, sizes = kb.build(**program.arrays())
+    model = fixpoint.least_model(
+        world,
+        sizes,
+        max_height=1,
+        max_atoms=MANY,
+        object_identity=object_identity,
+    )
+    atoms = set(oracles.least_model(program, 1, object_identity))
+    for fact in program.facts:
+        padded = (*fact, *[0] * (sizes.atom_width - len(fact)))
+        matching = {
+            found.rule.id: found
+            for found in query_answering.matching_rules(
+                world, sizes, padded, object_identity=object_identity
+            )
+        }
+        for i, (head, *body) in enumerate(program.rules):
+            # an atom in place of the head keeps the constants of the whole rule
+            named = (0, *oracles.constants_of((head, *body), sizes.n_constants))
+            with_head = lambda k: (named, (-1, *head[1:]), *body[:k])  # noqa: B023
+            known = atoms | {(-1, *fact[1:])} if head[0] == fact[0] else atoms
+            fits = [
+                bool(
+                    oracles.groundings(
+                        with_head(k),
+                        known,
+                        program.n_constants,
+                        object_identity,
+                    )
+                )
+                for k in range(len(body) + 1)
+            ]
+            assert fits[0] == (i in matching)
+            if fits[0]:
+                found = matching[i]
+                expected = next((k for k, fit in enumerate(fits) if not fit), 0)
+                assert (
+                    query_answering.unsatisfied_prefix(model, found)
+                    == found.rule.body[:expected]
+                )
+
+
+def test_a_proof_hundreds_of_steps_high_is_found_and_checked():
+    n = 150
+    chain = Program(
+        n,
+        (2, 1),
+        tuple((1, i, i + 1) for i in range(1, n)),
+        (((2, n + 1), (1, n + 2, n + 1), (2, n + 2)), ((2, 2), (1, 1, 2))),
+    )
+    found = prove(chain, (2, n, 0))
+    assert found.height == n - 1 and len(found.proof.nodes) == 2 * (n - 1)
+
+
+def test_an_empty_knowledge_base_refutes():
+    nothing = Program(1, (1,), (), ())
+    found = prove(nothing, (1, 1))
+    assert (found.verdict, found.is_fact) == (Verdict.REFUTED, False)
+
+
+def test_a_predicate_with_the_id_of_a_variable_is_no_variable():
+    one = Program(1, (1, 1, 2), ((1, 1), (3, 1, 1)), (((2, 2), (1, 2)),))
+    model = fixpoint.least_model(
+        *kb.build(**one.arrays()), max_height=None, max_atoms=MANY
+    )
+    matched = lambda *atom: fixpoint.matching_atoms(model, atom)[0].tolist()
+    assert (matched(2, 2, 0), matched(3, 2, 3), matched(3, 3, 3)) == (
+        [[2, 1, 0]],
+        [[3, 1, 1]],
+        [[3, 1, 1]],
+    )
+    assert prove(one, (2, 1, 0)).height == 1
+
+
+@pytest.mark.parametrize("max_height", [0, 1, 2, 3])
+def test_a_bound_on_the_height_refutes_within_it(max_height):
+    found = prove(LOOP, (PATH, 1, 1), max_height)
+    assert found.verdict == (
+        Verdict.PROVED if max_height == 3 else Verdict.REFUTED
+    )
+    assert len(found.model.n_atoms_after_step) <= max(max_height, 1)
+
+
+def test_failed_rules_name_what_no_atom_satisfies():
+    """path(4, 1): no edge leaves 4, so the first rule lacks its goal, and the second its first goal."""
+    found = prove(LOOP, (PATH, 4, 1))
+    assert found.verdict == Verdict.REFUTED
+    base, sizes = kb.build(**LOOP.arrays())
+    failed = query_answering.failed_rules(
+        base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=5
+    )
+    assert failed.n_matching == 2
+    assert [rule for rule, _ in failed.rules] == [0, 1]
+    assert failed.rules[0].goals == ((EDGE, 4, 1),)
+    assert [goal[:2] for goal in failed.rules[1].goals] == [(PATH, 4)]
+    first = query_answering.failed_rules(
+        base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=1
+    )
+    assert len(first.rules) == 1 and first.n_matching == 2

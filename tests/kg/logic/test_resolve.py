@@ -1,0 +1,223 @@
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.resolve import (
+    Goals,
+    make_resolve_config,
+    resolve,
+    rules_only_config,
+)
+from tests import oracles, prolog, sld
+
+C, P, W = 4, 3, 3
+
+
+def program(seed: int):
+    """A random safe program with recursion, constants and repeated variables in heads and bodies."""
+    rng = np.random.default_rng(seed)
+    facts = np.stack(
+        [rng.integers(1, P + 1, 12), *rng.integers(1, C + 1, (2, 12))], 1
+    )
+    rules = np.zeros((5, 3, W), dtype=np.int64)
+    for rule in rules:
+        n_body = rng.integers(1, 3)
+        rule[: 1 + n_body, 0] = rng.integers(1, P + 1, 1 + n_body)
+        rule[1 : 1 + n_body, 1:] = rng.integers(C - 1, C + 4, (n_body, 2))
+        safe = np.append(
+            np.unique(rule[1 : 1 + n_body, 1:]), rng.integers(1, C + 1)
+        )
+        rule[0, 1:] = rng.choice(safe, 2)
+    return facts, rules, rng
+
+
+def unpacked(successors, b):
+    out = []
+    for s in range(successors.mask.shape[1]):
+        if successors.mask[b, s]:
+            kind = "rule" if successors.rule[b, s] >= 0 else "fact"
+            index = int(
+                successors.rule[b, s]
+                if kind == "rule"
+                else successors.fact[b, s]
+            )
+            atoms, height = (
+                successors.goals.atoms[b, s].tolist(),
+                successors.goals.height[b, s].tolist(),
+            )
+            out.append(
+                (
+                    kind,
+                    index,
+                    tuple((tuple(a), h) for a, h in zip(atoms, height) if a[0]),
+                )
+            )
+    return out
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3))
+@settings(max_examples=150)
+def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
+    rows, steps = 8, 4
+    facts, rules, rng = program(seed)
+    kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
+    cfg = make_resolve_config(kb, sizes, max_height)
+    table = [tuple(f) for f in kb.facts.tolist()]
+    root = np.stack(
+        [rng.integers(1, P + 1, rows), *rng.integers(1, C + 1, (2, rows))], 1
+    )
+    root = torch.from_numpy(root).to(torch.int32)
+    atoms = torch.zeros((rows, cfg.max_goals, W), dtype=torch.int32)
+    goals = Goals(
+        torch.cat([root[:, None], atoms[:, 1:]], 1),
+        torch.zeros((rows, cfg.max_goals), dtype=torch.int32),
+    )
+    want_goals = [((tuple(r), 0),) for r in root.tolist()]
+    for _ in range(steps):
+        got = resolve(cfg, kb, goals, root)
+        assert not got.overflow.any()
+        choice = torch.zeros(rows, dtype=torch.int64)
+        for b in range(rows):
+            query = tuple(root[b].tolist())
+            want = (
+                sld.successors(
+                    want_goals[b], query, table, rules.tolist(), C, max_height
+                )
+                if want_goals[b]
+                else []
+            )
+            assert unpacked(got, b) == want
+            if want:
+                choice[b] = int(rng.integers(len(want)))
+                want_goals[b] = want[int(choice[b])][2]
+            else:
+                want_goals[b] = ()
+        index = torch.arange(rows)
+        alive = got.mask[index, choice]
+        goals = Goals(
+            torch.where(
+                alive[:, None, None], got.goals.atoms[index, choice], 0
+            ),
+            torch.where(alive[:, None], got.goals.height[index, choice], 0),
+        )
+
+
+@pytest.mark.skipif(not prolog.AVAILABLE, reason="swipl is not installed")
+def test_the_successors_of_a_step_are_prologs():
+    """A search in each of 1000 programs, a random successor at each step; all of them asked of Prolog."""
+    random = Random(0)
+    programs = [oracles.random_program(random) for _ in range(1000)]
+    limits = [random.randint(1, 3) for _ in programs]
+    asked, got = [], []
+    for i, (program, limit) in enumerate(zip(programs, limits)):
+        for step in walk(program, limit, random):
+            asked.append((i, *step[:2]))
+            got.append(step[2])
+    want = prolog.successors(programs, limits, asked)
+    for question, mine, prologs in zip(asked, got, want):
+        assert mine == prologs, (programs[question[0]], question)
+    seen = [kind for successors in got for kind, _, _ in successors]
+    assert min(seen.count("rule"), seen.count("fact")) > 250
+
+
+def walk(program, limit, random):
+    """(root, goals, successors) of each step of a search of at most four steps from a ground query."""
+    kb, sizes = kbase.build(**program.arrays())
+    cfg = make_resolve_config(kb, sizes, limit)
+    bare = lambda atom: (*atom[: 1 + program.arity[atom[0] - 1]],)
+    p = (
+        random.choice(program.rules)[0][0]
+        if program.rules
+        else random.randint(1, len(program.arity))
+    )
+    root = (
+        p,
+        *(
+            random.randint(1, program.n_constants)
+            for _ in range(program.arity[p - 1])
+        ),
+    )
+    padded = torch.tensor(
+        [[*root, *[0] * (sizes.atom_width - len(root))]], dtype=torch.int32
+    )
+    atoms = torch.zeros((1, cfg.max_goals, sizes.atom_width), dtype=torch.int32)
+    goals = Goals(
+        torch.cat([padded[:, None], atoms[:, 1:]], 1),
+        torch.zeros_like(atoms[..., 0]),
+    )
+    for _ in range(4):
+        found = resolve(cfg, kb, goals, padded)
+        assert not found.overflow.any()
+        now = [
+            (bare(a), h)
+            for a, h in zip(goals.atoms[0].tolist(), goals.height[0].tolist())
+            if a[0]
+        ]
+        after = unpacked(found, 0)
+        yield (
+            root,
+            tuple(now),
+            [
+                (kind, i, tuple((bare(a), h) for a, h in left))
+                for kind, i, left in after
+            ],
+        )
+        open_ones = [s for s, (_, _, left) in enumerate(after) if left]
+        if not open_ones:
+            break
+        chosen = random.choice(open_ones)
+        goals = Goals(
+            found.goals.atoms[:, chosen], found.goals.height[:, chosen]
+        )
+
+
+def test_what_does_not_fit_is_flagged():
+    """p(x, Z) has three facts: two slots cannot hold them; one slot for goals cannot hold a body of two."""
+    facts = np.array([[1, 1, 2], [1, 1, 3], [1, 1, 4]])
+    rules = np.array([[[2, 5, 6], [1, 5, 7], [1, 7, 6]]])
+    kb, sizes = kbase.build(facts, rules, n_constants=4, n_predicates=2)
+    full = make_resolve_config(kb, sizes, 1)
+    root = torch.tensor([[2, 1, 4]], dtype=torch.int32)
+    open_goal = torch.tensor([[[1, 1, 5], [1, 5, 4]]], dtype=torch.int32)
+    goals = Goals(open_goal, torch.ones((1, 2), dtype=torch.int32))
+    assert not resolve(full, kb, goals, root).overflow
+    for narrow in ({"max_fanout": 2}, {"max_successors": 2}):
+        assert resolve(replace(full, **narrow), kb, goals, root).overflow
+    start = Goals(
+        torch.cat([root[:, None], 0 * root[:, None]], 1),
+        torch.zeros((1, 2), dtype=torch.int32),
+    )
+    first = Goals(start.atoms[:, :1], start.height[:, :1])
+    assert resolve(replace(full, max_goals=1), kb, first, root).overflow
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=50)
+def test_without_bodies_a_ground_root_has_the_same_rules(seed):
+    facts, rules, rng = program(seed)
+    kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
+    root = np.stack(
+        [rng.integers(1, P + 1, 8), *rng.integers(1, C + 1, (2, 8))], 1
+    )
+    root = torch.from_numpy(root).to(torch.int32)
+    full, alone = (
+        make_resolve_config(kb, sizes, 1),
+        rules_only_config(make_resolve_config(kb, sizes, 1)),
+    )
+    atoms = torch.zeros((8, full.max_goals - 1, W), dtype=torch.int32)
+    start = Goals(
+        torch.cat([root[:, None], atoms], 1),
+        torch.zeros((8, full.max_goals), dtype=torch.int32),
+    )
+    want = resolve(full, kb, start, root)
+    got = resolve(alone, kb, Goals(root[:, None], start.height[:, :1]), root)
+    assert [r[m].tolist() for r, m in zip(got.rule, got.mask)] == [
+        r[m].tolist() for r, m in zip(want.rule, want.mask)
+    ]
+    assert got.goals.atoms.shape[2] == 0 and not got.overflow.any()

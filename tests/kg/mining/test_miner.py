@@ -1,0 +1,592 @@
+"""The miner: counts worked by hand and by brute force; which rules are kept; what budgets and interrupts do."""
+
+from __future__ import annotations
+
+import dataclasses
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic import kb
+from funcppo.kg.logic.consequences import count_rules
+from funcppo.kg.mining import mined_rules, miner, paths
+from funcppo.kg.mining.config import MiningConfig
+from tests import oracles
+from tests.kg.mining import brute_force
+from tests.kg.mining.brute_force import (
+    X,
+    Y,
+    clauses_of,
+    constant_clauses,
+    counts_of,
+    mined,
+    path_clauses,
+    path_counts,
+)
+from tests.kg.show.report import graphs
+from tests.learning import DATA
+from tests.oracles import Program
+
+needs_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason=f"no data sets in {DATA}"
+)
+
+
+def mine(data, progress=lambda *_: None, **settings):
+    return miner.mine_rules(
+        torch.from_numpy(data.facts),
+        data.n_predicates,
+        data.n_constants,
+        MiningConfig(**settings),
+        progress,
+    )
+
+
+def true_counts(data, rules):
+    """What the joins count for each rule."""
+    world, sizes = kb.build(
+        data.facts,
+        mined_rules.rule_atoms(rules, data.n_constants).numpy(),
+        n_constants=data.n_constants,
+        n_predicates=data.n_predicates,
+    )
+    return count_rules(world, sizes)
+
+
+def test_counts_worked_by_hand():
+    """likes(1,2), likes(2,1), likes(2,3), knows(1,2): the inverse derives likes(1,2) and (2,1) but also (3,2).
+
+    knows(X,Y) :- likes(X,Y) is right once: were that fact unknown, nothing would speak for the rule.
+    """
+    found = mined([(1, 1, 2), (1, 2, 1), (1, 2, 3), (2, 1, 2)], max_length=1)
+    assert clauses_of(found.rules) == [((1, X, Y), (1, Y, X))]
+    assert counts_of(found.rules) == [(2, 0, 3, 2)]
+    assert found.rules.head_facts.tolist() == [3]
+    assert found.notes == () and found.interrupt is None
+    assert found.rows == 8 + 3  # both directions of each fact, and PCA pairs
+
+
+@given(graphs, st.booleans())
+@settings(max_examples=40)
+def test_what_is_mined_is_counted_as_by_brute_force(facts, constants):
+    found = mined(facts, constants=constants)
+    assert counts_of(found.rules) == brute_force(facts, clauses_of(found.rules))
+    assert not found.rules.std_error.any() and found.notes == ()
+    assert not found.rules.pca_std_error.any()
+    score = mined_rules.smoothed_confidence(found.rules)
+    assert (torch.diff(score) <= 0).all()
+
+
+@given(graphs, st.integers(1, 3))
+@settings(max_examples=25)
+def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_nothing(
+    facts, votes
+):
+    clauses = path_clauses(2) + constant_clauses()
+    score = {
+        clause: (support - circular - 1)
+        / (
+            pairs
+            - circular
+            - 1
+            + mined_rules.SMOOTHING_COUNT * (len(clause) - 1)
+        )
+        for clause, (support, circular, pairs, _) in zip(
+            clauses, brute_force(facts, clauses)
+        )
+    }
+    derives = lambda rules: oracles.consequences(
+        Program(6, (2, 2), tuple(facts), tuple(rules)), leave_one_out=True
+    )
+    scores = {fact: [] for fact in facts}
+    for i, atom in derives(clauses):
+        if atom in scores and score[clauses[i]] > 0:
+            scores[atom].append(score[clauses[i]])
+    best = {
+        fact: sorted(values, reverse=True)[:votes]
+        for fact, values in scores.items()
+    }
+    kept = clauses_of(
+        mined(facts, max_length=2, constants=True, votes_per_fact=votes).rules
+    )
+    deriving = {fact: [] for fact in facts}
+    for i, atom in derives(kept):
+        if atom in best:
+            deriving[atom].append((score[kept[i]], i))
+    for fact, values in best.items():
+        assert sorted((value for value, _ in deriving[fact]), reverse=True)[
+            : len(values)
+        ] == pytest.approx(values)
+    won = {
+        i
+        for fact in facts
+        for value, i in deriving[fact]
+        if best[fact] and value >= best[fact][-1]
+    }
+    assert won == set(range(len(kept)))
+
+
+def kept_scores(counts, votes):
+    """The best scores of each fact among rules, and which rules have one of them."""
+    scores = {
+        rule: (len(derived) - 1)
+        / (
+            len(derived)
+            - 1
+            + pairs
+            - support
+            + mined_rules.SMOOTHING_COUNT * (len(rule) - 1)
+        )
+        for rule, (derived, support, pairs) in counts.items()
+    }
+    by_fact = {}
+    for rule, (derived, _, _) in counts.items():
+        for fact in derived:
+            if scores[rule] > 0:
+                by_fact.setdefault(fact, []).append((scores[rule], rule))
+    best = {
+        fact: sorted(score for score, _ in values)[-votes:]
+        for fact, values in by_fact.items()
+    }
+    kept = {
+        rule
+        for fact, values in by_fact.items()
+        for score, rule in values
+        if score >= best[fact][0]
+    }
+    return best, kept
+
+
+@pytest.mark.parametrize("max_length", [4, 5])
+@given(facts=graphs, votes=st.integers(1, 3))
+@settings(max_examples=20)
+def test_long_rules_are_kept_as_brute_force_keeps_them(
+    max_length, facts, votes
+):
+    """Ties may go to another rule, so each fact is to have rules of the same scores."""
+    counts = path_counts(facts, range(1, max_length + 1))
+    best, kept = kept_scores(counts, votes)
+    found = mined(facts, max_length=max_length, votes_per_fact=votes)
+    mined_counts = {}
+    for labels, row in zip(found.rules.labels.tolist(), counts_of(found.rules)):
+        rule = tuple(label for label in labels if label >= 0)
+        derived, support, pairs = counts[rule]
+        assert row[:3] == (support, support - len(derived), pairs)
+        mined_counts[rule] = counts[rule]
+    assert kept_scores(mined_counts, votes)[0] == best
+    assert set(mined_counts) <= kept
+    assert found.notes == ()
+
+
+@given(graphs, st.randoms(use_true_random=False))
+@settings(max_examples=20)
+def test_the_order_of_the_facts_does_not_matter(facts, random):
+    first = mined(facts, constants=True).rules
+    shuffled = list(facts)
+    random.shuffle(shuffled)
+    second = mined(shuffled, constants=True).rules
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+def test_the_order_of_the_facts_does_not_matter_to_a_sample():
+    data = load("family_tree:400:2")
+    shuffled = data.facts[np.random.default_rng(0).permutation(len(data.facts))]
+    found = []
+    for facts in (data.facts, shuffled):
+        result = miner.mine_rules(
+            torch.from_numpy(facts),
+            data.n_predicates,
+            data.n_constants,
+            MiningConfig(max_rows=50_000),
+        )
+        assert any("sample" in note or "from" in note for note in result.notes)
+        found.append(result.rules)
+    assert len(found[0].support)
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+def test_thresholds_leave_out_what_is_below_them():
+    found = mine(
+        load("family_tree:30:1"),
+        max_length=2,
+        min_support=4,
+        min_confidence=0.3,
+    ).rules
+    assert len(found.support)
+    assert (found.support - found.circular_support >= 4).all()
+    assert (mined_rules.leave_one_out_confidence(found) >= 0.3).all()
+
+
+def most_general(facts, min_support):
+    """For each head with a constant: the support, less circular, and the pairs of the rules that derive most of it."""
+    clauses = [
+        clause
+        for clause in constant_clauses()
+        if X in clause[0] and clause[0][1] != clause[0][2] and Y in clause[1]
+    ]
+    best = {}
+    for clause, (support, circular, pairs, _) in zip(
+        clauses, brute_force(facts, clauses)
+    ):
+        count = (support - circular, -pairs)
+        if count[0] >= min_support:
+            head = clause[0]
+            best[head] = max(best.get(head, count), count)
+    return best
+
+
+@given(graphs, st.booleans(), st.integers(1, 2))
+@settings(max_examples=30)
+def test_the_most_general_rule_of_each_constant_is_kept(
+    facts, constants, min_support
+):
+    cfg = dict(constants=constants, min_support=min_support)
+    without = clauses_of(mined(facts, **cfg).rules)
+    found = mined(facts, **cfg, general_rules=True).rules
+    clauses = clauses_of(found)
+
+    # No rule is lost, none is there twice, and the others are one for each head.
+    assert len(set(clauses)) == len(clauses)
+    assert set(without) <= set(clauses)
+    assert counts_of(found) == brute_force(facts, clauses)
+    expected = most_general(facts, min_support)
+    added = [clause for clause in clauses if clause not in set(without)]
+    heads = [head for head, _ in added]
+    assert len(set(heads)) == len(heads) and set(heads) <= set(expected)
+
+    # Each head has a rule that derives as much as any.
+    counts = {head: [] for head in expected}
+    for clause, (support, circular, pairs, _) in zip(clauses, counts_of(found)):
+        if clause[0] in expected and len(clause) == 2 and Y in clause[1]:
+            counts[clause[0]].append((support - circular, -pairs))
+    assert {head: max(seen) for head, seen in counts.items()} == expected
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [np.zeros((0, 3)), [[1, 1, 2]], [[1, 1, 0], [2, 3, 0]], [[1, 1, 2, 3]]],
+)
+def test_a_graph_without_a_pattern_has_no_rule(facts):
+    table = torch.tensor(np.array(facts, dtype=np.int64))
+    found = miner.mine_rules(
+        table, 2, 6, MiningConfig(min_support=1, constants=True)
+    )
+    assert not len(found.rules.support)
+    assert mined_rules.rule_atoms(found.rules, 6).shape == (0, 6, 3)
+    is_binary = len(table) == 0 or table.tolist() == [[1, 1, 2]]
+    assert bool(found.notes) != is_binary
+
+
+def misleading(facts, max_length, min_support):
+    """By head: the path rules with enough support that are right less often than random pairs, and by how much."""
+    n_entities = len({entity for fact in facts for entity in fact[1:]})
+    found = {1: {}, 2: {}}
+    counts = path_counts(facts, range(1, max_length + 1))
+    for (label, *body), (derived, support, pairs) in counts.items():
+        head = label // 2 + 1
+        n_facts = sum(fact[0] == head for fact in facts)
+        expected = pairs * n_facts / n_entities**2
+        if len(derived) >= min_support and support < expected:
+            deviation = (support - expected) / expected**0.5
+            found[head][(label, *body)] = deviation
+    return found
+
+
+@given(graphs, st.integers(1, 3), st.integers(1, 2))
+@settings(max_examples=30)
+def test_the_rules_that_mislead_most_are_kept(facts, n_kept, min_support):
+    cfg = dict(max_length=2, min_support=min_support, min_confidence=0.5)
+    without = mined(facts, **cfg).rules
+    found = mined(facts, **cfg, misleading_rules=n_kept).rules
+    assert counts_of(found) == brute_force(facts, clauses_of(found))
+    assert set(clauses_of(without)) <= set(clauses_of(found))
+
+    kept = [[v for v in row if v >= 0] for row in found.labels.tolist()]
+    voted = {tuple(v for v in row if v >= 0) for row in without.labels.tolist()}
+    for head, rules in misleading(facts, 2, min_support).items():
+        seen = [tuple(row) for row in kept if row[0] // 2 + 1 == head]
+        assert len(set(seen)) == len(seen)
+        assert set(seen) - voted <= set(rules)
+        # Of equal rules any may be kept.
+        deviations = sorted(rules[row] for row in seen if row in rules)
+        expected = sorted(rules.values())[:n_kept]
+        assert deviations[: len(expected)] == pytest.approx(expected)
+        assert len(set(seen) - voted) <= n_kept
+
+
+def test_a_rule_that_misleads_is_in_the_file_though_the_thresholds_drop_it():
+    """Everybody likes six others, hardly ever one whom they know, and seldom one who likes them."""
+    n = 12
+    facts = [(1, a, b) for a in range(1, n + 1) for b in range(1, n + 1)]
+    facts = [f for f in facts if (f[2] - f[1]) % n in range(1, 7)]
+    knows = [
+        (2, a, (a + k - 1) % n + 1) for a in range(1, n + 1) for k in (8, 9)
+    ]
+    knows += [(2, a, a % n + 1) for a in range(1, 6)]
+    table = torch.tensor(sorted(facts + knows))
+    cfg = MiningConfig(max_length=1, min_confidence=0.3)
+    rule = ((1, n + 1, n + 2), (2, n + 1, n + 2))
+
+    def rules(cfg):
+        found = miner.mine_rules(table, 2, n, cfg).rules
+        atoms = mined_rules.rule_atoms(found, n).tolist()
+        clauses = [tuple(tuple(a) for a in r if a[0]) for r in atoms]
+        return dict(
+            zip(clauses, zip(found.support.tolist(), found.body_pairs.tolist()))
+        )
+
+    assert rule not in rules(cfg)
+    kept = rules(dataclasses.replace(cfg, misleading_rules=2))
+    # 5 of 29 where 72 of 144 pairs are facts
+    assert kept[rule] == (5, 29)
+
+
+def test_a_random_graph_has_no_confident_rule():
+    random = Random(0)
+    facts = sorted(
+        {
+            tuple(random.randint(1, n) for n in (4, 300, 300))
+            for _ in range(3000)
+        }
+    )
+    found = miner.mine_rules(
+        torch.tensor(facts),
+        4,
+        300,
+        MiningConfig(constants=True, min_confidence=0.2),
+    )
+    assert not len(found.rules.support)
+
+
+def test_the_rules_that_made_a_graph_are_found_again():
+    """family_tree is made by exact rules: `husband` and `wife` imply each other; every predicate has an exact rule."""
+    data = load("family_tree:300:5")
+    facts = np.concatenate([data.facts, data.valid, data.test])
+    found = miner.mine_rules(
+        torch.from_numpy(facts),
+        data.n_predicates,
+        data.n_constants,
+        MiningConfig(),
+    ).rules
+    table = {name: i for i, name in enumerate(data.predicates, 1)}
+    kept = {
+        tuple(map(tuple, rule[rule[:, 0] > 0].tolist()))
+        for rule in mined_rules.rule_atoms(found, data.n_constants)
+    }
+    x, y = data.n_constants + 1, data.n_constants + 2
+    assert ((table["husband"], x, y), (table["wife"], y, x)) in kept
+    assert ((table["wife"], x, y), (table["husband"], y, x)) in kept
+    exact = mined_rules.leave_one_out_confidence(found) == 1.0
+    heads = set((found.labels[exact, 0] // 2 + 1).tolist())
+    assert heads == set(range(1, 13))
+
+
+def test_a_dense_graph_of_few_entities_is_mined_within_its_rows():
+    """14 entities and 30 relations: 60 labels, 216,000 bodies of length 3, of which few are worth their rows."""
+    random = Random(0)
+    facts = sorted(
+        {tuple(random.randint(1, n) for n in (30, 14, 14)) for _ in range(1000)}
+        | {(1, x, y) for x in range(1, 15) for y in range(1, 15) if x != y}
+    )
+    cfg = MiningConfig(max_rows=200_000)
+    found = miner.mine_rules(torch.tensor(facts), 30, 14, cfg)
+    assert found.rows <= 1.1 * cfg.max_rows
+    assert any("length 3" in note for note in found.notes)
+    exact = found.rules.std_error == 0
+    assert exact.any()
+    truth = count_rules(
+        *kb.build(
+            np.array(facts),
+            mined_rules.rule_atoms(found.rules, 14).numpy(),
+            n_constants=14,
+            n_predicates=30,
+        )
+    )
+    for counted, true in (
+        (found.rules.support, truth.support),
+        (found.rules.body_pairs, truth.body_pairs),
+    ):
+        assert torch.equal(counted[exact].long(), true[exact])
+
+
+@pytest.mark.parametrize("max_rows", [20_000, 100_000, 1_000_000])
+def test_the_rows_stay_within_the_limit_and_what_is_left_out_is_said(max_rows):
+    """A tenth more is allowed: estimates take a twentieth of the rows each time where all is spent."""
+    data = load("family_tree:2000:2")
+    found = mine(data, max_rows=max_rows)
+    assert found.rows <= 1.1 * max_rows + 2 * len(data.facts)
+    assert found.max_rows == max_rows
+    left_out = [
+        stage
+        for stage in found.stages
+        if stage.fraction < 1 or stage.n_left_out or not stage.is_finished
+    ]
+    assert left_out
+    for stage in left_out:
+        assert any(note.startswith(stage.name) for note in found.notes)
+
+
+@pytest.mark.parametrize("max_rows", [30_000, 150_000, 600_000])
+def test_long_rules_stay_within_the_rows_and_what_is_left_out_is_said(
+    max_rows,
+):
+    """A part of the work that is begun is done: a part of a small graph is larger than a twentieth of few rows."""
+    data = load("family_tree:60:2")
+    found = mine(data, max_length=5, max_rows=max_rows)
+    assert found.rows <= 1.6 * max_rows
+    names = [stage.name for stage in found.stages]
+    assert names[-1] == "rules of length 5"
+    assert any("of length" in note or "atoms" in note for note in found.notes)
+    truth = true_counts(data, found.rules)
+    exact = found.rules.std_error == 0
+    assert torch.equal(found.rules.support[exact].long(), truth.support[exact])
+
+
+def test_estimates_are_within_their_error_and_the_same_seed_gives_the_same_rules():
+    """Of the estimates no more than a few are off by over 3 standard errors; exact counts are exact."""
+    data = load("family_tree:2000:2")
+    one = mine(data, max_rows=150_000)
+    two = mine(data, max_rows=150_000)
+    other = mine(data, max_rows=150_000, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(one.rules, two.rules))
+    assert one.rules.support.tolist() != other.rules.support.tolist()
+
+    sampled = one.rules.std_error > 0
+    assert sampled.any() and (~sampled).sum() > 10
+    assert any("estimated counts" in note for note in one.notes)
+    truth = kb.rule_confidence(true_counts(data, one.rules))
+    error = mined_rules.confidence(one.rules) - truth
+    off = (error.abs() / one.rules.std_error)[sampled]
+    assert (off > 3).float().mean() < 0.1
+    assert error[~sampled].abs().max() < 1e-6
+
+
+def test_rules_that_were_chosen_by_a_sample_have_no_biased_counts():
+    """The choice is of the best looking ones; their counts are of another sample or of all entities."""
+    data = load("family_tree:2000:2")
+    errors = []
+    for seed in range(4):
+        rules = mine(data, max_rows=150_000, seed=seed).rules
+        sampled = rules.std_error > 0
+        truth = kb.rule_confidence(true_counts(data, rules))
+        error = mined_rules.confidence(rules) - truth
+        errors.append((error / rules.std_error)[sampled])
+    assert abs(float(torch.cat(errors).mean())) < 0.5
+
+
+def test_a_time_limit_ends_in_what_was_found_by_then(monkeypatch):
+    """A clock that each look at it moves by a second."""
+    data = load("family_tree:400:2")
+    ticks = iter(range(10**9))
+    monkeypatch.setattr(
+        miner,
+        "Budget",
+        lambda **settings: miner_budget(clock=lambda: next(ticks), **settings),
+    )
+    found = mine(data, constants=True, seconds=8.0)
+    assert any("limit of 8 seconds" in note for note in found.notes)
+    assert not all(stage.is_finished for stage in found.stages)
+    assert found.rules.std_error.isfinite().all()
+
+
+miner_budget = miner.Budget
+
+
+@pytest.mark.parametrize("n_calls", [1, 5, 12, 16])
+@pytest.mark.parametrize("max_rows", [10**9, 20_000])
+def test_an_interrupt_keeps_what_was_found_with_the_same_counts(
+    n_calls, max_rows
+):
+    data = load("family_tree:400:2")
+    calls = 0
+
+    def interrupt(*_):
+        nonlocal calls
+        calls += 1
+        if calls == n_calls:
+            raise KeyboardInterrupt
+
+    found = mine(data, interrupt, max_rows=max_rows)
+    assert calls == n_calls
+    assert isinstance(found.interrupt, KeyboardInterrupt)
+    assert any("interrupted" in note for note in found.notes)
+    exact = found.rules.std_error == 0
+    if len(found.rules.support):
+        truth = true_counts(data, found.rules)
+        assert torch.equal(
+            found.rules.support[exact].long(), truth.support[exact]
+        )
+
+
+def test_an_interrupt_late_in_the_search_leaves_rules():
+    data = load("family_tree:400:2")
+    stages = []
+
+    def interrupt(stage, *_):
+        stages.append(stage)
+        if stage == "rules of length 3":
+            raise KeyboardInterrupt
+
+    found = mine(data, interrupt)
+    assert len(found.rules.support) > 5
+    assert {
+        len([x for x in row if x >= 0]) for row in found.rules.labels.tolist()
+    } == {2, 3}
+
+
+def test_the_work_is_said_before_it_begins():
+    data = load("family_tree:60:2")
+    lines = []
+    miner.mine_rules(
+        torch.from_numpy(data.facts),
+        data.n_predicates,
+        data.n_constants,
+        MiningConfig(seconds=50.0),
+        lambda *call: lines.append(call),
+        lines.append,
+    )
+    assert f"{len(data.facts)} facts" in lines[0] and "50 s" in lines[0]
+    assert "rows of work, under 1 s; " in lines[0]
+    assert lines[1][:2] == ("rules of length 1", 0)
+    assert lines[1][2] == pytest.approx(2 * len(data.facts), rel=0.1)
+
+
+def test_more_facts_and_relations_need_more_memory():
+    little = miner.needed_bytes(1000, 10, 3)
+    assert little >= paths.CHUNK_ROWS * miner.BYTES_PER_ROW
+    assert miner.needed_bytes(10**6, 10, 3) > little
+    assert miner.needed_bytes(10**6, 1000, 3) > miner.needed_bytes(10**6, 10, 3)
+    assert miner.needed_bytes(1000, 10, 4) > little
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_finds_the_same_rules():
+    data = load("family_tree:2000:2")
+    cfg = MiningConfig(constants=True, max_rows=400_000)
+    on_cpu, on_gpu = (
+        miner.mine_rules(
+            torch.from_numpy(data.facts).to(device),
+            data.n_predicates,
+            data.n_constants,
+            cfg,
+        ).rules
+        for device in ("cpu", "cuda")
+    )
+    for column, other in zip(on_cpu, on_gpu):
+        assert torch.allclose(column.double(), other.cpu().double())
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["umls", "countries_S2"])
+def test_counts_are_those_of_the_knowledge_base(name):
+    data = load(DATA / name)
+    found = mine(data, max_length=2, constants=True).rules
+    truth = true_counts(data, found)
+    assert torch.equal(truth.support, found.support.long())
+    assert torch.equal(truth.body_pairs, found.body_pairs.long())
+    assert torch.equal(truth.circular_support, found.circular_support.long())

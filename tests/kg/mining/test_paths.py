@@ -1,0 +1,179 @@
+"""Indexes of edges, and walks along bodies: both equal Python sets and dictionaries."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.kg.mining import paths
+from funcppo.kg.mining.paths import SourceRange
+from tests.kg.mining.brute_force import edge_sets, edges_of
+from tests.kg.show.report import graphs
+
+EVERYONE = SourceRange(torch.zeros(7))
+
+
+def walks(facts, body, sources):
+    """The number of walks of a body between each pair that it joins."""
+    steps = edge_sets(facts)
+    counts = {(x, x): 1 for x in sources}
+    for label in body:
+        after = {}
+        for (x, y), n in counts.items():
+            for y2, z in steps[label]:
+                if y == y2:
+                    after[x, z] = after.get((x, z), 0) + n
+        counts = after
+    return counts
+
+
+def code_of(body):
+    code = 0
+    for label in body:
+        code = code * 4 + label
+    return code
+
+
+def table_of(pairs):
+    """The pairs of each body, with their numbers of paths; each pair once a body."""
+    rows = list(
+        zip(
+            pairs.body_code[pairs.body].tolist(),
+            pairs.source.tolist(),
+            pairs.target.tolist(),
+            pairs.n_paths.tolist(),
+        )
+    )
+    table = {row[:3]: row[3] for row in rows}
+    assert len(table) == len(rows)
+    return table
+
+
+def expected_walks(facts, bodies, sources=range(1, 7)):
+    return {
+        (code_of(body), x, y): n
+        for body in bodies
+        for (x, y), n in walks(facts, body, sources).items()
+    }
+
+
+@given(graphs, st.integers(1, 3))
+@settings(max_examples=40)
+def test_walks_are_those_over_sets(facts, length):
+    edges = edges_of(facts)
+    bodies = list(itertools.product(range(4), repeat=length))[::3]
+    codes = torch.tensor([code_of(body) for body in bodies])
+    block = paths.walk(edges, codes, length, EVERYONE)
+    assert table_of(paths.joined_pairs(block)) == expected_walks(facts, bodies)
+    assert (torch.diff(block.row_body) >= 0).all()
+    assert (torch.diff(block.entry_row) >= 0).all()
+
+    middle = len(bodies) // 2
+    part = paths.select_bodies(block, 1, middle)
+    assert table_of(paths.joined_pairs(part)) == expected_walks(
+        facts, bodies[1:middle]
+    )
+
+
+@given(graphs, st.integers(1, 5))
+@settings(max_examples=30)
+def test_walks_in_parts_are_those_over_sets(facts, length):
+    """Parts of few entries; the work of a step is what the walks of its prefix go on by."""
+    edges = edges_of(facts)
+    bodies = list(itertools.product(range(4), repeat=length))[:: 3**length // 3]
+    codes = torch.tensor([code_of(body) for body in bodies])
+    spent = []
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "CHUNK_ROWS", 3)
+        for block in paths.walk_in_parts(
+            edges, codes, length, EVERYONE, spent.append
+        ):
+            part = table_of(paths.joined_pairs(block))
+            assert not part.keys() & found.keys()
+            found |= part
+    assert found == expected_walks(facts, bodies)
+    assert bool(spent) == (length > 1) or not found
+    assert length == 1 or sum(spent) >= len(found)
+
+
+@given(graphs)
+@settings(max_examples=30)
+def test_a_range_of_sources_walks_from_these_alone(facts):
+    edges = edges_of(facts)
+    bodies = list(itertools.product(range(4), repeat=2))
+    codes = torch.tensor([code_of(body) for body in bodies])
+    everyone = SourceRange(torch.arange(7) / 7)
+    some = everyone._replace(low=2 / 7, high=4 / 7)
+    expected = expected_walks(facts, bodies, sources=(2, 3))
+    block = paths.walk(edges, codes, 2, some)
+    assert table_of(paths.joined_pairs(block)) == expected
+    whole = paths.walk(edges, codes, 2, everyone)
+    chosen = paths.select_sources(whole, some)
+    assert table_of(paths.joined_pairs(chosen)) == expected
+
+
+@pytest.mark.parametrize("max_slots", [0, 1 << 21])
+@given(facts=graphs)
+@settings(max_examples=30)
+def test_extended_bodies_are_walks_of_one_label_more(max_slots, facts):
+    edges = edges_of(facts)
+    prefixes = list(itertools.product(range(4), repeat=2))[::2]
+    codes = torch.tensor([code_of(body) for body in prefixes])
+    block = paths.walk(edges, codes, 2, EVERYONE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "MAX_BODY_SLOTS", max_slots)
+        extended = paths.extend(edges, block, 1, 3)
+    bodies = [(*body, label) for body in prefixes for label in (1, 2)]
+    assert table_of(extended) == expected_walks(facts, bodies)
+
+
+@given(graphs)
+@settings(max_examples=40)
+def test_the_index_lists_both_directions_of_every_fact(facts):
+    edges = edges_of(facts)
+    columns = (edges.source, edges.label, edges.target, edges.fact)
+    listed = list(zip(*(column.tolist() for column in columns)))
+    forward = [(x, 2 * p - 2, y, i) for i, (p, x, y) in enumerate(facts)]
+    backward = [(y, 2 * p - 1, x, i) for i, (p, x, y) in enumerate(facts)]
+    assert listed == sorted(forward + backward)
+
+    steps = edge_sets(facts)
+    cases = list(itertools.product(range(1, 7), range(4), range(1, 7)))
+    source, label, target = torch.tensor(cases).unbind(1)
+    assert paths.has_edge(edges, source, label, target).tolist() == [
+        (x, y) in steps[at] for x, at, y in cases
+    ]
+
+
+@pytest.mark.parametrize("bits", [2, 22])
+def test_keys_are_found_with_and_without_a_search(bits, monkeypatch):
+    """Two bits leave several keys to one slot, so that a search decides."""
+    monkeypatch.setattr(paths, "SLOT_BITS", bits)
+    keys = torch.tensor([1, 1, 3, 9, 9, 9, 14])
+    index = paths.build_key_index(keys, 16)
+    asked = torch.arange(16)
+    found = paths.find_keys(index, asked)
+    assert asked[found.row].tolist() == [1, 3, 9, 14]
+    assert found.position.tolist() == [0, 1, 2, 3]
+    assert index.offsets.tolist() == [0, 2, 3, 6, 7]
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(1, 60))
+def test_packed_ranges_cover_all_items_and_exceed_the_limit_alone(cost, limit):
+    ranges = list(paths.pack(torch.tensor(cost).double(), limit))
+    assert [i for a, b in ranges for i in range(a, b)] == list(range(len(cost)))
+    for a, b in ranges:
+        # A range begins in a multiple of the limit that the item before began.
+        assert sum(cost[a:b]) < 2 * limit or b == a + 1
+
+
+def test_runs_of_a_group_are_not_cut():
+    group = torch.tensor([4, 4, 2, 2, 2, 7])
+    cost = torch.tensor([3, 3, 1, 1, 1, 9])
+    assert list(paths.pack_runs(group, cost, 5)) == [(0, 2), (2, 5), (5, 6)]
+    assert not list(paths.pack_runs(group[:0], cost[:0], 5))

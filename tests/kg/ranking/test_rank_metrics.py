@@ -1,0 +1,408 @@
+"""Ranks and metrics; the oracles are definitions over Python lists, and PyKEEN's own numbers."""
+
+import importlib.util
+import itertools
+import json
+import math
+import pathlib
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.kg.ranking import rank_metrics
+from funcppo.kg.ranking.rank_metrics import (
+    CERTAIN_SCORE,
+    INVALID_SCORE,
+    TIE_POLICIES,
+    ZERO_SCORE,
+    RankCounts,
+)
+from funcppo.kg.scores import baselines
+
+GOLDEN = pathlib.Path(__file__).with_name("golden") / "pykeen_ranks.json"
+_spec = importlib.util.spec_from_file_location(
+    "make_pykeen_ranks", GOLDEN.with_name("make_pykeen_ranks.py")
+)
+golden = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(golden)
+H = rank_metrics.harmonic_numbers(1000)
+
+
+def counts(*rows):
+    b, e, n = (torch.tensor(c) for c in zip(*rows))
+    return RankCounts(n_better=b, n_equal=e, n_candidates=n)
+
+
+def rank_counts_dense(answer, other, is_candidate):
+    """The definition: counts of a dense table of the scores [Q, E] of an answer's competitors."""
+    better, equal = (
+        is_candidate & (other > answer[:, None]),
+        is_candidate & (other == answer[:, None]),
+    )
+    return RankCounts(
+        n_better=better.sum(1),
+        n_equal=equal.sum(1),
+        n_candidates=is_candidate.sum(1) + 1,
+    )
+
+
+# -- a worked example
+
+
+def test_two_better_and_three_equal_is_worked_by_hand():
+    c = counts((2, 3, 10))
+    assert rank_metrics.ranks(c).tolist() == [[3, 6, 4.5, 4.5]]
+    third = 1 / 4 * (1 / 3 + 1 / 4 + 1 / 5 + 1 / 6)
+    torch.testing.assert_close(
+        rank_metrics.reciprocal_ranks(c, H),
+        torch.tensor([[1 / 3, 1 / 6, 1 / 4.5, third]]).double(),
+        rtol=1e-6,
+        atol=0,
+    )
+    assert [rank_metrics.hits_at_k(c, k).tolist() for k in (1, 3, 10)] == [
+        [[0, 0, 0, 0]],
+        [[1, 0, 0, 0.25]],
+        [[1, 1, 1, 1]],
+    ]
+
+
+def test_scores_are_rounded_to_the_grid_once():
+    log_odds = torch.tensor(
+        [
+            0.0,
+            -0.00004,
+            -0.00006,
+            -1.0,
+            -1.00004,
+            1e6,
+            -torch.inf,
+            torch.inf,
+            torch.nan,
+        ]
+    )
+    line = rank_metrics.quantise(log_odds)
+    assert line.tolist() == [
+        0,
+        0,
+        -1,
+        -10000,
+        -10000,
+        10**10,
+        ZERO_SCORE,
+        CERTAIN_SCORE,
+        INVALID_SCORE,
+    ]
+    assert INVALID_SCORE < ZERO_SCORE < line[:6].min()
+    assert line[:6].max() < CERTAIN_SCORE
+
+
+def test_probabilities_near_0_and_near_1_are_told_apart():
+    """Of log p alone, the grid makes all of the last three one."""
+    log_p = torch.tensor([1e-30, 1.001e-30, 0.5], dtype=torch.float64).log()
+    near_1 = -torch.tensor([1e-5, 1e-6, 1e-12], dtype=torch.float64)
+    log_p = torch.cat([log_p, near_1])
+    line = rank_metrics.quantise(baselines.log_odds(log_p))
+    assert (line.diff() > 0).all()
+    assert line[2] == 0
+    assert [rank_metrics.log_score(int(x)) for x in line] == pytest.approx(
+        log_p.tolist(), abs=1e-4
+    )
+    ends = torch.tensor([-torch.inf, 0.0, 1e-7])
+    assert rank_metrics.quantise(baselines.log_odds(ends)).tolist() == [
+        ZERO_SCORE,
+        CERTAIN_SCORE,
+        CERTAIN_SCORE,
+    ]
+    assert str(rank_metrics.log_score(CERTAIN_SCORE)) == "0.0"
+
+
+@given(st.floats(-700, 700))
+def test_the_log_odds_of_a_logarithm_are_the_logit(x):
+    """To 1e-12 of the log-odds: float64, in which log p keeps its digits at both ends."""
+    log_p = torch.nn.functional.logsigmoid(torch.tensor(x, dtype=torch.float64))
+    assert float(baselines.log_odds(log_p)) == pytest.approx(
+        x, rel=1e-12, abs=1e-12
+    )
+
+
+# -- equality with the definitions
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(1, 6))
+@settings(max_examples=100)
+def test_expected_is_the_mean_over_every_order_of_the_ties(levels, k):
+    """Candidate 0 is the answer; every permutation is sorted stably, so ties keep the permutation's order."""
+    ranks = [
+        sorted(order, key=lambda i: -levels[i]).index(0) + 1
+        for order in itertools.permutations(range(len(levels)))
+    ]
+    score = torch.tensor(levels)
+    c = rank_counts_dense(
+        score[:1],
+        score[None, 1:],
+        torch.ones(1, len(levels) - 1, dtype=torch.bool),
+    )
+    got = torch.stack(
+        [
+            rank_metrics.ranks(c)[0],
+            rank_metrics.reciprocal_ranks(c, H)[0],
+            rank_metrics.hits_at_k(c, k)[0],
+        ]
+    )
+    low, high, n = min(ranks), max(ranks), len(ranks)
+    mean, mid = float(Fraction(sum(ranks), n)), (low + high) / 2
+    want = [
+        [low, high, mid, mean],
+        [
+            1 / low,
+            1 / high,
+            1 / mid,
+            float(sum(Fraction(1, r) for r in ranks) / n),
+        ],
+        [low <= k, high <= k, mid <= k, sum(r <= k for r in ranks) / n],
+    ]
+    torch.testing.assert_close(
+        got, torch.tensor(want, dtype=torch.float64), rtol=1e-12, atol=1e-14
+    )
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 7))
+@settings(max_examples=100)
+def test_listed_candidates_give_the_ranks_of_all_candidates_in_any_order(
+    data, Q, E
+):
+    """What is not listed scores 0: a full table and its listed part agree, whatever the order of the list."""
+    levels = st.sampled_from([ZERO_SCORE, -3, -2, 0, INVALID_SCORE])
+    table = [[data.draw(levels) for _ in range(E)] for _ in range(Q)]
+    listed = [
+        [s != ZERO_SCORE or data.draw(st.booleans()) for s in row]
+        for row in table
+    ]
+    rows = [
+        (q, s, e == 0)
+        for q in range(Q)
+        for e, s in enumerate(table[q])
+        if listed[q][e]
+    ]
+    rows = data.draw(st.permutations(rows))
+    score = torch.tensor(table)
+    want = rank_counts_dense(
+        score[:, 0], score[:, 1:], torch.ones(Q, E - 1, dtype=torch.bool)
+    )
+    query, line, is_answer = (
+        torch.tensor([r[i] for r in rows], dtype=d)
+        for i, d in enumerate([torch.int64] * 2 + [torch.bool])
+    )
+    got = rank_metrics.rank_counts_listed(
+        query, line, is_answer, torch.full((Q,), E)
+    )
+    assert [t.tolist() for t in got] == [t.tolist() for t in want]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-4, 0), st.booleans()), min_size=1, max_size=40
+    )
+)
+@settings(max_examples=200)
+def test_average_precision_equals_its_definition(rows):
+    """The mean, over true candidates, of the precision among all candidates that score at least as much."""
+    score, label = (
+        [ZERO_SCORE if s == -4 else s for s, _ in rows],
+        [y for _, y in rows],
+    )
+    got = rank_metrics.average_precision(
+        torch.tensor(score), torch.tensor(label)
+    )
+    if not any(label):
+        assert got.isnan()
+        return
+    precision = lambda t: Fraction(
+        sum(y for s, y in zip(score, label) if s >= t),
+        sum(s >= t for s in score),
+    )
+    want = sum(precision(s) for s, y in zip(score, label) if y) / sum(label)
+    assert math.isclose(float(got), float(want), rel_tol=1e-12)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            *[st.integers(0, 5)] * 2,
+            st.integers(1, 2),
+            st.integers(1, 3),
+            st.booleans(),
+        ),
+        min_size=1,
+    )
+)
+@settings(max_examples=60)
+def test_grouped_metrics_equal_means_over_python_lists(rows):
+    c = counts(*[(b, e, b + e + 1) for b, e, *_ in rows])
+    side, relation, provable = (
+        torch.tensor([r[i] for r in rows]) for i in (2, 3, 4)
+    )
+    got = rank_metrics.compute_grouped_metrics(
+        c, side, relation, provable, H, n_predicates=3
+    )
+    rr, at3 = rank_metrics.reciprocal_ranks(c, H), rank_metrics.hits_at_k(c, 3)
+    for p, s in itertools.product(range(4), range(3)):
+        group = [
+            i
+            for i, r in enumerate(rows)
+            if r[3] in (p, p or r[3]) and r[2] in (s, s or r[2])
+        ]
+        assert got.n_queries[p, s] == len(group)
+        assert got.n_tied[p, s] == sum(rows[i][1] > 0 for i in group)
+        if group:
+            for value, want in (
+                (got.mrr[p, s], rr[group].mean(0)),
+                (got.hits[p, s, 1], at3[group].mean(0)),
+                (
+                    got.mean_candidates[p, s],
+                    c.n_candidates[group].double().mean(),
+                ),
+                (got.ceiling[p, s], provable[group].double().mean()),
+            ):
+                torch.testing.assert_close(value, want, rtol=1e-12, atol=1e-15)
+
+
+def _our_numbers(seed, case):
+    table, valid = (torch.tensor(t) for t in golden.scores(seed, *case))
+    c = rank_counts_dense(table[:, 0], table[:, 1:], valid[:, 1:])
+    side = 1 + torch.arange(len(table)) % 2
+    one = torch.ones_like(side)
+    harmonics = rank_metrics.harmonic_numbers(case[1])
+    s = rank_metrics.grouped_metrics_to_dict(
+        rank_metrics.compute_grouped_metrics(
+            c, side, one, one > 0, harmonics, n_predicates=1
+        ),
+        ["r"],
+    )["all"]
+    name = {
+        "inverse_harmonic_mean_rank": "mrr",
+        "hits_at_1": "hits@1",
+        "hits_at_3": "hits@3",
+        "hits_at_10": "hits@10",
+    }
+    rank = {
+        name: rank_metrics.ranks(c)[(side == i) | (i == 0)].mean(0)
+        for i, name in enumerate(rank_metrics.SIDE_GROUPS)
+    }
+    return lambda side, policy, metric: (
+        rank[side][TIE_POLICIES.index(policy)].item()
+        if metric not in name
+        else s[side][name[metric]][policy]
+    )
+
+
+def _assert_equal_numbers(seed, case, theirs):
+    ours = _our_numbers(seed, case)
+    for side, metrics in theirs.items():
+        for key, want in metrics.items():
+            policy, metric = key.split()
+            # theirs is float32
+            assert math.isclose(
+                ours(side, policy, metric), want, rel_tol=1e-6
+            ), (case, side, key)
+
+
+def test_ranks_and_means_are_those_that_pykeen_recorded():
+    for row in json.loads(GOLDEN.read_text(encoding="utf-8")):
+        _assert_equal_numbers(row["seed"], row["case"], row["pykeen"])
+
+
+def test_ranks_and_means_are_those_of_pykeen():
+    pytest.importorskip(
+        "pykeen",
+        reason="PyKEEN is not installed; its recorded numbers are checked above",
+    )
+    for seed, case in enumerate(
+        [*golden.CASES, (30, 50, 5), (30, 50, 2)], start=100
+    ):
+        _assert_equal_numbers(seed, case, golden.pykeen_numbers(seed, case))
+
+
+# -- limits
+
+
+@given(st.lists(st.integers(0, 900), min_size=1, max_size=20))
+@settings(max_examples=50)
+def test_without_ties_the_four_policies_agree(better):
+    c = counts(*[(b, 0, b + 1) for b in better])
+    for value in (
+        rank_metrics.ranks(c),
+        rank_metrics.reciprocal_ranks(c, H),
+        *[rank_metrics.hits_at_k(c, k) for k in (1, 3, 10)],
+    ):
+        # H(b + 1) - H(b) loses the digits that H(b) has above 1 / (b + 1): 7 * 900 * 2e-16
+        torch.testing.assert_close(
+            value, value[:, :1].expand_as(value), rtol=1e-11, atol=0
+        )
+
+
+def test_untied_average_precision_of_a_perfect_and_of_the_worst_order():
+    label = torch.tensor([True, True, False, False])
+    assert (
+        rank_metrics.average_precision(torch.tensor([4, 3, 2, 1]), label) == 1
+    )
+    assert (
+        rank_metrics.average_precision(torch.tensor([1, 2, 3, 4]), label)
+        == (1 / 3 + 2 / 4) / 2
+    )
+    # one threshold: the base rate
+    assert (
+        rank_metrics.average_precision(torch.tensor([7, 7, 7, 7]), label) == 0.5
+    )
+
+
+@given(st.floats(-50, 0), st.floats(-1, 1))
+@settings(max_examples=200)
+def test_only_a_score_near_a_boundary_can_change_its_line(score, direction):
+    tolerance = 1e-6
+    s = torch.tensor(
+        [score, score + direction * tolerance], dtype=torch.float64
+    )
+    before, after = rank_metrics.quantise(s).tolist()
+    # 1e-9 above the tolerance: the comparison itself is rounded
+    assert before == after or bool(
+        rank_metrics.near_boundary(s[0], tolerance + 1e-9)
+    )
+    assert not rank_metrics.near_boundary(
+        torch.tensor([0.0, -1.0, -torch.inf]), tolerance
+    ).any()
+
+
+def test_an_invalid_score_is_ranked_last():
+    """Both in the table and in the list: a NaN never wins, not even against a score of 0."""
+    c = rank_metrics.rank_counts_listed(
+        torch.tensor([0]),
+        torch.tensor([INVALID_SCORE]),
+        torch.tensor([True]),
+        n_candidates=torch.tensor([5]),
+    )
+    assert (c.n_better.item(), c.n_equal.item()) == (4, 0)
+
+
+def test_grouped_metrics_as_a_dict_are_json_without_empty_groups():
+    one = torch.tensor([1])
+    s = rank_metrics.compute_grouped_metrics(
+        counts((0, 0, 7)), one, one * 2, one > 0, H, n_predicates=2
+    )
+    report = json.loads(
+        json.dumps(
+            rank_metrics.grouped_metrics_to_dict(s, ["a", "b"]), allow_nan=False
+        )
+    )
+    assert list(report["relations"]) == ["b"] and list(report["all"]) == [
+        "both",
+        "head",
+    ]
+    assert report["all"]["both"]["mrr"] == dict.fromkeys(TIE_POLICIES, 1.0)
+    assert (
+        report["all"]["both"]["n_queries"] == 1
+        and report["all"]["both"]["mean_candidates"] == 7
+    )

@@ -1,0 +1,314 @@
+"""Filtered ranking of a split; the oracle ranks one query at a time with Python sets."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.core import tree
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic import fixpoint
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import ranking, scorers
+from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
+from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+
+
+@pytest.fixture(scope="module")
+def family():
+    return prover_task.build_task(
+        loaders.load("family_tree:30:0"), ProverTaskConfig(max_height=2)
+    )
+
+
+def hashed_scorer(n_levels):
+    """A score of each atom from its ids, with ties; none of it depends on the batch."""
+
+    def score(atoms):
+        code = atoms[:, 0] * 7919 + atoms[:, 1] * 104729 + atoms[:, 2] * 1299709
+        return -(code % n_levels).to(torch.float32)
+
+    return score
+
+
+# -- a worked example
+
+
+def test_a_query_is_ranked_by_hand():
+    """far(b, d): of the tails, far(b, a) is a train fact; b, c and d are left; c and d are derived, c scores more."""
+    train = [
+        ("a", "hop", "b"),
+        ("b", "hop", "c"),
+        ("c", "hop", "d"),
+        ("b", "far", "a"),
+    ]
+    dataset = loaders.from_triples(
+        train,
+        rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)",
+        valid=[("b", "far", "d")],
+    )
+    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
+    c = dataset.entities.index("c") + 1
+    seen = []
+
+    def scorer(atoms):
+        seen.append(atoms.tolist())
+        return torch.where(atoms[:, 2] == c, -0.25, -1.0)
+
+    ranked = ranking.rank_split(
+        task, dataset.valid, scorer, RankingProtocol(sides=(TAIL,))
+    )
+    assert seen == [[[2, 2, 3], [2, 2, 4]]]  # one call, each atom once
+    assert [counts.tolist() for counts in ranked.counts] == [[1], [0], [3]]
+    assert ranked.answer_score.tolist() == [
+        -10000
+    ] and ranked.listed_score.tolist() == [-2500, -10000]
+    assert ranked.is_answer.tolist() == [
+        False,
+        True,
+    ] and ranked.answer_provable.tolist() == [True]
+    metrics = ranking.summarise_ranking(
+        ranked, list(dataset.predicates), with_auc=True
+    )
+    assert (
+        metrics["mrr"],
+        metrics["hits@1"],
+        metrics["hits@3"],
+        metrics["auc_pr"],
+    ) == (0.5, 0, 1, 0.5)
+    assert (
+        metrics["n_candidates"],
+        metrics["n_scored"],
+        metrics["n_tied"],
+        metrics["ceiling"],
+    ) == (3, 2, 0, 1)
+    assert list(metrics["by_group"]["relations"]) == ["far"]
+
+
+def test_pooled_average_precision_by_hand():
+    """Scores 3 (answer), 2, 1 (answer), and of 2 unlisted candidates at the bottom 1 answer: 1/3 (1 + 2/3 + 3/5)."""
+    listed, is_answer = (
+        torch.tensor([2, 3, 1]),
+        torch.tensor([False, True, True]),
+    )
+    got = ranking.pooled_average_precision(
+        listed, is_answer, n_candidates=5, n_answers=3
+    )
+    assert got == pytest.approx((1 + 2 / 3 + 3 / 5) / 3, abs=1e-12)
+
+
+# -- equality with a ranking by Python sets
+
+
+@given(st.integers(1, 50), st.booleans())
+@settings(max_examples=20)
+def test_rank_counts_are_those_of_one_query_at_a_time(
+    family, n_levels, score_unprovable
+):
+    dataset, scorer = family.dataset, hashed_scorer(n_levels)
+    splits = np.concatenate(
+        [dataset.facts, dataset.train, dataset.valid, dataset.test]
+    )
+    true = {tuple(triple) for triple in splits.tolist()}
+    queries = dataset.test[:5]
+    protocol = RankingProtocol(score_unprovable=score_unprovable)
+    ranked = ranking.rank_split(family, queries, scorer, protocol)
+    for row in range(len(ranked.side)):
+        side, query = int(ranked.side[row]), queries[int(ranked.query_row[row])]
+        assert int(ranked.query_row[row]) == row % len(queries)
+        atoms = np.repeat(query[None], dataset.n_constants, 0)
+        atoms[:, side] = np.arange(1, dataset.n_constants + 1)
+        atoms = [
+            atom
+            for atom in atoms
+            if tuple(atom.tolist()) not in true or (atom == query).all()
+        ]
+        atoms = torch.from_numpy(np.stack(atoms))
+        score = torch.round(scorer(atoms).double() * 10_000).long()
+        provable = fixpoint.atom_height(family.least_model, atoms.long()) >= 0
+        if not score_unprovable:
+            score = torch.where(provable, score, ZERO_SCORE)
+        is_answer = (atoms == torch.from_numpy(query)).all(1)
+        answer, others = score[is_answer], score[~is_answer]
+        expected = (
+            int((others > answer).sum()),
+            int((others == answer).sum()),
+            len(atoms),
+        )
+        assert tuple(int(counts[row]) for counts in ranked.counts) == expected
+        assert (
+            ranked.answer_score[row] == answer
+            and ranked.answer_provable[row] == provable[is_answer]
+        )
+        listed = ranked.listed_row == row
+        assert listed.sum() == (
+            len(atoms) if score_unprovable else provable.sum()
+        )
+        assert ranked.listed_score[listed & ranked.is_answer].tolist() == (
+            answer.tolist() if score_unprovable or provable[is_answer] else []
+        )
+
+
+@given(st.permutations(range(8)), st.integers(1, 8))
+@settings(max_examples=10)
+def test_a_rank_does_not_depend_on_the_batch(family, order, n):
+    """Sampled corruptions are keyed by `query_id`."""
+    scorer, protocol = (
+        hashed_scorer(5),
+        RankingProtocol(n_negatives=4, score_unprovable=True),
+    )
+    every = ranking.rank_split(
+        family, family.dataset.test[:8], scorer, protocol
+    )
+    rows = np.array(order[:n])
+    some = ranking.rank_split(
+        family, family.dataset.test[rows], scorer, protocol, query_id=rows
+    )
+    for some_counts, counts in zip(some.counts, every.counts):
+        assert torch.equal(some_counts.view(2, n), counts.view(2, 8)[:, rows])
+
+
+@given(st.integers(0, 20), st.permutations(range(8)), st.integers(1, 8))
+@settings(max_examples=20)
+def test_max_plus_ranks_as_lists_of_confidences_do_in_any_batch(seed, order, n):
+    """The oracle compares Python lists, descending; the graph is random, so that many confidences are equal."""
+    rng = np.random.default_rng(seed)
+    triples = {
+        (f"e{a}", "hrst"[p], f"e{b}") for p, a, b in rng.integers(0, 4, (60, 3))
+    }
+    triples = sorted(triples | {("e9", "r", "e0")})
+    rules = "\n".join(
+        f"h(X, Y) :- {p}({pair})" for p in "rst" for pair in ("X, Y", "Y, X")
+    )
+    dataset = loaders.from_triples(
+        triples, test=[("e9", "h", f"e{i % 4}") for i in range(8)], rules=rules
+    )
+    cfg = ProverTaskConfig(max_height=1, smoothing=None)
+    task = prover_task.build_task(dataset, cfg)
+    scorer = scorers.make_untrained_scorer(task, "max-plus")
+    rows = np.array(order[:n])
+    queries = dataset.test[rows % len(dataset.test)]
+    ranked = ranking.rank_split(task, queries, scorer, RankingProtocol())
+
+    atoms = ranked.scored_atom.to(torch.int32)
+    confidence = (task.kb.support / task.kb.body_pairs.clamp_min(1)).tolist()
+    own = {tuple(atom): [] for atom in atoms.tolist()}
+    for part in scorers.iter_task_derivations(task, atoms):
+        for i, rule in zip(part.atom_row.tolist(), part.rule.tolist()):
+            if confidence[rule]:
+                own[tuple(atoms[i].tolist())].append(confidence[rule])
+    lists = {atom: sorted(values)[::-1] for atom, values in own.items()}
+    known = {
+        tuple(atom) for atom in prover_task.known_triples(dataset).tolist()
+    }
+    for i, query in enumerate(np.concatenate([queries, queries]).tolist()):
+        side = int(ranked.side[i])
+        others = [
+            values
+            for atom, values in lists.items()
+            if atom not in known
+            and all(atom[j] == query[j] for j in (0, HEAD, TAIL) if j != side)
+        ]
+        answer = lists.get(tuple(query), [])
+        assert ranked.counts.n_better[i] == sum(v > answer for v in others)
+        n_equal = sum(v == answer for v in others)
+        n_unlisted = ranked.counts.n_candidates[i] - 1 - len(others)
+        n_equal += 0 if answer else n_unlisted
+        assert ranked.counts.n_equal[i] == n_equal
+
+
+@pytest.mark.parametrize("by_side", [False, True])
+def test_candidates_that_are_listed_once_rank_as_by_each_scorer_alone(
+    family, by_side
+):
+    protocol = RankingProtocol()
+    split = family.dataset.test
+    listed = ranking.list_split(family, split, protocol, by_side=by_side)
+    for n_levels in (1, 3, 1000):
+        score = hashed_scorer(n_levels)
+        scorer = score
+        if by_side:
+            scorer = ranking.ScorerBySide(
+                head=score, tail=lambda atoms, score=score: 2 * score(atoms)
+            )
+        found = ranking.rank_listed(listed, scorer)
+        expected = ranking.rank_split(family, split, scorer, protocol)
+        for name, values in expected._asdict().items():
+            for ours, theirs in zip(
+                tree.leaves(getattr(found, name)), tree.leaves(values)
+            ):
+                assert torch.equal(ours, theirs), name
+
+
+# -- limits
+
+
+def test_where_all_scores_are_equal_every_candidate_ties(family):
+    protocol = RankingProtocol(score_unprovable=True)
+    ranked = ranking.rank_split(
+        family,
+        family.dataset.test,
+        lambda atoms: torch.zeros(len(atoms)),
+        protocol,
+    )
+    assert not ranked.counts.n_better.any()
+    assert torch.equal(ranked.counts.n_equal, ranked.counts.n_candidates - 1)
+
+
+def test_a_query_that_cannot_be_ranked_is_refused(family):
+    """A Countries head is no region, so it is not in the pool; an id above C is no constant."""
+    countries = prover_task.build_task(
+        loaders.load("countries_s1"), ProverTaskConfig(max_height=1)
+    )
+    with pytest.raises(
+        ValueError,
+        match="expected an answer among the 5 candidates, got query 0",
+    ):
+        ranking.check_split(
+            countries, countries.dataset.test, RankingProtocol(sides=(HEAD,))
+        )
+    ranking.check_split(
+        countries, countries.dataset.test, RankingProtocol(sides=(TAIL,))
+    )
+    unknown = family.dataset.test[:2].copy()
+    unknown[1, TAIL] = family.dataset.n_constants + 1
+    with pytest.raises(
+        ValueError, match=r"expected two arguments, .* got query 1"
+    ):
+        ranking.check_split(family, unknown, RankingProtocol())
+    assert ranking.ranked_sides(countries) == (TAIL,) and ranking.ranked_sides(
+        family
+    ) == (HEAD, TAIL)
+    assert (
+        ranking.selection_metric(countries) == "auc_pr"
+        and ranking.selection_metric(family) == "mrr"
+    )
+
+
+@given(st.integers(0, 60), st.integers(0, 70), st.integers(0, 70))
+def test_random_rows_are_the_first_of_more(n_rows, n, n_more):
+    more = ranking.random_rows(n_rows, n + n_more)
+    assert len(set(more)) == len(more) == min(n + n_more, n_rows)
+    assert set(more) <= set(range(n_rows))
+    assert np.array_equal(ranking.random_rows(n_rows, n), more[:n])
+
+
+def test_random_rows_take_relations_as_often_as_they_occur():
+    """Nine of ten rows are of one relation: of 200 rows 180 +- 4.2, and a stratified sample has 100."""
+    is_common = np.arange(2000) < 1800
+    assert 160 < is_common[ranking.random_rows(2000, 200)].sum() < 195
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=40), st.integers(0, 50))
+def test_a_stratified_sample_takes_relations_evenly(relations, n):
+    """No relation has two queries more than another that has some left."""
+    split = np.array([[r, i + 1, i + 1] for i, r in enumerate(relations)])
+    rows = ranking.stratified_sample(split, n)
+    assert len(rows) == min(n, len(split)) and (np.diff(rows) > 0).all()
+    assert np.array_equal(rows, ranking.stratified_sample(split, n))
+    sampled = {r: int((split[rows, 0] == r).sum()) for r in set(relations)}
+    unfinished = [k for r, k in sampled.items() if k < relations.count(r)]
+    assert not unfinished or max(sampled.values()) <= min(unfinished) + 1

@@ -1,0 +1,426 @@
+"""Records of single queries: summarised, interrupted, resumed and refused."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from funcppo.kg.graph import loaders
+from funcppo.kg.ranking import evaluator, ranking, result_log
+from tests.cli.test_train import funcppo
+from tests.kg.ranking.test_evaluator import make_evaluator
+
+CHECK = next(
+    (Path(__file__).parents[3] / "experiments").rglob("check_ranks.py")
+)
+FORMAT_1 = (
+    Path(__file__).parent / "golden" / "format_1.jsonl"
+)  # what the program wrote before format 2
+EVALUATE = (
+    "evaluate",
+    "family_tree:60:0",
+    "--split",
+    "valid",
+    "--score",
+    "noisy-or",
+    "--height",
+    "1",
+    "--details",
+)
+
+
+def close(got, want):
+    """Equal but for the order in which floating-point numbers were added."""
+    if isinstance(want, dict):
+        assert got.keys() >= want.keys()
+        for key in want:
+            close(got[key], want[key])
+    else:
+        assert got == pytest.approx(want, abs=1e-12)
+
+
+COUNTRIES = loaders.load("countries_s2")
+FAMILY = loaders.load("family_tree:60:0")
+# Under another name it is ranked against all entities, not against the regions.
+RENAMED_COUNTRIES = dataclasses.replace(COUNTRIES, name="renamed")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "protocol"),
+    [
+        (COUNTRIES, {"sides": (2,)}),
+        (COUNTRIES, {"sides": (2,), "n_negatives": 3}),
+        (RENAMED_COUNTRIES, {}),
+        (FAMILY, {}),
+        (FAMILY, {"n_negatives": 7}),
+        (FAMILY, {"score_unprovable": True}),
+    ],
+)
+@pytest.mark.parametrize("score", ["exists@1", "noisy-or"])
+def test_a_summary_of_records_is_that_of_the_whole_ranking(
+    dataset, protocol, score, monkeypatch
+):
+    monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 3)
+    evaluator_ = make_evaluator(dataset, score, **protocol)
+    # Countries' records hold all scores anyway.
+    evaluator_ = dataclasses.replace(
+        evaluator_, all_scores=not evaluator_.task.is_countries
+    )
+    split = dataset.test if len(dataset.test) else dataset.valid
+    ranked = ranking.rank_split(
+        evaluator_.task, split, evaluator_.scorer, evaluator_.protocol
+    )
+    want = ranking.summarise_ranking(
+        ranked, list(dataset.predicates), with_auc=True
+    )
+    parts = list(
+        evaluator.evaluate_queries(evaluator_, split, np.arange(len(split)))
+    )
+    assert len(parts) == len(split)
+    found = [record for part in parts for record in part]
+    got = result_log.summarise_records(
+        found[::-1], dataset.predicates, with_auc=True
+    )
+    del want[
+        "n_scored"
+    ]  # atoms of several queries count once there, and once a query here
+    close(got, want)
+
+
+def interrupted(monkeypatch, after: int):
+    """A Ctrl-C while the query `after` is ranked."""
+    whole = evaluator.evaluate_queries
+
+    def stopped(*args):
+        for i, part in enumerate(whole(*args)):
+            if i == after:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield part
+
+    monkeypatch.setattr(evaluator, "evaluate_queries", stopped)
+
+
+def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
+    tmp_path, capsys
+):
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        assert (
+            funcppo(patch, *EVALUATE, whole, "--json", tmp_path / "whole.json")
+            == 0
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted(patch, after=2)
+        assert funcppo(patch, *EVALUATE, part) == 130
+    assert (
+        "interrupted after 3 of" in (out := capsys.readouterr().out)
+        and "--resume" in out
+    )
+    n = len(part.read_text().splitlines())
+    assert 0 < n < len(whole.read_text().splitlines())
+    with open(part, "a") as file:
+        file.write(
+            '{"query_row": 5, "side": "he'
+        )  # the line that was being written when the power failed
+    with pytest.MonkeyPatch.context() as patch:
+        assert (
+            funcppo(
+                patch,
+                *EVALUATE,
+                part,
+                "--resume",
+                "--json",
+                tmp_path / "part.json",
+            )
+            == 0
+        )
+    printed = capsys.readouterr().out.replace("\n", "")
+    assert "dropped 1 unfinished line at its end" in printed
+    assert part.read_bytes() == whole.read_bytes()
+    one, two = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("whole.json", "part.json")
+    )
+    for result in (one, two):
+        for measured in ("total_seconds", "peak_bytes", "memory_limit_bytes"):
+            del result[measured]
+    assert one == two
+
+
+KILLED = """
+import os, signal, sys
+from funcppo import cli
+from funcppo.kg.ranking import evaluator
+
+evaluate_queries = evaluator.evaluate_queries
+
+def killed(*args):
+    for i, records in enumerate(evaluate_queries(*args)):
+        if i == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield records
+
+evaluator.evaluate_queries = killed
+evaluator.FIRST_CHUNK_QUERIES = 1000
+cli.main()
+"""
+
+
+def test_a_killed_evaluation_keeps_every_query_before_the_one_in_work(
+    tmp_path,
+):
+    """Although all queries are ranked together."""
+    path = tmp_path / "ranks.jsonl"
+    command = [sys.executable, "-c", KILLED, *EVALUATE, str(path)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    records = result_log.read(path)
+    assert len(records) == 10 and path.read_bytes().endswith(b"\n")
+    assert len({record["query_row"] for record in records}) == 5
+
+
+def test_records_are_written_to_a_pipe_as_they_come(tmp_path, monkeypatch):
+    """Which cannot be synchronised with a disk."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert funcppo(monkeypatch, *EVALUATE, pipe, "--queries", "2") == 0
+    assert os.read(reader, 1 << 20).count(b"\n") == 4
+    os.close(reader)
+
+
+def test_a_file_of_another_evaluation_is_not_resumed(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "ranks.jsonl"
+    assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4") == 0
+    before = path.read_bytes()
+    for extra, expected in [
+        (
+            [],
+            "expected --resume, --overwrite or a new file, got a file that exists",
+        ),
+        (
+            ["--resume", "--negatives", "3"],
+            "expected a file made with negatives 3, got None",
+        ),
+        (
+            ["--resume", "--height", "2"],
+            "expected a file made with height 2, got 1",
+        ),
+        (
+            ["--resume", "--smoothing", "5"],
+            "expected a file made with smoothing 5.0, got None",
+        ),
+        (
+            ["--resume", "--object-identity", "True"],
+            "expected a file made with object_identity True, got False",
+        ),
+    ]:
+        capsys.readouterr()
+        assert (
+            funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", *extra) == 2
+        )
+        error = capsys.readouterr().err.splitlines()
+        assert (
+            expected in error[-1]
+            and sum(line.startswith("funcppo: ") for line in error) == 1
+        )
+        assert path.read_bytes() == before
+    path.write_text("not a record\n")
+    assert (
+        funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--resume") == 2
+    )
+    assert "ranks.jsonl:1: expected a JSON object" in capsys.readouterr().err
+    assert (
+        funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--overwrite")
+        == 0
+    )
+    assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no /dev/full on this system"
+)
+def test_a_full_disk_is_one_line(monkeypatch, capsys):
+    assert funcppo(monkeypatch, *EVALUATE, "/dev/full", "--queries", "4") == 2
+    error = capsys.readouterr().err
+    assert (
+        "/dev/full: No space left on device: the records written so far stay"
+        in error
+        and "Traceback" not in error
+    )
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path, monkeypatch, capsys
+):
+    for path in (tmp_path / "no" / "such" / "folder.jsonl", tmp_path):
+        assert (
+            funcppo(monkeypatch, "evaluate", "no_such_set", "--details", path)
+            == 2
+        )
+        assert "expected a file that can be written" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_ends_before_it_ranks_leaves_no_file(
+    tmp_path, monkeypatch, capsys
+):
+    """An empty one beside no settings looks like an evaluation without results."""
+    path = tmp_path / "details.jsonl"
+    command = ("evaluate", "no_such_set", "--details", path)
+    assert funcppo(monkeypatch, *command) == 2
+    assert "no_such_set" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    path.touch()  # a file of the user stays
+    assert funcppo(monkeypatch, *command) == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
+    """And finds a rank that was tampered with, a score, and a summary of other lines."""
+    path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
+    folder = tmp_path / "hops"
+    folder.mkdir()
+    (folder / "train.txt").write_text(
+        "a\thop\tb\nb\thop\tc\nc\thop\td\na\tfar\tc\nc\tfar\td\n"
+    )
+    (folder / "valid.txt").write_text("a\thop\td\n")
+    (folder / "test.txt").write_text("b\tfar\td\na\tfar\td\n")
+    (folder / "rules.txt").write_text(
+        "far(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- hop(X,Y)\n"
+    )
+    args = ("evaluate", folder, "--score", "noisy-or", "--height", "1")
+    assert (
+        funcppo(
+            monkeypatch,
+            *args,
+            "--all-scores",
+            "--details",
+            path,
+            "--json",
+            summary,
+        )
+        == 0
+    )
+    check = lambda: subprocess.run(
+        [sys.executable, CHECK, path, "--summary", summary],
+        capture_output=True,
+        text=True,
+    )
+    assert check().returncode == 0, check().stderr
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {"proved", "refuted"} <= {row["status"] for row in rows}
+    assert all(
+        (row["proof"] is not None) == (row["status"] == "proved")
+        for row in rows
+    )
+    at = next(
+        i
+        for i, row in enumerate(rows)
+        if row["other_quantised_scores"] and row["quantised_score"] is not None
+    )
+    for change in (
+        {"n_better": rows[at]["n_better"] + 1},
+        {"quantised_score": rows[at]["quantised_score"] - 10**6},
+    ):
+        path.write_text(
+            "".join(
+                json.dumps(row | (change if i == at else {})) + "\n"
+                for i, row in enumerate(rows)
+            )
+        )
+        assert check().returncode == 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
+    assert check().returncode == 1
+
+
+# -- other formats
+
+
+def test_a_file_of_another_format_is_not_resumed(tmp_path, monkeypatch, capsys):
+    """Up to format 2, scores were compared otherwise."""
+    path = tmp_path / "ranks.jsonl"
+    args = (*EVALUATE, path, "--queries", "4")
+    assert funcppo(monkeypatch, *args) == 0
+    before = path.read_bytes()
+    settings = path.with_name("ranks.jsonl.settings.json")
+    for other in (2, 4):
+        text = settings.read_text()
+        settings.write_text(text.replace('"format": 3', f'"format": {other}'))
+        assert funcppo(monkeypatch, *args, "--resume") == 2
+        assert (
+            f"ranks.jsonl.settings.json: expected format 3, got {other}: --overwrite starts again"
+            in capsys.readouterr().err
+        )
+        assert path.read_bytes() == before
+        settings.write_text(text)
+    settings.write_text("3")
+    assert funcppo(monkeypatch, *args, "--resume") == 2
+    assert (
+        "ranks.jsonl.settings.json: expected a JSON object, got 3"
+        in capsys.readouterr().err
+    )
+    settings.unlink()
+    assert funcppo(monkeypatch, *args, "--resume") == 2
+    assert (
+        "expected the settings that ranks.jsonl was made with, got no file"
+        in capsys.readouterr().err
+    )
+
+
+def test_the_independent_script_reads_format_1(tmp_path):
+    check = lambda path: subprocess.run(
+        [sys.executable, CHECK, path], capture_output=True, text=True
+    )
+    assert check(FORMAT_1).returncode == 0
+    tampered = tmp_path / "tampered.jsonl"
+    tampered.write_text(
+        FORMAT_1.read_text().replace('"equal": 4', '"equal": 3')
+    )
+    assert check(tampered).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[]", r"expected a JSON object, got \[\]"),
+        ("3", "expected a JSON object, got 3"),
+        ('{"side": "head"}', "expected a record with query_row"),
+        ({"status": None}, "expected a record with status"),
+        ({"side": "middle"}, "side: expected one of head, tail, got 'middle'"),
+        ({"n_better": "1"}, "n_better: expected a count, got '1'"),
+        ({"n_equal": -1}, "n_equal: expected a count, got -1"),
+        ({"n_candidates": 10**20}, "n_candidates: expected a count, got 1"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path, line, problem):
+    """A dict changes a line of the file; None takes its field out."""
+    record = {
+        "query_row": 0,
+        "side": "head",
+        "relation": "r",
+        "n_better": 0,
+        "n_equal": 0,
+        "n_candidates": 1,
+        "n_scored": 1,
+        "answer_provable": True,
+        "status": "proved",
+        "near_boundary": False,
+    }
+    text = json.dumps(record) + "\n"
+    if isinstance(line, dict):
+        record |= line
+        line = json.dumps(
+            {key: value for key, value in record.items() if value is not None}
+        )
+    path = tmp_path / "ranks.jsonl"
+    path.write_text(f"{text}{line}\n")
+    with pytest.raises(ValueError, match=f"ranks.jsonl:2: {problem}"):
+        result_log.read(path)

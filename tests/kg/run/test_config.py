@@ -1,0 +1,273 @@
+"""The settings of a run: their range, their file, and that reading them is quick."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from funcppo.config import AdamConfig, PPOConfig, Schedule
+from funcppo.core.settings import CONFIG_FILE, write_config
+from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
+from funcppo.kg.run.config import RunConfig, read_config, read_settings
+from funcppo.kg.search.config import ProverTaskConfig
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "steps",
+        "n_validations",
+        "n_validation_queries",
+        "early_stop_validations",
+        "max_nonfinite_updates",
+    ],
+)
+def test_counts_are_at_least_1(name):
+    assert getattr(RunConfig(dataset="countries_s1", **{name: 1}), name) == 1
+    with pytest.raises(
+        ValueError, match=f"^{name}: expected 1 or more, got 0$"
+    ):
+        RunConfig(dataset="countries_s1", **{name: 0})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig(dataset="countries_s1"),
+        RunConfig(
+            dataset="family_tree:20:1",
+            rules="/tmp/rules.txt",
+            data=DataConfig(columns="1,3,2", split_ratios="1,0,0"),
+            steps=7,
+            score="success",
+            prover=ProverTaskConfig(
+                max_height=2, fact_selection="policy", smoothing=0.5
+            ),
+            ppo=PPOConfig(
+                clip_eps_schedule=Schedule(
+                    kind="cosine", warmup_updates=3, end_factor=0.1
+                ),
+                adam=AdamConfig(weight_decay=0.1, decoupled_weight_decay=False),
+                advantage_ddof=None,
+            ),
+        ),
+    ],
+    ids=["defaults", "others"],
+)
+def test_a_config_is_read_as_it_was_written(config, tmp_path):
+    write_config(config, tmp_path)
+    assert read_config(tmp_path) == config
+    assert json.loads((tmp_path / CONFIG_FILE).read_text())["format"] == 2
+
+
+def test_the_file_lists_every_setting_under_its_name(tmp_path):
+    write_config(RunConfig(dataset="countries_s1", n_validations=3), tmp_path)
+    raw = json.loads((tmp_path / CONFIG_FILE).read_text())
+    assert (
+        raw["n_validations"] == 3 and raw["prover"]["fact_selection"] == "auto"
+    )
+    assert raw["ppo"]["learning_rate_schedule"] == {
+        "kind": "linear",
+        "warmup_updates": 0,
+        "end_factor": 0.0,
+    }
+
+
+BASE = RunConfig(dataset="d", seed=3)
+
+
+def test_settings_of_a_file_replace_some_of_others(tmp_path):
+    """YAML 1.2: 1e-3 is a number, and `on` a text; comments are allowed."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "steps: 7  # few\nppo:\n  learning_rate: 1e-3\n  adam: {b1: 0.5}\n"
+    )
+    read = read_settings(path, BASE)
+    assert (read.steps, read.seed, read.dataset) == (7, 3, "d")
+    assert read.ppo.learning_rate == 1e-3 and read.ppo.adam.b1 == 0.5
+    assert read.ppo.adam.b2 == BASE.ppo.adam.b2
+    path.write_text("")
+    assert read_settings(path, BASE) == BASE
+
+
+def test_the_config_of_a_run_is_such_a_file(tmp_path):
+    config = RunConfig(dataset="e", steps=5, rule_score="noisy-or")
+    write_config(config, tmp_path)
+    assert read_settings(tmp_path / CONFIG_FILE, BASE) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "ppo: {lerning_rate: 1}",
+            "ppo.lerning_rate: expected the name of a setting, got an unknown one (did you mean ppo.learning_rate?)",
+        ),
+        (
+            "split_ratios: 0.8",
+            "split_ratios: expected the name of a setting, got an unknown one (did you mean data.split_ratios?)",
+        ),
+        ("1: 2", "1: expected the name of a setting, got an unknown one"),
+        ("ppo: 3", "ppo: expected an object, got 3"),
+        ("steps: many", "steps: expected an integer, got 'many'"),
+        ("- steps", "expected settings such as `steps: 2000`, got ['steps']"),
+        ("steps: [1", "expected YAML of settings, got while parsing"),
+        ("\x00", "expected YAML of settings, got"),
+        ("format: 9", "expected a format version up to 2, got 9"),
+    ],
+)
+def test_a_bad_file_of_settings_is_an_error_that_names_it(
+    text, message, tmp_path
+):
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:
+        read_settings(path, BASE)
+    assert str(error.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_runs_of_earlier_versions_weigh_no_walks(tmp_path):
+    write_config(RunConfig(dataset="x", learner="questions"), tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    assert raw["questions"].pop("walks") == "auto"
+    path.write_text(json.dumps(raw))
+    assert read_config(tmp_path).questions.walks is False
+    # As settings of a new run such a file leaves them open.
+    base = RunConfig(dataset="y")
+    assert read_settings(path, base).questions.walks == "auto"
+
+
+def test_a_missing_file_of_settings_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"^--config .*: No such file"):
+        read_settings(tmp_path / "none.yaml", BASE)
+
+
+def test_runs_of_earlier_versions_read_their_data_as_by_default(tmp_path):
+    config = RunConfig(dataset="countries_s1")
+    write_config(config, tmp_path)
+    path = tmp_path / CONFIG_FILE
+    raw = json.loads(path.read_text())
+    del raw["data"]
+    path.write_text(json.dumps(raw))
+    assert read_config(tmp_path) == config
+    assert config.data == DEFAULT_CONFIG
+
+
+def _in_group(group, fields):
+    return lambda raw: raw | {group: raw[group] | fields}
+
+
+def _without(key):
+    return lambda raw: {
+        name: value for name, value in raw.items() if name != key
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            _without("ppo"),
+            "config.json: expected the settings of a run, got a file without 'ppo'",
+        ),
+        (
+            _without("dataset"),
+            "config.json: .*missing .*'dataset'",
+        ),
+        (
+            lambda raw: raw | {"colour": 1},
+            "config.json: colour: expected the name of a setting, got an unknown one",
+        ),
+        (
+            _in_group("ppo", {"gama": 1.0}),
+            r"config.json: ppo.gama: .* unknown one \(did you mean ppo.gamma\?\)",
+        ),
+        (lambda raw: [raw], "config.json: expected a JSON object, got"),
+        (
+            lambda raw: raw | {"steps": 0},
+            "config.json: steps: expected 1 or more, got 0",
+        ),
+        (
+            _in_group("data", {"columns": "1,2"}),
+            "config.json: data.columns: expected three names or three numbers",
+        ),
+        (
+            _in_group("ppo", {"n_envs": 16.0}),
+            "config.json: ppo.n_envs: expected an integer, got 16.0",
+        ),
+        (
+            _in_group("ppo", {"adam": {"b1": 2}}),
+            "config.json: ppo.adam.b1: expected 0 to below 1, got 2",
+        ),
+        (
+            _in_group("ppo", {"gamma": math.nan}),
+            "config.json: ppo.gamma: expected 0 to 1, got nan",
+        ),
+        (
+            _in_group("prover", {"max_depth": "5"}),
+            "config.json: prover.max_depth: expected an integer, got '5'",
+        ),
+        (
+            _in_group("ppo", {"n_minibatches": 3}),
+            r"config.json: ppo.n_minibatches: expected a divisor of .* 2048, got 3",
+        ),
+        (
+            lambda raw: raw | {"ppo": 3},
+            "config.json: ppo: expected an object, got 3",
+        ),
+        (
+            lambda raw: raw | {"dataset": 5},
+            "config.json: dataset: expected a text, got 5",
+        ),
+        (
+            lambda raw: raw | {"seed": "x"},
+            "config.json: seed: expected an integer, got 'x'",
+        ),
+        (
+            lambda raw: raw | {"device": "tpu"},
+            "config.json: device: expected cpu, cuda or cuda:N, got 'tpu'",
+        ),
+    ],
+)
+def test_a_bad_file_is_an_error_that_says_what_is_wrong(
+    change, message, tmp_path
+):
+    write_config(RunConfig(dataset="countries_s1"), tmp_path)
+    raw = json.loads((tmp_path / CONFIG_FILE).read_text())
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(change(raw)))
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError,
+        match=f"`funcppo train` wrote, got one without {CONFIG_FILE}",
+    ):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{", "config.json: expected a JSON object, got "),
+        (b"[" * 10**5, "config.json: expected a JSON object, got "),
+        (b'{"seed": 1\xff}', "config.json: expected UTF-8, got byte 0xff at 10"),
+        (b'{"format": ' + b"9" * 5000 + b"}", "config.json: expected "),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_json_is_named(text, message, tmp_path):
+    (tmp_path / CONFIG_FILE).write_bytes(text)
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path)
+
+
+def test_reading_a_config_imports_no_torch():
+    program = (
+        "import sys, funcppo.kg.run.config; sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

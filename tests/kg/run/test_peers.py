@@ -1,0 +1,173 @@
+"""A run that several processes train: checkpoint and metrics to the bit, errors, a process that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from funcppo.kg.run import peers, training  # noqa: F401
+from funcppo.kg.run.telemetry import Telemetry
+from funcppo.nets import feedforward
+from funcppo.runtime import monitor  # noqa: F401
+from funcppo.runtime.distributed import Processes
+from tests.cli.processes import run_processes, waiting_ends_with
+from tests.cli.runner import SMALL
+from tests.ports import hold_ports, port_of
+
+# What is imported here need not be by each process.
+TRAIN = ("train", "family_tree:20:1", "--steps", "96", "--ppo.n-shards", "4")
+SIZES = SMALL[:-4]  # without score and learner
+# Lets a process go on when another has ended; after minutes, against a hang, although it has not.
+WAKE_AFTER = "for i in $(seq 1200); do kill -0 {} || break; sleep 0.1; done; kill -CONT {}"
+OPTIONS = {
+    "questions": (*SIZES, "--learner", "questions", "--prover.max-height", "1"),
+    "proofs": (*SMALL, "--strategy", "eager"),
+}
+
+
+def train(n, folder, learner, *args, **kwargs):
+    out = folder / "run"
+    ended = run_processes(
+        n, folder, *TRAIN, *OPTIONS[learner], "--out", out, *args, **kwargs
+    )
+    return ended, out
+
+
+def contents(run):
+    """What a run has learned, and the metrics of its updates, times aside."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    metrics = [
+        {k: v for k, v in row.items() if "seconds" not in k and "_ms" not in k}
+        for row in rows
+        if "update" in row
+    ]
+    with np.load(run / "checkpoint.npz") as arrays:
+        names = [name for name in arrays if not name.startswith("__")]
+        return metrics, {name: arrays[name].tobytes() for name in names}
+
+
+def test_each_process_exports_the_updates_it_makes(tmp_path):
+
+    def keep_metrics(rank):
+        finish = Telemetry.finish
+
+        def keep(metrics):
+            finish(metrics)
+            url = f"http://127.0.0.1:{port + rank}/metrics"
+            with urllib.request.urlopen(url) as answer:
+                (tmp_path / f"{rank}.metrics").write_bytes(answer.read())
+
+        Telemetry.finish = keep
+
+    started = time.time()
+    with hold_ports(2) as held:
+        port = port_of(held[0])
+        args = ("questions", "--metrics-port", port)
+        ended, run = train(2, tmp_path, *args, prepare=keep_metrics)
+    assert [x.status for x in ended] == [0, 0], ended
+    n_updates = contents(run)[0][-1]["update"]
+    for rank in range(2):
+        text = (tmp_path / f"{rank}.metrics").read_text()
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines())
+        assert float(values["funcppo_updates_total"]) == n_updates
+        assert float(values["funcppo_env_steps_total"]) == 96
+        assert float(values["funcppo_update_seconds_count"]) == n_updates
+        # rank 0 writes it; no rank warns that it is old
+        written = float(values["funcppo_checkpoint_timestamp_seconds"])
+        assert written > started
+        assert float(values["funcppo_finished"]) == 1
+        assert 'program="train"' in text
+
+
+@pytest.mark.parametrize("learner", OPTIONS)
+def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
+    """Stopped in one process, and gone on with in two: as in one, bit for bit. Rank 0 alone prints."""
+    (alone,), run = train(1, tmp_path, learner)
+    assert alone.status == 0, alone
+    expected = contents(run)
+
+    def stop_at_the_second_update(rank):
+        step, steps = peers.Peers.step, []
+
+        def step_and_stop(*args):
+            steps.append(args)
+            if len(steps) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(*args)
+
+        peers.Peers.step = step_and_stop
+
+    other = tmp_path / "other"
+    other.mkdir()
+    ended, run = train(1, other, learner, prepare=stop_at_the_second_update)
+    assert ended[0].status == 143, ended
+    assert "interrupted after update 2" in ended[0].out
+    ended, run = train(2, other, learner, "--resume")
+    assert [x.status for x in ended] == [0, 0], ended
+    assert (ended[1].out, ended[1].err) == ("", "")
+    assert contents(run) == expected
+
+
+def test_agents_are_compared_by_their_settings_alone():
+    """Processes that torchrun starts have the functions of an agent at other addresses."""
+    told = []
+    group = SimpleNamespace(check_equal=told.append)
+    agent = feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2))
+    wider = feedforward.agent(feedforward.MLPConfig(n_obs=5, n_actions=2))
+    for update_agent in (agent, wider, None):
+        cfg = SimpleNamespace(update_agent=update_agent)
+        peers.Peers.check_agent(SimpleNamespace(group=group), cfg)
+    assert told[0] != told[1] != told[2]
+    assert " at 0x" not in json.dumps(told)
+
+
+def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):
+    ended, run = train(3, tmp_path, "proofs")
+    assert [x.status for x in ended] == [2, 2, 2]
+    assert ended[0].err == (
+        "funcppo: --ppo.n-shards: expected a multiple of the 3 processes, got 4\n"
+    )
+    assert not run.exists()
+
+
+def test_a_process_that_hangs_ends_the_others(tmp_path):
+    """It is stopped in an update: the deadline of the others tells how far each is, and exits for the restart."""
+
+    waits, main_id = tmp_path / "waits", tmp_path / "main_id"
+
+    def stop_rank_1(rank):
+        step, steps = peers.Peers.step, []
+        report = Processes.report
+
+        def step_or_stop(*args):
+            steps.append(args)
+            if rank == 1 and len(steps) == 2:
+                wake = WAKE_AFTER.format(main_id.read_text(), os.getpid())
+                os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", wake)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                os._exit(0)
+            return step(*args)
+
+        def report_and_hurry(processes, text):
+            report(processes, text)
+            if text == "in update 2":
+                waits.touch()
+
+        peers.Peers.step = step_or_stop
+        if rank == 0:
+            main_id.write_text(str(os.getpid()))
+            Processes.report = report_and_hurry
+            waiting_ends_with(waits)
+
+    ended, _ = train(2, tmp_path, "proofs", prepare=stop_rank_1)
+    assert [x.status for x in ended] == [75, 0], ended
+    assert ended[0].err.splitlines()[-1] == (
+        "funcppo: rank 0: expected progress within 0.5 s, got none: rank 0: in update 2; rank 1: gathering update 1"
+    )

@@ -1,0 +1,219 @@
+"""What scores candidates: which scores a run and a data set have, and what is chosen for a data set."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic.triple_index import TAIL
+from funcppo.kg.ranking import ranking, settings_choice
+from funcppo.kg.ranking.settings_choice import choose_settings
+from funcppo.kg.run.subject import (
+    check_untrained_score,
+    dataset_subject,
+    height_of_score,
+    make_subject_predictor,
+    make_subject_scorer,
+    run_subject,
+)
+from funcppo.kg.scores import joint_counts
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+
+OPEN = ProverTaskConfig(
+    max_height=None, smoothing="auto", object_identity="auto"
+)
+
+
+def test_a_data_set_has_what_its_valid_split_chooses():
+    dataset = loaders.load("countries_s1")
+    choice = choose_settings(dataset, OPEN)
+    subject = dataset_subject(dataset, OPEN)
+    assert subject.score == choice.score
+    assert subject.task.cfg == choice.settings
+    assert subject.policy_run is None
+
+
+def graph_of_height_2():
+    """Four pairs of which `s` is known, `r` follows in one step and `t`, which valid asks for, in two."""
+    pairs = [(f"a{i}", f"b{i}") for i in range(20)]
+    triples = [(a, "s", b) for a, b in pairs]
+    valid = [(a, "t", b) for a, b in pairs[:4]]
+    known = [(a, r, b) for a, b in pairs[4:] for r in "rt"]
+    rules = "r(X, Y) :- s(X, Y)\nt(X, Y) :- r(X, Y)\n"
+    return loaders.from_triples(triples + known, valid, rules=rules)
+
+
+def test_a_choice_that_has_no_time_takes_the_defaults_and_says_so():
+    graph = graph_of_height_2()
+    assert dataset_subject(graph, OPEN).task.max_height == 2
+    subject = dataset_subject(graph, OPEN, choice_seconds=1e-9)
+    assert subject.task.max_height == settings_choice.DEFAULT_HEIGHT
+    assert subject.score == settings_choice.DEFAULT_SCORE
+    notes = " ".join(subject.notes)
+    assert "height 1 not tried: more time than was left" in notes
+
+
+def test_the_height_below_is_taken_where_all_that_follows_is_too_much():
+    graph = graph_of_height_2()
+    n_facts = len(graph.facts)
+    # the first step adds four atoms, the second one too
+    cfg = replace(OPEN, max_atoms=n_facts + 4)
+    choice = choose_settings(graph, cfg)
+    assert choice.settings.max_height == 2
+    subject = dataset_subject(graph, cfg)
+    assert subject.task.max_height == 1
+    assert subject.score == choice.by_height[0].score
+    assert any("height 2 not taken" in note for note in subject.notes)
+    with pytest.raises(ValueError, match="T_P to height 2 stopped"):
+        dataset_subject(graph, replace(cfg, max_height=2))
+
+
+def test_a_run_has_its_own_score_by_default(run):
+    state = run.state._replace(best_valid_metric=torch.tensor(1.0))
+    run = replace(run, state=state)
+    subject = run_subject(run)
+    assert (subject.score, subject.policy_run) == ("best-proof", run)
+    assert subject.notes == ["the run stands at update 0 of 4"]
+    untrained = run_subject(run, "noisy-or")
+    assert (untrained.score, untrained.policy_run) == ("noisy-or", None)
+    assert untrained.notes == []
+    assert subject.embedding is None and untrained.embedding is None
+    with pytest.raises(ValueError, match="R learnt from proofs, expected"):
+        run_subject(run, "evidence", "R")
+
+
+def test_a_run_that_stopped_early_is_not_called_unfinished(run):
+    config = replace(run.run_config, early_stop_validations=1)
+    state = run.state._replace(
+        best_valid_metric=torch.tensor(1.0),
+        train_state=run.state.train_state._replace(update=torch.tensor(2)),
+    )
+    stopped = replace(run, run_config=config, state=state, pending_row=None)
+    assert run_subject(stopped).notes == []
+    assert run_subject(replace(run, state=state)).notes == [
+        "the run stands at update 2 of 4"
+    ]
+
+
+def test_pairs_of_rules_are_counted_once_for_many_queries(monkeypatch):
+    calls = []
+    count = joint_counts.count_joint
+
+    def count_joint(*args, **settings):
+        calls.append(settings["max_derivations"])
+        return count(*args, **settings)
+
+    monkeypatch.setattr(joint_counts, "count_joint", count_joint)
+    dataset = loaders.load("family_tree:30:0")
+    cfg = replace(OPEN, max_height=1, memory_share=0.5)
+    subject = dataset_subject(dataset, cfg, "noisy-or-joint")
+    predictor = make_subject_predictor(subject)
+    atoms = torch.from_numpy(dataset.valid).long()
+    scores = [predictor.score(atoms[i : i + 4], TAIL) for i in (0, 4)]
+    assert calls == [joint_counts.MAX_COUNTED_DERIVATIONS // 2]
+    scorer = make_subject_scorer(subject, subject.task)
+    ranked = ranking.rank_split(
+        subject.task, dataset.valid[:8], scorer, ranking.RankingProtocol()
+    )
+    by_atom = {
+        tuple(atom): score
+        for atom, score in zip(
+            ranked.scored_atom.tolist(), ranked.log_odds.tolist(), strict=True
+        )
+    }
+    for atom, score in zip(
+        atoms[:8].tolist(), torch.cat(scores).tolist(), strict=True
+    ):
+        assert score == by_atom.get(tuple(atom), -torch.inf)
+
+
+def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
+    """Of a data set, and of a run with another rule score; a score that reads none counts none."""
+    calls = []
+    count = prover_task.count_other_facts
+
+    def count_other_facts(*args, **settings):
+        calls.append(1)
+        return count(*args, **settings)
+
+    monkeypatch.setattr(prover_task, "count_other_facts", count_other_facts)
+    dataset = loaders.load("family_tree:30:0")
+    cfg = replace(OPEN, max_height=1)
+    subjects = [
+        dataset_subject(dataset, cfg, "noisy-or-other-facts"),
+        run_subject(run, "noisy-or-other-facts-linked-last"),
+    ]
+    assert len(calls) == 2
+    for subject in subjects:
+        predictor = make_subject_predictor(subject)
+        split = torch.from_numpy(subject.task.dataset.valid).long()
+        for i in range(0, len(split), 4):
+            predictor.score(split[i : i + 4], TAIL)
+    assert len(calls) == 2
+    assert dataset_subject(dataset, cfg, "noisy-or").task.other_facts is None
+
+
+def test_a_sample_of_pairs_of_rules_is_noted(run, monkeypatch):
+    n_derived = int(run.task.kb.body_pairs.sum())
+    for score, most, is_noted in (
+        ("noisy-or-joint@20", n_derived // 2, True),
+        ("noisy-or-joint", n_derived + 1, False),
+        ("noisy-or", 1, False),
+    ):
+        monkeypatch.setattr(joint_counts, "MAX_COUNTED_DERIVATIONS", most)
+        notes = run_subject(run, score).notes
+        assert any("a sample" in note for note in notes) == is_noted
+
+
+def test_a_score_of_all_entities_ranks_no_answers(run):
+    subject = run_subject(run, "greedy")
+    with pytest.raises(ValueError, match="--score greedy: expected"):
+        make_subject_predictor(subject)
+
+
+def test_a_policy_score_needs_a_run():
+    check_untrained_score("noisy-or@2", "D")
+    with pytest.raises(ValueError, match="--score success: D is no trained"):
+        check_untrained_score("success", "D")
+
+
+def test_existence_sets_the_height():
+    assert height_of_score("exists@3", None) == 3
+    assert height_of_score("exists@0", None) == 1
+    assert height_of_score("exists@2", 3) == 3
+    assert height_of_score("exists@2-linked-last", None) == 2
+    assert height_of_score("noisy-or", None) is None
+    for score in ("exists@3", "exists@x"):
+        with pytest.raises(ValueError, match="--score"):
+            height_of_score(score, 2)
+
+
+@pytest.mark.parametrize("is_foreseen", [False, True])
+def test_what_is_too_much_to_hold_is_derived_by_query(monkeypatch, is_foreseen):
+    """Whether the counts of the rules tell, or T_P that was computed in vain."""
+    dataset = loaders.load("countries_s1")
+    if not is_foreseen:
+        monkeypatch.setattr(prover_task, "_n_heads_at_least", lambda *_: 0)
+    cfg = ProverTaskConfig(
+        max_height=1, smoothing=5.0, object_identity=False, max_atoms=1111
+    )
+    held = dataset_subject(
+        dataset, replace(cfg, max_atoms=10**6), "max-confidence"
+    )
+    subject = dataset_subject(dataset, cfg, "max-confidence")
+    assert held.task.answers_plan is None
+    assert subject.task.answers_plan is not None
+    assert "each query " in subject.task.notes[-1]
+    counts = [
+        ranking.rank_split(
+            part.task,
+            dataset.test,
+            make_subject_scorer(part, part.task),
+            ranking.RankingProtocol(),
+        ).counts
+        for part in (held, subject)
+    ]
+    for want, got in zip(*counts):
+        assert torch.equal(want, got)

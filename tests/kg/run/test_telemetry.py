@@ -1,0 +1,314 @@
+"""Metrics of real runs, over HTTP and in a file."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import time
+import urllib.request
+from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from funcppo.kg.run import run_start, telemetry, training
+from funcppo.kg.run.metric_specs import COUNTERS_OF_ROW, METRICS
+from funcppo.kg.run.telemetry import Telemetry
+from funcppo.runtime import host_transfer, reasons
+from funcppo.runtime.capture import capture
+from funcppo.runtime.compile import Failure
+from funcppo.runtime.monitor import Monitor
+from tests.kg.run.runs import CONFIG, N_UPDATES
+from tests.ports import hold_ports, port_of
+
+VERSIONS = {"funcppo": "1"}
+
+
+def samples(text):
+    """The value of each series, by name and labels."""
+    return {
+        (s.name, *sorted(s.labels.values())): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def train(folder, observer):
+    folder.mkdir()
+    run = run_start.prepare_run(CONFIG, folder, resume=False)
+    captured, record = training.prepare_train_step(run)
+    with Monitor() as monitor:
+        if observer:
+            observer.record_strategy(record, captured)
+        for _ in training.train(
+            run, folder, captured, lambda: False, monitor, observer=observer
+        ):
+            if observer:
+                observer.record_monitor(monitor)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The series after a run, as a file has them."""
+    folder = tmp_path_factory.mktemp("telemetry")
+    path = folder / "funcppo.prom"
+    with telemetry.export(None, path, "train", VERSIONS) as exporter:
+        train(folder / "run", exporter.telemetry)
+        ended = time.time()
+        exporter.telemetry.finish()
+    checkpoint = (folder / "run" / "checkpoint.npz").stat()
+    return samples(path.read_text()), checkpoint, ended
+
+
+def test_a_run_emits_what_it_did(trained):
+    values, checkpoint, ended = trained
+    ppo = CONFIG.ppo
+    assert values["funcppo_updates_total",] == N_UPDATES
+    steps = N_UPDATES * ppo.n_envs * ppo.n_steps
+    assert values["funcppo_env_steps_total",] == steps
+    n_minibatches = N_UPDATES * ppo.n_epochs * ppo.n_minibatches
+    assert values["funcppo_minibatches_total",] == n_minibatches
+    assert values["funcppo_update_seconds_count",] == N_UPDATES
+    assert values["funcppo_validation_seconds_count",] == 3
+    assert values["funcppo_checkpoint_bytes",] == checkpoint.st_size
+    written = values["funcppo_checkpoint_timestamp_seconds",]
+    assert checkpoint.st_mtime <= written <= ended
+    assert 0 < values["funcppo_valid_score_ratio",] <= 1
+    assert values["funcppo_finished",] == 1
+    assert values["funcppo_strategy_failures_total", "not_requested"] == 1
+    assert values["funcppo_graph_fallbacks_total", "no_gpu"] == 1
+    assert not [name for name, *_ in values if name.endswith("_created")]
+
+
+def test_every_series_is_there_from_the_start(trained):
+    values, *_ = trained
+    names = {name for name, *_ in values}
+    for spec in METRICS:
+        suffix = {"histogram": "_count", "info": ""}.get(spec.kind, "")
+        assert spec.name + suffix in names
+        for value in spec.values:
+            assert (spec.name, value) in values
+
+
+def test_an_observed_run_does_not_wait_for_the_device_more_often(
+    tmp_path, monkeypatch
+):
+    """Every way to read a tensor on the host is counted, with the observer and without."""
+    counts = {"": 0}
+
+    def count(owner, name):
+        plain = getattr(owner, name)
+
+        def counted(*args, **kwargs):
+            counts[""] += 1
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    for name in ("item", "tolist", "cpu", "numpy", "to", "__bool__"):
+        count(torch.Tensor, name)
+    for name in ("__float__", "__int__"):
+        count(torch.Tensor, name)
+    count(torch.cuda, "synchronize")
+    count(torch.cuda.Event, "synchronize")
+    count(torch.cuda.Stream, "synchronize")
+    train(tmp_path / "plain", None)
+    n_plain, counts[""] = counts[""], 0
+    train(tmp_path / "observed", Telemetry())
+    assert n_plain > 0 and counts[""] == n_plain
+
+
+def test_failures_are_counted_by_code(tmp_path):
+    run = run_start.prepare_run(CONFIG, tmp_path / "run", resume=False)
+    captured, record = training.prepare_train_step(run)
+    failure = Failure(
+        name="one-graph",
+        error_type="EquivalenceError",
+        message="",
+        torch_version="",
+        code=reasons.FailureCode.WRONG_RESULT,
+    )
+    path = tmp_path / "m.prom"
+    with telemetry.export(None, path, "train", VERSIONS) as exporter:
+        exporter.telemetry.record_strategy(
+            replace(record, failures=(failure, failure)), captured
+        )
+    values = samples(path.read_text())
+    assert values["funcppo_strategy_failures_total", "wrong_result"] == 2
+
+
+def test_each_update_with_rows_left_out_is_counted(tmp_path):
+    """Also one of which a scrape sees only the next."""
+    path = tmp_path / "funcppo.prom"
+    row = dict.fromkeys(COUNTERS_OF_ROW.values(), 0.0) | {"seconds": 1.0}
+    with telemetry.export(None, path, "train", VERSIONS) as exporter:
+        for fraction in (0.0, 0.25, None, 0.5, 0.0):
+            exporter.telemetry.record_update(
+                row | {"nonfinite_fraction": fraction}, 1
+            )
+    values = samples(path.read_text())
+    assert values["funcppo_updates_with_rows_left_out_total",] == 2
+    assert values["funcppo_nonfinite_rows_ratio",] == 0
+
+
+def test_counts_of_a_monitor_never_fall():
+    observer = Telemetry()
+    with Monitor() as monitor:
+        for n in (2, 5, 5):
+            monitor.compiles = n
+            observer.record_monitor(monitor)
+    read = observer.registry.get_sample_value
+    assert read("funcppo_compiles_total") == 5
+
+
+def test_graphs_of_a_search_and_their_fallbacks_are_counted_once(tmp_path):
+    """A capture on a CPU falls back; one with two graphs stands in for a GPU's."""
+    captured = capture(lambda state: (state + 1, ()), torch.zeros(3))
+    graph = replace(
+        captured,
+        replay_mode="cuda-graph",
+        fallback_code=None,
+        n_graphs=2,
+        capture_ms=500.0,
+    )
+    path = tmp_path / "m.prom"
+    with (
+        telemetry.export(None, path, "evaluate", VERSIONS) as exporter,
+        Monitor() as exporter.monitor,
+    ):
+        for captures in ([captured], [captured, graph], [captured, graph]):
+            exporter.telemetry.record_search_graphs(captures)
+            exporter.refresh(at_once=True)
+    values = samples(path.read_text())
+    assert values["funcppo_graph_fallbacks_total", "no_gpu"] == 1
+    assert values["funcppo_graph_recordings_total",] == 2
+    assert values["funcppo_graph_enabled",] == 1
+    assert values["funcppo_graph_capture_seconds",] == 0.5
+
+
+def test_each_compilation_and_each_copy_is_observed_once(monkeypatch):
+    copies = deque([0.5, 0.25])
+    monkeypatch.setattr(host_transfer, "copy_seconds", copies)
+    observer = Telemetry()
+    with Monitor() as monitor:
+        for seconds in (2.0, 3.0):
+            monitor.compile_seconds.append(seconds)
+            observer.record_monitor(monitor)
+            observer.record_copies()
+    read = observer.registry.get_sample_value
+    assert read("funcppo_compile_seconds_count") == 2
+    assert read("funcppo_compile_seconds_sum") == 5.0
+    assert read("funcppo_stage_copy_seconds_count") == 2
+    assert read("funcppo_stage_copy_seconds_sum") == 0.75 and not copies
+
+
+def test_what_a_search_dropped_never_falls():
+    observer = Telemetry()
+    for n in (2, 5, 5):
+        observer.record_search(
+            {"n_pruned": n, "n_overflowed": 2 * n, "n_halvings": 1}
+        )
+    read = observer.registry.get_sample_value
+    assert read("funcppo_search_pruned_total") == 5
+    assert read("funcppo_search_overflow_total") == 10
+    assert read("funcppo_search_halvings_total") == 1
+
+
+def test_the_last_counts_are_in_the_file(tmp_path, monkeypatch):
+    """Though the file was written less than a second before."""
+    path = tmp_path / "m.prom"
+    clock = SimpleNamespace(monotonic=lambda: 7.0, time=time.time)
+    monkeypatch.setattr(telemetry, "time", clock)
+    with (
+        Monitor() as monitor,
+        telemetry.export(None, path, "train", VERSIONS) as exporter,
+    ):
+        exporter.monitor = monitor
+        monitor.compiles = 3
+        exporter.refresh()
+        before = samples(path.read_text())
+    assert before["funcppo_compiles_total",] == 0
+    assert samples(path.read_text())["funcppo_compiles_total",] == 3
+
+
+def test_metrics_are_served_until_the_program_ends():
+    with hold_ports(1) as held:
+        port = port_of(held[0])
+        url = f"http://{telemetry.HOST}:{port}/metrics"
+        with telemetry.export(port, None, "train", VERSIONS) as exporter:
+            exporter.telemetry.record_ranked(2, 7)
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                values = samples(answer.read().decode())
+            assert values["funcppo_candidates_scored_total",] == 7
+            message = f"expected a free port .* {port}"
+            with (
+                pytest.raises(ValueError, match=message),
+                telemetry.export(port, None, "train", VERSIONS),
+            ):
+                pass
+        with pytest.raises(OSError):
+            urllib.request.urlopen(url, timeout=60)
+
+
+def test_without_the_package_a_line_says_what_to_install(monkeypatch):
+    plain = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name == "prometheus_client":
+            raise ModuleNotFoundError(name)
+        return plain(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ValueError, match=r"pip install \"funcppo\[metrics\]\""):
+        Telemetry()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    path = tmp_path / "missing" / "m.prom"
+    with (
+        pytest.raises(OSError) as error,
+        telemetry.export(None, path, "train", VERSIONS),
+    ):
+        pass
+    assert error.value.filename == str(path)
+
+
+def test_a_link_and_a_pipe_are_written_to_and_not_replaced(tmp_path):
+    """So is a device: an administrator's program must not rename a file over /dev/null."""
+    target, link = tmp_path / "m.prom", tmp_path / "link"
+    link.symlink_to(target)
+    with telemetry.export(None, link, "train", VERSIONS):
+        pass
+    assert link.is_symlink() and "funcppo_finished" in target.read_text()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with telemetry.export(None, pipe, "train", VERSIONS):
+        assert b"funcppo_build_info" in os.read(reader, 10**6)
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_file_that_cannot_be_written_any_more_ends_no_run(tmp_path):
+    """One line says so, and the file is written again as soon as it can be."""
+    path = tmp_path / "folder" / "m.prom"
+    path.parent.mkdir()
+    lines = []
+    with telemetry.export(
+        None, path, "train", VERSIONS, lines.append
+    ) as exporter:
+        path.unlink()
+        path.parent.rmdir()
+        for _ in range(2):
+            exporter.refresh(at_once=True)
+        (line,) = lines
+        assert line.startswith(f"{path}: No such file or directory: ")
+        path.parent.mkdir()
+        exporter.refresh(at_once=True)
+        assert path.exists() and len(lines) == 1
+        path.unlink()
+        path.parent.rmdir()
+    assert len(lines) == 2

@@ -1,0 +1,225 @@
+"""The score of a candidate worked by hand, and the same whether its batch is padded or not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from funcppo.core import random
+from funcppo.kg.scores import aggregation, evidence
+from funcppo.kg.scores.aggregation import AggregationConfig
+from funcppo.kg.scores.evidence import EvidenceConfig
+from tests.kg.logic.test_firings import HEAD, TAIL, all_questions, ask
+from tests.kg.scores.test_evidence import KNOWS, PARENT, VILLAGE, build
+from tests.oracles import Program, programs
+
+
+def problem(program, questions, with_walks=False, **options: Any):
+    """Settings, what the score reads, initial params, and the evidence."""
+    built, sizes, facts = build(program, with_walks=with_walks)
+    world = aggregation.make_world(built, sizes, facts)
+    cfg = AggregationConfig(
+        sizes=sizes,
+        n_shapes=aggregation.n_shapes(world),
+        uses_degrees=True,
+        **options,
+    )
+    found = evidence.collect_evidence(
+        built, sizes, facts, questions, None, EvidenceConfig()
+    )
+    return cfg, world, aggregation.init(cfg, random.key(0)), found
+
+
+def scores(cfg, world, params, found):
+    return aggregation.score(cfg, world, params, aggregation.whole(found))
+
+
+def random_params(params, seed=1):
+    keys = random.split(random.key(seed), len(params))
+    return type(params)(
+        *(random.normal(k, tuple(p.shape)) for k, p in zip(keys, params))
+    )
+
+
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_before_training_powers_of_the_odds_of_confidences_add_up(power):
+    cfg, world, _, found = problem(VILLAGE, ask([(KNOWS, TAIL, 1, 0)]))
+    cfg = replace(cfg, odds_power=power)
+    params = aggregation.init(cfg, random.key(0))
+    # 1 knows 1, 4 (by 2), 2 (rule 0; rule 1), 4 (rule 0), 3 (rule 1)
+    confidence = world.support / world.body_pairs
+    odds = confidence / (1 - confidence)
+    for entity, rules in ((2, (0, 1)), (3, (1,)), (4, (0, 2)), (1, (2,))):
+        at = found.entity.tolist().index(entity)
+        total = float((odds[list(rules)] ** power).sum())
+        expected = math.log(total + 1e-6)
+        assert float(scores(cfg, world, params, found)[at]) == pytest.approx(
+            expected, abs=1e-5
+        )
+
+
+def test_each_weight_acts_on_its_evidence_alone():
+    question = (KNOWS, TAIL, 1, 0)
+    cfg, world, params, found = problem(VILLAGE, ask([question]))
+    label = 2 * KNOWS + 1
+    before = scores(cfg, world, params, found)
+
+    def change(**weights):
+        after = scores(cfg, world, params._replace(**weights), found)
+        moved = (after - before).tolist()
+        return {
+            entity: pytest.approx(shift, abs=1e-5)
+            for entity, shift in zip(found.entity.tolist(), moved)
+            if abs(shift) > 1e-5
+        }
+
+    # parent(1, 2), parent(1, 3); knows(1, 2), knows(2, 1), knows(4, 1)
+    link = params.link_weight.clone()
+    link[2 * PARENT + 1, label] = 0.5
+    assert change(link_weight=link) == {2: 0.5, 3: 0.5}
+    linked = params.linked_weight.clone()
+    linked[label] = -2.0
+    assert change(linked_weight=linked) == {2: -2.0, 3: -2.0, 4: -2.0}
+    # 1, 2 and 4 are known by 2, 1 and 2 persons, 3 by none
+    own = params.own_degree_weight.clone()
+    own[label] = torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0, 0.0])
+    assert change(own_degree_weight=own) == {1: 3.0, 2: 2.0, 3: 1.0, 4: 3.0}
+    # 2 and 3 have one parent, 1 is the parent of two
+    degree = params.degree_weight.clone()
+    degree[(2 * PARENT + 1) * aggregation.N_BUCKETS + 1, label] = 0.25
+    degree[2 * PARENT * aggregation.N_BUCKETS + 2, label] = 0.125
+    degree[label * aggregation.N_BUCKETS : (label + 1) * 6, label] = 9.0
+    assert change(degree_weight=degree) == {1: 0.125, 2: 0.25, 3: 0.25}
+    # the prior of each candidate by link embeddings
+    prior = torch.arange(len(found.entity)).float() - 1.0
+    cfg = replace(cfg, uses_embedding=True)
+    params = aggregation.init(cfg, random.key(0))
+    found = found._replace(prior=prior)
+    assert torch.equal(scores(cfg, world, params, found), before)
+    weight = params.prior_weight.clone()
+    weight[label] = 0.5
+    assert change(prior_weight=weight) == {
+        entity: p / 2 for entity, p in zip(found.entity.tolist(), prior) if p
+    }
+    # that by a Bellman-Ford network
+    cfg = replace(cfg, uses_embedding=False, uses_bellman_ford=True)
+    params = aggregation.init(cfg, random.key(0))
+    found = found._replace(network_prior=2 * prior)
+    assert torch.equal(scores(cfg, world, params, found), before)
+    assert change(network_prior_weight=weight) == {
+        entity: p for entity, p in zip(found.entity.tolist(), prior) if p
+    }
+    # a weight of another question's label
+    assert not change(own_degree_weight=own.roll(1, 0))
+
+
+def test_a_rule_that_loses_its_support_adds_nothing():
+    cfg, world, params, found = problem(VILLAGE, ask([(KNOWS, HEAD, 1, 2)]))
+    world = world._replace(support=torch.full_like(world.support, 2.0))
+    world = world._replace(min_support=torch.tensor(2.0))
+    batch = aggregation.whole(found)
+    assert batch.is_left_out.all()
+    amounts = aggregation.firing_amounts(cfg, world, params, batch)
+    assert (amounts == 0).all()
+    kept = world._replace(min_support=torch.tensor(1.0))
+    assert (aggregation.firing_amounts(cfg, kept, params, batch) > 0).all()
+
+
+LIKES, MEETS = 1, 2
+X, Y, Z = 6, 7, 8
+# meets(X, Y) <- likes(X, Z), likes(Z, Y).  meets(X, 4) <- likes(X, Z).
+CLUB = Program(
+    5,
+    (2, 2),
+    ((LIKES, 1, 2), (LIKES, 1, 3), (LIKES, 2, 4), (LIKES, 3, 4), (LIKES, 3, 5)),
+    (
+        ((MEETS, X, Y), (LIKES, X, Z), (LIKES, Z, Y)),
+        ((MEETS, X, 4), (LIKES, X, Z)),
+    ),
+)
+
+
+def test_a_walk_is_weighed_in_place_of_the_share_where_there_is_one():
+    """From 1 to 2 or 3; from 2 to 4, from 3 to 4 or 5: of three ways two end in 4, with a chance of 3/4."""
+    cfg, world, params, found = problem(
+        CLUB, ask([(MEETS, TAIL, 1, 0)]), with_walks=True
+    )
+    walking = replace(cfg, uses_walks=True)
+    batch = aggregation.whole(found)
+    shares, walks = (
+        aggregation.share_or_walk(one, batch).tolist() for one in (cfg, walking)
+    )
+    # The second rule is no path.
+    firings = zip(found.entity[batch.firing_row].tolist(), found.rule.tolist())
+    assert list(firings) == [(4, 0), (4, 1), (5, 0)]
+    assert shares == pytest.approx([2 / 3, 1.0, 1 / 3])
+    assert walks == [0.75, 1.0, 0.25]
+
+    # Untrained weights weigh neither.
+    assert torch.equal(
+        scores(cfg, world, params, found), scores(walking, world, params, found)
+    )
+    weight = params.feature_weight.clone()
+    weight[..., 4] = aggregation.LOG_SCALE
+    params = params._replace(feature_weight=weight)
+    before, after = (
+        aggregation.firing_amounts(one, world, params, batch)
+        for one in (cfg, walking)
+    )
+    change = (after / before).tolist()
+    assert change == pytest.approx([0.75 * 3 / 2, 1.0, 0.25 * 3], rel=1e-5)
+    # Evidence that has walks is scored by shares where these are weighed.
+    without = evidence.without_walks(found)
+    assert torch.equal(
+        scores(cfg, world, params, found), scores(cfg, world, params, without)
+    )
+    with pytest.raises(AssertionError, match="walks"):
+        scores(walking, world, params, without)
+
+
+@given(programs, st.booleans())
+@settings(max_examples=40)
+def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
+    assume(program.rules)
+    questions = ask(all_questions(program))
+    cfg, world, params, found = problem(
+        program, questions, with_walks, uses_walks=with_walks
+    )
+    params = random_params(params)
+    expected = scores(cfg, world, params, found)
+    rows = torch.arange(len(found.label)).flip(0)
+    size = aggregation.capacity(found, rows)
+    padded = aggregation.score(
+        cfg, world, params, aggregation.gather(found, rows, size)
+    )
+    by_question = padded.view(len(rows), size.n_candidates)
+    for question, row in zip(rows.tolist(), by_question):
+        first, last = found.candidate_offsets[question : question + 2].tolist()
+        torch.testing.assert_close(row[: last - first], expected[first:last])
+
+
+@pytest.mark.parametrize("walks", [False, True])
+def test_the_score_compiles_as_one_graph_with_its_gradient(walks):
+    questions = ask(all_questions(VILLAGE))
+    cfg, world, params, found = problem(
+        VILLAGE, questions, walks, uses_walks=walks
+    )
+    params = random_params(params)
+    rows = torch.arange(len(found.label))
+    size = aggregation.capacity(found, rows)
+
+    def total(params):
+        batch = aggregation.gather(found, rows, size)
+        return aggregation.score(cfg, world, params, batch).square().sum()
+
+    gradient = torch.func.grad(total)
+    compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
+    for got, want in zip(compiled(params), gradient(params), strict=True):
+        torch.testing.assert_close(got, want)
+        assert want.isfinite().all()

@@ -1,0 +1,418 @@
+"""Scores that need no training: worked by hand, equal to sums over Python sets, and their limits."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.kg.graph.loaders import from_triples, load
+from funcppo.kg.logic import fixpoint, kb
+from funcppo.kg.logic.consequences import Derivations
+from funcppo.kg.ranking import rank_metrics, scorers
+from funcppo.kg.scores import baselines
+from funcppo.kg.scores.joint_counts import JointCounts
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+from tests.oracles import Program
+
+SAME = Program(2, (2, 2), ((1, 1, 2),), (((2, 3, 4), (1, 3, 4)),) * 5)
+# of an atom and a rule
+pairs = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 4)))
+
+
+def log_odds(score, support, found, pairs=4.0, **settings):
+    """The scores of 7 atoms by rules that are right `support` times out of `pairs`."""
+    world, _ = kb.build(**SAME.arrays())
+    support = torch.tensor(support).float()
+    world = world._replace(
+        support=support, body_pairs=torch.full_like(support, pairs)
+    )
+    atom, rule = (
+        torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2).unbind(1)
+    )
+    parts = [Derivations(atom[:3], rule[:3]), Derivations(atom[3:], rule[3:])]
+    return score(world, parts, 7, **settings)
+
+
+def scored(score, support, found, **settings):
+    """The same as probabilities."""
+    return log_odds(score, support, found, **settings).sigmoid().tolist()
+
+
+def test_by_hand():
+    """Atoms derived by rules of confidence 1/2 and 1/4, 1, 0, and none."""
+    found = {(0, 0), (0, 1), (1, 2), (2, 3)}
+    assert scored(baselines.max_confidence, [2, 1, 4, 0, 3], found)[
+        :4
+    ] == pytest.approx([1 / 2, 1, 0, 0])
+    assert scored(baselines.noisy_or, [2, 1, 4, 0, 3], found, power=1.0)[
+        :4
+    ] == pytest.approx([5 / 8, 1, 0, 0])
+    squared = math.sqrt(1 - (1 - 1 / 4) * (1 - 1 / 16))
+    assert scored(baselines.noisy_or, [2, 1, 4, 0, 3], found, power=2.0)[
+        :4
+    ] == pytest.approx([squared, 1, 0, 0])
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=5, max_size=5),
+    pairs,
+    st.sampled_from([1.0, 1.5, 3.0]),
+)
+@settings(max_examples=100)
+def test_each_atom_is_scored_by_the_rules_that_derive_it(support, found, power):
+    own = [[support[r] / 4 for a, r in found if a == atom] for atom in range(7)]
+    assert scored(baselines.max_confidence, support, found) == pytest.approx(
+        [max(c, default=0) for c in own]
+    )
+    want = [
+        (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
+        for confidences in own
+    ]
+    assert scored(
+        baselines.noisy_or, support, found, power=power
+    ) == pytest.approx(want, rel=1e-12)
+
+
+@given(st.lists(st.integers(0, 4), min_size=5, max_size=5), pairs)
+@settings(max_examples=50)
+def test_noisy_or_comes_down_to_the_largest_confidence_as_the_power_rises(
+    support, found
+):
+    """For 5 rules, (1 - (1 - c^p)^5)^(1/p) is at most 5^(1/p) c: 8 % more at p = 20."""
+    largest = scored(baselines.max_confidence, support, found)
+    scores = [
+        scored(baselines.noisy_or, support, found, power=power)
+        for power in (1.0, 2.0, 20.0)
+    ]
+    for low, high in zip(scores[1:], scores):
+        assert all(a <= b + 1e-6 for a, b in zip(low, high))
+    assert all(
+        c - 1e-6 <= s <= 1.084 * c + 1e-6 for s, c in zip(scores[-1], largest)
+    )
+
+
+SUPPORT = [1, 30, 700, 990, 999] * 20  # of 1,000
+
+
+@given(
+    st.sets(st.tuples(st.integers(0, 6), st.integers(0, 99)), min_size=1),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=100)
+def test_noisy_or_keeps_apart_what_many_rules_derive(found, random):
+    """Log-odds of exact fractions, up to 300; 1e-12 is float64. Another order of summation gives the same ranks."""
+    got = log_odds(baselines.noisy_or, SUPPORT, found, 1000.0)
+    for atom in range(7):
+        wrong = math.prod(
+            Fraction(1000 - SUPPORT[r], 1000) for a, r in found if a == atom
+        )
+        right = 1 - Fraction(wrong)
+        if not right:
+            assert float(got[atom]) == -math.inf
+            continue
+        # of numerator and denominator alone: they exceed what a float holds
+        exact = math.log(right.numerator) - math.log(right.denominator)
+        exact -= math.log(wrong.numerator) - math.log(wrong.denominator)
+        assert float(got[atom]) == pytest.approx(exact, rel=1e-12, abs=1e-12)
+
+    order = random.sample(range(100), 100)
+    shuffled = log_odds(
+        baselines.noisy_or,
+        [SUPPORT[r] for r in order],
+        {(atom, order.index(r)) for atom, r in found},
+        1000.0,
+    )
+    assert torch.equal(
+        rank_metrics.quantise(got), rank_metrics.quantise(shuffled)
+    )
+
+
+@pytest.mark.parametrize("power", [1.5, 3.0])
+def test_a_power_keeps_them_apart_too(power):
+    """Near 1, the root of p is 1 - (1 - p) / power; 1e-9 of what is left out there at log-odds of 20."""
+    found = {(atom, r) for atom in range(7) for r in range(10 * atom)}
+    support = [900] * 60
+    got = log_odds(baselines.noisy_or, support, found, 1000.0, power=power)
+    evidence = -math.log1p(-(0.9**power)) * 10 * torch.arange(7).double()
+    assert float(got[0]) == -math.inf
+    near_1 = evidence > 20
+    assert near_1.sum() >= 3
+    torch.testing.assert_close(
+        got[near_1], evidence[near_1] + math.log(power), rtol=0, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_atoms_of_a_certain_rule_are_equal_and_above_all_others(power):
+    """Whatever else derives them: their score is 1."""
+    found = {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (2, 3), (2, 4)}
+    score = partial(baselines.noisy_or, power=power)
+    got = log_odds(score, [4, 3, 3, 3, 3], found)
+    assert torch.isposinf(got[:2]).all()
+    assert torch.isfinite(got[2])
+    line = rank_metrics.quantise(got)
+    assert line[0] == line[1] > line[2]
+    assert torch.isposinf(
+        log_odds(baselines.max_confidence, [4, 3, 3, 3, 3], found)[:2]
+    ).all()
+
+
+def test_only_what_is_derived_within_the_height_exists():
+    """path(1, 3) takes two steps on a chain of two edges, path(3, 1) cannot be derived."""
+    x, y, z = 4, 5, 6
+    rules = (((2, x, y), (1, x, y)), ((2, x, y), (2, x, z), (1, z, y)))
+    chain = Program(3, (2, 2), ((1, 1, 2), (1, 2, 3)), rules)
+    model = fixpoint.least_model(
+        *kb.build(**chain.arrays()), max_height=None, max_atoms=100
+    )
+    atoms = torch.tensor(
+        [[1, 1, 2], [2, 1, 2], [2, 1, 3], [2, 3, 1]], dtype=torch.int32
+    )
+    for max_height, expected in (
+        (0, [1, 0, 0, 0]),
+        (1, [1, 1, 0, 0]),
+        (2, [1, 1, 1, 0]),
+    ):
+        assert (
+            baselines.exists(model, max_height, atoms).sigmoid().tolist()
+            == expected
+        )
+
+
+def test_a_power_is_named_with_the_score():
+    ready = prover_task.build_task(
+        load("countries_s1"), ProverTaskConfig(max_height=1)
+    )
+    one, same, third = (
+        scorers.make_untrained_scorer(ready, f"noisy-or{p}")
+        for p in ("", "@1", "@3.5")
+    )
+    assert torch.equal(
+        one(ready.least_model.atoms), same(ready.least_model.atoms)
+    )
+    assert third(ready.least_model.atoms).isfinite().any()
+    for name in (
+        "noisy-or@0",
+        "noisy-or@x",
+        "noisy-or@",
+        "max-confidence@2",
+        "noisy-and",
+    ):
+        with pytest.raises(ValueError, match=f"score '{name}': expected"):
+            scorers.make_untrained_scorer(ready, name)
+
+
+def test_a_task_is_built_with_the_confidences_and_the_identity_asked_for():
+    """Of 6 pairs of siblings, in both orders or one person twice, 2 are known; of those of two people, 2 of 2."""
+    triples = [
+        ("ann", "child", "bob"),
+        ("ann", "child", "eve"),
+        ("eve", "child", "joe"),
+        ("joe", "child", "kim"),
+    ]
+    triples += [("bob", "sibling", "eve"), ("eve", "sibling", "bob")]
+    data = from_triples(
+        triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)"
+    )
+    shares = {
+        (None, False): 2 / 6,
+        (None, True): 1.0,
+        (5.0, False): 2 / 11,
+        (5.0, True): 2 / 7,
+    }
+    for (smoothing, identity), share in shares.items():
+        settings_ = ProverTaskConfig(
+            max_height=1, smoothing=smoothing, object_identity=identity
+        )
+        ready = prover_task.build_task(data, settings_)
+        assert kb.rule_confidence(ready.kb).tolist() == pytest.approx([share])
+        assert len(ready.least_model.atoms) == (6 if identity else 10)
+    with pytest.raises(
+        ValueError, match=r"smoothing: expected 0 or more or auto, got -1\.0"
+    ):
+        ProverTaskConfig(smoothing=-1.0)
+
+
+def place_in_order(sequences):
+    """The place of each sequence of confidences in the order that Python gives lists, equal ones with one place."""
+    ordered = sorted({tuple(s) for s in sequences})
+    return [ordered.index(tuple(s)) for s in sequences]
+
+
+def test_max_plus_by_hand():
+    """Confidences 3/4 and 1/2 beat 3/4 and 1/4, which beat 3/4 alone; 1 beats them, and 1 with another beats 1."""
+    found = {(0, 0), (0, 1), (1, 0), (1, 2), (2, 0), (3, 3), (4, 3), (4, 2)}
+    got = log_odds(
+        baselines.max_plus, [3, 2, 1, 4, 0], found | {(5, 4)}, grid_step=1e-4
+    )
+    assert got[4] > got[3] > got[0] > got[1] > got[2] > got[5] == -math.inf
+    assert got[6] == -math.inf  # no rule derives it
+    lines = rank_metrics.quantise(got)
+    assert lines[:3].tolist() == [round(math.log(3) * 1e4)] * 3
+    assert lines[3] == lines[4] == 10_000 * baselines.MAX_PLUS_CERTAIN_LOG_ODDS
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=5, max_size=5),
+    pairs,
+    st.lists(st.integers(0, 2), min_size=7, max_size=7),
+)
+@settings(max_examples=200)
+def test_max_plus_compares_confidences_in_lexicographic_order(
+    support, found, group
+):
+    own = [
+        sorted((support[r] for a, r in found if a == atom and support[r]))[::-1]
+        for atom in range(7)
+    ]
+    got = log_odds(baselines.max_plus, support, found, grid_step=1e-4)
+    places = place_in_order(own)
+    for i in range(7):
+        for j in range(7):
+            assert (got[i] < got[j]) == (places[i] < places[j])
+
+    # The steps of a group keep its order, and move only what shares a step with another.
+    lines = rank_metrics.quantise_in_order(got, torch.tensor(group)).tolist()
+    rounded = rank_metrics.quantise(got).tolist()
+    for i in range(7):
+        assert 0 <= lines[i] - rounded[i] < 7
+        for j in range(7):
+            if group[i] == group[j]:
+                assert (lines[i] < lines[j]) == (places[i] < places[j])
+        if sum(g == group[i] for g in group) == 1:
+            assert lines[i] == rounded[i]
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=5, max_size=5),
+    pairs,
+    st.integers(1, 6),
+    st.sampled_from([1.0, 3.0]),
+)
+@settings(max_examples=100)
+def test_noisy_or_of_the_best_rules_is_that_of_the_largest_confidences(
+    support, found, n_best, power
+):
+    own = [
+        sorted((support[r] / 4 for a, r in found if a == atom))[-n_best:]
+        for atom in range(7)
+    ]
+    want = [
+        (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
+        for confidences in own
+    ]
+    got = scored(
+        baselines.noisy_or_of_best, support, found, n_best=n_best, power=power
+    )
+    assert got == pytest.approx(want, rel=1e-12)
+
+
+JOINT_PAIRS = {(0, 1): (4, 1), (0, 2): (2, 2), (1, 3): (8, 0)}
+
+
+def joint_counts_of(pairs, n_derived):
+    """`JointCounts` of 5 rules from what pairs of them derive."""
+    keys = [i * 5 + j for i, j in sorted(pairs)]
+    both, facts = zip(*(pairs[pair] for pair in sorted(pairs)), strict=True)
+    columns = (n_derived, both, facts)
+    derived, both, facts = (
+        torch.tensor(column, dtype=torch.float64) for column in columns
+    )
+    return JointCounts(derived, torch.tensor(keys), both, facts, n_strata=1)
+
+
+def joint_score(confidences, pairs, n_derived, prior_pairs):
+    """The noisy-or of (rule, confidence), the best first, each without what a better one explains."""
+    wrong = 1.0
+    for place, (i, c) in enumerate(confidences):
+        factor = 1 - c
+        for j, better in confidences[:place]:
+            both, facts = pairs.get((min(i, j), max(i, j)), (0, 0))
+            share = both / (n_derived[i] + n_derived[j] - both)
+            prior = 1 - (1 - better) * (1 - c) ** (1 - share)
+            joint = (facts + prior_pairs * prior) / (both + prior_pairs)
+            # beside a rule that is certain nothing counts
+            added = (1 - joint) / (1 - better) if better < 1 else 1.0
+            factor = max(factor, added)
+        wrong *= min(factor, 1.0)
+    return 1 - wrong
+
+
+@given(
+    st.permutations(range(5)),
+    pairs,
+    st.integers(1, 5),
+    st.sampled_from([0.5, 10.0, 500.0]),
+)
+@settings(max_examples=200)
+def test_joint_noisy_or_counts_what_better_rules_do_not_explain(
+    support, found, n_best, prior_pairs
+):
+    n_derived = [8.0, 8.0, 4.0, 10.0, 6.0]
+    got = scored(
+        baselines.noisy_or_joint,
+        support,
+        found,
+        joint=joint_counts_of(JOINT_PAIRS, n_derived),
+        n_best=n_best,
+        prior_pairs=prior_pairs,
+    )
+    for atom in range(7):
+        own = [(r, support[r] / 4) for a, r in found if a == atom]
+        own = [(r, c) for r, c in own if c > 0]
+        own.sort(key=lambda rule: -rule[1])
+        want = joint_score(own[:n_best], JOINT_PAIRS, n_derived, prior_pairs)
+        assert got[atom] == pytest.approx(want, rel=1e-9)
+
+
+def test_joint_noisy_or_of_disjoint_and_of_equal_rules():
+    """Rules that derive no common atom are independent; of rules that derive the same atoms one counts."""
+    found = {(0, 0), (0, 1), (1, 0), (2, 2)}
+    score = partial(scored, baselines.noisy_or_joint, [1, 1, 2, 0, 0], found)
+    n_derived = [4.0] * 5
+    disjoint = joint_counts_of({(3, 4): (4, 0)}, n_derived)
+    same = joint_counts_of({(0, 1): (4, 1)}, n_derived)
+    got = score(joint=disjoint, n_best=10, prior_pairs=500.0)
+    assert got[:3] == pytest.approx([7 / 16, 1 / 4, 1 / 2])
+    got = score(joint=same, n_best=10, prior_pairs=500.0)
+    assert got[:3] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
+
+
+def test_the_share_of_a_rule_names_the_rule_beside_which_it_counts_least():
+    """Rules 1 and 2 add a part to rule 0, rule 2 nothing to rule 1, and nothing adds to rule 3, which is certain."""
+    world, _ = kb.build(**SAME.arrays())
+    support = torch.tensor([3.0, 2.0, 1.0, 4.0, 0.0])
+    world = world._replace(
+        support=support, body_pairs=torch.full_like(support, 4.0)
+    )
+    found = [(0, 0), (0, 1), (0, 2), (0, 4), (1, 3), (1, 2), (2, 0), (2, 2)]
+    atom, rule = torch.tensor(found).unbind(1)
+    n_derived, pairs = (
+        [8.0] * 5,
+        {(0, 1): (4, 1), (0, 2): (2, 1), (1, 2): (8, 2)},
+    )
+    shares = baselines.joint_shares(
+        world,
+        [Derivations(atom, rule)],
+        3,
+        joint_counts_of(pairs, n_derived),
+        n_best=10,
+        prior_pairs=30.0,
+    )
+    assert shares.atom_row.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert shares.rule.tolist() == [0, 1, 2, 3, 2, 0, 2]
+    confidence = [0.75, 0.5, 0.25, 1.0, 0.25, 0.75, 0.25]
+    assert shares.confidence.tolist() == confidence
+    assert shares.beside.tolist() == [-1, 0, 1, -1, 3, -1, 0]
+    share = (-torch.expm1(-shares.neg_log_wrong)).tolist()
+    one = 1 - (3 + 30 * 0.25 * 0.5 ** (8 / 12)) / 34 / 0.25
+    two = 1 - (1 + 30 * 0.25 * 0.75 ** (12 / 14)) / 32 / 0.25
+    assert 0 < one < 0.5 and 0 < two < 0.25
+    assert share == pytest.approx([0.75, one, 0.0, 1.0, 0.0, 0.75, two])

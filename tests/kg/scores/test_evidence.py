@@ -1,0 +1,425 @@
+"""Evidence equals counts over Python sets, and what a question leaves out is left out for all of its candidates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.core import random
+from funcppo.kg.logic import firing_chunks, joins, kb, triple_index
+from funcppo.kg.logic.consequences import count_rules, with_confidence
+from funcppo.kg.logic.question_types import WALK_UNIT
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.scores import (
+    bellman_ford,
+    evidence,
+    link_embedding,
+    network_prior,
+)
+from funcppo.kg.scores.evidence import EvidenceConfig
+from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
+from tests.kg.logic.test_firings import all_questions, ask, walks
+from tests.kg.mining import brute_force
+from tests.oracles import Program, programs
+
+PARENT, KNOWS = 1, 2
+X, Y, Z = 8, 9, 10
+# knows(X, Y) <- knows(Y, X).  knows(X, Y) <- parent(X, Y).  knows(X, Y) <- knows(X, Z), knows(Z, Y).
+VILLAGE = Program(
+    7,
+    (2, 2),
+    (
+        (PARENT, 1, 2),
+        (PARENT, 1, 3),
+        (KNOWS, 1, 2),
+        (KNOWS, 2, 1),
+        (KNOWS, 2, 4),
+        (KNOWS, 3, 4),
+        (KNOWS, 4, 1),
+    ),
+    (
+        ((KNOWS, X, Y), (KNOWS, Y, X)),
+        ((KNOWS, X, Y), (PARENT, X, Y)),
+        ((KNOWS, X, Y), (KNOWS, X, Z), (KNOWS, Z, Y)),
+    ),
+)
+
+
+def build(program, **options):
+    built, sizes = kb.build(**program.arrays())
+    built = with_confidence(built, count_rules(built, sizes), smoothing=5.0)
+    return built, sizes, evidence.index_facts(built, sizes, **options)
+
+
+def collect(program, questions, cfg=None, true_triples=None, **options):
+    built, sizes, facts = build(program, **options)
+    return evidence.collect_evidence(
+        built,
+        sizes,
+        facts,
+        questions,
+        true_triples,
+        cfg or EvidenceConfig(),
+    )
+
+
+def firings_of(found):
+    """{(question, candidate, rule): (groundings, fan-out, all groundings)}."""
+    n_firings = torch.diff(found.firing_offsets)
+    row = torch.repeat_interleave(n_firings)
+    keys = zip(
+        found.question[row].tolist(),
+        found.entity[row].tolist(),
+        found.rule.tolist(),
+    )
+    counts = zip(
+        found.n_groundings.tolist(),
+        found.fan_out.tolist(),
+        found.n_all_groundings.tolist(),
+    )
+    return dict(zip(keys, counts, strict=True))
+
+
+@given(programs)
+@settings(max_examples=60)
+def test_counts_are_those_of_sets(program):
+    rows = all_questions(program)
+    groundings = brute_force(program, rows)
+    fan_out: Counter = Counter((q, r) for q, _, r in groundings)
+    total: Counter = Counter()
+    for (q, _, r), count in groundings.items():
+        total[q, r] += count
+    expected = {
+        (q, c, r): (count, fan_out[q, r], total[q, r])
+        for (q, c, r), count in groundings.items()
+    }
+    assert firings_of(collect(program, ask(rows))) == expected
+
+
+@given(programs)
+@settings(max_examples=60)
+def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
+    rows = all_questions(program)
+    found = collect(program, ask(rows))
+    labels = found.link_label.split(torch.diff(found.link_offsets).tolist())
+    for i, candidate in enumerate(found.entity.tolist()):
+        predicate, side, entity, left_out = rows[int(found.question[i])]
+        place = {HEAD: 0, TAIL: 1}[side]
+        links = [
+            2 * p + seen_at
+            for p, *pair in program.facts
+            if len(pair) == 2
+            for seen_at in (0, 1)
+            if pair[seen_at] == candidate and pair[1 - seen_at] == entity
+        ]
+        # The fact of a candidate that is the question's entity has both places.
+        own = {2 * predicate + place}
+        if candidate == entity:
+            own |= {2 * predicate, 2 * predicate + 1}
+        assert sorted(labels[i].tolist()) == sorted(
+            label for label in links if label not in own
+        )
+        degree = sum(
+            fact[0] == predicate and fact[1 + place] == candidate
+            for fact in program.facts
+        )
+        assert int(found.own_degree[i]) == degree - (candidate == left_out)
+
+
+def test_the_answer_that_is_left_out_lowers_the_support_of_its_rules():
+    # Who knows person 1? Left out: 4 does. Rule 0 derives 2, rule 2 derives 1 from knows(1, 2), knows(2, 1).
+    found = collect(VILLAGE, ask([(KNOWS, HEAD, 1, 4)]))
+    assert found.entity.tolist() == [1, 2]
+    assert not found.is_left_out.any() and found.answer.tolist() == [-1]
+
+    # Left out: 2 knows 1, which rule 0 derives from knows(1, 2), and rule 2 from knows(2, 4), knows(4, 1).
+    found = collect(VILLAGE, ask([(KNOWS, HEAD, 1, 2)]))
+    assert found.entity.tolist() == [2, 3]
+    assert found.answer.tolist() == [0]
+    assert found.rule.tolist() == [0, 2, 2]
+    assert found.is_left_out.tolist() == [True, True, True], (
+        "for every candidate alike"
+    )
+    built, _, _ = build(VILLAGE)
+    plain, without = (
+        evidence.rule_confidence(built, found.rule, torch.tensor([flag] * 3))
+        for flag in (False, True)
+    )
+    pairs = built.body_pairs[found.rule]
+    torch.testing.assert_close(plain - without, 1 / pairs)
+
+
+def test_a_pair_that_is_left_out_has_no_links():
+    questions = ask([(KNOWS, TAIL, 1, 2)])
+    fact = collect(VILLAGE, questions)
+    assert fact.entity.tolist() == [2, 3, 4]
+    # parent(1, 2) and knows(2, 1), parent(1, 3), knows(4, 1)
+    assert torch.diff(fact.link_offsets).tolist() == [2, 1, 1]
+    assert sorted(fact.link_label.tolist()) == sorted(
+        [2 * PARENT + 1, 2 * KNOWS, 2 * PARENT + 1, 2 * KNOWS]
+    )
+    pair = collect(VILLAGE, questions, EvidenceConfig(left_out="pair"))
+    assert pair.entity.tolist() == [3, 4]
+
+
+def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
+    built, sizes, _ = build(VILLAGE)
+    questions = ask([(KNOWS, TAIL, 2, 0), (KNOWS, TAIL, 3, 0)])
+    every = collect(VILLAGE, questions)
+    facts = triple_index.build_triple_index(built.facts, sizes.n_constants)
+    unknown = collect(VILLAGE, questions, true_triples=facts)
+    is_known = [
+        (KNOWS, given, candidate) in VILLAGE.facts
+        for given, candidate in zip(
+            questions.entity[every.question].tolist(), every.entity.tolist()
+        )
+    ]
+    assert len(unknown.entity) == len(every.entity) - sum(is_known) > 0
+
+    best = collect(VILLAGE, questions, EvidenceConfig(n_best=1))
+    for question in (0, 1):
+        mine = every.base_score[every.question == question]
+        assert float(best.base_score[best.question == question]) == mine.max()
+    sampled = collect(VILLAGE, questions, EvidenceConfig(n_best=1, n_sampled=1))
+    n_listed = torch.bincount(sampled.question)
+    n_all = torch.bincount(every.question)
+    assert n_listed.tolist() == n_all.clamp_max(2).tolist()
+    chance = sampled.log_listed.exp()
+    for question in (0, 1):
+        mine = chance[sampled.question == question]
+        expected = (1 / (n_all[question] - 1)).clamp_max(1.0)
+        assert float(mine.min()) == pytest.approx(float(expected))
+
+
+@given(programs, st.booleans(), st.sampled_from([None, 1]))
+@settings(max_examples=60)
+def test_walks_are_those_of_firings_and_change_nothing_else(
+    program, identity, n_best
+):
+    rows = all_questions(program)
+    cfg = EvidenceConfig(object_identity=identity, n_best=n_best)
+    found = collect(program, ask(rows), cfg, with_walks=True)
+    units = walks(program, rows, object_identity=identity)
+    expected = {key: n * WALK_UNIT for key, n in units.items()}
+    keys = firings_of(found)
+    for key, walk in zip(keys, found.walk.tolist(), strict=True):
+        assert walk == pytest.approx(expected.pop(key), rel=1e-6)  # float32
+    assert n_best or not expected
+
+    plain = collect(program, ask(rows), cfg)
+    for name, column in evidence.without_walks(found)._asdict().items():
+        assert torch.equal(getattr(plain, name), column), name
+
+
+@pytest.mark.parametrize("with_walks", [False, True])
+@pytest.mark.parametrize(
+    "cfg", [EvidenceConfig(), EvidenceConfig(n_best=1, n_sampled=1, seed=3)]
+)
+def test_parts_are_the_whole(with_walks, cfg):
+    """Candidates that are sampled are the same, too."""
+    rows = all_questions(VILLAGE)
+    built, sizes, facts = build(VILLAGE, with_walks=with_walks)
+    whole = collect(VILLAGE, ask(rows), cfg, with_walks=with_walks)
+    assert len(whole.walk) == with_walks * len(whole.rule)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(firing_chunks, "PILOT_QUESTIONS", 2)
+        patch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 5)
+        parts = list(
+            evidence.iter_evidence(built, sizes, facts, ask(rows), None, cfg)
+        )
+    assert len(parts) > 2
+    joined = evidence.concatenate(parts)
+    for name, column in whole._asdict().items():
+        assert torch.equal(getattr(joined, name), column), name
+    halves = (
+        evidence.slice_questions(whole, start, start + len(rows) // 2 + 1)
+        for start in (0, len(rows) // 2 + 1)
+    )
+    for name, column in evidence.concatenate(list(halves))._asdict().items():
+        assert torch.equal(getattr(whole, name), column), name
+
+
+def test_sampled_candidates_depend_on_the_question_alone(monkeypatch):
+    """Questions of nine candidates, of which one is the best and two are drawn, listed alone or together."""
+    pairs = [(i, j) for i in range(1, 11) for j in range(1, 11) if i != j]
+    program = Program(
+        10,
+        (2, 2),
+        tuple((1, i, j) for i, j in pairs),
+        (((2, 13, 14), (1, 13, 14)),),
+    )
+    built, sizes, facts = build(program)
+    rows = [(2, TAIL, i, 0) for i in range(1, 11)]
+    cfg = EvidenceConfig(n_best=1, n_sampled=2, seed=3)
+    whole = collect(program, ask(rows), cfg)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_GROWTH", 1)
+    parts = list(
+        evidence.iter_evidence(built, sizes, facts, ask(rows), None, cfg)
+    )
+    assert len(parts) == 10 and len(whole.entity) == 30
+    joined = evidence.concatenate(parts)
+    for name, column in whole._asdict().items():
+        assert torch.equal(getattr(joined, name), column), name
+    drawn = {tuple(chunk) for chunk in whole.entity.view(10, 3).tolist()}
+    assert len(drawn) > 5
+
+
+def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
+    rows = all_questions(VILLAGE)
+    built, sizes, facts = build(VILLAGE)
+    whole = collect(VILLAGE, ask(rows))
+
+    def parts(work):
+        return list(
+            evidence.iter_evidence(
+                built, sizes, facts, ask(rows), None, EvidenceConfig(), work
+            )
+        )
+
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", len(rows))
+    (alone,) = parts(work := firing_chunks.FiringWork())
+    assert len(alone.label) == len(rows) > 8
+
+    # Too few rows for two questions: each that a rule answers is a part of its own, and the evidence is the same.
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_JOIN_ROWS", 1)
+    halved = firing_chunks.FiringWork()
+    single = parts(halved)
+    assert all(len(p.label) == 1 for p in single if len(p.rule))
+    joined = evidence.concatenate(single)
+    for name, column in whole._asdict().items():
+        assert torch.equal(getattr(joined, name), column), name
+    assert halved.n_rows > work.n_rows > 0 and not halved.n_left_out
+
+    # Where large questions are left out, none of these has a candidate, and all that need a join are counted.
+    bounded = firing_chunks.FiringWork(leaves_out=True)
+    left = evidence.concatenate(parts(bounded))
+    assert not len(left.entity) and len(left.label) == len(rows)
+    n_derivable = int((torch.diff(whole.candidate_offsets) > 0).sum())
+    assert n_derivable <= bounded.n_left_out <= len(rows)
+
+
+def test_a_chunk_is_bounded_by_rows_and_not_by_the_number_of_joins(
+    monkeypatch,
+):
+    rows = all_questions(VILLAGE)
+    built, sizes, facts = build(VILLAGE)
+    arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
+    work = firing_chunks.FiringWork()
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", len(rows))
+    monkeypatch.setattr(
+        firing_chunks, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS
+    )
+    assert len(list(evidence.iter_evidence(*arguments, work))) == 1
+    assert 0 < work.n_rows < joins.JOIN_OVERHEAD_ROWS
+
+
+def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
+    built, _, _ = build(VILLAGE)
+    found = collect(VILLAGE, ask([(KNOWS, TAIL, 1, 0)]))
+    confidence = (built.support / built.body_pairs).tolist()
+    bounds = found.firing_offsets.tolist()
+    for row, score in enumerate(found.base_score.tolist()):
+        rules = found.rule[bounds[row] : bounds[row + 1]].tolist()
+        wrong = math.prod(1 - confidence[rule] ** 3 for rule in rules)
+        assert score == pytest.approx(-math.log(wrong), rel=1e-5) and score > 0
+
+
+def test_many_links_make_smaller_chunks(monkeypatch):
+    rows = all_questions(VILLAGE)
+    built, sizes, facts = build(VILLAGE)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 4)
+    arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
+    n_parts = len(list(evidence.iter_evidence(*arguments)))
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_LINKS", 1)
+    assert len(list(evidence.iter_evidence(*arguments))) > n_parts
+
+
+def test_priors_come_from_models_that_have_not_seen_the_fact():
+    built, sizes, facts = build(VILLAGE)
+    embedding = link_embedding.init(
+        EmbeddingConfig(rank=2, n_folds=3),
+        sizes.n_constants,
+        evidence.n_labels(sizes),
+        random.key(0),
+    )
+    asked = evidence.training_questions(evidence.binary_facts(built))
+    found = evidence.collect_evidence(
+        built,
+        sizes,
+        facts._replace(embedding=embedding),
+        asked,
+        None,
+        EvidenceConfig(),
+    )
+    model = link_embedding.model_of(embedding, asked, "fact")
+    assert len(model.unique()) > 1
+    row = found.question
+    expected = link_embedding.prior(
+        embedding, model[row], found.label[row], asked.entity[row], found.entity
+    )
+    assert len(row) and torch.equal(found.prior, expected)
+
+    # added afterwards, or part by part, they are the same
+    plain = evidence.collect_evidence(
+        built, sizes, facts, asked, None, EvidenceConfig()
+    )
+    assert not plain.prior.any()
+    added = evidence.with_prior(plain, embedding, "fact")
+    assert torch.equal(added.prior, found.prior)
+    part = evidence.slice_questions(plain, 1, 4)
+    some = slice(*found.candidate_offsets[[1, 4]].tolist())
+    added = evidence.with_prior(part, embedding, "fact")
+    assert torch.equal(added.prior, found.prior[some])
+
+
+def test_priors_by_a_network_are_the_same_however_they_are_added():
+    built, sizes, facts = build(VILLAGE)
+    known = evidence.binary_facts(built)
+    cfg = BellmanFordConfig(width=4, n_layers=2)
+    shapes = network_prior.network_config(
+        cfg, sizes.n_constants, evidence.n_labels(sizes)
+    )
+    weights = bellman_ford.init(shapes, random.key(0))
+    network = network_prior.make_prior(weights, known, sizes.n_constants)
+    asked = evidence.training_questions(known)
+    arguments = built, sizes, facts, asked, None, EvidenceConfig()
+    plain = evidence.collect_evidence(*arguments)
+    assert not plain.network_prior.any()
+    with_network = facts._replace(network=network)
+    found = evidence.collect_evidence(
+        built, sizes, with_network, asked, None, EvidenceConfig()
+    )
+    expected = network_prior.prior(
+        network, asked, "fact", found.candidate_offsets, found.entity
+    )
+    assert expected.any()
+    assert torch.equal(found.network_prior.double(), expected)
+
+    # added afterwards, or part by part, they are the same
+    added = evidence.with_network_prior(plain, network, "fact")
+    assert torch.equal(added.network_prior, found.network_prior)
+    part = evidence.slice_questions(plain, 1, 4)
+    some = slice(*found.candidate_offsets[[1, 4]].tolist())
+    added = evidence.with_network_prior(part, network, "fact")
+    assert torch.equal(added.network_prior, found.network_prior[some])
+    sliced = evidence.slice_questions(found, 1, 4)
+    assert torch.equal(sliced.network_prior, added.network_prior)
+    none = evidence.with_network_prior(found, None, "fact")
+    assert not none.network_prior.any()
+
+
+def test_both_questions_of_a_fact_leave_it_out():
+    facts = torch.tensor([[KNOWS, 1, 2]])
+    found = evidence.training_questions(facts)
+    assert [c.tolist() for c in found] == [
+        [KNOWS, KNOWS],
+        [HEAD, TAIL],
+        [2, 1],
+        [1, 2],
+    ]

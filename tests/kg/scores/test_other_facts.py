@@ -1,0 +1,180 @@
+"""Other facts of candidates: worked by hand, and equal to counts over sets of atoms."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic import kb
+from funcppo.kg.logic.consequences import count_rules, with_confidence
+from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.kg.logic.question_types import make_label
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.scores import other_facts
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.task import build_task, with_other_facts
+from tests import oracles
+from tests.oracles import programs
+
+# Everybody has one city, and some cities have several people.
+LIVES = [
+    ("ann", "lives", "rome"),
+    ("bob", "lives", "rome"),
+    ("cid", "lives", "oslo"),
+]
+FRIENDS = [
+    ("ann", "friend", "bob"),
+    ("ann", "friend", "cid"),
+    ("dan", "friend", "cid"),
+    ("dan", "friend", "ann"),
+]
+RULES = """
+lives(X, Y) :- friend(X, Z), lives(Z, Y)
+lives(X, Y) :- friend(Z, X), lives(Z, Y)
+"""
+
+
+def small_task(**settings):
+    dataset = loaders.from_triples(LIVES + FRIENDS, rules=RULES)
+    return build_task(dataset, ProverTaskConfig(max_height=1, **settings))
+
+
+def shares_of(task):
+    counted = with_other_facts(task)
+    assert counted.other_facts is not None
+    return other_facts.other_fact_shares(counted.kb, counted.other_facts)
+
+
+def label_of(task, relation, side):
+    predicate = task.dataset.predicates.index(relation) + 1
+    return int(make_label(torch.tensor(predicate), side))
+
+
+def test_shares_are_worked_by_hand():
+    """Rule 0 derives four atoms of lives, one a fact, and rule 1 derives two, one a fact: confidences 1/4 and 1/2.
+
+    No fact of lives has a head that has another one; two have a tail that has. Of the new ones rule 0 has (ann, oslo),
+    of a head with a fact, (dan, oslo) and (dan, rome), rule 1 (cid, rome); all tails have facts.
+    """
+    task = small_task(smoothing=None)
+    shares = shares_of(task)
+    head, tail = (label_of(task, "lives", side) for side in (HEAD, TAIL))
+    assert shares.of_facts[[head, tail]].tolist() == [1 / 5, 3 / 5]
+    n_new = 3 / 4 + 1 / 2
+    assert shares.of_derived[[head, tail]].tolist() == pytest.approx(
+        [(1 / 4 + 1 / 2 + 1) / (n_new + 2), (n_new + 1) / (n_new + 2)]
+    )
+
+    table = other_facts.log_likelihood_ratios(shares)
+    a, b = 1 / 5, float(shares.of_derived[head])
+    assert table[head].tolist() == pytest.approx(
+        [math.log((1 - a) / (1 - b)), math.log(a / b)], rel=1e-14
+    )
+
+
+def test_a_relation_without_facts_and_rules_says_nothing():
+    task = small_task(smoothing=5.0)
+    shares = shares_of(task)
+    assert not other_facts.log_likelihood_ratios(shares)[:2].any()
+    # no rule derives a friend: what would be a candidate is unknown, and one in two is assumed to have others
+    label = label_of(task, "friend", HEAD)
+    assert shares.of_derived[label] == 0.5
+
+
+def test_an_own_fact_is_no_other_fact():
+    task = with_other_facts(small_task())
+    assert task.other_facts is not None
+    ids = {name: i for i, name in enumerate(task.dataset.entities, 1)}
+    lives = task.dataset.predicates.index("lives") + 1
+    pairs = [("ann", "rome"), ("cid", "oslo"), ("cid", "rome"), ("dan", "oslo")]
+    atoms = torch.tensor([[lives, ids[x], ids[y]] for x, y in pairs])
+    for side, expected in ((HEAD, [0, 0, 1, 0]), (TAIL, [1, 0, 2, 1])):
+        found = other_facts.count_other_facts_of(
+            task.kb, task.sizes, task.other_facts.degrees, atoms, side
+        )
+        assert found.tolist() == expected
+
+
+def count_sets(program, found):
+    """The counts by predicate and side, and by rule, from the sets of atoms that the rules derive."""
+    facts = set(program.facts)
+
+    def others(atom, side):
+        return [
+            fact
+            for fact in facts - {atom}
+            if fact[0] == atom[0] and fact[side] == atom[side]
+        ]
+
+    of_facts, of_rules = {}, []
+    for predicate, arity in enumerate(program.arity, 1):
+        own = [fact for fact in facts if fact[0] == predicate]
+        for side in (HEAD, TAIL) if arity == 2 else ():
+            n_with = sum(bool(others(fact, side)) for fact in own)
+            of_facts |= {(predicate, side): (len(own), n_with)}
+    for rule, (head, *_) in enumerate(program.rules):
+        new = {atom for i, atom in found if i == rule} - facts
+        if len(head) != 3:
+            of_rules.append((0, 0, 0))
+            continue
+        n_with = (sum(bool(others(a, s)) for a in new) for s in (HEAD, TAIL))
+        of_rules.append((len(new), *n_with))
+    return of_facts, of_rules
+
+
+@pytest.mark.parametrize("object_identity", [False, True])
+@given(program=programs)
+@settings(max_examples=60)
+def test_counts_are_those_of_sets(program, object_identity):
+    world, sizes = kb.build(**program.arrays())
+    counts = other_facts.count_other_facts(
+        world, sizes, object_identity=object_identity
+    )
+    of_facts, of_rules = count_sets(
+        program,
+        oracles.consequences(program, False, object_identity),
+    )
+    for (predicate, side), expected in of_facts.items():
+        label = int(make_label(torch.tensor(predicate), side))
+        assert expected == (
+            int(counts.n_facts[label]),
+            int(counts.n_facts_with[label]),
+        )
+    got = torch.cat([counts.n_derived[:, None], counts.n_derived_with], 1)
+    assert got.tolist() == [list(row) for row in of_rules]
+
+    # The shares weigh the rules by their confidences, in float64.
+    rule_counts = count_rules(world, sizes, object_identity=object_identity)
+    world = with_confidence(world, rule_counts, 3.0)
+    shares = other_facts.other_fact_shares(world, counts)
+    support = rule_counts.support - rule_counts.circular_support
+    pairs = rule_counts.body_pairs - rule_counts.circular_support + 3
+    for (predicate, side), (n_facts, n_with) in of_facts.items():
+        label = int(make_label(torch.tensor(predicate), side))
+        rules = [
+            (c, of_rules[i])
+            for i, c in enumerate((support.double() / pairs).tolist())
+            if program.rules[i][0][0] == predicate
+        ]
+        assert float(shares.of_facts[label]) == (n_with + 1) / (n_facts + 2)
+        n_new = sum(c * row[0] for c, row in rules)
+        n_new_with = sum(c * row[side] for c, row in rules)
+        assert float(shares.of_derived[label]) == pytest.approx(
+            (n_new_with + 1) / (n_new + 2), rel=1e-14
+        )
+
+
+def test_a_count_keeps_within_its_rows():
+    task = small_task()
+    with pytest.raises(RowBudgetExceeded):
+        other_facts.count_other_facts(task.kb, task.sizes, budget=RowBudget(1))
+
+
+def test_progress_tells_of_each_rule():
+    told = []
+    with_other_facts(small_task(), lambda *args: told.append(args))
+    assert told == [
+        ("counting candidates with other facts", n, 2) for n in (1, 2)
+    ]

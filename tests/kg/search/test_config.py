@@ -1,0 +1,41 @@
+"""Which settings of the prover are accepted, and that every one is documented."""
+
+import ast
+import dataclasses
+import inspect
+
+import pytest
+
+from funcppo.kg.search import config
+from funcppo.kg.search.config import ProverTaskConfig
+
+
+def test_bounds_are_accepted_and_what_is_beyond_is_named():
+    ProverTaskConfig(
+        max_height=1, smoothing=0.0, hard_negative_fraction=1.0, max_atoms=1
+    )
+    with pytest.raises(
+        ValueError, match=r"^max_height: expected 1 or more, got 0$"
+    ):
+        ProverTaskConfig(max_height=0)
+    with pytest.raises(
+        ValueError, match=r"^hard_negative_fraction: expected 0 to 1, got 1.1$"
+    ):
+        ProverTaskConfig(hard_negative_fraction=1.1)
+
+
+def test_every_field_has_a_docstring_below_it():
+    """The help of the command line is made of them."""
+    body = ast.parse(inspect.getsource(config)).body
+    (class_def,) = (
+        node
+        for node in body
+        if isinstance(node, ast.ClassDef) and node.name == "ProverTaskConfig"
+    )
+    documented = set()
+    for field, below in zip(class_def.body, class_def.body[1:]):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            documented.add(field.target.id)
+    assert documented == {
+        field.name for field in dataclasses.fields(ProverTaskConfig)
+    }

@@ -1,0 +1,324 @@
+"""Proof search as an environment: the laws of its states, rewards and resets."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.core import random, tree
+from funcppo.core.types import check_shapes_and_dtypes
+from funcppo.envs.base import sample_reset, step_with_autoreset
+from funcppo.kg.graph import loaders
+from funcppo.kg.ranking import scorers as scorers_
+from funcppo.kg.search import env as prover_env
+from funcppo.kg.search import network as net
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.env import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
+from funcppo.kg.search.slot_scheduler import evaluate_step, init_scheduler
+from tests.kg.search.small_tasks import (
+    PPO,
+    network_call,
+    small_problem,
+    small_task,
+)
+
+
+def searches(seed: int, steps: int):
+    """A batch of searches after some random legal actions, END among them."""
+    cfg, world, _ = small_problem()
+    key, reset_key = random.split(random.key(seed)).unbind()
+    state = prover_env.reset(cfg.env.cfg, world, random.split(reset_key, 8))
+    for t in range(steps):
+        action_key, step_key = random.split(random.fold_in(key, t)).unbind()
+        mask = prover_env.observe(cfg.env.cfg, world, state).action_mask
+        action = random.categorical(action_key, torch.where(mask, 0.0, -1e9))
+        state, _ = prover_env.step_functional(
+            cfg.env.cfg, world, state, action, random.split(step_key, 8)
+        )
+    return cfg.env.cfg, world, state
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20)
+def test_finished_rows_stay_as_they_are_and_are_paid_nothing(seed):
+    cfg, world, state = searches(seed, 3)
+    after, timestep = prover_env.step_functional(
+        cfg,
+        world,
+        state,
+        torch.zeros(8, dtype=torch.int64),
+        random.split(random.key(0), 8),
+    )
+    done = state.status != RUNNING
+    for old, new in zip(tree.leaves(state), tree.leaves(after)):
+        assert torch.equal(old[done], new[done])
+    assert (timestep.reward[done] == 0).all()
+    assert timestep.terminated[done].all()
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20)
+def test_a_status_says_how_the_path_ended(seed):
+    cfg, _, state = searches(seed, 6)
+    empty = state.goals.atoms[:, 0, 0] == 0
+    assert torch.equal(empty, state.status == PROVED)
+    assert not state.successors.mask[state.status == FAILED].any()
+    assert (state.depth[state.status == EXHAUSTED] == cfg.max_depth).all()
+    assert (state.status != RUNNING).all() or (state.depth < cfg.max_depth)[
+        state.status == RUNNING
+    ].all()
+    assert not state.overflow.any()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 5))
+@settings(max_examples=20)
+def test_step_with_autoreset_equals_a_step_followed_by_a_reset(seed, steps):
+    cfg, world, state = searches(seed, steps)
+    step_keys, reset_keys = random.split(random.split(random.key(seed)), 8)
+    env = prover_env.environment(cfg)
+    args = (
+        world,
+        state,
+        torch.arange(8) % (cfg.resolve.max_successors + 1),
+        step_keys,
+        sample_reset(env, world, reset_keys),
+    )
+    once, apart = (
+        step_with_autoreset(env, *args),
+        step_with_autoreset(
+            dataclasses.replace(env, step_with_autoreset=None), *args
+        ),
+    )
+    assert env.step_with_autoreset is not None and tree.paths(
+        once
+    ) == tree.paths(apart)
+    for a, b in zip(tree.leaves(once), tree.leaves(apart)):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def test_an_illegal_action_counts_as_end():
+    cfg, world, state = searches(5, 0)
+    illegal = (~state.successors.mask).int().argmax(1)
+    assert not state.successors.mask.gather(1, illegal[:, None]).any()
+    after, _ = prover_env.step_functional(
+        cfg, world, state, illegal, random.split(random.key(0), 8)
+    )
+    assert (after.status == ENDED).all()
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20)
+def test_heights_fall_along_a_path_so_no_state_recurs(seed):
+    """Sorted from the highest, the numbers of goals still allowed above each goal fall lexicographically."""
+    cfg, _, before = searches(seed, 0)
+
+    def measure(goals, b):
+        filled = goals.atoms[b, :, 0] > 0
+        return sorted(
+            (cfg.resolve.max_height - goals.height[b][filled]).tolist(),
+            reverse=True,
+        )
+
+    for b in range(8):
+        for s in before.successors.mask[b].nonzero().flatten().tolist():
+            child = tree.map(lambda x, s=s: x[:, s], before.successors.goals)
+            assert measure(child, b) < measure(before.goals, b)
+
+
+@pytest.mark.parametrize(
+    ("reward", "want"),
+    [
+        ("proof", [1.0, 0.0, 0.0, 0.0]),
+        ("signed", [1.0, 0.0, -1.0, 0.0]),
+        ("balanced", [1.0, -1.0, -1.0, 0.25]),
+    ],
+)
+def test_rewards_follow_the_named_scheme(reward, want):
+    """A positive proved and missed, a negative proved and rejected, at four negatives a positive."""
+    cfg = dataclasses.replace(
+        small_problem()[0].env.cfg, reward=reward, negatives_per_positive=4.0
+    )
+    proved, label = (
+        torch.tensor([True, False, True, False]),
+        torch.tensor([True, True, False, False]),
+    )
+    assert prover_env.terminal_reward(cfg, proved, label).tolist() == want
+
+
+def test_states_observations_and_params_have_the_annotated_shapes():
+    cfg, world, state = small_problem()
+    sizes = check_shapes_and_dtypes(state.env_state)
+    assert sizes["B"] == 8
+    check_shapes_and_dtypes(
+        prover_env.observe(cfg.env.cfg, world, state.env_state)
+    )
+    check_shapes_and_dtypes(state.params)
+    check_shapes_and_dtypes(world.kb)
+
+
+def test_the_first_state_has_the_memory_layout_of_later_ones():
+    """Else a compiled rollout step is compiled twice: for the first state, and for all others."""
+    leaves = tree.leaves(small_problem()[2].env_state)
+    assert all(x.is_contiguous() for x in leaves)
+    assert len({x.untyped_storage().data_ptr() for x in leaves}) == len(leaves)
+
+
+def _step(cfg, world, state):
+    action, keys = torch.zeros(8, dtype=torch.int64), random.split(state.key, 8)
+    return prover_env.step_functional, (
+        cfg.env.cfg,
+        world,
+        state.env_state,
+        action,
+        keys,
+    )
+
+
+def _observe(cfg, world, state):
+    return prover_env.observe, (cfg.env.cfg, world, state.env_state)
+
+
+def _evaluation(cfg, world, state):
+    how = scorers_.search_config(
+        small_task(),
+        cfg,
+        "success",
+        slots=3,
+        beam=4,
+        rows_per_step=8,
+        chunk_size=9,
+    )
+    how = dataclasses.replace(
+        how, agent=net.agent(dataclasses.replace(cfg.agent.cfg, capacity=20))
+    )
+    table = torch.cat(
+        [small_task().kb.facts[:9], torch.zeros_like(small_task().kb.facts[:1])]
+    )
+    return evaluate_step, (
+        how,
+        world,
+        state.params,
+        table,
+        init_scheduler(how, table),
+    )
+
+
+@pytest.mark.parametrize("case", [_step, _observe, network_call, _evaluation])
+def test_it_compiles_fullgraph_equals_eager_and_writes_to_no_argument(case):
+    """One graph by aot_eager; floats within 1e-5, the rest equal."""
+    fn, args = case(*small_problem())
+    versions = [x._version for x in tree.leaves(args[1:])]
+    want = fn(*args)
+    got = torch.compile(fn, fullgraph=True, dynamic=False, backend="aot_eager")(
+        *args
+    )
+    assert [x._version for x in tree.leaves(args[1:])] == versions
+    for a, b in zip(tree.leaves(got), tree.leaves(want)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def grandparent_world():
+    """grandparent(X, Z) :- parent(X, Y), parent(Y, Z), with parent(a, b), parent(b, c) and grandparent(a, c)."""
+    triples = [
+        ("a", "parent", "b"),
+        ("b", "parent", "c"),
+        ("a", "grandparent", "c"),
+    ]
+    graph = loaders.from_triples(
+        triples, rules="grandparent(X, Z) :- parent(X, Y), parent(Y, Z)"
+    )
+    task = prover_task.build_task(
+        graph, ProverTaskConfig(max_height=1, fact_selection="policy")
+    )
+    names = (
+        dict(zip(graph.predicates, range(1, 3))),
+        dict(zip(graph.entities, range(1, 4))),
+    )
+    return (
+        prover_task.build_config(task, PPO).env.cfg,
+        prover_task.training_world(task),
+        *names,
+    )
+
+
+def test_a_proof_worked_by_hand():
+    """Row 0 applies the rule, then the fact parent(a, b); parent(b, c) is then known and vanishes. Row 1 gives up."""
+    cfg, world, predicate, entity = grandparent_world()
+    query = torch.tensor(
+        [[predicate["grandparent"], entity["a"], entity["c"]]] * 2,
+        dtype=torch.int32,
+    )
+    state = prover_env.initial_state(
+        cfg, world, query, torch.tensor([True, True])
+    )
+    end = cfg.resolve.max_successors
+    keys = torch.zeros((2, 2), dtype=torch.int64)
+    obs = prover_env.observe(cfg, world, state)
+    assert state.successors.rule[:, 0].tolist() == [
+        0,
+        0,
+    ] and state.successors.mask.sum(1).tolist() == [1, 1]
+    assert obs.query_is_fact.tolist() == [
+        True,
+        True,
+    ] and obs.remaining_depth.tolist() == [1.0, 1.0]
+
+    state, timestep = prover_env.step_functional(
+        cfg, world, state, torch.tensor([0, end]), keys
+    )
+    assert state.status.tolist() == [
+        RUNNING,
+        ENDED,
+    ] and state.depth.tolist() == [1, 0]
+    assert timestep.reward.tolist() == [
+        0.0,
+        -1.0,
+    ] and timestep.terminated.tolist() == [False, True]
+    goals = state.goals.atoms[0]
+    assert (
+        goals[0, :2].tolist() == [predicate["parent"], entity["a"]]
+        and goals[0, 2] > 3
+    )
+    assert goals[1].tolist() == [
+        predicate["parent"],
+        goals[0, 2].item(),
+        entity["c"],
+    ]
+    assert state.goals.height[0, :2].tolist() == [1, 1]
+
+    state, timestep = prover_env.step_functional(
+        cfg, world, state, torch.tensor([0, 0]), keys
+    )
+    assert state.status.tolist() == [
+        PROVED,
+        ENDED,
+    ] and state.depth.tolist() == [2, 0]
+    assert timestep.reward.tolist() == [
+        1.0,
+        0.0,
+    ] and timestep.terminated.tolist() == [True, True]
+
+
+def test_a_search_that_reaches_the_depth_limit_is_exhausted():
+    cfg, world, predicate, entity = grandparent_world()
+    cfg = dataclasses.replace(cfg, max_depth=1)
+    query = torch.tensor(
+        [[predicate["grandparent"], entity["a"], entity["c"]]],
+        dtype=torch.int32,
+    )
+    state = prover_env.initial_state(cfg, world, query, torch.tensor([False]))
+    keys = torch.zeros((1, 2), dtype=torch.int64)
+    state, timestep = prover_env.step_functional(
+        cfg, world, state, torch.tensor([0]), keys
+    )
+    assert (
+        state.status.tolist() == [EXHAUSTED]
+        and prover_env.STATUS_NAMES[EXHAUSTED] == "exhausted"
+    )
+    assert timestep.reward.tolist() == [1.0] and not timestep.truncated.any()
+    assert prover_env.observe(cfg, world, state).remaining_depth.tolist() == [
+        0.0
+    ]

@@ -1,0 +1,255 @@
+"""The prover network: worked examples, and equality of the ways to compute the same output."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.func import grad
+
+from funcppo import distributions
+from funcppo.core import tree
+from funcppo.kg.logic.resolve import Goals
+from funcppo.kg.search import env as prover_env
+from funcppo.kg.search import network as net
+from tests.kg.search.small_tasks import (
+    network_call,
+    perturbed,
+    small_problem,
+    small_task,
+)
+from tests.runtime.test_capture import on_gpu
+
+
+def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
+    """By hand for two actions and a masked one; 0 for an untrained policy."""
+    lowest = torch.finfo(torch.float32).min
+    out = net.ProverOutput(
+        logits=torch.tensor([[0.0, torch.tensor(3.0).log(), lowest]]),
+        prior_logits=torch.tensor([[0.0, 0.0, lowest]]),
+        value=torch.zeros(1),
+    )
+    want = -(0.25 * torch.tensor(0.5).log() + 0.75 * torch.tensor(1.5).log())
+    torch.testing.assert_close(
+        distributions.negative_kl_to_prior(out), want[None]
+    )
+    cfg, world, state = small_problem()
+    untrained = cfg.agent.apply(
+        cfg.agent.cfg,
+        world,
+        state.params,
+        prover_env.observe(cfg.env.cfg, world, state.env_state),
+    )
+    assert (
+        not distributions.negative_kl_to_prior(untrained).any()
+        and untrained.prior_logits.any()
+    )
+
+
+def test_the_mean_successor_is_over_legal_ones_and_zero_without_any():
+    vector = torch.arange(12.0).view(2, 3, 2)
+    legal = torch.tensor([[True, False, True], [False, False, False]])
+    table = net._SuccessorVectors(vector.view(6, 2), torch.arange(6).view(2, 3))
+    for successor in (net._SuccessorVectors(vector, None), table):
+        assert net._masked_mean(successor, legal).tolist() == [
+            [2.0, 3.0],
+            [0.0, 0.0],
+        ]
+
+
+def test_residual_blocks_add_to_the_state_vector():
+    """Zero weights add nothing; other weights do, to the state alone: the prior stays."""
+    cfg, world, state = small_problem(n_residual_blocks=2)
+    _, args = network_call(cfg, world, state)
+    net, world, params, obs = args
+    assert len(params.residual_blocks) == 2 and not torch.equal(
+        params.residual_blocks[0].weight, params.residual_blocks[1].weight
+    )
+    params = params._replace(
+        value_head=params.value_head._replace(
+            weight=torch.ones_like(params.value_head.weight)
+        )
+    )
+    without = cfg.agent.apply(
+        net, world, params._replace(residual_blocks=()), obs
+    )
+    nothing = cfg.agent.apply(
+        net,
+        world,
+        params._replace(
+            residual_blocks=tree.zeros_like(params.residual_blocks)
+        ),
+        obs,
+    )
+    found = cfg.agent.apply(net, world, params, obs)
+    assert torch.equal(nothing.value, without.value) and torch.equal(
+        found.prior_logits, without.prior_logits
+    )
+    assert (found.value - without.value).abs().min() > 1e-6
+
+
+def test_rows_within_capacity_are_scored_as_without_a_capacity_and_others_are_flagged():
+    """1e-6 of float32 sums; room for the first half of them, and then for all."""
+    cfg, world, state = small_problem()
+    _, (plain, _, params, obs) = network_call(cfg, world, state)
+    want, valid = (
+        cfg.agent.apply(plain, world, params, obs),
+        int(obs.action_mask[:, :-1].sum()),
+    )
+    for capacity in (valid // 2, valid):
+        packing = dataclasses.replace(plain, capacity=capacity)
+        got, fits = (
+            cfg.agent.apply(packing, world, params, obs),
+            ~net.exceeds_capacity(packing, obs.action_mask),
+        )
+        room = obs.action_mask[:, :-1].sum(1).cumsum(0) <= capacity
+        assert torch.equal(fits, room) and room.any()
+        for a, b in zip(got, want):
+            torch.testing.assert_close(a[room], b[room], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden_dim", [64, 8])
+def test_rules_embedded_once_equal_successors_with_the_body_as_written(
+    hidden_dim,
+):
+    """Outputs and gradients, of untidy params and of states with hopeless rules, missing ones and others.
+
+    As products with a table of all rules where that is less than vectors of each state's, and as vectors.
+    """
+    cfg, world, state = small_problem(
+        name="family_tree:40:3", max_height=1, hidden_dim=hidden_dim
+    )
+    as_table = cfg.env.cfg.resolve.max_successors * hidden_dim >= 2 * (
+        1 + cfg.agent.cfg.sizes.n_rules
+    )
+    assert as_table == (hidden_dim == 64)
+    params = perturbed(state.params)
+    shared = prover_env.observe(cfg.env.cfg, world, state.env_state)
+    rule = shared.rule.long()[..., None, None]
+    body = torch.where(rule >= 0, world.kb.rules[:, 1:][shared.rule.long()], 0)
+    each = shared._replace(
+        successors=Goals(body, torch.ones_like(body[..., 0]))
+    )
+    legal = shared.action_mask[:, :-1]
+    assert (
+        not shared.successors.atoms.numel()
+        and (shared.dead_end & legal).any()
+        and (~shared.dead_end & legal).any()
+    )
+    assert not legal.all()
+
+    def found(obs):
+        leaves = [x.clone().requires_grad_() for x in tree.leaves(params)]
+        out = cfg.agent.apply(
+            cfg.agent.cfg, world, tree.unflatten(params, leaves), obs
+        )
+        (
+            torch.log_softmax(out.logits, -1)[:, 0] + out.value**2
+        ).mean().backward()
+        return [
+            out.logits.detach(),
+            out.value.detach(),
+            *(
+                torch.zeros_like(x) if x.grad is None else x.grad
+                for x in leaves
+            ),
+        ]
+
+    for got, want in zip(found(shared), found(each)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_the_prior_of_a_rule_is_the_log_odds_of_its_clipped_confidence():
+    """By hand: two rules with confidences 3/4 and 1; without the query 2/3 and 1; a fact has logit 0."""
+    kb = small_task().kb._replace(
+        support=torch.tensor([3.0, 2.0]), body_pairs=torch.tensor([4.0, 2.0])
+    )
+    assert net.kbase.rule_confidence(kb).tolist() == [0.75, 1.0]
+    rule = torch.tensor([[-1, 0, 1], [-1, 0, 1]], dtype=torch.int32)
+    logits = net.rule_prior_logits(kb, rule, torch.tensor([[False], [True]]))
+    confidence = torch.tensor([[0.75, 1.0], [2 / 3, 1.0]], dtype=torch.float64)
+    clipped = 0.01 + 0.98 * confidence
+    expected = torch.log(clipped / (1 - clipped))
+    assert logits[:, 0].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(
+        logits[:, 1:].double(), expected, rtol=0, atol=1e-5
+    )
+
+
+def test_an_untrained_network_outputs_its_prior_and_value_zero():
+    fn, args = network_call(*small_problem())
+    out = fn(*args)
+    assert torch.equal(out.logits, out.prior_logits) and not out.value.any()
+    obs = args[-1]
+    assert (
+        not out.logits[:, -1].any()
+        and not out.logits[:, :-1][
+            (obs.rule < 0) & obs.action_mask[:, :-1]
+        ].any()
+    )
+    lowest = torch.finfo(torch.float32).min
+    assert (out.logits[~args[-1].action_mask] == lowest).all() and (
+        out.logits[args[-1].action_mask] > -10
+    ).all()
+
+
+@given(
+    st.lists(
+        st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5
+    ),
+    st.integers(1, 20),
+)
+def test_filled_positions_are_those_of_a_python_loop(rows, capacity):
+    mask = torch.tensor(rows)
+    positions = [
+        i for i, filled in enumerate(mask.flatten().tolist()) if filled
+    ][:capacity]
+    expected = positions + [mask.numel()] * (capacity - len(positions))
+    assert net._filled_positions(mask, capacity).tolist() == expected
+
+
+@given(
+    st.lists(
+        st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6
+    ),
+    st.integers(1, 20),
+)
+def test_capacity_is_exceeded_by_the_rows_whose_successors_do_not_all_fit(
+    rows, capacity
+):
+    """By a Python loop; the last column is END, which needs no capacity."""
+    config = dataclasses.replace(
+        small_problem()[0].agent.cfg, capacity=capacity
+    )
+    expected, n_used = [], 0
+    for row in rows:
+        n_used += sum(row[:-1])
+        expected.append(any(row[:-1]) and n_used > capacity)
+    assert net.exceeds_capacity(config, torch.tensor(rows)).tolist() == expected
+    unlimited = dataclasses.replace(config, capacity=None)
+    assert not net.exceeds_capacity(unlimited, torch.tensor(rows)).any()
+
+
+@on_gpu
+@pytest.mark.parametrize("n_rows", [9, 285])
+def test_gradients_of_lookups_are_added_up_in_a_fixed_order(n_rows):
+    """Those of `embedding` are not where there are thousands of lookups, most of them of one row."""
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(n_rows, (12_160,), generator=generator).int()
+    is_first = torch.rand(len(index), generator=generator) < 0.6
+    index = torch.where(is_first, 0, index).cuda()
+    table = torch.randn((n_rows, 32), generator=generator).cuda()
+    against = torch.randn((len(index), 32), generator=generator).cuda()
+
+    def product(table):
+        return (net._look_up(table, index) * against).sum()
+
+    first = grad(product)(table)
+    exact = torch.zeros(n_rows, 32, dtype=torch.float64)
+    exact = exact.index_add(0, index.cpu(), against.cpu().double())
+    torch.testing.assert_close(
+        first.cpu().double(), exact, rtol=1e-4, atol=1e-3
+    )
+    for _ in range(100):
+        assert torch.equal(grad(product)(table), first)

@@ -1,0 +1,375 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from funcppo.core import random, tree
+from funcppo.kg.logic import derivability, resolve
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.search import beam_search, slot_scheduler
+from funcppo.kg.search import env as prover_env
+from funcppo.kg.search import network as net
+from funcppo.kg.search.beam_search import UNPROVED_PENALTY, SearchConfig
+from funcppo.kg.search.slot_scheduler import score_candidates
+from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime.host_transfer import AsyncReadback
+from tests.kg.logic.test_resolve import C, P, program
+from tests.learning import assert_trees_equal
+
+# shrinking a search takes minutes
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+
+
+def setup(seed: int, score: str, max_height: int = 1, **fields):
+    """A random program, a policy that prefers nothing in particular, and every ground atom as a candidate."""
+    facts, rules, _ = program(seed)
+    kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
+    kb = kb._replace(
+        support=torch.arange(1.0, 6), body_pairs=torch.full((5,), 7.0)
+    )
+    shape = resolve.make_resolve_config(kb, sizes, max_height)
+    cfg = net.ProverNetworkConfig(
+        sizes=sizes,
+        n_variables=shape.max_goals * 2,
+        max_height=max_height,
+        embed_dim=4,
+        hidden_dim=8,
+    )
+    params = net.init(cfg, random.key(seed))
+    params = tree.map(
+        lambda x: (
+            x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7)
+        ),
+        params,
+    )
+    defaults = dict(
+        max_depth=4,
+        slots=6,
+        beam=1 if score == "greedy" else 100,
+        chunk_size=16,
+        rows_per_step=120,
+        refill=True,
+    )
+    evaluation = SearchConfig(
+        resolve=shape,
+        agent=net.agent(cfg),
+        score=score,
+        **{**defaults, **fields},
+    )
+    atoms = np.stack(
+        np.meshgrid(
+            range(1, P + 1), range(1, C + 1), range(1, C + 1), indexing="ij"
+        ),
+        -1,
+    ).reshape(-1, 3)
+    world = prover_env.World(
+        kb,
+        kb.facts,
+        kb.facts[:0],
+        derivability.empty_derivability_index(kb, sizes),
+    )
+    return evaluation, world, params, torch.from_numpy(atoms).to(torch.int32)
+
+
+def with_sharper_policy(cfg, factor):
+    """The same search with all logits of the policy multiplied by a factor."""
+
+    def apply(*args):
+        output = cfg.agent.apply(*args)
+        return output._replace(
+            logits=(factor * output.logits).clamp_min(
+                torch.finfo(torch.float32).min
+            )
+        )
+
+    return dataclasses.replace(
+        cfg, agent=dataclasses.replace(cfg.agent, apply=apply)
+    )
+
+
+def walk(cfg, world, params, query, visit):
+    """`visit(log-probabilities of the path, of its rule choices, proved)` for every complete path of the policy."""
+    search = prover_env.ProverEnvConfig(
+        resolve=cfg.resolve,
+        max_depth=cfg.max_depth,
+        reward="proof",
+        fact_selection="policy",
+        negatives_per_positive=0.0,
+        hard_negative_fraction=0.0,
+    )
+    S = cfg.resolve.max_successors
+    todo = [
+        (
+            prover_env.initial_state(
+                search, world, query[None], torch.tensor([True])
+            ),
+            0.0,
+            0.0,
+            True,
+        )
+    ]
+    while todo:
+        state, path, rules, greedy = todo.pop()
+        if state.status[0] != prover_env.RUNNING:
+            visit(
+                path, rules, bool(state.status[0] == prover_env.PROVED), greedy
+            )
+            continue
+        obs = prover_env.observe(search, world, state)
+        logits = cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits
+        logp = torch.log_softmax(logits.double(), -1)[0]
+        for action in range(S + 1):
+            if obs.action_mask[0, action]:
+                after, _ = prover_env.step_functional(
+                    search, world, state, torch.tensor([action]), random.key(0)
+                )
+                is_rule = action < S and obs.rule[0, action] >= 0
+                step = float(logp[action])
+                todo.append(
+                    (
+                        after,
+                        path + step,
+                        rules + (step if is_rule else 0.0),
+                        greedy and action == int(logp.argmax()),
+                    )
+                )
+
+
+@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@pytest.mark.parametrize("n_rules", [1, 2])
+def test_a_score_near_1_keeps_its_digits(score, n_rules):
+    """p(1, 2) by one or two rules p(X, Y) :- q(X, Y), each exp(20) times as probable as END: log p rounds to 0."""
+    shape, world, params, _ = setup(0, score)
+    rules = [[[1, C + 1, C + 2], [2, C + 1, C + 2]]] * n_rules
+    kb, sizes = kbase.build(
+        np.array([[2, 1, 2]]), np.array(rules), n_constants=C, n_predicates=P
+    )
+    resolve_cfg = resolve.make_resolve_config(kb, sizes, 1)
+
+    def apply(network_cfg, world, params, observation):
+        lowest = torch.finfo(torch.float32).min
+        logits = torch.where(observation.action_mask, 0.0, lowest)
+        logits[:, -1] = -20.0  # END
+        return net.ProverOutput(logits, logits, logits[:, 0])
+
+    cfg = dataclasses.replace(
+        shape,
+        resolve=resolve_cfg,
+        agent=dataclasses.replace(shape.agent, apply=apply),
+    )
+    world = world._replace(
+        kb=kb,
+        derivability_index=derivability.empty_derivability_index(kb, sizes),
+    )
+    atom = torch.tensor([[1, 1, 2]], dtype=torch.int32)
+    result, _, _ = score_candidates(cfg, world, params, atom)
+    # of one rule of two: 1 / (2 + exp(-20))
+    want = 20 + math.log(n_rules) if score == "success" or n_rules == 1 else 0
+    for got in (
+        beam_search.log_odds(cfg, result),
+        slot_scheduler.score_by_rules(cfg, world, params, atom),
+    ):
+        assert got.tolist() == [pytest.approx(want, abs=1e-5)]
+
+
+@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=5, phases=PHASES)
+def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
+    """Tolerance 1e-4 of the log-odds: the grid on which scores are ranked. A sharp policy has scores near 0 and 1."""
+    cfg, world, params, atoms = setup(seed, score, max_height=1 + seed % 2)
+    cfg = with_sharper_policy(cfg, 1 + 5 * (seed % 3))
+    atoms = atoms[:: 1 + seed % 5][:8]
+    got, _, _ = score_candidates(cfg, world, params, atoms)
+    assert torch.isneginf(got.pruned_log_mass).all() or score == "greedy"
+    log_odds = beam_search.log_odds(cfg, got)
+    for i, atom in enumerate(atoms):
+        masses, best, greedy_score = {True: [], False: []}, -math.inf, None
+
+        def visit(path, rules, proved, greedy):
+            nonlocal best, greedy_score
+            masses[proved].append(math.exp(path))  # noqa: B023
+            best = max(best, rules if proved else -math.inf)
+            greedy_score = (
+                path + (0.0 if proved else UNPROVED_PENALTY)
+                if greedy
+                else greedy_score
+            )
+
+        walk(cfg, world, params, atom, visit)
+        proved, failed = math.fsum(masses[True]), math.fsum(masses[False])
+        assert proved + failed == pytest.approx(1, abs=1e-9)
+        want = {
+            "success": math.log(proved) if proved else -math.inf,
+            "best-proof": best,
+            "greedy": greedy_score,
+        }[score]
+        assert float(got.log_score[i]) == pytest.approx(want, abs=1e-4)
+        rest = failed if score == "success" else -math.expm1(want)
+        odds = want - math.log(rest)
+        assert float(log_odds[i]) == pytest.approx(odds, abs=1e-4)
+
+
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 9),
+    st.integers(7, 60),
+    st.booleans(),
+    st.integers(6, 40),
+)
+@settings(max_examples=10, phases=PHASES)
+def test_scores_do_not_depend_on_slots_chunks_rows_order_or_refilling(
+    seed, slots, window, refill, rows
+):
+    cfg, world, params, atoms = setup(
+        seed, "success", beam=6, chunk_size=48, slots=12, rows_per_step=24
+    )
+    want, _, _ = score_candidates(cfg, world, params, atoms)
+    order = torch.from_numpy(
+        np.random.default_rng(seed).permutation(len(atoms))
+    )
+    other = dataclasses.replace(
+        cfg, slots=slots, chunk_size=window, refill=refill, rows_per_step=rows
+    )
+    got, _, _ = score_candidates(other, world, params, atoms[order])
+    torch.testing.assert_close(
+        got.log_score, want.log_score[order], rtol=0, atol=1e-5
+    )
+    assert torch.equal(got.n_steps, want.n_steps[order])
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+)
+@given(
+    st.integers(0, 10_000), st.sampled_from(["success", "best-proof", "greedy"])
+)
+@settings(max_examples=6, phases=PHASES)
+def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(
+    device, seed, score
+):
+    """Three chunks, the last not full, with two policies in turn."""
+    cfg, world, params, atoms = setup(
+        seed, score, beam=1 if score == "greedy" else 6, rows_per_step=24
+    )
+    world, params, atoms = (
+        tree.map(lambda x: x.to(device), t)
+        for t in (world, params, atoms[: 2 * cfg.chunk_size + 5])
+    )
+    step = GraphedStep(slot_scheduler.evaluate_step)
+    for policy in (params, tree.map(lambda x: 0.5 * x, params)):
+        want, active, _ = score_candidates(cfg, world, policy, atoms)
+        got, also, _ = score_candidates(
+            cfg,
+            world,
+            policy,
+            atoms,
+            step=step,
+            make_readback=AsyncReadback,
+        )
+        assert_trees_equal(got, want, rtol=0, atol=0)
+        assert active == also
+
+
+@pytest.mark.parametrize("n_steps", range(6))
+def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
+    cfg, world, params, atoms = setup(5, "success", beam=6, chunk_size=48)
+    steps = []
+
+    def step(*arguments):
+        steps.append(None)
+        return slot_scheduler.evaluate_step(*arguments)
+
+    def stop(n_started, n_candidates):
+        assert 0 <= n_started <= n_candidates == len(atoms)
+        if len(steps) == n_steps:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        score_candidates(cfg, world, params, atoms, step, stop)
+    assert len(steps) == n_steps
+
+
+@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=6, phases=PHASES)
+def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            slot_scheduler, "NARROW_WIDTHS", (1, 2) if seed % 2 else ()
+        )
+        patch.setattr(slot_scheduler, "ROW_CAPACITY", 1)
+        beam = {"beam": 1} if score == "greedy" else {"beam": 6}
+        cfg, world, params, atoms = setup(
+            seed,
+            score,
+            max_height=1 + seed % 2,
+            chunk_size=48,
+            slots=12,
+            rows_per_step=12,
+            **beam,
+        )
+        want, _, _ = score_candidates(cfg, world, params, atoms)
+        got, _, _ = slot_scheduler.score_by_width(
+            slot_scheduler.width_schedule(cfg), world, params, atoms
+        )
+    torch.testing.assert_close(got.log_score, want.log_score, rtol=0, atol=1e-5)
+    assert (
+        torch.equal(got.n_steps, want.n_steps)
+        and torch.isneginf(got.overflow_log_mass).all()
+    )
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8))
+@settings(max_examples=10, phases=PHASES)
+def test_a_narrow_beam_bounds_the_score(seed, beam):
+    """1e-6 absolute: rounding of float32 sums."""
+    cfg, world, params, atoms = setup(seed, "success")
+    exact, _, _ = score_candidates(cfg, world, params, atoms)
+    narrow, _, _ = score_candidates(
+        dataclasses.replace(cfg, beam=beam), world, params, atoms
+    )
+    low = narrow.log_score.exp()
+    # What the beam dropped counts as failed.
+    total = low + narrow.failed_log_mass.exp()
+    torch.testing.assert_close(total, torch.ones_like(total))
+    assert (low <= exact.log_score.exp() + 1e-6).all()
+    assert (
+        exact.log_score.exp()
+        <= low
+        + narrow.pruned_log_mass.exp()
+        + narrow.overflow_log_mass.exp()
+        + 1e-6
+    ).all()
+
+
+def test_a_trace_replays_to_the_best_proof():
+    cfg, world, params, atoms = setup(3, "success")
+    got, _, _ = score_candidates(cfg, world, params, atoms)
+    proved = torch.isfinite(got.log_score)
+    assert proved.any()
+    assert ((got.proof_length > 0) == proved).all()
+    for i in proved.nonzero().flatten().tolist():
+        goals = resolve.Goals(
+            torch.zeros((1, cfg.resolve.max_goals, 3), dtype=torch.int32),
+            torch.zeros((1, cfg.resolve.max_goals), dtype=torch.int32),
+        )
+        goals = goals._replace(
+            atoms=torch.cat([atoms[i][None, None], goals.atoms[:, 1:]], 1)
+        )
+        for code in got.trace[i, : int(got.proof_length[i])].tolist():
+            successors = resolve.resolve(
+                cfg.resolve, world.kb, goals, atoms[i][None]
+            )
+            chosen = (
+                (successors.rule[0] == code)
+                if code >= 0
+                else (successors.fact[0] == -1 - code)
+            )
+            slot = int((chosen & successors.mask[0]).nonzero().item())
+            goals = tree.map(lambda x, slot=slot: x[:, slot], successors.goals)
+        assert int(goals.atoms[0, 0, 0]) == 0

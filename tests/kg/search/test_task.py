@@ -1,0 +1,361 @@
+"""What is computed from a data set, and which settings are refused."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from funcppo import train_step
+from funcppo.core import random, tree
+from funcppo.core.deadline import Deadline
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic import fact_proofs, fixpoint, triple_index
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import explain
+from funcppo.kg.ranking import scorers as scorers_
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+from tests.kg.search.small_tasks import PPO, SETTINGS, small_problem, small_task
+
+
+def test_every_tensor_of_a_task_is_on_the_requested_device():
+    task = prover_task.build_task(
+        loaders.load("countries_s2"), SETTINGS, "meta"
+    )
+    model = (
+        task.least_model.atoms,
+        task.least_model.height,
+        task.least_model.atom_index,
+    )
+    tensors = tree.leaves(
+        (
+            task.kb,
+            task.derivability_index,
+            task.filter_index,
+            task.unproved_facts,
+            task.entity_pool,
+            model,
+        )
+    )
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+def test_object_identity_works_with_the_oracle_and_is_refused_otherwise():
+    """A choice proves its goal exactly where the rule derives it under object identity."""
+    triples = [(f"p{i // 2}", "child", f"p{i}") for i in range(2, 20)] + [
+        ("p2", "sibling", "p3")
+    ]
+    family = loaders.from_triples(
+        triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)"
+    )
+    settings_ = dataclasses.replace(
+        SETTINGS, max_height=1, hard_negative_fraction=0.0
+    )
+    plain = prover_task.build_task(family, settings_)
+    task = prover_task.build_task(
+        family, dataclasses.replace(settings_, object_identity=True)
+    )
+    lost = plain.least_model.atoms[
+        fixpoint.atom_height(task.least_model, plain.least_model.atoms.long())
+        < 0
+    ]
+    assert len(lost) == 18 and task.fact_selection == "oracle"
+    cfg, world = (
+        prover_task.build_config(task, PPO),
+        prover_task.training_world(task),
+    )
+    params = train_step.init(cfg, world, random.key(0)).params
+    how = scorers_.search_config(
+        task, cfg, "success", slots=8, beam=64, rows_per_step=64, chunk_size=64
+    )
+    assert (
+        scorers_.make_policy_scorer(how, task, params, None)(lost)
+        .isneginf()
+        .all()
+    )
+    atom = task.least_model.atoms[task.least_model.height > 0][0]
+    assert (
+        explain.most_probable_proof(task, cfg, params, atom.long()) is not None
+    )
+    with pytest.raises(
+        ValueError, match="object_identity: expected fact_selection=oracle"
+    ):
+        prover_task.build_config(small_task(object_identity=True), PPO)
+
+
+def test_the_oracle_selects_facts_at_height_1_only():
+    with pytest.raises(
+        ValueError,
+        match="fact_selection=oracle: expected height 1 and all derivations, got height 2",
+    ):
+        small_task(fact_selection="oracle")
+    assert (
+        small_task().fact_selection == "policy"
+        and small_task("countries_s1", max_height=1).fact_selection == "oracle"
+    )
+
+
+def test_training_keeps_the_structure_and_learning_rate_0_changes_no_params():
+    task = small_task()
+    cfg = prover_task.build_config(
+        task, dataclasses.replace(PPO, learning_rate=0.0)
+    )
+    state = train_step.init(
+        cfg, prover_task.training_world(task), random.key(2)
+    )
+    after, _ = train_step.train_step(
+        cfg, prover_task.training_world(task), state
+    )
+    assert [(x.shape, x.dtype) for x in tree.leaves(after)] == [
+        (x.shape, x.dtype) for x in tree.leaves(state)
+    ]
+    for a, b in zip(tree.leaves(after.params), tree.leaves(state.params)):
+        assert torch.equal(a, b)
+    cfg, world, state = small_problem()
+    learnt, _ = train_step.train_step(cfg, world, state)
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(tree.leaves(learnt.params), tree.leaves(state.params))
+    )
+
+
+CHAIN = "path(X, Y) :- edge(X, Y)\npath(X, Z) :- edge(X, Y), path(Y, Z)"
+EDGES = [
+    ("a", "edge", "b"),
+    ("b", "edge", "c"),
+    ("c", "edge", "d"),
+    ("d", "edge", "e"),
+]
+
+
+def chain_task(valid, **fields):
+    """Paths of up to four edges; a path of n edges has a proof of height n."""
+    train = [*EDGES, ("a", "path", "b"), ("b", "path", "c")]
+    graph = loaders.from_triples(train, valid, rules=CHAIN)
+    return prover_task.build_task(graph, ProverTaskConfig(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "max_height: expected a height, got none"),
+        (
+            {"max_height": 1, "smoothing": "auto"},
+            "smoothing: expected a number or None, got auto",
+        ),
+        (
+            {"max_height": 1, "object_identity": "auto"},
+            "object_identity: expected true or false, got auto",
+        ),
+    ],
+)
+def test_a_setting_that_is_not_chosen_is_refused(fields, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        chain_task([], **fields)
+
+
+def test_positives_are_the_train_facts_with_a_rule_for_their_predicate():
+    task = chain_task([], max_height=1)
+    world = prover_task.training_world(task)
+    path = task.dataset.predicates.index("path") + 1
+    assert world.positives[:, 0].tolist() == [path, path]
+    assert len(prover_task.inference_world(task).positives) == 0
+
+
+def test_the_false_negative_rate_is_the_share_of_derived_atoms_that_are_held_out():
+    """Height 1 derives path(c, d) and path(d, e) by the first rule, path(a, c) by the second; one is in valid."""
+    task = chain_task(
+        [("c", "path", "d")], max_height=1, hard_negative_fraction=1.0
+    )
+    assert len(prover_task.training_world(task).hard_negatives) == 3
+    assert prover_task.false_negative_rate(task) == pytest.approx(1 / 3)
+    assert prover_task.false_negative_rate(chain_task([], max_height=1)) is None
+
+
+def test_a_task_without_rules_or_without_a_positive_is_refused():
+    with pytest.raises(ValueError, match=r"expected rules .* got none"):
+        prover_task.build_task(
+            loaders.from_triples(EDGES), ProverTaskConfig(max_height=1)
+        )
+    unused = prover_task.build_task(
+        loaders.from_triples(EDGES, rules=CHAIN), ProverTaskConfig(max_height=1)
+    )
+    with pytest.raises(
+        ValueError,
+        match="expected a train fact with the predicate of a rule's head, got none",
+    ):
+        prover_task.training_world(unused)
+
+
+def test_without_derivations_a_task_holds_the_same_candidates():
+    """With T_P whole, and where each query derives its own."""
+    dataset = loaders.load("family_tree:60:3")
+    n_facts = len(dataset.facts)
+    for max_atoms in (5_000_000, n_facts + 1):
+        settings = ProverTaskConfig(
+            max_height=1,
+            smoothing=5.0,
+            object_identity=False,
+            max_atoms=max_atoms,
+        )
+        whole = prover_task.build_task(dataset, settings)
+        bare = prover_task.build_task(dataset, settings, with_derivations=False)
+        assert bare.derivability_index is bare.derived_sample is None
+        assert whole.least_model.complete == (max_atoms > n_facts + 1)
+        split = torch.from_numpy(dataset.test).long()
+        if not whole.least_model.complete:
+            assert len(bare.least_model.atoms) == n_facts
+            bare = prover_task.with_answers(bare, split, (HEAD, TAIL))
+            assert (bare.least_model.height > 0).any()
+        assert prover_task.with_answers(bare, split, (HEAD, TAIL)) is bare
+        for side, index in itertools.product(
+            (HEAD, TAIL), ("derivable_triples", "true_triples")
+        ):
+            ours, theirs = (
+                triple_index.list_answers(
+                    getattr(task.filter_index, index), split, side
+                )
+                for task in (bare, whole)
+            )
+            assert len(ours.entity) >= len(split)
+            assert torch.equal(ours.query_row, theirs.query_row)
+            assert torch.equal(ours.entity, theirs.entity)
+
+
+def test_a_deadline_ends_t_p_above_height_1_as_one_line():
+    dataset = loaders.load("countries_s2")
+    settings = dataclasses.replace(SETTINGS, max_height=2)
+    over = Deadline(at=0.0)
+    with pytest.raises(ValueError, match=r"height 2 stopped.*more time"):
+        prover_task.build_task(dataset, settings, deadline=over)
+    low = dataclasses.replace(SETTINGS, max_height=1)
+    assert prover_task.build_task(dataset, low, deadline=over).max_height == 1
+
+
+LEAKY = loaders.from_triples(
+    [("a", "p", "b"), ("a", "q", "b"), ("c", "p", "d"), ("g", "q", "h")],
+    [("c", "p", "d")],
+    [("a", "p", "b"), ("g", "p", "h")],
+    rules="p(X, Y) :- q(X, Y)\nq(X, Y) :- p(X, Y)",
+)
+
+
+@pytest.mark.parametrize("height", [1, 2])
+@pytest.mark.parametrize("with_derivations", [False, True])
+@pytest.mark.parametrize("max_atoms", [1000, 4])
+def test_a_known_fact_is_derivable_by_other_facts_alone(
+    height, with_derivations, max_atoms
+):
+    """q(a, b) proves p(a, b); nothing but p(c, d) proves itself. Whether T_P is held or each query derives its own."""
+    if height > 1 and max_atoms == 4:
+        pytest.skip("T_P above height 1 must be held")
+    task = prover_task.build_task(
+        LEAKY,
+        ProverTaskConfig(max_height=height, smoothing=5.0, max_atoms=max_atoms),
+        with_derivations=with_derivations,
+    )
+    a, b, c, d, g, h = (LEAKY.entities.index(x) + 1 for x in "abcdgh")
+    assert task.unproved_facts.tolist() == [[1, c, d]]
+    queries = torch.tensor([[1, a, b], [1, c, d], [1, g, h]])
+    assert prover_task.is_unproved_fact(task, queries).tolist() == [
+        False,
+        True,
+        False,
+    ]
+    answered = prover_task.with_answers(task, queries, (HEAD, TAIL))
+    for side in (HEAD, TAIL):
+        derivable = triple_index.contains(
+            answered.filter_index.derivable_triples, queries, side
+        )
+        assert derivable.tolist() == [True, False, True]
+
+
+def test_known_facts_that_are_not_decided_are_noted(monkeypatch):
+    monkeypatch.setattr(fact_proofs, "MAX_FACT_ROWS", 0)
+    task = prover_task.build_task(
+        LEAKY, ProverTaskConfig(max_height=1, smoothing=5.0)
+    )
+    assert len(task.unproved_facts) == 2
+    (note,) = [note for note in task.notes if "not decided" in note]
+    assert note.startswith("2 of 2 triples of valid and test")
+
+
+# -- indexing derivations, whose work is bounded
+
+INDEXED = loaders.from_triples(
+    [("a", "q", "b"), ("b", "q", "c"), ("c", "q", "d")],
+    [("a", "p", "b")],
+    [("b", "p", "c")],
+    rules="p(X, Y) :- q(X, Y)\np(X, Y) :- q(X, Z), q(Z, Y)",
+)
+
+
+def phases_of(**settings):
+    """The calls of the phase with their bound, and the task."""
+    calls = []
+    settings = {"max_height": 1, "smoothing": 5.0} | settings
+    task = prover_task.build_task(
+        INDEXED,
+        ProverTaskConfig(**settings),
+        on_phase=lambda *call: calls.append(call),
+    )
+    return [c for c in calls if c[0].startswith(prover_task.INDEXING)], task
+
+
+@pytest.mark.parametrize("height", [1, 2])
+def test_indexing_derivations_shows_its_bound_and_how_much_is_done(height):
+    calls, task = phases_of(max_height=height)
+    text = "indexing derivations, within 3,000,000,000 rows of joins"
+    assert calls == [(text, 0, 2), (text, 1, 2), (text, 2, 2)]
+    assert task.derivability_index is not None
+
+
+@pytest.mark.parametrize("height", [1, 2])
+def test_indexing_beyond_its_bound_is_left_out_and_noted(height, monkeypatch):
+    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
+    calls, task = phases_of(max_height=height)
+    assert len(calls) == 1  # no rule was applied
+    assert task.derivability_index is None
+    assert task.fact_selection == "policy"
+    (note,) = [note for note in task.notes if "indexing" in note]
+    assert note.startswith(
+        "indexing derivations makes more than 1 rows of joins: the policy"
+    )
+
+
+def test_derivations_that_cannot_be_held_are_not_indexed(monkeypatch):
+    """The counts of the rules tell: 3 heads of the first, 2 of the second."""
+    for most, is_held in ((5, True), (4, False)):
+        monkeypatch.setattr(prover_task, "MAX_DERIVATIONS_PER_ATOM", most / 8)
+        calls, task = phases_of(max_atoms=8)
+        assert (task.derivability_index is not None) == is_held
+        assert bool(calls) == is_held
+        assert any("too many derivations" in n for n in task.notes) != is_held
+
+
+def test_a_part_of_t_p_beyond_its_bound_is_refused_in_one_line(monkeypatch):
+    calls, task = phases_of(max_atoms=4)
+    # The sample, then what is asked.
+    assert [call[1] for call in calls] == [0, 1, 2, 1, 2]
+    assert task.derived_sample is not None
+    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
+    with pytest.raises(ValueError, match=r"more than 1 rows.*--learner"):
+        phases_of(max_atoms=4)
+
+
+def test_an_interrupt_ends_indexing_after_the_rule_that_is_applied():
+    applied = []
+
+    def interrupt(text, done=0, total=None):
+        if text.startswith(prover_task.INDEXING) and done:
+            applied.append(done)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prover_task.build_task(
+            INDEXED,
+            ProverTaskConfig(max_height=1, smoothing=5.0),
+            on_phase=interrupt,
+        )
+    assert applied == [1]

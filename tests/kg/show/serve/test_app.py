@@ -1,0 +1,311 @@
+"""Pages: every one whole and escaped with hostile names, the scores of predict, redirects, statuses, bounded work."""
+
+import html.parser
+import json
+import re
+import threading
+import time
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+from starlette.testclient import TestClient
+
+from funcppo.kg.show.report.names import display, score_text
+from funcppo.kg.show.serve import app
+from funcppo.kg.show.serve.app import Site
+from tests.cli.runner import funcppo
+from tests.kg.show.report.graphs import ALSO, HOSTILE, INVERSE, LIKES
+from tests.kg.show.serve.conftest import BASE
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Page(html.parser.HTMLParser):
+    """The parts of a page; every tag must be closed in its order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.links, self.words = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on") and name != "style", name
+            if name in ("href", "src", "action"):
+                self.links.append(value)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, self.getpos()
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(client, path, status=200):
+    response = client.get(path)
+    assert response.status_code == status, (path, response.text)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    return Page(response.text)
+
+
+def paths(explorer, n_names):
+    """A path of every page, some with hostile names."""
+    ids = [explorer.entity_id(name) for name in HOSTILE[:n_names]]
+    relations = [explorer.relation_id(name) for name in (LIKES, INVERSE, ALSO)]
+    found = ["/", "/graph?offset=1", "/search?q=e", "/api", "/rules", "/facts"]
+    found += [f"/entity?entity_id={i}" for i in ids]
+    found += [f"/rule?rule={i}" for i in range(3)]
+    for relation in relations:
+        found += [f"/relation?relation_id={relation}"]
+        found += [f"/rules?relation_id={relation}"]
+    for relation, entity in zip(relations * 5, ids):
+        query = f"relation_id={relation}&known=1&k=50"
+        found += [f"/answers?{query}&head_id={entity}"]
+        found += [f"/answers?{query}&tail_id={entity}"]
+        found += [
+            f"/why?relation_id={relation}&head_id={entity}&tail_id={ids[0]}"
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "n_names"),
+    [("untrained", 3), ("questions", len(HOSTILE)), ("proofs", 1)],
+)
+def test_pages_with_hostile_names_are_whole_and_lead_to_pages(
+    name, n_names, clients, explorers
+):
+    client = clients[name]
+    wanted, seen = paths(explorers[name], n_names), set()
+    for path in wanted:
+        response = client.get(path)
+        assert response.status_code == 200, (path, response.text)
+        text = response.text
+        page = Page(text)
+        assert [t for t, _ in page.tags].count("h1") == 1
+        invisible = re.sub(r"[\n\u2026]", "", text)
+        assert invisible.isprintable(), path
+        assert "<script>alert" not in text and "<img" not in text
+        assert [a for t, a in page.tags if t == "script"] == [
+            {"src": "/static/explorer.js", "defer": None}
+        ]
+        assert max(map(len, page.words)) < 5000
+        is_untrained = "no trained policy" in page.text
+        assert is_untrained == (name == "untrained")
+        for link in page.links:
+            assert link.startswith(("/", "#")) and not link.startswith("//")
+            if "?" in link:  # the action of a form lacks what is typed
+                seen.add(link.partition("#")[0])
+
+    kinds = {}
+    for link in sorted(seen):
+        kinds.setdefault(urlsplit(link).path, []).append(link)
+    assert {"/why", "/rule", "/entity", "/answers"} <= set(kinds)
+    for links in kinds.values():
+        for link in links[:: max(1, len(links) // 3)]:
+            assert client.get(link).status_code == 200, link
+
+
+def test_names_are_shown_with_escapes_and_kept_in_json(client, explorers):
+    explorer = explorers["questions"]
+    for name in HOSTILE:
+        entity = explorer.entity_id(name)
+        page = page_of(client, f"/entity?entity_id={entity}")
+        assert display(name) in page.words
+        response = client.get("/api/entity", params={"entity_id": entity})
+        assert response.json()["entity"] == {"id": entity, "name": name}
+        assert response.text.isascii() and response.text.isprintable()
+        if len(name) < 1000:
+            by_name = client.get("/api/entity", params={"entity": name})
+            assert by_name.json() == response.json()
+
+
+@pytest.mark.parametrize("name", ["untrained", "questions", "proofs"])
+def test_scores_on_the_page_are_those_of_predict(
+    name, clients, graph, runs, monkeypatch, capsys
+):
+    target = [graph, "--score", "max-confidence", "--height", "2"]
+    target += ["--object-identity", "False"]
+    target = [runs[name]] if name in runs else target
+    capsys.readouterr()
+    query = f"'{ALSO}'(?x, e4)"
+    args = ("predict", target[0], query, *target[1:], "--known", "--k", "20")
+    assert funcppo(monkeypatch, *args, "--json", "-") == 0
+    expected = json.loads(capsys.readouterr().out)["queries"][0]["answers"]
+    assert len(expected) > 5
+
+    fields = {"relation": ALSO, "tail": "e4", "known": "true"}
+    page = page_of(clients[name], f"/answers?{urlencode(fields)}")
+    scores = [a["value"] for t, a in page.tags if t == "data"]
+    assert list(map(float, scores)) == [a["score"] for a in expected]
+    for answer in expected:
+        assert score_text(answer["score"]) in page.words
+        assert display(answer["entity"]) in page.words
+
+
+def test_a_proof_is_a_tree_that_leads_from_entity_to_entity(clients, explorers):
+    explorer = explorers["proofs"]
+    relation = explorer.relation_id(INVERSE)
+    found = explorer.answers(relation, None, 20, 1, True, 0.0)["answers"][0]
+    path = (
+        f"/why?relation_id={relation}&head_id={found['entity_id']}&tail_id=20"
+    )
+    text = clients["proofs"].get(path).text
+    tree = text[text.index('<ul class="tree">') : text.index("</section>")]
+    page = Page(tree)
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("details") == tags.count("summary") >= 1
+    assert "fact" in page.words and "rule?rule=0" in tree
+    assert tree.count("/entity?entity_id=") >= 4
+
+
+def test_questions_of_the_form_lead_to_their_pages(client, explorers):
+    explorer = explorers["questions"]
+    relation, e1 = explorer.relation_id(ALSO), explorer.entity_id("e1")
+
+    def asked(**fields):
+        response = client.get("/ask", params=fields)
+        assert response.status_code == 303, response.text
+        location = urlsplit(response.headers["location"])
+        values = {k: int(v[0]) for k, v in parse_qs(location.query).items()}
+        return location.path, values
+
+    ids = {"relation_id": relation, "head_id": e1}
+    assert asked(relation=ALSO, head="e1") == ("/answers", ids)
+    assert asked(relation=ALSO, head="e1", tail="e1") == (
+        "/why",
+        {**ids, "tail_id": e1},
+    )
+    # What was chosen counts as long as its text stands there.
+    control = explorer.entity_id(HOSTILE[7])
+    shown = {"relation": display(ALSO), "head": display(HOSTILE[7])}
+    chosen = {"relation_id": relation, "head_id": control}
+    assert asked(**shown, **chosen) == ("/answers", chosen)
+    assert asked(relation=ALSO, head="e1", head_id=control)[1] == ids
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "line"),
+    [
+        ("/ask", 400, "expected a relation, got nothing"),
+        (f"/ask?{urlencode({'relation': ALSO})}", 400, "got neither"),
+        ("/ask?relation=nothing&head=e1", 404, "unknown relation"),
+        ("/search?q=nothing(e1,X)", 404, "unknown relation"),
+        (f"/search?{urlencode({'q': chr(39) + ALSO + chr(39) + '(X, Y)'})}", 400, "2 variables"),
+        ("/entity", 400, "expected entity or entity_id, got nothing"),
+        ("/entity?entity=e111", 404, "'e11'"),
+        ("/entity?entity=%3Cscript%3E", 404, "unknown entity '<script>'"),
+        ("/entity?entity=%ff", 400, "UTF-8"),
+        ("/why?relation_id=1&head_id=1", 400, "expected tail or tail_id"),
+        ("/answers?relation_id=1&head_id=1&tail_id=1", 400, "got both"),
+        ("/answers?relation_id=1&head_id=1&k=1001", 400, "k: expected a number from 1 to 1000"),
+        ("/nothing", 404, "not found: /nothing"),
+        ("/static/../app.py", 404, "not found"),
+        ("/static/..%2fapp.py", 404, "not found"),
+        ("/entity/", 404, "not found"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_is_one_line_with_its_status(client, path, status, line):
+    response = client.get(path)
+    page = Page(response.text)
+    assert response.status_code == status
+    assert line in page.text
+    assert [a for _, a in page.tags if a.get("role") == "alert"]
+
+
+def test_an_empty_search_is_an_honest_page(client):
+    for path in ("/search", "/search?q=", "/search?q=%20"):
+        assert "Nothing to search for" in page_of(client, path).text
+    found = page_of(client, "/search?q=zzz")
+    assert "No entity and no relation contains zzz" in found.text
+
+
+def test_a_query_in_the_search_leads_to_its_answers(client):
+    params = {"q": f"'{ALSO}'(e1, X)"}
+    response = client.get("/search", params=params)
+    assert response.status_code == 303
+    assert response.headers["location"].startswith("/answers?")
+
+
+def test_static_files_have_their_types(client):
+    for name, kind in app.STATIC_TYPES.items():
+        response = client.get(f"/static/{name}")
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith(kind)
+    # Browsers ask for it beside JSON.
+    icon = client.get("/favicon.ico")
+    assert icon.status_code == 200
+    assert icon.headers["content-type"].startswith("image/svg+xml")
+    css = client.get("/static/explorer.css").text
+    assert "url(" not in css and "@import" not in css
+
+
+def test_work_that_takes_too_long_is_one_line(explorers, monkeypatch):
+    explorer = explorers["untrained"]
+
+    def spin(*args, **options):
+        while True:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(explorer.answerer, "answer", spin)
+    site = Site(explorer, seconds=0.05)
+    # however slow the machine is, the request does not wait for its turn
+    site.worker.clock = lambda: 0.0
+    client = TestClient(site.make_app("127.0.0.1"), base_url=BASE)
+    query = "relation_id=1&head_id=1"
+    response = client.get(f"/api/answers?{query}")
+    assert response.status_code == 503
+    assert response.json() == {
+        "error": "stopped: the answer takes longer than 0.05 s (`--seconds` of `funcppo serve`)"
+    }
+    assert response.headers["retry-after"] == "5"
+    page_of(client, f"/answers?{query}", 503)
+    site.worker.seconds = 60
+    assert client.get("/api/rule?rule=0").status_code == 200
+
+
+def test_names_are_looked_up_while_others_rank(explorers):
+    site = Site(explorers["untrained"], seconds=60)
+    client = TestClient(site.make_app("127.0.0.1"), base_url=BASE)
+    may_end = threading.Event()
+    ranking = site.worker.submit(lambda: may_end.wait(60))
+    for path in ("search?q=e1", "entity?entity=e1", "facts", "rules", "graph"):
+        assert client.get(f"/api/{path}").status_code == 200
+    assert not ranking.done()
+    may_end.set()
+
+
+def test_an_answer_that_is_too_long_is_one_line(client, monkeypatch):
+    monkeypatch.setattr(app, "MAX_ANSWER_BYTES", 100)
+    response = client.get("/api/graph")
+    assert response.status_code == 503
+    assert "at most 100 bytes" in response.text
+
+
+def test_a_defect_is_one_line_without_details(explorers, monkeypatch):
+    explorer = explorers["untrained"]
+
+    def fail(*args, **options):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(explorer.answerer, "answer", fail)
+    client = TestClient(
+        Site(explorer, seconds=60).make_app("127.0.0.1"),
+        base_url=BASE,
+        raise_server_exceptions=False,
+    )
+    for path in ("/api/answers", "/answers"):
+        response = client.get(f"{path}?relation_id=1&head_id=1")
+        assert response.status_code == 500
+        assert "internal error" in response.text
+        assert "secret" not in response.text
+        assert "content-security-policy" in response.headers

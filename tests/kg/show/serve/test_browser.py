@@ -1,0 +1,243 @@
+"""The explorer in Chromium: no errors, nothing foreign, hostile names harmless, the keyboard alone, narrow and dark.
+
+Needs playwright and a chromium: CHROMIUM=/path/of/it, or the one of the system.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from urllib.parse import urlencode
+
+import pytest
+
+from funcppo.kg.show.report.names import display
+from funcppo.kg.show.serve import server
+from tests.kg.show.report.graphs import ALSO, HOSTILE, INVERSE
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed"
+)
+if CHROMIUM is None:
+    pytest.skip("chromium is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def url(site):
+    """The address of a running explorer."""
+    listener = server.open_socket("127.0.0.1", 0)
+    running = server.make_server(site.make_app("127.0.0.1"), [site.worker])
+    thread = threading.Thread(target=running.run, args=([listener],))
+    thread.start()
+    yield server.url(listener, "127.0.0.1").rstrip("/")
+    running.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox"],
+            timeout=300_000,
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def watched(browser, url):
+    """A page and the list of what went wrong on it, which must stay empty."""
+    context = browser.new_context()
+    context.set_default_timeout(300_000)
+    page = context.new_page()
+    problems = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: problems.append(dialog.message))
+
+    def check_request(request):
+        if not request.url.startswith(url):
+            problems.append(request.url)
+
+    page.on("request", check_request)
+    yield page, problems
+    assert problems == []
+    context.close()
+
+
+def focused(page, expression="document.activeElement.textContent"):
+    return page.evaluate(expression)
+
+
+def press_until(page, key, expression):
+    """Press a key until an expression about the focused element holds."""
+    for _ in range(60):
+        page.keyboard.press(key)
+        if focused(page, f"(e => {expression})(document.activeElement)"):
+            return
+    raise AssertionError(f"the focus never came to {expression}")
+
+
+def test_hostile_names_are_text_and_pages_fit(watched, url, explorers):
+    page, _ = watched
+    explorer = explorers["questions"]
+    relation = explorer.relation_id(ALSO)
+    page.set_viewport_size({"width": 320, "height": 600})
+    width = "document.documentElement.scrollWidth <= innerWidth"
+    for name in HOSTILE[:9]:
+        entity = explorer.entity_id(name)
+        paths = [f"/entity?entity_id={entity}"]
+        if name == HOSTILE[0]:
+            query = f"relation_id={relation}&head_id={entity}"
+            paths += [f"/answers?{query}&known=1", f"/why?{query}&tail_id=1"]
+        for path in paths:
+            page.goto(url + path)
+            assert display(name) in page.inner_text("h1").replace("\xa0", " ")
+            assert page.evaluate(width), path
+    page.goto(f"{url}/api")
+    assert page.evaluate(width)
+
+
+def test_the_keyboard_alone_leads_to_a_proof(watched, url):
+    page, _ = watched
+    page.goto(url)
+    page.keyboard.press("Tab")
+    assert focused(page) == "Skip to the content"
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.id === 'main'")
+
+    press_until(page, "Tab", "e.id === 'head'")
+    page.keyboard.type("e1")
+    options = page.locator("#options-1 li")
+    options.first.wait_for()
+    head = page.locator("#head")
+    assert head.get_attribute("aria-expanded") == "true"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    second = options.nth(1)
+    assert second.get_attribute("aria-selected") == "true"
+    active = head.get_attribute("aria-activedescendant")
+    assert active == second.get_attribute("id")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    assert head.input_value() == "e1"
+    assert head.get_attribute("aria-expanded") == "false"
+
+    page.keyboard.press("Tab")
+    page.keyboard.type("rel")
+    page.locator("#options-2 li").first.wait_for()
+    page.keyboard.press("Escape")
+    assert page.locator("#options-2").is_hidden()
+    page.keyboard.press("ArrowDown")
+    page.locator("#options-2 li").first.wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert page.locator("#relation").input_value() == display(ALSO)
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert "/answers?" in page.url
+
+    press_until(page, "Tab", "e.className === 'why'")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert "/why?" in page.url
+    press_until(page, "Tab", "e.tagName === 'SUMMARY'")
+    is_open = "document.querySelector('.tree details').open"
+    assert page.evaluate(is_open)
+    page.keyboard.press("Enter")
+    assert not page.evaluate(is_open)
+    page.keyboard.press("Enter")
+    assert page.evaluate(is_open)
+    press_until(page, "Tab", "e.matches('.tree ul a.name')")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert "/relation?" in page.url or "/entity?" in page.url
+
+
+def test_a_chosen_name_that_cannot_be_typed_is_asked_for(watched, url):
+    page, _ = watched
+    page.goto(url)
+    page.fill("#relation", ALSO[:3])
+    page.locator("#options-2 li").first.wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.fill("#head", "evil")
+    page.locator("#options-1 li").first.wait_for()
+    name = display("\u202eevil")
+    page.get_by_role("option", name=name, exact=True).click()
+    assert page.locator("#head").input_value() == name
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert name in page.inner_text("h1")
+
+
+def test_the_search_leads_to_a_name(watched, url):
+    page, _ = watched
+    page.goto(url)
+    page.fill("#q", "<scr")
+    page.locator("#options-0 li").first.wait_for()
+    page.keyboard.press("ArrowDown")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert page.inner_text("h1") == "<script>alert(1)</script>"
+
+
+def test_all_of_a_tree_opens_and_closes(watched, url, explorers):
+    page, _ = watched
+    explorer = explorers["questions"]
+    relation = explorer.relation_id(INVERSE)
+    found = explorer.answers(relation, 20, None, 1, True, 0.0)["answers"][0]
+    ids = {
+        "relation_id": relation,
+        "head_id": 20,
+        "tail_id": found["entity_id"],
+    }
+    page.goto(f"{url}/why?{urlencode(ids)}")
+    page.get_by_role("button", name="Close all").click()
+    assert page.locator(".tree details[open]").count() == 0
+    page.get_by_role("button", name="Open all").click()
+    n_parts = page.locator(".tree details").count()
+    assert page.locator(".tree details[open]").count() == n_parts > 0
+
+
+def test_pages_are_light_or_dark_as_the_system_is(watched, url):
+    page, _ = watched
+    colours = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(url)
+        style = "getComputedStyle(document.body).backgroundColor"
+        colours.append(page.evaluate(style))
+    assert colours == ["rgb(255, 255, 255)", "rgb(22, 24, 29)"]
+
+
+def test_the_policy_stops_scripts_and_foreign_requests(browser, url):
+    page = browser.new_page()
+    page.goto(url)
+    add = """(() => { const s = document.createElement('script');
+      s.textContent = 'window.broken = 1'; document.body.append(s);
+      return window.broken; })()"""
+    assert page.evaluate(add) is None
+    ask = "fetch('http://192.0.2.1/').then(() => 'asked', () => 'stopped')"
+    assert page.evaluate(ask) == "stopped"
+    page.close()
+
+
+def test_pages_work_without_scripts(browser, url):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(url)
+    page.fill("#head", "e1")
+    page.fill("#relation", "<b>likes</b>")
+    page.locator(".ask button").click()
+    assert "/answers?" in page.url
+    page.goto(url)
+    page.fill("#head", "e111")
+    page.fill("#relation", "<b>likes</b>")
+    page.locator(".ask button").click()
+    assert "'e11'" in page.inner_text("main")
+    context.close()

@@ -1,0 +1,304 @@
+"""Knowledge graphs in Python: the answers of the command line, results that print, nothing left behind."""
+
+import builtins
+import html
+import json
+import re
+import resource
+import sys
+import tempfile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import funcppo as fp
+from funcppo.config import PPOConfig
+from funcppo.kg.search.config import ProverTaskConfig
+from tests.cli.runner import funcppo
+from tests.forked import printed_by
+
+RULES = "p(X, Y) :- q(X, Y).\np(X, Y) :- q(X, Z), r(Z, Y).\nq(X, Y) :- r(Y, X)."
+PPO = PPOConfig(n_envs=4, n_steps=4, n_epochs=1, n_minibatches=2)
+SETTINGS = {"steps": 64, "strategy": "eager", "n_validations": 1, "ppo": PPO}
+SMALL_PROVER = ProverTaskConfig(
+    max_height=1,
+    smoothing=5.0,
+    object_identity=False,
+    embed_dim=4,
+    hidden_dim=4,
+)
+HOSTILE = "<script>'&\"\x1b[1m"
+
+
+def triples():
+    rows = np.unique(
+        np.random.default_rng(0).integers([12, 3, 12], size=(120, 3)), axis=0
+    )
+    rows = rows[np.random.default_rng(1).permutation(len(rows))]
+    return [(f"e{h}", "pqr"[r], f"e{t}") for h, r, t in rows.tolist()]
+
+
+def load_graph():
+    rows = triples()
+    return fp.load(rows[20:], valid=rows[:10], test=rows[10:20], rules=RULES)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return load_graph()
+
+
+@pytest.fixture(scope="module", params=["questions", "proofs"])
+def run(request, graph, tmp_path_factory):
+    """A trained run in a folder."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    settings = SETTINGS | {"learner": request.param, "prover": SMALL_PROVER}
+    return fp.fit(graph, out=out, **settings)
+
+
+def command(monkeypatch, capsys, *args):
+    """The JSON of a command line."""
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *args, "--json", "-") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_answers_as_the_command_line_does(run, monkeypatch, capsys):
+    for name in ("e1", "e2"):
+        for query, given in (
+            (f"p({name}, X)", "head"),
+            (f"p(X, {name})", "tail"),
+        ):
+            options = ["--known", "--k", 100]
+            (expected,) = command(
+                monkeypatch, capsys, "predict", run.folder, query, *options
+            )["queries"]
+            found = run.predict("p", **{given: name}, k=None, known=True)
+            assert found.to_json() == expected["answers"]
+            assert (found.query, found.n_new) == (query, expected["n_new"])
+
+
+def test_a_run_ranks_and_proves_as_the_command_line_does(
+    run, monkeypatch, capsys
+):
+    expected = command(monkeypatch, capsys, "evaluate", run.folder)
+    evaluation = run.evaluate()
+    for name in ("mrr", "hits@1", "hits@10", "ceiling", "n_queries"):
+        assert evaluation[name] == expected[name], name
+    atom = f"p(e1, {run.predict('p', head='e1')[0].entity})"
+    expected = command(monkeypatch, capsys, "prove", run.folder, atom)
+    proved = run.prove(atom)
+    assert proved.to_json()["proof"] == expected["proof"]
+    assert (proved.verdict, proved.known) == ("proved", False)
+    assert proved.tree.startswith(atom) and "digraph" in proved.to_dot()
+
+
+def test_an_opened_run_is_the_run(run):
+    opened = fp.open(run.folder)
+    assert opened.trained and opened.score == run.score
+    assert repr(opened) == repr(run)
+    found = run.predict("p", tail="e3")
+    assert opened.predict("p", tail="e3") == found
+    assert run.predict("p(X, e3)") == found
+    untrained = fp.open(run.folder, score="noisy-or")
+    assert not untrained.trained and untrained.score == "noisy-or"
+
+
+def test_each_answer_can_be_explained(run):
+    answers = run.predict("p", head="e1", explain=True)
+    for answer in answers:
+        lines = answer.explanation.to_lines()
+        assert lines[0].startswith(f"p(e1, {answer.entity})")
+        assert lines == run.explain(f"p(e1, {answer.entity})").to_lines()
+        has_evidence = "evidence" in answer.explanation.to_json()
+        assert has_evidence == (run.score == "evidence")
+
+
+def test_a_report_is_a_page_of_the_run(run, graph, tmp_path):
+    run.report(tmp_path / "r.html", queries=1)
+    text = (tmp_path / "r.html").read_text()
+    assert text.count('<details class="query"') == 1
+    mrr = run.evaluate("test")["mrr"]
+    assert f"<td>{mrr:.4f}</td>" in text
+    # The page is of the run, by whatever score it is opened.
+    opened = fp.open(run.folder, score="noisy-or")
+    opened.report(tmp_path / "same.html", queries=1)
+    assert (tmp_path / "same.html").exists()
+    with pytest.raises(ValueError, match="expected a trained run in a folder"):
+        fp.open(graph).report(tmp_path / "other.html")
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_a_graph_is_scored_without_training(graph):
+    untrained = fp.open(graph)
+    assert not untrained.trained and untrained.folder is None
+    assert "rule confidences" in repr(untrained)
+    found = untrained.predict("p", head="e1")
+    assert len(found) == len(list(found)) > 0
+    scores = [answer.score for answer in found]
+    assert scores == sorted(scores, reverse=True)
+    assert found[0].rank == 1 and found[:1] == found.answers[:1]
+    refuted = untrained.prove("r(e1, e1)")
+    assert refuted.verdict == "refuted" and refuted.tree == ""
+    assert repr(refuted).startswith("refuted: r(e1, e1)")
+
+
+def test_nothing_is_left_behind_without_a_folder(graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fitted = fp.fit(graph, **SETTINGS, prover=SMALL_PROVER)
+    assert fitted.folder is None and not list(tmp_path.iterdir())
+    assert fitted.predict("p", head="e1").answers
+    assert fitted.evaluate().metrics and fitted.prove("p(e1, e2)").verdict
+
+
+def test_a_fit_keeps_to_its_memory(graph, tmp_path):
+    with pytest.raises(ValueError, match="memory 1000: expected at least"):
+        fp.fit(graph, memory=1000, **SETTINGS)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    # in a process that holds nothing else
+    notes, after = printed_by(f"""
+import resource
+import funcppo as fp
+from tests.kg.test_api import SETTINGS, SMALL_PROVER, load_graph
+
+settings = dict(SETTINGS, prover=SMALL_PROVER, memory=2_500_000_000)
+print(fp.fit(load_graph(), {str(tmp_path / "run")!r}, **settings).notes)
+print(resource.getrlimit(resource.RLIMIT_DATA))
+""")
+    assert "2.50 GB hold parts" in notes
+    assert after == str(before)
+
+
+def test_rules_are_mined_where_there_are_none():
+    rows = [(f"a{i}", "parent", f"b{i}") for i in range(12)]
+    rows += [(f"b{i}", "child", f"a{i}") for i in range(11)]
+    graph = fp.load(rows)
+    assert not graph.rules
+    mined = fp.mine(graph, seconds=500, max_length=1)
+    assert "child(X, Y) :- parent(Y, X)" in mined.rules
+    assert fp.mine(rows, seconds=500, max_length=1).rules == mined.rules
+    fitted = fp.fit(mined, **SETTINGS)
+    assert fitted.predict("child", head="b11")[0].entity == "a11"
+
+
+def test_results_print_with_names_escaped():
+    rows = [(HOSTILE, "q", "b"), ("c", "q", "b")]
+    knowledge = fp.open(fp.load(rows, rules="p(X, Y) :- q(X, Y)."))
+    found = knowledge.predict("p", tail="b")
+    assert {answer.entity for answer in found} == {HOSTILE, "c"}
+    assert "\x1b" not in repr(found) and "rank" in repr(found)
+    for text in (found._repr_html_(), fp.load(rows)._repr_html_()):
+        assert "<script>" not in text and "\x1b" not in text
+    assert html.escape("<script>") in found._repr_html_()
+    proved = knowledge.prove("p(c, b)")
+    assert proved._repr_html_().startswith("<pre>proved")
+
+
+def test_a_query_says_how_its_names_were_read():
+    """A capital that names an entity is that entity; a relation may have a parenthesis in its name."""
+    rows = [("X", "p (old)", "b"), ("X", "q", "b"), ("c", "q", "d")]
+    opened = fp.open(fp.load(rows, rules="'p (old)'(A, B) :- q(A, B)."))
+    found = opened.predict("'p (old)'(c, ?t)")
+    assert [answer.entity for answer in found] == ["d"] and not found.notes
+    found = opened.predict("'p (old)'(X, ?t)", known=True)
+    assert found.query == "'p (old)'('X', Y)"
+    assert opened.predict(found.query).query == found.query
+    assert found.notes == ("X is an entity here; write ?x for a variable",)
+    assert "note: X is an entity here" in repr(found)
+    with pytest.raises(ValueError, match="head or tail, got neither"):
+        opened.predict("p (old)")
+
+
+def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
+    found = fp.open(graph).predict("p", head="e1", k=2)
+
+    def make_frame(rows, columns):
+        return (rows, columns)
+
+    monkeypatch.setitem(
+        sys.modules, "pandas", SimpleNamespace(DataFrame=make_frame)
+    )
+    rows, columns = found.to_dataframe()
+    assert columns == ["rank", "entity", "score", "known", "verdict"]
+    assert [row[1] for row in rows] == [answer.entity for answer in found]
+
+    real_import = builtins.__import__
+
+    def without_pandas(name, *args):
+        if name == "pandas":
+            raise ImportError(name)
+        return real_import(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without_pandas)
+    with pytest.raises(ImportError, match="needs pandas"):
+        found.to_dataframe()
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda k: k.predict("p"), "expected head or tail, got neither"),
+        (lambda k: k.predict("p(e1, e2)"), "two arguments, one of them a vari"),
+        (lambda k: k.predict("p", head="e1", tail="e2"), "got both"),
+        (lambda k: k.predict("pp", head="e1"), "unknown relation 'pp'"),
+        (lambda k: k.predict("p", head="e99"), "unknown entity.*close: "),
+        (lambda k: k.prove("p(e1, X)"), "expected no variables"),
+        (lambda k: k.explain("p(e1, e2)", "left"), "expected head or tail"),
+        (lambda k: k.evaluate("train"), "expected test or valid"),
+        (lambda k: fp.load([("a", "p")]), "triple 0: expected three names"),
+        (lambda k: fp.load("no such data"), "unknown data set"),
+        (lambda k: fp.load("countries_s1", test=[]), "valid and test only"),
+        (lambda k: fp.fit(fp.load([("a", "p", "b")])), "the data hold none"),
+        (
+            lambda k: fp.open(fp.load([("a", "p", "b")])),
+            r"expected rules \(funcppo.mine",
+        ),
+        (
+            lambda k: fp.open(__file__),
+            r"expected the folder of a run, or a graph .*got a file",
+        ),
+        (lambda k: fp.load([]), "load: expected at least one triple, got none"),
+        (lambda k: fp.mine("countries_s1", seconds=-1), "seconds: expected"),
+    ],
+)
+def test_bad_input_is_one_line(graph, ask, message):
+    with pytest.raises(ValueError, match=message) as error:
+        ask(fp.open(graph))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: fp.fit("countries_s1", stepz=3), "fit: .* stepz: .*'steps'"),
+        (lambda: fp.mine("countries_s1", second=3), "mine: .*'seconds'"),
+    ],
+)
+def test_an_unknown_setting_is_told_with_the_nearest_ones(ask, message):
+    with pytest.raises(TypeError, match=message):
+        ask()
+
+
+def test_a_folder_with_a_run_is_not_written_to(graph, run):
+    with pytest.raises(ValueError, match="holds a run already"):
+        fp.fit(graph, out=run.folder, **SETTINGS)
+
+
+def test_the_examples_of_the_docstrings_run(monkeypatch, tmp_path):
+    """The indented lines of every docstring, in the order of the module's own."""
+    graph = fp.load("countries_s1")
+    run = fp.open(graph)
+    for function in (
+        fp.load,
+        fp.Knowledge.predict,
+        fp.Knowledge.prove,
+        fp.Knowledge.explain,
+        fp.Knowledge.evaluate,
+    ):
+        lines = re.findall(
+            r"^ +((?:graph|run|print)\b.*)$", function.__doc__, re.MULTILINE
+        )
+        assert lines, function
+        for line in lines:
+            exec(line, {"fp": fp, "run": run, "graph": graph})

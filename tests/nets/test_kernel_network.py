@@ -1,0 +1,340 @@
+"""What kernels compute of a network of two hidden layers is what operators do, and other networks have no kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import funcppo as fp
+from funcppo import minibatch, shards, train_step
+from funcppo.core import random, stacked, tree
+from funcppo.nets import feedforward, kernel_network
+from funcppo.rollout import RolloutState
+from funcppo.runtime import compile
+from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
+from funcppo.runtime.reasons import FailureCode
+from tests.learning import WORLD, assert_trees_equal, double
+from tests.nets import guessing
+
+NETWORKS = [
+    ("CartPole-v1", {}),
+    ("CartPole-v1", {"activation": "relu"}),
+    ("Pendulum-v1", {}),
+    ("Pendulum-v1", {"log_std": "state", "squash": True}),
+]
+# of several actions, legal or not
+SEVERAL_ACTIONS = [("guessing several", {}), ("guessing masked", {})]
+
+
+def make_learner(
+    name: str, network: dict[str, Any], *hidden: int, **ppo: Any
+) -> Any:
+    settings = {"n_envs": 4, "n_steps": 8, "n_minibatches": 2, "n_updates": 2}
+    is_guessing, _, kind = name.partition("guessing ")
+    return fp.ppo(
+        env=fp.envs.make(name) if is_guessing else guessing(kind),
+        network=fp.nets.mlp(*(hidden or (8, 6)), **network),
+        **{**settings, **ppo},
+    )
+
+
+def collected(learner: Any, seed: int = 0) -> Any:
+    """Params and what is learnt from, in float64."""
+    state = double(learner.init(random.key(seed)))
+    return state.params, double(train_step.collect(learner.cfg, WORLD, state))
+
+
+def both_gradients(learner: Any, params: Any, data: Any) -> tuple[Any, Any]:
+    """The gradient and the metrics by autograd and by kernels, of the first minibatch."""
+    rows = stacked.item(data.minibatches, 0).rows
+    args = (learner.cfg, WORLD, params, data.batch, rows, data.scalars)
+    return minibatch.loss_gradient(*args), kernel_network.loss_gradient(*args)
+
+
+@pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
+def test_gradient_and_metrics_equal_those_of_the_loss(
+    name: str, network: dict[str, Any]
+) -> None:
+    learner = make_learner(name, network)
+    assert kernel_network.reason_against(learner.cfg) == ""
+    expected, got = both_gradients(learner, *collected(learner))
+    assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_rows_that_are_not_finite_are_left_out() -> None:
+    learner = make_learner("CartPole-v1", {})
+    params, data = collected(learner)
+    rows = stacked.item(data.minibatches, 0).rows
+    obs, advantage = data.batch.obs.clone(), data.batch.advantage.clone()
+    obs[rows[:3]] = torch.nan
+    advantage[rows[:3]] = torch.inf
+    batch = data.batch._replace(obs=obs, advantage=advantage)
+    expected, got = both_gradients(learner, params, data._replace(batch=batch))
+    assert expected[1].nonfinite_fraction > 0
+    assert all(leaf.isfinite().all() for leaf in tree.leaves(got[0]))
+    assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "ppo", [{"n_microbatches": 2}, {"n_shards": 2}, {}], ids=str
+)
+def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
+    learner = make_learner("CartPole-v1", {}, **ppo)
+    params, data = collected(learner)
+    args = (learner.cfg, WORLD, params, data.batch, data.scalars)
+    first = stacked.item(data.minibatches, 0)
+    expected = shards.minibatch_step(*args, data.update_state, first)
+    got = train_step.kernel_minibatch_step(*args, data.update_state, first)
+    assert_trees_equal(got, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("n_learners", [1, 3])
+@pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
+def test_a_rollout_step_equals_that_of_operators(
+    name: str, network: dict[str, Any], n_learners: int
+) -> None:
+    cfg = make_learner(name, network).cfg
+    parts = train_step.EAGER_PARTS
+    keys = random.split(random.key(1), n_learners)
+    states = [train_step.init(cfg, WORLD, key) for key in keys]
+    state = states[0]
+    if n_learners > 1:
+        parts = train_step.vmap_parts(parts)
+        state = tree.map(lambda *x: torch.stack(x), *states)
+    state = double(state)
+    inputs = parts.sample_randomness(cfg, WORLD, state.key).random_inputs
+    args = (
+        cfg,
+        WORLD,
+        state.params,
+        RolloutState(state.env_state, state.episode_stats, state.memory),
+        stacked.item(inputs, 0),
+    )
+    expected = parts.rollout_step(*args)
+    got = parts.kernel_rollout_step(*args)
+    assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_learners", [1, 3])
+@pytest.mark.parametrize("bootstraps", [True, False])
+def test_a_batch_with_truncated_episodes_equals_that_of_operators(
+    n_learners: int, bootstraps: bool
+) -> None:
+    learner = make_learner(
+        "MountainCar-v0",
+        {},
+        n_steps=32,
+        n_minibatches=1,
+        bootstrap_truncated=bootstraps,
+    )
+    cfg = learner.cfg
+    parts = train_step.EAGER_PARTS
+    if n_learners > 1:
+        parts = train_step.vmap_parts(parts)
+    keys = random.split(random.key(1), n_learners)
+    states = [train_step.init(cfg, WORLD, key) for key in keys]
+    state = double(
+        states[0]
+        if n_learners == 1
+        else tree.map(lambda *x: torch.stack(x), *states)
+    )
+    rollout = train_step.roll_out(cfg, WORLD, state, parts)
+    trajectory = double(rollout.trajectory)
+    # as if the time limit had cut some episodes
+    index = torch.arange(trajectory.truncated.numel())
+    truncated = (index % 5 == 0).view_as(trajectory.truncated)
+    args = (
+        cfg,
+        WORLD,
+        state.params,
+        double(rollout.rollout_state.env_state),
+        trajectory._replace(truncated=truncated),
+        state.scalars,
+        train_step.NO_MEMORY,
+    )
+    expected = parts.build_batch(*args)
+    got = parts.kernel_build_batch(*args)
+    assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
+    uncut = parts.build_batch(*args[:4], trajectory, *args[5:])
+    assert not torch.equal(uncut.batch.advantage, expected.batch.advantage)
+
+
+def test_several_learners_compiled_in_one_graph_equal_each() -> None:
+    learner = make_learner("CartPole-v1", {})
+    parts = train_step.vmap_parts(train_step.EAGER_PARTS)
+    states = torch.vmap(partial(train_step.init, learner.cfg, WORLD))(
+        random.split(random.key(1), 3)
+    )
+    states = double(tree.map(lambda x: x.contiguous(), states))
+    data = double(train_step.collect(learner.cfg, WORLD, states, parts))
+    args = (learner.cfg, WORLD, states.params, data.batch, data.scalars)
+    first = stacked.item(data.minibatches, 0)
+    step = compile.compile_function(parts.kernel_minibatch_step)
+    expected = parts.minibatch_step(*args, data.update_state, first)
+    got = step(*args, data.update_state, first)
+    assert_trees_equal(got, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "network", "reason"),
+    [
+        ((8,), {}, "the network has 1 hidden layers, not 2"),
+        ((8, 8, 8), {}, "the network has 3 hidden layers, not 2"),
+        ((8, 65), {}, "a layer of 65 units, more than 64"),
+        (
+            (8, 8),
+            {"shared_trunk": True},
+            "actor and critic share their hidden layers",
+        ),
+        (
+            (8, 8),
+            {"matmul_dtype": torch.float64},
+            "products of torch.float64",
+        ),
+    ],
+)
+def test_other_networks_have_no_kernels(
+    hidden: tuple[int, ...], network: dict[str, Any], reason: str
+) -> None:
+    learner = make_learner("CartPole-v1", network, *hidden)
+    assert kernel_network.reason_against(learner.cfg) == reason
+
+
+def test_networks_of_other_kinds_have_no_kernels() -> None:
+    learner = fp.ppo(
+        env=fp.envs.make("CartPole-v1"),
+        network=fp.nets.gru(8),
+        n_envs=4,
+        n_steps=8,
+    )
+    reason = kernel_network.reason_against(learner.cfg)
+    assert reason == "the network is none of `nets.feedforward`"
+
+
+def test_another_network_of_the_update_has_no_kernels() -> None:
+    cfg = make_learner("CartPole-v1", {}).cfg
+    reason = kernel_network.reason_against(replace(cfg, update_agent=cfg.agent))
+    assert reason == "the update has a network of its own"
+
+
+def test_very_wide_observations_have_no_kernels() -> None:
+    cfg = make_learner("CartPole-v1", {}).cfg
+    network = feedforward.MLPConfig(n_obs=1025, n_actions=2)
+    cfg = replace(cfg, agent=feedforward.agent(network))
+    reason = kernel_network.reason_against(cfg)
+    assert reason == "an observation of 1025 numbers, more than 1024"
+
+
+def test_many_outputs_have_no_kernels() -> None:
+    cfg = make_learner("CartPole-v1", {}).cfg
+    network = feedforward.MLPConfig(n_obs=4, n_actions=17)
+    cfg = replace(cfg, agent=feedforward.agent(network))
+    reason = kernel_network.reason_against(cfg)
+    assert reason == "17 outputs, more than 16"
+
+
+def find_kernels(learner: Any, device: str, strategy: str) -> Any:
+    record = compile.StrategyRecord(
+        strategy="eager",
+        failures=(),
+        torch_version=torch.__version__,
+        device=device,
+        backend="inductor",
+    )
+    return compile._find_kernels(
+        train_step.EAGER_PARTS, learner.cfg, record, strategy
+    )
+
+
+def test_kernels_are_for_one_graph_on_a_gpu() -> None:
+    learner = make_learner("CartPole-v1", {})
+    found = find_kernels(learner, "cuda:0", "one-graph")
+    assert found.parts.minibatch_step is train_step.kernel_minibatch_step
+    assert found.parts.build_batch is train_step.kernel_build_batch
+    assert found.parts.rollout_step is train_step.kernel_rollout_step
+    assert found.record_fields("one-graph") == {"network": "kernels"}
+    assert found.record_fields("two-graphs") == {}
+    for device, strategy in (("cpu", "one-graph"), ("cuda:0", "two-graphs")):
+        none = find_kernels(learner, device, strategy)
+        assert none.parts is None and none.record_fields("one-graph") == {}
+
+
+def test_a_network_without_kernels_is_recorded_with_its_reason() -> None:
+    learner = make_learner("CartPole-v1", {}, 8)
+    found = find_kernels(learner, "cuda:0", "one-graph")
+    assert found.parts is None
+    assert found.record_fields("one-graph") == {
+        "network_reason": "the network has 1 hidden layers, not 2",
+        "network_code": FailureCode.UNSUPPORTED,
+    }
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("name", "network"), NETWORKS)
+def test_a_compiled_learner_on_a_gpu_has_kernels(
+    name: str, network: dict[str, Any]
+) -> None:
+    learner = make_learner(name, network, 64, 64)
+    state = learner.init(random.key(0, "cuda"))
+    fast = fp.compile(learner, state, strategy="one-graph")
+    assert (fast.record.network, fast.record.network_reason) == ("kernels", "")
+    assert fast.record.failures == ()
+    got, _ = fast.step(state)
+    expected, _ = learner.step(learner.init(random.key(0, "cuda")))
+    for a, b in zip(tree.leaves(got.params), tree.leaves(expected.params)):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_kernels_that_compute_other_numbers_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner = make_learner("CartPole-v1", {}, 64, 64)
+    wrong = partial(
+        shards.minibatch_step,
+        accumulate_gradients=lambda *args: tree.map(
+            lambda x: 2 * x, minibatch.accumulate_gradients(*args)
+        ),
+    )
+    parts = train_step.Parts(kernel_minibatch_step=wrong)
+    state = learner.init(random.key(0, "cuda"))
+    _, record = compile.select_strategy(
+        train_step.collect, parts, learner.cfg, WORLD, state, "one-graph"
+    )
+    assert record.strategy == "one-graph" and record.network == "operators"
+    assert record.network_code == FailureCode.WRONG_RESULT
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
+def test_values_by_kernels_that_are_wrong_are_not_used(
+    matmul_dtype: torch.dtype | None,
+) -> None:
+    network = {"matmul_dtype": matmul_dtype}
+    learner = make_learner("CartPole-v1", network, 64, 64)
+    wrong = partial(train_step.build_batch, final_value=no_final_value)
+    parts = train_step.Parts(kernel_build_batch=wrong)
+    state = learner.init(random.key(0, "cuda"))
+    _, record = compile.select_strategy(
+        train_step.collect,
+        parts,
+        learner.cfg,
+        WORLD,
+        state,
+        "one-graph",
+        tolerance=DEFAULT_TOLERANCE if matmul_dtype is None else BF16_TOLERANCE,
+    )
+    (failure,) = record.failures
+    assert failure.name == "build_batch by kernels"
+    assert failure.code == FailureCode.WRONG_RESULT
+
+
+def no_final_value(
+    cfg: Any, world: Any, params: Any, trajectory: Any
+) -> torch.Tensor:
+    """Values of truncated episodes that are wrong."""
+    return torch.zeros_like(trajectory.reward)

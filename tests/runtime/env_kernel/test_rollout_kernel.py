@@ -1,0 +1,518 @@
+"""The rollout as one kernel: generated code run on numpy, equal to the loop over steps; on a GPU the kernel itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import funcppo as fp
+from examples import grid_world as grid_world_example
+from funcppo import rollout, train_step
+from funcppo.core import loops, tree
+from funcppo.envs.base import NoWorld
+from funcppo.learner import Learner
+from funcppo.runtime.env_kernel import rollout_kernel
+from funcppo.runtime.env_kernel.rollout_kernel import (
+    RolloutKernel,
+    StepArguments,
+)
+from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
+from tests.runtime import numpy_triton
+
+N_STEPS = 5
+CLASSIC = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+)
+
+
+# whose programs are short enough to be compiled in seconds
+GAMES = (
+    "MinAtar/Breakout-v1",
+    "MinAtar/SpaceInvaders-v1",
+    "MinAtar/Asterix-v1",
+    "MinAtar/Freeway-v1",
+)
+
+
+class NumpyKernel:
+    """Launches a kernel's code on numpy, as Triton launches it on a GPU."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        """The function that launches so many blocks."""
+
+        def launch(*args: Any, R: int, **_: Any) -> None:
+            values = [
+                numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
+                for x in args
+            ]
+            numpy_triton.run(self.source, "rollout_kernel", grid, *values, R=R)
+
+        return launch
+
+
+def make_learner(
+    name: str,
+    n_envs: int,
+    *hidden: int,
+    device: str = "cpu",
+    n_steps: int = N_STEPS,
+    **options: Any,
+) -> tuple[Learner, Any]:
+    """A learner and its first state; images are rows of numbers."""
+    env = fp.envs.make(name)
+    if len(env.spec.shape) > 1:
+        env = fp.envs.wrappers.flatten_observation(env)
+    ppo = fp.ppo(
+        env=env,
+        network=fp.nets.mlp(*hidden, **options),
+        n_envs=n_envs,
+        n_steps=n_steps,
+        n_updates=2,
+        n_minibatches=1,
+    )
+    return ppo, ppo.init(fp.random.key(3, device))
+
+
+def rollout_arguments(learner: Learner, state: Any) -> StepArguments:
+    """The arguments of a whole rollout."""
+    inputs = train_step.sample_randomness(learner.cfg, NoWorld(), state.key)
+    first = rollout.RolloutState(state.env_state, state.episode_stats)
+    if learner.cfg.env.truncates:
+        # Episodes are about to end, so that rows are reset on the way.
+        first = first._replace(
+            env_state=tree.map(
+                lambda x: x + 196 if x.dtype == torch.int64 else x,
+                first.env_state,
+            )
+        )
+    return StepArguments(NoWorld(), state.params, first, inputs.random_inputs)
+
+
+def arguments_of_many(
+    learner: Learner, n_learners: int, device: str = "cpu"
+) -> StepArguments:
+    """The arguments of a whole rollout of several learners."""
+    states = [
+        learner.init(fp.random.key(seed, device)) for seed in range(n_learners)
+    ]
+    each = [rollout_arguments(learner, state) for state in states]
+    args = tree.map(lambda *x: torch.stack(x), *each)
+    random_inputs = tree.map(lambda x: x.transpose(0, 1), args.random_inputs)
+    return args._replace(random_inputs=random_inputs)
+
+
+def parts_of(args: StepArguments) -> train_step.Parts:
+    """The parts of one learner, or of several."""
+    is_many = tree.leaves(args.random_inputs)[0].ndim == 3
+    parts = train_step.EAGER_PARTS
+    return train_step.vmap_parts(parts) if is_many else parts
+
+
+def functions_of(args: StepArguments, values_apart: bool) -> tuple[Any, Any]:
+    """The step that a kernel makes, and what computes the values of all steps, if that does not."""
+    parts = parts_of(args)
+    if values_apart:
+        return parts.kernel_actor_step, parts.kernel_values
+    return parts.rollout_step, None
+
+
+def first_step(args: StepArguments) -> StepArguments:
+    """The arguments of the first step of a rollout."""
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    return args._replace(random_inputs=random_inputs)
+
+
+def on_numpy(
+    learner: Learner, args: StepArguments, values_apart: bool = False
+) -> RolloutKernel:
+    """The kernel of a rollout, which runs on numpy."""
+    step, values = functions_of(args, values_apart)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = rollout_kernel.write_rollout_kernel(
+        step, learner.cfg, first_step(args)
+    )
+    kernel._values = values
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    return kernel
+
+
+def compile_kernel(
+    learner: Learner, args: StepArguments, values_apart: bool = False
+) -> RolloutKernel:
+    """The kernel of a rollout on a GPU."""
+    step, values = functions_of(args, values_apart)
+    return rollout_kernel.compile_unroll(
+        step, learner.cfg, first_step(args), values
+    )
+
+
+def assert_equals_the_loop(
+    kernel: RolloutKernel,
+    learner: Learner,
+    args: StepArguments,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+) -> None:
+    with torch.no_grad():
+        actual = kernel(learner.cfg, *args)
+        expected = rollout.unroll(
+            learner.cfg, *args, loops.scan, parts_of(args).rollout_step
+        )
+    assert tree.paths(actual) == tree.paths(expected)
+    for name, x, y in zip(
+        tree.paths(actual), tree.leaves(actual), tree.leaves(expected)
+    ):
+        torch.testing.assert_close(
+            x, y, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_the_code_computes_what_the_loop_does(name: str) -> None:
+    learner, state = make_learner(name, 3, 16)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "options"),
+    [
+        ((20, 16), {"activation": "relu"}),
+        ((7, 33), {"shared_trunk": True}),
+        ((), {}),
+    ],
+)
+def test_layers_of_any_width_and_blocks_that_are_not_full(
+    hidden: tuple[int, ...],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
+    learner, state = make_learner("CartPole-v1", 19, *hidden, **options)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+def test_products_in_bfloat16_are_rounded_as_the_loop_rounds_them() -> None:
+    learner, state = make_learner(
+        "Pendulum-v1", 4, 16, matmul_dtype=torch.bfloat16
+    )
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args)
+    assert "bfloat16" in kernel.code.source
+    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("n_learners", "n_envs", "rows_a_block"), [(3, 5, 1), (2, 19, 16)]
+)
+def test_learners_side_by_side_compute_what_the_loop_does(
+    n_learners: int,
+    n_envs: int,
+    rows_a_block: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each with params of its own, in blocks that may not be full."""
+    monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
+    learner, _ = make_learner("Pendulum-v1", n_envs, 16)
+    args = arguments_of_many(learner, n_learners)
+    kernel = on_numpy(learner, args)
+    assert kernel.code.batch_shape == (n_learners, n_envs)
+    assert kernel.code.block.n_rows == rows_a_block
+    assert_equals_the_loop(kernel, learner, args)
+
+
+def test_a_kernel_refuses_another_number_of_environments() -> None:
+    learner, state = make_learner("CartPole-v1", 3, 16)
+    kernel = on_numpy(learner, rollout_arguments(learner, state))
+    other, other_state = make_learner("CartPole-v1", 4, 16)
+    with pytest.raises(
+        ValueError, match="expected 3 environments, got 4 environments"
+    ):
+        kernel(other.cfg, *rollout_arguments(other, other_state))
+
+
+def test_a_kernel_refuses_another_number_of_learners() -> None:
+    learner, _ = make_learner("CartPole-v1", 3, 16)
+    kernel = on_numpy(learner, arguments_of_many(learner, 2))
+    with pytest.raises(ValueError, match=r"of 2 learners each, got .* of 3"):
+        kernel(learner.cfg, *arguments_of_many(learner, 3))
+
+
+VALUES_APART = ("CartPole-v1", "Pendulum-v1", GAMES[0])
+
+
+@pytest.mark.parametrize("name", VALUES_APART)
+def test_values_that_are_computed_after_all_steps(name: str) -> None:
+    """The kernel has no critic then."""
+    learner, state = make_learner(name, 3, 64, 20)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args, values_apart=True)
+    assert_equals_the_loop(kernel, learner, args)
+    whole = on_numpy(learner, args).code
+    assert kernel.code.source.count("tl.load") < whole.source.count("tl.load")
+
+
+def test_values_of_learners_side_by_side_after_all_steps() -> None:
+    learner, _ = make_learner("Pendulum-v1", 5, 16, 16)
+    args = arguments_of_many(learner, 3)
+    kernel = on_numpy(learner, args, values_apart=True)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("hidden", [(16,), (64, 64)])
+def test_games_whose_images_are_held_in_tiles(
+    name: str, hidden: tuple[int, ...]
+) -> None:
+    learner, state = make_learner(name, 3, *hidden)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args)
+    assert kernel.code.block.n_rows == 1
+    assert_equals_the_loop(kernel, learner, args)
+
+
+def test_a_game_with_bricks_broken_and_balls_lost() -> None:
+    learner, state = make_learner("MinAtar/Breakout-v1", 4, 16, n_steps=40)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args)
+    assert_equals_the_loop(kernel, learner, args)
+    with torch.no_grad():
+        _, trajectory = kernel(learner.cfg, *args)
+    assert trajectory.reward.any()
+    assert trajectory.terminated.any()
+
+
+def test_games_in_bfloat16() -> None:
+    learner, state = make_learner(GAMES[0], 3, 16, matmul_dtype=torch.bfloat16)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args)
+    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
+
+
+def test_layers_that_are_read_at_each_step() -> None:
+    learner, state = make_learner("CartPole-v1", 5, 128, 100)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args)
+    assert kernel.code.block.n_stages == 1
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.parametrize(
+    ("n_envs", "hidden", "reason"),
+    [
+        (3, (90,) * 5, "params, more than the 24576"),
+        (3, (512, 512), "params of large layers, more than the 131072"),
+        (300, (128, 128), "300 environments would read large layers"),
+    ],
+)
+def test_params_that_do_not_fit_into_a_block_are_refused(
+    n_envs: int, hidden: tuple[int, ...], reason: str
+) -> None:
+    learner, state = make_learner("CartPole-v1", n_envs, *hidden)
+    with pytest.raises(UnsupportedError, match=reason):
+        on_numpy(learner, rollout_arguments(learner, state))
+
+
+def test_a_gpu_without_assembly_code_of_nvidia_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    learner, state = make_learner("CartPole-v1", 3, 16)
+    with pytest.raises(UnsupportedError, match="not NVIDIA's"):
+        compile_kernel(learner, rollout_arguments(learner, state))
+
+
+def test_a_game_of_many_lines_is_refused() -> None:
+    learner, state = make_learner("MinAtar/Seaquest-v1", 3, 16)
+    with pytest.raises(UnsupportedError, match="lines, more than 1200"):
+        on_numpy(learner, rollout_arguments(learner, state))
+
+
+def test_noise_that_depends_on_the_state_is_refused() -> None:
+    """Its deviation is a matrix product with what is computed of params."""
+    learner = fp.ppo(
+        env=fp.envs.make("MountainCarContinuous-v0"),
+        network=fp.nets.gsde(16),
+        n_envs=3,
+        n_steps=N_STEPS,
+        n_minibatches=1,
+    )
+    args = rollout_arguments(learner, learner.init(fp.random.key(3)))
+    with pytest.raises(UnsupportedError, match="a matrix product other than"):
+        on_numpy(learner, args)
+
+
+def test_an_environment_with_a_large_state_is_refused() -> None:
+    cfg = NoWorld()
+    args = StepArguments(
+        NoWorld(),
+        torch.zeros(1),
+        torch.zeros(3, 70, 70),
+        (torch.zeros(2), torch.zeros(3)),
+    )
+    with pytest.raises(UnsupportedError, match="4900 numbers for each"):
+        rollout_kernel.write_rollout_kernel(
+            lambda cfg, world, params, state, inputs: (state, state), cfg, args
+        )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CLASSIC)
+@pytest.mark.parametrize("n_envs", [4, 300])
+def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
+    learner, state = make_learner(name, n_envs, 64, 64, device="cuda")
+    args = rollout_arguments(learner, state)
+    kernel = compile_kernel(learner, args)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("hidden", [(100, 100), (20, 128), (33, 7, 16)])
+def test_layers_of_any_width_on_a_gpu(hidden: tuple[int, ...]) -> None:
+    learner, state = make_learner(
+        "Pendulum-v1", 5, *hidden, device="cuda", shared_trunk=True
+    )
+    args = rollout_arguments(learner, state)
+    kernel = compile_kernel(learner, args)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [(GAMES[0], (128, 100)), *((name, (64, 64)) for name in GAMES)],
+)
+@pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
+def test_games_on_a_gpu(
+    name: str, hidden: tuple[int, ...], matmul_dtype: torch.dtype | None
+) -> None:
+    learner, state = make_learner(
+        name, 40, *hidden, device="cuda", matmul_dtype=matmul_dtype
+    )
+    args = rollout_arguments(learner, state)
+    kernel = compile_kernel(learner, args)
+    tolerance = 2e-2 if matmul_dtype else 1e-4
+    assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", VALUES_APART)
+@pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
+def test_values_after_all_steps_on_a_gpu(
+    name: str, matmul_dtype: torch.dtype | None
+) -> None:
+    learner, state = make_learner(
+        name, 40, 64, 64, device="cuda", matmul_dtype=matmul_dtype
+    )
+    args = rollout_arguments(learner, state)
+    kernel = compile_kernel(learner, args, values_apart=True)
+    tolerance = 2e-2 if matmul_dtype else 1e-4
+    assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_values_of_learners_after_all_steps_on_a_gpu() -> None:
+    learner, _ = make_learner("CartPole-v1", 4, 64, 64)
+    args = arguments_of_many(learner, 20, "cuda")
+    kernel = compile_kernel(learner, args, values_apart=True)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("n_envs", [4, 300])
+def test_the_kernel_in_bfloat16_is_near_the_loop_on_a_gpu(n_envs: int) -> None:
+    learner, state = make_learner(
+        "Pendulum-v1",
+        n_envs,
+        64,
+        64,
+        device="cuda",
+        matmul_dtype=torch.bfloat16,
+    )
+    args = rollout_arguments(learner, state)
+    kernel = compile_kernel(learner, args)
+    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CLASSIC)
+@pytest.mark.parametrize(("n_learners", "n_envs"), [(3, 4), (100, 4), (20, 40)])
+def test_learners_side_by_side_equal_the_loop_on_a_gpu(
+    name: str, n_learners: int, n_envs: int
+) -> None:
+    learner, _ = make_learner(name, n_envs, 64, 64)
+    args = arguments_of_many(learner, n_learners, "cuda")
+    kernel = compile_kernel(learner, args)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_compiled_learner_on_a_gpu_rolls_out_in_one_kernel() -> None:
+    learner, state = make_learner("CartPole-v1", 4, 16, device="cuda")
+    fast = fp.compile(learner, state)
+    assert fast.record.rollout == "kernel"
+    assert not fast.record.rollout_reason
+    assert fast.record.rollout_code is None
+    state, metrics = fast.step(state)
+    assert bool(torch.isfinite(metrics.grad_norm))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_several_learners_on_a_gpu_roll_out_in_one_kernel() -> None:
+    learner, _ = make_learner("CartPole-v1", 4, 16)
+    records = []
+    fp.train_many(
+        learner,
+        2 * 4 * N_STEPS,
+        seeds=3,
+        device="cuda",
+        strategy="one-graph",
+        callbacks=[lambda progress: records.append(progress.record)],
+    )
+    assert [record.rollout for record in records] == ["kernel", "kernel"]
+
+
+def grid_world(n_envs: int, device: str = "cpu") -> tuple[Learner, Any]:
+    """The learner of the example, and the arguments of a rollout in which rows are reset."""
+    world = tree.map(lambda x: x.to(device), grid_world_example.grid)
+    learner = fp.ppo(
+        env=grid_world_example.env,
+        network=fp.nets.mlp(16, 16),
+        world=world,
+        n_envs=n_envs,
+        n_steps=60,
+        n_minibatches=1,
+    )
+    state = learner.init(fp.random.key(3, device))
+    inputs = train_step.sample_randomness(learner.cfg, world, state.key)
+    first = rollout.RolloutState(state.env_state, state.episode_stats)
+    args = StepArguments(world, state.params, first, inputs.random_inputs)
+    return learner, args
+
+
+def test_a_world_that_is_read_by_indices() -> None:
+    """The legal moves of a cell, and where a move leads to."""
+    learner, args = grid_world(3)
+    kernel = on_numpy(learner, args)
+    assert kernel.code.has_checks
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("n_envs", [3, 300])
+def test_a_world_that_is_read_by_indices_on_a_gpu(n_envs: int) -> None:
+    learner, args = grid_world(n_envs, "cuda")
+    kernel = compile_kernel(learner, args)
+    assert_equals_the_loop(kernel, learner, args)

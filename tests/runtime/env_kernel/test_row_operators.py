@@ -1,0 +1,340 @@
+"""Operators on rows of many numbers, which are held in tiles: run on numpy, they compute what PyTorch does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from funcppo.runtime.env_kernel import row_program
+from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
+from tests.runtime.row_programs import run
+
+ROWS = 5
+SIZE = (
+    11  # of a side, so that a row has more numbers than have an expression each
+)
+CELLS = torch.arange(SIZE)
+
+
+def grids(seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(ROWS, SIZE, SIZE, generator=generator)
+
+
+def at(x: Tensor, column: int) -> Tensor:
+    """Maps that are true where a number of each row says."""
+    y = (x[:, 0, column] * 3 + 5).to(torch.int64)
+    is_row = (y[:, None] == CELLS)[:, :, None]
+    return is_row & (y[:, None] + 1 == CELLS)[:, None]
+
+
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "numbers": lambda x: x * 2 + 1,
+    "a row of each": lambda x: x + x[:, :1],
+    "a column of each": lambda x: x * x[:, :, 2:3],
+    "one number of each": lambda x: x - x[:, 3, 4].view(-1, 1, 1),
+    "flattened": lambda x: x.flatten(1) + 1,
+    "transposed": lambda x: x.transpose(1, 2) + x,
+    "flipped": lambda x: x.flip(1) - x.flip((1, 2)),
+    "a part": lambda x: x[:, 1:10] + 1,
+    "every other": lambda x: x[:, ::2, 1:] * 2,
+    "a view": lambda x: x[:, 2:, :].transpose(1, 2),
+    "rolled": lambda x: torch.roll(x, 3, 2),
+    "rolled twice": lambda x: torch.roll(x, (1, -2), (1, 2)) + x,
+    "one of a stack": lambda x: torch.stack([x, -x], -1)[..., 1],
+    "stacked": lambda x: torch.stack([x, x > 0, -x], -1),
+    "stacked and flattened": lambda x: torch.stack([x, -x], -1).flatten(1) + 1,
+    "stacked first": lambda x: torch.stack([x, 2 * x, 3 * x], 1),
+    "mixed": lambda x: torch.stack([x, -x], 2).flatten(1, 2),
+    "mixed, and more": lambda x: (
+        torch.stack([x, -x], 2).flatten(1, 2) + x[:, :1]
+    ),
+    "joined": lambda x: torch.cat([x, x[:, :2]], 1),
+    "joined at the end": lambda x: torch.cat([x, x], 2),
+    "flat, beside few": lambda x: torch.cat([x.flatten(1), x[:, 0, :2]], 1),
+    "few beside them, flat": lambda x: torch.cat(
+        [x[:, 0, :3], x.flatten(1), x[:, :1, 0]], 1
+    ),
+    "joined with few": lambda x: torch.cat([x[:, :, :1], x], 2),
+    "shifted": lambda x: torch.cat([x[:, 1:], 0 * x[:, :1]], 1),
+    "where": lambda x: torch.where(x > 0, x, x.flip(1)),
+    "bools": lambda x: (x > 0) & ~(x > 1) | (x < -1),
+    "sum": lambda x: x.flatten(1).sum(1),
+    "sum of rows": lambda x: x.sum(2),
+    "sum of columns, kept": lambda x: x.sum(1, keepdim=True) + x,
+    "any": lambda x: (x > 2).flatten(1).any(1),
+    "sums of a tile without padding": lambda x: (
+        x.flatten(1)[:, :64].reshape(-1, 8, 8).sum(2)
+        + x.flatten(1)[:, :64].sum(1, keepdim=True)
+    ),
+    "any of rows": lambda x: (x > 1).any(1),
+    "largest": lambda x: x.amax(2) - x.flatten(1).amin(1, keepdim=True),
+    "maps": lambda x: at(x, 0),
+    "maps over each other": lambda x: (at(x, 1) | at(x, 2)).to(torch.float32),
+    "any of a map": lambda x: (at(x, 1) & (x > 0)).flatten(1).any(1),
+    "constants": lambda x: (
+        x + (CELLS < 4).view(1, SIZE, 1).expand(1, SIZE, SIZE)
+    ),
+    "full": lambda x: torch.zeros_like(x) + torch.ones(SIZE) * x,
+    "of no row": lambda x: torch.full((len(x), SIZE, SIZE), 2.0),
+    "a quotient": lambda x: (x / (x - x)).isnan().flatten(1).sum(1),
+    "integers": lambda x: (x * 10).to(torch.int64) & 6,
+    "several maps": lambda x: (
+        (x[:, :, :3].transpose(1, 2) > 0).unsqueeze(-1) & (x > 0).unsqueeze(1)
+    ).any(1),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_on_tiles_computes_what_pytorch_does(name: str) -> None:
+    x = grids()
+    expected = OPERATORS[name](x)
+    actual = run(OPERATORS[name], x)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sign": lambda x: x.sign(),
+    "remainder as of C": lambda x: torch.fmod(x, 3),
+    "remainder": lambda x: torch.remainder(x, 3),
+    "quotient": lambda x: x // 3,
+    "running sums": lambda x: x.cumsum(1),
+    "least": lambda x: x.argmin(1),
+    "chosen": lambda x: x.index_select(1, torch.tensor([2, 0, 0])),
+    "flipped": lambda x: x.flip(1),
+    "largest": lambda x: x.amax(1) - x.amin(1),
+    "running sums of bools": lambda x: (x > 0).cumsum(1),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_operator_on_few_integers(name: str) -> None:
+    x = torch.tensor([[-7, 5, 0], [3, -3, 8], [-1, -1, 4]])
+    assert torch.equal(run(INTEGERS[name], x), INTEGERS[name](x))
+
+
+def weights(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator) / 10
+
+
+PRODUCTS: dict[str, Callable[..., Tensor]] = {
+    "wide": lambda x, wide, many, few: x.flatten(1) @ wide,
+    "narrow": lambda x, wide, many, few: x.flatten(1) @ few,
+    "two layers": lambda x, wide, many, few: (
+        (x.flatten(1) @ wide).tanh() @ wide[:20]
+    ),
+    "channels": lambda x, wide, many, few: (
+        torch.stack([x, -x, x > 0], -1).flatten(1) @ many
+    ),
+    "narrow, of channels": lambda x, wide, many, few: (
+        torch.stack([x, x > 0], -1).flatten(1) @ many[:242, :2]
+    ),
+    "a part": lambda x, wide, many, few: x[:, 2:].flatten(1) @ wide[:99],
+    "a quotient": lambda x, wide, many, few: (
+        (x / (1 + x * x)).flatten(1) @ wide
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_tiles_with_what_rows_share(name: str) -> None:
+    n = SIZE * SIZE
+    shared = (weights(0, n, 20), weights(1, 3 * n, 33), weights(2, n, 3))
+    actual = run(PRODUCTS[name], grids(1), *shared)
+    expected = PRODUCTS[name](grids(1), *shared)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: x.flatten(1).argmax(1), "over a hidden layer"),
+        (lambda x: (x * 9).to(torch.int64).amax(1), "largest or least integer"),
+        (lambda x: x.sign(), "sign of floating-point"),
+        (lambda x: torch.fmod(x, 2.0), "remainder of floating-point"),
+        (
+            lambda x: torch.div(x, 2.0, rounding_mode="floor"),
+            "a quotient, rounded: floor",
+        ),
+        (lambda x: x.sum((1, 2)), "several axes"),
+        (lambda x: (x > 0).any(), "any of several axes"),
+        (lambda x: x.flip(0), "rows in another order"),
+        (lambda x: x.index_select(0, CELLS[:2]), "some of the rows"),
+        (lambda x: torch.cat([x] * 40, 1), "numbers of tensors side by side"),
+    ],
+)
+def test_what_no_tile_can_do_is_refused(
+    fn: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run(fn, grids())
+
+
+def test_layers_of_two_networks_side_by_side_are_refused() -> None:
+    def fn(x: Tensor, wide: Tensor) -> Tensor:
+        layers = x.flatten(1).expand(2, -1, -1) @ wide
+        return torch.cat([layers, -layers], -1).sum(-1)
+
+    n = SIZE * SIZE
+    with pytest.raises(UnsupportedError, match="layers beside others"):
+        run(fn, grids(), weights(0, 2 * n, 60).view(2, n, 60))
+
+
+def test_the_largest_of_several_layers_is_refused() -> None:
+    n = SIZE * SIZE
+    with pytest.raises(UnsupportedError, match="over a hidden layer"):
+        run(
+            lambda x, wide: (x.flatten(1).expand(2, -1, -1) @ wide).argmax(0),
+            grids(),
+            weights(0, 2 * n, 60).view(2, n, 60),
+        )
+
+
+def test_sums_of_several_layers() -> None:
+    def fn(x: Tensor, wide: Tensor) -> Tensor:
+        return (x.flatten(1).expand(2, -1, -1) @ wide).tanh().sum(0)
+
+    n = SIZE * SIZE
+    wide = weights(0, 2 * n, 60).view(2, n, 60)
+    torch.testing.assert_close(run(fn, grids(), wide), fn(grids(), wide))
+
+
+def twice(x: Tensor) -> Tensor:
+    """Each number twice, [B, 3, 120]: more numbers than are single ones, and no tile yet."""
+    repeated = x.unsqueeze(-1).expand(-1, -1, 2).reshape(len(x), 120)
+    return repeated.unsqueeze(1).expand(-1, 3, -1)
+
+
+MANY: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: twice(x).sum(1),
+    "sum, kept": lambda x: twice(x).sum(1, keepdim=True),
+    "largest, kept": lambda x: twice(x).argmax(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_reductions_to_many_numbers(name: str) -> None:
+    x = grids().flatten(1)[:, :60].contiguous()
+    torch.testing.assert_close(run(MANY[name], x), MANY[name](x))
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: twice(x).cumsum(1), "many running sums"),
+        (
+            lambda x: twice(x).gather(1, twice(x)[:, :1].argmin(1, True)),
+            "many numbers, chosen|over a hidden layer",
+        ),
+    ],
+    ids=["running sums", "chosen numbers"],
+)
+def test_other_operators_on_many_numbers_are_refused(
+    fn: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run(fn, grids().flatten(1)[:, :60].contiguous())
+
+
+def test_indices_in_memory_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="indices in memory"):
+        run(lambda x, i: x.index_select(1, i), grids(), torch.tensor([1, 0]))
+
+
+def test_a_long_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_program, "MAX_LINES", 3)
+    with pytest.raises(UnsupportedError, match="lines, more than 3"):
+        run(OPERATORS["several maps"], grids())
+
+
+def table(*shape: int) -> Tensor:
+    return torch.arange(torch.Size(shape).numel()).view(shape)
+
+
+MOVES = torch.tensor([[-1, 0], [1, 0], [0, -1], [0, 1]])
+LOOK_UPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a number": lambda x, t: t[:, 0, 0][x[:, 0]],
+    "some numbers": lambda x, t: t[x[:, 0]][:, 1, :4],
+    "many numbers": lambda x, t: t[x[:, 0]] * 2,
+    "many numbers, flat": lambda x, t: t[x[:, 0]].flatten(1).sum(1),
+    "two indices": lambda x, t: t[x[:, 0], x[:, 1]],
+    "three indices": lambda x, t: t[x[:, 0], x[:, 1], x[:, 2]],
+    "several for each row": lambda x, t: t[:, :, 0][x[:, :2], x[:, 1:2]],
+    "one index for all": lambda x, t: t[x[:, 0], 2],
+    "turned": lambda x, t: t.transpose(0, 1)[x[:, 1]][:, 2],
+    "bools": lambda x, t: t[x[:, 0], 1],
+    "of constants": lambda x, t: MOVES[x[:, 1]],
+    "one row of constants": lambda x, t: MOVES[:1][x[:, 1] * 0],
+    "constant indices": lambda x, t: x[:, torch.tensor([2, 0])],
+    "constant indices before the rows": lambda x, t: x.t()[
+        torch.tensor([[1, 0], [0, 2]])
+    ].permute(2, 0, 1),
+    "a constant index of a table": lambda x, t: (
+        t[torch.tensor([3, 1])][:, 2, 3].sum(0) + x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_numbers_by_indices(name: str) -> None:
+    """Indices of a row may be negative, where they count from the end."""
+    x = torch.tensor([[0, 1, 2], [5, 0, -1], [-6, -1, 10], [3, 3, -11]])
+    t = table(6, 4, SIZE)
+    t = t > 50 if name == "bools" else t
+    fn = LOOK_UPS[name]
+    expected = fn(x, t)
+    actual = run(fn, x, t)
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x"),
+    [
+        (lambda x, t: t[x[:, 0]], [[6, 0]]),
+        (lambda x, t: t[x[:, 0]], [[-7, 0]]),
+        (lambda x, t: t[x[:, 0], x[:, 1]], [[0, 4]]),
+        (lambda x, t: MOVES[x[:, 0]], [[4, 0]]),
+    ],
+)
+def test_an_index_out_of_bounds_is_an_error(
+    fn: Callable[[Tensor, Tensor], Tensor], x: list[list[int]]
+) -> None:
+    """As in PyTorch, which cannot be asked for the shape of the result then."""
+    within = torch.zeros(1, 2, dtype=torch.int64)
+    with pytest.raises(AssertionError, match="index out of bounds"):
+        run(
+            lambda rows, t: fn(rows, t) if len(rows) > 1 else fn(within, t),
+            torch.tensor(x),
+            table(6, 4),
+        )
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x, t: t[t[:, 0] > 0].sum(0) + x[:, :1], "by a mask"),
+        (lambda x, t: t.index_select(0, x[:, 0]), "by computed indices"),
+        (lambda x, t: x[torch.tensor([0, 1])], "some of the rows"),
+        (lambda x, t: x[:, x[:, 0]], "of a row by computed indices"),
+        (lambda x, t: t[:, x[:, 0]], "of axes that are not first"),
+        (
+            lambda x, t: t[torch.tensor([0, 1]), torch.tensor([1, 0])] + x[0],
+            "several constant indices",
+        ),
+        (lambda x, t: MOVES[x], "constants by several indices"),
+        (lambda x, t: MOVES[x[:, 0], x[:, 1]], "constants by several"),
+        (lambda x, t: t[x], "many numbers by computed indices"),
+    ],
+)
+def test_other_indices_are_refused(
+    fn: Callable[[Tensor, Tensor], Tensor], reason: str
+) -> None:
+    x = torch.zeros(3, 2, dtype=torch.int64)
+    with pytest.raises(UnsupportedError, match=reason):
+        run(fn, x, table(4, 60))

@@ -1,0 +1,353 @@
+"""Checkpoints: what is saved is restored, what does not fit is refused, and files are put in place whole."""
+
+import io
+import math
+import subprocess
+import sys
+import zipfile
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from funcppo import checkpoint
+from funcppo.core import json_io, tree
+from funcppo.core.atomic_io import write_atomically
+
+
+class Layer(NamedTuple):
+    weight: Tensor
+    bias: Tensor
+
+
+class State(NamedTuple):
+    layers: tuple[Layer, ...]
+    update: Tensor
+
+
+META = {"fingerprint": "abc", "score": "success"}
+
+
+def state(n_layers=2, width=3):
+    layers = [
+        Layer(torch.randn(width, 2), torch.zeros(2, dtype=torch.float64))
+        for _ in range(n_layers)
+    ]
+    return State(tuple(layers), torch.tensor(7))
+
+
+def test_arrays_are_named_by_their_path_of_fields(tmp_path):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(n_layers=1), META)
+    arrays, meta = checkpoint.read(path)
+    assert set(arrays) == {"layers.0.weight", "layers.0.bias", "update"}
+    assert arrays["update"].shape == () and int(arrays["update"]) == 7
+    assert meta == {
+        "format": json_io.FORMAT,
+        "fingerprint": "abc",
+        "score": "success",
+    }
+
+
+DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.bool]
+
+
+@given(
+    leaves=st.lists(
+        st.tuples(
+            st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)
+        ),
+        min_size=1,
+    )
+)
+def test_what_is_restored_is_what_was_saved(leaves, tmp_path_factory):
+    """Every dtype and shape, those without an entry and without an axis included."""
+    path = tmp_path_factory.getbasetemp() / "any.npz"
+    saved = tuple(
+        (torch.arange(math.prod(shape)) % 3).view(shape).to(dtype)
+        for dtype, shape in leaves
+    )
+    checkpoint.save(path, saved, META)
+    restored, meta = checkpoint.restore(path, tree.zeros_like(saved), "abc")
+    assert meta["score"] == "success"
+    for a, b in zip(restored, saved):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def test_a_tensor_without_elements_need_not_be_in_the_file(tmp_path):
+    class Newer(NamedTuple):
+        layers: tuple[Any, ...]
+        update: Tensor
+        added: Tensor
+
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(), META)
+    like = Newer(*state(), added=torch.zeros(3, 0))
+    restored, _ = checkpoint.restore(path, like, "abc")
+    assert restored.added.shape == (3, 0)
+    with pytest.raises(ValueError, match="got added in this configuration"):
+        checkpoint.restore(path, like._replace(added=torch.zeros(1)), "abc")
+
+
+def test_what_does_not_fit_is_refused_by_name(tmp_path):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(), META)
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: made for another data set: expected fingerprint x, got abc",
+    ):
+        checkpoint.restore(path, state(), "x")
+    with pytest.raises(
+        ValueError, match=r"got layers\.1\.bias in the file only"
+    ):
+        checkpoint.restore(path, state(n_layers=1), "abc")
+    with pytest.raises(
+        ValueError, match=r"got layers\.2\.bias in this configuration only"
+    ):
+        checkpoint.restore(path, state(n_layers=3), "abc")
+    with pytest.raises(
+        ValueError,
+        match=r"layers\.0\.weight: expected float32 \[4, 2\], got float32 \[3, 2\]",
+    ):
+        checkpoint.restore(path, state(width=4), "abc")
+    other_dtype = state()._replace(update=torch.tensor(7.0))
+    with pytest.raises(
+        ValueError,
+        match=r"update: expected float32 \[\], got int64 \[\]",
+    ):
+        checkpoint.restore(path, other_dtype, "abc")
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "c.npz"
+    with pytest.raises(
+        ValueError, match=r"c\.npz: expected a checkpoint, got no file"
+    ):
+        checkpoint.read(path)
+    checkpoint.save(path, state(), META)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: expected a checkpoint, got none or a damaged one",
+    ):
+        checkpoint.read(path)
+    np.savez(path, update=np.zeros(3))
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: expected a checkpoint, got none or a damaged one",
+    ):
+        checkpoint.read(path)
+
+
+def npy(array: np.ndarray) -> bytes:
+    """An array as a file of NumPy."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def huge_npy() -> bytes:
+    """A header that claims 16 TB of numbers, and none of them."""
+    file = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (4 * 10**12,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+def forge(path, name, contents):
+    """Replace a member of the archive at a path."""
+    with zipfile.ZipFile(path) as file:
+        members = {member: file.read(member) for member in file.namelist()}
+    assert name in members
+    with zipfile.ZipFile(path, "w") as file:
+        for member, text in (members | {name: contents}).items():
+            file.writestr(member, text)
+
+
+@pytest.mark.parametrize(
+    ("member", "contents", "problem"),
+    [
+        ("update.npy", huge_npy(), "expected a checkpoint, got none or a dam"),
+        ("update.npy", b"no array", r"update: expected int64 \[\], got bytes$"),
+        ("update.npy", npy(np.array("7")), r"update: .*, got <U1 \[\]$"),
+        ("update.npy", npy(np.array(7, ">i8")), r"update: .*, got >i8 \[\]$"),
+        ("update.npy", npy(np.array(7, "M8[s]")), r"update: .*, got datetime64"),
+        ("__meta__.npy", npy(np.frombuffer(b"5", np.uint8)), ".*damaged one"),
+        ("__meta__.npy", npy(np.frombuffer(b"\xff", np.uint8)), ".*damaged one"),
+        ("__meta__.npy", b"", "expected a checkpoint, got none or a damaged"),
+    ],
+)  # fmt: skip
+def test_a_forged_member_is_one_line_that_names_the_file(
+    member, contents, problem, tmp_path
+):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(), META)
+    forge(path, member, contents)
+    with pytest.raises(ValueError, match=rf"c\.npz: {problem}") as error:
+        checkpoint.restore(path, state(), "abc")
+    assert "\n" not in str(error.value)
+
+
+def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path):
+    """One array without an archive, and an archive whose members claim to be encrypted."""
+    path = tmp_path / "c.npz"
+    path.write_bytes(npy(np.zeros(3)))
+    with pytest.raises(ValueError, match="got none or a damaged one"):
+        checkpoint.read(path)
+
+    checkpoint.save(path, state(), META)
+    contents = path.read_bytes()
+    for signature, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        parts = contents.split(signature)
+        marked = [
+            part[: flags - 4] + bytes([part[flags - 4] | 1]) + part[flags - 3 :]
+            for part in parts[1:]
+        ]
+        contents = signature.join([parts[0], *marked])
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=r"damaged one .*encrypted"):
+        checkpoint.read(path)
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from funcppo.core.atomic_io import write_atomically
+write_atomically(Path(sys.argv[1]), lambda file: file.write(b"other"))
+"""
+
+
+def test_two_processes_may_write_one_file_at_once(tmp_path):
+    path, contents = tmp_path / "rules.tsv", []
+
+    def write(file):
+        file.write(b"ow")
+        subprocess.run([sys.executable, "-c", OTHER, str(path)], check=True)
+        contents.append(path.read_bytes())
+        file.write(b"n")
+
+    write_atomically(path, write)
+    assert contents == [b"other"] and path.read_bytes() == b"own"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(
+    tmp_path,
+):
+    path = tmp_path / "rules.tsv"
+    path.write_bytes(b"before")
+
+    def write(file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, write)
+    assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+def write_two(tmp_path):
+    """A checkpoint and the one before it."""
+    path = tmp_path / "c.npz"
+    for note in ("first", "second"):
+        checkpoint.save(path, state(), {**META, "note": note}, "earlier.npz")
+    return path
+
+
+def test_the_latest_checkpoint_is_read_if_it_can_be(tmp_path):
+    path = write_two(tmp_path)
+    assert checkpoint.find_readable(path, "earlier.npz") == (path, [])
+    assert checkpoint.read(path).meta["note"] == "second"
+    assert checkpoint.read(tmp_path / "earlier.npz").meta["note"] == "first"
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"PK", "cut", "flip"])
+def test_the_one_before_serves_where_the_latest_is_damaged(damage, tmp_path):
+    path = write_two(tmp_path)
+    contents = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        damage = contents[:-100]
+    elif damage == "flip":
+        middle = len(contents) // 2
+        flipped = bytes([contents[middle] ^ 255])
+        damage = contents[:middle] + flipped + contents[middle + 1 :]
+    if damage is not None:
+        path.write_bytes(damage)
+    found, (note,) = checkpoint.find_readable(path, "earlier.npz")
+    assert found == tmp_path / "earlier.npz"
+    assert note.startswith(f"{path}: expected a checkpoint, got ")
+    assert note.endswith("earlier.npz is used in its place")
+
+
+def test_the_error_is_that_of_the_latest_where_both_are_damaged(tmp_path):
+    path = write_two(tmp_path)
+    path.write_bytes(b"x")
+    (tmp_path / "earlier.npz").unlink()
+    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"c\.npz: "):
+        checkpoint.find_readable(path, "earlier.npz")
+
+
+def test_the_error_of_a_file_that_is_no_archive_names_no_pickle(tmp_path):
+    """NumPy's own message advises to load the file unsafely."""
+    path = tmp_path / "c.npz"
+    path.write_bytes(b"xx")
+    with pytest.raises(checkpoint.DamagedCheckpointError) as error:
+        checkpoint.read(path)
+    assert "pickle" not in str(error.value)
+    assert "not an archive" in str(error.value)
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path):
+    path = write_two(tmp_path)
+    checkpoint.save(path, state(), {**META, "format": 99})
+    with pytest.raises(ValueError, match="format"):
+        checkpoint.find_readable(path, "earlier.npz")
+
+
+def test_two_tensors_of_one_name_are_refused_and_the_old_file_stays(tmp_path):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(), META)
+    before = path.read_bytes()
+    one = torch.ones(1)
+    for colliding in ({"a": {"b": one}, "a.b": one}, {"__meta__": one}):
+        with pytest.raises(ValueError, match=r"^state: expected a name of its"):
+            checkpoint.save(path, colliding, META)
+        assert path.read_bytes() == before
+
+
+def test_names_of_numpys_own_arguments_are_names(tmp_path):
+    path = str(tmp_path / "c.npz")
+    saved = {"file": torch.ones(1), "allow_pickle": torch.zeros(2)}
+    checkpoint.save(path, saved, {})
+    restored, _ = checkpoint.restore(path, tree.zeros_like(saved))
+    assert restored["file"].equal(saved["file"])
+
+
+def test_bfloat16_is_restored_and_no_data_set_is_needed(tmp_path):
+    path = tmp_path / "c.npz"
+    saved = (
+        torch.tensor([1.5, torch.nan], dtype=torch.bfloat16),
+        torch.ones(1),
+    )
+    checkpoint.save(path, saved, {"settings": "kept"})
+    restored, meta = checkpoint.restore(path, tree.zeros_like(saved))
+    assert meta["settings"] == "kept"
+    for got, want in zip(restored, saved):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    other = (torch.zeros(2, dtype=torch.int16), torch.ones(1))
+    with pytest.raises(
+        ValueError, match=r"0: expected int16 \[2\], got bfloat16 \[2\]$"
+    ):
+        checkpoint.restore(path, other)
+
+
+def test_a_dtype_without_a_form_in_the_file_is_refused_by_name(tmp_path):
+    leaf = torch.ones(1).to(torch.float8_e5m2)
+    with pytest.raises(ValueError, match=r"^scale: expected a dtype of NumPy"):
+        checkpoint.save(tmp_path / "c.npz", {"scale": leaf}, {})
