@@ -365,7 +365,7 @@ def auto_run(run, monkeypatch):
         auto.n_timed += 1
         return 1.0 * auto.seconds
 
-    capture_loop_bodies = training.capture_loop_bodies
+    capture_loop_bodies = compiled_step.capture_loop_bodies
 
     def capture_bodies(*args, agree):
         auto.bodies.append(capture_loop_bodies(*args, agree=agree))
