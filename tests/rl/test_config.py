@@ -45,7 +45,7 @@ def test_one_written_before_there_was_gsde_explores_as_it_did(tmp_path):
         ({"seeds": 0}, "seeds: expected 1 or more, got 0"),
         ({"hidden": [64, "x"]}, "hidden: expected an integer, got"),
         ({"unknown": 1}, "unknown: expected the name of a setting, got an"),
-        ({"format": 99}, "expected a format version up to"),
+        ({"format": 99}, "expected format version 2, got 99"),
         ({"ppo": {"gamma": 2}}, "ppo.gamma: expected 0 to 1, got 2"),
     ],
 )
