@@ -30,7 +30,6 @@ from funcppo.kg.logic.joins import (
 from funcppo.kg.logic.kb import KBSizes
 from funcppo.kg.logic.question_types import (
     Firings,
-    FittingFirings,
     LeftOut,
     Questions,
     select_firings,
@@ -71,8 +70,6 @@ class FiringWork:
       n_left_out: the questions left out so far.
       n_links: what the caller holds beside firings, links of candidates, counted by the caller.
       deadline: a chunk has no more questions than there is time for, at the speed of those before.
-      n_overflowed: questions that did not fit the tables of fixed size, and were listed without them.
-      not_fixed: why no question was listed in fixed shapes; empty if they were, or nobody asks for it.
     """
 
     leaves_out: bool = False
@@ -80,8 +77,6 @@ class FiringWork:
     n_left_out: int = 0
     n_links: int = 0
     deadline: Deadline = NO_DEADLINE
-    n_overflowed: int = 0
-    not_fixed: str = ""
 
 
 class FiringChunk(NamedTuple):
@@ -142,16 +137,15 @@ def map_firing_chunks(
       RowBudgetExceeded: all chunks make more rows than the budget allows.
     """
     work = FiringWork() if work is None else work
-    fixed = prepare_fixed(plan, questions, left_out, object_identity, work)
-    fire = _Firing(plan, left_out, object_identity, work, n_threads, fixed)
+    fire = _Firing(plan, left_out, object_identity, work, n_threads)
     done = _Done(began=work.deadline.clock(), n_links_before=work.n_links)
     factor = _chunk_factor(plan, questions)
     size = PILOT_QUESTIONS
     while done.n_questions < len(questions.entity):
         rows = slice(done.n_questions, done.n_questions + size)
         chunk = select_questions(questions, rows)
-        # A GPU works on a whole chunk at once, as fixed shapes do.
-        is_shared = not questions.entity.is_cuda and fixed is None
+        # A GPU works on a whole chunk at once.
+        is_shared = not questions.entity.is_cuda
         n_parts = done.count_parts(len(chunk.entity)) if is_shared else 1
         computed = _compute_chunk(fire, compute, chunk, n_parts)
         work.n_rows += computed.n_rows
@@ -165,26 +159,6 @@ def map_firing_chunks(
         done.n_firings += computed.n_firings
         done.n_rows += computed.n_rows
         size = done.next_size(size, factor, work)
-
-
-def prepare_fixed(
-    plan: FiringPlan,
-    questions: Questions,
-    left_out: LeftOut,
-    object_identity: bool,
-    work: FiringWork,
-) -> Callable[[Questions], FittingFirings] | None:
-    """What lists questions in fixed shapes, if the plan asks for it and they are many and small enough.
-
-    Done before, it leaves no compiling to `map_firing_chunks`, whose arguments these are.
-    """
-    if plan.fixed_lister is None:
-        return None
-    fixed = plan.fixed_lister.prepare(
-        plan, questions, left_out, object_identity
-    )
-    work.not_fixed = fixed if isinstance(fixed, str) else ""
-    return None if isinstance(fixed, str) else fixed
 
 
 @dataclass(slots=True)
@@ -234,7 +208,6 @@ class _Firing:
     object_identity: bool
     work: FiringWork
     n_threads: int | None
-    fixed: Callable[[Questions], FittingFirings] | None
 
 
 class _ComputedChunk(NamedTuple, Generic[Computed]):
@@ -311,8 +284,6 @@ def _bounded_firings(
 ) -> Firings | None:
     """The firings for some questions; None if joins make too many rows, and there is more than one question."""
     try:
-        if fire.fixed is not None:
-            return _fixed_and_other_firings(fire, fire.fixed, questions, budget)
         return sorted_firings(
             fire.plan, questions, fire.left_out, fire.object_identity, budget
         )
@@ -322,37 +293,6 @@ def _bounded_firings(
         fire.work.n_left_out += 1
         none = questions.entity[:0]
         return Firings(none, none, none, none, none)
-
-
-def _fixed_and_other_firings(
-    fire: _Firing,
-    fixed: Callable[[Questions], FittingFirings],
-    questions: Questions,
-    budget: RowBudget,
-) -> Firings:
-    """The firings for some questions, in fixed shapes where these suffice.
-
-    Raises:
-      RowBudgetExceeded: they take more rows than the budget allows.
-    """
-    fitting = fixed(questions)
-    budget.spend(fitting.n_rows)
-    row = fitting.overflow.nonzero().squeeze(1)
-    if not len(row):
-        return fitting.firings
-    others = sorted_firings(
-        fire.plan,
-        select_questions(questions, row),
-        fire.left_out,
-        fire.object_identity,
-        budget,
-    )
-    fire.work.n_overflowed += len(row)
-    others = others._replace(question=row[others.question])
-    pairs = zip(fitting.firings, others, strict=True)
-    firings = Firings(*(torch.cat(columns) for columns in pairs))
-    # Those of a question are in order already.
-    return select_firings(firings, sorting.sort_keys(firings.question).order)
 
 
 def sorted_firings(

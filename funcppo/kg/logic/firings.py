@@ -13,9 +13,8 @@ entry points.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ from funcppo.kg.logic.joins import ConjunctiveQuery, Inequality, RowBudget
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.question_types import (
     Firings,
-    FittingFirings,
     LeftOut,
     Questions,
 )
@@ -69,20 +67,6 @@ class RuleGroup:
     predicates: frozenset[int]  # of the heads of all rules
 
 
-class FixedLister(Protocol):
-    """Lists firings in tables of fixed size, of all questions that fit."""
-
-    def prepare(
-        self,
-        plan: FiringPlan,
-        questions: Questions,
-        left_out: LeftOut,
-        object_identity: bool,
-    ) -> Callable[[Questions], FittingFirings] | str:
-        """What lists such questions, or why nothing does; see `iter_firings`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class FiringPlan:
     """What questions are answered from."""
@@ -94,7 +78,6 @@ class FiringPlan:
     groups: tuple[RuleGroup, ...]  # the rules that are no path rules
     memory_share: float = 1.0  # of the largest chunks of questions
     with_walks: bool = False  # firings have the probabilities of random walks
-    fixed_lister: FixedLister | None = None  # lists many questions, if set
 
     @property
     def n_ids(self) -> int:

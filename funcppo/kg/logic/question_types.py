@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from funcppo.core.types import I64, Bool
+from funcppo.core.types import I64
 from funcppo.kg.logic.triple_index import HEAD
 
 # What is unknown while a question is answered whose answer is a known fact: that fact, or all facts that link its
@@ -36,14 +36,6 @@ class Firings(NamedTuple):
     # The probability of a random walk from the question's entity to the candidate, a number of WALK_UNIT; 0 where the
     # body is no path. Without entries where it is not asked for.
     walk: I64[Tensor, "n"]
-
-
-class FittingFirings(NamedTuple):
-    """Firings of the questions whose rows fit tables of fixed size."""
-
-    firings: Firings  # in the order of question, candidate and rule
-    overflow: Bool[Tensor, "Q"]  # the other questions, which have none here
-    n_rows: int  # made for the questions that fit
 
 
 def make_label(

@@ -15,7 +15,6 @@ from torch import Tensor
 from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.types import F64
-from funcppo.kg.logic.fixed_listing import FixedListing, ListFirings
 from funcppo.kg.logic.question_types import LeftOut
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import evidence_ranking, ranking
@@ -51,7 +50,6 @@ from funcppo.kg.search.task import (
     ignore_phase,
     with_answers,
 )
-from funcppo.runtime import compile as compilation
 
 # rows that joins make for each firing of the valid queries that every validation scores: a minute or less on one core
 VALID_ROWS_PER_FIRING = 25
@@ -151,10 +149,6 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         with_walks=cfg.walks is not False,
         plan=task.answers_plan,
     )
-    if cfg.fixed_shapes:
-        lister = FixedListing(_compile_listing)
-        plan = dataclasses.replace(facts.plan, fixed_lister=lister)
-        facts = facts._replace(plan=plan)
     world = aggregation.make_world(task.kb, task.sizes, facts)
     weighed = AggregationConfig(
         sizes=task.sizes,
@@ -171,11 +165,6 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         aggregation=world,
         policy=PolicyConfig(aggregation=weighed, capacity=Capacity(1, 1, 1)),
     )
-
-
-def _compile_listing(list_firings: ListFirings) -> ListFirings:
-    """Compiled code that lists firings."""
-    return compilation.compile_function(list_firings, use_custom_passes=False)
 
 
 def training_world(setup: QuestionSetup, device: str) -> QuestionWorld:

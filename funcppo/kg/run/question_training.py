@@ -109,14 +109,6 @@ def collect_questions(
     assert cfg.left_out != "auto", "what is left out is chosen before"
     work = FiringWork(leaves_out=True)
     asked = select_questions(asked, order)
-    # Compiling does not count as time to list.
-    firing_chunks.prepare_fixed(
-        facts.plan,
-        asked,
-        cfg.left_out,
-        task.least_model.object_identity,
-        work,
-    )
     parts = evidence.iter_evidence(
         task.kb,
         task.sizes,
@@ -146,7 +138,6 @@ def collect_questions(
     note = _describe_listing(
         listed, n_all, n_derived, work.n_left_out, n_join_rows
     )
-    note += _describe_fixed_shapes(facts, work)
     if n_left_out:
         note += f"; {n_left_out:,} of these have more than {most:,} firings and were left out"
     epoch = listed.first_epoch
@@ -192,15 +183,6 @@ def _describe_listing(
             f"{n_join_rows:,} rows of joins"
         )
     return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
-
-
-def _describe_fixed_shapes(facts: FactIndex, work: FiringWork) -> str:
-    """How many questions did not fit tables of fixed size; empty where nobody asks for these."""
-    if facts.plan.fixed_lister is None:
-        return ""
-    if work.not_fixed:
-        return f"; none was listed in fixed shapes: {work.not_fixed}"
-    return f"; {work.n_overflowed:,} did not fit fixed shapes, and were listed without"
 
 
 def _describe_first_epoch(epoch: FirstEpoch | None) -> list[str]:

@@ -72,10 +72,6 @@ class QuestionConfig:
     """Number of candidates of each training question that are sampled from its other ones."""
     max_size_quantile: UnitInterval = 0.995
     """Questions with more firings than this share of the questions are left out, so that batches stay small."""
-    fixed_shapes: bool = False
-    """List the firings of many questions in tables of fixed size by compiled code, and those of questions that do not
-    fit as without it. The firings are the same. Each kind of evidence that is compared is compiled for
-    itself; on one core that saves little time, or costs some."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -12,8 +11,7 @@ from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import firing_chunks, fixed_firings
-from funcppo.kg.logic.fixed_listing import FixedListing
+from funcppo.kg.logic import firing_chunks
 from funcppo.kg.logic.question_types import select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import evidence_ranking, ranking
@@ -127,38 +125,6 @@ def test_the_largest_questions_are_left_out_and_counted(task):
     assert "100 of" in few.notes[0]
     n_firings = few.policy.capacity.n_firings
     assert f"more than {n_firings:,} firings and were left out" in few.notes[0]
-
-
-def test_fixed_shapes_list_the_same_and_their_overflow_is_counted(
-    task, collected, monkeypatch
-):
-    monkeypatch.setattr(fixed_firings, "CAPACITY_DEVIATIONS", 0)
-    monkeypatch.setattr(fixed_firings, "MAX_BATCH_QUESTIONS", 1)
-    monkeypatch.setattr(fixed_firings, "FITTING_SHARE", 0.5)
-    facts = evidence.index_facts(task.kb, task.sizes)
-    compiled = []
-    lister = FixedListing(lambda fn: compiled.append(fn) or fn)
-    facts = facts._replace(plan=replace(facts.plan, fixed_lister=lister))
-    found = collect_questions(task, facts, PLAIN, 0, uses_degrees=False)
-    assert len(compiled) == 1
-    for ours, theirs in zip(
-        tree.leaves(found.world), tree.leaves(collected.world), strict=True
-    ):
-        assert torch.equal(ours, theirs)
-    (n_overflowed,) = re.findall(
-        r"; ([\d,]+) did not fit fixed shapes", found.notes[0]
-    )
-    assert 0 < int(n_overflowed.replace(",", "")) < found.n_questions
-    assert "fixed shapes" not in collected.notes[0]
-
-    # Of few questions nothing is compiled.
-    few = replace(PLAIN, max_questions=3)
-    facts = facts._replace(
-        plan=replace(facts.plan, fixed_lister=FixedListing(lister.compile))
-    )
-    found = collect_questions(task, facts, few, 0, uses_degrees=False)
-    assert "none was listed in fixed shapes: fewer than" in found.notes[0]
-    assert len(compiled) == 1
 
 
 def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
