@@ -1,0 +1,377 @@
+"""Every experiment says what it takes, and those that are cheap do what they claim on small work."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import paths
+from experiments.benchmarks import default_results, fifty_graphs, side_by_side
+from experiments.checks import (
+    check_unchanged,
+    gpu_tests,
+    kill_campaign,
+    measures,
+    pytest_outcomes,
+    readability,
+)
+from experiments.data import build_countries
+
+EXPERIMENTS = paths.ROOT / "experiments"
+PROGRAMS = sorted(
+    path.relative_to(paths.ROOT).with_suffix("").as_posix().replace("/", ".")
+    for folder in ("benchmarks", "checks", "data")
+    for path in (EXPERIMENTS / folder).glob("*.py")
+    if "ArgumentParser(" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_says_what_it_takes(name, monkeypatch, capsys):
+    program = importlib.import_module(name)
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        program.main()
+    assert end.value.code == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+def run(program, monkeypatch, *words: object) -> object:
+    """Run a program in this process."""
+    monkeypatch.setattr("sys.argv", ["program", *map(str, words)])
+    return program.main()
+
+
+# benchmarks
+
+CELL = f"""
+import sys
+sys.path.insert(0, {str(paths.ROOT)!r})
+from pathlib import Path
+from experiments.benchmarks import side_by_side
+name, folder = sys.argv[2], Path(sys.argv[3])
+
+def prepare():
+    if name == "broken":
+        raise ValueError("no such\\nwork")
+    if name == "dead":
+        sys.exit(7)
+    (folder / name).touch()
+    return {{"cold_s": side_by_side.seconds_since_start()}}
+
+def measure():
+    return {{"prepared": sorted(file.name for file in folder.iterdir())}}
+
+side_by_side.run_cell(prepare, measure)
+"""
+
+
+def test_cells_prepare_together_and_fail_alone(tmp_path):
+    script, folder = tmp_path / "script.py", tmp_path / "prepared"
+    script.write_text(CELL)
+    folder.mkdir()
+    names = ("one", "two", "broken", "dead")
+    cells = {name: [name, str(folder)] for name in names}
+    out = tmp_path / "record.json"
+    side_by_side.run_cells(str(script), cells, 2, "cpu", out)
+    record = json.loads(out.read_text())
+    assert record["machine"]["torch"] and record["machine"]["commit"]
+    one, two, broken, dead = record["rows"]
+    assert one["prepared"] == two["prepared"] == ["one", "two"]
+    assert one["cold_s"] > 0
+    assert broken["error"] == "ValueError: no such"
+    assert dead["error"] == "the process ended with status 7"
+
+
+def test_a_run_at_the_defaults_has_a_row_for_each_seed(tmp_path, monkeypatch):
+    name = "family_tree:30:0"
+    options = ["--steps", "64", "--ppo.n-envs", "8", "--strategy", "eager"]
+    monkeypatch.setattr(default_results, "OWN_RULES", (name,))
+    monkeypatch.setattr(default_results, "MINED_RULES", ())
+    monkeypatch.setattr(default_results, "OPTIONS", {name: options})
+    record = tmp_path / "record.json"
+    run(default_results, monkeypatch, "--out", record, "--seeds", "1")
+    # what the record holds is not run again
+    run(default_results, monkeypatch, "--out", record, "--seeds", "1")
+    (row,) = json.loads(record.read_text())["runs"]
+    assert (row["set"], row["seed"], row["mining"]) == (name, 0, None)
+    assert row["training"]["seconds"] > 0 < row["training"]["peak_mb"]
+    assert row["rule_score"] in row["results"]["test"]
+
+
+def test_fifty_graphs_are_of_all_sizes_and_read_as_they_were_made(tmp_path):
+    specs = fifty_graphs.make_specs()
+    assert len({spec.name for spec in specs}) == 50
+    entities = [spec.n_entities for spec in specs]
+    assert (min(entities), max(entities)) == (14, 100_000)
+    spec = fifty_graphs.Spec(60, 5, 0.01, has_odd_names=True)
+    n_triples = fifty_graphs.write_graph(tmp_path / "graph", spec, seed=3)
+    splits = [
+        len((tmp_path / "graph" / f"{split}.txt").read_text().splitlines())
+        for split in ("train", "valid", "test")
+    ]
+    assert sum(splits) == n_triples
+    assert splits[0] == pytest.approx(0.8 * n_triples, abs=1)
+
+
+# checks
+
+
+def test_a_difference_between_commits_is_a_row_and_an_exit_status(
+    tmp_path, monkeypatch
+):
+    """The runs are replaced by ones that tell the two checkouts apart."""
+    runs = {
+        "same": lambda checkout, folder: ["1", "2"],
+        "other": lambda checkout, folder: [
+            "1",
+            str(checkout == check_unchanged.ROOT),
+        ],
+    }
+    monkeypatch.setattr(check_unchanged, "RUNS", runs)
+    out = tmp_path / "unchanged.json"
+    words = ["--baseline", "HEAD", "--out", out]
+    assert run(check_unchanged, monkeypatch, *words) == 1
+    rows = {row["run"]: row for row in json.loads(out.read_text())["rows"]}
+    assert (rows["same"]["values"], rows["same"]["difference"]) == (2, "")
+    first = "1 of 2 values differ, first 1: False before, True now"
+    assert rows["other"]["difference"] == first
+    assert run(check_unchanged, monkeypatch, *words, "--only", "same") == 0
+
+
+def test_what_is_compared_is_numbers_and_tensors_without_names_and_times(
+    tmp_path,
+):
+    value = {"mrr": 0.1 + 0.2, "seconds": 3.0, "ok": True, "deep": [{"n": 7}]}
+    assert [*check_unchanged.numbers(value)] == ["0.30000000000000004", "7"]
+    file = tmp_path / "checkpoint.npz"
+    values = []
+    for array in (
+        np.zeros((2, 3), np.float32),
+        np.zeros((3, 2), np.float32),
+        np.zeros((2, 3)),
+        np.full((2, 3), -0.0, np.float32),
+    ):
+        np.savez(file, __meta__=np.array("said"), x=array)
+        values += check_unchanged.tensors(file)
+    assert len(set(values)) == 4 and values[0].startswith("float32 (2, 3) ")
+
+
+# Appends a letter a time, as one that resumes does; the file is what it would be undisturbed. As long as there is
+# another file it does not come to its end, so that a signal always meets it.
+HONEST = """
+import os, sys, time
+path, hold = sys.argv[1:]
+while True:
+    with open(path, "a+") as file:
+        file.seek(0)
+        size = len(file.read())
+        if size < 20 or not os.path.exists(hold):
+            if size >= 40:
+                break
+            file.write("x")
+    time.sleep(0.001)
+"""
+# Begins a line at every start, so that a killed one shows.
+FORGETFUL = 'open(__import__("sys").argv[1], "a").write("start ")\n' + HONEST
+
+
+@pytest.mark.parametrize(
+    ("source", "is_equal"), [(HONEST, True), (FORGETFUL, False)]
+)
+def test_a_program_that_does_not_resume_is_found(
+    source, is_equal, monkeypatch, tmp_path
+):
+    hold = tmp_path / "hold"
+    run_undisturbed = kill_campaign.run_undisturbed
+
+    class Started(subprocess.Popen):
+        """A process whose work takes a second by its own clock: a signal before comes when it has done a part of it."""
+
+        def communicate(self, input=None, timeout=None):
+            if timeout >= 1.0:
+                hold.unlink(missing_ok=True)
+                limit = kill_campaign.TIMEOUT_SECONDS
+                return super().communicate(input, limit)
+            n_bytes = size_of(self.out)
+            while size_of(self.out) <= min(n_bytes, 19):
+                time.sleep(0.001)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    def start(program, work):
+        hold.touch()
+        Started.out = work / "out"
+        words = [sys.executable, "-c", source, str(work / "out"), str(hold)]
+        return Started(words, stderr=subprocess.PIPE, text=True)
+
+    def run_for_a_second(program, work):
+        run_undisturbed(program, work)
+        return 1.0
+
+    monkeypatch.setattr(kill_campaign, "start_program", start)
+    monkeypatch.setattr(kill_campaign, "run_undisturbed", run_for_a_second)
+    program = kill_campaign.Program(
+        name="p", words=(), resume=(), read=kill_campaign.read_outputs
+    )
+    rows = list(
+        kill_campaign.disturb(program, "SIGKILL", 3, tmp_path, random.Random(0))
+    )
+    assert kill_campaign.summarise(rows)["n_kills"] >= 3
+    assert all(not row["difference"] for row in rows) == is_equal
+
+
+def size_of(path: Path) -> int:
+    """Returns the bytes of a file, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_tests_that_need_a_gpu_are_named_in_the_row_of_the_first_one(tmp_path):
+    passed = pytest_outcomes.Outcome("one", "passed", "")
+    skipped = pytest_outcomes.Outcome("two", "skipped", "no such GPU")
+    failed = pytest_outcomes.Outcome("two", "failed", "1 != 2")
+    rows = gpu_tests.summarise(
+        {
+            "": [passed, skipped],
+            "0": [passed, skipped._replace(outcome="passed")],
+            "0,1": [passed, failed],
+        }
+    )
+    assert [row["n_gpus"] for row in rows] == [0, 1, 2]
+    assert [row["n_passed"] for row in rows] == [1, 2, 1]
+    assert [row["skipped_before"] for row in rows] == [[], ["two"], []]
+    assert rows[2]["failed"] == {"two": "1 != 2"}
+    file = tmp_path / "test_data.py"
+    file.write_text("import pytest\ndef test_it(): pytest.skip('absent')")
+    (outcome,) = pytest_outcomes.run_tests(sys.executable, [file], 0)
+    assert (outcome.outcome, outcome.reason) == ("skipped", "absent")
+
+
+# measures of the code
+
+SMALL = '''"""A module."""
+SIZES = (1, 2 * 3)
+LIMIT: int = -5
+NAME = "a"
+
+class A(typing.Protocol[T]):
+    def method(self) -> None:
+        # A comment.
+        pass
+
+@dataclass(frozen=True)
+class B: ...
+
+class C(A): ...
+
+def add(a: Any, b: int) -> int:
+    """The sum."""
+    total = a + b
+    return total
+'''
+# Assign, Name, BinOp, Name, Name; Return, Name; Pass. Operators and contexts are not counted.
+SMALL_NODES, SMALL_LINES = 8, 3
+
+
+def test_the_measures_of_a_small_project(tmp_path):
+    for folder in ("funcppo", "tests", "experiments", "docs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "funcppo" / "a.py").write_text(SMALL)
+    (tmp_path / "tests" / "test_a.py").write_text("a = 1\nb = 2\n")
+    for name in ("README.md", "INVESTIGATION.md", "CHANGELOG.md", "docs/a.md"):
+        (tmp_path / name).write_text("two words\n")
+    assert measures.measure(tmp_path, has_options=False) == {
+        "syntax nodes in function bodies": SMALL_NODES,
+        "modules": 1,
+        "classes (NamedTuple, dataclass, Protocol, TypedDict)": 2,
+        "  Protocol": 1,
+        "  dataclass": 1,
+        "numeric module constants": 2,
+        "lines of tests": 2,
+        "lines of experiments": 0,
+        "words of documents": 6,
+        "words of CHANGELOG.md": 2,
+    }
+    text = "--out RUN\n --seed N, see --out and --no-a.b-c; -h"
+    assert measures.options(text) == {"--out", "--seed", "--no-a.b-c"}
+
+    found = readability.measure(tmp_path / "funcppo")
+    assert (found.body_nodes, found.body_lines) == (SMALL_NODES, SMALL_LINES)
+    assert (found.functions, found.n_any) == (2, 1)
+
+
+LINES = "".join(f"    x{i} = {i}\n" for i in range(20))
+
+
+@pytest.mark.parametrize(
+    ("text", "measure"),
+    [
+        (f"def f():\n{LINES}", "packed"),
+        (f"def f():\n{LINES}\n{LINES}", "long"),
+        (
+            f"def f({', '.join(f'a{i}' for i in range(11))}):\n    return a0\n",
+            "many_parameters",
+        ),
+        (
+            "def f():\n"
+            + "".join(f"{'    ' * i}if a:\n" for i in range(1, 6))
+            + "    " * 6
+            + "pass\n",
+            "nested",
+        ),
+        (f"def f():\n    'Text.'\n{LINES}", "undocumented"),
+    ],
+)
+def test_a_function_that_counts_against_a_target_is_named(
+    text, measure, tmp_path
+):
+    (tmp_path / "module.py").write_text(text)
+    found = readability.measure(tmp_path)
+    assert len(getattr(found, measure)) == 1
+    (tmp_path / "module.py").write_text("def f(a):\n    return a\n")
+    assert not getattr(readability.measure(tmp_path), measure)
+
+
+# data
+
+
+def test_countries_leave_out_what_their_set_says(tmp_path, monkeypatch):
+    """Countries on a ring of each of four regions."""
+    rows = []
+    for i in range(120):
+        region = build_countries.REGIONS[i % 4]
+        name = f"Land {i}"
+        rows.append(
+            {
+                "cca3": f"C{i}",
+                "name": {"common": name, "official": f"Republic of {name}"},
+                "region": region,
+                "subregion": f"{region} {'north' if i % 8 < 4 else 'south'}",
+                "borders": [f"C{(i + step) % 120}" for step in (4, -4)],
+            }
+        )
+    world = tmp_path / "countries.json"
+    world.write_text(json.dumps(rows))
+    run(build_countries, monkeypatch, world, "--out", tmp_path / "out")
+    countries = build_countries.read_countries(world)
+    valid, test = build_countries.split(countries, 0)
+    held_out = {*valid, *test}
+    for number in (1, 2, 3):
+        folder = tmp_path / "out" / f"countries_s{number}"
+        lines = (folder / "train.txt").read_text().splitlines()
+        train = {tuple(line.split("\t")) for line in lines}
+        for name, country in countries.items():
+            is_beside = any(other in held_out for other in country.neighbours)
+            is_left_out = name in held_out or (number == 3 and is_beside)
+            fact = (name, "locatedIn", country.region)
+            assert (fact in train) != is_left_out, (number, name)
+            fact = (name, "locatedIn", country.subregion)
+            assert (fact in train) == (number == 1 or name not in held_out)
+        assert len((folder / "rules.txt").read_text().splitlines()) == number
