@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -409,41 +408,6 @@ def provenance(of: list[Record]) -> str:
     )
 
 
-def sizes(of: list[Record]) -> str:
-    """The speed-ups of the recommended ways by the size of the network, from the records of step_sizes.py."""
-    rows = []
-    for file in sorted(record.RESULTS.glob("step_sizes-*.json")):
-        found = json.loads(file.read_text())
-        device = found["machine"]["device"].removeprefix("NVIDIA ")
-        for row in sorted(found["rows"], key=lambda row: row["hidden"]):
-            shape = f"{row['obs']}, {row['hidden']}, {row['actions']}; {row['rows']} rows"
-            rows.append(
-                [
-                    device,
-                    f"{row['size']} ({shape})",
-                    row["cell"],
-                    *_size_words(row),
-                ]
-            )
-    if not rows:
-        return "No record yet.\n"
-    head = ["device", "network", "cell", "µs a step", "times as fast"]
-    return grid([*head, "GB held", "compile, s"], rows)
-
-
-def _size_words(row: Record) -> list[str]:
-    if "step_us" not in row:
-        return [outcome({"compiles": "step", **row}), "", "", ""]
-    low, high = row["speedup_quartiles"]
-    memory = f"{row['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in row else ""
-    return [
-        f"{row['step_us']:.0f}",
-        f"{row['speedup']:.2f} ({low:.2f} to {high:.2f})",
-        memory,
-        f"{row['compile_s']:.0f}" if "/none/" not in row["cell"] else "",
-    ]
-
-
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     "decisions": decisions,
     "eleven": eleven,
@@ -457,7 +421,6 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "silent": silent,
     "times": times,
     "replays": replays,
-    "sizes": sizes,
     "records": provenance,
 }
 
