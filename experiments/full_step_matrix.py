@@ -5,13 +5,13 @@
                                                                  16 cells at a time, some of them timed one by one
     python experiments/full_step_matrix.py --only 6/ --fresh     run some cells again
     python experiments/full_step_matrix.py --out experiments/results
-                                                                 what the committed record lacks, and the tables
+                                                                 make the committed record anew, and the tables
     python experiments/full_step_matrix.py --report              rewrite the tables only
 
-Writes full_step_matrix-<torch>-<device>.json and .md into --out. Exits 1 when a cell does not end as the committed
-record for this version and device says: status, graphs or parity; times are not compared. Exits 3 when no committed
-record has any of the cells, so that there is nothing to compare with. An interrupted run goes on
-where it stopped, but not with the record of another machine.
+Writes full_step_matrix-<torch>-<device>.json, and a table of it, into --out. Exits 1 when a cell does not end as the
+committed record for this version and device says: status, graphs or parity; times are not compared. Exits 3 when no
+committed record has any of the cells, so that there is nothing to compare with. An interrupted run goes on where it
+stopped at the same commit, but not with the record of another machine.
 
 One cell at a time, a whole run takes about the minutes in the first table of experiments/results/full_step_matrix.md,
 and what timing the cells takes (--time chooses which).
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     todo = [
         name
         for name in cells
-        if args.fresh or not record.holds(now, cells[name])
+        if args.fresh or not record.holds(now, cells[name], current_commit())
     ]
     print(
         f"{len(cells)} cells, {len(cells) - len(todo)} of them in the record already"
@@ -87,9 +87,10 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(todo))
         return 0
     now = run(args, file, {name: cells[name] for name in todo})
-    file.with_suffix(".md").write_text(tables.whole(now))
     if args.out.resolve() == record.RESULTS:
         tables.publish(paths.MATRIX_DOCUMENTS, record.RESULTS)
+    else:
+        file.with_suffix(".md").write_text(tables.whole(now))
     if not committed["cells"].keys() & now["cells"].keys():
         print(
             f"{len(now['cells'])} cells in {file}, nothing to compare with: no committed record of torch "

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import hashlib
-import io
 import json
 import os
 import platform
-import tokenize
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments import paths
-from experiments.matrix import polyfills, problem
+from experiments.matrix import problem
 from experiments.matrix.measure import TOLERANCE, parity_ok
-from experiments.matrix.registry import Cell, Way
+from experiments.matrix.registry import Cell
 from experiments.provenance import cpu_model
 
 RESULTS = paths.RESULTS
 COMPARED = ("status", "graphs", "parity_ok")
-MATHS = (
-    "losses",
-    "optim",
-    "tree",
-    "nets.base",
-    "nets.feedforward",
-)  # what of the library decides how a cell ends
-
 LOSS_ONLY = (
     "0/loss compiled",
     "6/as written",
@@ -101,9 +88,9 @@ def resumed(file: Path) -> dict[str, Any]:
     return found
 
 
-def holds(record: dict[str, Any], cell: Cell) -> bool:
-    """Whether a record has a cell as its code is now."""
-    return record["cells"].get(cell.id, {}).get("source") == source(cell.way)
+def holds(record: dict[str, Any], cell: Cell, commit: str) -> bool:
+    """Whether a record has a cell that this commit ran."""
+    return record["cells"].get(cell.id, {}).get("commit") == commit
 
 
 def save(file: Path, record: dict[str, Any]) -> None:
@@ -119,8 +106,7 @@ def save(file: Path, record: dict[str, Any]) -> None:
 
 
 def describe(cell: Cell) -> dict[str, str]:
-    """What a cell is; `compiles` says what its graphs hold (there are ways that compile the loss alone), `source` which
-    code it ran."""
+    """What a cell is; `compiles` says what its graphs hold: there are ways that compile the loss alone."""
     way = cell.way
     return {
         "approach": way.approach,
@@ -135,7 +121,6 @@ def describe(cell: Cell) -> dict[str, str]:
         else "step"
         if way.compiled
         else "nothing",
-        "source": source(way),
     }
 
 
@@ -158,75 +143,3 @@ def _outcome(cell: dict[str, Any]) -> tuple[Any, ...]:
 
 def _words(outcome: tuple[Any, ...]) -> str:
     return ", ".join(f"{key} {value}" for key, value in zip(COMPARED, outcome))
-
-
-def source(way: Way) -> str:
-    """A hash of the code that a cell runs, docstrings apart: with another one it is run again."""
-    files = {_file(f"funcppo.{name}") for name in MATHS}
-    files |= _closure(_file(way.build.__module__)) | _closure(
-        _file("experiments.matrix.measure")
-    )
-    files -= {
-        _file("experiments.matrix.causes")
-    }  # it tells exceptions apart, and makes none
-    files |= {_file(polyfills.__name__)} if polyfills.needed() else set()
-    return hashlib.sha256(
-        "".join(_code(file) for file in sorted(files)).encode()
-    ).hexdigest()[:12]
-
-
-@functools.cache
-def _code(file: str) -> str:
-    """The lines of a file without comments and docstrings: as text, which every version of Python cuts alike."""
-    text = Path(file).read_text()
-    lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-
-    for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and ast.get_docstring(node) is not None
-        ):
-            docstring = node.body[0]
-            assert docstring.end_lineno is not None
-            for row in range(docstring.lineno, docstring.end_lineno + 1):
-                lines[row - 1] = ""
-    stripped = [line.rstrip() for line in lines]
-    return "\n".join(line for line in stripped if line)
-
-
-def _file(module: str) -> str:
-    """The file of a module of the project; empty for others."""
-    stem = paths.ROOT / module.replace(".", "/")
-    candidates = (stem.with_suffix(".py"), stem / "__init__.py")
-    return next((str(file) for file in candidates if file.exists()), "")
-
-
-@functools.cache
-def _closure(file: str) -> frozenset[str]:
-    """A file and all files of the matrix that it imports."""
-    seen, todo = set(), [file]
-    while todo:
-        current = todo.pop()
-        if current and current not in seen:
-            seen.add(current)
-            todo += [_file(name) for name in _imports(current)]
-    return frozenset(seen)
-
-
-def _imports(file: str) -> list[str]:
-    nodes = [
-        node
-        for node in ast.walk(ast.parse(Path(file).read_text()))
-        if isinstance(node, ast.ImportFrom)
-    ]
-    names = [
-        name
-        for n in nodes
-        if n.module
-        for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))
-    ]
-    return [name for name in names if name.startswith("experiments.")]

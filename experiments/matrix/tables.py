@@ -1,4 +1,4 @@
-"""Markdown made from the records: INVESTIGATION.md's tables, and the full ones beside the records."""
+"""Markdown made from the records: INVESTIGATION.md's tables, and the full ones in full_step_matrix.md."""
 
 from __future__ import annotations
 
@@ -433,9 +433,7 @@ def rewritten(text: str, of: list[Record]) -> str:
 
 
 def publish(texts: Iterable[Path], folder: Path) -> None:
-    """Every record of a folder as a table beside it, and the tables of some texts."""
-    for file in folder.glob("full_step_matrix-*.json"):
-        file.with_suffix(".md").write_text(whole(record.load(file)))
+    """Rewrite the tables of some texts from the records of a folder."""
     for text in texts:
         text.write_text(rewritten(text.read_text(), records(folder)))
 
