@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -199,10 +199,6 @@ class MetricsLog:
     def folder(self) -> Path:
         """Where its files are."""
         return self._path.parent
-
-    def in_subfolder(self, name: str) -> MetricsLog:
-        """A log of the same kinds in a subfolder."""
-        return MetricsLog(self.folder / name, *self.names)
 
     def close(self) -> None:
         """Write what is held back."""
@@ -446,17 +442,13 @@ def make_updates(
     state: State,
     schedule: UpdateIntervals[EvaluationT],
     callbacks: Sequence[Callback],
-    last_update: int | None = None,
 ) -> TrainResult[EvaluationT]:
     """Update a state until the last update, or until a callback stops it; close the logs among the callbacks.
 
     A state is saved after the callbacks have seen it, so that what they write is never behind a checkpoint. On a CPU a
     KeyboardInterrupt saves the last such state; on a GPU the update may have overwritten a part of it.
-
-    Args:
-      last_update: None: that of the whole run.
     """
-    n_updates = last_update or stepper.learner.cfg.ppo.n_updates
+    n_updates = stepper.learner.cfg.ppo.n_updates
     first_update = update = _update_of(state)
     saved_at = start = time.perf_counter()
     evaluations: list[EvaluationT] = []
@@ -799,30 +791,12 @@ def _is_due(update: int, every: int | None, n_updates: int) -> bool:
 # Checkpoints
 
 
-def read_meta(path: Path) -> Any:
-    """The meta data of a checkpoint, or of the one before where it is damaged; None if there is neither.
-
-    Raises:
-      DamagedCheckpointError: neither can be read.
-    """
-    previous = PREVIOUS_NAME.format(name=path.name)
-    if not path.exists() and not path.with_name(previous).exists():
-        return None
-    readable, _ = checkpoints.find_readable(path, previous)
-    return checkpoints.read(readable).meta
-
-
 def save_checkpoint(
     path: Path | None,
     learner: Learner[Any, Any],
     state: State,
-    meta: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint, if there is to be one. Of several processes, which all call it, rank 0 writes it.
-
-    Args:
-      meta: values of JSON that it holds beside the settings.
-    """
+    """Write a checkpoint, if there is to be one. Of several processes, which all call it, rank 0 writes it."""
     if path is None:
         return
     state = learner.gather(state)
@@ -830,7 +804,7 @@ def save_checkpoint(
         return
     settings = {"settings": settings_text(learner.cfg)}
     previous = PREVIOUS_NAME.format(name=path.name)
-    checkpoints.save(path, state, settings | dict(meta or {}), previous)
+    checkpoints.save(path, state, settings, previous)
 
 
 def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
@@ -915,25 +889,6 @@ def evaluate_policy(
         return evaluator.evaluate(state, seed)
 
 
-def evaluate_many(
-    learner: Learner[Any, Any],
-    state: State,
-    *,
-    seeds: Sequence[int],
-    n_episodes: int = N_EPISODES,
-    max_steps: int = MAX_EVALUATION_STEPS,
-) -> tuple[PolicyEvaluation, ...]:
-    """Evaluate several policies at once, each as `evaluate_policy` does with its seed.
-
-    Args:
-      state: states of them, stacked.
-    """
-    evaluator = Evaluator(
-        learner=learner, n_episodes=n_episodes, max_steps=max_steps
-    )
-    return evaluator.evaluate_many(state, seeds)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluator:
     """Evaluates states of one learner again and again; on a GPU a step of the episodes is one CUDA graph."""
@@ -961,7 +916,11 @@ class Evaluator:
     def evaluate_many(
         self, state: State, seeds: Sequence[int]
     ) -> tuple[PolicyEvaluation, ...]:
-        """As the function `evaluate_many`."""
+        """Evaluate several policies at once, each as `evaluate_policy` does with its seed.
+
+        Args:
+          state: states of them, stacked.
+        """
         device = state.key.device
         key = torch.stack([random.key(seed, device) for seed in seeds])
         greedy, sampled = (

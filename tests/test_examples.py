@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import textwrap
 from dataclasses import replace
@@ -37,10 +38,11 @@ def printed_numbers(name: str) -> list[float]:
         ("custom_env.py", 60),
         ("grid_world.py", 100),
         ("predict.py", 60),
+        ("tune.py", 61),
     ],
 )
 def test_an_example_is_short_and_says_what_it_is(name, n_lines):
-    assert len(list(FOLDER.glob("*.py"))) == 4
+    assert len(list(FOLDER.glob("*.py"))) == 5
     text = (FOLDER / name).read_text()
     assert len(text.splitlines()) < n_lines
     assert re.match(r'"""[A-Z]', text)
@@ -50,6 +52,15 @@ def test_cartpole_learns_to_balance():
     """From about 22 steps an episode, untrained, to more than 200."""
     returns = printed_numbers("cartpole.py")
     assert len(returns) == 6 and returns[-1] > 200
+
+
+def test_settings_are_searched():
+    optuna = pytest.importorskip("optuna")
+    tune = importlib.import_module("examples.tune")
+    study = optuna.create_study(direction="maximize")
+    study.optimize(lambda trial: tune.objective(trial, 512, 2), n_trials=2)
+    assert len(study.trials) == 2 and study.best_value > 0
+    assert 1e-5 <= study.best_params["learning_rate"] <= 1e-2
 
 
 def test_your_own_environment_is_learnt():

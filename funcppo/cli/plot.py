@@ -42,13 +42,13 @@ class Plot:
 
     The pictures are those of `funcppo report`, which says what they mean. Several runs on the same data give means,
     with a standard deviation as a band. Of runs of `funcppo rl` there is `returns`: the interquartile mean over
-    seeds with its interval of 95 %, a curve for each run; `search` draws the trials of one. Needs the extra `plot`.
+    seeds with its interval of 95 %, a curve for each run. Needs the extra `plot`.
 
     Exit status: 0 written, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     runs: RunArguments
-    """Folders of training runs on the same data; for returns and search, of runs of `funcppo rl`."""
+    """Folders of training runs on the same data; for returns, of runs of `funcppo rl`."""
     kind: Literal[
         "curves",
         "ranks",
@@ -58,7 +58,6 @@ class Plot:
         "rules",
         "weights",
         "returns",
-        "search",
     ]
     """Which of the pictures is drawn."""
     out: Annotated[str, arg(metavar="FILE")]
@@ -95,8 +94,6 @@ class Plot:
         replays: JsonObject = {}
         if self.kind == "returns":
             picture = self._draw_returns()
-        elif self.kind == "search":
-            picture = self._draw_search()
         else:
             picture, replays = self._draw_measured()
         write = figures.to_png if suffix == ".png" else figures.to_svg
@@ -143,36 +140,10 @@ class Plot:
         runs: list[return_curves.RunReturns] = []
         for folder in (Path(run).resolve() for run in self.runs):
             config = read_config(folder)
-            if config.search != "none":
-                raise ValueError(
-                    f"{folder}: expected a run without a search, got one by --search {config.search}: "
-                    "--kind search draws its trials"
-                )
             returns = read_returns(folder)
             run = return_curves.RunReturns(folder.name, config.env, returns)
             runs.append(run)
         return return_curves.draw(runs)
-
-    def _draw_search(self) -> Picture:
-        """The picture of the trials of a search."""
-        from funcppo.core import json_io
-        from funcppo.kg.show.report import search_plot
-        from funcppo.rl.config import read_config
-
-        check_runs(self.runs, self.out, self.json, read_config, _log_of)
-        path = Path(self.runs[0]) / RESULTS_FILE
-        is_one = len(self.runs) == 1
-        results = (
-            json_io.parse_object(path, path.read_bytes())
-            if is_one and path.is_file()
-            else {}
-        )
-        if not results.get("trials"):
-            got = "no trials" if is_one else f"{len(self.runs)} runs"
-            raise ValueError(
-                f"RUN: expected one run of `funcppo rl --search` that has compared trials, got {got}"
-            )
-        return search_plot.draw(results["trials"])
 
 
 def _log_of(run: str) -> list[Path]:

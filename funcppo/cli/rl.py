@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import shutil
 import tempfile
 import time
 import warnings
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from tyro.conf import Positional, arg
 
@@ -67,13 +66,9 @@ if TYPE_CHECKING:
 
     from funcppo.learner import Learner
     from funcppo.rl.many import Evaluations
-    from funcppo.rl.search import Trial
     from funcppo.runtime.compile import StrategyRecord
     from funcppo.trainer import Progress
 
-TRIALS_FILE = "trials.csv"
-TRIALS_FOLDER = "trials"
-MAX_SHOWN_TRIALS = 10
 # The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
 PREVIOUS_CHECKPOINT = f"previous-{CHECKPOINT_FILE}"
 RUN_FILES = (
@@ -82,7 +77,6 @@ RUN_FILES = (
     RESULTS_FILE,
     CHECKPOINT_FILE,
     PREVIOUS_CHECKPOINT,
-    TRIALS_FILE,
 )
 _DEFAULT = published_settings("CartPole-v1")
 
@@ -101,8 +95,7 @@ class Rl:
 
     Settings that are not given are those published for the environment; their source is printed. RUN receives
     config.json, metrics.jsonl (a line for each update and seed), checkpoint.npz and results.json. Ctrl-C or SIGTERM
-    saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit. A search
-    writes trials.csv in place of metrics.jsonl.
+    saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit.
 
     Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
@@ -150,11 +143,6 @@ class Rl:
     """Divide rewards by the running deviation of the discounted return. Default: as published."""
     clip_action: bool = False
     """Clip continuous actions to [-1, 1] before the environment sees them. Default: as published."""
-    search: Literal["none", "random", "halving"] = "none"
-    """Search the learning rate, the clip range and the entropy weight, all trials in one step. random: train each trial
-    to the end; halving: continue the better half of them at a fraction of the steps, again and again."""
-    trials: Size = 16
-    """Number of trials of a search, each with every seed; the first one has the settings as they are."""
     evaluate_every: PositiveInt | None = None
     """Updates between two evaluations on environments of their own. Default: a twentieth of the run."""
     episodes: Size = 32
@@ -162,14 +150,13 @@ class Rl:
     ones."""
     resume: bool = False
     """Continue from the checkpoint in RUN with the settings in its config.json; only --steps may be given another
-    value, a greater one, where no schedule ends with the run and it is no search. Default: off."""
+    value, a greater one, where no schedule ends with the run. Default: off."""
     overwrite: bool = False
     """Start a new run in a folder that already holds one, replacing its files. Default: off."""
     log: LoggerNames = ()
     """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv,
     tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be
-    given. Of a search each trial has a log of its own, metrics.jsonl too, in RUN/trials/trial-N, and wandb is refused.
-    Default: nowhere."""
+    given. Default: nowhere."""
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
@@ -219,22 +206,11 @@ class Rl:
     def _check_options(self) -> None:
         """Raise ValueError for options that exclude each other, or would have no effect."""
         check_loggers(self.log)
-        if "wandb" in self.log and self.search != "none":
-            raise ValueError(
-                "--log: expected csv or tensorboard with --search, "
-                "got wandb, whose runs cannot be open side by side"
-            )
         # A run of wandb is kept elsewhere.
         files = [name for name in self.log if name != "wandb"]
         if files and self.out is None:
             raise ValueError(
                 f"--log {files[0]}: expected --out RUN too, got none"
-            )
-        # What a resumed run was begun with is not looked at again.
-        is_search = self.search != "none" or self.resume
-        if not is_search and self.trials != Rl.trials:
-            raise ValueError(
-                f"--trials {self.trials}: expected --search random or --search halving too, got none"
             )
 
     @contextmanager
@@ -267,8 +243,6 @@ class Rl:
         if self.resume:
             _note_missing_checkpoint(folder, console)
 
-        if config.search != "none":
-            return self._search(config, learner, folder, console)
         trained = _train(config, learner, self.log, folder, console)
         if trained.update < run.n_updates(config):
             self._print_interrupted(trained.update, config, console)
@@ -287,26 +261,6 @@ class Rl:
         _print_results(results, console)
         where = f": {self.out}" if self.out else ""
         console.print(f"done in {results['seconds']:.0f} s{where}")
-
-    def _search(
-        self,
-        config: RLConfig,
-        learner: Learner[Any, Any],
-        folder: Path,
-        console: Console,
-    ) -> int:
-        """Search in a folder that no other process writes to; the exit status."""
-        rungs, trained = _train_trials(
-            config, learner, self.log, folder, console
-        )
-        if not rungs or rungs[-1][0].steps < config.steps:
-            self._print_interrupted(trained.update, config, console)
-            return trained.exit_status
-        results = _search_results(config, folder, rungs, trained.record)
-        results["graphs"] = self.graphs
-        self._write(results, folder)
-        _print_trials(results, config, console)
-        return 0
 
     def _write(self, results: JsonObject, folder: Path) -> None:
         """Write results.json, and where --json says."""
@@ -341,7 +295,6 @@ class Rl:
             )
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / TRIALS_FOLDER, ignore_errors=True)
         write_config(config, folder)
 
     def _print_interrupted(
@@ -417,8 +370,6 @@ def _expected_steps(stored: RLConfig, config: RLConfig) -> str:
 
     if config.steps == stored.steps:
         return ""
-    if config.search != "none":
-        return f"{stored.steps}, of a search, which does not go on"
     if config.steps < stored.steps:
         return f"{stored.steps} or more, to extend the run"
     schedule = trainer.find_ending_schedule(config.ppo)
@@ -548,62 +499,6 @@ def _train(
     )
 
 
-def _train_trials(
-    config: RLConfig,
-    learner: Learner[Any, Any],
-    log: tuple[LoggerName, ...],
-    folder: Path,
-    console: Console,
-) -> tuple[list[list[Trial]], _TrainingEnd]:
-    """Train the trials of a search until its end or an interrupt; write the table of them after each rung."""
-    from funcppo import trainer
-    from funcppo.rl import run
-    from funcppo.rl import search as searching
-
-    checkpoint = folder / CHECKPOINT_FILE
-    drawn = searching.draw_trials(learner, config.trials, config.seed)
-    trials_folder = folder / TRIALS_FOLDER
-    logs = [trainer.MetricsLog(trials_folder, *log)] if log else []
-    rungs: list[list[Trial]] = []
-    with (
-        show_status(console, "preparing the training step") as status,
-        defer_interrupt() as interrupt,
-        warnings.catch_warnings(record=True) as notes,
-    ):
-        warnings.simplefilter("ignore", UserWarning)
-        warnings.simplefilter("always", trainer.TrainingNote)
-        display = _Display(console, status, interrupt)
-        found = searching.search(
-            learner,
-            config.steps,
-            drawn,
-            method="halving" if config.search == "halving" else "random",
-            seeds=run.seeds_of(config),
-            device=config.device,
-            strategy=config.strategy,
-            callbacks=[*logs, display],
-            n_episodes=config.episodes,
-            checkpoint=checkpoint,
-        )
-        with suppress(KeyboardInterrupt):
-            for rung in found:
-                rungs.append(rung)
-                searching.write_trials(folder / TRIALS_FILE, rungs)
-                console.print(_describe_rung(rung))
-    print_notes(console, [str(note.message) for note in notes])
-    return rungs, _TrainingEnd(
-        update=trainer.saved_update(checkpoint),
-        exit_status=interrupt.exit_status,
-        record=display.record,
-    )
-
-
-def _describe_rung(rung: Sequence[Trial]) -> str:
-    """A line on the trials that were compared."""
-    best = rung[0]
-    return f"{len(rung)} trials after {best.steps:,} steps: best return {best.mean_return:.1f}"
-
-
 def _stored_strategy(
     record: StrategyRecord | None, folder: Path
 ) -> JsonObject | None:
@@ -620,80 +515,6 @@ def _stored_strategy(
         else {}
     )
     return header.get("strategy") or stored.get("strategy")
-
-
-def _search_results(
-    config: RLConfig,
-    folder: Path,
-    rungs: list[list[Trial]],
-    record: StrategyRecord | None,
-) -> JsonObject:
-    """The contents of results.json of a search; the strategy is that of the last rung."""
-    from funcppo import metrics_log
-    from funcppo.rl.search import trial_rows
-
-    return {
-        "env": config.env,
-        "settings": config.source,
-        "search": config.search,
-        "seed": config.seed,
-        "seeds": config.seeds,
-        "episodes": config.episodes,
-        "trials": trial_rows(rungs),
-        "strategy": _stored_strategy(record, folder),
-        "versions": metrics_log.package_versions(),
-        "device": config.device,
-    }
-
-
-def _print_trials(
-    results: JsonObject, config: RLConfig, console: Console
-) -> None:
-    """Print the best trials, and how to train with the numbers of the best."""
-    rows = results["trials"]
-    if not rows:
-        return
-    shown = rows[:MAX_SHOWN_TRIALS]
-    table = make_table(
-        f"best {len(shown)} of {len(rows)} trials", list(rows[0])
-    )
-    for row in shown:
-        table.add_row(*(f"{number:.6g}" for number in row.values()))
-    console.print(table)
-
-    best = {
-        name: float(f"{number:.4g}")
-        for name, number in rows[0].items()
-        if name not in ("trial", "steps", "return")
-    }
-    ppo = dataclasses.replace(config.ppo, **best)
-    words = _command(dataclasses.replace(config, ppo=ppo))
-    if config.seeds > 1:
-        words += ["--seeds", str(config.seeds)]
-    words += ["--seed", str(config.seed + config.seeds)]
-    print_notes(
-        console,
-        [
-            f"the best of many trials is lucky, too; to train it with other seeds: {shlex.join(words)}"
-        ],
-    )
-
-
-def _command(config: RLConfig) -> list[str]:
-    """The command that trains with the settings of a run, but for its seeds."""
-    words = ["funcppo", "rl", config.env]
-    theirs = published_settings(config.env)
-    for name, _, value in iter_differences(theirs, settings_of(config)):
-        if name == "source":
-            continue
-        prefix, dot, last = name.rpartition(".")
-        if value is False:
-            name = f"{prefix}{dot}no_{last}"
-        values = value if isinstance(value, tuple) else (value,)
-        is_flag = isinstance(value, bool)
-        words.append(option_name(name))
-        words += [] if is_flag else map(str, cast(Any, values))
-    return words
 
 
 def _results(

@@ -76,12 +76,6 @@ class RLConfig:
     clip_action: bool
     """Clip continuous actions to [-1, 1] before the environment sees them."""
 
-    search: Literal["none", "random", "halving"] = "none"
-    """Whether learning rate, clip range and entropy weight are searched, and how."""
-
-    trials: Size = 16
-    """Trials of a search, each with every seed."""
-
     evaluate_every: PositiveInt | None = None
     """Updates between two evaluations; None: a twentieth of the run."""
 

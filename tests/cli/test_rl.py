@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from funcppo import checkpoint, metrics_log
 from funcppo.cli import rl
 from funcppo.cli.file_lock import lock_folder
-from funcppo.rl.config import read_config, settings_of
+from funcppo.rl.config import read_config
 from funcppo.rl.settings import published_settings
 from tests.cli.runner import funcppo
 
@@ -311,97 +310,6 @@ def test_runs_of_another_program_have_no_returns(
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("method", "steps"),
-    [("random", [64] * 4), ("halving", [64, 64, 32, 32])],
-)
-def test_a_search_writes_its_table_and_is_drawn(
-    method, steps, monkeypatch, capsys, tmp_path
-):
-    words = (*WORDS, "--search", method, "--trials", 4, "--steps", 64)
-    run = tmp_path / "run"
-    assert funcppo(monkeypatch, *words, "--out", run) == 0
-    out = capsys.readouterr().out
-    assert "best 4 of 4 trials" in out and "--ppo.learning-rate" in out
-    results = json.loads((run / "results.json").read_text())
-    assert [row["steps"] for row in results["trials"]] == steps
-    assert {row["trial"] for row in results["trials"]} == {0, 1, 2, 3}
-    assert results["strategy"]["skip_code"] == "short_run"
-    assert results["graphs"] == "auto"
-    # No update is left to make, so that no strategy is chosen.
-    resume = ("rl", "--out", run, "--resume")
-    assert funcppo(monkeypatch, *resume) == 0
-    again = json.loads((run / "results.json").read_text())
-    assert again["strategy"] == results["strategy"]
-    lines = (run / "trials.csv").read_text().splitlines()
-    assert lines[0] == "trial,learning_rate,clip_eps,entropy_coef,steps,return"
-    picture = tmp_path / "a.svg"
-    words = ("plot", run, "--kind", "search", "--out", picture)
-    assert funcppo(monkeypatch, *words) == 0
-    assert ElementTree.fromstring(picture.read_bytes()).tag.endswith("svg")
-    words = ("plot", run, "--kind", "returns", "--out", picture)
-    assert funcppo(monkeypatch, *words) == 2
-    assert "--kind search draws its trials" in capsys.readouterr().err
-    assert funcppo(monkeypatch, *resume, "--steps", 128) == 2
-    problem = "--steps: expected 64, of a search, which does not go on, got 128"
-    assert problem in capsys.readouterr().err
-    assert read_config(run).steps == 64
-
-
-@pytest.mark.parametrize("update", [1, 2, 3])
-def test_an_interrupted_search_is_resumed_bit_for_bit(
-    update, monkeypatch, capsys, tmp_path
-):
-    """The first of two rungs ends after update 2: it stops in that rung, at or after its end, and in the second."""
-    words = (*WORDS, "--search", "halving", "--trials", 4, "--steps", 128)
-    log = ("--log", "csv")
-    assert funcppo(monkeypatch, *words, *log, "--out", tmp_path / "whole") == 0
-
-    def stop(display, progress):
-        if progress.update == update:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return display._interrupt.requested
-
-    part = tmp_path / "part"
-    with monkeypatch.context() as patch:
-        patch.setattr(rl._Display, "__call__", stop)
-        assert funcppo(patch, *words, *log, "--out", part) == 143
-    assert "interrupted after update " in capsys.readouterr().out
-    assert not (part / "results.json").exists()
-
-    assert funcppo(monkeypatch, "rl", *log, "--out", part, "--resume") == 0
-    for number in range(4):
-        logs = [
-            run / "trials" / f"trial-{number}"
-            for run in (tmp_path / "whole", part)
-        ]
-        rows, resumed_rows = map(read_rows, logs)
-        assert rows == resumed_rows
-        lines = (logs[1] / "metrics.csv").read_text().splitlines()
-        assert len(lines) == 1 + rows[-1]["update"]
-    for name in ("trials.csv", "checkpoint.npz", "results.json"):
-        whole = (tmp_path / "whole" / name).read_bytes()
-        assert (part / name).read_bytes() == whole, name
-
-
-def test_a_new_search_removes_the_logs_of_an_earlier_one(monkeypatch, tmp_path):
-    words = (*WORDS, "--search", "random", "--steps", 32, "--out", tmp_path)
-    words = (*words, "--log", "jsonl", "--trials")
-    assert funcppo(monkeypatch, *words, 3) == 0
-    assert funcppo(monkeypatch, *words, 2, "--overwrite") == 0
-    names = sorted(path.name for path in (tmp_path / "trials").iterdir())
-    assert names == ["trial-0", "trial-1"]
-
-
-def test_a_run_without_a_search_has_no_trials(
-    trained, monkeypatch, capsys, tmp_path
-):
-    out = tmp_path / "a.svg"
-    words = ("plot", trained, "--kind", "search", "--out", out)
-    assert funcppo(monkeypatch, *words) == 2
-    assert "that has compared trials, got no trials" in capsys.readouterr().err
-
-
 def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
     assert funcppo(monkeypatch, "rl", "Acrobot-v1", "--help") == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -416,18 +324,10 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
         ((), "ENV: expected an environment, got none"),
         (("cartpole-v1",), "the nearest is CartPole-v1"),
         (("Breakout",), "expected an environment, got none of that name"),
-        (
-            ("CartPole-v1", "--search", "random", "--log", "csv", "wandb"),
-            "--log: expected csv or tensorboard with --search",
-        ),
         (("CartPole-v1", "--resume"), "--resume: expected --out RUN too"),
         (
             ("CartPole-v1", "--log", "csv", "wandb"),
             "--log csv: expected --out RUN too, got none",
-        ),
-        (
-            ("CartPole-v1", "--trials", "4"),
-            "--trials 4: expected --search random or --search halving too",
         ),
         (
             ("CartPole-v1", "--resume", "--overwrite"),
@@ -463,35 +363,6 @@ def test_bad_input_is_one_line_and_exit_2(
     assert problem.format(tmp=tmp_path) in error
     assert error.startswith("funcppo: ") and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_command_of_the_best_trial_has_all_that_was_changed(
-    monkeypatch, capsys, tmp_path
-):
-    """It gives the settings of the search but for the numbers of the trial, and the seeds."""
-    words = (*WORDS, "--search", "random", "--trials", 2, "--normalize-reward")
-    words += ("--ppo.no-half-value-loss",)
-    assert funcppo(monkeypatch, *words, "--out", tmp_path / "search") == 0
-    out = " ".join(capsys.readouterr().out.split())
-    command = out.partition("with other seeds: ")[2].split()
-    assert command[:3] == ["funcppo", "rl", "CartPole-v1"]
-
-    options = (*command[1:], "--episodes", 2, "--out", tmp_path / "again")
-    assert funcppo(monkeypatch, *options) == 0
-    searched, again = map(
-        read_config, (tmp_path / "search", tmp_path / "again")
-    )
-    best = json.loads((tmp_path / "search" / "results.json").read_text())
-    row = best["trials"][0]
-    numbers = {
-        name: float(f"{row[name]:.4g}")
-        for name in ("learning_rate", "clip_eps", "entropy_coef")
-    }
-    assert settings_of(again) == settings_of(
-        replace(searched, ppo=replace(searched.ppo, **numbers))
-    )
-    assert again.seed == searched.seed + searched.seeds
-    assert again.seeds == searched.seeds == 2
 
 
 def test_a_strategy_is_refused_before_any_work_where_the_compiler_is_off(

@@ -309,7 +309,7 @@ PROGRAMS = {
 OPTIONS = {
     "train": ["steps", "seconds", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
         "checkpoint_every", "max_nonfinite_updates", "mining_seconds", "metrics_port"],
-    "rl": ["seeds", "seed", "steps", "threads", "hidden", "noise_steps", "first_log_std", "trials",
+    "rl": ["seeds", "seed", "steps", "threads", "hidden", "noise_steps", "first_log_std",
         "evaluate_every", "episodes"],
     "evaluate": ["height", "smoothing", "choice_seconds", "queries", "seed", "threads", "metrics_port"],
     "index": ["threads"],

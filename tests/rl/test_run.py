@@ -30,6 +30,7 @@ def row(update, seed, greedy, sampled):
 
 def test_returns_are_read_from_the_rows_with_an_evaluation(tmp_path):
     path = tmp_path / METRICS_FILE
+    metrics_log.truncate(path, 0)
     metrics_log.append(path, {"seed": 3, "update": 1, "steps": 10})
     metrics_log.append(path, row(2, 3, 1.0, 2.0), row(2, 4, 3.0, 4.0))
     metrics_log.append(path, row(4, 3, 5.0, 6.0), row(4, 4, 7.0, 8.0))
