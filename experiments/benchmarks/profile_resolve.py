@@ -41,7 +41,6 @@ from experiments.benchmarks.logic import (
 )
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.provenance import describe_machine
-from funcppo.cli.profile import is_kernel
 from funcppo.core import tree
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import resolve
@@ -207,7 +206,11 @@ def profile_calls(step: Step, device: str, n_rows: int) -> Row:
             else event.self_cpu_time_total
         )
 
-    kernels = [event for event in averages if is_kernel(event)]
+    kernels = [
+        event
+        for event in averages
+        if event.self_device_time_total > 0 and event.self_cpu_time_total == 0
+    ]
     kernel_time = sum(event.self_device_time_total for event in kernels)
     shown = kernels if on_device else averages
     return {

@@ -24,7 +24,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from funcppo import train_step
-from funcppo.cli.profile import WAITING_CALLS
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
 from funcppo.envs.base import NoWorld
@@ -34,6 +33,14 @@ from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import select_strategy
 from funcppo.runtime.monitor import Monitor
 
+# calls in which the host waits for a GPU
+WAITING_CALLS = (
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaDeviceSynchronize",
+    "aten::item",
+    "cudaMemcpy",
+)
 STRATEGY_OF_MODE = {
     "captured": "one-graph",
     "compiled": "one-graph",

@@ -2,7 +2,7 @@
 
     python experiments/checks/gpu_operations.py --out experiments/results/gpu_operations-h200.json
 
-A small prover is trained and its test split ranked under `funcppo profile`, with `--graphs auto` and `--graphs off`,
+A small prover is trained and its test split ranked under PyTorch's profiler, with `--graphs auto` and `--graphs off`,
 and `--metrics-file`. A row has how often CUDA graphs were launched, what the metrics say (graphs recorded, replayed or
 not, fallbacks by code), and the operators and kernels with the most device time. Then the training is ended by SIGTERM
 in the middle and resumed, and once done under `CUDA_LAUNCH_BLOCKING=1`: a row says whether the parameters have the
@@ -37,15 +37,32 @@ TRAIN = (
     *("--checkpoint-every", "1", "--seconds", "None"),
 )
 PROFILED_STEPS = "64"  # two updates
-PROFILED_SECONDS = "60"  # all of it
 DISTURBED_STEPS = "25600"  # 800 updates
 LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 SERIES = re.compile(
     r'^funcppo_graph_(enabled|recordings_total|fallbacks_total\{reason="(\w+)"\}) (\S+)',
     re.MULTILINE,
 )
-N_OPERATORS = 10_000  # all
 N_COSTLIEST = 8  # operators and kernels of a row, by device time
+# Runs the command line after its first argument, a file for the calls and device times of all operators and kernels.
+PROFILE = """
+import json, sys
+import torch
+from funcppo import cli
+path = sys.argv.pop(1)
+with torch.profiler.profile(acc_events=True) as profile:
+    try:
+        cli.main()
+    except SystemExit as stop:
+        status = stop.code
+rows = [
+    {"name": x.key, "calls": x.count, "device_ms": x.self_device_time_total / 1e3}
+    for x in profile.key_averages()
+]
+with open(path, "w") as file:
+    json.dump(rows, file)
+sys.exit(status)
+"""
 MIN_LINES = 20  # of metrics.jsonl before SIGTERM
 TIMEOUT_SECONDS = 300
 
@@ -110,16 +127,15 @@ def disturb(train: list[str], folder: Path) -> list[Row]:
 def profile(command: list[str], graphs: str, folder: Path) -> Row:
     """Run a program under the profiler; the launches of graphs, and what its metrics say."""
     report, metrics = folder / "profile.json", folder / "metrics.prom"
-    options = ["--seconds", PROFILED_SECONDS, "--top", str(N_OPERATORS)]
     switches = ["--graphs", graphs, "--metrics-file", str(metrics)]
-    run(["profile", *options, "--json", str(report), *command, *switches])
+    run(["-c", PROFILE, str(report), *command, *switches], is_code=True)
     said: Row = {"fallbacks": {}}
     for name, code, value in SERIES.findall(metrics.read_text()):
         if not code:
             said[name.removesuffix("_total")] = float(value)
         elif float(value):
             said["fallbacks"][code] = float(value)
-    operators = json.loads(report.read_text())["rows"]
+    operators = json.loads(report.read_text())
     launches = sum(x["calls"] for x in operators if x["name"] in LAUNCHES)
     kernels = sorted(
         (x for x in operators if x["device_ms"]),
@@ -134,14 +150,15 @@ def profile(command: list[str], graphs: str, folder: Path) -> Row:
     }
 
 
-def run(words: list[str], **variables: str) -> None:
-    """Run funcppo to its end.
+def run(words: list[str], is_code: bool = False, **variables: str) -> None:
+    """Run funcppo, or Python on some code, to its end.
 
     Raises:
       RuntimeError: it failed.
     """
+    module = [] if is_code else ["-m", "funcppo"]
     done = subprocess.run(
-        [sys.executable, "-m", "funcppo", *words],
+        [sys.executable, *module, *words],
         capture_output=True,
         text=True,
         cwd=ROOT,

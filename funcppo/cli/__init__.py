@@ -55,8 +55,6 @@ PROGRAMS = {
     "plot": "Draw curves, ranks, gains by relation, reliability, rules or weights of trained runs as SVG or PNG.",
     "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
-    "warm": "Compile the training step of a run ahead of it, so that `funcppo train` finds the code on disk.",
-    "profile": "Run a program under PyTorch's profiler and print where its time goes: operators, kernels, waits.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }
 
@@ -238,8 +236,6 @@ def parse_program(name: str, arguments: Sequence[str]) -> Program | None:
             f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}"
         )
 
-    if name == "profile":
-        arguments = _with_command_apart(arguments)
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
@@ -252,13 +248,6 @@ def parse_program(name: str, arguments: Sequence[str]) -> Program | None:
         exit_with_error(_usage_error(messages.getvalue()))
     sys.stderr.write(messages.getvalue())  # warnings
     return program
-
-
-def _with_command_apart(arguments: Sequence[str]) -> list[str]:
-    """The command line of `profile` with -- before the program to run, whose options are not its own."""
-    names = [word for word in arguments if word in PROGRAMS]
-    at = arguments.index(names[0]) if names else len(arguments)
-    return [*arguments[:at], "--", *arguments[at:]]
 
 
 def _usage_error(text: str) -> str:

@@ -7,7 +7,10 @@ import os
 import platform
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from tyro.conf import arg
 
 from funcppo.cli.common import (
     GraphsChoice,
@@ -16,6 +19,8 @@ from funcppo.cli.common import (
     package_version,
     resolve_device,
     select_device,
+    set_caches,
+    set_threads,
     write_json,
 )
 from funcppo.cli.console import make_console, show_status
@@ -25,26 +30,42 @@ from funcppo.config import Config, PPOConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
 
+    PreparedStep: TypeAlias = tuple[CapturedStep[Any, Any], StrategyRecord]
+
 REPORTED_PACKAGES = ("funcppo", "torch", "optree", "numpy", "tyro", "rich")
+PROFILED_UPDATES = 5
+PROFILED_ROWS = 15  # operators and kernels in the table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
     """Report versions and devices, and which training strategy works on this machine and why.
 
-    The strategies are tried on a small CartPole agent, which takes one or two minutes, mostly for compilation.
+    The strategies are tried on a small CartPole agent, which takes one or two minutes, mostly for compilation. With
+    --fill-cache RUN or ENV the step of that run or environment is prepared in its place, as `funcppo train` and
+    `funcppo rl` prepare it, so that these find its compiled code on disk.
 
     Exit status: 0 reported, 2 bad input.
     """
 
     device: AutoDeviceOption = "auto"
-    """Device to try the training strategies on: cpu, cuda, cuda:N, or auto for a GPU if there is one."""
+    """Device to try the training strategies on: cpu, cuda, cuda:N, or auto for a GPU if there is one. A run is prepared
+    on its own device."""
     graphs: GraphsChoice = "auto"
     """Replay the training step as CUDA graphs on a GPU, as --graphs of `funcppo train`."""
     quick: bool = False
     """Report versions and devices only; do not try the training strategies. Default: off."""
+    fill_cache: Annotated[str | None, arg(metavar="RUN|ENV")] = None
+    """Compile the training step of a run of `funcppo train` or `funcppo rl`, or of an environment at its published
+    settings, for later processes. Default: a small CartPole agent."""
+    cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Folder for compiled code. Default: PyTorch's compile cache."""
+    profile: bool = False
+    """Make five updates under PyTorch's profiler, and print the operators and kernels with the most time of their own
+    and what was compiled. Default: off."""
     json: JsonOutput = None
     """Write the report as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -54,6 +75,7 @@ class Doctor:
         Returns:
           The exit status.
         """
+        set_caches(self.cache_dir)
         console = make_console(self.json == "-")
         select_device(self.device)
 
@@ -61,33 +83,77 @@ class Doctor:
         for name, value in report.items():
             console.print(f"{name:>10}  {value}")
 
-        start = time.perf_counter()
-        record = None
         if not self.quick:
-            device = resolve_device(self.device)
-            with (
-                show_status(
-                    console, f"trying the training strategies on {device}"
-                ),
-                graphs_allowed(self.graphs, self.device),
-            ):
-                record = try_strategies(device)
-            report["strategy"] = dataclasses.asdict(record)
-            report["graphs"] = self.graphs
-
+            with graphs_allowed(self.graphs, self.device):
+                report |= self._try_step(console)
         write_json(self.json, report)
-        if record is not None:
-            _print_record(console, record)
-            console.print(f"{'graphs':>10}  {self.graphs}")
-            console.print(f"tried in {time.perf_counter() - start:.0f} s")
         return 0
 
+    def _try_step(self, console: Console) -> JsonObject:
+        """Prepare the training step and print how it is run; the report on it."""
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-def try_strategies(device: str) -> StrategyRecord:
+        from funcppo.runtime.monitor import Monitor
+
+        subject = self.fill_cache or "a small agent"
+        start = time.perf_counter()
+        with Monitor() as monitor:
+            with show_status(console, f"preparing the step of {subject}"):
+                captured, record = self._prepare_step()
+            monitor.record_capture(captured)
+            seconds = time.perf_counter() - start
+            table = _profile(captured) if self.profile else ""
+            counts = monitor.report()
+
+        _print_record(console, record)
+        console.print(f"{'graphs':>10}  {self.graphs}")
+        console.print(f"ready in {seconds:.0f} s: {cache_dir()}")
+        if self.profile:
+            console.print(table)
+            console.print(
+                f"{counts['compiles']} compilations, {counts['recompiles']} of them again; "
+                f"{counts['cudagraph_recordings']} CUDA graphs recorded"
+            )
+        return {
+            "strategy": dataclasses.asdict(record),
+            "graphs": self.graphs,
+            "cache_dir": cache_dir(),
+            "seconds": seconds,
+            "profile": table,
+            **counts,
+        }
+
+    def _prepare_step(self) -> PreparedStep:
+        """The training step that the options name, and how it is run.
+
+        Raises:
+          ValueError: they name neither a run nor an environment.
+        """
+        if self.fill_cache is None:
+            return try_strategies(resolve_device(self.device))
+
+        from funcppo.cli.target import is_run_folder
+        from funcppo.rl.config import is_rl_run
+        from funcppo.rl.settings import PUBLISHED
+
+        folder = Path(self.fill_cache)
+        is_run = is_run_folder(self.fill_cache)
+        if is_run and not is_rl_run(folder):
+            return _prepare_run(folder)
+        if not is_run and self.fill_cache not in PUBLISHED:
+            raise ValueError(
+                f"--fill-cache {self.fill_cache}: expected the folder of a run or an environment of `funcppo rl`"
+            )
+        return _prepare_environment(
+            self.fill_cache, resolve_device(self.device)
+        )
+
+
+def try_strategies(device: str) -> PreparedStep:
     """Try the training strategies on a small CartPole agent.
 
     Returns:
-      The record of the strategy that works, how it is replayed, and why better ones failed.
+      The step of the first strategy that works, and its record: how it is replayed, and why better ones failed.
     """
     from funcppo import train_step
     from funcppo.core import random
@@ -110,7 +176,70 @@ def try_strategies(device: str) -> StrategyRecord:
     captured = capture(
         lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state
     )
-    return compilation.with_capture(record, captured)
+    return captured, compilation.with_capture(record, captured)
+
+
+def _prepare_run(folder: Path) -> PreparedStep:
+    """The training step of a run of `funcppo train`, from its checkpoint."""
+    from funcppo.kg.run import run_build, run_start, training
+    from funcppo.kg.run.config import read_config
+
+    config = read_config(folder)
+    set_threads(config.threads)
+    select_device(config.device)
+    # Code for another precision is other code.
+    training.set_matmul_precision(config)
+    run = run_build.with_training_data(
+        run_start.open_run(folder, config.device)
+    )
+    return training.prepare_train_step(run)
+
+
+def _prepare_environment(name: str, device: str) -> PreparedStep:
+    """The training step of `funcppo rl`, of a run or of an environment at its published settings, from its start."""
+    from funcppo import trainer
+    from funcppo.compiled_step import prepare_step
+    from funcppo.rl import many, run
+    from funcppo.rl.config import RLConfig, read_config, settings_of
+    from funcppo.rl.settings import published_settings
+    from funcppo.train_step import EAGER_PARTS, vmap_parts
+
+    folder = Path(name)
+    if folder.is_dir():
+        config = read_config(folder)
+    else:
+        published = published_settings(name)
+        settings = {
+            field.name: getattr(published, field.name)
+            for field in dataclasses.fields(published)
+        }
+        config = RLConfig(env=name, device=device, **settings)
+    set_threads(config.threads)
+    select_device(config.device)
+    learner = run.make_learner(config.env, settings_of(config))
+    learner = trainer.with_length(learner, config.steps)
+    seeds = run.seeds_of(config)
+    state = many.init_many(learner, seeds, config.device)
+    parts = vmap_parts(EAGER_PARTS)
+    return prepare_step(
+        learner.cfg, learner.world, state, parts, config.strategy
+    )
+
+
+def _profile(captured: CapturedStep[Any, Any]) -> str:
+    """A table of the operators and kernels with the most time of their own in a few updates."""
+    import torch
+
+    captured.step()
+    with torch.profiler.profile(acc_events=True) as profile:
+        for _ in range(PROFILED_UPDATES):
+            captured.step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    averages = profile.key_averages()
+    is_on_gpu = any(event.self_device_time_total for event in averages)
+    by = "self_device_time_total" if is_on_gpu else "self_cpu_time_total"
+    return averages.table(sort_by=by, row_limit=PROFILED_ROWS)
 
 
 def _describe_machine() -> JsonObject:

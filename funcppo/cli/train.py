@@ -379,7 +379,7 @@ class Train:
         config = read_config(self.out)
         set_threads(config.threads)
         select_device(config.device)
-        set_matmul_precision(config)
+        training.set_matmul_precision(config)
         run = run_start.prepare_run(config, self.out, resume=True)
         run = run_build.with_training_data(run, for_validation=False)
         peers = sharing.connect(processes, run)
@@ -723,7 +723,7 @@ class Train:
         from funcppo.kg.run import training
         from funcppo.runtime.monitor import Monitor
 
-        set_matmul_precision(run.run_config)
+        training.set_matmul_precision(run.run_config)
         is_bounded = self.steps is None
         deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
         with Monitor() as monitor:
@@ -780,15 +780,6 @@ def _with_eager_strategy(run: Run) -> Run:
     """The run with nothing to compile, whatever strategy it is trained by."""
     config = dataclasses.replace(run.run_config, strategy="eager")
     return dataclasses.replace(run, run_config=config)
-
-
-def set_matmul_precision(config: RunConfig) -> None:
-    """Set the precision of matrix products."""
-    import torch
-
-    torch.set_float32_matmul_precision(
-        "high" if config.precision == "high" else "highest"
-    )
 
 
 def _tell_others(on_phase: PhaseCallback) -> PhaseCallback:

@@ -301,8 +301,6 @@ PROGRAMS = {
     "report": ["countries_s1", "--out", "{tmp}/x.html"],
     "plot": ["countries_s1", "--kind", "curves", "--out", "{tmp}/x.svg"],
     "serve": ["countries_s1"],
-    "warm": ["countries_s1"],
-    "profile": [],
     "doctor": [],
     "check": ["countries_s1"],
 }
@@ -322,9 +320,6 @@ OPTIONS = {
     "report": ["queries", "ranked", "threads"],
     "plot": ["queries", "ranked", "threads"],
     "serve": ["port", "seconds", "height", "smoothing", "choice_seconds", "threads"],
-    "warm": ["steps", "seconds", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
-        "max_nonfinite_updates", "mining_seconds"],
-    "profile": ["after", "seconds", "top"],
     "doctor": [],
     "check": ["queries", "n_rules", "seconds", "seed", "threads"],
 }  # fmt: skip

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from funcppo import compiled_step, metrics_log
 from funcppo.config import Config
 from funcppo.core.deadline import Deadline
@@ -99,6 +101,13 @@ class ValidationStopped(Exception):
 
 class DivergenceError(ValueError):
     """A run whose loss or gradient stays infinite or not a number."""
+
+
+def set_matmul_precision(config: RunConfig) -> None:
+    """Set the precision of matrix products."""
+    torch.set_float32_matmul_precision(
+        "high" if config.precision == "high" else "highest"
+    )
 
 
 def prepare_train_step(
