@@ -70,6 +70,7 @@ from funcppo.kg.run.config import (
     PREVIOUS_CHECKPOINT_FILE,
     RESULTS_FILE,
     RUN_FILES,
+    Note,
     RunConfig,
     read_config,
     read_settings,
@@ -441,7 +442,7 @@ class Train:
                 f"extended after update {int(run.state.train_state.update)} from {stored.steps:,} to {config.steps:,} "
                 "steps: schedules and validations span the new total"
             )
-        run = dataclasses.replace(run, notes=(*run.notes, *notes))
+        run = _with_details(run, notes)
 
         # Results of fewer steps are no longer those of the run.
         if is_extended:
@@ -549,7 +550,7 @@ class Train:
         notes = [*mining_notes, *self._remove_stale_parts()]
         if self.resume:
             notes.append(f"{self.out}: held no run to resume: a new one")
-        run = dataclasses.replace(run, notes=(*run.notes, *notes))
+        run = _with_details(run, notes)
         if mined is not None:
             rules = str((self.out / MINED_RULES_FILE).absolute())
             config = dataclasses.replace(run.run_config, rules=rules)
@@ -776,6 +777,12 @@ class Train:
         return _end_training(run, console, interrupt, deadline.is_over, record)
 
 
+def _with_details(run: Run, texts: Sequence[str]) -> Run:
+    """The run with more notes for results.json and a verbose screen."""
+    notes = [Note("detail", text) for text in texts]
+    return dataclasses.replace(run, notes=(*run.notes, *notes))
+
+
 def _with_eager_strategy(run: Run) -> Run:
     """The run with nothing to compile, whatever strategy it is trained by."""
     config = dataclasses.replace(run.run_config, strategy="eager")
@@ -834,7 +841,7 @@ def _with_late_note(run: Run, console: Console) -> Run:
         f"{run.cfg.ppo.n_updates}; --resume continues"
     )
     print_notes(console, [note])
-    return dataclasses.replace(run, notes=(*run.notes, note))
+    return dataclasses.replace(run, notes=(*run.notes, Note("cut", note)))
 
 
 def _early_stop_note(run: Run) -> str:
@@ -1095,7 +1102,7 @@ def _evaluate(
     test = _test_metrics(run, rule_scores, console, run_time, temperature)
     run_time.end_phase("ranking of test")
     if test.n_queries < n_all:
-        notes.append(_sample_note(test.n_queries, n_all))
+        notes.append(Note("cut", _sample_note(test.n_queries, n_all)))
         print_notes(console, notes[-1:])
     return {
         "dataset": run.run_config.dataset,
@@ -1129,20 +1136,19 @@ def _evaluate(
     }
 
 
-def _end_notes(run: Run, calibrated: Calibration | None) -> list[str]:
+def _end_notes(run: Run, calibrated: Calibration | None) -> list[Note]:
     """What is said of a run that has ended, before test is ranked."""
     from funcppo.kg.run import training
     from funcppo.kg.run.subject import describe_default_score
 
-    notes: list[str] = []
+    notes: list[Note] = []
     if training.stopped_early(run):
-        notes.append(_early_stop_note(run))
+        notes.append(Note("detail", _early_stop_note(run)))
     if run.default_score_reason != "not-compared":
-        notes.append(describe_default_score(run))
+        notes.append(Note("answers", describe_default_score(run)))
     if calibrated is None and len(run.task.dataset.valid):
-        notes.append(
-            "no temperature is chosen on valid: there was no time for it (--seconds)"
-        )
+        note = "no temperature is chosen on valid: there was no time for it (--seconds)"
+        notes.append(Note("cut", note))
     return notes
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from funcppo.config import PPOConfig, Schedule
 from funcppo.core import json_io
@@ -48,8 +48,28 @@ RUN_FILES = (
     MINED_RULES_FILE,
 )
 
+NoteKind = Literal["data", "rules", "cut", "answers", "detail"]
+
 # Seconds of choosing settings for a data set that no run is trained on: what `train` has for it at its defaults.
 CHOICE_SECONDS = 180.0
+
+
+class Note(str):
+    """A line that a run says about itself, with what it is about.
+
+    Attributes:
+      kind: data and rules: what was read and mined; cut: what was left out for time or memory; answers: what ranks
+        answers and why; detail: for results.json and a verbose screen alone.
+    """
+
+    kind: NoteKind
+
+    def __new__(cls, kind: NoteKind, text: str) -> Self:
+        """The text, as a note of a kind."""
+        note = super().__new__(cls, text)
+        note.kind = kind
+        return note
+
 
 _DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
 _DEFAULT_QUESTIONS = QuestionConfig()

@@ -16,7 +16,7 @@ from funcppo.config import PPOConfig
 from funcppo.core.settings import is_cuda
 from funcppo.kg.logic.firing_chunks import GPU_CHUNK_FACTOR
 from funcppo.kg.run import time_bounds
-from funcppo.kg.run.config import RunConfig
+from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.scores.aggregation import Capacity
 from funcppo.runtime import memory
 
@@ -38,7 +38,7 @@ class PlannedSettings(NamedTuple):
     """Settings whose parts fit the memory."""
 
     run_config: RunConfig
-    notes: tuple[str, ...]  # which sizes are smaller than usual, and more
+    notes: tuple[Note, ...]  # which sizes are smaller than usual, and more
 
 
 def memory_share(limit: int, n_triples: int, device: str) -> float:
@@ -102,9 +102,9 @@ def plan_settings(
     needed = _needed_bytes(n_triples, run_config.device)
     run_config = time_bounds.with_time_bounds(run_config, limit - sum(needed))
     share = memory_share(limit, n_triples, run_config.device)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if not memory.enforces_limits(run_config.device):
-        notes = (UNENFORCED_NOTE,)
+        notes = (Note("detail", UNENFORCED_NOTE),)
     if share == 1.0:
         return PlannedSettings(run_config, notes)
 
@@ -131,7 +131,7 @@ def plan_settings(
         f"atoms, training questions of {questions.max_firings:,} firings, batches of "
         f"{listwise.max_batch_firings:,} firings"
     )
-    return PlannedSettings(run_config, (*notes, note))
+    return PlannedSettings(run_config, (*notes, Note("cut", note)))
 
 
 def batch_firings(n_questions: int, size: Capacity) -> int:
@@ -142,7 +142,7 @@ def batch_firings(n_questions: int, size: Capacity) -> int:
 
 def split_minibatches(
     ppo: PPOConfig, size: Capacity, max_firings: int
-) -> tuple[PPOConfig, list[str]]:
+) -> tuple[PPOConfig, list[Note]]:
     """PPO with gradients accumulated over parts of a minibatch where it would not fit; a note if it is split.
 
     Args:
@@ -161,4 +161,6 @@ def split_minibatches(
         f"PPO: a minibatch of {n_rows} questions is computed in {n_parts} parts: at once it would hold "
         f"{batch_firings(n_rows, size):,} firings"
     )
-    return dataclasses.replace(ppo, n_microbatches=n_parts), [note]
+    return dataclasses.replace(ppo, n_microbatches=n_parts), [
+        Note("detail", note)
+    ]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from funcppo.config import PPOConfig
-from funcppo.kg.run.config import RunConfig
+from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.scores import aggregation
 from funcppo.kg.scores.aggregation import AggregationConfig
 from funcppo.kg.scores.question_config import (
@@ -46,7 +46,7 @@ class FitPlan(NamedTuple):
 
     cfg: ListwiseConfig
     degrees: tuple[bool, ...]  # whether to weigh degrees, each value to try
-    notes: list[str]  # what it leaves out
+    notes: list[Note]  # what it leaves out
 
 
 def plan_fit(
@@ -73,7 +73,7 @@ def plan_fit(
     max_steps = cfg.max_steps or MAX_LISTWISE_STEPS
     n_epochs = min(cfg.n_epochs, max(min_epochs, max_steps // steps_per_epoch))
     reason = f"{max_steps:,} gradient steps (--listwise.max-steps)"
-    notes: list[str] = []
+    notes: list[Note] = []
 
     cost_of_steps = {
         uses_degrees: steps_per_epoch
@@ -88,8 +88,11 @@ def plan_fit(
     if len(degrees) > 1 and n_epochs * cost_of_steps[True] > most:
         n_weights = _n_weights(policy.aggregation, True)
         notes.append(
-            f"degrees are not weighed: a fit of their {n_weights:,} weights would take too long (--questions.degrees "
-            "True weighs them)"
+            Note(
+                "cut",
+                f"degrees are not weighed: a fit of their {n_weights:,} weights would take too long "
+                "(--questions.degrees True weighs them)",
+            )
         )
         degrees = (False,)
 
@@ -114,7 +117,10 @@ def plan_fit(
             n_epochs, reason = max(min_epochs, int(share)), bound
     if n_epochs < cfg.n_epochs:
         notes.append(
-            f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}"
+            Note(
+                "cut",
+                f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}",
+            )
         )
     cfg = dataclasses.replace(cfg, n_epochs=n_epochs)
     return FitPlan(cfg, tuple(degrees), notes)

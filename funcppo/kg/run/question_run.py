@@ -23,6 +23,7 @@ from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
 from funcppo.kg.ranking.ranking import Ranking, ScorerBySide
 from funcppo.kg.ranking.settings_choice import MIN_GAIN
 from funcppo.kg.run import listwise_steps, question_training
+from funcppo.kg.run.config import Note
 from funcppo.kg.run.listwise_steps import (
     FirstEpochSetup,
     FitState,
@@ -118,7 +119,7 @@ class ListwiseFit(NamedTuple):
     params: Params
     quality: ValidQuality | None  # None where there is no valid split
     n_epochs: int  # that there was time for
-    notes: list[str]
+    notes: list[Note]
 
 
 class _Fit(NamedTuple):
@@ -575,31 +576,32 @@ def fit_listwise(
         variant = dataclasses.replace(setup, policy=policy)
         fits += _iter_fits(variant, cfg, seed, device, metric, on_phase, part)
     if metric is None:
-        notes = [
-            f"listwise fit: epoch {cfg.n_epochs}, the last: there is no valid split to choose by"
-        ]
+        note = f"listwise fit: epoch {cfg.n_epochs}, the last: there is no valid split to choose by"
+        notes = [Note("detail", note)]
         return ListwiseFit(
             fits[-1].setup, fits[-1].params, None, cfg.n_epochs, notes
         )
 
     best = max(fits, key=lambda fit: fit.metric)
-    notes = [
+    lines = [
         f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} ranks valid best, {best.metric:.4f}; untrained "
         f"{fits[0].metric:.4f}"
     ]
     if best.epoch == 0:
-        notes = [
+        lines = [
             f"listwise fit: no epoch of {cfg.n_epochs} ranks valid better than the untrained weights, {best.metric:.4f}"
         ]
     elif not is_better(best.quality, fits[0].quality):
-        notes.append(
+        lines.append(
             f"the gain is within {MIN_GAIN_ERRORS:g} standard errors: the untrained weights are kept"
         )
         best = fits[0]
+    notes = [Note("detail", line) for line in lines]
     if deadline.is_over:
-        notes.append("listwise fit: it was ended by the time of the run")
+        note = "listwise fit: it was ended by the time of the run"
+        notes.append(Note("cut", note))
     if len(degrees) > 1:
-        notes.append(_describe_degrees(fits, best))
+        notes.append(Note("detail", _describe_degrees(fits, best)))
     return ListwiseFit(
         best.setup, best.params, best.quality, cfg.n_epochs, notes
     )
@@ -649,7 +651,7 @@ def lower_linked(
                 f"linked candidates: 0 is added to their weights: {n_queries} valid queries are too few to tell, fewer "
                 f"than {MIN_LINKED_QUERIES}"
             )
-            return fitted._replace(notes=[*fitted.notes, note])
+            return fitted._replace(notes=[*fitted.notes, Note("detail", note)])
     of = "linked candidates: {} is added to their weights"
     return _add_to_weights(
         fitted, metric, "linked_weight", LINKED_WEIGHTS, of, beyond_chance
@@ -695,7 +697,7 @@ def _add_to_weights(
         best = 0.0
         listing += f", no gain above {MIN_GAIN_ERRORS:g} standard errors"
     note = f"{description.format(f'{best:g}')}: valid: {listing}"
-    return found[best]._replace(notes=[*fitted.notes, note])
+    return found[best]._replace(notes=[*fitted.notes, Note("detail", note)])
 
 
 def weigh_network(
@@ -727,14 +729,14 @@ def weigh_network(
             setup=setup,
             params=params,
             quality=metric(setup, params) if metric else None,
-            notes=[note],
+            notes=[Note("detail", note)],
         )
     if metric is None:
         note = f"Bellman-Ford network: weight {DEFAULT_NETWORK_WEIGHT:g}: there is no valid split to choose it by"
         return fitted._replace(
             setup=setup,
             params=_with_network_weight(fitted.params, DEFAULT_NETWORK_WEIGHT),
-            notes=[note],
+            notes=[Note("detail", note)],
         )
 
     found: dict[float, ListwiseFit] = {}
@@ -752,7 +754,7 @@ def weigh_network(
         f"{weight:g} {value:.4f}" for weight, value in mrr.items()
     )
     note = f"Bellman-Ford network: weight {best:g} chosen: valid: {listing}"
-    return found[best]._replace(notes=[note])
+    return found[best]._replace(notes=[Note("detail", note)])
 
 
 def _with_network_weight(params: Params, weight: float) -> Params:

@@ -25,6 +25,7 @@ from funcppo.kg.logic import firing_chunks, triple_index
 from funcppo.kg.logic.firing_chunks import FiringWork
 from funcppo.kg.logic.question_types import select_questions
 from funcppo.kg.run import listwise_steps
+from funcppo.kg.run.config import Note
 from funcppo.kg.run.listwise_steps import FirstEpoch, FirstEpochSetup, FitState
 from funcppo.kg.scores import aggregation, evidence, questions
 from funcppo.kg.scores.aggregation import AggregationConfig
@@ -53,7 +54,7 @@ class TrainingQuestions(NamedTuple):
     world: QuestionWorld
     policy: PolicyConfig
     n_questions: int  # that were asked, those without a derived answer included
-    notes: tuple[str, ...]  # which questions were left out
+    notes: tuple[Note, ...]  # which questions were left out
     # the listwise fit after its first epoch; None where it was not asked for, or there are fewer than a batch
     first_epoch: FitState | None = None
 
@@ -158,7 +159,10 @@ def collect_questions(
             capacity=aggregation.capacity(listed.evidence, rows),
         ),
         n_questions=listed.n_questions,
-        notes=(note, *_describe_first_epoch(epoch)),
+        notes=(
+            Note("cut" if listed.stopped_by else "detail", note),
+            *_describe_first_epoch(epoch),
+        ),
         first_epoch=epoch and epoch.fit,
     )
 
@@ -185,14 +189,15 @@ def _describe_listing(
     return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
 
 
-def _describe_first_epoch(epoch: FirstEpoch | None) -> list[str]:
+def _describe_first_epoch(epoch: FirstEpoch | None) -> list[Note]:
     """A note on the first epoch of the fit, where it was made while questions were listed."""
     if epoch is None:
         return []
-    return [
+    note = (
         f"listwise fit: its first epoch was made while questions were listed, {epoch.fit.n_steps:,} gradient steps on "
         f"{epoch.n_questions:,} of them"
-    ]
+    )
+    return [Note("detail", note)]
 
 
 def _list_within_bounds(

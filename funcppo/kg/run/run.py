@@ -20,6 +20,7 @@ from funcppo.kg.run import question_run
 from funcppo.kg.run.config import (
     CHECKPOINT_FILE,
     PREVIOUS_CHECKPOINT_FILE,
+    Note,
     RunConfig,
 )
 from funcppo.kg.run.question_run import QuestionSetup, ValidEvidence
@@ -81,7 +82,7 @@ class Run:
     state: RunState
     """Where training stands."""
 
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     """What was chosen or left out, one line each."""
 
     search_step: SearchStep
@@ -204,7 +205,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
         "rule_metric": run.rule_metric,
         "rule_margin": run.rule_margin,
         "pending_row": run.pending_row,
-        "notes": list(run.notes),
+        "notes": [(note.kind, note) for note in run.notes],
     }
     checkpoint.save(
         folder / CHECKPOINT_FILE, run.state, meta, PREVIOUS_CHECKPOINT_FILE

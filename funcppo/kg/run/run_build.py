@@ -17,7 +17,7 @@ from funcppo.kg.run import (
     question_run,
     question_training,
 )
-from funcppo.kg.run.config import RunConfig
+from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.question_run import QuestionSetup
 from funcppo.kg.run.run import (
     EVIDENCE_SCORE,
@@ -65,7 +65,7 @@ def build_run(
         deadline=deadline,
     )
     task = scorers.with_score_counts(task, run_config.rule_score, on_phase)
-    notes = list(task.notes)
+    notes = _task_notes(task)
     settings = task.cfg
     is_default = settings.hard_negative_fraction == 0.0
     if (
@@ -77,16 +77,16 @@ def build_run(
         settings = dataclasses.replace(settings, hard_negative_fraction=1.0)
         run_config = dataclasses.replace(run_config, prover=settings)
         task = dataclasses.replace(task, cfg=settings)
-        notes.append(
-            "all negatives are from the sample of T_P (--prover.hard-negative-fraction 1)"
-        )
+        note = "all negatives are from the sample of T_P (--prover.hard-negative-fraction 1)"
+        notes.append(Note("detail", note))
     cfg = learner_config(run_config, task)
     n_queries = count_validation_queries(run_config, task, cfg)
     if n_queries < most_validation_queries(run_config, task):
-        notes.append(
+        note = (
             f"a validation ranks {n_queries} of {len(task.dataset.valid)} valid queries: "
             f"more would compute over {max_validation_successors(task):,} successors"
         )
+        notes.append(Note("cut", note))
     return Run(
         run_config=run_config,
         task=task,
@@ -98,6 +98,14 @@ def build_run(
         n_validation_queries=n_queries,
         pending_row={"update": 0},
     )
+
+
+def _task_notes(task: ProverTask) -> list[Note]:
+    """The notes on a task: on its data set, and on what was counted or derived in part."""
+    of_data = frozenset(task.dataset.notes)
+    return [
+        Note("data" if text in of_data else "cut", text) for text in task.notes
+    ]
 
 
 def _build_question_run(
@@ -140,7 +148,7 @@ def _build_question_run(
         state=initial_run_state(
             train_step.init(cfg, world, key), embedding, network
         ),
-        notes=task.notes,
+        notes=tuple(_task_notes(task)),
         search_step=scorers.make_search_step(run_config.device),
         n_validation_queries=min(
             run_config.n_validation_queries or len(dataset.valid),

@@ -12,6 +12,7 @@ from funcppo.kg.run import (
     embedding_training,
     question_run,
 )
+from funcppo.kg.run.config import Note
 from funcppo.kg.run.question_run import QuestionSetup
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.run_time import RunTime
@@ -25,14 +26,14 @@ class RunWithPrior(NamedTuple):
     """A run with a prior, and notes on it."""
 
     run: Run
-    notes: list[str]
+    notes: list[Note]
 
 
 class TrainedNetwork(NamedTuple):
     """A Bellman-Ford network, None where there was no time for it, and a note on it."""
 
     network: NetworkPrior | None
-    note: str
+    note: Note
 
 
 def embed(
@@ -58,18 +59,17 @@ def embed(
             f"link embeddings are not tried: {embedding_training.MIN_EPOCHS} passes over the facts would take over "
             f"{plan.most_seconds:.0f} s (--questions.embedding True trains them)"
         )
-        return RunWithPrior(run, [note])
+        return RunWithPrior(run, [Note("cut", note)])
 
     cfg = config.embedding if is_set else plan.cfg
     embedding = embedding_training.train(
         run.task, cfg, left_out, config.seed, device, on_phase, deadline
     )
     run_time.end_phase("link embeddings", is_set=is_set)
-    notes: list[str] = []
+    notes: list[Note] = []
     if cfg.n_epochs < config.embedding.n_epochs:
-        notes = [
-            f"link embeddings: {cfg.n_epochs} of {config.embedding.n_epochs} epochs, all that there is time for"
-        ]
+        note = f"link embeddings: {cfg.n_epochs} of {config.embedding.n_epochs} epochs, all that there is time for"
+        notes = [Note("cut", note)]
     valid = run.valid_evidence
     if valid is not None:
         valid = valid.with_embedding(embedding)
@@ -106,7 +106,7 @@ def train_network(
             f"a Bellman-Ford network is not tried: {bellman_ford_training.MIN_STEPS} steps and the priors of "
             f"{n_questions:,} questions would take over {seconds:.0f} s (--questions.bellman-ford True trains it)"
         )
-        return TrainedNetwork(None, note)
+        return TrainedNetwork(None, Note("cut", note))
 
     on_phase(f"Bellman-Ford network, about {plan.seconds:.0f} s", 0, None)
     params, reason = bellman_ford_training.train(
@@ -125,7 +125,7 @@ def train_network(
     )
     if reason:
         note += f"; its steps replay no CUDA graph: {reason}"
-    return TrainedNetwork(make_network(run.task, params), note)
+    return TrainedNetwork(make_network(run.task, params), Note("detail", note))
 
 
 def make_network(task: ProverTask, params: bellman_ford.Params) -> NetworkPrior:

@@ -35,7 +35,7 @@ from funcppo.kg.run import (
     time_bounds,
     validation,
 )
-from funcppo.kg.run.config import RunConfig, read_config
+from funcppo.kg.run.config import Note, RunConfig, read_config
 from funcppo.kg.run.question_run import ListwiseFit, QuestionSetup
 from funcppo.kg.run.question_training import TrainingQuestions
 from funcppo.kg.run.run import (
@@ -70,7 +70,7 @@ class _ScoredRun(NamedTuple):
 
     run: Run
     mrr: float  # of the untrained policy on valid; -1 without valid queries
-    notes: list[str]  # on the score
+    notes: list[Note]  # on the score
     valid_seconds: float = 0.0  # that a ranking of valid takes, if it was timed
 
 
@@ -146,7 +146,7 @@ def prepare_run(
         optional="start_params",
     )
     defaults: checkpoint.Meta = {
-        "notes": list(run.notes),
+        "notes": [],
         "pending_row": None,
         "rule_metric": None,
         "rule_margin": 0.0,
@@ -162,7 +162,7 @@ def prepare_run(
         questions=_with_stored_priors(run, state),
         score=meta["score"],
         state=state,
-        notes=tuple(meta["notes"]),
+        notes=tuple(Note(kind, text) for kind, text in meta["notes"]),
         pending_row=meta["pending_row"],
         rule_metric=meta["rule_metric"],
         rule_margin=meta["rule_margin"],
@@ -247,9 +247,11 @@ def _check_meta(
             f"{path}: rule_margin: expected a number from 0 on, got {margin!r}"
         )
     if not isinstance(notes, list) or not all(
-        isinstance(note, str) for note in notes
+        isinstance(note, list) and len(note) == 2 for note in notes
     ):
-        raise ValueError(f"{path}: notes: expected texts, got {notes!r}")
+        raise ValueError(
+            f"{path}: notes: expected pairs of a kind and a text, got {notes!r}"
+        )
 
 
 def _check_splits(dataset: Dataset) -> None:
@@ -288,7 +290,10 @@ def _choose_run(
     best, notes = _choose_height(
         run_config, dataset, choice, on_phase, run_time
     )
-    chosen = describe_choice(choice, best.run.task.max_height)
+    chosen = [
+        Note("cut" if line in choice.notes else "detail", line)
+        for line in describe_choice(choice, best.run.task.max_height)
+    ]
     if best.run.questions is not None:
         best = _start_from_fit(
             best, run_config.learner == "auto", dataset, on_phase, run_time
@@ -339,11 +344,11 @@ def _choose_height(
     choice: SettingsChoice,
     on_phase: PhaseCallback,
     run_time: RunTime,
-) -> tuple[_ScoredRun, list[str]]:
+) -> tuple[_ScoredRun, list[Note]]:
     """The run with the height by which the untrained policy ranks valid best, and notes on it."""
     best: _ScoredRun | None = None
     listing: list[str] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     for candidate in choice.by_height:
         settings = candidate.settings
         config = dataclasses.replace(
@@ -362,9 +367,8 @@ def _choose_height(
                 run_time,
             )
         except _SearchTooLong as error:
-            notes.append(
-                f"policy: height {settings.max_height} not tried: {error}"
-            )
+            note = f"policy: height {settings.max_height} not tried: {error}"
+            notes.append(Note("cut", note))
             break
         listing.append(f"{settings.max_height} {scored.mrr:.4f}")
         if best is not None and scored.mrr <= best.mrr + MIN_GAIN:
@@ -373,9 +377,8 @@ def _choose_height(
 
     assert best is not None, "a choice has settings for a height"
     if len(listing) > 1:
-        notes.append(
-            f"policy: height {best.run.task.max_height} chosen: MRR untrained on valid: {', '.join(listing)}"
-        )
+        note = f"policy: height {best.run.task.max_height} chosen: MRR untrained on valid: {', '.join(listing)}"
+        notes.append(Note("detail", note))
     return best, notes
 
 
@@ -488,7 +491,7 @@ def _choose_score(
         note = (
             "policy: score best-proof: there are no valid triples to choose by"
         )
-        return _ScoredRun(run, -1.0, [note])
+        return _ScoredRun(run, -1.0, [Note("detail", note)])
 
     protocol = RankingProtocol(sides=ranked_sides(run.task))
     candidates = PROOF_SCORES
@@ -508,14 +511,13 @@ def _choose_score(
 
     # The first one is chosen if they are equal.
     chosen = max(candidates, key=lambda score: mrr[score])
-    notes: list[str] = []
+    notes: list[Note] = []
     if len(candidates) > 1:
         listing = ", ".join(
             f"{score} {value:.4f}" for score, value in mrr.items()
         )
-        notes = [
-            f"policy: score {chosen} chosen: MRR untrained on {len(queries)} valid triples: {listing}"
-        ]
+        note = f"policy: score {chosen} chosen: MRR untrained on {len(queries)} valid triples: {listing}"
+        notes = [Note("detail", note)]
     return _ScoredRun(
         dataclasses.replace(run, score=chosen), mrr[chosen], notes
     )
@@ -570,7 +572,7 @@ def _choose_odds_power(run: Run, deadline: Deadline) -> _ScoredRun:
         return scored[power]
     listing = ", ".join(f"{p:g} {found.mrr:.4f}" for p, found in scored.items())
     note = f"evidence: power {power:g} of the odds chosen: MRR untrained on valid: {listing}"
-    return scored[power]._replace(notes=[note])
+    return scored[power]._replace(notes=[Note("detail", note)])
 
 
 def _start_from_fit(
@@ -598,6 +600,7 @@ def _start_from_fit(
         if not may_learn_from_proofs:
             raise ValueError(f"{dataset.name}: learner: {error}") from None
         note = f"learner proofs: no question to learn from: {error}"
+        note = Note("answers", note)
         return _start_from_proofs(config, dataset, note, on_phase, run_time)
 
     run = dataclasses.replace(
@@ -686,7 +689,7 @@ def _chosen_options(
 def _start_from_proofs(
     config: RunConfig,
     dataset: Dataset,
-    note: str,
+    note: Note,
     on_phase: PhaseCallback,
     run_time: RunTime,
 ) -> _ScoredRun:
@@ -713,9 +716,9 @@ def _fit_with_embedding(
     options = run.run_config.questions
     if options.embedding is True:
         run, notes = run_priors.embed(run, run.questions, on_phase, run_time)
-        run, fitted = _fit_rules(run, valid_seconds, on_phase, run_time)
-        fitted = _adjust(run, fitted)
-        return run, fitted._replace(notes=[*notes, *fitted.notes])
+        run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
+        plain = _adjust(run, plain)
+        return run, plain._replace(notes=[*notes, *plain.notes])
 
     run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
     plain = _adjust(run, plain)
@@ -725,18 +728,29 @@ def _fit_with_embedding(
     if embedded is run:
         return run, plain._replace(notes=[*plain.notes, *notes])
     degrees = plain.setup.policy.aggregation.uses_degrees
-    fitted = _fit(embedded, degrees, valid_seconds, on_phase, run_time)
-    fitted = _adjust(embedded, fitted)
+    fitted = _adjust(
+        embedded,
+        _fit(embedded, degrees, valid_seconds, on_phase, run_time),
+    )
     assert fitted.quality is not None, "there are valid queries"
     comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
     if question_run.is_better(fitted.quality, plain.quality):
-        before = [f"without link embeddings: {note}" for note in plain.notes]
-        notes += [*fitted.notes, f"link embeddings on: valid {comparison}"]
-        return embedded, fitted._replace(notes=[*before, *notes])
-    notes += [
-        f"link embeddings off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
-    ]
-    return run, plain._replace(notes=[*plain.notes, *notes])
+        notes = [
+            *(
+                Note(note.kind, f"without link embeddings: {note}")
+                for note in plain.notes
+            ),
+            *notes,
+            *fitted.notes,
+            Note("detail", f"link embeddings on: valid {comparison}"),
+        ]
+        return embedded, fitted._replace(notes=notes)
+    comparison += (
+        f", no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
+    )
+    note = f"link embeddings off: valid {comparison}"
+    notes = [*plain.notes, *notes, Note("detail", note)]
+    return run, plain._replace(notes=notes)
 
 
 def _adjust(run: Run, fitted: ListwiseFit) -> ListwiseFit:
@@ -782,7 +796,7 @@ def _weigh_network(
         plain, network, _metric(run), starts_at_rules=starts_at_rules
     )
     is_kept, note = _judge_network(option == "auto", plain, fitted)
-    notes += [*fitted.notes, note]
+    notes += [*fitted.notes, Note("detail", note)]
     if not is_kept:
         run = dataclasses.replace(run, valid_evidence=valid)
         return run, plain._replace(notes=notes)
@@ -794,16 +808,15 @@ def _weigh_network(
     return run, fitted._replace(setup=setup, notes=notes)
 
 
-def _asked_notes(setup: QuestionSetup) -> list[str]:
+def _asked_notes(setup: QuestionSetup) -> list[Note]:
     """A note where PPO cannot ask all questions beside a network."""
     assert setup.world is not None, "the questions are listed"
     n_questions = len(setup.world.question)
     n_asked = question_run.n_asked(setup.world)
     if n_asked == n_questions:
         return []
-    return [
-        f"PPO asks {n_asked:,} of {n_questions:,} questions, drawn at random: each needs a pass through the network"
-    ]
+    note = f"PPO asks {n_asked:,} of {n_questions:,} questions, drawn at random: each needs a pass through the network"
+    return [Note("cut", note)]
 
 
 def _judge_network(
@@ -897,9 +910,9 @@ def _fit_walks(
     comparison = f"{plain.quality.metric:.4f} with the share of groundings, {fitted.quality.metric:.4f} with walks"
     if question_run.is_better(fitted.quality, plain.quality):
         note = f"walks on: valid {comparison}"
-        return fitted._replace(notes=[*fitted.notes, note])
+        return fitted._replace(notes=[*fitted.notes, Note("detail", note)])
     note = f"walks off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
-    return plain._replace(notes=[*plain.notes, note])
+    return plain._replace(notes=[*plain.notes, Note("detail", note)])
 
 
 def _fit(
@@ -956,7 +969,7 @@ def _with_default_steps(config: RunConfig) -> RunConfig:
 
 def _with_steps(
     config: RunConfig, setup: QuestionSetup, seconds: float
-) -> tuple[RunConfig, list[str]]:
+) -> tuple[RunConfig, list[Note]]:
     """The settings with a number of steps: where none is set, as many as PPO has time for; a note if these are less.
 
     Args:
@@ -977,30 +990,34 @@ def _with_steps(
         f"{question_bounds.work_factor(device) * question_bounds.MAX_PPO_FIRINGS:.0e} firings or take over "
         f"{max(seconds, 0.0):.0f} s (--steps sets them)"
     )
-    return dataclasses.replace(config, steps=steps), [note]
+    return dataclasses.replace(config, steps=steps), [Note("cut", note)]
 
 
-def _left_out_note(options: QuestionConfig) -> str:
+def _left_out_note(options: QuestionConfig) -> Note:
     """What a question leaves out, in a line."""
     if options.left_out == "fact":
-        return "each training question is asked without its own fact"
-    return (
+        return Note(
+            "detail", "each training question is asked without its own fact"
+        )
+    return Note(
+        "detail",
         "each training question is asked without the facts that link its two entities: no pair of the valid split is "
-        "linked by a known fact"
+        "linked by a known fact",
     )
 
 
-def _few_valid_notes(task: ProverTask) -> list[str]:
+def _few_valid_notes(task: ProverTask) -> list[Note]:
     """A note where valid is so small that only differences above two standard errors count."""
     if not question_run.has_few_valid(task):
         return []
     n_triples = len(task.dataset.valid)
     errors = f"{question_run.MIN_GAIN_ERRORS:g} standard errors"
-    return [
+    note = (
         f"{n_triples:,} valid triples tell small differences by chance alone: the last update of PPO is kept unless it "
         f"ranks them worse than its start by more than {errors}, and rules rank answers only if they rank them better "
         "by as much"
-    ]
+    )
+    return [Note("data", note)]
 
 
 def _metric(run: Run) -> question_run.Metric | None:

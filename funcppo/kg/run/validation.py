@@ -38,7 +38,7 @@ from funcppo.kg.ranking.ranking import (
     stratified_sample,
 )
 from funcppo.kg.run import question_bounds, question_run
-from funcppo.kg.run.config import RunConfig
+from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.question_run import (
     QuestionSetup,
     ValidEvidence,
@@ -224,7 +224,7 @@ def rule_metric(run: Run, name: str | None = None) -> float | None:
 
 def choose_linked_last(
     run: Run, deadline: Deadline = NO_DEADLINE
-) -> tuple[str | None, list[str]]:
+) -> tuple[str | None, list[Note]]:
     """The variant of the run's rule score that ranks linked candidates last, where it ranks valid better; with a note.
 
     Args:
@@ -242,7 +242,7 @@ def choose_linked_last(
     for end in endings:
         if deadline.is_over:
             note = f"{base}{end}: not tried on valid: there was no time for it (--seconds)"
-            return None, [note]
+            return None, [Note("cut", note)]
         metrics[base + end] = rule_metric(run, base + end) or 0.0
     variant, after = max(metrics.items(), key=lambda item: item[1])
     if after <= before + MIN_VARIANT_GAIN:
@@ -251,7 +251,7 @@ def choose_linked_last(
         f"{variant}: valid is ranked better, {after:.4f} for {before:.4f}, where candidates that a fact links with the "
         "entity of the query come last: a property of the data, not of the rules; test is ranked with it and without"
     )
-    return variant, [note]
+    return variant, [Note("detail", note)]
 
 
 class OtherFactsChoice(NamedTuple):
@@ -259,7 +259,7 @@ class OtherFactsChoice(NamedTuple):
 
     run: Run  # with the counts that its score reads
     score: str | None  # its name; None where valid does not prefer it
-    notes: list[str]  # what valid said, or why it was not asked
+    notes: list[Note]  # what valid said, or why it was not asked
 
 
 def choose_other_facts(
@@ -285,7 +285,7 @@ def choose_other_facts(
         if isinstance(error, RowBudgetExceeded):
             reason = f"counting other facts makes more than {MAX_OTHER_FACT_ROWS:,} rows of joins"
         note = f"{variant}: not tried on valid: {reason}"
-        return OtherFactsChoice(run, None, [note])
+        return OtherFactsChoice(run, None, [Note("cut", note)])
 
     valid = run.valid_evidence
     counted = dataclasses.replace(
@@ -300,7 +300,7 @@ def choose_other_facts(
         f"{variant}: valid is ranked better, {after:.4f} for {before:.4f}, where it counts whether a candidate has "
         "other facts of the relation; test is ranked with it and without"
     )
-    return OtherFactsChoice(counted, variant, [note])
+    return OtherFactsChoice(counted, variant, [Note("detail", note)])
 
 
 def evidence_quality(
@@ -928,11 +928,10 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
         )
         run = dataclasses.replace(run, run_config=config)
 
-    notes: list[str] = []
+    notes: list[Note] = []
     if n_queries < len(queries):
-        notes = [
-            f"a validation ranks {n_queries:,} of {len(valid):,} valid queries: more would {bound}"
-        ]
+        note = f"a validation ranks {n_queries:,} of {len(valid):,} valid queries: more would {bound}"
+        notes = [Note("cut", note)]
         run = dataclasses.replace(run, n_validation_queries=n_queries)
     queries = validation_queries(run)
     return dataclasses.replace(
