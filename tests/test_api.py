@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import pydoc
 import subprocess
 import sys
@@ -55,7 +54,7 @@ def test_the_training_step_stays_a_module_and_ppo_a_function(first):
 def test_a_name_is_what_its_module_defines_and_documents(name):
     value = getattr(fp, name)
     if isinstance(value, ModuleType):
-        assert value is importlib.import_module(f"funcppo.{name}")
+        assert value.__name__.rpartition(".")[2] == name
     elif not isinstance(value, Distribution):
         assert (
             value.__module__.startswith("funcppo.") and value.__name__ == name

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from examples import custom_env, grid_world, predict
+from examples import custom_env, grid_world, predict, watch_game
 from funcppo.core import random
 from funcppo.kg.run import question_training
 from funcppo.kg.scores import questions
@@ -39,10 +39,11 @@ def printed_numbers(name: str) -> list[float]:
         ("grid_world.py", 100),
         ("predict.py", 60),
         ("tune.py", 61),
+        ("watch_game.py", 60),
     ],
 )
 def test_an_example_is_short_and_says_what_it_is(name, n_lines):
-    assert len(list(FOLDER.glob("*.py"))) == 5
+    assert len(list(FOLDER.glob("*.py"))) == 6
     text = (FOLDER / name).read_text()
     assert len(text.splitlines()) < n_lines
     assert re.match(r'"""[A-Z]', text)
@@ -52,6 +53,15 @@ def test_cartpole_learns_to_balance():
     """From about 22 steps an episode, untrained, to more than 200."""
     returns = printed_numbers("cartpole.py")
     assert len(returns) == 6 and returns[-1] > 200
+
+
+@pytest.mark.parametrize("game", watch_game.GLYPHS)
+def test_a_game_is_shown_with_a_glyph_for_each_channel(game, capsys):
+    env = getattr(fp.envs, game)()
+    assert len(watch_game.GLYPHS[game]) == env.spec.observation_shape[-1]
+    watch_game.main(game, 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 22 and len(set("".join(lines)) - {" ", "."}) >= 1
 
 
 def test_settings_are_searched():
@@ -163,7 +173,6 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
                 ("train", "fp.train("),
                 ("save", "np.savez"),
                 ("export", "torch.export.save"),
-                ("render", "fp.envs.render"),
                 ("gymnasium", "fp.envs.gymnasium"),
                 ("ppo", "fp.compile"),
             )
@@ -171,7 +180,7 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
         )
         for block in code
     ] == [
-        *("ppo", "render", "gymnasium", "wrap", "networks", "exploration"),
+        *("ppo", "gymnasium", "wrap", "networks", "exploration"),
         *("memory", "train", "save", "export"),
     ]
     *first, saving, exporting = code

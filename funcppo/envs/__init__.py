@@ -7,7 +7,6 @@ Names:
     asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
     recall        repeat a cue after some steps: needs a memory
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
-    render(env, state)    a picture as text
     check(env)    raises an error that names what is wrong with an environment
 """
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from funcppo.envs.minatar.space_invaders import space_invaders
     from funcppo.envs.recall_task import recall
     from funcppo.envs.registry import make
-    from funcppo.envs.text_rendering import render
     from funcppo.envs.two_link_arm import reacher
 
 __all__ = [
@@ -51,7 +49,6 @@ __all__ = [
     "pendulum",
     "reacher",
     "recall",
-    "render",
     "seaquest",
     "space_invaders",
     "wrappers",
@@ -64,7 +61,6 @@ _SOURCES = {
     "breakout": "minatar.breakout",
     "freeway": "minatar.freeway",
     "reacher": "two_link_arm",
-    "render": "text_rendering",
     "seaquest": "minatar.seaquest",
     "space_invaders": "minatar.space_invaders",
     "cartpole": "classic_control.cartpole",
