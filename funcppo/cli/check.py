@@ -57,7 +57,7 @@ class Check:
     proofs of their answers, and counts the evidence that a run weighs which learnt from questions. A data set is
     checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken as they
     are. What --seconds does not suffice for is left out, and a line says so. With --details FILE, the lines of a file
-    that `funcppo evaluate` wrote are compared with the recount: counts, scores, ranks and the shares of rules.
+    that `funcppo evaluate` wrote are compared with the recount: counts, scores and ranks.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
@@ -192,9 +192,7 @@ class Check:
         """The comparisons, one after another."""
         from funcppo.kg.ranking import agreement
 
-        subject = agreement.make_subject(
-            setup.evaluator, setup.score, _joint_strata(setup, details)
-        )
+        subject = agreement.make_subject(setup.evaluator, setup.score)
         split = getattr(setup.evaluator.task.dataset, split_name)
         sample = self._draw_sample(len(subject.logic.rules), split, details)
         rows, lines = sample.rows, sample.lines
@@ -261,15 +259,6 @@ def _check_details(
     split = getattr(setup.evaluator.task.dataset, options.split)
     sides = setup.evaluator.protocol.sides
     details_lines.check_queries(details, len(split), sides)
-
-
-def _joint_strata(
-    setup: EvaluationSetup, details: Details | None
-) -> int | None:
-    """The share of atoms, one in so many, on which pairs of rules were counted; None if on all, here and there."""
-    here = setup.log_settings["joint_strata"]
-    there = details.settings.get("joint_strata") if details else None
-    return here or there
 
 
 def _compare_evidence(

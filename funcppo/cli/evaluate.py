@@ -80,8 +80,7 @@ class Evaluate:
     answer first, last and in the middle of its equals; the numbers of better, of equal and of all candidates, which
     every rank follows from; the score of the answer (log_score, its natural logarithm, and quantised_score, its
     log-odds in steps of 1e-4, by which candidates are compared); its status: proved, refuted, or missed (provable,
-    but not found by the search); a proof; by the score noisy-or-joint the share of each rule (rule_shares), by one with
-    other facts what these add (other_facts); and
+    but not found by the search); a proof; by a score with other facts what these add (other_facts); and
     near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
     it otherwise. The summary is computed from these lines. Ctrl-C or
     SIGTERM ends the evaluation after the queries in progress, a second one at once; a later --resume continues it.
@@ -100,9 +99,7 @@ class Evaluate:
     """Score of a candidate. For a run: evidence if it learnt from questions; success, best-proof or greedy if from
     proofs. For both: exists@H (derivable within height H), max-confidence, max-plus (AnyBURL's: ties of the largest
     confidence are broken by the second largest, the third, ...), noisy-or, noisy-or@P (confidences raised to the power
-    P, so that many weak rules add up to less), noisy-or-top-N (of the N most confident rules), or noisy-or-joint (of
-    the 10 most confident rules, each for what it adds to the better ones, as counted for each pair of rules;
-    noisy-or-joint@K trusts that the less, the larger K is, 500 by default; noisy-or-joint-top-N is of N rules); with
+    P, so that many weak rules add up to less), or noisy-or-top-N (of the N most confident rules); with
     -other-facts at its end, as in noisy-or-other-facts, it also counts whether a candidate has other facts of the
     relation (not with exists@H or max-plus); with
     -linked-last at its end, as in noisy-or-linked-last, candidates that a fact links with the entity of the query rank

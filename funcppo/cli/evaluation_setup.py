@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         Evaluator,
         OtherFactsFinder,
         ProofFinder,
-        ShareFinder,
     )
     from funcppo.kg.ranking.ranking import RankingProtocol, Scorer, ScorerBySide
     from funcppo.kg.run.answers import Answerer
@@ -685,7 +684,6 @@ def _build_evaluator(
         prove=_make_prover(subject) if with_proofs else _no_proofs,
         proof_threshold=proof_threshold,
         all_scores=options.all_scores,
-        find_shares=_make_share_finder(subject) if with_proofs else None,
         find_other_facts=_make_other_facts_finder(subject)
         if with_proofs
         else None,
@@ -707,16 +705,6 @@ def _make_prover(subject: Subject) -> ProofFinder:
     return partial(run_proofs.most_probable_proofs, run, program=program)
 
 
-def _make_share_finder(subject: Subject) -> ShareFinder | None:
-    """A function from answers to what counts of their rules; None but for the score noisy-or-joint."""
-    from funcppo.kg.ranking import joint_explanation
-
-    task, score, joint = subject.task, subject.score, subject.joint
-    if joint is None:
-        return None
-    return partial(joint_explanation.explain_answers, task, score, joint)
-
-
 def _make_other_facts_finder(subject: Subject) -> OtherFactsFinder | None:
     """A function from answers to what their other facts add; None but for a score that reads them."""
     from funcppo.kg.ranking import other_facts_explanation, scorers
@@ -735,7 +723,7 @@ def _log_settings(
     options: EvaluationOptions, subject: Subject, n_negatives: int | None
 ) -> JsonObject:
     """What the rank of a query depends on, beside the split."""
-    run, joint = subject.policy_run, subject.joint
+    run = subject.policy_run
     return {
         "dataset": subject.task.dataset.name,
         "fingerprint": subject.task.dataset.fingerprint,
@@ -743,9 +731,6 @@ def _log_settings(
         "smoothing": subject.task.cfg.smoothing,
         "object_identity": subject.task.cfg.object_identity,
         "score": subject.score,
-        "joint_strata": joint.n_strata
-        if joint is not None and joint.n_strata > 1
-        else None,
         "params_digest": None if run is None else digest(run.state.best_params),
         "negatives": n_negatives,
         "seed": options.seed,

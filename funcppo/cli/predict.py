@@ -130,8 +130,8 @@ class Predict:
     """List after all others the entities that no rule derives, marked unproved, by their prior by link embeddings. It
     proves nothing; the run must have link embeddings. Default: off."""
     explain: bool = False
-    """Show the proof of each answer and, of a run that learnt from questions, the evidence; by noisy-or-joint
-    what counts of each rule, by a score with other facts what these add. Default: off."""
+    """Show the proof of each answer and, of a run that learnt from questions, the evidence; by a score with
+    other facts what these add. Default: off."""
     queries: OptionalFile = None
     """Answer the queries in FILE, one a line. Default: QUERY."""
     relation: str | None = None

@@ -11,7 +11,6 @@ import pytest
 from funcppo.cli.check import Check
 from funcppo.cli.options import parse_options
 from funcppo.kg.ranking import candidates, explain
-from funcppo.kg.scores import joint_counts
 from funcppo.kg.search import task as prover_task
 from tests.cli.runner import funcppo, json_of
 
@@ -165,7 +164,7 @@ def test_a_wrong_leaf_of_a_proof_is_reported(capsys, monkeypatch):
 # -- lines of --details
 
 FAMILY = "family_tree:30:0"
-JOINT = ["--score", "noisy-or-joint@20"]
+SCORE = ["--score", "noisy-or@2"]
 
 
 def write_details(monkeypatch, capsys, path, target, *options):
@@ -183,22 +182,22 @@ def check_details(capsys, target, path):
     return status, {part["kind"]: part for part in result["checks"]}
 
 
-def test_the_lines_of_a_joint_score_are_recounted(
-    monkeypatch, capsys, tmp_path
-):
+def test_the_lines_of_a_rule_score_are_recounted(monkeypatch, capsys, tmp_path):
     """Also without lines; a score that is off by a step of the grid is reported with both values."""
     path = tmp_path / "details.jsonl"
     records = write_details(
-        monkeypatch, capsys, path, FAMILY, *JOINT, "--split", "valid"
+        monkeypatch, capsys, path, FAMILY, *SCORE, "--split", "valid"
     )
     status, checks = check_details(capsys, FAMILY, path)
     assert status == 0
     assert checks["details"]["n_compared"] == len(records)
     assert 0 < checks["scores"]["n_compared"] == checks["scores"]["n_total"]
-    status, result = json_of(capsys, check, FAMILY, *JOINT, *FAST)
-    assert (status, result["score"]) == (0, JOINT[1])
+    status, result = json_of(capsys, check, FAMILY, *SCORE, *FAST)
+    assert (status, result["score"]) == (0, SCORE[1])
 
-    i = next(i for i, record in enumerate(records) if record["rule_shares"])
+    i = next(
+        i for i, record in enumerate(records) if record["status"] == "proved"
+    )
     score = records[i]["quantised_score"]
     records[i]["quantised_score"] += 1
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -210,33 +209,11 @@ def test_the_lines_of_a_joint_score_are_recounted(
     assert checks["scores"]["n_disagreeing"] == 0
 
 
-@pytest.mark.parametrize("is_sampled_here", [False, True])
-def test_pairs_that_were_counted_on_a_sample_are_said(
-    monkeypatch, capsys, tmp_path, is_sampled_here
-):
-    path = tmp_path / "details.jsonl"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joint_counts, "MAX_COUNTED_DERIVATIONS", 20)
-        records = write_details(monkeypatch, capsys, path, FAMILY, *JOINT)
-        if is_sampled_here:
-            status, checks = check_details(capsys, FAMILY, path)
-    if not is_sampled_here:
-        status, checks = check_details(capsys, FAMILY, path)
-    assert status == 0
-    assert checks["scores"]["n_compared"] == 0 < checks["scores"]["n_total"]
-    assert "cannot be recounted" in checks["scores"]["notes"][0]
-    assert checks["details"]["n_compared"] == len(records)
-    assert "not recounted" in checks["details"]["notes"][0]
-    for kind in ("supports", "verdicts", "proofs"):
-        assert checks[kind]["n_compared"] > 0
-
-
 def test_the_lines_of_a_run_are_compared_with_its_policy(
     trained, monkeypatch, capsys, tmp_path
 ):
     path = tmp_path / "details.jsonl"
     records = write_details(monkeypatch, capsys, path, str(trained))
-    assert "rule_shares" not in records[0]
     status, checks = check_details(capsys, str(trained), path)
     assert (status, checks["details"]["n_compared"]) == (0, len(records))
     records[3]["n_equal"] += 1
@@ -249,10 +226,10 @@ def test_a_file_of_another_evaluation_is_one_line(
     monkeypatch, capsys, tmp_path
 ):
     path = tmp_path / "details.jsonl"
-    write_details(monkeypatch, capsys, path, "countries_s1", *JOINT)
+    write_details(monkeypatch, capsys, path, "countries_s1", *SCORE)
     for args, message in (
         ((FAMILY,), "fingerprint: expected "),
-        (("countries_s1", "--score", "noisy-or"), "was ranked by noisy-or-j"),
+        (("countries_s1", "--score", "noisy-or"), "was ranked by noisy-or@2"),
         (("countries_s1", "--json", path), "which would be overwritten"),
     ):
         assert funcppo(monkeypatch, "check", *args, "--details", path) == 2

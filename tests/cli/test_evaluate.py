@@ -131,7 +131,6 @@ def test_the_notes_on_a_run_and_on_its_search_are_told(
         "max-confidence",
         "max-plus",
         "noisy-or@3",
-        "noisy-or-joint",
         "noisy-or-other-facts",
         "greedy",
         "success",

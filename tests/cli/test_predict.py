@@ -162,45 +162,11 @@ def test_the_answers_are_printed_with_their_proofs(runs, monkeypatch, capsys):
         assert "by rule" in capsys.readouterr().out
 
 
-def test_the_explanation_of_a_joint_score_adds_up_to_it(
-    graph, monkeypatch, capsys, tmp_path
-):
-    """In `predict`, and in the lines of `evaluate`: the noisy-or of the shares is the score."""
-    options = ["--score", "noisy-or-joint@2", "--height", 1]
-    args = [graph, "p(e1, ?x)", "--explain", "--k", 5, *options]
-    answers = predicted(monkeypatch, capsys, *args)["queries"][0]["answers"]
-    details = tmp_path / "details.jsonl"
-    args = ["evaluate", graph, "--details", details, *options]
-    assert funcppo(monkeypatch, *args) == 0
-    records = [json.loads(line) for line in details.read_text().splitlines()]
-    proved = [r for r in records if r["status"] == "proved"]
-    assert answers and proved
-    assert all(r["rule_shares"] is None for r in records if r not in proved)
-
-    n_less = 0
-    for explained in (*answers, *proved):
-        shares = [rule["share"] for rule in explained["rule_shares"]]
-        score = 1 - math.prod(1 - share for share in shares)
-        log_odds = math.log(score / (1 - score))
-        assert round(log_odds * 1e4) == explained["quantised_score"]
-        n_less += any(rule["beside"] for rule in explained["rule_shares"])
-    assert n_less > 0
-
-    args = ["predict", graph, "p(e1, ?x)", "--explain", *options]
-    capsys.readouterr()
-    assert funcppo(monkeypatch, *args) == 0
-    text = capsys.readouterr().out
-    assert "of what counts of" in text and " of confidence " in text
-    args[-3] = "noisy-or"
-    assert funcppo(monkeypatch, *args) == 0
-    assert "of what counts of" not in capsys.readouterr().out
-
-
 def test_what_other_facts_add_is_explained(
     graph, monkeypatch, capsys, tmp_path
 ):
     """In `predict`, and in the lines of `evaluate`: the score without them and what they add make the score."""
-    options = ["--score", "noisy-or-joint@2-other-facts", "--height", 1]
+    options = ["--score", "noisy-or@2-other-facts", "--height", 1]
     args = [graph, "p(e1, ?x)", "--explain", "--k", 5, *options]
     answers = predicted(monkeypatch, capsys, *args)["queries"][0]["answers"]
     details = tmp_path / "details.jsonl"
@@ -216,10 +182,6 @@ def test_what_other_facts_add_is_explained(
         if not others["n_facts"]:
             a, b = 1 - a, 1 - b
         assert others["log_odds"] == pytest.approx(math.log(a / b))
-        shares = [rule["share"] for rule in explained["rule_shares"]]
-        score = 1 - math.prod(1 - share for share in shares)
-        log_odds = math.log(score / (1 - score)) + others["log_odds"]
-        assert round(log_odds * 1e4) == explained["quantised_score"]
 
     capsys.readouterr()
     args = ["predict", graph, "p(e1, ?x)", "--explain", *options]

@@ -86,8 +86,6 @@ class Subject:
 
     evaluator: Evaluator
     score: str  # the name of the evaluator's score
-    # of `noisy-or-joint`: pairs of rules were counted on one in so many atoms; None if on all
-    joint_strata: int | None
     logic: Logic
     facts: Atoms
 
@@ -113,14 +111,11 @@ class _RowDifference(NamedTuple):
     line: str | None  # of a details file: empty if it agrees; None without one
 
 
-def make_subject(
-    evaluator: Evaluator, score: str, joint_strata: int | None = None
-) -> Subject:
+def make_subject(evaluator: Evaluator, score: str) -> Subject:
     """Read the data of an evaluator's task for the recount.
 
     Args:
       score: the name of the evaluator's score.
-      joint_strata: of `noisy-or-joint`: pairs of rules were counted on one in so many atoms; None if on all.
     """
     dataset = evaluator.task.dataset
     logic = Logic(
@@ -136,7 +131,6 @@ def make_subject(
     return Subject(
         evaluator=evaluator,
         score=score,
-        joint_strata=joint_strata,
         logic=logic,
         facts=facts,
     )
@@ -223,8 +217,8 @@ def compare_ranks(
 ) -> list[Agreement]:
     """Find the candidates of ranked queries again, with their scores and ranks.
 
-    Confidences are those of `rule_counts`, and the engine's for rules that were not recounted. Scores of a policy, and
-    those that rest on a sample of the atoms, are taken from the engine.
+    Confidences are those of `rule_counts`, and the engine's for rules that were not recounted. Scores of a policy
+    are taken from the engine.
 
     Args:
       lines: of a details file about these queries.
@@ -285,9 +279,7 @@ class _ScoreSource:
         self.subject = subject
         name, self.ending = split_linked_last(subject.score)
         self.name, self.has_other_facts = split_other_facts(name)
-        self.joint_numbers = recount.joint_numbers(self.name)
-        self.has_rule_score = _is_rule_score(subject.score)
-        self.is_recounted = self.has_rule_score and not subject.joint_strata
+        self.is_recounted = _is_rule_score(subject.score)
         self.lists_all = subject.evaluator.protocol.score_unprovable
         atoms = recount.read_atoms(ranked.scored_atom.tolist())
         sides = ranked.scored_side.tolist()
@@ -347,12 +339,8 @@ class _ScoreSource:
         if self.name == MAX_PLUS:
             return recount.order_by_confidences(confidences)
         scores: dict[Atom, float] = {}
-        for atom, rules in derivers.items():
-            if self.joint_numbers is None:
-                score = recount.rule_score(self.name, confidences[atom])
-            else:
-                shares = self.joint_rules(rules, deadline).shares()
-                score = recount.rule_score("noisy-or", list(shares.values()))
+        for atom in derivers:
+            score = recount.rule_score(self.name, confidences[atom])
             if self.has_other_facts:
                 others = self.other_facts(atom, side, deadline)
                 score += others.log_odds
@@ -361,31 +349,6 @@ class _ScoreSource:
                 score = min(score, MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
             scores |= {atom: score}
         return scores
-
-    def joint_rules(
-        self, rules: Sequence[int], deadline: float
-    ) -> recount.JointRules:
-        """The rules of an atom that count in `noisy-or-joint`, with what they derive where that is recounted.
-
-        Args:
-          rules: all that derive it.
-
-        Raises:
-          RecountLimitError: the deadline is reached.
-        """
-        assert self.joint_numbers is not None, "the score is a noisy-or-joint"
-        counted = sorted(
-            (i for i in rules if self.confidence[i] > 0),
-            key=lambda i: (-self.confidence[i], i),
-        )[: self.joint_numbers.n_rules]
-        return recount.JointRules(
-            confidence={i: self.confidence[i] for i in counted},
-            heads={i: self._derive_heads(i, deadline) for i in counted}
-            if self.is_recounted
-            else {},
-            facts=self.subject.facts.all,
-            prior_pairs=self.joint_numbers.prior_pairs,
-        )
 
     def other_facts(
         self, atom: Atom, side: int, deadline: float
@@ -586,13 +549,9 @@ def _compare_line(
     deadline: float,
 ) -> str:
     """Where a line of a details file differs, as text; empty if it agrees."""
-    rules = None
-    if scores.joint_numbers is not None:
-        rules = scores.joint_rules(derivers[row.query], deadline)
     others = None
     if scores.has_other_facts:
         others = scores.other_facts(row.query, row.side, deadline)
-    is_sampled = bool(scores.subject.joint_strata)
     is_exact = scores.is_recounted
 
     recounted = RecountedRow(
@@ -606,10 +565,7 @@ def _compare_line(
         ),
         is_provable=bool(derivers[row.query]),
         tolerance=LOG_ODDS_TOLERANCE if is_exact else SEARCH_TOLERANCE,
-        has_order=not is_sampled,
-        has_scores=not is_sampled and scores.name != MAX_PLUS,
-        shares_are_score=not scores.ending,
-        joint_rules=rules,
+        has_scores=scores.name != MAX_PLUS,
         other_facts=others,
     )
     errors = details_lines.line_errors(line, recounted)
@@ -674,7 +630,7 @@ def _summarise_rows(
             [line for row in differences for line in row.verdicts], (),
         )
     ]  # fmt: skip
-    if scores.has_rule_score:
+    if scores.is_recounted:
         n_scores = sum(row.n_scores for row in differences)
         agreements.append(
             _summarise(
@@ -695,7 +651,7 @@ def _summarise_rows(
         agreements.append(
             _summarise(
                 "details", "lines", len(lines), n_lines, seconds,
-                [line for line in lines if line], _line_notes(scores),
+                [line for line in lines if line], (),
             )
         )  # fmt: skip
     return agreements
@@ -753,26 +709,9 @@ def _rank_notes(
 def _score_notes(scores: _ScoreSource) -> list[str]:
     """Lines on scores that were not compared."""
     score = scores.subject.score
-    if not scores.is_recounted:
-        return [
-            f"scores not compared: {score} cannot be recounted where pairs of rules are counted on a sample of the "
-            f"atoms, of some relations one in {scores.subject.joint_strata}; verdicts and proofs are recounted, ranks "
-            "as they follow from the scores"
-        ]
     if not scores.compares_scores:
         return [f"scores not compared: {score} is an order, which ranks show"]
     return []
-
-
-def _line_notes(scores: _ScoreSource) -> list[str]:
-    """Lines on what was not compared of the lines of a details file."""
-    if not scores.subject.joint_strata:
-        return []
-    return [
-        f"scores, better and equal candidates and shares not recounted, as {scores.subject.score} cannot be here; "
-        "verdicts of answers, numbers of candidates, rules and their confidences are, ranks and scores as they follow "
-        "from the counts and the shares of the line"
-    ]
 
 
 # -- proofs

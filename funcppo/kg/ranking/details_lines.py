@@ -19,7 +19,6 @@ from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import recount, result_log
 from funcppo.kg.ranking.recount import (
     Atom,
-    JointRules,
     OtherFactShares,
     RankCounts,
 )
@@ -28,7 +27,7 @@ from funcppo.kg.ranking.recount import (
 CERTAIN_SCORE = 2**53 - 1
 # log scores have four decimals
 LOG_SCORE_TOLERANCE = 0.51e-4
-# of ranks and their means, and of shares, which are sums of logarithms or products
+# of ranks and their means, and of shares, which are quotients of sums
 TOLERANCE = 1e-9
 
 # what tells one evaluation from another, beside the split and the score
@@ -91,13 +90,7 @@ class RecountedRow:
     listed: AbstractSet[Atom]  # the candidates that are scored
     is_provable: bool  # the answer is derived, a fact from other facts
     tolerance: float  # of log-odds
-    # what the log-odds are good for: better and equal candidates, and their own values
-    has_order: bool
-    has_scores: bool
-    # the score is the noisy-or of the shares of the rules, with what other facts add
-    shares_are_score: bool
-    # by `noisy-or-joint`, the rules of the answer; what they derive where there are scores
-    joint_rules: JointRules | None
+    has_scores: bool  # the log-odds are more than an order
     # by a score that reads the other facts of the answer
     other_facts: RecountedOtherFacts | None
 
@@ -114,7 +107,6 @@ def read_details(path: Path) -> Details:
     """
     settings = result_log.read_settings(path)
     smoothing = settings.get("smoothing")
-    strata = settings.get("joint_strata")
     for name, is_valid, expected in (
         ("split", settings.get("split") in ("test", "valid"), "test or valid"),
         ("score", isinstance(settings.get("score"), str), "a name"),
@@ -128,11 +120,6 @@ def read_details(path: Path) -> Details:
             "object_identity",
             isinstance(settings.get("object_identity"), bool),
             "true or false",
-        ),
-        (
-            "joint_strata",
-            strata is None or _is_whole(strata, 1),
-            "null, or 1 or more",
         ),
         (
             "negatives",
@@ -269,20 +256,17 @@ def line_errors(line: Line, row: RecountedRow) -> list[str]:
         errors.append(_difference("status", record["status"], verdict))
 
     errors += _rank_errors(record, counts)
-    if row.has_order:
-        again = recount.count_ranks(row.query, row.log_odds)
-        is_explained = explains_counts(
-            counts, row.query, row.log_odds, row.tolerance
+    again = recount.count_ranks(row.query, row.log_odds)
+    is_explained = explains_counts(
+        counts, row.query, row.log_odds, row.tolerance
+    )
+    if counts != again and not is_explained:
+        errors.append(
+            f"n_better {counts.n_better} and n_equal {counts.n_equal}, recounted {again.n_better} and {again.n_equal}"
         )
-        if counts != again and not is_explained:
-            errors.append(
-                f"n_better {counts.n_better} and n_equal {counts.n_equal}, recounted {again.n_better} and "
-                f"{again.n_equal}"
-            )
     if row.has_scores:
         errors += _score_errors(record, row)
     errors += _log_score_errors(record)
-    errors += _share_errors(record, row)
     return errors + list(_other_fact_errors(record, row))
 
 
@@ -294,14 +278,6 @@ def _difference(name: str, value: object, again: object) -> str:
 def _is_between(value: object, low: float, high: float) -> bool:
     """Whether a value is a number within bounds."""
     return isinstance(value, int | float) and low <= value <= high
-
-
-def _is_number(value: object) -> bool:
-    """Whether a value is a finite number."""
-    return _is_between(value, -math.inf, math.inf) and value not in (
-        math.inf,
-        -math.inf,
-    )
 
 
 def _is_whole(value: object, low: int) -> bool:
@@ -392,72 +368,6 @@ def _log_score_errors(record: Json) -> list[str]:
     ]
 
 
-# -- shares of rules
-
-
-def _share_errors(record: Json, row: RecountedRow) -> Iterator[str]:
-    """Yield where the shares of the rules differ, or do not make the score."""
-    shares = record.get("rule_shares")
-    if shares is None:
-        if "rule_shares" in record and record["status"] == "proved":
-            yield "rule_shares None, expected those of a proved answer"
-        return
-    is_list = isinstance(shares, list)
-    if not is_list or not all(isinstance(x, dict) for x in shares):
-        yield f"rule_shares {shares}, expected a list of objects"
-        return
-    if row.shares_are_score:
-        yield from _sum_errors(record, shares)
-    if row.joint_rules is not None:
-        yield from _rule_errors(
-            shares, row.joint_rules, has_shares=row.has_scores
-        )
-
-
-def _rule_errors(
-    shares: Sequence[Json], rules: JointRules, *, has_shares: bool
-) -> Iterator[str]:
-    """Yield where the rules, their confidences or their shares differ.
-
-    Args:
-      has_shares: the recount has shares too.
-    """
-    stated = [fields.get("rule") for fields in shares]
-    if stated != rules.order():
-        yield _difference("rules of rule_shares", stated, rules.order())
-        return
-    recounted = rules.shares() if has_shares else {}
-    for fields in shares:
-        rule = fields["rule"]
-        name = f"rule_shares: rule {rule}"
-        expected = {"confidence": rules.confidence[rule]}
-        if has_shares:
-            expected |= {"share": recounted[rule]}
-        for key, value in expected.items():
-            if not _is_near(fields.get(key), value, TOLERANCE):
-                yield _difference(f"{name}: {key}", fields.get(key), value)
-        if has_shares:
-            yield from _pair_errors(name, fields, rules, recounted[rule])
-
-
-def _sum_errors(record: Json, shares: Sequence[Json]) -> Iterator[str]:
-    """Yield whether the noisy-or of the shares is not the score of the line."""
-    stated = [fields.get("share") for fields in shares]
-    if not all(_is_between(value, 0.0, 1.0) for value in stated):
-        yield f"shares {stated}, expected numbers from 0 to 1"
-        return
-    values = [float(value) for value in stated if value is not None]
-    log_odds = recount.rule_score("noisy-or", values)
-    others = record.get("other_facts")
-    if isinstance(others, dict) and _is_number(others.get("log_odds")):
-        log_odds += float(others["log_odds"])
-    score = record.get("quantised_score")
-    # A share is written to the last digits of what it is, not of what it lacks of 1.
-    lacking = max(1.0 - max(values, default=0.0), 1e-16)
-    if not _is_on_grid(score, log_odds, TOLERANCE + 1e-15 / lacking):
-        yield f"quantised_score {score}, expected {_grid_score(log_odds)} by the shares of the rules"
-
-
 def _other_fact_errors(record: Json, row: RecountedRow) -> Iterator[str]:
     """Yield where the other facts of the answer, or the shares that weigh them, differ."""
     expected, stated = row.other_facts, record.get("other_facts")
@@ -481,29 +391,3 @@ def _other_fact_errors(record: Json, row: RecountedRow) -> Iterator[str]:
     ):
         if not _is_near(stated.get(key), value, TOLERANCE):
             yield _difference(f"other_facts: {key}", stated.get(key), value)
-
-
-def _pair_errors(
-    name: str, fields: Json, rules: JointRules, share: float
-) -> Iterator[str]:
-    """Yield where a rule differs beside the better one that the line names."""
-    rule, beside = fields["rule"], fields.get("beside")
-    if beside is None:
-        own = rules.confidence[rule]
-        if not _is_near(share, own, TOLERANCE):
-            yield f"{name}: beside None, recounted {share} of confidence {own}"
-        return
-    order = rules.order()
-    if beside not in order[: order.index(rule)]:
-        yield f"{name}: beside {beside}, expected a better rule of the answer"
-        return
-
-    pair = rules.beside(rule, beside)
-    for key, value in (
-        ("n_both", pair.n_both),
-        ("n_both_facts", pair.n_both_facts),
-    ):
-        if fields.get(key) != value:
-            yield _difference(f"{name}: {key}", fields.get(key), value)
-    if not _is_near(pair.share, share, TOLERANCE):
-        yield f"{name}: beside {beside} it counts for {pair.share}, at least {share} is expected"

@@ -22,13 +22,11 @@ from funcppo.kg.logic import proof
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import (
-    joint_explanation,
     other_facts_explanation,
     rank_metrics,
     ranking,
 )
 from funcppo.kg.ranking.candidates import RankingProtocol
-from funcppo.kg.ranking.joint_explanation import RuleShare
 from funcppo.kg.ranking.other_facts_explanation import OtherFacts
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
 from funcppo.kg.ranking.ranking import Ranking, Scorer, ScorerBySide
@@ -61,16 +59,6 @@ class ProofFinder(Protocol):
         ...
 
 
-class ShareFinder(Protocol):
-    """Finds what counts of each rule in the scores of answers."""
-
-    def __call__(
-        self, atoms: I64[Tensor, "n W"], side: int, /
-    ) -> list[tuple[RuleShare, ...]]:
-        """The rules of each atom as an answer about a side."""
-        ...
-
-
 class OtherFactsFinder(Protocol):
     """Finds what the other facts of answers add to their scores."""
 
@@ -93,8 +81,6 @@ class Evaluator:
     proof_threshold: float
     # records hold the scores of all candidates that were scored
     all_scores: bool
-    # records hold what counts of each rule, by the score noisy-or-joint; None by others
-    find_shares: ShareFinder | None = None
     # records hold what other facts of the relation add, by a score that reads them; None by others
     find_other_facts: OtherFactsFinder | None = None
     # queries that are ranked together at least, where each call of the scorer has a cost of its own
@@ -207,7 +193,6 @@ def _iter_records(
         queries = order[start : start + PROOF_QUERIES]
         answers = ranked.queries[queries]
         records = [by_query[query] for query in queries]
-        records = _with_shares(evaluator, records, answers)
         records = _with_other_facts(evaluator, records, answers)
         yield from _with_proofs(evaluator, records, answers)
 
@@ -257,25 +242,6 @@ def _with_proofs(
             {**side, "proof": fields if side["status"] == "proved" else None}
             for side in sides
         ]
-
-
-def _with_shares(
-    evaluator: Evaluator,
-    records: list[list[Record]],
-    answers: I64[Tensor, "Q W"],
-) -> list[list[Record]]:
-    """The records of queries with the shares of the rules of each answer, by the score noisy-or-joint."""
-    find, dataset = evaluator.find_shares, evaluator.task.dataset
-    if find is None:
-        return records
-
-    def explain(atoms: I64[Tensor, "n W"], side: int) -> list[object]:
-        return [
-            joint_explanation.to_json(dataset, shares)
-            for shares in find(atoms, side)
-        ]
-
-    return _with_field(evaluator, records, answers, "rule_shares", explain)
 
 
 def _with_other_facts(

@@ -25,9 +25,6 @@ Binding = dict[int, int]  # of variables to constants
 GRID_STEP = 1e-4  # log-odds; scores are compared after rounding to multiples
 # above, exp(-x) leaves the range of a float
 _LARGE_EXPONENT = 500.0
-# The rules of an atom that count in `noisy-or-joint`, and the atoms that the prior of each pair counts for, where its
-# name does not say it.
-N_JOINT_RULES, N_PRIOR_PAIRS = 10, 500
 
 
 class RecountLimitError(Exception):
@@ -456,74 +453,6 @@ def order_by_confidences(
         atom: places[tuple(key)] if key else -math.inf
         for atom, key in keys.items()
     }
-
-
-class JointNumbers(NamedTuple):
-    """The numbers in the name of a `noisy-or-joint`."""
-
-    n_rules: int  # of an atom that count
-    prior_pairs: float  # atoms that the prior of each pair counts for
-
-
-class PairShare(NamedTuple):
-    """What counts of a rule beside a better one."""
-
-    share: float
-    n_both: int  # atoms that both derive
-    n_both_facts: int  # facts among these
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JointRules:
-    """The rules that derive an atom, for `noisy-or-joint`: the most confident ones of a confidence above 0."""
-
-    confidence: Mapping[int, float]  # by the number of the rule
-    heads: Mapping[int, AbstractSet[Atom]]  # that each derives from the facts
-    facts: AbstractSet[Atom]
-    prior_pairs: float  # atoms that the prior of each pair counts for
-
-    def order(self) -> list[int]:
-        """The rules, the most confident first, equal ones by their numbers."""
-        return sorted(self.confidence, key=lambda i: (-self.confidence[i], i))
-
-    def beside(self, rule: int, better: int) -> PairShare:
-        """What counts of a rule beside a better one: 1 - (1 - c_both) / (1 - c_better).
-
-        c_both is the confidence of both together: the share of facts among the atoms that both derive and
-        `prior_pairs` more, of which 1 - (1 - c_better) (1 - c_rule)^(1 - both / either) are taken to be facts.
-        """
-        of_rule, of_better = self.heads[rule], self.heads[better]
-        both = of_rule & of_better
-        n_facts = len(both & self.facts)
-        wrong = 1 - self.confidence[better]
-        if not wrong:
-            return PairShare(0.0, len(both), n_facts)
-        overlap = Fraction(len(both), max(len(of_rule | of_better), 1))
-        prior_wrong = wrong * (1 - self.confidence[rule]) ** float(1 - overlap)
-        n_wrong = len(both) - n_facts + self.prior_pairs * prior_wrong
-        wrong_both = n_wrong / (len(both) + self.prior_pairs)
-        share = max(1 - wrong_both / wrong, 0.0)
-        return PairShare(share, len(both), n_facts)
-
-    def shares(self) -> dict[int, float]:
-        """What counts of each rule: the least beside a better one, and at most its confidence."""
-        shares: dict[int, float] = {}
-        for rule in self.order():
-            own = self.confidence[rule]
-            beside = [self.beside(rule, better).share for better in shares]
-            shares |= {rule: min([own, *beside])}
-        return shares
-
-
-def joint_numbers(name: str) -> JointNumbers | None:
-    """N and K of `noisy-or-joint-top-N@K`, or what stands for those that are not said; None for another score."""
-    kind, _, prior_pairs = name.partition("@")
-    kind, _, n_rules = kind.partition("-top-")
-    if kind != "noisy-or-joint":
-        return None
-    return JointNumbers(
-        int(n_rules or N_JOINT_RULES), float(prior_pairs or N_PRIOR_PAIRS)
-    )
 
 
 def count_links(facts: Iterable[Atom]) -> Counter[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from funcppo.config import Config
 from funcppo.core.json_io import shorten
-from funcppo.core.types import F64, I32
+from funcppo.core.types import F64
 from funcppo.kg.logic import consequences, derivability, firing_chunks, joins
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.consequences import Derivations
@@ -26,9 +26,7 @@ from funcppo.kg.logic.question_types import Questions, make_label
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking.rank_metrics import SCORE_GRID_STEP
 from funcppo.kg.ranking.ranking import ExactScorer, Scorer, ScorerBySide
-from funcppo.kg.scores import baselines, evidence, joint_counts, other_facts
-from funcppo.kg.scores.baselines import JointShares
-from funcppo.kg.scores.joint_counts import JointCounts
+from funcppo.kg.scores import baselines, evidence, other_facts
 from funcppo.kg.search.beam_search import (
     ScoreName,
     SearchConfig,
@@ -77,11 +75,6 @@ OTHER_FACTS = "-other-facts"
 # Log-odds of linked candidates are bounded and moved below those of all others, which are far above -9e5.
 MAX_LINKED_LOG_ODDS, LINKED_SHIFT = 1e5, 1e6
 
-# The noisy-or of this many rules, by what pairs of them derive; the prior of each pair counts for so many atoms.
-NOISY_OR_JOINT = "noisy-or-joint"
-JOINT_BEST_RULES = 10
-JOINT_PRIOR_PAIRS = 500.0
-
 # compares candidates by more than its value, which only a ranking of whole queries does
 MAX_PLUS = "max-plus"
 
@@ -121,13 +114,6 @@ class _RuleScores(NamedTuple):
 
     log_odds: Tensor  # [L]
     n_computed: int  # scores computed, those of padding included
-
-
-class _JointSettings(NamedTuple):
-    """What the name of a `noisy-or-joint` says."""
-
-    n_best: int  # rules of a candidate that count
-    prior_pairs: float  # K, atoms that the prior of a pair of rules counts for
 
 
 class RuleScore(Protocol):
@@ -392,9 +378,7 @@ def with_derivations(task: ProverTask, atoms: Tensor) -> World:
     return world._replace(derivability_index=index)
 
 
-def make_untrained_scorer(
-    task: ProverTask, name: str, joint: JointCounts | None = None
-) -> Scorer | ScorerBySide:
+def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
     """Make a scorer that needs no training; one for each side where queries derive answers, or other facts count.
 
     Args:
@@ -402,7 +386,6 @@ def make_untrained_scorer(
       name: `exists@H`, or a name that `rule_score` takes, with `-other-facts` at its end or not; with `-linked-last`
         at its end, candidates that a fact links with the entity of the query rank after all others; with
         `-directed-linked-last`, if in the asked direction.
-      joint: what `count_joint` returns; None to count here what the score needs.
 
     Raises:
       ValueError: another name.
@@ -414,7 +397,7 @@ def make_untrained_scorer(
         is_directed = ending == DIRECTED_LINKED_LAST
         is_linked = make_linked_test(task, is_directed=is_directed)
         last = partial(_score_linked_last, is_linked)
-        scorer = make_untrained_scorer(task, base, joint)
+        scorer = make_untrained_scorer(task, base)
         if isinstance(scorer, ScorerBySide):
             head, tail = partial(last, scorer.head), partial(last, scorer.tail)
             return ScorerBySide(head=head, tail=tail)
@@ -423,19 +406,19 @@ def make_untrained_scorer(
     base, reads_other_facts = split_other_facts(name)
     if reads_other_facts:
         task = with_other_facts(task)
-        scorer = make_untrained_scorer(task, base, joint)
+        scorer = make_untrained_scorer(task, base)
         return add_other_facts(task, scorer)
-    return _make_scorer_without_endings(task, name, joint)
+    return _make_scorer_without_endings(task, name)
 
 
 def _make_scorer_without_endings(
-    task: ProverTask, name: str, joint: JointCounts | None
+    task: ProverTask, name: str
 ) -> Scorer | ScorerBySide:
     """The scorer of `make_untrained_scorer` by a name without endings."""
     kind, _, number = name.partition("@")
     if kind == "exists" and re.fullmatch("[0-9]{1,9}", number):
         return partial(_score_existence, task, int(number))
-    score = rule_score(name, joint or count_joint(task, name))
+    score = rule_score(name)
     if derives_by_question(task):
         head = partial(_score_answers, task, score, HEAD)
         tail = partial(_score_answers, task, score, TAIL)
@@ -605,95 +588,12 @@ def derives_by_question(task: ProverTask) -> bool:
     return task.answers_plan is not None and task.derivability_index is None
 
 
-def count_joint(
-    task: ProverTask, name: str, on_phase: PhaseCallback = ignore_phase
-) -> JointCounts | None:
-    """What the pairs of a task's rules derive, if the score of this name needs it; else None.
-
-    Args:
-      on_phase: receives how many rules are applied.
-    """
-    base, _ = split_endings(name)
-    if _joint_settings(base) is None:
-        return None
-    most = joint_counts.MAX_COUNTED_DERIVATIONS * task.cfg.memory_share
-    return joint_counts.count_joint(
-        task.kb,
-        task.sizes,
-        object_identity=task.least_model.object_identity,
-        leave_one_out=task.cfg.smoothing is not None,
-        max_derivations=max(int(most), 1),
-        progress=partial(on_phase, "counting pairs of rules"),
-    )
-
-
-def describe_joint(joint: JointCounts | None) -> list[str]:
-    """A line if not all of what pairs of rules derive is counted."""
-    if joint is None or joint.n_strata == 1:
-        return []
-    return [
-        f"pairs of rules are counted on a sample of the atoms, of some relations one in {joint.n_strata}: the rules "
-        "derive too much to count it all"
-    ]
-
-
-def without_joint(name: str) -> str:
-    """The name of a score; for `noisy-or-joint` that of the noisy-or of as many rules."""
-    base, ending = split_endings(name)
-    settings = _joint_settings(base)
-    if settings is None:
-        return name
-    return f"noisy-or-top-{settings.n_best}{ending}"
-
-
-def joint_shares(
-    task: ProverTask,
-    name: str,
-    joint: JointCounts,
-    side: int,
-    atoms: I32[Tensor, "n W"],
-) -> JointShares:
-    """What counts of each rule in the `noisy-or-joint` of atoms as answers about a side.
-
-    Args:
-      name: of the score.
-      joint: what `count_joint` returns.
-      atoms: of two arguments, distinct, in lexicographic order.
-    """
-    base, _ = split_endings(name)
-    settings = _joint_settings(base)
-    assert settings is not None, "the score reads what pairs derive"
-    derivations = (
-        iter_answer_derivations(task, side, atoms)
-        if derives_by_question(task)
-        else iter_task_derivations(task, atoms)
-    )
-    return baselines.joint_shares(
-        task.kb, derivations, len(atoms), joint, *settings
-    )
-
-
-def _joint_settings(name: str) -> _JointSettings | None:
-    """What `noisy-or-joint`, `noisy-or-joint-top-N` or one of these with `@K` says; None for another name."""
-    found = re.fullmatch(
-        NOISY_OR_JOINT + r"(?:-top-([1-9]\d?))?(?:@([1-9]\d{0,8}))?", name
-    )
-    if found is None:
-        return None
-    n_best, prior_pairs = found.groups()
-    return _JointSettings(
-        int(n_best or JOINT_BEST_RULES), float(prior_pairs or JOINT_PRIOR_PAIRS)
-    )
-
-
-def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
+def rule_score(name: str) -> RuleScore:
     """Return the score of atoms from the confidences of the rules that derive them.
 
     Args:
       name: `max-confidence`, `max-plus`, or `noisy-or`, of the N most confident rules with `-top-N` after it, and of
-        confidences to the power P with `@P` at its end; or `noisy-or-joint`, of the N most confident rules with
-        `-top-N` after it, whose prior counts for K atoms with `@K` at its end.
-      joint: what pairs of the rules derive, for `noisy-or-joint`.
+        confidences to the power P with `@P` at its end.
 
     Raises:
       ValueError: another name.
@@ -703,15 +603,6 @@ def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
         return baselines.max_confidence
     if name == MAX_PLUS:
         return partial(baselines.max_plus, grid_step=SCORE_GRID_STEP)
-    settings = _joint_settings(name)
-    if settings is not None:
-        assert joint is not None, "the caller counts what pairs derive"
-        return partial(
-            baselines.noisy_or_joint,
-            joint=joint,
-            n_best=settings.n_best,
-            prior_pairs=settings.prior_pairs,
-        )
     top = re.fullmatch(r"noisy-or(?:-top-([1-9]\d{0,3}))?", kind)
     is_power = re.fullmatch(r"[1-9]\d?(\.\d+)?", number)
     if top and (is_power or kind == name):
@@ -723,10 +614,8 @@ def rule_score(name: str, joint: JointCounts | None = None) -> RuleScore:
         )
     names = "success, best-proof, greedy, exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N"
     raise ValueError(
-        f"score {shorten(name)}: expected {names}, noisy-or-top-N@P, noisy-or-joint, noisy-or-joint@K, "
-        "noisy-or-joint-top-N or noisy-or-joint-top-N@K, K from 1 to 999999999, N from 1 to 9999 (of noisy-or-joint to "
-        f"99), P from 1 to 99; at its end {OTHER_FACTS} or not, after that {LINKED_LAST}, {DIRECTED_LINKED_LAST} or "
-        "neither"
+        f"score {shorten(name)}: expected {names} or noisy-or-top-N@P, N from 1 to 9999, P from 1 to 99; at its end "
+        f"{OTHER_FACTS} or not, after that {LINKED_LAST}, {DIRECTED_LINKED_LAST} or neither"
     )
 
 

@@ -659,9 +659,9 @@ def _rank(
     """The MRR of a score, ties in random order, and the number of atoms that were scored.
 
     A variant linked-last or with other facts is ranked as its score without: what the rules say chooses the settings of
-    all. So is `noisy-or-joint` as the noisy-or of as many rules, for which pairs of rules need not be counted.
+    all.
     """
-    name, _ = scorers.split_endings(scorers.without_joint(score))
+    name, _ = scorers.split_endings(score)
     rule_score = scorers.rule_score(name)
 
     def score_atoms(atoms: Tensor, /) -> Tensor:

@@ -27,13 +27,11 @@ from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.ranking import (
     evidence_explanation,
     explain,
-    joint_explanation,
     other_facts_explanation,
     rank_metrics,
     scorers,
 )
 from funcppo.kg.ranking.evidence_explanation import Explanation
-from funcppo.kg.ranking.joint_explanation import RuleShare
 from funcppo.kg.ranking.other_facts_explanation import OtherFacts
 from funcppo.kg.ranking.prediction import (
     OpenQuery,
@@ -72,8 +70,6 @@ class AnswerProof(NamedTuple):
     proof: Proof | None  # None if the search found none
     # what a run weighs that learnt from questions, as an answer to the query
     evidence: Explanation | None
-    # what counts of each rule, by the score noisy-or-joint
-    rule_shares: tuple[RuleShare, ...] | None = None
     # what other facts of the relation add, by a score that reads them
     other_facts: OtherFacts | None = None
 
@@ -82,12 +78,8 @@ class AnswerProof(NamedTuple):
         return "\n".join(self.to_lines())
 
     def to_lines(self) -> list[str]:
-        """The proof as an indented tree, and the evidence or the shares of the rules and of other facts."""
+        """The proof as an indented tree, and the evidence or what other facts add."""
         score_lines: list[str] = []
-        if self.rule_shares:
-            score_lines += joint_explanation.to_lines(
-                self.dataset, self.rule_shares
-            )
         if self.other_facts is not None:
             score_lines.append(
                 other_facts_explanation.to_line(self.dataset, self.other_facts)
@@ -102,7 +94,7 @@ class AnswerProof(NamedTuple):
         return lines + score_lines
 
     def to_json(self) -> Json:
-        """The proof, and the evidence or the shares of the rules and of other facts, as JSON values."""
+        """The proof, and the evidence or what other facts add, as JSON values."""
         fields: Json = {"proof": None}
         if self.proof is not None:
             names = proof_names(self.dataset)
@@ -110,10 +102,6 @@ class AnswerProof(NamedTuple):
         if self.evidence is not None:
             fields["evidence"] = evidence_explanation.to_json(
                 self.dataset, self.evidence
-            )
-        if self.rule_shares is not None:
-            fields["rule_shares"] = joint_explanation.to_json(
-                self.dataset, self.rule_shares
             )
         if self.other_facts is not None:
             fields["other_facts"] = other_facts_explanation.to_json(
@@ -359,7 +347,7 @@ class Answerer:
     def explain(self, atom: Tensor, side: int) -> AnswerProof:
         """The proof of a derivable atom and, of a run that weighs evidence, what it weighs for one side.
 
-        By the score noisy-or-joint, what counts of each rule; by one with other facts, what these add.
+        By a score with other facts, also what these add.
 
         Args:
           atom: ground and of two arguments [W]; a known fact is proved from other facts.
@@ -383,17 +371,12 @@ class Answerer:
             found = explain.smallest_proof(task, atom, self._program)
         if found is None:
             found = self._proof_from_other_facts(atom)
-        rule_shares = None
-        if self.subject.joint is not None:
-            (rule_shares,) = joint_explanation.explain_answers(
-                task, self.subject.score, self.subject.joint, atom[None], side
-            )
         others = None
         if scorers.has_other_facts(self.subject.score):
             (others,) = other_facts_explanation.explain_answers(
                 task, atom[None], side
             )
-        return AnswerProof(self.dataset, found, evidence, rule_shares, others)
+        return AnswerProof(self.dataset, found, evidence, others)
 
     def _proof_from_other_facts(self, atom: Tensor) -> Proof | None:
         """A smallest proof of an atom that may be a fact; None if there is none, or it takes too much work."""

@@ -25,7 +25,6 @@ from funcppo.kg.run import question_run, run_start, training, validation
 from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.run.run import Run
 from funcppo.kg.scores import link_embedding
-from funcppo.kg.scores.joint_counts import JointCounts
 from funcppo.kg.search.beam_search import ScoreName
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.slot_scheduler import SearchStep
@@ -43,9 +42,8 @@ POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
 UNTRAINED_SCORES = (
-    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-joint, noisy-or-joint@K or "
-    "noisy-or-joint-top-N (all but max-plus with -linked-last at their end, or not; all but max-plus and exists@H with "
-    "-other-facts before that, or not)"
+    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P or noisy-or-top-N (all but max-plus with -linked-last at "
+    "their end, or not; all but max-plus and exists@H with -other-facts before that, or not)"
 )
 
 
@@ -59,8 +57,6 @@ class Subject(NamedTuple):
     notes: list[str]  # what was chosen, one line each
     # link embeddings of the run; None without any
     embedding: link_embedding.Params | None = None
-    # what pairs of rules derive, if the score needs it
-    joint: JointCounts | None = None
 
     @property
     def search_step(self) -> SearchStep | None:
@@ -119,10 +115,8 @@ def run_subject(
         embedding = None
     if score not in POLICY_SCORES:
         notes = [describe_default_score(run)] if is_open else []
-        joint = scorers.count_joint(run.task, score, on_phase)
-        notes += scorers.describe_joint(joint)
         task = scorers.with_score_counts(run.task, score, on_phase)
-        return Subject(task, score, None, notes, embedding, joint)
+        return Subject(task, score, None, notes, embedding)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]
     if training.is_finished(run):
@@ -242,11 +236,9 @@ def dataset_subject(
     notes += count_notes
     if score == "auto":
         score = chosen_score
-    joint = scorers.count_joint(task, score, on_phase)
-    notes += scorers.describe_joint(joint)
     task = scorers.with_score_counts(task, score, on_phase)
     described = describe_choice(choice, task.max_height)
-    return Subject(task, score, None, [*described, *notes], joint=joint)
+    return Subject(task, score, None, [*described, *notes])
 
 
 def _report_phase(
@@ -362,7 +354,7 @@ def make_subject_scorer(
     """
     run = subject.policy_run
     if run is None:
-        return scorers.make_untrained_scorer(task, subject.score, subject.joint)
+        return scorers.make_untrained_scorer(task, subject.score)
     if subject.score == "evidence":
         return validation.run_policy_scorer(
             run, run.state.best_params, "evidence"

@@ -21,8 +21,6 @@ from funcppo.kg.logic import fixpoint, sorting
 from funcppo.kg.logic.consequences import Derivations
 from funcppo.kg.logic.fixpoint import LeastModel
 from funcppo.kg.logic.kb import KnowledgeBase, rule_confidence
-from funcppo.kg.scores import joint_counts
-from funcppo.kg.scores.joint_counts import JointCounts, SharedAtoms
 
 # of a rule that is never wrong, beyond those of all others: atoms that it derives may differ by their other rules
 MAX_PLUS_CERTAIN_LOG_ODDS = 40.0
@@ -129,115 +127,8 @@ def noisy_or_of_best(
     Source: Betz et al. 2024, "PyClause: Simple and efficient rule handling for knowledge graphs" (noisy-or top-h).
     """
     rules = _rules_by_atom(rule_confidences(kb), derivations, n_atoms)
-    best, _ = _best_rules(rules, n_best)
+    best = _best_rules(rules, n_best)
     return noisy_or(kb, [best], n_atoms, power)
-
-
-def noisy_or_joint(
-    kb: KnowledgeBase,
-    derivations: Iterable[Derivations],
-    n_atoms: int,
-    joint: JointCounts,
-    n_best: int,
-    prior_pairs: float,
-) -> F64[Tensor, "L"]:
-    """The noisy-or of the most confident rules of each atom, each without what a better one explains, as log-odds.
-
-        1 - prod_i min(1, max(1 - c_i, max_j (1 - c_ij) / (1 - c_j))),    j better than i
-        c_ij = (facts_ij + K prior_ij) / (both_ij + K)
-        prior_ij = 1 - (1 - c_j) (1 - c_i)^(1 - both_ij / (derived_i + derived_j - both_ij))
-
-    c_i is the confidence of rule i, and c_ij that of rules i and j together, from the both_ij atoms that they both
-    derive, facts_ij of them facts. Of rules that derive no common atom it is the noisy-or, and so is the score; of
-    rules that derive the same atoms only the best counts. No rule counts for more than it does alone.
-
-    Args:
-      derivations: by some rules at a time, in any order.
-      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
-      joint: what pairs of the rules derive.
-      n_best: how many rules count for an atom.
-      prior_pairs: K above 0, the atoms that the prior counts for.
-
-    Returns:
-      [L]; -inf for an atom that no rule derives.
-
-    Source: after Ott, Meilicke and Samwald 2021, arXiv:2109.08002, where rules are clustered by the atoms that they
-      derive, and the best of each cluster counts.
-    """
-    shares = joint_shares(kb, derivations, n_atoms, joint, n_best, prior_pairs)
-    total = shares.neg_log_wrong.new_zeros(n_atoms)
-    total = total.scatter_add(0, shares.atom_row, shares.neg_log_wrong)
-    return _log_odds(total, 1.0)
-
-
-class JointShares(NamedTuple):
-    """What counts of each rule in `noisy_or_joint`, the rules of an atom together and the best first."""
-
-    atom_row: I64[Tensor, "n"]
-    rule: I64[Tensor, "n"]
-    confidence: F64[Tensor, "n"]
-    # -log(1 - share); the share is at most the confidence
-    neg_log_wrong: F64[Tensor, "n"]
-    # the better rule beside which the rule counts least; -1 if it counts for its whole confidence
-    beside: I64[Tensor, "n"]
-
-
-def joint_shares(
-    kb: KnowledgeBase,
-    derivations: Iterable[Derivations],
-    n_atoms: int,
-    joint: JointCounts,
-    n_best: int,
-    prior_pairs: float,
-) -> JointShares:
-    """The factors of the product in `noisy_or_joint`, which has the same arguments."""
-    confidence = rule_confidences(kb)
-    log_wrong = torch.log1p(-confidence)
-    rules = _rules_by_atom(confidence, derivations, n_atoms)
-    best, place = _best_rules(rules, n_best)
-    neg_log_wrong = -log_wrong[best.rule]
-    beside = torch.full_like(place, -1)
-    for distance in range(1, n_best):
-        row = (place >= distance).nonzero().squeeze(1)
-        rule, better = best.rule[row], best.rule[row - distance]
-        shared = joint_counts.find_shared(joint, rule, better)
-        log_wrong_of_both = _log_wrong_of_both(
-            confidence, joint, shared, rule, better, prior_pairs
-        )
-        added = (log_wrong[better] - log_wrong_of_both).clamp_min(0.0)
-        # Beside a rule of confidence 1 nothing adds anything.
-        is_certain = confidence[better] == 1
-        added = torch.where(is_certain, 0.0, added)
-        # Other rules without a common atom are independent, but for rounding.
-        is_dependent = is_certain | (shared.n_both > 0)
-        is_less = is_dependent & (added < neg_log_wrong[row])
-        beside = beside.scatter(
-            0, row, torch.where(is_less, better, beside[row])
-        )
-        neg_log_wrong = neg_log_wrong.scatter_reduce(0, row, added, "amin")
-    return JointShares(
-        best.atom_row, best.rule, confidence[best.rule], neg_log_wrong, beside
-    )
-
-
-def _log_wrong_of_both(
-    confidence: F64[Tensor, "R"],
-    joint: JointCounts,
-    shared: SharedAtoms,
-    rule: I64[Tensor, "n"],
-    better: I64[Tensor, "n"],
-    prior_pairs: float,
-) -> F64[Tensor, "n"]:
-    """log(1 - c_ij) of `noisy_or_joint` for pairs of rules."""
-    n_both, n_facts = shared
-    n_either = joint.n_derived[rule] + joint.n_derived[better] - n_both
-    share = n_both / n_either.clamp_min(1.0)
-    prior_wrong = torch.exp(
-        torch.log1p(-confidence[better])
-        + (1 - share) * torch.log1p(-confidence[rule])
-    )
-    n_wrong = n_both - n_facts + prior_pairs * prior_wrong
-    return torch.log(n_wrong / (n_both + prior_pairs))
 
 
 def max_plus(
@@ -312,16 +203,13 @@ def _rules_by_atom(
     return _RulesByAtom(by_confidence[key % base], bounds[:-1], bounds.diff())
 
 
-def _best_rules(
-    rules: _RulesByAtom, n_best: int
-) -> tuple[Derivations, I64[Tensor, "n"]]:
-    """The derivations by the most confident rules of each atom, and the place of each among those of its atom."""
+def _best_rules(rules: _RulesByAtom, n_best: int) -> Derivations:
+    """The derivations by the most confident rules of each atom."""
     atom_row = torch.repeat_interleave(rules.n_rules)
     number = torch.arange(len(atom_row), device=atom_row.device)
     place = number - rules.start[atom_row]
     is_best = place < n_best
-    best = Derivations(atom_row[is_best], rules.rule[is_best])
-    return best, place[is_best]
+    return Derivations(atom_row[is_best], rules.rule[is_best])
 
 
 def _lexicographic_position(

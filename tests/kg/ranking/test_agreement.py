@@ -107,15 +107,6 @@ def test_the_order_of_max_plus_agrees(smoothing):
         dict(
             max_height=1, smoothing=5.0, score="noisy-or-directed-linked-last"
         ),
-        dict(max_height=1, smoothing=5.0, score="noisy-or-joint@3"),
-        dict(max_height=1, smoothing=0.3, score="noisy-or-joint", n_known=8),
-        dict(max_height=1, smoothing=0.3, score="noisy-or-joint-top-1@4"),
-        dict(
-            max_height=2,
-            smoothing=None,
-            object_identity=True,
-            score="noisy-or-joint@1-linked-last",
-        ),
         dict(max_height=1, smoothing=5.0, score="noisy-or@3-other-facts"),
         dict(
             max_height=1,
@@ -128,7 +119,7 @@ def test_the_order_of_max_plus_agrees(smoothing):
             max_height=2,
             smoothing=0.3,
             n_known=8,
-            score="noisy-or-joint@3-other-facts",
+            score="noisy-or@3-other-facts",
         ),
         dict(max_height=1, smoothing=None, n_known=8),
         dict(max_height=2, smoothing=None, n_known=8),
@@ -214,10 +205,8 @@ def test_a_wrong_score_is_reported(subject):
     ].n_disagreeing
 
 
-@pytest.mark.parametrize("score", ["noisy-or@3", "noisy-or-joint@3"])
-def test_a_score_that_keeps_the_ranks_is_reported(score):
+def test_a_score_that_keeps_the_ranks_is_reported(subject):
     """Scores with ten steps of the grid more than they should have."""
-    subject = subject_of(score=score, max_height=1)
     ranked = rank(subject)
     wrong = ranked._replace(log_odds=ranked.log_odds + 1e-3)
     found = compare_ranks(subject, wrong)
@@ -228,17 +217,6 @@ def test_a_score_that_keeps_the_ranks_is_reported(score):
     assert f"log-odds {score + 1e-3:.6f}, recounted {score:.6f}" in "\n".join(
         scores.disagreements
     )
-
-
-def test_pairs_of_rules_that_were_counted_wrong_are_reported():
-    """As if rules that derive an atom together had derived one fact less."""
-    subject = subject_of(score="noisy-or-joint@3", max_height=1)
-    task = subject.evaluator.task
-    joint = scorers.count_joint(task, subject.score)
-    wrong = joint._replace(n_facts=joint.n_facts - 1)
-    scorer = scorers.make_untrained_scorer(task, subject.score, wrong)
-    scores = compare(with_evaluator(subject, scorer=scorer))["scores"]
-    assert 0 < scores.n_disagreeing <= scores.n_compared
 
 
 @pytest.mark.parametrize(
@@ -272,20 +250,6 @@ def test_a_relation_whose_candidates_take_too_long_is_said(monkeypatch):
     assert note.startswith("of 2 relations the share of derived atoms with")
     monkeypatch.setattr(recount, "share_of_facts_with_others", lambda *_: 0.5)
     assert compare(subject)["scores"].n_disagreeing
-
-
-def test_counts_of_a_sample_are_not_recounted_and_this_is_said():
-    subject = subject_of(score="noisy-or-joint@3", max_height=1)
-    subject = dataclasses.replace(subject, joint_strata=4)
-    ranked = rank(subject)
-    wrong = ranked._replace(log_odds=ranked.log_odds + 1e-3)
-    found = compare_ranks(subject, wrong)
-    assert found["scores"].n_compared == 0
-    assert found["scores"].n_total == len(ranked.listed_score)
-    assert "of some relations one in 4" in found["scores"].notes[0]
-    assert found["ranks"].n_compared == 18
-    assert found["verdicts"].n_compared > 0
-    assert not any(result.disagreements for result in found.values())
 
 
 def test_a_wrong_leaf_of_a_proof_is_reported(subject):

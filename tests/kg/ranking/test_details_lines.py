@@ -13,7 +13,6 @@ from funcppo.kg.ranking import (
     agreement,
     details_lines,
     evaluator,
-    joint_explanation,
     other_facts_explanation,
     result_log,
     scorers,
@@ -23,28 +22,18 @@ from tests.kg.ranking.test_agreement import compare_ranks, subject_of
 
 SETTINGS = {
     "split": "test",
-    "score": "noisy-or-joint@3",
+    "score": "noisy-or@3",
     "height": 1,
     "smoothing": 5.0,
     "object_identity": False,
     "negatives": None,
-    "joint_strata": None,
 }
 
 
-def joint_subject(score="noisy-or-joint@3"):
+def recording_subject(score="noisy-or@3"):
     """A subject whose evaluator records everything."""
     subject = subject_of(score=score, max_height=1, smoothing=5.0, n_known=3)
     task = subject.evaluator.task
-    joint = scorers.count_joint(task, score)
-    find_shares = None
-    if joint is not None:
-
-        def find_shares(atoms, side):
-            return joint_explanation.explain_answers(
-                task, score, joint, atoms, side
-            )
-
     find_other_facts = None
     if scorers.has_other_facts(score):
         find_other_facts = partial(
@@ -54,7 +43,6 @@ def joint_subject(score="noisy-or-joint@3"):
     everything = dataclasses.replace(
         subject.evaluator,
         all_scores=True,
-        find_shares=find_shares,
         find_other_facts=find_other_facts,
     )
     return dataclasses.replace(subject, evaluator=everything)
@@ -62,7 +50,7 @@ def joint_subject(score="noisy-or-joint@3"):
 
 @pytest.fixture(scope="module")
 def subject():
-    return joint_subject()
+    return recording_subject()
 
 
 def records_of(subject):
@@ -101,9 +89,8 @@ def compare_lines(folder, subject, records):
 @pytest.mark.parametrize(
     "score",
     [
-        "noisy-or-joint@3",
-        "noisy-or-joint@1-linked-last",
-        "noisy-or-joint@1-other-facts",
+        "noisy-or@3-linked-last",
+        "noisy-or@3-other-facts",
         "noisy-or-other-facts-linked-last",
         "noisy-or@2",
         "max-confidence",
@@ -112,63 +99,34 @@ def compare_lines(folder, subject, records):
     ],
 )
 def test_what_evaluate_writes_agrees(tmp_path, score):
-    subject = joint_subject(score)
+    subject = recording_subject(score)
     records = records_of(subject)
-    has_shares = "rule_shares" in records[0]
-    assert has_shares == score.startswith("noisy-or-joint")
     assert ("other_facts" in records[0]) == ("other-facts" in score)
     compared = compare_lines(tmp_path, subject, records)
     assert compared.disagreements == compared.notes == ()
     assert compared.n_compared == compared.n_total == len(records) == 18
 
 
-def pick(records):
-    """The number of a line whose answer has a rule that counts for less than its confidence, and that rule's place."""
-    for i, record in enumerate(records):
-        for place, rule in enumerate(record["rule_shares"] or ()):
-            if rule["beside"] is not None and rule["share"] > 0:
-                return i, place
-    raise AssertionError("no rule counts for less than its confidence")
-
-
 def shift(name, by):
-    def change(record, place):
+    def change(record):
         record[name] += by
 
     return change
 
 
-def shift_share(name, by):
-    def change(record, place):
-        record["rule_shares"][place][name] += by
-
-    return change
-
-
 def put(name, value):
-    def change(record, place):
+    def change(record):
         record[name] = value
 
     return change
 
 
-def put_share(name, value):
-    def change(record, place):
-        record["rule_shares"][place][name] = value
-
-    return change
-
-
-def shift_other(record, place):
+def shift_other(record):
     record["other_quantised_scores"][0] += 1
 
 
-def shift_rank(record, place):
+def shift_rank(record):
     record["rank"]["realistic"] += 0.5
-
-
-def drop_rule(record, place):
-    del record["rule_shares"][place]
 
 
 @pytest.mark.parametrize(
@@ -191,22 +149,12 @@ def drop_rule(record, place):
         (shift_rank, "realistic"),
         (put("rank", 1), "optimistic None"),
         (shift("reciprocal_rank", 0.1), "reciprocal_rank"),
-        (shift_share("share", 1e-6), "share"),
-        (put_share("share", "half"), "shares"),
-        (shift_share("confidence", 1e-6), "confidence"),
-        (shift_share("n_both", 1), "n_both"),
-        (shift_share("n_both_facts", 1), "n_both_facts"),
-        (put_share("beside", None), "beside None"),
-        (put_share("beside", 99), "beside 99, expected a better rule"),
-        (drop_rule, "rules of rule_shares"),
-        (put("rule_shares", None), "rule_shares None"),
-        (put("rule_shares", [1]), "expected a list of objects"),
     ],
 )
 def test_a_changed_field_is_found(tmp_path, subject, records, change, text):
     changed = copy.deepcopy(records)
-    i, place = pick(changed)
-    change(changed[i], place)
+    i = next(i for i, x in enumerate(records) if x["status"] == "proved")
+    change(changed[i])
     # as somebody might edit the file, which `result_log` would not write
     path = write(tmp_path, records)
     path.write_text("".join(json.dumps(r) + "\n" for r in changed))
@@ -244,7 +192,7 @@ def change_others(name, value):
         ),
         (
             change_others("log_odds", lambda x: x + 1e-3),
-            "by the shares of the rules; other_facts: log_odds",
+            "other_facts: log_odds",
         ),
         (change_others("log_odds", lambda _: "much"), "other_facts: log_odds"),
         (change_others("side", lambda _: "top"), "other_facts: side top"),
@@ -254,7 +202,7 @@ def change_others(name, value):
     ],
 )
 def test_changed_other_facts_are_found(tmp_path, change, text):
-    subject = joint_subject("noisy-or-joint@3-other-facts")
+    subject = recording_subject("noisy-or@3-other-facts")
     records = records_of(subject)
     i = next(i for i, record in enumerate(records) if record["other_facts"])
     changed = copy.deepcopy(records)
@@ -265,27 +213,6 @@ def test_changed_other_facts_are_found(tmp_path, change, text):
     assert text in line
 
 
-def test_of_sampled_pairs_what_needs_no_count_is_compared(
-    tmp_path, subject, records
-):
-    sampled = dataclasses.replace(subject, joint_strata=2)
-    changed = copy.deepcopy(records)
-    i, place = pick(changed)
-    changed[i]["rule_shares"][place]["n_both"] += 1
-    compared = compare_lines(tmp_path, sampled, changed)
-    assert (compared.n_compared, compared.disagreements) == (18, ())
-    assert "not recounted" in compared.notes[0]
-    for change, text in (
-        (shift_share("confidence", 1e-6), "confidence"),
-        (shift_share("share", -1e-3), "by the shares of the rules"),
-        (shift("n_scored", 1), "n_scored"),
-    ):
-        changed = copy.deepcopy(records)
-        change(changed[i], place)
-        compared = compare_lines(tmp_path, sampled, changed)
-        assert text in compared.disagreements[0]
-
-
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -294,7 +221,6 @@ def test_of_sampled_pairs_what_needs_no_count_is_compared(
         ({"height": 0}, "height: expected 1 or more, got 0"),
         ({"smoothing": -1}, "smoothing: expected null, or 0 or more, got -1"),
         ({"object_identity": 1}, "object_identity: expected true or false"),
-        ({"joint_strata": "x"}, "joint_strata: expected null, or 1 or more"),
         ({"negatives": 5}, "negatives: expected null, all entities as"),
     ],
 )

@@ -201,52 +201,6 @@ def test_max_plus_compares_the_second_confidence_where_the_first_ties():
     assert order[5,] == order[6,] == -math.inf
 
 
-def joint_rules(confidence, heads, prior_pairs, facts=range(3)):
-    """Rules that derive the atoms (1, i), of which those of `facts` are facts."""
-    return recount.JointRules(
-        confidence=confidence,
-        heads={rule: {(1, i) for i in own} for rule, own in heads.items()},
-        facts={(1, i) for i in facts},
-        prior_pairs=prior_pairs,
-    )
-
-
-def test_a_rule_counts_for_what_it_adds_to_a_better_one():
-    """Of 4 atoms that both derive 2 are facts; K = 1 atom more is one by 1 - .5 * .75^(1 - 4/6).
-
-    c_both = (2 + 1 - .4543) / 5 = .5091, and the share 1 - .4909 / .5 = .0183.
-    """
-    rules = joint_rules(
-        {7: 0.25, 4: 0.5}, {7: range(1, 7), 4: range(1, 5)}, 1.0
-    )
-    assert rules.order() == [4, 7]
-    prior_wrong = 0.5 * 0.75 ** (1 / 3)
-    share = 1 - (2 + prior_wrong) / 5 / 0.5
-    assert rules.beside(7, 4) == pytest.approx((share, 4, 2))
-    assert rules.shares() == pytest.approx({4: 0.5, 7: share})
-
-
-def test_equal_rules_count_once_and_disjoint_ones_alone():
-    confidence = {1: 0.5, 2: 0.25}
-    same = joint_rules(confidence, {1: range(4), 2: range(4)}, 500.0, range(2))
-    assert same.shares() == {1: 0.5, 2: 0.0}
-    apart = joint_rules(confidence, {1: range(4), 2: range(5, 9)}, 500.0)
-    assert apart.shares() == pytest.approx(confidence)
-    certain = joint_rules({1: 1.0, 2: 0.5}, {1: range(3), 2: range(4)}, 500.0)
-    assert certain.shares() == {1: 1.0, 2: 0.0}
-
-
-def test_the_numbers_of_a_joint_score_are_read_from_its_name():
-    expected = {
-        "noisy-or-joint": (10, 500.0),
-        "noisy-or-joint@20": (10, 20.0),
-        "noisy-or-joint-top-3": (3, 500.0),
-        "noisy-or-joint-top-3@20": (3, 20.0),
-        "noisy-or-top-3@2": None,
-    }
-    assert {n: recount.joint_numbers(n) for n in expected} == expected
-
-
 def test_scores_without_a_rule_and_of_a_certain_one():
     for name in ("max-confidence", "noisy-or", "noisy-or@3"):
         assert recount.rule_score(name, []) == -math.inf

@@ -193,16 +193,13 @@ def test_the_endings_of_a_name_are_told_apart():
         ("noisy-or-linked-last", "noisy-or", "-linked-last"),
         ("noisy-or@3-other-facts", "noisy-or@3", "-other-facts"),
         (
-            "noisy-or-joint-top-9@4-other-facts-directed-linked-last",
-            "noisy-or-joint-top-9@4",
+            "noisy-or-top-9@4-other-facts-directed-linked-last",
+            "noisy-or-top-9@4",
             "-other-facts-directed-linked-last",
         ),
     ):
         assert scorers.split_endings(name) == (base, endings)
         assert scorers.has_other_facts(name) == ("other" in endings)
-        assert scorers.without_joint(name) == name or (
-            scorers.without_joint(name) == f"noisy-or-top-9{endings}"
-        )
     for name, variant in (
         ("noisy-or@3", "noisy-or@3-other-facts"),
         ("noisy-or-linked-last", "noisy-or-other-facts-linked-last"),
@@ -328,12 +325,6 @@ def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
         "noisy-or-top-0",
         "noisy-or-top-",
         "noisy-or-top-5@",
-        "noisy-or-joint@",
-        "noisy-or-joint@0",
-        "noisy-or-joint-top-",
-        "noisy-or-joint-top-0",
-        "noisy-or-joint-top-100",
-        "noisy-or-joint-top-5@",
         "best",
     ],
 )
@@ -353,8 +344,6 @@ def test_an_unknown_score_is_refused(name):
         "noisy-or",
         "noisy-or@3",
         "noisy-or-top-2",
-        "noisy-or-joint@5",
-        "noisy-or-joint-top-2@5",
     ],
 )
 def test_untrained_scores_are_the_same_from_the_index_and_from_joins(name):

@@ -17,7 +17,6 @@ from funcppo.kg.run.subject import (
     make_subject_scorer,
     run_subject,
 )
-from funcppo.kg.scores import joint_counts
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 
@@ -97,38 +96,6 @@ def test_a_run_that_stopped_early_is_not_called_unfinished(run):
     ]
 
 
-def test_pairs_of_rules_are_counted_once_for_many_queries(monkeypatch):
-    calls = []
-    count = joint_counts.count_joint
-
-    def count_joint(*args, **settings):
-        calls.append(settings["max_derivations"])
-        return count(*args, **settings)
-
-    monkeypatch.setattr(joint_counts, "count_joint", count_joint)
-    dataset = loaders.load("family_tree:30:0")
-    cfg = replace(OPEN, max_height=1, memory_share=0.5)
-    subject = dataset_subject(dataset, cfg, "noisy-or-joint")
-    predictor = make_subject_predictor(subject)
-    atoms = torch.from_numpy(dataset.valid).long()
-    scores = [predictor.score(atoms[i : i + 4], TAIL) for i in (0, 4)]
-    assert calls == [joint_counts.MAX_COUNTED_DERIVATIONS // 2]
-    scorer = make_subject_scorer(subject, subject.task)
-    ranked = ranking.rank_split(
-        subject.task, dataset.valid[:8], scorer, ranking.RankingProtocol()
-    )
-    by_atom = {
-        tuple(atom): score
-        for atom, score in zip(
-            ranked.scored_atom.tolist(), ranked.log_odds.tolist(), strict=True
-        )
-    }
-    for atom, score in zip(
-        atoms[:8].tolist(), torch.cat(scores).tolist(), strict=True
-    ):
-        assert score == by_atom.get(tuple(atom), -torch.inf)
-
-
 def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
     """Of a data set, and of a run with another rule score; a score that reads none counts none."""
     calls = []
@@ -153,18 +120,6 @@ def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
             predictor.score(split[i : i + 4], TAIL)
     assert len(calls) == 2
     assert dataset_subject(dataset, cfg, "noisy-or").task.other_facts is None
-
-
-def test_a_sample_of_pairs_of_rules_is_noted(run, monkeypatch):
-    n_derived = int(run.task.kb.body_pairs.sum())
-    for score, most, is_noted in (
-        ("noisy-or-joint@20", n_derived // 2, True),
-        ("noisy-or-joint", n_derived + 1, False),
-        ("noisy-or", 1, False),
-    ):
-        monkeypatch.setattr(joint_counts, "MAX_COUNTED_DERIVATIONS", most)
-        notes = run_subject(run, score).notes
-        assert any("a sample" in note for note in notes) == is_noted
 
 
 def test_a_score_of_all_entities_ranks_no_answers(run):

@@ -377,7 +377,6 @@ class Explorer:
             "verdict": Verdict.UNKNOWN.name.lower(),
             "proof": None,
             "evidence": None,
-            "rule_shares": None,
             "other_facts": None,
             "failed_rules": [],
             "n_matching_rules": 0,
@@ -431,7 +430,6 @@ class Explorer:
         # JSON alone has lists where Python has tuples
         why["proof"] = json.loads(json.dumps(reasons["proof"]))
         why["evidence"] = reasons.get("evidence")
-        why["rule_shares"] = reasons.get("rule_shares")
         why["other_facts"] = reasons.get("other_facts")
 
     def read(self, query: str) -> tuple[int, int | None, int | None]:

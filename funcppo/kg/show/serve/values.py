@@ -274,18 +274,6 @@ class Evidence(TypedDict):
     paths: list[PathEvidence]
 
 
-class JointRule(TypedDict):
-    """A rule that derives an answer, and what the score noisy-or-joint counts of it beside a better rule."""
-
-    rule: int
-    rule_text: str
-    confidence: float
-    share: float
-    beside: int | None
-    n_both: int | None
-    n_both_facts: int | None
-
-
 class OtherFacts(TypedDict):
     """How many other facts of the relation an answer has, and what a score with other facts adds for that."""
 
@@ -317,7 +305,6 @@ class AtomExplanation(TypedDict):
     verdict: str
     proof: Proof | None
     evidence: Evidence | None
-    rule_shares: list[JointRule] | None
     other_facts: OtherFacts | None
     failed_rules: list[FailedRule]
     n_matching_rules: int

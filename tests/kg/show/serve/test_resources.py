@@ -1,7 +1,5 @@
 """Parameters of requests: kinds, bounds, names and ids; the OpenAPI document against what is answered."""
 
-import math
-
 import pytest
 from starlette.testclient import TestClient
 
@@ -128,34 +126,6 @@ def test_a_proof_and_evidence_fit_the_document(client, explorer):
         problems(why, {"$ref": "#/components/schemas/AtomExplanation"}, schemas)
         == []
     )
-
-
-def test_the_shares_of_rules_make_the_score(graph):
-    settings = ProverTaskConfig(max_height=1, object_identity=False)
-    dataset = loaders.load(str(graph))
-    subject = dataset_subject(dataset, settings, "noisy-or-joint")
-    site = Site(Explorer(Answerer(subject)), seconds=60)
-    client = TestClient(site.make_app("127.0.0.1"), base_url=BASE)
-    schemas = client.get("/openapi.json").json()["components"]["schemas"]
-    schema = {"$ref": "#/components/schemas/AtomExplanation"}
-
-    n_beside = 0
-    for entity in dataset.entities:
-        asked = {"relation": ALSO, "head": entity}
-        found = client.get("/api/answers", params=asked).json()["answers"]
-        for answer in found:
-            fields = asked | {"tail": answer["tail"]}
-            why = client.get("/api/why", params=fields).json()
-            assert problems(why, schema, schemas) == []
-            left = math.prod(1 - rule["share"] for rule in why["rule_shares"])
-            # scores are quantised
-            assert why["score"] == pytest.approx(1 - left, rel=1e-4)
-            page = client.get(why_link(why)).text
-            assert "Shares of the rules" in page
-            n_here = sum(x["beside"] is not None for x in why["rule_shares"])
-            assert page.count("both derive") == n_here
-            n_beside += n_here
-    assert n_beside > 0
 
 
 def test_what_other_facts_add_is_shown(graph):
