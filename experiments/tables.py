@@ -12,6 +12,7 @@ a line that names its records, hardware, versions and commits):
 
     readme-ppo                  what the PPO example of the README prints
     readme-train                what `make train` prints: the table and the proof
+    readme-results              the same in few columns
     defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
     first-step                  a row a data set: seconds of the same runs before the first gradient step
     tuned                       the same with more rules or more time
@@ -70,7 +71,6 @@ import math
 import re
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -584,6 +584,24 @@ def defaults() -> str:
     )
 
 
+def readme_results() -> str:
+    """The block of this name."""
+    record = load_record("default_results")
+    head = ["data", "published", "rule confidences", "trained"]
+    rows = []
+    for name, label in DEFAULTS_LABELS.items():
+        runs = [run for run in record["runs"] if run["set"] == name]
+        *_, published, _, _, trained = defaults_row(
+            label, runs, published_text(label)
+        )
+        rule_score = runs[0]["results"]["test"][runs[0]["rule_score"]]
+        rows.append([label, published, metric_text(rule_score["mrr"]), trained])
+    return (
+        table(head, rows)
+        + f"\nRecord: `experiments/results/default_results.json` ({where_run(record['runs'])}; one thread).\n"
+    )
+
+
 def where_run(runs: list[Row]) -> str:
     """The machines and the commits of some runs."""
     machines = dict.fromkeys(
@@ -592,18 +610,6 @@ def where_run(runs: list[Row]) -> str:
     )
     commits = dict.fromkeys(run["commit"] for run in runs)
     return f"{'; '.join(machines)}; {', '.join(commits)}"
-
-
-def rule_scores_text(test: dict[str, Row], rule_score: str) -> str:
-    """The MRR of the rule score of a run, and of its variants with an ending, if any, as a cell."""
-    scores = [rule_score]
-    scores += [
-        name
-        for name in test
-        if name.endswith(("-linked-last", "-other-facts"))
-        and name != rule_score
-    ]
-    return ", ".join(f"{test[name]['mrr']:.4f} ({name})" for name in scores)
 
 
 def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
@@ -640,7 +646,7 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
         f"{max(memory) / 1000:.2f} GB",
         f"{test[rule_score]['ceiling']:.4f}",
         published,
-        rule_scores_text(test, rule_score),
+        f"{test[rule_score]['mrr']:.4f} ({rule_score})",
         f"{untrained[0]:.4f}",
         mean_and_spread(trained),
     ]
@@ -695,38 +701,24 @@ TUNED_LABELS = {
 def tuned() -> str:
     """The block of this name."""
     record = load_record("tuned_results")
-    head = ["data", "rules", "training", "memory", "ceiling", "published"]
-    head += ["rule confidences", "untrained", "trained", "Hits@1", "Hits@10"]
-    rows, options, machines = [], [], {}
+    head = ["data", "rules", "training", "memory", "ceiling"]
+    head += ["rule confidences", "untrained", "trained", "Hits@10"]
+    rows = []
     for name, label in TUNED_LABELS.items():
         runs = [run for run in record["runs"] if run["set"] == name]
-        if not runs:
-            continue
-        published = published_text(label.partition(",")[0])
-        rows.append(tuned_row(label, runs, published))
-        words = runs[0]["options"]
-        mining = " ".join(words["mining"])
-        training = " ".join(words["training"])
-        programs = f"mine {mining}".rstrip(), f"train {training}".rstrip()
-        options.append(f"- {label}: `{programs[0]}`, `{programs[1]}`")
-        for run in runs:
-            machine = run["machine"]
-            torch_version = machine["torch"].split("+")[0]
-            machines[
-                f"{machine['device']}; torch {torch_version}; {run['commit']}"
-            ] = None
+        if runs:
+            rows.append(tuned_row(label, runs))
     return (
         table(head, rows)
-        + "\n"
-        + "\n".join(options)
-        + f"\n\nRecord: `experiments/results/tuned_results.json` ({'; '.join(machines)}).\n"
+        + "\nRecord, with the options of each row: `experiments/results/tuned_results.json` "
+        f"({where_run(record['runs'])}).\n"
     )
 
 
-def tuned_row(label: str, runs: list[Row], published: str) -> list[str]:
+def tuned_row(label: str, runs: list[Row]) -> list[str]:
     """The cells of one data set from the runs of all its seeds."""
     test = runs[0]["results"]["test"]
-    rule_score = runs[0]["rule_score"]
+    rule_score = test[runs[0]["rule_score"]]
     trained = [run["results"]["test"]["evidence, trained"] for run in runs]
     seconds = max(run["training"]["seconds"] for run in runs)
     memory = max(run["training"]["peak_mb"] for run in runs)
@@ -735,12 +727,10 @@ def tuned_row(label: str, runs: list[Row], published: str) -> list[str]:
         f"{runs[0]['results']['rules']:,}",
         f"{seconds:.0f} s",
         f"{memory / 1000:.2f} GB",
-        f"{test[rule_score]['ceiling']:.4f}",
-        published,
-        rule_scores_text(test, rule_score),
-        f"{test['evidence, untrained']['mrr']:.4f}",
+        f"{rule_score['ceiling']:.4f}",
+        metric_text(rule_score["mrr"]),
+        metric_text(test["evidence, untrained"]["mrr"]),
         mean_and_spread([scores["mrr"] for scores in trained]),
-        mean_and_spread([scores["hits@1"] for scores in trained]),
         mean_and_spread([scores["hits@10"] for scores in trained]),
     ]
 
@@ -749,77 +739,66 @@ def tuned_row(label: str, runs: list[Row], published: str) -> list[str]:
 NO_RULES = "no rules given, and the data hold none"
 
 
+GRAPH_SIZES = (1_000, 10_000, 100_000, 1_000_000)
+
+
 def fifty_graphs_table(record: Record) -> str:
-    """A row a graph, by size; then the runs that reached the time limit, that failed, and that mined nothing."""
-    head = ["entities", "relations", "triples", "rules", "seconds", "GB"]
-    head += ["ceiling", "exists", "best untrained", "trained", "answers"]
-    runs = sorted(record["runs"], key=lambda run: run["n_triples"])
+    """A row a range of sizes; then the runs that reached the time limit, that failed, and that mined nothing."""
+    head = ["triples", "graphs", "most seconds", "most GB"]
+    head += ["best untrained", "trained"]
+    runs = record["runs"]
+    rows = []
+    for low, high in zip((0, *GRAPH_SIZES), GRAPH_SIZES):
+        of_size = [run for run in runs if low <= run["n_triples"] < high]
+        if of_size:
+            rows.append([f"below {high:,}", *fifty_graphs_cells(of_size)])
+
     over = sum(run["answer_seconds"] is not None for run in runs)
     ended = [run for run in runs if run["answer_seconds"] is None]
     errors = [run["error"] for run in ended if run["status"]]
     n_empty = sum(NO_RULES in error for error in errors)
-    failures = Counter(error for error in errors if NO_RULES not in error)
-    lines = [
-        f"{len(runs)} runs; {over} over the time limit; {sum(failures.values())} failed; "
-        f"{n_empty} without a rule."
-    ]
-    lines += [f"- {n} failed: `{error}`" for error, n in failures.items()]
-    rows = (fifty_graphs_row(run) for run in runs)
-    return table(head, rows) + "\n" + "\n".join(lines) + "\n"
+    counts = (
+        f"{len(runs)} runs; {over} over the time limit; "
+        f"{len(errors) - n_empty} failed; {n_empty} without a rule."
+    )
+    return table(head, rows) + f"\n{counts}\n"
 
 
-def fifty_graphs_row(run: Row) -> list[str]:
-    """The cells of one graph; those of results are empty without results."""
-    sizes = [run["n_entities"], run["n_relations"], run["n_triples"]]
-    cells = [f"{size:,}" for size in sizes]
-    cost = [f"{run['seconds']:.0f}", f"{run['peak_mb'] / 1000:.2f}"]
-    if not run.get("mrr"):
-        return [*cells, "", *cost, "", "", "", "", ""]
-    exists = [
-        mrr for name, mrr in run["mrr"].items() if name.startswith("exists@")
-    ]
-    trained = [
-        mrr for name, mrr in run["mrr"].items() if name.endswith(", trained")
-    ]
-    untrained = {
-        name: mrr
-        for name, mrr in run["mrr"].items()
-        if not name.endswith((", trained", ", listwise fit"))
-    }
-    best = max(untrained, key=lambda name: untrained[name])
-    by_rules = f"answers are ranked by the rule score {run['rule_score']},"
-    is_by_rules = any(note.startswith(by_rules) for note in run["notes"])
-    answers = run["mrr"][run["rule_score"]] if is_by_rules else trained[0]
-    answers_text = metric_text(answers)
-    if run.get("test_is_sample"):
-        answers_text += f" ({run['n_test_queries']:,} queries)"
+def fifty_graphs_cells(runs: Sequence[Row]) -> list[str]:
+    """How many graphs, the largest costs, and means over the graphs with results."""
+    untrained, trained = [], []
+    for run in runs:
+        scores = run.get("mrr") or {}
+        fitted = (", trained", ", listwise fit")
+        if scores:
+            untrained.append(
+                max(
+                    x for name, x in scores.items() if not name.endswith(fitted)
+                )
+            )
+            trained += [
+                x for name, x in scores.items() if name.endswith(", trained")
+            ]
     return [
-        *cells,
-        f"{run['n_rules']:,}",
-        *cost,
-        metric_text(run["ceiling"]),
-        metric_text(exists[0]),
-        f"{metric_text(untrained[best])} ({best})",
-        metric_text(trained[0]),
-        answers_text,
+        str(len(runs)),
+        f"{max(run['seconds'] for run in runs):.0f}",
+        f"{max(run['peak_mb'] for run in runs) / 1000:.2f}",
+        metric_text(mean(untrained)) if untrained else "",
+        metric_text(mean(trained)) if trained else "",
     ]
 
 
 def fifty_graphs() -> str:
     """The block of this name."""
     record = load_record("fifty_graphs")
-    machines = dict.fromkeys(
-        f"{run['machine']['device']}; torch {run['machine']['torch'].split('+')[0]}"
-        for run in record["runs"]
-    )
-    commits = dict.fromkeys(run["machine"]["commit"] for run in record["runs"])
-    limits = dict.fromkeys(
-        f"{run['limit_seconds']:g} s" for run in record["runs"]
-    )
+    runs = [
+        {**run, "commit": run["machine"]["commit"]} for run in record["runs"]
+    ]
+    limits = dict.fromkeys(f"{run['limit_seconds']:g} s" for run in runs)
     return (
         fifty_graphs_table(record)
         + f"\nTime limit: {', '.join(limits)}. Record: `experiments/results/fifty_graphs.json` "
-        f"({'; '.join(machines)}; one thread; {', '.join(commits)}).\n"
+        f"({where_run(runs)}; one thread).\n"
     )
 
 
@@ -1959,47 +1938,17 @@ def performance_processes() -> str:
             key = (row["work"], row["scaling"], gpu, row["processes"])
             measured |= {key: row}
     rows = []
-    for (work, scaling, gpu, n), row in sorted(measured.items()):
-        collective = ""
-        if n > 1:
-            share = row["n_gathers"] * row["gather_ms"] / row["update_ms"]
-            collective = (
-                f"{row['n_gathers']} x {1e3 * row['gather_ms']:.0f} µs, "
-                f"{share:.1%}"
-            )
-        one_shard = measured.get((work, "weak", gpu, 1))
-        speed_up = ""
-        if one_shard is not None:
-            ratio = row["steps_per_second"] / one_shard["steps_per_second"]
-            speed_up = f"{ratio:.2f}"
-        rows.append(
-            [
-                work,
-                scaling,
-                f"{n} {gpu}",
-                f"{row['n_envs']:,}",
-                str(row["n_shards"]),
-                f"{row['strategy']}, {row['n_graphs']}",
-                f"{row['update_ms']:.2f}",
-                f"{row['steps_per_second']:,.0f}",
-                f"{row['efficiency']:.2f}",
-                speed_up,
-                collective,
-            ]
-        )
-    head = [
-        "work",
-        "scaling",
-        "GPUs",
-        "environments",
-        "shards",
-        "strategy, CUDA graphs",
-        "ms an update",
-        "steps/s",
-        "efficiency",
-        "steps/s over one GPU, one shard",
-        "gathers, share of the update",
-    ]
+    for work, scaling, gpu in sorted({key[:3] for key in measured}):
+        cells = []
+        for n in (1, 2, 4):
+            row = measured.get((work, scaling, gpu, n))
+            text = ""
+            if row is not None:
+                text = f"{row['update_ms']:.1f} ({row['efficiency']:.2f})"
+            cells.append(text)
+        rows.append([work, scaling, gpu, *cells])
+    head = ["work", "scaling", "GPU"]
+    head += ["ms an update (efficiency), 1 GPU", "2 GPUs", "4 GPUs"]
     return table(head, rows) + origin(*PROCESS_RECORDS)
 
 
@@ -2352,6 +2301,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "compiler-faults": compiler_faults,
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
+    "readme-results": readme_results,
     "defaults": defaults,
     "first-step": first_step,
     "tuned": tuned,
