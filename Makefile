@@ -1,6 +1,7 @@
 # `make train` and `make test` on a fresh machine: Python 3.11+, a C++ compiler and make are all they need.
 PYTHON ?= python3
 WORKERS ?= 3
+NOTEBOOKS ?= cache
 BIN := .venv/bin
 
 .PHONY: train test check tables matrix docs clean
@@ -39,10 +40,10 @@ matrix: .venv$(addprefix -,$(TORCH))/installed
 	.venv-$*/bin/pip install --quiet torch==$* optree numpy
 	touch $@
 
-# The documentation as a site, in docs/_build/html; its notebooks are run.
+# The documentation as a site, in docs/_build/html. Its notebooks are run, unless NOTEBOOKS=off.
 docs: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,docs]'
-	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going -D nb_execution_mode=$(NOTEBOOKS) -b html docs docs/_build/html
 
 clean:
 	rm -rf .venv .venv-* runs

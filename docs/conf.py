@@ -42,6 +42,8 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 # Shapes in annotations are texts, which are no names of types.
 suppress_warnings = ["sphinx_autodoc_typehints", "ref.python"]
+# Notebooks that are not run do not say their language.
+suppress_warnings += ["myst-nb.lexer"]
 
 MADE = DOCS / "_made"  # pages and texts that other files are made into
 HELP_WIDTH = 100
@@ -57,10 +59,14 @@ def help_text(*arguments: str) -> str:
 
 
 def write_help_texts(app: object) -> None:
-    """A file for each program, which reference/cli.md includes."""
+    """The page on the command line: every option of each program."""
+    lines = ["# Command line", ""]
+    lines += ["Every option, as `funcppo PROGRAM --help-all` prints it.", ""]
+    for name, summary in cli.PROGRAMS.items():
+        lines += [f"## funcppo {name}", "", summary, ""]
+        lines += ["```text", help_text(name), "```", ""]
     MADE.mkdir(exist_ok=True)
-    for name in cli.PROGRAMS:
-        (MADE / f"{name}.txt").write_text(help_text(name) + "\n")
+    (MADE / "cli.md").write_text("\n".join(lines))
 
 
 def write_investigation(app: object) -> None:
@@ -85,6 +91,13 @@ def write_investigation(app: object) -> None:
         link = r"\[([^]]+)\]\(([^)#:]+)(#[^)]+)?\)"
         text = re.sub(link, page_link, path.read_text())
         (MADE / name).write_text(text)
+
+
+def link_to_investigation(app: object, name: str, source: list[str]) -> None:
+    """Lead links to INVESTIGATION.md, which is no page, to the page made of it."""
+    source[0] = source[0].replace(
+        "](../INVESTIGATION.md", "](_made/investigation.md"
+    )
 
 
 def mark_code(
@@ -112,4 +125,5 @@ def setup(app: Any) -> None:
     """Write the pages that are made of other files before all are read; read docstrings before napoleon does."""
     for write in (write_help_texts, write_investigation):
         app.connect("builder-inited", write)
+    app.connect("source-read", link_to_investigation)
     app.connect("autodoc-process-docstring", mark_code, priority=400)

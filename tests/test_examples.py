@@ -14,9 +14,6 @@ import torch
 import funcppo as fp
 from examples import custom_env, grid_world, predict, watch_game
 from funcppo.core import random
-from funcppo.kg.run import question_training
-from funcppo.kg.scores import questions
-from funcppo.kg.scores.question_config import ListwiseConfig, Penalty
 from funcppo.runtime.compile import select_strategy
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.forked import printed, printed_by
@@ -269,27 +266,3 @@ def test_the_python_of_the_page_on_asking_runs(tmp_path, monkeypatch):
     names = {}
     exec(code, names)
     assert len(names["answers"]) > 0 and names["run"].trained
-
-
-def test_the_code_of_the_page_on_questions_fits_the_answers():
-    page = (FOLDER.parent / "docs" / "questions.md").read_text()
-    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
-    (code,) = [block for block in blocks if "import" in block]
-    names = {}
-    exec(textwrap.dedent(code), names)
-    policy, world = names["collected"].policy, names["collected"].world
-    initial = questions.init(policy, random.key(0))
-
-    def loss(params, penalty):
-        return questions.listwise_loss(
-            policy, world, penalty, params, world.question
-        )
-
-    # The rules are nearly right as they are: the prior about the start holds the weights back.
-    held = Penalty()
-    assert loss(names["params"], held) < loss(initial, held) - 0.005
-    free = Penalty(feature_deviation=1e6)
-    *_, fitted = question_training.fit_listwise(
-        policy, world, initial, ListwiseConfig(penalty=free), seed=0
-    )
-    assert loss(fitted, free) < loss(initial, free) - 0.01
