@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
-from experiments.checks.process_kill_campaign import find_rank
+from experiments.checks.kill_campaign import find_rank
 from experiments.paths import DATA, ROOT
 from experiments.provenance import describe_machine
 

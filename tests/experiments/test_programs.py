@@ -206,23 +206,23 @@ def test_a_program_that_does_not_resume_is_found(
                 time.sleep(0.001)
             raise subprocess.TimeoutExpired(self.args, timeout)
 
-    def start(program, work):
+    def start(work, place, n_processes, n_restarts=0):
         hold.touch()
-        Started.out = work / "out"
-        words = [sys.executable, "-c", source, str(work / "out"), str(hold)]
+        Started.out = place / "out"
+        words = [sys.executable, "-c", source, str(place / "out"), str(hold)]
         return Started(words, stderr=subprocess.PIPE, text=True)
 
-    def run_for_a_second(program, work):
-        run_undisturbed(program, work)
+    def run_for_a_second(work, place):
+        run_undisturbed(work, place)
         return 1.0
 
-    monkeypatch.setattr(kill_campaign, "start_program", start)
+    monkeypatch.setattr(kill_campaign, "start_work", start)
     monkeypatch.setattr(kill_campaign, "run_undisturbed", run_for_a_second)
-    program = kill_campaign.Program(
-        name="p", words=(), resume=(), read=kill_campaign.read_outputs
+    work = kill_campaign.Work(
+        name="w", words=(), resume=(), read=kill_campaign.read_outputs
     )
     rows = list(
-        kill_campaign.disturb(program, "SIGKILL", 3, tmp_path, random.Random(0))
+        kill_campaign.disturb(work, "SIGKILL", 3, tmp_path, random.Random(0))
     )
     assert kill_campaign.summarise(rows)["n_kills"] >= 3
     assert all(not row["difference"] for row in rows) == is_equal
