@@ -33,21 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 
 from experiments import paths
 from experiments.matrix import (  # noqa: F401
-    baselines,
+    approaches,
     fused_kernel,
-    hopes,
     ingredients,
     measure,
     polyfills,
     pool,
-    problem,
     record,
     registry,
-    report_backward,
-    report_functional,
-    report_variations,
     routes,
-    routes_traced,
     tables,
 )
 from experiments.provenance import current_commit
@@ -226,19 +220,10 @@ class Progress:
         print(f"{line}; about {left / 60:.0f} min left", flush=True)
 
 
-def network_shapes(net: problem.mlp.MLPConfig) -> Any:
-    """The parameters of a network without numbers."""
-    key = torch.zeros(2, dtype=torch.int64, device="meta")
-    return problem.mlp.init(net, key)
-
-
 def worker(cell_id: str, device: str) -> int:
     """Examine one cell, print what was found, and time a block whenever the parent says so."""
     torch.set_num_threads(1)
     polyfills.register()
-    # A problem draws its own numbers and needs the shapes of the network alone, whose numbers take minutes when it is
-    # large. Set here, where it leaves the code that the records are of as it is.
-    problem._structure = network_shapes
     cell = registry.by_id(cell_id)
     send: Callable[[Any], None] = lambda result: print(
         f"{pool.MARK}{json.dumps(result)}", flush=True

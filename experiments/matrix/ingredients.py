@@ -13,7 +13,7 @@ from torch.func import grad_and_value
 from torch.nn.functional import batch_norm, dropout
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.matrix.baselines import eager_with
+from experiments.matrix.approaches import eager_with
 from experiments.matrix.problem import (
     WORLD,
     Policy,
@@ -22,7 +22,7 @@ from experiments.matrix.problem import (
     heads,
 )
 from experiments.matrix.registry import Compiler, Training, way
-from experiments.matrix.routes_traced import exported, train_flat
+from experiments.matrix.routes import exported, train_flat
 from experiments.matrix.steps import (
     LossModule,
     Step,

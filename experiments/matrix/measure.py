@@ -1,4 +1,4 @@
-"""One cell, measured in a process of its own."""
+"""One cell, measured in a process of its own, and the causes of its exceptions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,67 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.matrix import causes, problem
+from experiments.matrix import problem
 from experiments.matrix.problem import Problem
 from experiments.matrix.registry import Cell, Compiler, Training
+from experiments.paths import ROOT
 from funcppo.core import tree
 from funcppo.losses import Batch
+
+CAUSES = {
+    "autograd engine not traced": (
+        "Tensor.backward()",
+        "torch.autograd.grad",
+        "marked as skipped",
+        "trace_autograd_ops",
+    ),
+    "functional_call reaches forward only": (
+        "unexpected keyword argument 'actions'",
+        "Unexpected keyword arguments: ['actions']",
+        "failed to bind arguments",
+    ),
+    "in-place write over what backward needs": (
+        "modified by an inplace operation",
+    ),
+    "eager transform over a compiled function": (
+        "requires the function to be inlined by dynamo",
+        "Unsupported functorch tracing attempt",
+        "from eager mode is not supported",
+    ),
+    "no such option": ("unexpected keyword argument 'trace_",),
+}
+
+
+def describe_error(error: BaseException, dtype: str) -> dict[str, str]:
+    """Class, first line and cause of an exception; of the one inside, where a compiler only passes it on."""
+    text = str(error)
+    while (inner := getattr(error, "inner_exception", None)) is not None:
+        error = inner
+    return {
+        "type": type(error).__name__,
+        "message": first_line(str(error)).replace(f"{ROOT}/", ""),
+        "cause": cause(text),
+        "dtype": dtype,
+    }
+
+
+def first_line(text: str) -> str:
+    """The first line that says something, at most 200 characters of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:200] if lines else ""
+
+
+def cause(text: str) -> str:
+    """Which of the causes a message speaks of; empty where it is none of them."""
+    return next(
+        (
+            name
+            for name, signs in CAUSES.items()
+            if any(sign in text for sign in signs)
+        ),
+        "",
+    )
+
 
 TOLERANCE = {
     torch.float64: 1e-10,
@@ -43,7 +99,7 @@ class Recordings:
             return
         handler = logging.Handler(level=logging.WARNING)
         handler.emit = lambda entry: self.skips.add(
-            causes.first_line(entry.getMessage())
+            first_line(entry.getMessage())
         )
         cudagraphs_log.addHandler(handler)
 
@@ -76,7 +132,7 @@ def examine(cell: Cell, device: str) -> tuple[dict[str, Any], Ready | None]:
         try:
             ready = _try(cell, device, dtype, result)
         except Exception as error:
-            failure = causes.describe(error, str(dtype).removeprefix("torch."))
+            failure = describe_error(error, str(dtype).removeprefix("torch."))
             return {**result, "status": "fails", "error": failure}, None
     by_hand = cell.mode == "manual graph"
     result |= {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,13 +28,7 @@ class Size(NamedTuple):
     rows: int
 
 
-SIZES = {
-    "small": Size(4, 64, 2, 64),  # bound by launches
-    "middle": Size(256, 512, 64, 1024),  # as a prover's network
-    "large": Size(1024, 24_576, 16, 1024),  # 51 million parameters
-}
-# In the environment, so that the processes of cells have it too.
-SIZE = SIZES[os.environ.get("MATRIX_SIZE", "small")]
+SIZE = Size(obs=4, hidden=64, actions=2, rows=64)  # bound by launches
 BATCHES = 3
 WORLD = NoWorld()
 
@@ -91,10 +83,7 @@ def make(
     )
     params = tree.unflatten(
         _structure(net),
-        [
-            _draw(p.shape, generator) * _scale(p)
-            for p in tree.leaves(_structure(net))
-        ],
+        [_draw(p.shape, generator) * 0.3 for p in tree.leaves(_structure(net))],
     )
     return Problem(
         cfg=Config(
@@ -117,11 +106,6 @@ def make(
 
 def _structure(net: mlp.MLPConfig) -> mlp.Params:
     return mlp.init(net, torch.zeros(2, dtype=torch.int64))
-
-
-def _scale(parameter: Tensor) -> float:
-    """The deviation of a parameter: outputs of a wide layer are no larger than those of 64 units."""
-    return 0.3 * min(1.0, 8 / math.sqrt(parameter.shape[-2]))
 
 
 def _draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

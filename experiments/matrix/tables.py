@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.matrix import record, registry
-from experiments.matrix.causes import CAUSES
+from experiments.matrix.measure import CAUSES
 
 Record = dict[str, Any]
 BACKENDS = ("none", "eager", "aot_eager", "inductor")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from experiments import full_step_matrix, paths
 from experiments.matrix import (
-    causes,
     fused_kernel,
     measure,
     polyfills,
@@ -58,18 +57,6 @@ def default_dtype():
 # the oracle and the verdicts
 
 
-def test_a_worker_gives_cells_the_same_numbers_by_the_shapes_alone(monkeypatch):
-    expected = problem.make(torch.float64, "cpu")
-    monkeypatch.setattr(problem, "_structure", full_step_matrix.network_shapes)
-    given = problem.make(torch.float64, "cpu")
-    for one, other in zip(
-        tree.leaves((expected.params, expected.batches)),
-        tree.leaves((given.params, given.batches)),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
-
-
 def test_the_oracle_equals_the_pure_step():
     """autograd + clip_grad_norm_ + torch.optim.Adam against func.grad_and_value + optim; float64, so 1e-12."""
     torch.set_default_dtype(torch.float64)
@@ -85,8 +72,8 @@ def test_the_oracle_equals_the_pure_step():
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
-def examined(build, compiled=True):
-    """What an eager cell made of `build` does."""
+def verdict(build, compiled=True) -> str:
+    """The status of an eager cell made of `build`."""
     way = registry.Way(
         approach="T",
         title="",
@@ -97,22 +84,8 @@ def examined(build, compiled=True):
         residual=False,
         compiled=compiled,
     )
-    return measure.examine(registry.Cell(way, "none", "default"), "cpu")[0]
-
-
-def verdict(build, compiled=True) -> str:
-    """The status of an eager cell made of `build`."""
-    return examined(build, compiled)["status"]
-
-
-def test_a_right_cell_is_called_right():
-    assert (
-        verdict(
-            lambda given, _: steps.training(given, steps.pure_step(given)),
-            compiled=False,
-        )
-        == "eager"
-    )
+    cell = registry.Cell(way, "none", "default")
+    return measure.examine(cell, "cpu")[0]["status"]
 
 
 def test_a_cell_that_claims_a_graph_and_has_none_is_no_success():
@@ -120,6 +93,8 @@ def test_a_cell_that_claims_a_graph_and_has_none_is_no_success():
         verdict(lambda given, _: steps.training(given, steps.pure_step(given)))
         == "not compiled"
     )
+    build = lambda given, _: steps.training(given, steps.pure_step(given))
+    assert verdict(build, compiled=False) == "eager"
 
 
 def test_a_cell_that_forgets_to_clip_is_called_wrong():
@@ -127,19 +102,6 @@ def test_a_cell_that_forgets_to_clip_is_called_wrong():
         loose = given.scalars._replace(max_grad_norm=torch.tensor(1e9))
         return steps.training(
             given, steps.pure_step(replace(given, scalars=loose))
-        )
-
-    assert verdict(build) == "wrong"
-
-
-def test_a_cell_with_its_data_baked_in_is_called_wrong():
-    def build(given, _):
-        step = steps.pure_step(given)
-        return steps.training(
-            given,
-            lambda params, opt_state, batch: step(
-                params, opt_state, given.batches[0]
-            ),
         )
 
     assert verdict(build) == "wrong"
@@ -154,25 +116,6 @@ def test_a_cell_that_does_not_write_back_is_called_wrong():
     assert verdict(build) == "wrong"
 
 
-def test_every_recording_of_a_cell_is_counted_in_its_last_run():
-    """Two steps of three record, in float64 and again in float32."""
-    from torch._dynamo.callback import CallbackTrigger, callback_handler
-
-    def build(given, _):
-        training = steps.training(given, steps.pure_step(given))
-
-        def step(batch):
-            if batch is not given.batches[0]:
-                trigger = CallbackTrigger.CUDAGRAPH_RECORDING
-                with callback_handler.install_callbacks(trigger, "0/0"):
-                    pass
-            training.step(batch)
-
-        return training._replace(step=step)
-
-    assert examined(build, compiled=False)["recordings"] == 2
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_cell_under_reduce_overhead_records_a_graph_or_says_why_not():
     """One recording, or one more for a second kind of inputs, in each of the steps at most."""
@@ -182,17 +125,13 @@ def test_a_cell_under_reduce_overhead_records_a_graph_or_says_why_not():
     assert 1 <= result["recordings"] <= 3 or result["skips"]
 
 
-def test_not_a_number_is_wrong():
-    assert not measure.parity_ok({"parity": {"float64": float("nan")}})
-
-
 def test_an_exception_is_told_in_one_line_with_its_cause():
     inner = ValueError("\n  torch.autograd.grad is off\nmore")
     outer = RuntimeError(
         "backend='inductor' raised:\ntorch.autograd.grad is off"
     )
     outer.inner_exception = inner  # type: ignore[attr-defined]
-    told = causes.describe(outer, "float64")
+    told = measure.describe_error(outer, "float64")
     assert told["type"] == "ValueError"
     assert told["message"] == "torch.autograd.grad is off"
     assert told["cause"] == "autograd engine not traced"
@@ -206,30 +145,6 @@ def test_every_cell_has_a_name_of_its_own_and_is_found_by_it():
     assert len({cell.id for cell in cells}) == len(cells)
     for cell in cells:
         assert registry.by_id(cell.id) == cell
-
-
-def test_a_way_that_compiles_the_loss_alone_says_so():
-    """Its functions say it: each is made of a compiled loss that eager code differentiates."""
-    by_hand = {
-        "loss_compiled",
-        "transform_outside",
-        "transform_outside_broken",
-        "transform_outside_aot",
-    }
-    by_hand |= {"minibatch_disabled", "no_grad_over_compiled_loss"}
-    by_hand |= {"compiled_around_ddp", "ddp_around_compiled"}
-    by_hand |= {"by_dict_outside", "by_position_outside", "outer_eager"}
-    for cell in registry.cells(True, ("*",)):
-        assert (record.describe(cell)["compiles"] == "loss") == (
-            cell.way.build.__name__ in by_hand
-        ), cell.id
-
-
-def test_a_machine_without_a_gpu_runs_the_default_mode_only():
-    assert {cell.mode for cell in registry.cells(False, ("*",))} == {"default"}
-    assert {cell.mode for cell in registry.cells(True, ("*",))} == set(
-        registry.MODES
-    )
 
 
 def test_a_speed_up_is_that_of_the_rounds_and_not_of_the_medians():
@@ -289,14 +204,6 @@ def test_a_hanging_cell_times_out(monkeypatch, tmp_path):
     worker.close()
 
 
-def test_a_dying_cell_is_a_crash_with_its_last_words():
-    worker = pool.Worker("no/such/cell/default", "cpu", 600.0)
-    result = worker.start()
-    worker.close()
-    assert result["status"] == "crash"
-    assert "no/such/cell/default" in result["error"]["message"]
-
-
 def test_a_version_without_a_committed_record_has_nothing_to_compare_with(
     tmp_path, monkeypatch, capsys
 ):
@@ -326,17 +233,6 @@ def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status
     monkeypatch.setattr(record, "RESULTS", tmp_path / "committed")
     assert full_step_matrix.main(args) == 1
     assert f"changed: {EAGER}: status one graph" in capsys.readouterr().out
-
-
-def test_what_would_run_is_named_and_nothing_is_written(tmp_path, capsys):
-    assert (
-        full_step_matrix.main(
-            ["--out", str(tmp_path / "new"), "--only", EAGER, "--list"]
-        )
-        == 0
-    )
-    assert capsys.readouterr().out.splitlines()[1:] == [EAGER]
-    assert not list(tmp_path.iterdir())
 
 
 def refused(args, capsys) -> str:
@@ -382,41 +278,6 @@ def test_a_substitute_for_optree_does_what_optree_does(of):
     ) == tree.unflatten(of, leaves)
 
 
-OUTCOMES = st.fixed_dictionaries(
-    {
-        "status": st.sampled_from(["one graph", "several graphs", "wrong"]),
-        "graphs": st.integers(0, 2),
-        "parity": st.fixed_dictionaries(
-            {"float64": st.sampled_from([0.0, 1e-16, 1e-3])}
-        ),
-        "step_us": st.floats(1, 9),
-    }
-)
-
-
-@given(
-    st.dictionaries(st.sampled_from("abc"), OUTCOMES),
-    st.dictionaries(st.sampled_from("abc"), OUTCOMES),
-)
-@settings(max_examples=60, deadline=None)
-def test_a_change_is_one_of_status_graphs_or_parity(old, new):
-    """Against the definition written out; times are no change, nor are cells that only one record has."""
-    outcome = lambda c: (
-        c["status"],
-        c["graphs"],
-        c["parity"]["float64"] <= 1e-10,
-    )
-    want = [
-        name
-        for name in sorted(set(old) & set(new))
-        if outcome(old[name]) != outcome(new[name])
-    ]
-    assert [
-        line.split(":")[0]
-        for line in record.changes({"cells": old}, {"cells": new})
-    ] == want
-
-
 # what the text says of the records
 
 
@@ -444,7 +305,7 @@ def test_as_written_the_report_is_right_that_these_fail(of):
         assert len(cells) == (2 if approach == "10" else 1)
         for cell in cells:
             assert cell["status"] == "fails", cell
-            assert cell["error"]["cause"] == list(causes.CAUSES)[cause], cell
+            assert cell["error"]["cause"] == list(measure.CAUSES)[cause], cell
 
 
 @pytest.mark.parametrize("of", RECORDS, ids=NAMES)
@@ -622,19 +483,6 @@ def test_the_hand_written_kernel_equals_the_oracle(dtype):
         assert (got.double() - leaf).abs().max() <= measure.TOLERANCE[dtype]
 
 
-def test_the_hand_written_kernel_refuses_another_loss_and_other_sizes():
-    given = problem.make(torch.float32, "cpu")
-    plain = replace(given.cfg.ppo, value_loss="plain")
-    other_loss = replace(given, cfg=replace(given.cfg, ppo=plain))
-    with pytest.raises(ValueError, match="expected the default loss"):
-        fused_kernel.hand_written_kernel(other_loss, NO_COMPILER)
-
-    rows = tree.map(lambda x: x[:40], given.batches[0])
-    other_size = replace(given, batches=(rows,))
-    with pytest.raises(ValueError, match="got 40 and 64"):
-        fused_kernel.hand_written_kernel(other_size, NO_COMPILER)
-
-
 # the text
 
 
@@ -643,50 +491,10 @@ def test_its_tables_are_those_of_the_records():
         assert tables.rewritten(text, RECORDS) == text
 
 
-def test_it_is_read_in_ten_minutes():
-    """Code, tables and names of tests included; a cell's bars are no words."""
-    assert len(TEXT.replace("|", " ").split()) <= 2500
-
-
 def test_every_record_has_every_cell():
     for of in RECORDS:
         cells = registry.cells(of["device"] != "cpu", ("*",))
         assert set(of["cells"]) == {cell.id for cell in cells}
-
-
-def test_records_stand_side_by_side_cpu_first_then_by_version(tmp_path):
-    """Four made of one: each has a column of its own, and a cell that one of them lacks was not run there."""
-    for torch_version, device in (
-        ("2.11.0", "NVIDIA H200"),
-        ("2.13.0", "cpu"),
-        ("2.9.1", "cpu"),
-        ("2.11.0", "cpu"),
-    ):
-        cells = {
-            n: {**c, "status": "eager"}
-            for n, c in RECORDS[0]["cells"].items()
-            if c["variant"] == "dict"
-        }
-        if device != "cpu":
-            cells = {}
-        made = {
-            **RECORDS[0],
-            "torch": f"{torch_version}+cu1",
-            "device": device,
-            "cells": cells,
-        }
-        record.save(record.path(tmp_path, torch_version, device), made)
-    head, _, row = tables.statuses(
-        tables.records(tmp_path), ("10",)
-    ).splitlines()
-    assert (
-        head
-        == "| way | title | variant | 2.9.1, cpu | 2.11.0, cpu | 2.13.0, cpu | 2.11.0, H200 |"
-    )
-    assert (
-        row
-        == "| 10 | ways to pass parameters | dict | eager | eager | eager | not run |"
-    )
 
 
 def test_outside_its_tables_it_holds_no_measured_number():
