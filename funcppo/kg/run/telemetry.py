@@ -1,7 +1,8 @@
-"""Metrics of a running program in Prometheus' format, over HTTP or in a file: see `metric_specs`.
+"""Metrics of a running program in Prometheus' format, over HTTP or in a file.
 
-Numbers are those that the program has read on the host anyway: nothing here waits for a device. prometheus-client is
-needed (`pip install "funcppo[metrics]"`).
+Names end in their unit; ratios are at most 1. A counter counts from the start of the process. Numbers are those that
+the program has read on the host anyway: nothing here waits for a device. prometheus-client is needed
+(`pip install "funcppo[metrics]"`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,15 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from funcppo.core.atomic_io import write_atomically
-from funcppo.kg.run.metric_specs import (
-    COUNTERS_OF_ROW,
-    GAUGES_OF_ROW,
-    LOSSES,
-    METRICS,
-    MetricSpec,
-)
 from funcppo.runtime import host_transfer
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.protocols import CaptureOutcome
-from funcppo.runtime.reasons import FailureCode
+from funcppo.runtime.reasons import (
+    FailureCode,
+    FallbackCode,
+    RecompileCode,
+    SkipCode,
+)
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -37,7 +36,134 @@ if TYPE_CHECKING:
     from funcppo.runtime.monitor import Monitor
 
 HOST = "127.0.0.1"
-SECONDS_BETWEEN_REFRESHES = 1.0
+# upper bounds of the buckets of histograms
+SHORT_SECONDS = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+)
+LONG_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+COPY_SECONDS = (
+    1e-5,
+    2e-5,
+    5e-5,
+    1e-4,
+    2e-4,
+    5e-4,
+    1e-3,
+    2e-3,
+    5e-3,
+    0.01,
+    0.1,
+)
+# The texts of the metrics of each kind, by name without the prefix funcppo_ and the suffix of the kind: _info, _total,
+# none, or _seconds.
+INFOS = {
+    "build": "Versions of funcppo and PyTorch.",
+    "run": "Program, data set, device, strategy; in training, replay mode.",
+}
+COUNTERS = {
+    "updates": "Updates of PPO made by this process.",
+    "env_steps": "Environment steps of these updates.",
+    "episodes": "Episodes that ended.",
+    "truncated_episodes": "Episodes that ended by a time limit.",
+    "minibatches": "Minibatches applied.",
+    "minibatches_skipped": "Minibatches left out: loss or gradient not finite.",
+    "updates_with_rows_left_out": "Updates of which rows were left out: a value not finite.",
+    "graph_recordings": "CUDA graphs recorded.",
+    "graph_rerecordings": "CUDA graphs that CUDAGraph Trees recorded again, an input having moved.",
+    "graph_fallbacks": "Steps that are not replayed as a CUDA graph.",
+    "graph_skips": "Graphs that CUDAGraph Trees ran without recording.",
+    "leaves_moved": "Leaves of the state that changed address.",
+    "strategy_failures": "Strategies, parts of the training step and compiled searches that are not in use.",
+    "compiles": "Graphs compiled, for the first time or again.",
+    "compile_cache_hits": "Functions whose code came from disk.",
+    "recompiles": "Functions compiled again.",
+    "queries_ranked": "Queries and sides ranked; of rank 0, by all processes.",
+    "candidates_scored": "Candidates scored for them.",
+    "search_pruned": "Candidates whose search dropped partial proofs.",
+    "search_overflow": "Candidates with successors that did not fit.",
+    "search_halvings": "Times that slots were halved to fit memory.",
+    "answers_lost": "Provable answers that the search did not find.",
+}
+GAUGES = {
+    "world_size": "Processes that share the work of the program.",
+    "finished": "1 once the program has done its work, before that 0.",
+    "nonfinite_rows_ratio": "Share of rows left out: a value not finite.",
+    "progress_timestamp_seconds": "Unix time of the latest update or ranked query, or of the start.",
+    "checkpoint_timestamp_seconds": "Unix time of the latest checkpoint, or of the start.",
+    "checkpoint_bytes": "Size of the latest checkpoint.",
+    "loss": "Loss of the latest update.",
+    "entropy_nats": "Entropy of the policy; of a prover, relative to its prior.",
+    "approx_kl_nats": "Estimated KL to the policy before the update.",
+    "clip_fraction_ratio": "Share of clipped probability ratios.",
+    "grad_norm": "L2 norm of the gradient before clipping.",
+    "learning_rate": "Learning rate of the latest update.",
+    "explained_variance_ratio": "Share of the variance of returns that the value explains.",
+    "episode_return": "Mean return of the episodes of an update.",
+    "valid_score_ratio": "Metric of the latest validation.",
+    "best_valid_score_ratio": "Metric on valid of the parameters that are kept.",
+    "best_update": "Update whose parameters are kept; 0: the first.",
+    "graph_enabled": "1 if the training step or search replays CUDA graphs.",
+    "graph_capture_seconds": "Time to record the CUDA graphs.",
+    "graph_replay_seconds": "Median device time of recent training steps; host time on a CPU.",
+    "device_memory_bytes": "Memory of the GPU: of tensors, of the allocator, its peak, and all.",
+}
+HISTOGRAMS = {
+    "update": ("Time of an update, on the host.", SHORT_SECONDS),
+    "validation": ("Time of a validation.", LONG_SECONDS),
+    "checkpoint": ("Time to write a checkpoint.", SHORT_SECONDS),
+    "compile": ("Time to compile a function for the disk.", LONG_SECONDS),
+    "stage_copy": (
+        "Device time to copy a chunk of candidates to the GPU.",
+        COPY_SECONDS,
+    ),
+}
+# name of the loss in a line of metrics.jsonl, by label
+LOSSES = {"total": "loss", "policy": "policy_loss", "value": "value_loss"}
+# the label of a metric, and all its values
+LABELS: dict[str, tuple[str, Sequence[str]]] = {
+    "loss": ("part", tuple(LOSSES)),
+    "graph_fallbacks": ("reason", tuple(FallbackCode)),
+    "graph_skips": ("reason", tuple(SkipCode)),
+    "strategy_failures": ("reason", tuple(FailureCode)),
+    "recompiles": ("reason", tuple(RecompileCode)),
+    "device_memory_bytes": (
+        "kind",
+        ("allocated", "reserved", "peak", "total"),
+    ),
+}
+# fields of a line of metrics.jsonl, by metric without its prefix
+GAUGES_OF_ROW = {
+    "entropy_nats": "entropy",
+    "approx_kl_nats": "approx_kl",
+    "clip_fraction_ratio": "clip_fraction",
+    "grad_norm": "grad_norm",
+    "nonfinite_rows_ratio": "nonfinite_fraction",
+    "learning_rate": "learning_rate",
+    "explained_variance_ratio": "explained_variance",
+    "episode_return": "episode_return",
+    "valid_score_ratio": "valid_metric",
+    "best_valid_score_ratio": "best_valid_metric",
+    "best_update": "best_update",
+}
+# the same, added up; the names without their suffix
+COUNTERS_OF_ROW = {
+    "episodes": "n_episodes",
+    "truncated_episodes": "n_truncated_episodes",
+    "minibatches": "n_applied_minibatches",
+    "minibatches_skipped": "n_nonfinite_minibatches",
+}
 
 
 class Telemetry:
@@ -60,9 +186,7 @@ class Telemetry:
         client.disable_created_metrics()  # a second series for each counter
         self.registry: CollectorRegistry = client.CollectorRegistry()
         client.ProcessCollector(registry=self.registry)
-        self._metrics = {
-            spec.name: _make_metric(spec, self.registry) for spec in METRICS
-        }
+        self._metrics = _make_metrics(self.registry)
         self._totals: dict[tuple[str, ...], float] = {}
         self._n_compilations = 0  # whose time is recorded
         for name in ("progress", "checkpoint"):
@@ -70,7 +194,7 @@ class Telemetry:
 
     def describe(self, kind: Literal["build", "run"], **labels: str) -> None:
         """Set the labels of the build or the run."""
-        self._metrics[f"funcppo_{kind}_info"].info(labels)  # pyright: ignore
+        self._metrics[kind].info(labels)  # pyright: ignore
 
     def record_strategy(
         self, record: StrategyRecord, captured: CaptureOutcome
@@ -217,13 +341,13 @@ class Telemetry:
         self._set("finished", 1.0)
 
     def _set(self, name: str, value: float, label: str = "") -> None:
-        self._child(f"funcppo_{name}", label).set(value)  # pyright: ignore
+        self._child(name, label).set(value)  # pyright: ignore
 
     def _observe(self, name: str, seconds: float) -> None:
-        self._child(f"funcppo_{name}_seconds", "").observe(seconds)  # pyright: ignore
+        self._child(name, "").observe(seconds)  # pyright: ignore
 
     def _add(self, name: str, value: float, label: str = "") -> None:
-        self._child(f"funcppo_{name}_total", label).inc(value)  # pyright: ignore
+        self._child(name, label).inc(value)  # pyright: ignore
 
     def _raise_to(
         self, name: str, total: float, label: str = "", source: str = ""
@@ -238,26 +362,35 @@ class Telemetry:
         return metric.labels(label) if label else metric
 
 
-def _make_metric(
-    spec: MetricSpec, registry: CollectorRegistry
-) -> MetricWrapperBase:
-    """The metric of a specification, with all its series."""
+def _make_metrics(
+    registry: CollectorRegistry,
+) -> dict[str, MetricWrapperBase]:
+    """The metrics by the names of the tables, with all their series."""
     import prometheus_client as client
 
-    labels = (spec.label,) if spec.label else ()
-    if spec.kind == "histogram":
-        return client.Histogram(
-            spec.name, spec.text, buckets=spec.buckets, registry=registry
+    metrics: dict[str, MetricWrapperBase] = {}
+    for name, text in INFOS.items():
+        metrics[name] = client.Info(f"funcppo_{name}", text, registry=registry)
+    for name, (text, buckets) in HISTOGRAMS.items():
+        metrics[name] = client.Histogram(
+            f"funcppo_{name}_seconds", text, buckets=buckets, registry=registry
         )
-    if spec.kind == "info":
-        name = spec.name.removesuffix("_info")
-        return client.Info(name, spec.text, registry=registry)
-
-    make = client.Counter if spec.kind == "counter" else client.Gauge
-    metric = make(spec.name, spec.text, labels, registry=registry)
-    for value in spec.values:
-        metric.labels(value)
-    return metric
+    for make, table, suffix in (
+        (client.Counter, COUNTERS, "_total"),
+        (client.Gauge, GAUGES, ""),
+    ):
+        for name, text in table.items():
+            label, values = LABELS.get(name, ("", ()))
+            metric = make(
+                f"funcppo_{name}{suffix}",
+                text,
+                (label,) if label else (),
+                registry=registry,
+            )
+            for value in values:
+                metric.labels(value)
+            metrics[name] = metric
+    return metrics
 
 
 def _number(value: object) -> float:
@@ -294,7 +427,7 @@ class Exporter:
           OSError: the file cannot be written for the first time. Later it is tried again, and the program goes on.
         """
         age = time.monotonic() - self._refreshed_at
-        if age < SECONDS_BETWEEN_REFRESHES and not at_once:
+        if age < 1.0 and not at_once:
             return
         self._refreshed_at = time.monotonic()
         self.telemetry.record_memory()
@@ -325,17 +458,13 @@ class Exporter:
             self._is_written = False
 
 
-def _ignore(line: str, /) -> None:
-    """Do not tell that the file cannot be written."""
-
-
 @contextmanager
 def export(
     port: int | None,
     file: Path | None,
     program: str,
     versions: Mapping[str, str],
-    on_unwritten: Callable[[str], None] = _ignore,
+    on_unwritten: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Exporter]:
     """Export metrics over HTTP on the loopback address, to a file, or both, until the block ends.
 

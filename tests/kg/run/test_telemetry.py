@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
+import re
+import shutil
+import subprocess
 import time
 import urllib.request
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +20,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from funcppo.kg.run import run_start, telemetry, training
-from funcppo.kg.run.metric_specs import COUNTERS_OF_ROW, METRICS
-from funcppo.kg.run.telemetry import Telemetry
+from funcppo.kg.run.telemetry import COUNTERS_OF_ROW, LABELS, Telemetry
 from funcppo.runtime import host_transfer, reasons
 from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import Failure
@@ -25,6 +29,27 @@ from tests.kg.run.runs import CONFIG, N_UPDATES
 from tests.ports import hold_ports, port_of
 
 VERSIONS = {"funcppo": "1"}
+ROOT = Path(__file__).parents[3]
+OPS = ROOT / "ops"
+RULES = (OPS / "prometheus" / "funcppo.rules.yml").read_text()
+RULE_TESTS = (OPS / "prometheus" / "funcppo.test.yml").read_text()
+ALERTS = re.findall(r"- alert: (\w+)", RULES)
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+UNITS = r"_(seconds|bytes|ratio|nats|total|info|rate|norm|return|update|loss|finished|enabled|size)$"
+
+promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="promtool is not installed (Debian package prometheus)",
+)
+
+
+def metric_names():
+    """The name of each metric, with its kind, as Prometheus stores it."""
+    names = {f"funcppo_{name}_info": "info" for name in telemetry.INFOS}
+    names |= {f"funcppo_{n}_total": "counter" for n in telemetry.COUNTERS}
+    names |= {f"funcppo_{name}": "gauge" for name in telemetry.GAUGES}
+    histograms = telemetry.HISTOGRAMS
+    return names | {f"funcppo_{n}_seconds": "histogram" for n in histograms}
 
 
 def samples(text):
@@ -86,11 +111,12 @@ def test_a_run_emits_what_it_did(trained):
 def test_every_series_is_there_from_the_start(trained):
     values, *_ = trained
     names = {name for name, *_ in values}
-    for spec in METRICS:
-        suffix = {"histogram": "_count", "info": ""}.get(spec.kind, "")
-        assert spec.name + suffix in names
-        for value in spec.values:
-            assert (spec.name, value) in values
+    for name, kind in metric_names().items():
+        assert name + "_count" * (kind == "histogram") in names
+    for name, (_, labels) in LABELS.items():
+        suffix = "_total" if name in telemetry.COUNTERS else ""
+        for value in labels:
+            assert (f"funcppo_{name}{suffix}", value) in values
 
 
 def test_an_observed_run_does_not_wait_for_the_device_more_often(
@@ -312,3 +338,144 @@ def test_a_file_that_cannot_be_written_any_more_ends_no_run(tmp_path):
         path.unlink()
         path.parent.rmdir()
     assert len(lines) == 2
+
+
+# -- alerts, dashboard and documents
+
+
+def test_names_end_in_a_unit_and_are_documented():
+    documented = (ROOT / "docs" / "operate.md").read_text()
+    for name in metric_names():
+        assert re.search(UNITS, name), name
+        assert f"`{name}`" in documented, name
+
+
+def test_alerts_and_dashboard_use_metrics_that_exist():
+    dashboard = (OPS / "grafana" / "funcppo.json").read_text()
+    stored = {"process_resident_memory_bytes"}
+    for name, kind in metric_names().items():
+        of_histogram = ("_sum", "_count", "_bucket")
+        suffixes = of_histogram if kind == "histogram" else ("",)
+        stored |= {name + suffix for suffix in suffixes}
+    for text in (re.sub(r"#.*", "", RULES), RULE_TESTS, dashboard):
+        found = set(re.findall(r"\b(?:funcppo|process)_\w+", text))
+        assert found and found - {"funcppo_"} <= stored
+
+
+def test_the_dashboard_is_what_its_script_writes(tmp_path):
+    script = OPS / "grafana" / "build_dashboard.py"
+    scope = {"__name__": "dashboard", "__file__": str(script)}
+    exec(compile(script.read_text(), str(script), "exec"), scope)
+    committed = (OPS / "grafana" / "funcppo.json").read_text()
+    assert scope["to_text"]() == committed
+    panels = json.loads(committed)["panels"]
+    places = [tuple(panel["gridPos"].values()) for panel in panels]
+    assert len(set(places)) == len(places) > 15
+
+
+def test_every_alert_has_a_firing_and_a_silent_case_and_a_section():
+    for alert in ALERTS:
+        assert f"name: {alert} fires" in RULE_TESTS
+        assert f"name: {alert} is silent" in RULE_TESTS
+        assert f"docs/runbook.md#{alert.lower()}" in RULES
+    assert re.findall(r"^## (\w+)$", RUNBOOK, re.M) == ALERTS
+
+
+def test_the_runbook_names_every_code():
+    for codes in (
+        reasons.FallbackCode,
+        reasons.FailureCode,
+        reasons.UntimedCode,
+        reasons.SkipCode,
+        reasons.RecompileCode,
+    ):
+        for code in codes:
+            assert f"`{code}`" in RUNBOOK, code
+
+
+@promtool
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "rules", "funcppo.rules.yml"],
+        ["test", "rules", "funcppo.test.yml"],
+    ],
+)
+def test_promtool_accepts_the_rules(command):
+    done = subprocess.run(
+        ["promtool", *command],
+        cwd=OPS / "prometheus",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@promtool
+@pytest.mark.parametrize(("capture_ms", "fires"), [(8500, True), (7500, False)])
+def test_a_recording_of_more_than_eight_seconds_raises_the_alert(
+    tmp_path, capture_ms, fires
+):
+    """What a run exports of such a recording, read by the rules."""
+    captured = replace(
+        capture(lambda state: (state, ()), torch.zeros(1)),
+        capture_ms=capture_ms,
+    )
+    exported = tmp_path / "funcppo.prom"
+    with telemetry.export(None, exported, "train", {}) as exporter:
+        exporter.telemetry.record_search_graphs(
+            [replace(captured, replay_mode="cuda-graph", n_graphs=1)]
+        )
+    name = "funcppo_graph_capture_seconds"
+    line = re.search(rf"^{name} (\S+)$", exported.read_text(), re.M)
+    assert line is not None
+
+    series = {"series": name, "values": f"{line[1]}x5"}
+    alert = {"alertname": "FuncppoSlowCapture", "eval_time": "5m"}
+    humanized = f"{capture_ms / 1000:.3g}s"
+    raised = {
+        "exp_labels": {"severity": "info"},
+        "exp_annotations": {
+            "summary": f"Recording the CUDA graphs took {humanized}",
+            "runbook_url": "docs/runbook.md#funcpposlowcapture",
+        },
+    }
+    case = {
+        "interval": "1m",
+        "input_series": [series],
+        "alert_rule_test": [{**alert, "exp_alerts": [raised] * fires}],
+    }
+    rules = str(OPS / "prometheus" / "funcppo.rules.yml")
+    file = tmp_path / "test.yml"  # JSON is YAML
+    file.write_text(json.dumps({"rule_files": [rules], "tests": [case]}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@promtool
+def test_promtool_accepts_the_expressions_of_the_dashboard(tmp_path):
+    """Each as a recording rule: what builds the dashboard checks none of them."""
+    text = (OPS / "grafana" / "funcppo.json").read_text()
+    panels = json.loads(text)["panels"]
+    expressions = [
+        target["expr"].replace("$instance", "a")
+        for panel in panels
+        for target in panel.get("targets", ())
+    ]
+    assert len(expressions) > len(panels)
+    rules = [
+        {"record": f"panel:{number}", "expr": expression}
+        for number, expression in enumerate(expressions)
+    ]
+    file = tmp_path / "rules.yml"  # JSON is YAML
+    file.write_text(
+        json.dumps({"groups": [{"name": "panels", "rules": rules}]})
+    )
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(file)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
