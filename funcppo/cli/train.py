@@ -75,7 +75,6 @@ from funcppo.kg.run.config import (
     read_config,
     read_settings,
 )
-from funcppo.kg.run.run_time import RunTime
 from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
     EmbeddingConfig,
@@ -93,6 +92,7 @@ if TYPE_CHECKING:
 
     from funcppo.kg.graph.dataset import Dataset
     from funcppo.kg.logic.proof import Proof
+    from funcppo.kg.run.budget import RunTime
     from funcppo.kg.run.peers import Peers
     from funcppo.kg.run.rule_cache import RuleFile
     from funcppo.kg.run.run import Run
@@ -311,15 +311,16 @@ class Train:
     @contextmanager
     def _memory_limited(self) -> Iterator[None]:
         """Let the process allocate no more than --memory meanwhile, where that is set."""
-        from funcppo.kg.run import memory_plan
+        from funcppo.kg.run import budget
 
         limit = None if self.memory is None else self._memory_limit
-        with memory_plan.within_memory(limit, self.device):
+        with budget.within_memory(limit, self.device):
             yield
 
     def _run(self, exporter: Exporter | None) -> int:
         """Train in a folder that no other process writes to; the exit status."""
         from funcppo.kg.run import run_build
+        from funcppo.kg.run.budget import RunTime
 
         start = time.perf_counter()
         run_time = RunTime(self.seconds, device=self.device)
@@ -620,7 +621,7 @@ class Train:
           run_time: of the choice of settings, half may go to comparing the rules of several mining settings.
         """
         from funcppo.kg.graph import loaders
-        from funcppo.kg.run import memory_plan, mining_choice
+        from funcppo.kg.run import budget, mining_choice
 
         if config.rules is not None:
             return None, []
@@ -631,9 +632,7 @@ class Train:
         limit = check_mining_memory(
             dataset, self.memory, "--memory", config.device
         )
-        planned, _ = memory_plan.plan_settings(
-            config, len(dataset.facts), limit
-        )
+        planned, _ = budget.plan_settings(config, len(dataset.facts), limit)
         mined: dict[str, RuleFile] = {}
         notes: list[str] = []
         candidates = mining_choice.candidate_configs(
@@ -708,6 +707,8 @@ class Train:
     @property
     def _seconds_of_mining(self) -> float:
         """The time limit of mining: a share of that of the run."""
+        from funcppo.kg.run.budget import RunTime
+
         if self.seconds is None:
             return self.mining_seconds
         return min(self.mining_seconds, RunTime.MINING * self.seconds)

@@ -49,7 +49,7 @@ from funcppo.kg.ranking.explain import prove_from_other_facts
 from funcppo.kg.ranking.prediction import OpenQuery
 from funcppo.kg.ranking.rank_metrics import Metrics
 from funcppo.kg.ranking.ranking import HEADLINE_METRICS
-from funcppo.kg.run import fitting, memory_plan, rule_cache, run_start
+from funcppo.kg.run import budget, fitting, rule_cache, run_start
 from funcppo.kg.run.answers import (
     Answer,
     Answerer,
@@ -820,7 +820,7 @@ def _fit(
 ) -> Run:
     """A run trained on a graph within the memory, with its files in a folder."""
     device = options.get("device", RunConfig(dataset="").device)
-    with memory_plan.within_memory(memory, device):
+    with budget.within_memory(memory, device):
         return _fit_in_memory(graph, folder, on_update, log, memory, options)
 
 

@@ -22,7 +22,7 @@ from funcppo.core import tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.settings import Size, UnitInterval
 from funcppo.core.types import I64
-from funcppo.kg.run import memory_plan
+from funcppo.kg.run import budget
 from funcppo.kg.scores import aggregation, evidence, questions
 from funcppo.kg.scores.aggregation import AggregationWorld
 from funcppo.kg.scores.evidence import Evidence
@@ -106,7 +106,7 @@ def batch_gradient(
 ) -> Params:
     """The gradient of the listwise loss of some questions, computed in parts where they do not fit together."""
     size = aggregation.capacity(world.evidence, question)
-    per_question = memory_plan.batch_firings(1, size)
+    per_question = budget.batch_firings(1, size)
     n_together = max(1, cfg.max_batch_firings // per_question)
 
     total: Params | None = None

@@ -55,7 +55,7 @@ from funcppo.kg.search.task import (
 # rows that joins make for each firing of the valid queries that every validation scores: a minute or less on one core
 VALID_ROWS_PER_FIRING = 25
 # Firings, and rows of joins, for a ranking of test, which holds a chunk of its questions at a time: some two minutes
-# each; a GPU holds more of both, by `question_bounds.GPU_FACTOR`.
+# each; a GPU holds more of both, by `budget.GPU_FACTOR`.
 MAX_TEST_FIRINGS = 100_000_000
 MAX_TEST_ROWS = 400_000_000
 # powers of the odds to start from, of which valid chooses

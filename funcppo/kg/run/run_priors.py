@@ -12,10 +12,10 @@ from funcppo.kg.run import (
     embedding_training,
     question_run,
 )
+from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import Note
 from funcppo.kg.run.question_run import QuestionSetup
 from funcppo.kg.run.run import Run
-from funcppo.kg.run.run_time import RunTime
 from funcppo.kg.scores import bellman_ford, evidence, network_prior
 from funcppo.kg.scores.network_prior import NetworkPrior
 from funcppo.kg.scores.question_config import NETWORK_SECONDS

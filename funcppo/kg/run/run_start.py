@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from funcppo import checkpoint, metrics_log
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.json_io import shorten
@@ -28,13 +26,12 @@ from funcppo.kg.ranking.settings_choice import (
     describe_choice,
 )
 from funcppo.kg.run import (
-    memory_plan,
-    question_bounds,
+    budget,
     question_run,
     run_priors,
-    time_bounds,
     validation,
 )
+from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import Note, RunConfig, read_config
 from funcppo.kg.run.question_run import ListwiseFit, QuestionSetup
 from funcppo.kg.run.question_training import TrainingQuestions
@@ -49,7 +46,6 @@ from funcppo.kg.run.run import (
     ppo_config,
 )
 from funcppo.kg.run.run_build import at_start, build_run
-from funcppo.kg.run.run_time import RunTime
 from funcppo.kg.run.stored_height import with_stored_height
 from funcppo.kg.scores import link_embedding, network_prior
 from funcppo.kg.scores.question_config import QuestionConfig
@@ -130,7 +126,7 @@ def prepare_run(
     if not resume:
         run_time = run_time or RunTime(run_config.seconds)
         run_time.end_phase("reading")
-        run_config, notes = memory_plan.plan_settings(
+        run_config, notes = budget.plan_settings(
             run_config, len(dataset.facts), memory_limit
         )
         run = _choose_run(run_config, dataset, on_phase, run_time)
@@ -609,7 +605,7 @@ def _start_from_fit(
     )
     run, fitted = _weigh_network(run, fitted, on_phase, run_time)
     options = _chosen_options(options, collected.n_questions, fitted.setup)
-    ppo, parts_notes = memory_plan.split_minibatches(
+    ppo, parts_notes = budget.split_minibatches(
         config.ppo,
         fitted.setup.policy.capacity,
         config.listwise.max_batch_firings,
@@ -932,20 +928,20 @@ def _fit(
     is_embedded = link_embedding.n_models(setup.facts.embedding) > 0
     end = run_time.EMBEDDING if is_embedded else run_time.FIT
     deadline = NO_DEADLINE if is_set else run_time.until(end).share(share)
-    plan = question_bounds.plan_fit(
+    listwise, degrees_tried, notes = budget.plan_fit(
         config.listwise,
         setup.policy,
         setup.world,
         (False, True) if degrees == "auto" else (degrees,),
         deadline.seconds_left,
         valid_seconds,
-        time_bounds.time_factor(config.seconds),
+        budget.time_factor(config.seconds),
         min_epochs=1 if setup.first_epoch_setup is None else 2,
     )
     fitted = question_run.fit_listwise(
         setup,
-        plan.degrees,
-        plan.cfg,
+        degrees_tried,
+        listwise,
         config.seed,
         config.device,
         _metric(run),
@@ -953,7 +949,7 @@ def _fit(
         deadline,
     )
     run_time.end_phase("listwise fit", is_set=is_set)
-    return fitted._replace(notes=[*plan.notes, *fitted.notes])
+    return fitted._replace(notes=[*notes, *fitted.notes])
 
 
 def _with_default_steps(config: RunConfig) -> RunConfig:
@@ -974,16 +970,15 @@ def _with_steps(
     if config.steps is not None:
         return config, []
     ppo = ppo_config(config)
-    device = torch.device(config.device)
-    n_updates = question_bounds.n_updates_within(
-        ppo, setup.policy, device, max(seconds, 0.0)
+    n_updates = budget.n_updates_within(
+        ppo, setup.policy, config.device, max(seconds, 0.0)
     )
     if n_updates >= ppo.n_updates:
         return dataclasses.replace(config, steps=DEFAULT_STEPS), []
     steps = n_updates * ppo.n_envs * ppo.n_steps
     note = (
         f"PPO makes {n_updates} of {ppo.n_updates} updates: more would weigh over "
-        f"{question_bounds.work_factor(device) * question_bounds.MAX_PPO_FIRINGS:.0e} firings or take over "
+        f"{budget.work_factor(config.device) * budget.MAX_PPO_FIRINGS:.0e} firings or take over "
         f"{max(seconds, 0.0):.0f} s (--steps sets them)"
     )
     return dataclasses.replace(config, steps=steps), [Note("cut", note)]

@@ -37,7 +37,7 @@ from funcppo.kg.ranking.ranking import (
     selection_metric,
     stratified_sample,
 )
-from funcppo.kg.run import question_bounds, question_run
+from funcppo.kg.run import budget, question_run
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.question_run import (
     QuestionSetup,
@@ -862,7 +862,7 @@ def count_test_queries(run: Run) -> int:
     test = run.task.dataset.test
     if run.questions is None:
         return len(test)
-    factor = question_bounds.work_factor(run.task.kb.facts.device)
+    factor = budget.work_factor(run.task.kb.facts.device.type)
     return evidence_ranking.count_queries_within(
         run.task,
         run.questions.facts,
@@ -908,7 +908,7 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
         validation_rows(run.run_config, valid, run.n_validation_queries)
     ]
     sides = ranked_sides(run.task)
-    held = question_bounds.max_valid_firings(run.run_config)
+    held = budget.max_valid_firings(run.run_config)
     max_rows = held * question_run.VALID_ROWS_PER_FIRING
     max_firings = int(held * run.task.cfg.memory_share)
     n_queries, needed_seconds = evidence_ranking.count_queries_within(

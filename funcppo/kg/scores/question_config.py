@@ -16,7 +16,7 @@ from funcppo.core.settings import (
     check_fields,
 )
 
-# Bounds that are not set, in a run of the default time; `experiment.time_bounds` has those of longer runs.
+# Bounds that are not set, in a run of the default time; `kg.run.budget` has those of longer runs.
 LISTING_SECONDS = 60.0
 MAX_FIRINGS = 10_000_000
 MAX_VALID_FIRINGS = 4_000_000

@@ -16,7 +16,7 @@ from funcppo.kg.logic import firing_chunks, firings, partial_fixpoint
 from funcppo.kg.ranking import rank_metrics, ranking, scorers, settings_choice
 from funcppo.kg.run import (
     bellman_ford_training,
-    question_bounds,
+    budget,
     question_run,
     question_training,
     run_build,
@@ -25,9 +25,9 @@ from funcppo.kg.run import (
     training,
     validation,
 )
+from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import RunConfig, read_config
 from funcppo.kg.run.run import DEFAULT_STEPS, save_checkpoint
-from funcppo.kg.run.run_time import RunTime
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
@@ -929,9 +929,7 @@ def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
 
     n_firings = run.questions.policy.capacity.n_firings
     # a rollout of 64 questions, one pass of gradients, three times as long
-    monkeypatch.setattr(
-        question_bounds, "MAX_PPO_FIRINGS", 3.5 * 64 * 4 * n_firings
-    )
+    monkeypatch.setattr(budget, "MAX_PPO_FIRINGS", 3.5 * 64 * 4 * n_firings)
     run = run_start.prepare_run(config, tmp_path, resume=False)
     assert run.run_config.steps == 3 * 64 and run.cfg.ppo.n_updates == 3
     (note,) = [note for note in run.notes if "PPO makes" in note]

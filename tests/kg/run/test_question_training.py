@@ -16,7 +16,7 @@ from funcppo.kg.logic.question_types import select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import evidence_ranking, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
-from funcppo.kg.run import memory_plan
+from funcppo.kg.run import budget
 from funcppo.kg.run.question_training import (
     collect_questions,
     fit_listwise,
@@ -169,9 +169,7 @@ def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
 def test_a_batch_that_is_computed_in_parts_has_the_same_gradient(collected):
     """In float32 sums of another order differ by their rounding."""
     size = collected.policy.capacity
-    assert (
-        memory_plan.batch_firings(7, size) < ListwiseConfig().max_batch_firings
-    )
+    assert budget.batch_firings(7, size) < ListwiseConfig().max_batch_firings
     fitted = [
         next(
             fit_listwise(
@@ -182,7 +180,7 @@ def test_a_batch_that_is_computed_in_parts_has_the_same_gradient(collected):
                 seed=1,
             )
         )
-        for n_firings in (4_000_000, memory_plan.batch_firings(7, size), 1)
+        for n_firings in (4_000_000, budget.batch_firings(7, size), 1)
     ]
     for parts in fitted[1:]:
         tree.map(torch.testing.assert_close, parts, fitted[0])

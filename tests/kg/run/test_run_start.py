@@ -8,7 +8,7 @@ import pytest
 
 from funcppo.kg.ranking import scorers
 from funcppo.kg.run import run_start, validation
-from funcppo.kg.run.time_bounds import with_time_bounds
+from funcppo.kg.run.budget import with_time_bounds
 from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.kg.search.task import COUNTRIES_REGIONS, ignore_phase
 from tests.kg.run.runs import CONFIG
