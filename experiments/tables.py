@@ -951,7 +951,7 @@ def mining_table(record: Record) -> str:
         "max-confidence, plain counts",
         "noisy-or, plain counts",
     ]
-    chosen_scores = ("max-confidence", "max-plus", "noisy-or", "noisy-or@3")
+    chosen_scores = ("max-confidence", "noisy-or", "noisy-or@3")
     chosen_scores += ("noisy-or-top-5",)
     head += [*chosen_scores, "ceiling", "commit"]
     rows = []

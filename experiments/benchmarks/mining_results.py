@@ -48,7 +48,6 @@ OBJECT_IDENTITY = ProverTaskConfig(
 )
 SCORES = (
     "max-confidence",
-    "max-plus",
     "noisy-or",
     "noisy-or@3",
     "noisy-or-top-5",

@@ -11,8 +11,8 @@ bound to different entities, and rank all entities, filtered by all splits. Comp
 - MRR and Hits@k of these scores, candidates of equal score in random order (expected). PyClause itself breaks ties, by
   the other rules (maxplus) and then by the frequency of the entity: `mrr_in_its_order` is the MRR of its own order,
   an answer that no rule predicts counting 0.
-- the order of PyClause's `maxplus`: funcppo's `max-plus` may tie where PyClause's frequencies decide, and never
-  contradicts it.
+- the order of PyClause's `maxplus`: that of the confidences in the recount may tie where PyClause's frequencies
+  decide, and never contradicts it.
 - the predictions and right predictions of each rule, counted by PyClause from the facts and by funcppo under object
   identity.
 
@@ -51,16 +51,20 @@ from funcppo.kg.logic import consequences
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.ranking import ranking
+from funcppo.kg.ranking import ranking, recount
 from funcppo.kg.ranking.ranking import (
     Ranking,
     RankingProtocol,
     Scorer,
     ScorerBySide,
 )
-from funcppo.kg.ranking.scorers import make_untrained_scorer
+from funcppo.kg.ranking.scorers import (
+    iter_task_derivations,
+    make_untrained_scorer,
+)
 from funcppo.kg.run import rule_cache
 from funcppo.kg.run.identity_counts import count_mined_rules
+from funcppo.kg.scores.baselines import rule_confidences
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import ProverTask, build_task, known_triples
 
@@ -325,13 +329,11 @@ def compare_scores(
 
 
 def compare_order(task: ProverTask, lists: Record) -> Record:
-    """Neighbours in PyClause's lists that `max-plus` has the other way round, and those that it tells apart."""
+    """Neighbours in PyClause's lists that the recount orders the other way round, and those that it tells apart."""
     dataset = task.dataset
     entity_id = {name: i for i, name in enumerate(dataset.entities, 1)}
     relation_id = {name: i for i, name in enumerate(dataset.predicates, 1)}
     n_pairs, n_apart, n_contradicted = 0, 0, 0
-    scorer = make_untrained_scorer(task, "max-plus")
-    assert not isinstance(scorer, ScorerBySide)  # derivations are held
     for direction, relation, source, candidates in iter_lists(lists):
         atoms = []
         for candidate in candidates:
@@ -341,7 +343,7 @@ def compare_order(task: ProverTask, lists: Record) -> Record:
             )
         table = torch.tensor(atoms, dtype=torch.int32).view(-1, 3)
         in_order, row = torch.unique(table, dim=0, return_inverse=True)
-        scores = scorer(in_order)[row]
+        scores = order_candidates(task, in_order)[row]
         n_pairs += max(len(scores) - 1, 0)
         n_apart += int((scores[1:] != scores[:-1]).sum())
         n_contradicted += int((scores[1:] > scores[:-1]).sum())
@@ -350,6 +352,17 @@ def compare_order(task: ProverTask, lists: Record) -> Record:
         "apart": n_apart,
         "contradicted": n_contradicted,
     }
+
+
+def order_candidates(task: ProverTask, atoms: Tensor) -> Tensor:
+    """The place of each atom by its largest confidence, ties by the second largest, and so on; -inf without a rule."""
+    confidence = rule_confidences(task.kb).tolist()
+    own: dict[recount.Atom, list[float]] = {(i,): [] for i in range(len(atoms))}
+    for part in iter_task_derivations(task, atoms):
+        for i, rule in zip(part.atom_row.tolist(), part.rule.tolist()):
+            own[(i,)].append(confidence[rule])
+    order = recount.order_by_confidences(own)
+    return torch.tensor([order[key] for key in own])
 
 
 def rank(

@@ -97,13 +97,11 @@ class Evaluate:
     """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
     """Score of a candidate. For a run: evidence if it learnt from questions; success, best-proof or greedy if from
-    proofs. For both: exists@H (derivable within height H), max-confidence, max-plus (AnyBURL's: ties of the largest
-    confidence are broken by the second largest, the third, ...), noisy-or, noisy-or@P (confidences raised to the power
+    proofs. For both: exists@H (derivable within height H), max-confidence,
+    noisy-or, noisy-or@P (confidences raised to the power
     P, so that many weak rules add up to less), or noisy-or-top-N (of the N most confident rules); with
     -other-facts at its end, as in noisy-or-other-facts, it also counts whether a candidate has other facts of the
-    relation (not with exists@H or max-plus); with
-    -linked-last at its end, as in noisy-or-linked-last, candidates that a fact links with the entity of the query rank
-    last (-directed-linked-last: in its direction; not with max-plus).
+    relation (not with exists@H).
     Default: auto, that of the run's policy or its rule score, whichever ranks valid better; for a data set the one that
     ranks its valid split best."""
     rules: OptionalFile = None

@@ -188,8 +188,7 @@ class Train:
     best-proof: probability of its most probable proof; auto: the one with the better ranking on the valid split."""
     rule_score: str = _DEFAULT.rule_score
     """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P, with
-    -other-facts, -linked-last or both at its end or not. Default: auto, the best of those without on the valid
-    split."""
+    -other-facts at its end or not. Default: auto, the best of those without on the valid split."""
     resume: bool = False
     """Continue from the checkpoint in RUN with the settings in its config.json; only --steps may be given another
     value. Default: off."""
@@ -1083,22 +1082,19 @@ def _evaluate(
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
     n_all = len(task.dataset.test)
-    with show_status(console, "ranking valid, linked candidates last"):
-        linked_last, more = validation.choose_linked_last(
-            run, run_time.until(run_time.TEST).share(0.2)
-        )
     with show_status(console, "ranking valid, other facts counted"):
         others = validation.choose_other_facts(
             run, run_time.until(run_time.TEST).share(0.2)
         )
     run = others.run
     calibrated = _calibrate(run, console, run_time)
-    notes = [*_end_notes(run, calibrated), *more, *others.notes]
+    notes = [*_end_notes(run, calibrated), *others.notes]
     print_notes(console, notes)
     notes = [*run.notes, *notes]
 
-    variants = filter(None, [linked_last, others.score])
-    rule_scores = [run.run_config.rule_score, *variants]
+    rule_scores = [run.run_config.rule_score]
+    if others.score is not None:
+        rule_scores.append(others.score)
     temperature = calibrated and calibrated.temperature
     test = _test_metrics(run, rule_scores, console, run_time, temperature)
     run_time.end_phase("ranking of test")

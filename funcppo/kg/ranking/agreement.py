@@ -38,19 +38,12 @@ from funcppo.kg.ranking.recount import (
     OtherFactShares,
     RankCounts,
 )
-from funcppo.kg.ranking.scorers import (
-    DIRECTED_LINKED_LAST,
-    LINKED_SHIFT,
-    MAX_LINKED_LOG_ODDS,
-    MAX_PLUS,
-    split_linked_last,
-    split_other_facts,
-)
+from funcppo.kg.ranking.scorers import split_other_facts
 from funcppo.kg.scores.bellman_ford_paths import KnownPath
 from funcppo.kg.scores.other_facts import other_fact_shares
 from funcppo.kg.search.task import ProverTask, known_triples, with_other_facts
 
-RULE_SCORES = ("max-confidence", "max-plus", "noisy-or")
+RULE_SCORES = ("max-confidence", "noisy-or")
 POLICY_SCORES = ("success", "best-proof", "greedy", "evidence")
 # log-odds; float64 sums in another order, as the recount makes them, differ by less
 LOG_ODDS_TOLERANCE = 1e-7
@@ -277,8 +270,7 @@ class _ScoreSource:
     ) -> None:
         task = subject.evaluator.task
         self.subject = subject
-        name, self.ending = split_linked_last(subject.score)
-        self.name, self.has_other_facts = split_other_facts(name)
+        self.name, self.has_other_facts = split_other_facts(subject.score)
         self.is_recounted = _is_rule_score(subject.score)
         self.lists_all = subject.evaluator.protocol.score_unprovable
         atoms = recount.read_atoms(ranked.scored_atom.tolist())
@@ -287,7 +279,6 @@ class _ScoreSource:
         self.engine_scores = dict(zip(keys, ranked.log_odds.tolist()))
         self.n_listed = len(ranked.listed_score)
         facts = subject.facts.all
-        self.n_links = recount.count_links(facts if self.ending else ())
         self.n_facts = recount.count_entities(
             facts if self.has_other_facts else ()
         )
@@ -305,11 +296,6 @@ class _ScoreSource:
         }
         self.n_not_recounted = len(counts) - len(rule_counts)
         self._heads: dict[int, set[Atom]] = {}
-
-    @property
-    def compares_scores(self) -> bool:
-        """Whether scores are compared one by one; those of max-plus are an order alone."""
-        return self.is_recounted and self.name != MAX_PLUS
 
     def engine_score(self, atom: Atom, side: int) -> float | None:
         """The log-odds that the engine gives a candidate of a side; None if it lists none."""
@@ -336,17 +322,12 @@ class _ScoreSource:
             atom: [self.confidence[i] for i in rules]
             for atom, rules in derivers.items()
         }
-        if self.name == MAX_PLUS:
-            return recount.order_by_confidences(confidences)
         scores: dict[Atom, float] = {}
         for atom in derivers:
             score = recount.rule_score(self.name, confidences[atom])
             if self.has_other_facts:
                 others = self.other_facts(atom, side, deadline)
                 score += others.log_odds
-            is_directed = self.ending == DIRECTED_LINKED_LAST
-            if self.ending and self._is_linked(atom, is_directed=is_directed):
-                score = min(score, MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
             scores |= {atom: score}
         return scores
 
@@ -424,14 +405,6 @@ class _ScoreSource:
             return -math.inf if score is None else score
         return -math.inf
 
-    def _is_linked(self, atom: Atom, *, is_directed: bool) -> bool:
-        """Whether a fact other than an atom itself links its entities, in its direction or in either."""
-        pair, back = atom[1:], atom[:0:-1]
-        n_links = self.n_links[pair]
-        if not is_directed and pair != back:
-            n_links += self.n_links[back]
-        return n_links > (atom in self.subject.facts.all)
-
 
 def _is_rule_score(score: str) -> bool:
     """Whether a score follows from the confidences of rules."""
@@ -482,7 +455,7 @@ def _compare_row(
             verdicts.append(
                 f"{format_atom(atom)}: {_verdict(score is not None)}, recounted {_verdict(bool(rules))}"
             )
-        if score is None or not scores.compares_scores:
+        if score is None or not scores.is_recounted:
             continue
         n_scores += 1
         if not _are_close(score, log_odds[atom]):
@@ -565,7 +538,6 @@ def _compare_line(
         ),
         is_provable=bool(derivers[row.query]),
         tolerance=LOG_ODDS_TOLERANCE if is_exact else SEARCH_TOLERANCE,
-        has_scores=scores.name != MAX_PLUS,
         other_facts=others,
     )
     errors = details_lines.line_errors(line, recounted)
@@ -636,7 +608,7 @@ def _summarise_rows(
             _summarise(
                 "scores", "candidates", n_scores, scores.n_listed,
                 seconds, [line for row in differences for line in row.scores],
-                _score_notes(scores),
+                (),
             )
         )  # fmt: skip
     notes = [*time_notes, *_rank_notes(scores, differences), *verdict_notes]
@@ -704,14 +676,6 @@ def _rank_notes(
             "counts it: there was no time to derive them all"
         )
     return notes
-
-
-def _score_notes(scores: _ScoreSource) -> list[str]:
-    """Lines on scores that were not compared."""
-    score = scores.subject.score
-    if not scores.compares_scores:
-        return [f"scores not compared: {score} is an order, which ranks show"]
-    return []
 
 
 # -- proofs

@@ -90,7 +90,6 @@ class RecountedRow:
     listed: AbstractSet[Atom]  # the candidates that are scored
     is_provable: bool  # the answer is derived, a fact from other facts
     tolerance: float  # of log-odds
-    has_scores: bool  # the log-odds are more than an order
     # by a score that reads the other facts of the answer
     other_facts: RecountedOtherFacts | None
 
@@ -264,8 +263,7 @@ def line_errors(line: Line, row: RecountedRow) -> list[str]:
         errors.append(
             f"n_better {counts.n_better} and n_equal {counts.n_equal}, recounted {again.n_better} and {again.n_equal}"
         )
-    if row.has_scores:
-        errors += _score_errors(record, row)
+    errors += _score_errors(record, row)
     errors += _log_score_errors(record)
     return errors + list(_other_fact_errors(record, row))
 

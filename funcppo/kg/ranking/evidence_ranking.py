@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.types import F32, F64, I32, I64, Bool
+from funcppo.core.types import F32, F64, I32, I64
 from funcppo.kg.logic import triple_index
 from funcppo.kg.logic.consequences import Derivations
 from funcppo.kg.logic.firing_chunks import (
@@ -96,18 +96,6 @@ def make_rule_score(task: ProverTask, name: str) -> EvidenceScore:
     Raises:
       ValueError: another name.
     """
-    base, ending = scorers.split_linked_last(name)
-    if ending:
-        base_score = make_rule_score(task, base)
-
-        def score_linked_last(part: Evidence) -> F64[Tensor, "L"]:
-            is_linked = _is_linked(
-                part, is_directed=ending == scorers.DIRECTED_LINKED_LAST
-            )
-            return scorers.put_last(base_score(part).double(), is_linked)
-
-        return score_linked_last
-
     base, has_other_facts = scorers.split_other_facts(name)
     if has_other_facts:
         task = with_other_facts(task)
@@ -131,21 +119,6 @@ def make_rule_score(task: ProverTask, name: str) -> EvidenceScore:
         return rule_score(task.kb, [derivations], len(part.entity))
 
     return score
-
-
-def _is_linked(part: Evidence, *, is_directed: bool) -> Bool[Tensor, "L"]:
-    """Whether a fact links each candidate with the question's entity.
-
-    Args:
-      is_directed: with the candidate in the place that is asked for.
-    """
-    row = torch.repeat_interleave(part.link_offsets.diff())
-    # The parity of a label is the place of the candidate.
-    asked = part.label[part.question[row]]
-    counts = torch.ones_like(row)
-    if is_directed:
-        counts = (part.link_label % 2 == asked % 2).long()
-    return torch.zeros_like(part.question).index_add(0, row, counts) > 0
 
 
 def query_evidence(

@@ -43,9 +43,6 @@ ZERO_SCORE = torch.iinfo(torch.int64).min + 1
 # quantised NaN: ranked below everything
 INVALID_SCORE = torch.iinfo(torch.int64).min
 
-# lines between the groups of `quantise_in_order`: more than scores of rules and candidates together take
-_MAX_LINES = 2**36
-
 
 class RankCounts(NamedTuple):
     """The integers that a query's rank follows from. The answer itself is a candidate, neither better nor equal."""
@@ -81,36 +78,6 @@ def quantise(log_odds: F64[Tensor, "..."]) -> I64[Tensor, "..."]:
     special = torch.where(log_odds == -torch.inf, ZERO_SCORE, INVALID_SCORE)
     special = torch.where(log_odds == torch.inf, CERTAIN_SCORE, special)
     return torch.where(is_finite, line, special)
-
-
-def quantise_in_order(
-    log_odds: F64[Tensor, "L"], group: I64[Tensor, "L"]
-) -> I64[Tensor, "L"]:
-    """Round scores to the grid, and keep apart those of a group that differ within a step.
-
-    Of a group each score has the line that it is rounded to, or the first one above those of all lower scores of the
-    group where this is higher. What the log-odds of a group are beside others does not matter.
-
-    Args:
-      log_odds: without NaN, and exact: differences of any size count.
-      group: from 0 on.
-
-    Returns:
-      The number of the line, as from `quantise`; scores of 0 and 1 are not moved.
-    """
-    line = quantise(log_odds)
-    rows = torch.isfinite(log_odds).nonzero().squeeze(1)
-    by_score = rows[torch.sort(log_odds[rows], stable=True).indices]
-    order = by_score[torch.sort(group[by_score], stable=True).indices]
-    score, in_group = log_odds[order], group[order]
-
-    is_other = (score.diff() != 0) | (in_group.diff() != 0)
-    n_before = torch.cat([in_group[:1] * 0, is_other.cumsum(0)])
-    # The running maximum begins anew in each group.
-    lifted = line[order] - n_before + in_group * _MAX_LINES
-    if len(lifted):
-        lifted = torch.cummax(lifted, 0).values
-    return line.scatter(0, order, lifted + n_before - in_group * _MAX_LINES)
 
 
 def log_score(quantised_score: int) -> float:

@@ -14,7 +14,6 @@ the same ranks as scoring every entity (for every score but `greedy`, whose prot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -52,18 +51,6 @@ class Scorer(Protocol):
           atoms: distinct, in lexicographic order.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ExactScorer:
-    """A scorer whose log-odds are exact: candidates of a query whose scores differ within a step of the grid do not
-    tie."""
-
-    scorer: Scorer
-
-    def __call__(self, atoms: I32[Tensor, "L W"], /) -> F64[Tensor, "L"]:
-        """As `Scorer`."""
-        return self.scorer(atoms)
 
 
 class ScorerBySide(NamedTuple):
@@ -300,12 +287,7 @@ def rank_listed(
     )
 
     # The scores of all sides are one table; each side's part of it gives the counts of its queries.
-    if _is_exact(scorer):
-        listed_score = rank_metrics.quantise_in_order(
-            scored.log_odds[scored.row], listed_row
-        )
-    else:
-        listed_score = rank_metrics.quantise(scored.log_odds)[scored.row]
+    listed_score = rank_metrics.quantise(scored.log_odds)[scored.row]
     parts = listed_score.split([len(table.query_row) for table in tables])
     side_ranks = [_rank_side(table, part) for table, part in zip(tables, parts)]
 
@@ -328,13 +310,6 @@ def rank_listed(
         scored_side=scored.side,
         log_odds=scored.log_odds,
     )
-
-
-def _is_exact(scorer: Scorer | ScorerBySide) -> bool:
-    """Whether scores that differ within a step of the grid do not tie."""
-    if isinstance(scorer, ScorerBySide):
-        return isinstance(scorer.head, ExactScorer)
-    return isinstance(scorer, ExactScorer)
 
 
 def summarise_ranking(

@@ -455,11 +455,6 @@ def order_by_confidences(
     }
 
 
-def count_links(facts: Iterable[Atom]) -> Counter[tuple[int, ...]]:
-    """How many facts of two arguments link each two entities, from the first to the second."""
-    return Counter(fact[1:] for fact in facts if len(fact) == 3)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherFactShares:
     """How many of two kinds of atoms of a relation have another fact of it on one side, one of each kind added."""

@@ -24,9 +24,8 @@ from funcppo.kg.logic.consequences import Derivations
 from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.logic.question_types import Questions, make_label
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking.rank_metrics import SCORE_GRID_STEP
-from funcppo.kg.ranking.ranking import ExactScorer, Scorer, ScorerBySide
-from funcppo.kg.scores import baselines, evidence, other_facts
+from funcppo.kg.ranking.ranking import Scorer, ScorerBySide
+from funcppo.kg.scores import baselines, other_facts
 from funcppo.kg.search.beam_search import (
     ScoreName,
     SearchConfig,
@@ -64,21 +63,9 @@ from funcppo.runtime.reasons import FallbackCode
 
 # Of log scores: sums of tens of terms, each rounded to float32.
 SEARCH_TOLERANCE = 1e-4
-# Ends the name of a score by which candidates that a fact links with the entity of the query rank after all others. No
-# rule says so: it holds in data whose pairs are linked once, which is a property of some benchmarks.
-LINKED_LAST = "-linked-last"
-# The same, for facts from the head of the candidate's atom to its tail alone.
-DIRECTED_LINKED_LAST = "-directed-linked-last"
-# Ends the name of a score, before one of these endings, to which evidence is added: whether the candidate has other
+# Ends the name of a score to which evidence is added: whether the candidate has other
 # facts of the asked relation (`prover.other_facts`).
 OTHER_FACTS = "-other-facts"
-# Log-odds of linked candidates are bounded and moved below those of all others, which are far above -9e5.
-MAX_LINKED_LOG_ODDS, LINKED_SHIFT = 1e5, 1e6
-
-# compares candidates by more than its value, which only a ranking of whole queries does
-MAX_PLUS = "max-plus"
-
-LinkedTest = Callable[[Tensor], Tensor]
 
 
 class ScoredCallback(Protocol):
@@ -383,26 +370,11 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
 
     Args:
       task: with the counts of `with_score_counts`, or they are made here.
-      name: `exists@H`, or a name that `rule_score` takes, with `-other-facts` at its end or not; with `-linked-last`
-        at its end, candidates that a fact links with the entity of the query rank after all others; with
-        `-directed-linked-last`, if in the asked direction.
+      name: `exists@H`, or a name that `rule_score` takes, with `-other-facts` at its end or not.
 
     Raises:
       ValueError: another name.
     """
-    base, ending = split_linked_last(name)
-    if ending and base == MAX_PLUS:
-        raise ValueError(f"score {name}: {MAX_PLUS} has no variant {ending}")
-    if ending:
-        is_directed = ending == DIRECTED_LINKED_LAST
-        is_linked = make_linked_test(task, is_directed=is_directed)
-        last = partial(_score_linked_last, is_linked)
-        scorer = make_untrained_scorer(task, base)
-        if isinstance(scorer, ScorerBySide):
-            head, tail = partial(last, scorer.head), partial(last, scorer.tail)
-            return ScorerBySide(head=head, tail=tail)
-        return partial(last, scorer)
-
     base, reads_other_facts = split_other_facts(name)
     if reads_other_facts:
         task = with_other_facts(task)
@@ -422,67 +394,38 @@ def _make_scorer_without_endings(
     if derives_by_question(task):
         head = partial(_score_answers, task, score, HEAD)
         tail = partial(_score_answers, task, score, TAIL)
-        if name == MAX_PLUS:
-            return ScorerBySide(ExactScorer(head), ExactScorer(tail))
         return ScorerBySide(head=head, tail=tail)
-    scorer = partial(_score_derivations, task, score)
-    return ExactScorer(scorer) if name == MAX_PLUS else scorer
-
-
-def split_linked_last(name: str) -> tuple[str, str]:
-    """The name of a score without the ending of a variant linked-last, and that ending; empty if it has none."""
-    for ending in (DIRECTED_LINKED_LAST, LINKED_LAST):
-        if name.endswith(ending):
-            return name.removesuffix(ending), ending
-    return name, ""
+    return partial(_score_derivations, task, score)
 
 
 def split_other_facts(name: str) -> tuple[str, bool]:
     """The name of a score without the ending other-facts, and whether it had it.
 
-    Args:
-      name: without the ending of a variant linked-last.
-
     Raises:
-      ValueError: the score has no variant with other facts, or endings in another order.
+      ValueError: the score has no variant with other facts, or the ending twice.
     """
     if not name.endswith(OTHER_FACTS):
         return name, False
     base = name.removesuffix(OTHER_FACTS)
-    if split_endings(base)[1]:
-        raise ValueError(
-            f"score {shorten(name)}: expected {OTHER_FACTS} once, and {LINKED_LAST} or {DIRECTED_LINKED_LAST} after it"
-        )
-    if _is_order(base):
+    if base.endswith(OTHER_FACTS):
+        raise ValueError(f"score {shorten(name)}: expected {OTHER_FACTS} once")
+    if base.startswith("exists@"):
         raise ValueError(
             f"score {shorten(name)}: {shorten(base)} has no variant {OTHER_FACTS}"
         )
     return base, True
 
 
-def split_endings(name: str) -> tuple[str, str]:
-    """The name of a score without its endings, and these."""
-    base, ending = split_linked_last(name)
-    base, has_other_facts = split_other_facts(base)
-    return base, f"{OTHER_FACTS}{ending}" if has_other_facts else ending
-
-
 def variant_with_other_facts(name: str) -> str | None:
     """The name of a score with the ending other-facts; None if it has it, or has no such variant."""
-    base, ending = split_linked_last(name)
-    if base.endswith(OTHER_FACTS) or _is_order(base):
+    if name.endswith(OTHER_FACTS) or name.startswith("exists@"):
         return None
-    return f"{base}{OTHER_FACTS}{ending}"
-
-
-def _is_order(base: str) -> bool:
-    """Whether a score without endings says yes or no, or is an order, to which nothing can be added."""
-    return base == MAX_PLUS or base.startswith("exists@")
+    return f"{name}{OTHER_FACTS}"
 
 
 def has_other_facts(name: str) -> bool:
     """Whether a score reads the other facts of a candidate."""
-    return split_endings(name)[1].startswith(OTHER_FACTS)
+    return split_other_facts(name)[1]
 
 
 def with_score_counts(
@@ -542,47 +485,6 @@ def _score_with_other_facts(
     return log_odds + added.to(log_odds.device)
 
 
-def make_linked_test(task: ProverTask, *, is_directed: bool) -> LinkedTest:
-    """A test of atoms: whether a fact other than the atom itself links its two entities.
-
-    Args:
-      is_directed: from head to tail alone, not in either direction.
-    """
-    kb, base = task.kb, task.sizes.n_constants + 1
-    facts = evidence.binary_facts(kb)
-    known = (facts[:, HEAD] * base + facts[:, TAIL]).sort().values
-
-    def count(pair: Tensor) -> Tensor:
-        after = torch.searchsorted(known, pair, right=True)
-        return after - torch.searchsorted(known, pair)
-
-    def is_linked(atoms: Tensor, /) -> Tensor:
-        head, tail = (
-            atoms[:, side].long().to(known.device) for side in (HEAD, TAIL)
-        )
-        is_fact = kbase.contains(kb, task.sizes, atoms.to(kb.facts.device))
-        n_links = count(head * base + tail) - is_fact.long()
-        if not is_directed:
-            n_back = count(tail * base + head)
-            n_links = n_links + torch.where(head != tail, n_back, 0)
-        return (n_links > 0).to(atoms.device)
-
-    return is_linked
-
-
-def put_last(log_odds: F64[Tensor, "n"], is_last: Tensor) -> F64[Tensor, "n"]:
-    """Log-odds below all others where a mask is true, in the same order; -inf stays."""
-    below = log_odds.clamp_max(MAX_LINKED_LOG_ODDS) - LINKED_SHIFT
-    return torch.where(is_last, below, log_odds)
-
-
-def _score_linked_last(
-    is_linked: LinkedTest, scorer: Scorer, atoms: Tensor, /
-) -> Tensor:
-    """The scores of atoms, those between entities that a fact links below all others."""
-    return put_last(scorer(atoms), is_linked(atoms))
-
-
 def derives_by_question(task: ProverTask) -> bool:
     """Whether the rules that derive an atom are found by its question, because no derivations are held."""
     return task.answers_plan is not None and task.derivability_index is None
@@ -592,7 +494,7 @@ def rule_score(name: str) -> RuleScore:
     """Return the score of atoms from the confidences of the rules that derive them.
 
     Args:
-      name: `max-confidence`, `max-plus`, or `noisy-or`, of the N most confident rules with `-top-N` after it, and of
+      name: `max-confidence`, or `noisy-or`, of the N most confident rules with `-top-N` after it, and of
         confidences to the power P with `@P` at its end.
 
     Raises:
@@ -601,8 +503,6 @@ def rule_score(name: str) -> RuleScore:
     kind, _, number = name.partition("@")
     if name == "max-confidence":
         return baselines.max_confidence
-    if name == MAX_PLUS:
-        return partial(baselines.max_plus, grid_step=SCORE_GRID_STEP)
     top = re.fullmatch(r"noisy-or(?:-top-([1-9]\d{0,3}))?", kind)
     is_power = re.fullmatch(r"[1-9]\d?(\.\d+)?", number)
     if top and (is_power or kind == name):
@@ -612,10 +512,10 @@ def rule_score(name: str) -> RuleScore:
         return partial(
             baselines.noisy_or_of_best, n_best=int(top[1]), power=power
         )
-    names = "success, best-proof, greedy, exists@H, max-confidence, max-plus, noisy-or, noisy-or@P, noisy-or-top-N"
+    names = "success, best-proof, greedy, exists@H, max-confidence, noisy-or, noisy-or@P, noisy-or-top-N"
     raise ValueError(
         f"score {shorten(name)}: expected {names} or noisy-or-top-N@P, N from 1 to 9999, P from 1 to 99; at its end "
-        f"{OTHER_FACTS} or not, after that {LINKED_LAST}, {DIRECTED_LINKED_LAST} or neither"
+        f"{OTHER_FACTS} or not"
     )
 
 

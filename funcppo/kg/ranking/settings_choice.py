@@ -658,20 +658,15 @@ def _rank(
 ) -> tuple[float, int]:
     """The MRR of a score, ties in random order, and the number of atoms that were scored.
 
-    A variant linked-last or with other facts is ranked as its score without: what the rules say chooses the settings of
-    all.
+    A score with other facts is ranked as the one without: what the rules say chooses the settings of all.
     """
-    name, _ = scorers.split_endings(score)
+    name, _ = scorers.split_other_facts(score)
     rule_score = scorers.rule_score(name)
 
     def score_atoms(atoms: Tensor, /) -> Tensor:
         return rule_score(kb, candidates.derivations, len(atoms))
 
-    is_exact = score == scorers.MAX_PLUS
-    ranked = ranking.rank_listed(
-        candidates.listed,
-        ranking.ExactScorer(score_atoms) if is_exact else score_atoms,
-    )
+    ranked = ranking.rank_listed(candidates.listed, score_atoms)
     expected = rank_metrics.expected_reciprocal_ranks(ranked.counts)
     return float(expected.mean()), len(ranked.scored_atom)
 

@@ -16,7 +16,6 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve
 from funcppo.kg.logic.firings import FiringPlan
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
-from funcppo.kg.ranking.scorers import MAX_PLUS
 from funcppo.kg.ranking.settings_choice import (
     MIN_GAIN,
     HeightCandidate,
@@ -315,10 +314,6 @@ def _choose_settings(
 ) -> SettingsChoice:
     """The settings by which rule confidences rank valid best, at height 1 where the run can have no other."""
     score = run_config.rule_score
-    if score == MAX_PLUS:
-        raise ValueError(
-            f"--rule-score {score}: expected another score, {score} is for `funcppo evaluate` alone"
-        )
     prover = run_config.prover
     is_of_height_1 = (
         run_config.learner == "questions" or prover.object_identity is True

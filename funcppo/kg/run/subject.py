@@ -42,8 +42,8 @@ POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
 UNTRAINED_SCORES = (
-    "exists@H, max-confidence, max-plus, noisy-or, noisy-or@P or noisy-or-top-N (all but max-plus with -linked-last at "
-    "their end, or not; all but max-plus and exists@H with -other-facts before that, or not)"
+    "exists@H, max-confidence, noisy-or, noisy-or@P or noisy-or-top-N (all but exists@H with -other-facts at their "
+    "end, or not)"
 )
 
 
@@ -328,8 +328,7 @@ def height_of_score(score: str, height: int | None) -> int | None:
     Raises:
       ValueError: exists@H asks for more than the height, or H is no height.
     """
-    base, _ = scorers.split_linked_last(score)
-    kind, _, number = base.partition("@")
+    kind, _, number = score.partition("@")
     if kind != "exists":
         return height
     if not re.fullmatch("[0-9]{1,9}", number):
@@ -371,13 +370,8 @@ def make_subject_predictor(subject: Subject) -> Predictor:
     """The predictor of a subject, which ranks answers by the scorer that ranks splits.
 
     Raises:
-      ValueError: the score is greedy, which tells candidates without a proof apart, or max-plus, whose order is one of
-        candidates that are ranked together.
+      ValueError: the score is greedy, which tells candidates without a proof apart.
     """
-    if subject.score == scorers.MAX_PLUS:
-        raise ValueError(
-            f"--score {scorers.MAX_PLUS}: expected another score, {scorers.MAX_PLUS} is for `funcppo evaluate` alone"
-        )
     if subject.score == "greedy":
         raise ValueError(
             "--score greedy: expected a score of what the rules derive, greedy ranks all other entities too"

@@ -222,38 +222,6 @@ def rule_metric(run: Run, name: str | None = None) -> float | None:
     return summarise(run, ranked)[selection_metric(run.task)]
 
 
-def choose_linked_last(
-    run: Run, deadline: Deadline = NO_DEADLINE
-) -> tuple[str | None, list[Note]]:
-    """The variant of the run's rule score that ranks linked candidates last, where it ranks valid better; with a note.
-
-    Args:
-      deadline: when no variant is begun any more.
-
-    Returns:
-      Its name, or None where valid does not prefer it or is not ranked by rules; and a note that says what valid said.
-    """
-    name, before = run.run_config.rule_score, run.rule_metric
-    base, ending = scorers.split_linked_last(name)
-    if before is None or ending:
-        return None, []
-    endings = (scorers.LINKED_LAST, scorers.DIRECTED_LINKED_LAST)
-    metrics: dict[str, float] = {}
-    for end in endings:
-        if deadline.is_over:
-            note = f"{base}{end}: not tried on valid: there was no time for it (--seconds)"
-            return None, [Note("cut", note)]
-        metrics[base + end] = rule_metric(run, base + end) or 0.0
-    variant, after = max(metrics.items(), key=lambda item: item[1])
-    if after <= before + MIN_VARIANT_GAIN:
-        return None, []
-    note = (
-        f"{variant}: valid is ranked better, {after:.4f} for {before:.4f}, where candidates that a fact links with the "
-        "entity of the query come last: a property of the data, not of the rules; test is ranked with it and without"
-    )
-    return variant, [Note("detail", note)]
-
-
 class OtherFactsChoice(NamedTuple):
     """Whether valid gains where the other facts of candidates count."""
 

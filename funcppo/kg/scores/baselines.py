@@ -1,10 +1,10 @@
 """Scores of atoms that need no training: the confidences of the rules that derive an atom, combined.
 
-`max_confidence`, `max_plus` and `noisy_or` read the derivations that `consequences.iter_derivations` yields; `exists`
+`max_confidence` and `noisy_or` read the derivations that `consequences.iter_derivations` yields; `exists`
 asks only whether T_P derives an atom. A score is a number p from 0 to 1 and is returned as its log-odds,
 log(p / (1 - p)), in float64: they keep apart what is near 0 and what is near 1, however many rules derive an atom. They
 are -inf for 0 and +inf for 1; atoms that a rule of confidence 1 derives are certain, and equal, whatever other rules
-derive them (but for `max_plus`).
+derive them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,6 @@ from funcppo.kg.logic.consequences import Derivations
 from funcppo.kg.logic.fixpoint import LeastModel
 from funcppo.kg.logic.kb import KnowledgeBase, rule_confidence
 
-# of a rule that is never wrong, beyond those of all others: atoms that it derives may differ by their other rules
-MAX_PLUS_CERTAIN_LOG_ODDS = 40.0
-# of a step of the grid of scores, the part in which `max_plus` places atoms of equal largest confidence
-_TIE_SHARE = 0.8
 # above, the terms of second order in 1 - p are below 1e-13
 _NEAR_CERTAIN_LOG_ODDS = 30.0
 
@@ -131,47 +127,6 @@ def noisy_or_of_best(
     return noisy_or(kb, [best], n_atoms, power)
 
 
-def max_plus(
-    kb: KnowledgeBase,
-    derivations: Iterable[Derivations],
-    n_atoms: int,
-    grid_step: float,
-) -> F64[Tensor, "L"]:
-    """The largest confidence of a rule that derives each atom, ties broken by the second largest, the third, ...
-
-    The confidences of the rules that derive an atom, descending, are compared in lexicographic order; of two that begin
-    alike the longer one is larger. Rules of confidence 0 do not count.
-
-    Args:
-      derivations: by some rules at a time, in any order.
-      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
-      grid_step: of the grid on which scores are compared, in log-odds.
-
-    Returns:
-      [L]; -inf for an atom that no rule derives. Rounded to the grid it is the largest confidence, at most
-      `MAX_PLUS_CERTAIN_LOG_ODDS`; within a step it says the order among the atoms of this call alone.
-
-    Source: Meilicke et al. 2019, "Anytime bottom-up rule learning for knowledge graph completion", section 4.
-    """
-    confidence = rule_confidences(kb)
-    rules = _rules_by_atom(confidence, derivations, n_atoms)
-    position = _lexicographic_position(confidence, rules)
-
-    is_derived = rules.n_rules > 0
-    none = torch.zeros(n_atoms, dtype=torch.float64, device=confidence.device)
-    best = none.masked_scatter(
-        is_derived, confidence[rules.rule[rules.start[is_derived]]]
-    )
-    # in float64 the log-odds of a confidence below 1 are at most 36.8
-    log_odds = torch.logit(best).clamp_max(MAX_PLUS_CERTAIN_LOG_ODDS)
-
-    line = torch.round(log_odds / grid_step)
-    within = (position + 0.5) / max(n_atoms, 1) - 0.5
-    return torch.where(
-        is_derived, (line + _TIE_SHARE * within) * grid_step, -torch.inf
-    )
-
-
 class _RulesByAtom(NamedTuple):
     """The rules that derive each atom, the most confident first."""
 
@@ -210,46 +165,6 @@ def _best_rules(rules: _RulesByAtom, n_best: int) -> Derivations:
     place = number - rules.start[atom_row]
     is_best = place < n_best
     return Derivations(atom_row[is_best], rules.rule[is_best])
-
-
-def _lexicographic_position(
-    confidence: F64[Tensor, "R"], rules: _RulesByAtom
-) -> I64[Tensor, "L"]:
-    """How many atoms are less than each one by the confidences of their rules; equal atoms share a position.
-
-    All atoms are one class at first, and each confidence divides the classes: the atoms of a class agree in all that
-    came before. A class begins at its position.
-    """
-    ascending, by_confidence = torch.sort(confidence)
-    is_larger = sorting.first_of_run(ascending)
-    # equal confidences have one level, from 1 on: 0 is for no more rules
-    level = torch.empty_like(by_confidence).scatter(
-        0, by_confidence, is_larger.cumsum(0)
-    )
-
-    base = len(confidence) + 1
-    position = torch.zeros_like(rules.start)
-    atom = torch.arange(len(position), device=position.device)
-    depth = 0
-    while len(atom):
-        has_more = rules.n_rules[atom] > depth
-        row = rules.start[atom[has_more]] + depth
-        digit = torch.zeros_like(atom).masked_scatter(
-            has_more, level[rules.rule[row]]
-        )
-
-        # The part of a class with a larger digit begins later by the size of those with smaller ones.
-        first_key = position[atom] * base
-        parts, part = sorting.unique_inverse(first_key + digit)
-        size = torch.bincount(part)
-        n_less = size.cumsum(0) - size
-        first_part = torch.searchsorted(parts, first_key)
-        n_before = n_less[part] - n_less[first_part]
-        position = position.index_add(0, atom, n_before)
-
-        atom = atom[(size[part] > 1) & has_more]
-        depth += 1
-    return position
 
 
 def exists(

@@ -82,17 +82,6 @@ def compare(subject, seconds=SECONDS):
 # -- agreement
 
 
-@pytest.mark.parametrize("smoothing", [None, 5.0])
-def test_the_order_of_max_plus_agrees(smoothing):
-    compared = compare(
-        subject_of(score="max-plus", max_height=1, smoothing=smoothing)
-    )
-    assert compared["ranks"].n_compared == 18
-    assert not any(result.disagreements for result in compared.values())
-    assert compared["scores"].n_compared == 0 < compared["scores"].n_total
-    assert "max-plus is an order" in compared["scores"].notes[0]
-
-
 @pytest.mark.parametrize("seed", (1, 2, 3))
 @pytest.mark.parametrize(
     "settings",
@@ -102,18 +91,13 @@ def test_the_order_of_max_plus_agrees(smoothing):
         dict(max_height=1, smoothing=0.3, score="noisy-or"),
         dict(max_height=2, smoothing=None, score="noisy-or@2"),
         dict(max_height=3, smoothing=20.0, object_identity=True),
-        dict(max_height=1, smoothing=None, score="max-confidence-linked-last"),
-        dict(max_height=2, smoothing=5.0, score="noisy-or@3-linked-last"),
-        dict(
-            max_height=1, smoothing=5.0, score="noisy-or-directed-linked-last"
-        ),
         dict(max_height=1, smoothing=5.0, score="noisy-or@3-other-facts"),
         dict(
             max_height=1,
             smoothing=None,
             n_known=8,
             object_identity=True,
-            score="max-confidence-other-facts-linked-last",
+            score="max-confidence-other-facts",
         ),
         dict(
             max_height=2,
@@ -292,13 +276,6 @@ def test_a_model_that_is_too_large_is_said(monkeypatch):
     ranks = compare(subject_of(max_height=2))["ranks"]
     assert ranks.n_compared == 0
     assert "holds more than 10 atoms" in ranks.notes[1]
-
-
-def test_linked_candidates_that_are_not_last_are_reported():
-    subject = subject_of(score="noisy-or-linked-last", max_height=1)
-    scorer = scorers.make_untrained_scorer(subject.evaluator.task, "noisy-or")
-    found = compare(with_evaluator(subject, scorer=scorer))
-    assert found["ranks"].n_disagreeing
 
 
 def test_rules_that_were_not_counted_are_said(subject):

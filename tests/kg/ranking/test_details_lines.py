@@ -89,12 +89,10 @@ def compare_lines(folder, subject, records):
 @pytest.mark.parametrize(
     "score",
     [
-        "noisy-or@3-linked-last",
         "noisy-or@3-other-facts",
-        "noisy-or-other-facts-linked-last",
+        "noisy-or-other-facts",
         "noisy-or@2",
         "max-confidence",
-        "max-plus",
         "exists@1",
     ],
 )

@@ -72,10 +72,8 @@ def test_the_base_score_ranks_as_noisy_or_3(task, monkeypatch):
         "max-confidence",
         "noisy-or",
         "noisy-or@2",
-        "noisy-or-linked-last",
-        "noisy-or-directed-linked-last",
         "noisy-or@3-other-facts",
-        "max-confidence-other-facts-linked-last",
+        "max-confidence-other-facts",
     ],
 )
 def test_a_rule_score_is_that_of_the_derivations(task, name):

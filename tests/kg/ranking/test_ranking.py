@@ -10,7 +10,7 @@ from funcppo.core import tree
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import ranking, scorers
+from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.search import task as prover_task
@@ -169,55 +169,6 @@ def test_a_rank_does_not_depend_on_the_batch(family, order, n):
     )
     for some_counts, counts in zip(some.counts, every.counts):
         assert torch.equal(some_counts.view(2, n), counts.view(2, 8)[:, rows])
-
-
-@given(st.integers(0, 20), st.permutations(range(8)), st.integers(1, 8))
-@settings(max_examples=20)
-def test_max_plus_ranks_as_lists_of_confidences_do_in_any_batch(seed, order, n):
-    """The oracle compares Python lists, descending; the graph is random, so that many confidences are equal."""
-    rng = np.random.default_rng(seed)
-    triples = {
-        (f"e{a}", "hrst"[p], f"e{b}") for p, a, b in rng.integers(0, 4, (60, 3))
-    }
-    triples = sorted(triples | {("e9", "r", "e0")})
-    rules = "\n".join(
-        f"h(X, Y) :- {p}({pair})" for p in "rst" for pair in ("X, Y", "Y, X")
-    )
-    dataset = loaders.from_triples(
-        triples, test=[("e9", "h", f"e{i % 4}") for i in range(8)], rules=rules
-    )
-    cfg = ProverTaskConfig(max_height=1, smoothing=None)
-    task = prover_task.build_task(dataset, cfg)
-    scorer = scorers.make_untrained_scorer(task, "max-plus")
-    rows = np.array(order[:n])
-    queries = dataset.test[rows % len(dataset.test)]
-    ranked = ranking.rank_split(task, queries, scorer, RankingProtocol())
-
-    atoms = ranked.scored_atom.to(torch.int32)
-    confidence = (task.kb.support / task.kb.body_pairs.clamp_min(1)).tolist()
-    own = {tuple(atom): [] for atom in atoms.tolist()}
-    for part in scorers.iter_task_derivations(task, atoms):
-        for i, rule in zip(part.atom_row.tolist(), part.rule.tolist()):
-            if confidence[rule]:
-                own[tuple(atoms[i].tolist())].append(confidence[rule])
-    lists = {atom: sorted(values)[::-1] for atom, values in own.items()}
-    known = {
-        tuple(atom) for atom in prover_task.known_triples(dataset).tolist()
-    }
-    for i, query in enumerate(np.concatenate([queries, queries]).tolist()):
-        side = int(ranked.side[i])
-        others = [
-            values
-            for atom, values in lists.items()
-            if atom not in known
-            and all(atom[j] == query[j] for j in (0, HEAD, TAIL) if j != side)
-        ]
-        answer = lists.get(tuple(query), [])
-        assert ranked.counts.n_better[i] == sum(v > answer for v in others)
-        n_equal = sum(v == answer for v in others)
-        n_unlisted = ranked.counts.n_candidates[i] - 1 - len(others)
-        n_equal += 0 if answer else n_unlisted
-        assert ranked.counts.n_equal[i] == n_equal
 
 
 @pytest.mark.parametrize("by_side", [False, True])

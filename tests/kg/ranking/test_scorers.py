@@ -99,32 +99,6 @@ def test_untrained_scores_are_worked_by_hand():
         )
 
 
-def test_linked_candidates_rank_last_in_their_own_order():
-    """far(a, X): c, d and e by confidence 1/2, of which d and e are linked with a; a by no rule."""
-    train = [
-        ("a", "hop", "b"), ("b", "hop", "c"), ("b", "hop", "d"),
-        ("d", "other", "a"), ("a", "sure", "e"),
-        ("x", "hop", "y"), ("y", "hop", "z"), ("x", "far", "z"),
-        ("x", "hop", "w"), ("w", "hop", "v"), ("x", "far", "v"),
-        ("x", "sure", "y"), ("x", "far", "y"),
-    ]  # fmt: skip
-    rules = "far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- sure(X, Y)"
-    dataset = loaders.from_triples(train, rules=rules)
-    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
-    far = dataset.predicates.index("far") + 1
-    a, c, d, e = (dataset.entities.index(name) + 1 for name in "acde")
-    atoms = torch.tensor([[far, a, y] for y in (a, c, d, e)], dtype=torch.int32)
-    plain, last = (
-        scorers.make_untrained_scorer(task, name)(atoms)
-        for name in ("max-confidence", "max-confidence-linked-last")
-    )
-    torch.testing.assert_close(
-        plain.sigmoid(), torch.tensor([0.0, 0.5, 0.5, 0.5]).double()
-    )
-    assert last[0] == -torch.inf and last[1] == plain[1]
-    torch.testing.assert_close(last[2:], plain[2:] - scorers.LINKED_SHIFT)
-
-
 def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
     """far(a, X): c and d by confidence 1/2; c has another fact of far as a tail, d has none; a has none as a head."""
     train = [
@@ -168,48 +142,6 @@ def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
     assert torch.isinf(plain).any()  # what no rule derives stays so
 
 
-@pytest.mark.parametrize("ending", ["", "-linked-last"])
-@pytest.mark.parametrize("base", ["max-plus", "exists@1"])
-def test_nothing_is_added_to_an_order(base, ending):
-    with pytest.raises(ValueError, match=f"'{base}' has no variant -other-f"):
-        scorers.make_untrained_scorer(
-            untrained()[0], f"{base}-other-facts{ending}"
-        )
-
-
-@pytest.mark.parametrize("ending", ["-linked-last", "-other-facts"])
-def test_endings_in_another_order_are_refused(ending):
-    with pytest.raises(
-        ValueError, match=f"'noisy-or{ending}-o.*expected -other-facts once"
-    ):
-        scorers.make_untrained_scorer(
-            untrained()[0], f"noisy-or{ending}-other-facts"
-        )
-
-
-def test_the_endings_of_a_name_are_told_apart():
-    for name, base, endings in (
-        ("noisy-or@3", "noisy-or@3", ""),
-        ("noisy-or-linked-last", "noisy-or", "-linked-last"),
-        ("noisy-or@3-other-facts", "noisy-or@3", "-other-facts"),
-        (
-            "noisy-or-top-9@4-other-facts-directed-linked-last",
-            "noisy-or-top-9@4",
-            "-other-facts-directed-linked-last",
-        ),
-    ):
-        assert scorers.split_endings(name) == (base, endings)
-        assert scorers.has_other_facts(name) == ("other" in endings)
-    for name, variant in (
-        ("noisy-or@3", "noisy-or@3-other-facts"),
-        ("noisy-or-linked-last", "noisy-or-other-facts-linked-last"),
-        ("noisy-or-other-facts", None),
-        ("max-plus", None),
-        ("exists@2", None),
-    ):
-        assert scorers.variant_with_other_facts(name) == variant
-
-
 @pytest.mark.parametrize("with_derivations", [True, False])
 def test_queries_that_ask_the_same_question_score_candidates_alike(
     with_derivations,
@@ -245,46 +177,6 @@ def test_queries_that_ask_the_same_question_score_candidates_alike(
                 n_compared += atom in found
                 assert found.setdefault(atom, score) == score
     assert n_compared > 100
-
-
-def test_what_is_certain_can_be_last():
-    moved = scorers.put_last(
-        torch.tensor([torch.inf, 3.0, -torch.inf]).double(),
-        torch.tensor([True, True, True]),
-    )
-    assert -torch.inf == moved[2] < moved[1] < moved[0] < -8e5
-
-
-def test_the_own_fact_of_an_atom_links_it_to_nothing():
-    """In both directions, and of a loop, which is one fact."""
-    train = [("a", "p", "b"), ("b", "p", "a"), ("c", "p", "d"), ("e", "p", "e")]
-    dataset = loaders.from_triples(train, rules="p(X, Y) :- p(Y, X)")
-    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
-    ids = {name: i + 1 for i, name in enumerate(dataset.entities)}
-    pairs = ["ab", "ba", "cd", "dc", "ee", "ac"]
-    atoms = torch.tensor(
-        [[1, ids[h], ids[t]] for h, t in pairs], dtype=torch.int32
-    )
-    for is_directed, expected in (
-        (False, [True, True, False, True, False, False]),
-        (True, [False, False, False, False, False, False]),
-    ):
-        is_linked = scorers.make_linked_test(task, is_directed=is_directed)
-        assert is_linked(atoms).tolist() == expected
-
-
-def test_a_directed_link_goes_from_head_to_tail():
-    train = [("a", "p", "b"), ("a", "q", "c")]
-    dataset = loaders.from_triples(train, rules="p(X, Y) :- q(X, Y)")
-    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
-    ids = {name: i + 1 for i, name in enumerate(dataset.entities)}
-    p = dataset.predicates.index("p") + 1
-    atoms = torch.tensor(
-        [[p, ids[h], ids[t]] for h, t in ("ac", "ca", "ab", "ba")],
-        dtype=torch.int32,
-    )
-    is_linked = scorers.make_linked_test(task, is_directed=True)
-    assert is_linked(atoms).tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("power", [1, 2, 7])
@@ -326,6 +218,9 @@ def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
         "noisy-or-top-",
         "noisy-or-top-5@",
         "best",
+        "max-plus",
+        "noisy-or-linked-last",
+        "noisy-or-joint",
     ],
 )
 def test_an_unknown_score_is_refused(name):
@@ -340,7 +235,6 @@ def test_an_unknown_score_is_refused(name):
     "name",
     [
         "max-confidence",
-        "max-plus",
         "noisy-or",
         "noisy-or@3",
         "noisy-or-top-2",

@@ -35,15 +35,6 @@ def test_queries_that_cannot_be_ranked_are_refused_before_training(tmp_path):
     run_start.prepare_run(run_config, tmp_path / "run", resume=False)
 
 
-def test_a_rule_score_that_training_does_not_read_is_refused(tmp_path):
-    score = "max-plus"
-    for config in (CONFIG, open_settings()):
-        with pytest.raises(ValueError, match=f"--rule-score {score}: expected"):
-            run_start.prepare_run(
-                replace(config, rule_score=score), tmp_path, resume=False
-            )
-
-
 @pytest.mark.parametrize(
     ("success", "best_proof", "chosen"),
     [(0.5, 0.4, "success"), (0.4, 0.5, "best-proof")],

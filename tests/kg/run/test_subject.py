@@ -110,7 +110,7 @@ def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
     cfg = replace(OPEN, max_height=1)
     subjects = [
         dataset_subject(dataset, cfg, "noisy-or-other-facts"),
-        run_subject(run, "noisy-or-other-facts-linked-last"),
+        run_subject(run, "noisy-or-other-facts"),
     ]
     assert len(calls) == 2
     for subject in subjects:
@@ -138,7 +138,6 @@ def test_existence_sets_the_height():
     assert height_of_score("exists@3", None) == 3
     assert height_of_score("exists@0", None) == 1
     assert height_of_score("exists@2", 3) == 3
-    assert height_of_score("exists@2-linked-last", None) == 2
     assert height_of_score("noisy-or", None) is None
     for score in ("exists@3", "exists@x"):
         with pytest.raises(ValueError, match="--score"):

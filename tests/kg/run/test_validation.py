@@ -402,62 +402,7 @@ def test_test_is_counted_by_probability_with_the_temperature_and_without(run):
 @pytest.mark.parametrize(
     ("name", "before", "after", "chosen"),
     [
-        ("noisy-or@3", 0.5, 0.6, "noisy-or@3-linked-last"),
-        ("noisy-or@3", 0.5, 0.5004, None),
-        ("noisy-or@3", 0.5, None, None),
-        ("noisy-or@3", None, 0.6, None),
-        ("noisy-or-linked-last", 0.5, 0.6, None),
-    ],
-)
-def test_valid_decides_whether_linked_candidates_rank_last(
-    name, before, after, chosen, run, monkeypatch
-):
-    asked = []
-
-    def rule_metric(run, name):
-        asked.append(name)
-        return after
-
-    monkeypatch.setattr(validation, "rule_metric", rule_metric)
-    config = replace(run.run_config, rule_score=name)
-    run = replace(run, run_config=config, rule_metric=before)
-    found, notes = validation.choose_linked_last(run)
-    assert found == chosen
-    assert set(asked) <= {
-        "noisy-or@3-linked-last",
-        "noisy-or@3-directed-linked-last",
-    }
-    assert len(notes) == (chosen is not None)
-    if notes:
-        assert "0.6000 for 0.5000" in notes[0] and chosen in notes[0]
-
-
-def test_the_direction_that_ranks_valid_better_is_chosen(run, monkeypatch):
-    def rule_metric(run, name):
-        return 0.7 if "directed" in name else 0.6
-
-    monkeypatch.setattr(validation, "rule_metric", rule_metric)
-    config = replace(run.run_config, rule_score="noisy-or")
-    run = replace(run, run_config=config, rule_metric=0.5)
-    found, _ = validation.choose_linked_last(run)
-    assert found == "noisy-or-directed-linked-last"
-
-
-def test_the_metric_of_the_variant_is_that_of_its_scorer(run):
-    queries = validation.validation_queries(run)
-    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
-    name = "noisy-or-linked-last"
-    scorer = scorers.make_untrained_scorer(run.task, name)
-    ranked = ranking.rank_split(run.task, queries, scorer, protocol)
-    expected = validation.summarise(run, ranked)["auc_pr"]
-    assert validation.rule_metric(run, name) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "before", "after", "chosen"),
-    [
         ("noisy-or@3", 0.5, 0.6, "noisy-or@3-other-facts"),
-        ("noisy-or-linked-last", 0.5, 0.6, "noisy-or-other-facts-linked-last"),
         ("noisy-or", 0.5, 0.5004, None),
         ("noisy-or", 0.5, None, None),
         ("noisy-or", None, 0.6, None),
@@ -515,17 +460,4 @@ def test_counting_other_facts_ends_in_time(run, monkeypatch):
     assert (found.run, found.score) == (run, None)
     assert found.notes == [
         f"{name}: not tried on valid: counting other facts makes more than 1 rows of joins"
-    ]
-
-
-def test_no_variant_is_begun_when_the_time_is_over(run, monkeypatch):
-    monkeypatch.setattr(
-        validation, "rule_metric", lambda run, name: pytest.fail("it is ranked")
-    )
-    config = replace(run.run_config, rule_score="noisy-or")
-    run = replace(run, run_config=config, rule_metric=0.5)
-    found, notes = validation.choose_linked_last(run, Deadline(at=-1.0))
-    assert found is None
-    assert notes == [
-        "noisy-or-linked-last: not tried on valid: there was no time for it (--seconds)"
     ]

@@ -239,56 +239,6 @@ def test_a_task_is_built_with_the_confidences_and_the_identity_asked_for():
         ProverTaskConfig(smoothing=-1.0)
 
 
-def place_in_order(sequences):
-    """The place of each sequence of confidences in the order that Python gives lists, equal ones with one place."""
-    ordered = sorted({tuple(s) for s in sequences})
-    return [ordered.index(tuple(s)) for s in sequences]
-
-
-def test_max_plus_by_hand():
-    """Confidences 3/4 and 1/2 beat 3/4 and 1/4, which beat 3/4 alone; 1 beats them, and 1 with another beats 1."""
-    found = {(0, 0), (0, 1), (1, 0), (1, 2), (2, 0), (3, 3), (4, 3), (4, 2)}
-    got = log_odds(
-        baselines.max_plus, [3, 2, 1, 4, 0], found | {(5, 4)}, grid_step=1e-4
-    )
-    assert got[4] > got[3] > got[0] > got[1] > got[2] > got[5] == -math.inf
-    assert got[6] == -math.inf  # no rule derives it
-    lines = rank_metrics.quantise(got)
-    assert lines[:3].tolist() == [round(math.log(3) * 1e4)] * 3
-    assert lines[3] == lines[4] == 10_000 * baselines.MAX_PLUS_CERTAIN_LOG_ODDS
-
-
-@given(
-    st.lists(st.integers(0, 4), min_size=5, max_size=5),
-    pairs,
-    st.lists(st.integers(0, 2), min_size=7, max_size=7),
-)
-@settings(max_examples=200)
-def test_max_plus_compares_confidences_in_lexicographic_order(
-    support, found, group
-):
-    own = [
-        sorted((support[r] for a, r in found if a == atom and support[r]))[::-1]
-        for atom in range(7)
-    ]
-    got = log_odds(baselines.max_plus, support, found, grid_step=1e-4)
-    places = place_in_order(own)
-    for i in range(7):
-        for j in range(7):
-            assert (got[i] < got[j]) == (places[i] < places[j])
-
-    # The steps of a group keep its order, and move only what shares a step with another.
-    lines = rank_metrics.quantise_in_order(got, torch.tensor(group)).tolist()
-    rounded = rank_metrics.quantise(got).tolist()
-    for i in range(7):
-        assert 0 <= lines[i] - rounded[i] < 7
-        for j in range(7):
-            if group[i] == group[j]:
-                assert (lines[i] < lines[j]) == (places[i] < places[j])
-        if sum(g == group[i] for g in group) == 1:
-            assert lines[i] == rounded[i]
-
-
 @given(
     st.lists(st.integers(0, 4), min_size=5, max_size=5),
     pairs,
