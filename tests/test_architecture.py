@@ -85,7 +85,6 @@ MACHINERY = (
 # Maths on Python's containers, which it fills.
 HOST = (
     "kg.logic.chains",
-    "kg.logic.duckdb_fixpoint",
     "kg.logic.firings",
     "kg.logic.fixpoint",
     "kg.logic.joins",

@@ -7,7 +7,7 @@ the triples. It has ten triples an entity; held out are 1,000 triples that a rul
 the record holds as soon as the phase ends:
 
     write     the triples as a file with tabs
-    index     `funcppo index`: seconds of its phases, bytes of the folder, the peak of its memory
+    index     `funcppo data --index`: seconds of its phases, bytes of the folder, the peak of its memory
     open      a fresh process opens the folder and builds the knowledge base
     look up   facts by themselves, a batch at a time
     rank      `funcppo evaluate` by several processes: the peak of what they hold together (PSS: a page that n processes
@@ -219,13 +219,13 @@ def lines(table: np.ndarray) -> np.ndarray:
 
 
 def index_graph(folder: Path, reader: str, n_threads: int) -> Row:
-    """Run `funcppo index`."""
+    """Run `funcppo data --index`."""
     result = folder / "index.json"
     process = start_funcppo(
         [
-            "index",
+            "data",
             str(folder / "graph"),
-            "--out",
+            "--index",
             str(folder / "indexed"),
             "--threads",
             str(n_threads),
@@ -237,7 +237,7 @@ def index_graph(folder: Path, reader: str, n_threads: int) -> Row:
     )
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit("funcppo index failed")
+        raise SystemExit("funcppo data --index failed")
     found = json.loads(result.read_text())
     return {
         "phases": found["seconds"],

@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/process_memory.py --out experiments/results/process_memory.json
 
-Each program runs in two processes of torchrun, on the text files and on the folder that `funcppo index` makes of them.
+Each program runs in two processes of torchrun, on the text files and on the folder that `data --index` makes of them.
 Samples of /proc/PID/smaps_rollup give, of both together, the most proportional set size (PSS: a page that n processes
 share counts 1/n in each), and what no other process shares of it (private). `imports` is a process that has imported
 what `evaluate` imports, and read nothing. CPU seconds are of one process, the median of three: to read the text and
@@ -41,7 +41,6 @@ PROGRAMS = {
     "evaluate": (*SCORED, "--queries", str(N_QUERIES), "--details"),
     "predict": (*SCORED, "--queries", "{queries}", "--csv"),
     "mine": ("--max-length", "2", "--max-rows", "20000000", "--out"),
-    "provable": ("--height", "1", "--json"),
 }
 IMPORTS = """
 import json
@@ -95,7 +94,7 @@ def measure(data: Path, folder: Path) -> list[Row]:
       folder: for files of its own.
     """
     rules, index = data / RULES, folder / "index"
-    words = ["index", str(data), "--rules", str(rules), "--out", str(index)]
+    words = ["data", str(data), "--rules", str(rules), "--index", str(index)]
     subprocess.run(
         [sys.executable, "-m", "funcppo", *words],
         check=True,

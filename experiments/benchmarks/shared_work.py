@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/shared_work.py --device cuda --graph DIR --data DATASET --processes 1 2 --out FILE
 
-`rank` is the filtered ranking of the test split of an indexed graph (`funcppo index`), or of `--queries` of it, by
+`rank` is the filtered ranking of the test split of an indexed graph (`data --index`), or of `--queries` of it, by
 noisy-or at height 1, from counted confidences; `mine` mines the data set within a fixed amount of work, which no clock
 cuts. Each row has the seconds of the command, those that the program says (of ranking without the start of Python, of
 mining without reading), the SHA-256 of the file that it wrote, and the speed-ups over the fewest processes.
@@ -40,7 +40,9 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--work", nargs="*", default=WORK, choices=WORK)
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 2])
-    parser.add_argument("--graph", help="folder of funcppo index, for rank")
+    parser.add_argument(
+        "--graph", help="folder of funcppo data --index, for rank"
+    )
     parser.add_argument("--data", help="data set, for mine")
     parser.add_argument(
         "--queries", type=int, help="rank so many; default: all"

@@ -33,7 +33,7 @@ print("core imports", sorted(optional & set(sys.modules)))
 """
 # for each extra a command that needs it beside the extra cli
 LACKING = {
-    "plot": ["plot", "countries_s1", "--kind", "curves", "--out", "x.svg"],
+    "plot": ["report", "countries_s1", "--plot", "curves", "--out", "x.svg"],
     "serve": ["serve", "countries_s1"],
     "metrics": ["train", "countries_s1", "--out", "r", "--metrics-port", "1"],
     "tensorboard": [

@@ -47,19 +47,16 @@ PROGRAMS = {
     "evaluate": "Evaluate a trained run or an untrained score by filtered link-prediction ranking on a split.",
     "predict": "Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.",
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
-    "provable": "Count the triples of a split that the rules derive from the training facts within height 1, 2, ...",
-    "data": "Describe a data set: splits and leaks between them, relations, degrees, and what the rules derive.",
-    "index": "Index a data set: write it to a folder that every program opens at once, whatever its size.",
+    "data": "Describe a data set: splits and leaks, relations, degrees, what the rules derive; count and index it.",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
-    "report": "Write a page on trained runs: results, learning curves, ranks, reliability, rules, queries with proofs.",
-    "plot": "Draw curves, ranks, gains by relation, reliability, rules or weights of trained runs as SVG or PNG.",
+    "report": "Write a page on trained runs, or one of its pictures: curves, ranks, reliability, rules, proofs.",
     "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }
 
 # Programs whose work several processes share; the others run in one.
-SHARED_PROGRAMS = ("train", "evaluate", "predict", "mine", "provable")
+SHARED_PROGRAMS = ("train", "evaluate", "predict", "mine")
 
 
 # what tyro calls the kinds of numbers

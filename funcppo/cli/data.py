@@ -1,13 +1,24 @@
-"""`funcppo data`: what a data set is like."""
+"""`funcppo data`: what a data set is like, how much of it the rules derive, and its index."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from funcppo.cli.common import JsonObject, check_overwrites, write_json
+from tyro.conf import arg
+
+from funcppo.cli.common import (
+    JsonObject,
+    check_overwrites,
+    set_threads,
+    write_json,
+)
 from funcppo.cli.console import make_console, print_notes, show_status
 from funcppo.cli.options import (
     DataOptions,
@@ -15,8 +26,15 @@ from funcppo.cli.options import (
     JsonOutput,
     OptionalFile,
 )
-from funcppo.cli.target import data_files, fixpoint_progress
-from funcppo.core.settings import PositiveInt, Size
+from funcppo.cli.target import (
+    data_files,
+    fixpoint_progress,
+    open_dataset,
+    print_notes_to_stderr,
+)
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.settings import PositiveFloat, PositiveInt, Size
+from funcppo.kg.graph import stored_graph
 from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.description import (
@@ -27,8 +45,18 @@ from funcppo.kg.graph.description import (
 from funcppo.kg.graph.lexer import escape_unprintable
 from funcppo.kg.graph.loaders import load
 
+# PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
+    from torch import Tensor
+
+    from funcppo.kg.logic.fact_proofs import FactHeights
+    from funcppo.kg.logic.fixpoint import LeastModel
+    from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+    from funcppo.kg.search.task import PhaseCallback
+
+PROVABLE_HEIGHT = 3  # of --provable, unless --height says otherwise
 
 MAX_PRINTED_RELATIONS = 40
 _RELATION_COLUMNS = {
@@ -44,7 +72,7 @@ _RELATION_COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Describe a data set: splits and leaks between them, relations, degrees, and what the rules derive.
+    """Describe a data set: splits and leaks, relations, degrees, what the rules derive; count and index it.
 
     Facts are those of train and facts.txt. Of a relation are shown the mean number of tails of a head and of heads of a
     tail, the share of its heads that have one tail (functional), the share of facts whose inverse it has (symmetric),
@@ -54,7 +82,16 @@ class Data:
     With rules, the triples of valid and test that they derive from the facts are counted by relation. Their share, the
     ceiling, is about the most that a ranking by proofs can reach.
 
-    Exit status: 0 described, 2 bad input.
+    With --provable SPLIT the triples of a split are counted that the rules derive within height 1, 2, ... up to the
+    fixpoint, beyond which nothing is derived. A triple that is itself a known fact counts if other facts prove it, as
+    in `funcppo evaluate`. Of train, where all are facts, that is counted at height 1. A program (.pl) has no split:
+    only its atoms are counted.
+
+    With --index DIR the data set is written to a folder that every program takes as a DATASET and opens at once,
+    whatever its size: names, triples by split, the index of the facts, and the rules with their counts. Results are
+    those of the files that it was made of.
+
+    Exit status: 0 described, counted or written, 2 bad input.
     """
 
     dataset: DatasetArgument
@@ -64,23 +101,46 @@ class Data:
     """Rule file to use instead of the data set's own rules. Default: the data set's rules."""
     data: DataOptions = DEFAULT_CONFIG
     """How files of triples are read and split."""
-    height: Size = 1
-    """Maximum height of a proof, for what the rules derive."""
+    provable: Literal["test", "valid", "train"] | None = None
+    """Count the triples of this split that the rules derive, by height. Default: describe the data set."""
+    index: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Write the data set to a folder that opens at once; one that exists is replaced if this program made it. Default:
+    describe the data set."""
+    height: Annotated[
+        Size | Literal["fixpoint"] | None, arg(metavar="N|fixpoint")
+    ] = None
+    """Maximum height of a proof, or fixpoint for any. Default: 1; 3 with --provable test and valid."""
+    object_identity: bool = False
+    """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
+    counts). Default: off."""
     max_atoms: PositiveInt = 50_000_000
     """Maximum number of derived atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for
-    valid and test only."""
+    the split only."""
+    seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 300.0
+    """Time limit of deriving, in seconds. The step that would exceed it is left out and reported."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads of an operation. Default: all cores."""
     json: JsonOutput = None
-    """Write the description as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
+    """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Describe the data set.
+        """Describe, count or index the data set.
 
         Returns:
           The exit status.
         """
+        if self.provable is not None and self.index is not None:
+            raise ValueError("--provable, --index: expected one of them")
+        sources = data_files(self.dataset, self.rules)
         check_overwrites(
-            [("--json", self.json)], data_files(self.dataset, self.rules)
+            [("--index", self.index), ("--json", self.json)], sources
         )
+        if self.threads is not None:
+            set_threads(self.threads)
+        if self.provable is not None:
+            return self._count_provable()
+        if self.index is not None:
+            return self._index(sources, self.index)
         with show_status(make_console(use_stderr=True), "reading data"):
             dataset = load(self.dataset, self.rules, cfg=self.data)
             description = describe(dataset)
@@ -90,22 +150,39 @@ class Data:
             _print_description(dataset, description, reach)
         return 0
 
-    def _count_derivable(self, dataset: Dataset) -> JsonObject:
-        """How many triples of valid and test the rules derive, by relation."""
-        from funcppo.cli.provable import derivation_heights
+    def _max_height(self, default: int) -> int | None:
+        """The maximum height of a proof; None for any."""
+        if self.height == "fixpoint":
+            return None
+        return default if self.height is None else self.height
+
+    def _derive(
+        self, dataset: Dataset, max_height: int | None, deadline: Deadline
+    ) -> tuple[KnowledgeBase, KBSizes, LeastModel]:
+        """The atoms that the rules of a data set derive, within the limits of the options."""
         from funcppo.kg.logic import fixpoint, kb
+        from funcppo.kg.logic.joins import RowBudget
 
         with fixpoint_progress() as progress:
             knowledge_base, sizes = kb.from_dataset(dataset)
             model = fixpoint.least_model(
                 knowledge_base,
                 sizes,
-                max_height=self.height,
+                max_height=max_height,
                 max_atoms=self.max_atoms,
+                object_identity=self.object_identity,
+                budget=RowBudget(sys.maxsize, deadline=deadline),
                 progress=progress,
             )
+        return knowledge_base, sizes, model
+
+    def _count_derivable(self, dataset: Dataset) -> JsonObject:
+        """How many triples of valid and test the rules derive, by relation."""
+        max_height = self._max_height(1)
+        deadline = Deadline(at=time.monotonic() + self.seconds)
+        knowledge_base, _, model = self._derive(dataset, max_height, deadline)
         counts: JsonObject = {
-            "height": self.height,
+            "height": "fixpoint" if max_height is None else max_height,
             "n_rules": len(dataset.rules),
             "stop_reason": model.stop_reason,
             "stop_code": model.stop_code,
@@ -113,13 +190,141 @@ class Data:
         for split in ("valid", "test"):
             table = getattr(dataset, split)
             found, _ = derivation_heights(
-                knowledge_base, model, table, self.height
+                knowledge_base, model, table, max_height, deadline
             )
             is_derived = (found.height >= 0).numpy()
             derived = table[is_derived, 0].tolist()
             names = [dataset.predicates[i - 1] for i in derived]
             counts[split] = {name: names.count(name) for name in set(names)}
         return counts
+
+    # -- --provable
+
+    def _count_provable(self) -> int:
+        """Count the triples of a split that the rules derive and print the table; the exit status."""
+        start = time.perf_counter()
+        dataset = open_dataset(self.dataset, self.rules, self.data)
+        if not len(dataset.rules) and len(dataset.test):
+            raise ValueError(
+                f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
+            )
+        if self.provable == "train" and self.height not in (None, 1):
+            raise ValueError(
+                f"--height {self.height}: expected 1 for --provable train, whose triples are all known facts"
+            )
+        print_notes_to_stderr(dataset.notes)
+        result = self._count(dataset)
+        result["total_seconds"] = round(time.perf_counter() - start, 3)
+        write_json(self.json, result)
+        if self.json != "-":
+            _print_counts(result)
+        elif result["stop_reason"]:
+            print_notes_to_stderr([result["stop_reason"]])
+        return 0
+
+    def _count(self, dataset: Dataset) -> JsonObject:
+        """The JSON of --json with --provable, without the total time."""
+        from funcppo.kg.logic import fixpoint
+
+        deadline = Deadline(at=time.monotonic() + self.seconds)
+        split: np.ndarray = getattr(dataset, str(self.provable))
+        is_train = self.provable == "train"
+        is_program = not len(dataset.valid) and not len(dataset.test)
+        max_height = self._max_height(1 if is_train else PROVABLE_HEIGHT)
+        knowledge_base, sizes, model = self._derive(
+            dataset, max_height, deadline
+        )
+
+        n_derivable: dict[str, int] = {}
+        n_undecided = n_known_facts = 0
+        if is_train:
+            n_derivable["1"] = _count_leave_one_out(
+                knowledge_base, sizes, split, self.object_identity
+            )
+        elif not is_program:
+            found, last_height = derivation_heights(
+                knowledge_base, model, split, max_height, deadline
+            )
+            n_undecided = found.n_undecided
+            n_derivable = _count_heights(found.height, last_height)
+        if not is_train:
+            height = fixpoint.atom_height(model, _as_tensor(split))
+            n_known_facts = int((height == 0).sum())
+        return {
+            "dataset": dataset.name,
+            "split": None if is_program and not is_train else self.provable,
+            "n_queries": len(split),
+            "n_known_facts": n_known_facts,
+            "n_facts": sizes.n_facts,
+            "n_rules": sizes.n_rules,
+            "height": "fixpoint" if max_height is None else max_height,
+            "n_undecided_facts": n_undecided,
+            "n_derivable_by_height": n_derivable,
+            "n_atoms_after_step": list(model.n_atoms_after_step),
+            "complete": model.complete,
+            "fixpoint": model.reached_fixpoint,
+            "stop_reason": model.stop_reason,
+            "stop_code": model.stop_code,
+            "fixpoint_seconds": round(model.seconds, 3),
+            "object_identity": self.object_identity,
+            "leave_one_out": is_train,
+        }
+
+    # -- --index
+
+    def _index(self, sources: list[Path], out: Path) -> int:
+        """Write the folder of the data set and print its size; the exit status."""
+        stored_graph.check_output(out)
+        result = self._write_index(sources, out)
+        write_json(self.json, result)
+        if self.json != "-":
+            print(
+                f"{out}: {result['n_facts']:,} facts, {result['n_entities']:,} entities, {result['n_relations']:,} "
+                f"relations, {result['n_rules']:,} rules; {result['n_bytes'] / 1e6:,.1f} MB in "
+                f"{sum(result['seconds'].values()):.1f} s"
+            )
+        return 0
+
+    def _write_index(self, sources: list[Path], out: Path) -> JsonObject:
+        """Read, index and write the data set; returns the JSON of --json."""
+        from funcppo.kg.logic import kb
+
+        seconds: dict[str, float] = {}
+        start = time.perf_counter()
+
+        def end_phase(name: str) -> None:
+            seconds[name] = round(
+                time.perf_counter() - start - sum(seconds.values()), 3
+            )
+
+        with show_status(
+            make_console(use_stderr=True), "reading data"
+        ) as status:
+            dataset = load(self.dataset, self.rules, cfg=self.data)
+            end_phase("read")
+            status.update(f"indexing {len(dataset.facts):,} facts")
+            tables = kb.index_facts(
+                dataset.facts,
+                n_constants=dataset.n_constants,
+                n_predicates=dataset.n_predicates,
+            )
+            end_phase("index")
+            dataset = _with_counts(dataset, tables, status.update)
+            end_phase("count rules")
+            status.update("writing")
+            n_bytes = stored_graph.write(dataset, tables, sources, out)
+            end_phase("write")
+        print_notes_to_stderr(dataset.notes)
+        return {
+            "dataset": dataset.name,
+            "fingerprint": dataset.fingerprint,
+            "n_facts": len(dataset.facts),
+            "n_entities": dataset.n_constants,
+            "n_relations": dataset.n_predicates,
+            "n_rules": len(dataset.rules),
+            "n_bytes": n_bytes,
+            "seconds": seconds,
+        }
 
 
 def _to_json(
@@ -249,3 +454,187 @@ def _cell(value: float | None) -> str:
     if value is None or math.isnan(value):
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def _with_counts(
+    dataset: Dataset, tables: dict[str, np.ndarray], on_phase: PhaseCallback
+) -> Dataset:
+    """The data set with the counts of its rules, so that no program makes them again."""
+    if not len(dataset.rules):
+        return dataset
+
+    import torch
+
+    from funcppo.kg.logic import kb
+    from funcppo.kg.logic.consequences import count_rules
+    from funcppo.kg.search.task import as_counts
+
+    on_phase("counting rules")
+    built, sizes = kb.build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+        tables=tables,
+    )
+    counts = count_rules(
+        built,
+        sizes,
+        known=as_counts(dataset.rule_counts),
+        progress=lambda done, total: on_phase("counting rules", done, total),
+    )
+    return dataclasses.replace(
+        dataset, rule_counts=torch.stack(counts, dim=1).numpy()
+    )
+
+
+def _count_heights(height: Tensor, last_height: int) -> dict[str, int]:
+    """The number of atoms that are derived within each height."""
+    counts: dict[str, int] = {}
+    for limit in range(1, last_height + 1):
+        counts[str(limit)] = int(((height >= 0) & (height <= limit)).sum())
+    return counts
+
+
+def derivation_heights(
+    knowledge_base: KnowledgeBase,
+    model: LeastModel,
+    split: np.ndarray,
+    max_height: int | None,
+    deadline: Deadline = NO_DEADLINE,
+) -> tuple[FactHeights, int]:
+    """The height at which each atom of a split is derived, a fact from other facts, and the last height.
+
+    The last height is that of the model, which ends at the fixpoint, or of the step that would have exceeded the atoms
+    to hold: that step is evaluated for the split only. The proof of a fact from other facts may need more.
+
+    Args:
+      max_height: what the model was asked for; None for the fixpoint.
+      deadline: when the evaluation ends; neither that step nor facts are evaluated then.
+    """
+    from funcppo.kg.logic import fact_proofs, fixpoint
+    from funcppo.kg.logic.fact_proofs import FactHeights
+    from funcppo.kg.logic.joins import RowBudget
+
+    atoms = _as_tensor(split)
+    height = fixpoint.atom_height(model, atoms)
+    last_height = len(model.n_atoms_after_step) - 1
+    if model.stop_reason and not deadline.is_over:
+        last_height += 1
+        derived_next = fixpoint.derived_in_next_step(
+            knowledge_base, model, atoms
+        )
+        height = height.where((height >= 0) | ~derived_next, last_height)
+    is_fact = height == 0
+    found = fact_proofs.fact_heights(
+        knowledge_base,
+        model.sizes,
+        atoms[is_fact],
+        max_height=last_height if model.stop_reason else max_height,
+        max_atoms=sys.maxsize,  # they are among those of the model
+        budget=RowBudget(fact_proofs.MAX_FACT_ROWS, deadline=deadline),
+        object_identity=model.object_identity,
+    )
+    height = height.masked_scatter(is_fact, found.height)
+    last_height = max([last_height, *found.height.tolist()])
+    return FactHeights(height, found.n_undecided), last_height
+
+
+def _count_leave_one_out(
+    knowledge_base: KnowledgeBase,
+    sizes: KBSizes,
+    split: np.ndarray,
+    object_identity: bool,
+) -> int:
+    """The number of facts of a split that a rule derives from other facts."""
+    import torch
+
+    from funcppo.kg.logic import kb
+    from funcppo.kg.logic.consequences import iter_consequences
+
+    is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
+    for consequences in iter_consequences(
+        knowledge_base,
+        sizes,
+        leave_one_out=True,
+        object_identity=object_identity,
+    ):
+        fact = consequences.fact[consequences.fact >= 0]
+        is_derived = is_derived.index_fill(0, fact, True)
+    fact_row = kb.fact_id(knowledge_base, sizes, _as_tensor(split))
+    return int(is_derived[fact_row].sum())
+
+
+def _as_tensor(split: np.ndarray) -> Tensor:
+    """The atoms of a split as int64 [Q, W]."""
+    import torch
+
+    return torch.from_numpy(split).long()
+
+
+def _print_counts(result: JsonObject) -> None:
+    """Print the counts as a table on standard output, and how far they reach."""
+    from rich.table import Table
+
+    console = make_console(use_stderr=False)
+    console.print(
+        f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules"
+    )
+
+    table = Table()
+    headings = ["height", "atoms"]
+    if result["split"]:
+        headings += [
+            f"{result['split']} derivable",
+            f"of {result['n_queries']:,}",
+        ]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for cells in _table_rows(result):
+        table.add_row(*cells[: len(headings)])
+    console.print(table)
+
+    _print_extent(console, result)
+
+
+def _table_rows(result: JsonObject) -> list[list[str]]:
+    """Height, atoms, derivable triples and their fraction for each step, step 0 first."""
+    n_queries = result["n_queries"]
+    n_atoms = [f"{n:,}" for n in result["n_atoms_after_step"]]
+    n_more = len(result["n_derivable_by_height"]) + 1 - len(n_atoms)
+    # A last step was evaluated for the split only; past the fixpoint there are proofs of known facts from others.
+    n_atoms += n_more * ["too many" if result["stop_reason"] else n_atoms[-1]]
+
+    rows = []
+    for step, atoms in enumerate(n_atoms):
+        n_derivable = result["n_derivable_by_height"].get(str(step), 0)
+        fraction = f"{n_derivable / n_queries:.4f}" if n_queries else ""
+        rows.append([str(step), atoms, f"{n_derivable:,}", fraction])
+    return rows
+
+
+def _print_extent(console: Console, result: JsonObject) -> None:
+    """Print how far the counts reach and what they count."""
+    parts = [result["stop_reason"] or "complete to this height"]
+    if result["fixpoint"]:
+        height = len(result["n_atoms_after_step"]) - 1
+        parts = [f"the fixpoint is reached at height {height}"]
+
+    # what counts as a proof
+    if result["object_identity"]:
+        parts.append(
+            "object identity: the variables of a rule bind different constants, none of which it names"
+        )
+    if result["leave_one_out"]:
+        parts.append("a triple counts if a rule derives it from other facts")
+    elif result["n_known_facts"]:
+        parts.append(
+            f"{result['n_known_facts']:,} triples are known facts: they count if other facts prove them"
+        )
+    if result["n_undecided_facts"]:
+        parts.append(
+            f"of {result['n_undecided_facts']:,} this was not decided: they do not count"
+        )
+
+    parts.append(f"{result['fixpoint_seconds']:.2f} s")
+    console.print("; ".join(parts))

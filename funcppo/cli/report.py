@@ -1,11 +1,11 @@
-"""`funcppo report`: a page on one run or several, in one file."""
+"""`funcppo report`: a page on one run or several, or one of its pictures, in one file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -21,11 +21,17 @@ from funcppo.cli.common import (
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.options import DeviceOption, JsonOutput
 from funcppo.cli.target import data_files, set_target_threads
-from funcppo.core.settings import NonNegativeInt, PositiveInt
-from funcppo.kg.run.config import read_config
+from funcppo.core.settings import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    NonNegativeInt,
+    PositiveInt,
+)
+from funcppo.kg.run.config import RESULTS_FILE, read_config
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
+    from funcppo.kg.show.report.figures import Picture
     from funcppo.kg.show.report.measurement import RunReport
     from funcppo.kg.show.report.tables import RunMeasurements
 
@@ -34,11 +40,14 @@ RunArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write a page on trained runs: results, learning curves, ranks, reliability, rules, queries with proofs.
+    """Write a page on trained runs, or one of its pictures: curves, ranks, reliability, rules, proofs.
 
     The page is one HTML file that needs no other and asks no server. Several runs on the same data give means, with a
     standard deviation as a band; the queries are those of the first run. Ranks, scores and proofs are those of the
     programs evaluate and predict.
+
+    With --plot one picture of the page is written in place of it. Of runs of `funcppo rl` there is `returns`: the
+    interquartile mean over seeds with its interval of 95 %, a curve for each run.
 
     An unfinished run and one without a test split have a page that says so. Needs the extra `plot`.
 
@@ -46,11 +55,25 @@ class Report:
     """
 
     runs: RunArguments
-    """Folders of training runs on the same data."""
+    """Folders of training runs on the same data; for returns, of runs of `funcppo rl`."""
     out: Annotated[str, arg(metavar="FILE")]
-    """File to write; one that exists is replaced."""
+    """File to write, with --plot FILE.svg or FILE.png; one that exists is replaced."""
+    plot: (
+        Literal[
+            "curves",
+            "ranks",
+            "relations",
+            "gains",
+            "reliability",
+            "rules",
+            "weights",
+            "returns",
+        ]
+        | None
+    ) = None
+    """Write this picture in place of the page. Default: the page."""
     queries: NonNegativeInt = 100
-    """Number of test queries that are shown with their proofs, spread over relations."""
+    """Number of test queries that are shown with proofs, or over which rules are counted, spread over relations."""
     ranked: PositiveInt | None = None
     """Rank at most N test queries, spread over relations. Default: those that the end of the training ranks."""
     device: DeviceOption = "cpu"
@@ -65,11 +88,13 @@ class Report:
     """Write the tables of the page as JSON to FILE; - writes them to standard output. Default: no JSON."""
 
     def run(self) -> int:
-        """Measure the runs and write the page.
+        """Measure the runs and write the page or the picture.
 
         Returns:
           The exit status.
         """
+        if self.plot is not None:
+            return self._plot()
         check_runs(self.runs, self.out, self.json)
         select_device(self.device)
         from funcppo.core.atomic_io import write_atomically
@@ -95,6 +120,69 @@ class Report:
                 "queries"
             )
         return 0
+
+    def _plot(self) -> int:
+        """Write a picture; the exit status."""
+        suffix = Path(self.out).suffix.lower()
+        if suffix not in (".svg", ".png"):
+            raise ValueError(
+                f"--out {self.out}: expected a name that ends in .svg or .png"
+            )
+        from funcppo.core.atomic_io import write_atomically
+        from funcppo.kg.show.report import figures, tables
+
+        replays: JsonObject = {}
+        if self.plot == "returns":
+            picture = self._draw_returns()
+        else:
+            picture, replays = self._draw_measured(str(self.plot))
+        write = figures.to_png if suffix == ".png" else figures.to_svg
+        content = write(picture)
+        write_atomically(Path(self.out), lambda file: file.write(content))
+        write_json(
+            self.json,
+            {
+                "runs": list(self.runs),
+                "plot": self.plot,
+                **replays,
+                "table": tables.to_json(picture.table),
+            },
+        )
+        if self.json != "-":
+            print(self.out)
+        return 0
+
+    def _draw_measured(self, kind: str) -> tuple[Picture, JsonObject]:
+        """The picture of runs that learnt to rank, and how their searches were replayed."""
+        from funcppo.kg.show.report import figures
+
+        check_runs(self.runs, self.out, self.json)
+        select_device(self.device)
+        set_target_threads(self.runs[0], self.threads)
+        with graphs_allowed(self.graphs, self.device):
+            reports = measure_runs(
+                self.runs,
+                0 if kind in ("curves", "weights") else self.ranked,
+                self.queries if kind == "rules" else 0,
+                self.device,
+            )
+        measured = [one.measured for one in reports]
+        picture = figures.draw(kind, measured)
+        return picture, replay_record(self.graphs, measured)
+
+    def _draw_returns(self) -> Picture:
+        """The picture of runs that learnt to act."""
+        from funcppo.kg.show.report import return_curves
+        from funcppo.rl.config import read_config
+        from funcppo.rl.run import read_returns
+
+        check_runs(self.runs, self.out, self.json, read_config, _log_of)
+        runs: list[return_curves.RunReturns] = []
+        for folder in (Path(run).resolve() for run in self.runs):
+            returns = read_returns(folder)
+            env = read_config(folder).env
+            runs.append(return_curves.RunReturns(folder.name, env, returns))
+        return return_curves.draw(runs)
 
     def _to_json(self, reports: list[RunReport]) -> JsonObject:
         """The JSON of --json."""
@@ -189,3 +277,9 @@ def measure_runs(
             )
             reports.append(report)
     return reports
+
+
+def _log_of(run: str) -> list[Path]:
+    """The files that the returns of a run are read from."""
+    names = (METRICS_FILE, CONFIG_FILE, RESULTS_FILE)
+    return [Path(run) / name for name in names]

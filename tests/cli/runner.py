@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from funcppo import cli
+from funcppo.cli.data import Data
 from funcppo.cli.doctor import Doctor
 from funcppo.cli.mine import Mine
 from funcppo.cli.options import parse_options
-from funcppo.cli.provable import Provable
 from funcppo.cli.prove import Prove
 
 # Options that make a training run small.
@@ -58,8 +58,8 @@ def prove(*args: str) -> int:
     return parse_options(Prove, args).run()
 
 
-def provable(*args: str) -> int:
-    return parse_options(Provable, args).run()
+def data(*args: str) -> int:
+    return parse_options(Data, args).run()
 
 
 def mine(*args: str) -> int:

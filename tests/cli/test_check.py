@@ -353,7 +353,7 @@ def test_a_known_fact_is_provable_if_other_facts_prove_it(
         assert (line["log_score"] is not None) == expected
         assert (line["proof"] is not None) == expected
 
-    provable = run("provable", "--height", height)
+    provable = run("data", "--provable", "test", "--height", height)
     assert provable["n_known_facts"] == 2
     assert list(provable["n_derivable_by_height"].values())[-1] == n_provable
     derivable = run("data", "--height", height)["derivable"]["test"]

@@ -227,7 +227,7 @@ def folder(tmp_path):
             ],
             "'p[/x]'(X, Y) :- :smile:(Y, X)",
         ),
-        (["provable", "{data}"], "[bold]: "),
+        (["data", "{data}", "--provable", "test"], "[bold]: "),
         (["prove", "{data}", "'p[/x]'('[/x]', '[bold]')"], "stated as a fact"),
         (
             ["prove", "{data}", "'p[/x]'('[/x]', '[/x]')"],

@@ -13,7 +13,7 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from funcppo.cli import common, plot, predict, report, serve
+from funcppo.cli import common, predict, report, serve
 from funcppo.cli.mine import Mine
 from funcppo.kg.ranking import scorers
 from funcppo.kg.search.slot_scheduler import evaluate_step
@@ -92,13 +92,12 @@ def command_of(program, run, folder):
         "predict": ["p(e1, X)", "--score", "success"],
         "serve": ["--port", "0", "--score", "success"],
         "report": ["--queries", "2", "--out", folder / "page.html"],
-        "plot": ["--kind", "ranks", "--out", folder / "ranks.svg"],
     }
     return [program, run, *words[program], "--json", folder / "out.json"]
 
 
 @pytest.mark.parametrize("graphs", REASONS)
-@pytest.mark.parametrize("program", ["predict", "report", "plot", "serve"])
+@pytest.mark.parametrize("program", ["predict", "report", "serve"])
 def test_what_the_switch_says_reaches_the_search_and_is_recorded(
     run, captured_search, served, monkeypatch, capsys, tmp_path, program, graphs
 ):
@@ -122,12 +121,12 @@ def test_what_the_switch_says_reaches_the_search_and_is_recorded(
         assert NOTE + sentence in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("program", ["predict", "report", "plot"])
+@pytest.mark.parametrize("program", ["predict", "report"])
 def test_a_graph_that_is_demanded_and_not_recorded_is_one_line(
     run, captured_search, monkeypatch, capsys, tmp_path, program
 ):
     monkeypatch.setattr(common, "is_cuda", lambda device: True)
-    for module in (plot, predict, report):
+    for module in (predict, report):
         monkeypatch.setattr(module, "select_device", lambda device: None)
     command = command_of(program, run, tmp_path)
     assert funcppo(monkeypatch, *command, "--graphs", "manual") == 2
@@ -150,7 +149,7 @@ def test_a_page_whose_graph_is_demanded_and_not_recorded_is_one_line(
     assert served["api/graph"].status_code == 200
 
 
-@pytest.mark.parametrize("program", ["predict", "report", "plot", "serve"])
+@pytest.mark.parametrize("program", ["predict", "report", "serve"])
 @pytest.mark.parametrize("graphs", ["trees", "manual"])
 def test_graphs_are_not_demanded_of_a_cpu(
     run, monkeypatch, capsys, tmp_path, program, graphs
@@ -210,7 +209,7 @@ def test_mining_can_record_no_graph(tmp_path):
 
 
 @on_gpu
-@pytest.mark.parametrize("program", ["predict", "report", "plot"])
+@pytest.mark.parametrize("program", ["predict", "report"])
 def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
     run, monkeypatch, tmp_path, program
 ):

@@ -1,4 +1,4 @@
-"""`funcppo index`: programs that open the folder give what they give for the files, to the byte."""
+"""`data --index`: programs that open the folder give what they give for the files, to the byte."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_done_of_counting_rules_is_told(graph, monkeypatch, tmp_path):
 
     monkeypatch.setattr(console.WorkDisplay, "update", update)
     out = tmp_path / "graph.idx"
-    assert funcppo(monkeypatch, "index", graph, "--out", out) == 0
+    assert funcppo(monkeypatch, "data", graph, "--index", out) == 0
     counting = [row[1:] for row in told if row[0] == "counting rules"]
     assert counting[-1] == (5, 5)
     assert [row[0] for row in counting[1:]] == [1, 2, 3, 4, 5]
@@ -53,7 +53,6 @@ def test_what_is_done_of_counting_rules_is_told(graph, monkeypatch, tmp_path):
     "options",
     [
         ["--height", "1", "--score", "noisy-or"],
-        ["--height", "1", "--score", "exists@1", "--negatives", "5"],
         ["--height", "1", "--object-identity", "True", "--smoothing", "5"],
         ["--height", "2", "--score", "max-confidence"],
         [],
@@ -65,7 +64,7 @@ def test_ranks_are_those_of_the_files(
 ):
     monkeypatch.setattr(chains, "MAX_OFFSETS", max_offsets)
     indexed = graph.with_name("indexed")
-    assert funcppo(monkeypatch, "index", graph, "--out", indexed) == 0
+    assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
     assert "facts" in capsys.readouterr().out
     lines = []
     for target in (graph, indexed):
@@ -81,17 +80,17 @@ def test_ranks_are_those_of_the_files(
     "program",
     [
         ["predict", "p(e10, X)", "--height", "1", "--score", "noisy-or", "--known"],
-        ["provable", "--height", "fixpoint"],
+        ["data", "--provable", "test", "--height", "fixpoint"],
         ["data"],
         ["prove", "p(e10, X)"],
     ],
-    ids=lambda program: program[0],
+    ids=" ".join,
 )  # fmt: skip
 def test_other_programs_say_the_same_of_both(
     graph, program, monkeypatch, capsys
 ):
     indexed = graph.with_name("indexed")
-    assert funcppo(monkeypatch, "index", graph, "--out", indexed) == 0
+    assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
     capsys.readouterr()
     name, *options = program
     said = []
@@ -114,7 +113,7 @@ def strip(value):
 
 def test_mined_rules_are_those_of_the_files(graph, monkeypatch):
     indexed = graph.with_name("indexed")
-    assert funcppo(monkeypatch, "index", graph, "--out", indexed) == 0
+    assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
     texts = []
     for target in (graph, indexed):
         rules = target.with_suffix(".rules.tsv")
@@ -125,16 +124,16 @@ def test_mined_rules_are_those_of_the_files(graph, monkeypatch):
 
 def test_the_counts_of_the_rules_are_stored(graph, monkeypatch):
     indexed = graph.with_name("indexed")
-    assert funcppo(monkeypatch, "index", graph, "--out", indexed) == 0
+    assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
     counts = stored_graph.read(indexed).rule_counts
     assert counts is not None and (counts[:, 1] > 0).all()
 
 
 def test_bad_paths_are_one_line(graph, monkeypatch, capsys):
-    assert funcppo(monkeypatch, "index", graph, "--out", graph) == 2
+    assert funcppo(monkeypatch, "data", graph, "--index", graph) == 2
     assert "expected a folder that does not exist" in capsys.readouterr().err
     missing = graph / "no" / "folder"
-    assert funcppo(monkeypatch, "index", graph, "--out", missing) == 2
+    assert funcppo(monkeypatch, "data", graph, "--index", missing) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -146,7 +145,7 @@ def test_a_run_whose_facts_or_atoms_are_not_held_prints_a_proof(
     monkeypatch.setattr(task, "MAX_HEADS_PER_ATOM", 0)
     if is_indexed:
         indexed = graph.with_name("indexed")
-        assert funcppo(monkeypatch, "index", graph, "--out", indexed) == 0
+        assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
         graph = indexed
     run = graph.with_name("run")
     program = ["train", graph, "--out", run, "--prover.max-height", "1"]

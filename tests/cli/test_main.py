@@ -93,8 +93,8 @@ def test_the_help_comes_without_torch(words, helps):
         (["prove", "countries_s1", "locatedIn(france, asia)"], 1),
         (["prove", "countries_s1", "locatedIn(france, atlantis)"], 2),
         (["prove", "countries_s1"], 2),
-        (["provable", "countries_s1", "--json", "-"], 0),
-        (["provable", "nowhere"], 2),
+        (["data", "countries_s1", "--json", "-"], 0),
+        (["data", "nowhere"], 2),
         (["magic"], 2),
         ([], 2),
         (["--magic"], 2),
@@ -178,7 +178,7 @@ def test_a_bad_option_is_one_line_whatever_the_terminal_can_show(encoding):
     "program",
     [
         ["prove", "countries_s1", "locatedIn(X, europe)"],
-        ["provable", "countries_s1"],
+        ["data", "countries_s1"],
     ],
 )
 def test_a_file_for_the_json_that_cannot_be_written_is_an_error_before_any_work(
@@ -213,7 +213,7 @@ WRITERS = {
     "evaluate --details": ["evaluate", "{data}", "--overwrite", "--details"],
     "check --json": ["check", "{data}", "--json"],
     "prove --json": ["prove", "{data}", "p(a, b)", "--json"],
-    "provable --json": ["provable", "{data}", "--json"],
+    "data --json": ["data", "{data}", "--json"],
     "train --json": ["train", "{data}", "--out", "{tmp}/run", "--json"],
 }
 
@@ -247,7 +247,7 @@ class BrokenOutput(io.StringIO):
 
 @pytest.mark.parametrize(
     "name",
-    ["mine --json", "evaluate --json", "prove --json", "provable --json"],
+    ["mine --json", "evaluate --json", "prove --json", "data --json"],
 )
 def test_the_json_is_written_before_anything_is_printed(
     name, data_folder, monkeypatch, tmp_path
@@ -342,7 +342,7 @@ def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
         ["train", "--help"],
         ["prove", "countries_s1", "locatedIn(france, europe)"],
         ["prove", "countries_s1", "locatedIn(X, europe)", "--json", "-"],
-        ["provable", "countries_s1"],
+        ["data", "countries_s1"],
         ["doctor", "--quick"],
     ],
     ids=" ".join,

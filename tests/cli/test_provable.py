@@ -1,15 +1,23 @@
-"""`provable`: counts worked by hand; equal to a least model over Python sets; what is said of each kind of bound."""
+"""`data --provable`: counts worked by hand or known; equal to a least model over sets; what is said of each bound."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic import fixpoint, kb
 from tests import oracles
-from tests.cli.runner import funcppo, json_of, provable
+from tests.cli.runner import data, funcppo, json_of
+from tests.learning import DATA
 
+REGIONS = ("africa", "americas", "asia", "europe", "oceania")
+has_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason=f"no data sets in {DATA}"
+)
 TRAIN = "a\te\tb\nb\te\tc\nc\te\td\nd\te\te\na\tp\tb\n"
 TEST = "a\tp\tc\na\tp\te\nb\tp\tb\nc\tp\td\na\tp\tb\n"
 RULES = "1\tp(X,Y) :- e(X,Y)\n1\tp(X,Y) :- p(X,Z), e(Z,Y)\n"
@@ -27,8 +35,12 @@ def folder(tmp_path):
     return str(tmp_path)
 
 
-def counted(capsys, *args):
-    status, result = json_of(capsys, provable, *args)
+def provable(folder, *args, split="test"):
+    return data(folder, "--provable", split, *args)
+
+
+def counted(capsys, *args, split="test"):
+    status, result = json_of(capsys, partial(provable, split=split), *args)
     assert status == 0
     return result
 
@@ -43,9 +55,11 @@ def test_the_paths_of_a_chain_are_counted_by_length(folder, capsys):
         False,
         "",
     )
-    assert counted(capsys, folder, "--split", "valid")[
-        "n_derivable_by_height"
-    ] == {"1": 0, "2": 1, "3": 1}
+    assert counted(capsys, folder, split="valid")["n_derivable_by_height"] == {
+        "1": 0,
+        "2": 1,
+        "3": 1,
+    }
 
 
 def test_the_table_says_the_same(folder, capsys):
@@ -158,39 +172,23 @@ def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
     )
 
 
-@pytest.mark.parametrize("height", ["3", "fixpoint"])
-def test_out_of_core_the_counts_are_those_in_memory(folder, capsys, height):
-    pytest.importorskip("duckdb", reason="DuckDB is not installed")
-    options = ["--height", height]
-    expected = counted(capsys, folder, *options)
-    options += ["--max-atoms", "6"]
-    assert not counted(capsys, folder, *options)["complete"]
-    got = counted(capsys, folder, *options, "--out-of-core")
-    assert got.pop("out_of_core") and not expected.pop("out_of_core")
-    for result in (expected, got):
-        for name in ("fixpoint_seconds", "total_seconds"):
-            del result[name]
-    assert got == expected
-
-
 def test_seconds_end_the_count_after_a_step(folder, capsys):
-    # DuckDB counts what does not fit in memory, not what there is no time for.
-    result = counted(capsys, folder, "--seconds", "1e-9", "--out-of-core")
+    result = counted(capsys, folder, "--seconds", "1e-9")
     assert not result["complete"] and "more time" in result["stop_reason"]
-    assert result["stop_code"] == "time_limit" and not result["out_of_core"]
+    assert result["stop_code"] == "time_limit"
     assert result["n_atoms_after_step"] == [5]
     assert result["n_derivable_by_height"] == {}
 
 
 def test_a_train_triple_counts_when_other_facts_derive_it(folder, capsys):
-    result = counted(capsys, folder, "--split", "train")
+    result = counted(capsys, folder, split="train")
     assert (
         result["n_queries"],
         result["n_derivable_by_height"],
         result["leave_one_out"],
     ) == (5, {"1": 1}, True)
-    with pytest.raises(ValueError, match="expected 1 for --split train"):
-        provable(folder, "--split", "train", "--height", "2")
+    with pytest.raises(ValueError, match="expected 1 for --provable train"):
+        provable(folder, "--height", "2", split="train")
 
 
 def test_a_rule_that_repeats_a_fact_does_not_derive_it(tmp_path, capsys):
@@ -201,11 +199,11 @@ def test_a_rule_that_repeats_a_fact_does_not_derive_it(tmp_path, capsys):
     }.items():
         (tmp_path / f"{name}.txt").write_text(text)
     (tmp_path / "rules.txt").write_text("1\te(X,Y) :- e(X,Y)\n")
-    assert counted(capsys, str(tmp_path), "--split", "train")[
+    assert counted(capsys, str(tmp_path), split="train")[
         "n_derivable_by_height"
     ] == {"1": 0}
     (tmp_path / "rules.txt").write_text("1\te(X,Y) :- e(Y,X)\n")
-    assert counted(capsys, str(tmp_path), "--split", "train")[
+    assert counted(capsys, str(tmp_path), split="train")[
         "n_derivable_by_height"
     ] == {"1": 2}
 
@@ -240,10 +238,7 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
         (["--height", "0"], "height: expected 1 or more or fixpoint, got 0"),
         (["--max-atoms", "0"], "max_atoms: expected 1 or more, got 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
-        (
-            ["--split", "train", "--out-of-core"],
-            "--out-of-core: expected --split valid or test",
-        ),
+        (["--index", "x"], "--provable, --index: expected one of them"),
     ],
 )
 def test_a_bad_option_is_one_line(folder, options, expected):
@@ -251,20 +246,78 @@ def test_a_bad_option_is_one_line(folder, options, expected):
         provable(folder, *options)
 
 
-def test_a_data_set_without_rules_is_one_line(folder, tmp_path):
-    (tmp_path / "rules.txt").unlink()
-    with pytest.raises(ValueError, match="expected rules"):
-        provable(folder)
-
-
 def test_the_error_of_a_data_set_without_rules_comes_without_notes(
     folder, monkeypatch, capsys
 ):
     """Its test split repeats a known fact, which a note counts where the program goes on."""
-    assert funcppo(monkeypatch, "provable", folder) == 0
+    assert funcppo(monkeypatch, "data", folder, "--provable", "test") == 0
     assert "note: " in capsys.readouterr().err
     (Path(folder) / "rules.txt").unlink()
-    assert funcppo(monkeypatch, "provable", folder) == 2
+    assert funcppo(monkeypatch, "data", folder, "--provable", "test") == 2
     error = capsys.readouterr().err
     assert error.startswith("funcppo: ") and error.count("\n") == 1
     assert "expected rules (--rules FILE" in error
+
+
+@has_data
+@pytest.mark.parametrize(
+    ("name", "height", "shares"),
+    [
+        ("family_kns", "fixpoint", [0.764, 0.780, 0.781]),
+        ("umls", "fixpoint", [0.242, 0.269, 0.274]),
+        ("wn18rr", "2", [0.366, 0.383]),
+    ],
+)
+def test_the_ceilings_are_those_known(name, height, shares, capsys):
+    result = counted(capsys, str(DATA / name), "--height", height)
+    assert result["complete"]
+    found = [
+        round(count / result["n_queries"], 3)
+        for count in result["n_derivable_by_height"].values()
+    ]
+    assert found[: len(shares)] == shares
+    assert all(share == found[-1] for share in found[len(shares) :])
+    assert result["fixpoint"] == (height == "fixpoint")
+
+
+@has_data
+def test_the_step_beyond_max_atoms_counts_the_split_as_if_it_were_held(capsys):
+    folder = DATA / "family"
+    options = (
+        "--rules",
+        str(folder / "rules_rnnlogic.tsv"),
+        "--height",
+        "1",
+        "--max-atoms",
+        "100000",
+    )
+    result = counted(capsys, str(folder), *options)
+    assert not result["complete"] and len(result["n_atoms_after_step"]) == 1
+    assert result["n_derivable_by_height"] == {"1": 2803}
+
+
+@has_data
+def test_countries_s2_derives_hundreds_of_falsehoods():
+    data = load(DATA / "countries_S2")
+    world, sizes = kb.build(
+        data.facts,
+        data.rules,
+        n_constants=data.n_constants,
+        n_predicates=data.n_predicates,
+    )
+    model = fixpoint.least_model(
+        world, sizes, max_height=None, max_atoms=10_000
+    )
+    true = set(
+        map(tuple, np.concatenate([data.facts, data.valid, data.test]).tolist())
+    )
+    located = data.predicates.index("locatedIn") + 1
+    regions = {data.entities.index(name) + 1 for name in REGIONS}
+    false = [
+        height
+        for atom, height in zip(
+            map(tuple, model.atoms.tolist()), model.height.tolist()
+        )
+        if atom[0] == located and atom[2] in regions and atom not in true
+    ]
+    assert (sum(height <= 1 for height in false), len(false)) == (10, 408)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from xml.etree import ElementTree
 
 import pytest
 
@@ -78,3 +79,32 @@ def test_a_missing_package_is_one_line(monkeypatch, capsys, trained, tmp_path):
     line = failed(monkeypatch, capsys, trained, "--out", out)
     assert "pip install 'funcppo[plot]'" in line
     assert not out.exists()
+
+
+@pytest.mark.parametrize("kind", [k for k in figures.KINDS if k != "weights"])
+def test_a_picture_of_each_kind(monkeypatch, capsys, trained, tmp_path, kind):
+    out = tmp_path / "a.svg"
+    args = ("report", trained, "--plot", kind, "--out", out, "--queries", "2")
+    assert funcppo(monkeypatch, *args, "--json", "-") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["plot"] == kind and result["table"]
+    assert ElementTree.fromstring(out.read_bytes()).tag.endswith("svg")
+
+
+def test_png(monkeypatch, trained, tmp_path):
+    out = tmp_path / "a.PNG"
+    args = ("report", trained, "--plot", "curves", "--out", out)
+    assert funcppo(monkeypatch, *args) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_is_one_line(
+    monkeypatch, capsys, trained, tmp_path
+):
+    weights = ("--plot", "weights", "--out", tmp_path / "a.svg")
+    error = failed(monkeypatch, capsys, trained, *weights)
+    assert "expected a run that learns from questions" in error
+    for name in ("a.pdf", "a", "a.svgz"):
+        words = (trained, "--plot", "ranks", "--out", tmp_path / name)
+        assert "ends in .svg or .png" in failed(monkeypatch, capsys, *words)
+    assert list(tmp_path.iterdir()) == []

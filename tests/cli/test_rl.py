@@ -278,7 +278,7 @@ def test_returns_of_several_runs_are_drawn(
     other = tmp_path / "other"
     assert funcppo(monkeypatch, *WORDS, "--out", other, "--seed", 9) == 0
     out = tmp_path / "a.svg"
-    words = ("plot", trained, other, "--kind", "returns", "--out", out)
+    words = ("report", trained, other, "--plot", "returns", "--out", out)
     capsys.readouterr()
     assert funcppo(monkeypatch, *words, "--json", "-") == 0
     table = json.loads(capsys.readouterr().out)["table"]
@@ -295,16 +295,25 @@ def test_runs_of_another_program_have_no_returns(
     trained, monkeypatch, capsys, tmp_path
 ):
     out = tmp_path / "a.svg"
-    words = ("plot", tmp_path, "--kind", "returns", "--out", out)
+    words = ("report", tmp_path, "--plot", "returns", "--out", out)
     assert funcppo(monkeypatch, *words) == 2
     assert (
         "expected a folder that `funcppo rl` wrote" in capsys.readouterr().err
     )
-    words = ("plot", trained, "--kind", "curves", "--out", out)
+    words = ("report", trained, "--plot", "curves", "--out", out)
     assert funcppo(monkeypatch, *words) == 2
     error = capsys.readouterr().err
     assert "config.json: expected the settings of" in error
-    words = ("plot", trained, "--kind", "returns", "--json", out, "--out", out)
+    words = (
+        "report",
+        trained,
+        "--plot",
+        "returns",
+        "--json",
+        out,
+        "--out",
+        out,
+    )
     assert funcppo(monkeypatch, *words) == 2
     assert "expected another file than that of --out" in capsys.readouterr().err
     assert not out.exists()

@@ -268,7 +268,7 @@ def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path):
     assert [x.status for x in ended] == [2, 2]
     assert ended[0].err == (
         "funcppo: data: expected one process, got 2: several processes can share "
-        "train, evaluate, predict, mine, provable\n"
+        "train, evaluate, predict, mine\n"
     )
     assert ended[1].err == ""
 

@@ -1,4 +1,4 @@
-"""`mine` and `provable` by several processes: files equal to the byte, errors and signals as of `evaluate`."""
+"""`mine` by several processes: files equal to the byte, errors and signals as of `evaluate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from funcppo.kg.mining import counting, path_rules
 from tests.cli.processes import run_processes, waiting_ends_with
 
-DATA = "family_tree:30:1"
 MINE = ("mine", "family_tree:400:1", "--max-rows", "60000")
 
 
@@ -111,28 +110,3 @@ def test_a_signal_to_rank_0_writes_what_was_found_and_ends_the_others(tmp_path):
     assert rules.count(b"\n") > 1
     result = json.loads((tmp_path / "2.json").read_text())
     assert result["interrupted"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--height", "fixpoint"),
-        # the last step is evaluated for the split only
-        ("--height", "3", "--max-atoms", "1000"),
-        ("--split", "train"),
-    ],
-)
-def test_counts_are_equal_for_every_number_of_processes(tmp_path, options):
-    results = []
-    for n in (1, 3):
-        json_file = tmp_path / f"{n}.json"
-        args = ("provable", DATA, *options, "--json", json_file)
-        ended = run_processes(n, tmp_path, *args)
-        assert [x.status for x in ended] == [0] * n, ended
-        assert all((x.out, x.err) == ("", "") for x in ended[1:])
-        result = json.loads(json_file.read_text())
-        results.append(
-            {k: v for k, v in result.items() if not k.endswith("seconds")}
-        )
-    assert results[0] == results[1]
-    assert any(results[0]["n_derivable_by_height"].values())

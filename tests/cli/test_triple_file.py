@@ -85,7 +85,17 @@ def test_rules_are_mined_from_the_train_part(
     assert funcppo(monkeypatch, "mine", graph, "--out", rules, *options) == 0
     mined = json.loads(capsys.readouterr().out)
     assert mined["n_facts"] == len(load(graph, cfg=CONFIG).train)
-    arguments = ("provable", graph, "--rules", rules, *SPLIT, "--json", "-")
+    arguments = (
+        "data",
+        graph,
+        "--provable",
+        "test",
+        "--rules",
+        rules,
+        *SPLIT,
+        "--json",
+        "-",
+    )
     assert funcppo(monkeypatch, *arguments) == 0
     counted = json.loads(capsys.readouterr().out)
     checked = ("check", graph, "--rules", rules, *SPLIT, "--queries", "2")

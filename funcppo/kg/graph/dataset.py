@@ -64,7 +64,7 @@ class Dataset:
     notes: tuple[str, ...]
     # a Prolog program: in queries, names are read as in Prolog
     is_program: bool = False
-    # what a folder of `funcppo index` holds beside the data set; None where it was read from elsewhere
+    # what a folder of `funcppo data --index` holds beside the data set; None where it was read from elsewhere
     stored: StoredParts | None = None
 
     @property
@@ -132,7 +132,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StoredParts:
-    """What a folder of `funcppo index` holds beside a data set."""
+    """What a folder of `funcppo data --index` holds beside a data set."""
 
     dataset: Dataset  # as it was stored
     fingerprint: str  # of the data set

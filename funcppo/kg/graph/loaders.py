@@ -204,10 +204,10 @@ def _load_folder(
 
 
 def _open_stored(path: Path, cfg: DataConfig, facts_only: bool) -> Dataset:
-    """The data set of a folder of `funcppo index`, perhaps without held-out triples and rules."""
+    """The data set of a folder of `funcppo data --index`, perhaps without held-out triples and rules."""
     if cfg != DEFAULT_CONFIG:
         raise ValueError(
-            f"{path}: is a folder of `funcppo index`: expected options of reading and splitting there"
+            f"{path}: is a folder of `funcppo data --index`: expected options of reading and splitting there"
         )
     dataset = stored_graph.read(path)
     if not facts_only:

@@ -81,7 +81,7 @@ def check_output(folder: Path) -> None:
     """Raise ValueError if a folder exists and is no stored graph, which `write` would replace."""
     if folder.exists() and not is_stored_graph(folder):
         raise ValueError(
-            f"--out {folder}: expected a folder that does not exist, or one of `funcppo index`"
+            f"--index {folder}: expected a folder that does not exist, or one of `funcppo data --index`"
         )
 
 
@@ -215,7 +215,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = None
     if not isinstance(manifest, dict) or manifest.get("kind") != _KIND:
         raise ValueError(
-            f"{path}: expected the description of a folder of `funcppo index`, got another or a damaged file"
+            f"{path}: expected the description of a folder of `funcppo data --index`, got another or a damaged file"
         )
     if manifest.get("format") != FORMAT:
         raise ValueError(
@@ -223,7 +223,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     if manifest.pop("digest", None) != _digest(manifest):
         raise ValueError(
-            f"{path}: expected the file that `funcppo index` wrote, got a changed or damaged one"
+            f"{path}: expected the file that `funcppo data --index` wrote, got a changed or damaged one"
         )
     return manifest
 

@@ -25,7 +25,7 @@ from funcppo.config import Config
 from funcppo.core.deadline import Deadline
 from funcppo.core.settings import METRICS_FILE
 from funcppo.kg.run.capacity import with_capacity
-from funcppo.kg.run.config import CHECKPOINT_FILE
+from funcppo.kg.run.config import CHECKPOINT_FILE, RunConfig
 from funcppo.kg.run.peers import NoPeers, Peers
 from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.loggers import MetricsLogger

@@ -155,7 +155,7 @@ def test_a_folder_appears_whole_and_takes_the_place_of_one_of_its_kind_alone(
     write(load(source), stored)
     assert load(stored).fingerprint == before.fingerprint
     assert not list(tmp_path.glob("*.part"))
-    with pytest.raises(ValueError, match=r"--out .*text: expected a folder"):
+    with pytest.raises(ValueError, match=r"--index .*text: expected a folder"):
         write(load(source), source)
 
 
