@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
-EMBEDDED_DATA = ROOT / "funcppo" / "data" / "embedded"
+EMBEDDED_DATA = ROOT / "funcppo" / "kg" / "graph" / "embedded"
 # The standard data sets are not part of the project; FUNCPPO_DATA names the folder that holds them.
 DATA = Path(os.environ.get("FUNCPPO_DATA", ROOT / ".." / "shared" / "data"))
 

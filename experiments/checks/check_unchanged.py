@@ -4,10 +4,10 @@
     python experiments/checks/check_unchanged.py --baseline COMMIT --only train --out unchanged.json
     python experiments/checks/check_unchanged.py --baseline COMMIT --data DIR      also the standard data sets below DIR
 
-Both commits do the same runs on this machine, in folders of their own: learning to prove, ranking a split query by
-query, mining rules, PPO on CartPole and Pendulum, and cells of the compile matrix. Tensors are compared by their bytes,
-numbers by their shortest decimal form, rule files by their text. Names of fields, and their order within a line of
-JSON, are not compared, so that a renaming is no difference; times are left out. Exits 1 when a value differs.
+Both commits do the same runs on this machine, in folders of their own: mining, learning from queries and from proofs,
+ranking by every score that needs no training, predictions with proofs, PPO on CartPole, Pendulum and Breakout, and
+cells of the compile matrix. What is compared are results: mined rules, the rank and score of each query, the answers
+and their proofs, tensors by their bytes. Logs and notes are not. Exits 1 when a value differs.
 """
 
 from __future__ import annotations
@@ -25,67 +25,66 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.paths import ROOT
 
-# Fields that hold a time, say how a step ran and not what it computed, or that
-# commits before 0.2 do not write.
-IGNORED_FIELDS = {
-    "seconds",
-    "seconds_in_all",
-    "total_seconds",
-    "phase_peak_bytes",
-    "phase_seconds",
-    "phases",
-    "replay_ms",
-    "format",
-    "compiles",
-    "found",
-    "cache_hits",
-    "recompiles",
-    "recordings",
-    "rerecordings",
-    "skips",
-    "cudagraph_recordings",
-    "cudagraph_rerecordings",
-    "cudagraph_skips",
-    "fallback_reason",
-    "n_truncated_episodes",
-    "explained_variance",
-    "n_applied_minibatches",
-}
-# A program for any commit: modules of the environments and networks have moved.
+# Fields of a line of --details, and of an answer of `predict`, that are results.
+RESULT_FIELDS = (
+    "side",
+    "atom",
+    "n_better",
+    "n_equal",
+    "n_candidates",
+    "n_scored",
+    "log_score",
+    "quantised_score",
+    "score",
+    "rank",
+    "goal_text",
+    "rule_text",
+)
+# Settings of a run whose result does not depend on the time that it takes.
+QUERIES = """
+seconds: null
+steps: 4096
+seed: 3
+learner: questions
+questions: {embedding: true, bellman_ford: false, walks: false, odds_power: 1.0, left_out: fact}
+embedding: {rank: 8, n_epochs: 2, seconds: 100000}
+listwise: {n_epochs: 3}
+prover: {smoothing: 5.0, object_identity: false, max_height: 1}
+n_validations: 2
+"""
+PROOFS = """
+seconds: null
+steps: 16384
+learner: proofs
+strategy: eager
+prover: {smoothing: 5.0, object_identity: false, max_height: 2}
+rule_score: noisy-or
+score: success
+n_validations: 2
+"""
+SCORES = (
+    "max-confidence",
+    "noisy-or",
+    "noisy-or@3",
+    "noisy-or-top-3",
+    "exists@1",
+    "noisy-or-other-facts",
+)
+# A program for any commit: modules have moved.
 CONTROL = """
 import hashlib
-from funcppo import random, train_step, tree
-from funcppo.config import Config, PPOConfig
-from funcppo.envs.base import NoWorld
-try:
-    from funcppo.envs.classic_control import {env}
-    from funcppo.nets import feedforward as mlp
-except ImportError:
-    from funcppo.envs import {env}
-    from funcppo.nets import mlp
-cfg = Config(ppo=PPOConfig(n_steps=32), env={env}.environment({env}.{settings}()), agent=mlp.{agent})
-state = train_step.init(cfg, NoWorld(), random.key(0))
+import funcppo as fp
+learner = fp.ppo(env=fp.envs.make("{env}"), network=fp.nets.{network}, n_steps=32, n_envs=8)
+state = learner.init(fp.random.key(0))
 for _ in range(3):
-    state, metrics = train_step.train_step(cfg, NoWorld(), state)
-    for leaf in [*tree.leaves(state), *tree.leaves(metrics)]:
+    state, metrics = learner.step(state)
+    for leaf in [*fp.tree.leaves(state), *fp.tree.leaves(metrics)]:
         print(leaf.dtype, tuple(leaf.shape), hashlib.sha256(leaf.contiguous().numpy().tobytes()).hexdigest())
 """
-CARTPOLE = CONTROL.format(
-    env="cartpole",
-    settings="CartPoleConfig",
-    agent="agent(mlp.MLPConfig(n_obs=4, n_actions=2))",
-)
-PENDULUM = CONTROL.format(
-    env="pendulum",
-    settings="PendulumConfig",
-    agent="gaussian_agent(mlp.MLPConfig(n_obs=3, n_actions=1))",
-)
 MAX_ERROR_CHARACTERS = 2000  # of what a failing process printed
 
 Values = list[str]
@@ -223,75 +222,109 @@ def call(checkout: Path, *args: str, statuses: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
-def numbers(value: Any, name: str = "") -> Iterator[str]:
-    """The numbers of JSON as text, in order, without the names of fields.
-
-    Args:
-      name: of the field that holds the value; some hold times.
-    """
-    if name in IGNORED_FIELDS:
-        return
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from numbers(item, key)
-    elif isinstance(value, list):
+def results(value: Any) -> Iterator[str]:
+    """The fields of JSON that are results, in order, by name."""
+    if isinstance(value, list):
         for item in value:
-            yield from numbers(item)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield repr(value)
-
-
-def json_numbers(text: str) -> Values:
-    """The numbers of one JSON text, sorted: fields have no order."""
-    return sorted(numbers(json.loads(text)))
+            yield from results(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if name in RESULT_FIELDS and item is not None:
+                yield f"{name} {json.dumps(item, sort_keys=True)}"
+            elif isinstance(item, dict | list):
+                yield from results(item)
 
 
 def json_lines(path: Path) -> Values:
-    """The numbers of a JSON Lines file, line by line."""
+    """The results in a JSON Lines file, line by line."""
     lines = path.read_text().splitlines()
-    return [number for line in lines for number in json_numbers(line)]
+    return [value for line in lines for value in results(json.loads(line))]
 
 
-def tensors(path: Path) -> Values:
-    """Type, shape and hash of every tensor of a checkpoint, in its order."""
-    values = []
-    with np.load(path) as file:
-        for name in file.files:
-            if name.startswith("__"):  # what it says about itself
-                continue
-            array = file[name]
-            digest = hashlib.sha256(array.tobytes()).hexdigest()
-            values.append(f"{array.dtype} {array.shape} {digest}")
-    return values
+def options(checkout: Path, **settings: object) -> list[str]:
+    """The command line of some settings, as the programs of a checkout spell it."""
+    if (checkout / "funcppo" / "kg").is_dir():
+        return SPELL_SETTINGS(settings)
+    return [
+        part
+        for name, value in settings.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
-def training(dataset: str, *options: str) -> Run:
-    """Learning to prove, then ranking the test split query by query."""
-
-    def run(checkout: Path, folder: Path) -> Values:
-        out, details = folder / "run", folder / "details.jsonl"
-        train = ["train", dataset, "--out", str(out), "--steps", "16384"]
-        call(checkout, "-m", "funcppo", *train, *options)
-        evaluate = ["evaluate", str(out), "--split", "test"]
-        call(checkout, "-m", "funcppo", *evaluate, "--details", str(details))
-        return [
-            *tensors(out / "checkpoint.npz"),
-            *json_lines(out / "metrics.jsonl"),
-            *json_numbers((out / "results.json").read_text()),
-            *json_lines(details),
-        ]
-
-    return run
+def SPELL_SETTINGS(settings: dict[str, object]) -> list[str]:
+    return [
+        part
+        for name, value in settings.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
-def mining(dataset: str, *options: str) -> Run:
+def mine(checkout: Path, dataset: str, out: Path, *arguments: str) -> None:
+    """Write the rules that are mined from a data set."""
+    command = ["-m", "funcppo", "mine", dataset, "--out", str(out)]
+    call(checkout, *command, *arguments)
+
+
+def mining(dataset: str, *arguments: str) -> Run:
     """The rule file of a data set."""
 
     def run(checkout: Path, folder: Path) -> Values:
         out = folder / "rules.tsv"
-        mine = ["mine", dataset, "--out", str(out), *options]
-        call(checkout, "-m", "funcppo", *mine)
+        mine(checkout, dataset, out, *arguments)
         return out.read_text().splitlines()
+
+    return run
+
+
+def training(dataset: str, settings: str, query: str, mines: bool) -> Run:
+    """Training, then the rank of each query of test, and the answers of an open query with their proofs."""
+
+    def run(checkout: Path, folder: Path) -> Values:
+        out, details = folder / "run", folder / "details.jsonl"
+        config = folder / "settings.yaml"
+        config.write_text(settings)
+        rules = []
+        if mines:
+            mine(checkout, dataset, folder / "rules.tsv")
+            rules = ["--rules", str(folder / "rules.tsv")]
+        train = ["train", dataset, "--out", str(out), "--config", str(config)]
+        call(checkout, "-m", "funcppo", *train, *rules)
+        evaluate = ["evaluate", str(out), "--details", str(details)]
+        call(checkout, "-m", "funcppo", *evaluate)
+        predict = ["predict", str(out), query, "--explain", "--json", "-"]
+        answers = call(checkout, "-m", "funcppo", *predict)
+        return [*json_lines(details), *results(json.loads(answers))]
+
+    return run
+
+
+def ranking(dataset: str, score: str, height: int, mines: bool) -> Run:
+    """The rank of each query of test by a score that needs no training."""
+
+    def run(checkout: Path, folder: Path) -> Values:
+        details = folder / "details.jsonl"
+        rules = []
+        if mines:
+            mine(checkout, dataset, folder / "rules.tsv")
+            rules = ["--rules", str(folder / "rules.tsv")]
+        settings = options(
+            checkout, height=height, smoothing=5.0, object_identity=False
+        )
+        evaluate = ["evaluate", dataset, "--score", score, *rules, *settings]
+        details_option = ["--details", str(details)]
+        call(checkout, "-m", "funcppo", *evaluate, *details_option)
+        return json_lines(details)
+
+    return run
+
+
+def proving(dataset: str, query: str) -> Run:
+    """The verdict on a query and its proof."""
+
+    def run(checkout: Path, folder: Path) -> Values:
+        prove = ["prove", dataset, query, "--json", "-"]
+        return [*results(json.loads(call(checkout, "-m", "funcppo", *prove)))]
 
     return run
 
@@ -323,24 +356,47 @@ def matrix_cells(*names: str) -> Run:
     return run
 
 
+COUNTRY = "locatedIn(andorra, X)"
 RUNS: dict[str, Run] = {
-    "train countries_s3": training("countries_s3"),
-    "train countries_s1": training("countries_s1"),
-    "train family_tree:60:1": training("family_tree:60:1"),
     "mine countries_s2": mining("countries_s2"),
     "mine family_tree:130:2": mining("family_tree:130:2", "--constants"),
+    "train countries_s3": training("countries_s3", PROOFS, COUNTRY, False),
+    "train family_tree:60:1": training(
+        "family_tree:60:1", PROOFS, "aunt(X, p1)", False
+    ),
+    "rank countries_s3 noisy-or at height 2": ranking(
+        "countries_s3", "noisy-or", 2, False
+    ),
+    "rank countries_s3 exists@2": ranking("countries_s3", "exists@2", 2, False),
+    "prove countries_s3": proving("countries_s3", COUNTRY),
     "matrix cells": matrix_cells("0/*aot_eager*", "6/*aot_eager*"),
-    "ppo cartpole": program(CARTPOLE),
-    "ppo pendulum": program(PENDULUM),
+    "ppo cartpole": program(
+        CONTROL.format(env="CartPole-v1", network="mlp(16)")
+    ),
+    "ppo pendulum": program(
+        CONTROL.format(env="Pendulum-v1", network="mlp(16)")
+    ),
+    "ppo breakout": program(
+        CONTROL.format(env="MinAtar/Breakout-v1", network="cnn()")
+    ),
 }
 
 
 def runs_on_standard_data(data: Path) -> dict[str, Run]:
     """Runs on the standard data sets."""
-    return {
-        "train umls": training(str(data / "umls")),
-        "mine umls": mining(str(data / "umls")),
-        "mine family": mining(str(data / "family"), "--max-length", "2"),
+    nations, umls, family = (
+        str(data / name) for name in ("nations", "umls", "family")
+    )
+    runs = {
+        "mine nations": mining(nations),
+        "mine umls": mining(umls),
+        "mine family": mining(family, "--max-length", "2"),
+        "train nations": training(nations, QUERIES, "ngo(poland, X)", True),
+        "train umls": training(umls, QUERIES, "isa(X, entity)", True),
+    }
+    return runs | {
+        f"rank nations {score}": ranking(nations, score, 1, True)
+        for score in SCORES
     }
 
 

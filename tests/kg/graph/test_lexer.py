@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from funcppo.core.json_io import shorten
 from funcppo.kg.graph import lexer
 from funcppo.kg.graph.lexer import SPACED_PAREN, Token
 from tests import prolog
@@ -178,10 +179,10 @@ def test_names_and_variables_worked_by_hand():
 
 
 def test_a_long_text_is_cut_to_one_short_line():
-    assert json_io.shorten("a\nb") == r"'a\nb'"
-    assert json_io.shorten("x" * 60) == repr("x" * 60)
-    assert json_io.shorten("x" * 61) == repr("x" * 57 + "...")
-    assert json_io.shorten("abcdef", width=5) == "'ab...'"
+    assert shorten("a\nb") == r"'a\nb'"
+    assert shorten("x" * 60) == repr("x" * 60)
+    assert shorten("x" * 61) == repr("x" * 57 + "...")
+    assert shorten("abcdef", width=5) == "'ab...'"
 
 
 @pytest.mark.skipif(not prolog.AVAILABLE, reason="no swipl on this machine")

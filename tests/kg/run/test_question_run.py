@@ -100,7 +100,7 @@ BELLMAN_FORD = BellmanFordConfig(width=4, n_layers=2, n_steps=5)
 @pytest.fixture(autouse=True)
 def graph(monkeypatch):
     graph = seating(n_tables=10)
-    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     return graph
 
 
@@ -305,7 +305,7 @@ def test_walks_are_weighed_where_valid_says_so(
     is_better, tmp_path, monkeypatch
 ):
     graph = visits() if is_better else seating(n_tables=10)
-    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     config = replace(
         CONFIG, questions=replace(CONFIG.questions, embedding=False)
     )
@@ -366,7 +366,7 @@ def test_walks_are_not_tried_without_a_path_rule_or_a_valid_split(
     no_valid = replace(graph, valid=graph.valid[:0])
     for i, other in enumerate((no_path, no_valid)):
         monkeypatch.setattr(
-            data, "load", lambda *args, other=other, **kwargs: other
+            loaders, "load", lambda *args, other=other, **kwargs: other
         )
         phases = []
         run = run_start.prepare_run(
@@ -404,7 +404,7 @@ def test_link_embeddings_are_weighed_where_valid_says_so(
         [fact for i, fact in enumerate(triples) if not i % 8],
         rules="likes(X, Y) :- likes(X, Z), likes(W, Y)",
     )
-    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     cfg = EmbeddingConfig(
         rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
     )
@@ -762,7 +762,7 @@ def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
     is_better, tmp_path, monkeypatch
 ):
     graph = elders(is_better)
-    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     options = QuestionConfig(bellman_ford="auto", embedding=False, walks=False)
     cfg = BellmanFordConfig(
         width=8, n_layers=2, n_steps=100, batch_size=8, learning_rate=0.02
@@ -875,7 +875,7 @@ def test_without_a_question_to_learn_from(learner, tmp_path, monkeypatch):
         [("c", "p", "d")],
         rules="p(X, Y) :- q(X, Y)",
     )
-    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     config = replace(CONFIG, learner=learner)
     if learner == "questions":
         with pytest.raises(ValueError, match="learner: no rule derives"):
@@ -1048,7 +1048,7 @@ def test_what_answers_queries_is_planned_once_and_valid_is_answered_once(
 
     monkeypatch.setattr(firing_chunks, "derive_answers", refuse)
     family = loaders.load("family_tree:30:0")
-    monkeypatch.setattr(data, "load", lambda *args, **kwargs: family)
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: family)
     config = replace(
         CONFIG, prover=ProverTaskConfig(max_height=1, max_atoms=20)
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from funcppo.kg.graph import loaders
 from funcppo.kg.run import bellman_ford_training, run_start
 from funcppo.kg.scores.question_config import BellmanFordConfig, QuestionConfig
 from funcppo.kg.search.task import ignore_phase
@@ -19,7 +20,7 @@ LONG = BellmanFordConfig(width=4, n_layers=2, n_steps=3, seconds=1e-9)
 @pytest.fixture(autouse=True)
 def graph(monkeypatch):
     graph = seating(n_tables=10)
-    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     return graph
 
 

@@ -76,7 +76,7 @@ def test_answers_of_many_entities_are_proved(tmp_path, monkeypatch):
         knows[50:],
         rules="knows(X, Y) :- likes(X, Y)",
     )
-    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     options = replace(CONFIG.questions, max_questions=None)
     config = replace(CONFIG, questions=options)
     run = run_start.prepare_run(config, tmp_path, resume=False)

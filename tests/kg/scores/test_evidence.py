@@ -23,8 +23,7 @@ from funcppo.kg.scores import (
 )
 from funcppo.kg.scores.evidence import EvidenceConfig
 from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
-from tests.kg.logic.test_firings import all_questions, ask, walks
-from tests.kg.mining import brute_force
+from tests.kg.logic.test_firings import all_questions, ask, brute_force, walks
 from tests.oracles import Program, programs
 
 PARENT, KNOWS = 1, 2
