@@ -18,8 +18,7 @@ from funcppo.nets.feedforward import Params as MLPParams
 from funcppo.rollout import rollout_keys
 from funcppo.train_step import sample_randomness
 from tests.learning import WORLD
-from tests.nets import guessing
-from tests.nets.guessing import SPECS, mean_reward
+from tests.nets.guessing import SPECS, guessing, mean_reward
 
 MLP = MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
 CFG = GSDEConfig(mlp=MLP, first_log_std=-1.0)

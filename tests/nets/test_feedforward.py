@@ -12,8 +12,7 @@ from funcppo.core import random, tree
 from funcppo.interfaces import EnvironmentSpec, MaskedObservation
 from funcppo.nets import feedforward
 from tests.learning import WORLD
-from tests.nets import guessing
-from tests.nets.guessing import SPECS, mean_reward
+from tests.nets.guessing import SPECS, guessing, mean_reward
 
 CFG = feedforward.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
 

@@ -18,7 +18,7 @@ from funcppo.runtime import compile
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.reasons import FailureCode
 from tests.learning import WORLD, assert_trees_equal, double
-from tests.nets import guessing
+from tests.nets.guessing import guessing
 
 NETWORKS = [
     ("CartPole-v1", {}),

@@ -26,7 +26,7 @@ from funcppo.kg.run import (
     validation,
 )
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.config import RunConfig, read_config
+from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.question_config import (
@@ -940,22 +940,6 @@ def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
     proofs = replace(config, learner="proofs")
     run = run_start.prepare_run(proofs, tmp_path, resume=False)
     assert run.run_config.steps == DEFAULT_STEPS
-
-
-def test_a_stored_run_of_proofs_is_read_without_questions(tmp_path):
-    """config.json of a run before there were questions."""
-    import json
-
-    from funcppo.core.settings import CONFIG_FILE, write_config
-
-    write_config(CONFIG, tmp_path)
-    path = tmp_path / CONFIG_FILE
-    raw = json.loads(path.read_text())
-    assert read_config(tmp_path) == CONFIG
-    for name in ("learner", "questions", "listwise"):
-        del raw[name]
-    path.write_text(json.dumps(raw))
-    assert read_config(tmp_path).learner == "proofs"
 
 
 @pytest.mark.parametrize("has_facts", [False, True])
