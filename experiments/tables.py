@@ -14,53 +14,19 @@ a line that names its records, hardware, versions and commits):
     readme-train                what `make train` prints: the table and the proof
     readme-results              the same in few columns
     defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
-    first-step                  a row a data set: seconds of the same runs before the first gradient step
     tuned                       the same with more rules or more time
-    fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
-    small-graphs                a row a set and size: small graphs drawn from the sets, trained against untrained
-    questions                   a row a data set and method: learning from question episodes
-    embedding-prior             the same, with and without a prior by link embeddings
-    bellman-ford                a run with and without a term by a Bellman-Ford network, and the network alone
-    results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
+    fifty-graphs                a row a range of sizes: generated graphs at the defaults, within a time limit
     results-provided-rules      every score with the rules that come with a data set, over seeds
-    results-mined-rules         the same with rules mined from the train triples
-    mining                      mined rules alone: how many, seconds, and how they rank untrained
-    published-miners            how rules of other miners rank, as their pages report it
     mining-bounds               what mining takes on generated graphs of all sizes
-    mined-counts                the miner's counts against those of rule files by others
-    learning-control            returns on CartPole and Pendulum
-    compiled-learning           how far compiled learning ends from eager learning, and where they part
-    performance-strategies      one iteration under each compilation strategy
     performance-cartpole        an iteration of CartPole on an H200 as one CUDA graph; JAX and PureJaxRL beside
     learning-curves             returns of training by published settings, beside published returns
-    performance-cartpole-aims   what was aimed at, and what the kernels of an iteration take
-    performance-cartpole-update one minibatch update of 256 rows (a sentence)
-    performance-cartpole-cpu    an iteration of CartPole on one CPU thread; Stable-Baselines3 and JAX beside
-    performance-microbatches    minibatches in one piece and in eight: time and memory
-    performance-capture         what recording CUDA graphs costs
     performance-prover          an iteration of learning to prove, and its rollout
-    performance-prover-cpu      the same on one CPU thread: compiled and eager, packed and padded successors
-    performance-redesign        the same work before and after the redesign of the package
     performance-time-of-update  an update of CartPole and of games, JAX beside
-    performance-time-to-score   wall time to a return, JAX beside
     performance-startup         seconds to the end of the first iteration
-    performance-resolve         the resolution step of the prover alone: uncompiled, compiled, as a CUDA graph
     performance-scoring         candidates scored, the former design beside; full rankings
-    performance-evaluator       an evaluation under limits of memory
-    performance-index           building the index of 20 million facts, lookups among them (a sentence)
-    older-pytorch               a row an older version of PyTorch: what of funcppo works there
-    gpu-tests                   a row a number of GPUs: tests that pass, and those that need so many
     compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
     performance-processes       an update of PPO in one and several processes, and what its collectives cost
-    process-equality            how far two processes are from one, of what learning moved
-    shared-work                 ranking and mining on two GPUs
-    process-memory              what two processes hold that each index a data set, and where both map one index
-    mining-profile              what several processes share of mining
-    performance-one-process     one process before work could be shared, and now
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
-    large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
-    performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
-    loading                     seconds and memory of reading two million lines, by reader
 """
 
 from __future__ import annotations
@@ -128,15 +94,6 @@ MINING_SETS = {
 }
 # Small graphs of these are connected parts; of others random samples.
 CONNECTED_SETS = ("wn18rr", "fb15k-237")
-SUMMARY = {  # the name in the record: the data set and its rules
-    "countries_S2": ("Countries S2", "provided"),
-    "countries_S3": ("Countries S3", "provided"),
-    "family, RNNLogic rules": ("Family", "RNNLogic's"),
-    "family, mined rules": ("Family", "mined"),
-    "umls, mined rules": ("UMLS", "mined"),
-    "wn18rr, mined rules": ("WN18RR", "mined"),
-    "fb15k-237, mined rules": ("FB15k-237", "mined"),
-}
 
 
 class Published(NamedTuple):
@@ -194,9 +151,6 @@ CARTPOLE_LABELS = {
 RESULTS_ORIGIN = (
     "\nRecords: `experiments/results/main_results.json` (policies), "
     "`experiments/results/untrained_scores.json` (scores without a policy).\n"
-)
-MINED_COUNTS_ORIGIN = (
-    "\nRecord: `experiments/results/check_mined_counts.json`.\n"
 )
 
 
@@ -362,25 +316,6 @@ def results_table(
     return table(head, rows)
 
 
-def best_untrained(
-    results: Sequence[Row], untrained: Row, metric: str
-) -> tuple[float, str]:
-    """The best score on test that needs no training, and its name; of the untrained policy the mean over seeds.
-
-    Args:
-      results: of the runs of a set.
-      untrained: the row of the same set in `untrained_scores`.
-    """
-    scores = {
-        name: summary[metric] for name, summary in untrained["test"].items()
-    }
-    policy = policy_scores(results, "untrained", metric)
-    if policy:
-        scores["untrained policy"] = mean(policy)
-    best = max(scores, key=lambda name: scores[name])
-    return scores[best], best
-
-
 def indented(text: str) -> str:
     """Printed text as an indented block."""
     lines = [f"    {line}".rstrip() for line in text.strip("\n").splitlines()]
@@ -395,38 +330,6 @@ def readme_ppo() -> str:
 def readme_train() -> str:
     """The block of this name."""
     return indented(load_record("readme_outputs")["train"])
-
-
-def results_summary() -> str:
-    """The block of this name."""
-    runs = load_record("main_results")["runs"]
-    untrained = load_record("untrained_scores")["sets"]
-    rows = []
-    for name, (data, rules) in SUMMARY.items():
-        results = runs_of(runs, name)
-        metric, metric_label = main_metric(name)
-        value, score = best_untrained(results, untrained[name], metric)
-        rows.append(
-            [
-                data,
-                rules,
-                metric_label,
-                metric_text(results[0]["test"]["max-confidence"]["ceiling"]),
-                f"{metric_text(value)} ({score})",
-                mean_and_spread(policy_scores(results, "trained", metric)),
-                published_text(data),
-            ]
-        )
-    head = [
-        "data",
-        "rules",
-        "metric",
-        "ceiling",
-        "best untrained",
-        "trained",
-        "best published",
-    ]
-    return table(head, rows) + RESULTS_ORIGIN
 
 
 def question_results() -> str:
@@ -650,35 +553,6 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
         f"{untrained[0]:.4f}",
         mean_and_spread(trained),
     ]
-
-
-def first_step() -> str:
-    """The block of this name."""
-    one = load_record("default_results")["runs"]
-    two = load_record("default_results_2_threads")["runs"]
-    rows = []
-    for name, label in DEFAULTS_LABELS.items():
-        of_one, of_two = (
-            [first_step_seconds(run) for run in runs if run["set"] == name]
-            for runs in (one, two)
-        )
-        rows.append([label, f"{max(of_one):.0f} s", f"{max(of_two):.0f} s"])
-    head = ["data", "one thread, longest of the seeds", "two threads, one seed"]
-    return (
-        table(head, rows)
-        + f"\nRecords in `experiments/results/`: `default_results` ({where_run(one)}), `default_results_2_threads` "
-        f"({where_run(two)}).\n"
-    )
-
-
-def first_step_seconds(run: Row) -> float:
-    """Seconds of a run before the first gradient step, of the listwise fit or of PPO."""
-    seconds = 0.0
-    for phase, took in run["results"]["phase_seconds"].items():
-        if phase in ("questions and first epoch", "listwise fit", "training"):
-            break
-        seconds += took
-    return seconds
 
 
 TUNED_LABELS = {
@@ -932,11 +806,6 @@ def results_provided_rules() -> str:
     return results_block(PROVIDED_RULES)
 
 
-def results_mined_rules() -> str:
-    """The block of this name."""
-    return results_block(MINED_RULES)
-
-
 def mining_table(record: Record) -> str:
     """A row a set: how many rules, seconds, and the untrained scores on test by plain counts and by chosen settings.
 
@@ -1077,115 +946,7 @@ def mining_bounds() -> str:
     return mining_bounds_table(record) + limits
 
 
-def mined_counts() -> str:
-    """The block of this name."""
-    head = [
-        "rule file",
-        "rules",
-        "of them closed paths",
-        "same counts",
-        "of these derive no other fact",
-        "differ",
-    ]
-    rows = []
-    for name, result in load_record("check_mined_counts")["files"].items():
-        counts = (
-            result["rules"],
-            result["paths"],
-            result["equal"],
-            result["circular"],
-            result["different"],
-        )
-        rows.append([f"`{name}`", *(f"{n:,}" for n in counts)])
-    return table(head, rows) + MINED_COUNTS_ORIGIN
-
-
-def learning_control() -> str:
-    """The block of this name."""
-    rows = []
-    for name, label in (
-        ("cartpole", "CartPole-v1"),
-        ("pendulum", "Pendulum-v1"),
-    ):
-        record = load_record(f"learn_control-{name}")
-        returns = list(record["last_100_returns"].values())
-        steps = f"{record['environment_steps']:,}"
-        rows.append(
-            [
-                label,
-                str(len(returns)),
-                steps,
-                f"{mean(returns):.1f}",
-                f"{min(returns):.1f}",
-            ]
-        )
-    head = [
-        "task",
-        "seeds",
-        "steps a seed",
-        "mean return of the last 100 episodes",
-        "worst seed",
-    ]
-    return table(head, rows) + origin(
-        "learn_control-cartpole", "learn_control-pendulum"
-    )
-
-
-def compiled_learning() -> str:
-    """The block of this name."""
-    record = load_record("check_learning-h200")
-    rows = record["rows"]
-    parted = next(
-        i
-        for i, row in enumerate(rows)
-        if any(parts["rows"] for parts in row["clip_differences"].values())
-    )
-    learners = [
-        name
-        for name, parts in rows[parted]["clip_differences"].items()
-        if parts["rows"]
-    ]
-    before = max(
-        max(row["difference_from_eager"].values()) for row in rows[:parted]
-    )
-    step = max(row["step_difference"] for row in rows)
-    end = rows[-1]["difference_from_eager"]["compiled"]
-    n_rows = rows[-1]["clip_differences"]["compiled"]["rows"]
-    sentence = (
-        f"Over {len(rows)} minibatches of `{record['work']}` a compiled step differs from the eager step from the same "
-        f"state by at most {at_most(step)} of that step. Up to minibatch {parted} all learners, eager, compiled, in "
-        f"float64 and with the rows of minibatches in other orders, stay within {at_most(before)} of the distance "
-        f"travelled. At minibatch {parted + 1} a row lies on another side of a clip of the loss for {len(learners)} of "
-        f"them. At the end {n_rows} rows do for the compiled learner, and its params differ from the eager ones by "
-        f"{end:.1%} of the total change."
-    )
-    return sentence.replace("%", " %") + "\n" + origin("check_learning-h200")
-
-
 # Performance
-
-
-def performance_strategies() -> str:
-    """The block of this name."""
-    record = load_record("strategies-h100")
-    strategies = ("eager", "forward", "two-graphs", "one-graph")
-    labels = {
-        "cartpole 4x128": "CartPole, 4 x 128, 4 epochs x 4 minibatches",
-        "cartpole 2048x128": "CartPole, 2048 x 128",
-        "prover 64x64": "prover, Countries S3, 64 x 64, 2 epochs x 32 minibatches",
-    }
-    ms = {
-        (row["work"], row["strategy"]): row["iteration_ms"]
-        for row in record["rows"]
-    }
-    rows = [
-        [label, *(digits(ms[work, name]) for name in strategies)]
-        for work, label in labels.items()
-    ]
-    head = ["ms an iteration", *(f"`{name}`" for name in strategies)]
-    difference = max(row["max_difference_from_eager"] for row in record["rows"])
-    note = f"\nParams differ from those of `eager` by at most {at_most(difference)} after one update.\n"
-    return table(head, rows) + note + origin("strategies-h100")
 
 
 def performance_cartpole() -> str:
@@ -1211,53 +972,6 @@ def performance_cartpole() -> str:
             ]
         )
     return table(head, rows) + origin("cartpole-h100")
-
-
-# milliseconds an iteration that were aimed at
-CARTPOLE_AIMS = {"4x128": 1.5, "2048x128": 5.5, "1024 learners": 10.0}
-# kernels of the network, those of `nets.dense_kernels` among them
-NETWORK = re.compile(
-    r"gemm|gemv|bmm_kernel|cutlass|^(forward|backward)_kernel", re.IGNORECASE
-)
-
-
-def performance_cartpole_aims() -> str:
-    """The block of this name."""
-    cells = cells_of("cartpole-h100")
-    head = ["ms an iteration", "aim, H200", "float32", "TF32", "in its kernels"]
-    head += ["network", "rollout", "others", "not listed"]
-    head += ["least for its products"]
-    rows = []
-    for work, aim in CARTPOLE_AIMS.items():
-        row = cells[f"{work} captured cuda highest"]
-        ms = _costliest_ms(row["costliest"])
-        rows.append(
-            [
-                CARTPOLE_LABELS[work],
-                digits(aim),
-                digits(row["iteration_ms"]),
-                digits(cells[f"{work} captured cuda high"]["iteration_ms"]),
-                digits(row["kernels_ms"]),
-                digits(ms["network"]),
-                digits(ms["rollout"]),
-                digits(ms["others"]),
-                digits(row["kernels_ms"] - sum(ms.values())),
-                digits(row["least_ms"]["flops"], 2),
-            ]
-        )
-    return table(head, rows) + origin("cartpole-h100")
-
-
-def _costliest_ms(lines: Iterable[str]) -> dict[str, float]:
-    """Milliseconds of the kernels that a row lists, such as "16 x 9.6 us NAME", by their kind."""
-    total = {"network": 0.0, "rollout": 0.0, "others": 0.0}
-    for line in lines:
-        count, _, microseconds, _, name = line.split(" ", 4)
-        kind = "network" if NETWORK.search(name) else "others"
-        if name == "rollout_kernel":
-            kind = "rollout"
-        total[kind] += int(count) * float(microseconds) / 1e3
-    return total
 
 
 def learning_curves() -> str:
@@ -1326,121 +1040,6 @@ def _return_text(policy: Row) -> str:
     return f"{policy['iqm'][-1]:,.1f} ({low:,.1f} to {high:,.1f})"
 
 
-def performance_cartpole_update() -> str:
-    """The block of this name."""
-    rows = cells_of("cartpole-h200-update")
-    ms = {
-        mode: rows[f"update {mode} cuda"]["iteration_ms"]
-        for mode in ("captured", "forward", "eager")
-    }
-    sentence = (
-        f"One minibatch update of 256 rows takes {digits(ms['captured'])} ms in one CUDA graph, "
-        f"{digits(ms['forward'])} ms by the strategy `forward` and {digits(ms['eager'])} ms eagerly.\n"
-    )
-    return sentence + origin("cartpole-h200-update")
-
-
-def performance_cartpole_cpu() -> str:
-    """The block of this name."""
-    ours, jax = cells_of("cartpole-cpu"), cells_of("cartpole-cpu-jax")
-    head = [
-        "ms an iteration",
-        "whole iteration compiled",
-        "`forward`",
-        "Stable-Baselines3",
-    ]
-    head += ["in another run: whole iteration compiled", "JAX"]
-    rows = []
-    for work in ("4x128", "2048x128"):
-        same_run = [
-            ours[f"{work} {mode} cpu highest"]
-            for mode in ("whole-iteration", "forward", "sb3")
-        ]
-        with_jax = [
-            jax[f"{work} {mode} cpu highest"]
-            for mode in ("whole-iteration", "jax")
-        ]
-        rows.append(
-            [
-                CARTPOLE_LABELS[work],
-                *(
-                    digits(row["iteration_ms"])
-                    for row in [*same_run, *with_jax]
-                ),
-            ]
-        )
-    return table(head, rows) + origin("cartpole-cpu", "cartpole-cpu-jax")
-
-
-def performance_microbatches() -> str:
-    """The block of this name."""
-    cartpole = cells_of("cartpole-h200-microbatches")
-    packed, padded = (
-        cells_of("prover-h200-family"),
-        cells_of("prover-h200-family-padded"),
-    )
-    pairs = {
-        "CartPole, 2048 x 128": [
-            cartpole[f"2048x128 captured cuda highest {n}"] for n in (1, 8)
-        ],
-        "prover, Family, 8 residual layers, padded successors": [
-            padded[f"family-130{part} captured cuda padded"]
-            for part in ("", "-microbatches")
-        ],
-        "the same, packed successors": [
-            packed[f"family-130{part} captured cuda packed"]
-            for part in ("", "-microbatches")
-        ],
-    }
-    rows = []
-    for label, (whole, parts) in pairs.items():
-        ms = [digits(row["iteration_ms"]) for row in (whole, parts)]
-        megabytes = [
-            f"{row['peak_bytes'] / 1e6:,.0f}" for row in (whole, parts)
-        ]
-        rows.append([label, *ms, *megabytes])
-    head = [
-        "",
-        "ms an iteration",
-        "ms, 8 microbatches",
-        "MB",
-        "MB, 8 microbatches",
-    ]
-    return table(head, rows) + origin(
-        "cartpole-h200-microbatches",
-        "prover-h200-family",
-        "prover-h200-family-padded",
-    )
-
-
-def performance_capture() -> str:
-    """The block of this name."""
-    record = load_record("capture-h200")
-    recorded = [
-        row["capture_ms"] for row in record["rows"] if "pool" in row["row"]
-    ]
-    rows = []
-    for row in record["rows"]:
-        if "ready_ms" in row:
-            times = (
-                digits(row[key])
-                for key in ("ready_ms", "capture_ms", "replay_ms")
-            )
-            rows.append([row["row"], *times, f"{row['memory_mb']:,.0f}"])
-    head = [
-        "iteration",
-        "ms until the first one has run",
-        "of them recording",
-        "ms a replay",
-        "MB",
-    ]
-    note = (
-        f"\nOf {len(recorded)} recordings of the compiled CartPole iteration in one process each takes "
-        f"{min(recorded):.0f} to {max(recorded):.0f} ms.\n"
-    )
-    return table(head, rows) + note + origin("capture-h200")
-
-
 PROVER_ROWS = {  # record, cell: label
     (
         "prover-h200-s3",
@@ -1495,122 +1094,6 @@ def performance_prover() -> str:
     return table(head, rows) + origin(*names)
 
 
-def performance_prover_cpu() -> str:
-    """The block of this name."""
-    layouts, modes = cells_of("prover-cpu"), cells_of("prover-cpu-s3")
-    rows = []
-    for work, label in (("s3", "Countries S3"), ("family", "Family")):
-        padded, packed = (
-            layouts[f"{work} eager cpu {layout}"]
-            for layout in ("padded", "packed")
-        )
-        seconds = [
-            digits(row["processor_ms"] / 1e3) for row in (padded, packed)
-        ]
-        rows.append(
-            [label, f"{packed['filled']:.1%}".replace("%", " %"), *seconds]
-        )
-    head = [
-        "seconds of processor an iteration",
-        "places for successors that are filled",
-        "padded",
-        "packed",
-    ]
-
-    compiled, eager = (
-        modes[f"s3 {mode} cpu packed"] for mode in ("compiled", "eager")
-    )
-    saved = saved_milliseconds_per_call(compiled, eager)
-    note = (
-        f"\nCompiled part by part an iteration of Countries S3 takes {compiled['processor_ms']:.0f} ms of processor "
-        f"where eager takes {eager['processor_ms']:,.0f}: {saved:.1f} ms less for each of its {S3_CALLS} rollout steps "
-        f"and minibatches, after {compiled['cold_s']:.0f} s of compiling and imports.\n"
-    )
-    return table(head, rows) + note + origin("prover-cpu", "prover-cpu-s3")
-
-
-S3_CALLS = 128  # rollout steps and minibatches of an iteration of `s3`
-
-
-# The record, the benchmark, the field of its time, and what stands in the table.
-ONE_PROCESS_RECORD = "one_process-cpu"
-REDESIGN_ROWS = (
-    (
-        "redesign-h200",
-        "cartpole",
-        "iteration_ms",
-        "CartPole, an iteration as one CUDA graph",
-    ),
-    (
-        "redesign-h200",
-        "prover",
-        "iteration_ms",
-        "Countries S3, an iteration as one CUDA graph",
-    ),
-    (
-        "redesign-cpu",
-        "cartpole",
-        "cpu_ms",
-        "CartPole, an eager update on one CPU thread, CPU time",
-    ),
-    (
-        "redesign-cpu",
-        "ranking",
-        "cpu_ms",
-        "Family, ranking test by noisy-or, CPU time of the process",
-    ),
-)
-
-
-def performance_redesign() -> str:
-    """The block of this name."""
-    names = ("redesign-h200", "redesign-cpu")
-    return before_and_after(REDESIGN_ROWS) + origin(*names)
-
-
-def performance_one_process() -> str:
-    """The block of this name."""
-    rows = [
-        (ONE_PROCESS_RECORD, *row[1:])
-        for row in REDESIGN_ROWS
-        if row[0] == "redesign-cpu"
-    ]
-    return before_and_after(rows) + origin(ONE_PROCESS_RECORD)
-
-
-def before_and_after(specs: Sequence[tuple[str, str, str, str]]) -> str:
-    """A table of the times of a baseline and of a later commit.
-
-    Args:
-      specs: record, benchmark, field of its rows and label of each row.
-    """
-    rows = []
-    for name, benchmark, field, label in specs:
-        record = load_record(name)
-        baseline = record["baseline"]
-        before: list[float] = []
-        after: list[float] = []
-        for row in record["rows"]:
-            if row["benchmark"] == benchmark:
-                commit = row.get("commit") or row["code"]
-                is_before = baseline.startswith(commit[:7])
-                (before if is_before else after).append(row[field])
-        rows.append([label, milliseconds(before), milliseconds(after)])
-    head = ["ms, over the repeats", "before", "after"]
-    return table(head, rows)
-
-
-def milliseconds(repeats: Sequence[float]) -> str:
-    """The least and the greatest time of some repeats."""
-    low, high = digits(min(repeats), 4), digits(max(repeats), 4)
-    return low if low == high else f"{low} to {high}"
-
-
-def saved_milliseconds_per_call(compiled: Row, eager: Row) -> float:
-    """Processor time that compiling saves for each rollout step and minibatch of Countries S3."""
-    return (eager["processor_ms"] - compiled["processor_ms"]) / S3_CALLS
-
-
 TIME_TO_SCORE_RECORDS = (
     "time_to_score-h100",
     "time_to_score-breakout",
@@ -1640,24 +1123,6 @@ def _milliseconds_per_update(row: Row) -> float:
     )
 
 
-def performance_time_to_score() -> str:
-    """The block of this name."""
-    head = ["mean return of ten updates", "seeds, JAX: seeds"]
-    head += ["steps", "seconds", "JAX: steps", "JAX: seconds", "times as fast"]
-    recorded = [
-        name
-        for name in TIME_TO_SCORE_RECORDS
-        if (paths.RESULTS / f"{name}.json").exists()
-    ]
-    rows = [
-        line
-        for name in recorded
-        for pair in _pairs_of_libraries(name)
-        for line in _time_to_score_rows(*pair)
-    ]
-    return table(head, rows) + origin(*recorded)
-
-
 def _pairs_of_libraries(name: str) -> list[tuple[str, Row, Row]]:
     """Each environment of a record: its row, and that of JAX."""
     cells = cells_of(name)
@@ -1667,38 +1132,6 @@ def _pairs_of_libraries(name: str) -> list[tuple[str, Row, Row]]:
         if library == "funcppo":
             pairs.append((env, row, cells[f"jax {env}"]))
     return pairs
-
-
-def _time_to_score_rows(env: str, ours: Row, theirs: Row) -> list[list[str]]:
-    """A line for each target of an environment."""
-    rows = []
-    for target, reached in ours["targets"].items():
-        pair = reached, theirs["targets"][target]
-        counts = [f"{one['n_reached']} of {len(one['steps'])}" for one in pair]
-        ratio = "-"
-        if all(one["n_reached"] for one in pair):
-            seconds = [one["median_seconds"] for one in pair]
-            ratio = digits(seconds[1] / seconds[0], 2)
-        rows.append(
-            [
-                f"{env}, {float(target):.0f}",
-                ", ".join(counts),
-                *_time_text(pair[0]),
-                *_time_text(pair[1]),
-                ratio,
-            ]
-        )
-    return rows
-
-
-def _time_text(reached: Row) -> tuple[str, str]:
-    """Median steps and seconds to a target; dashes where no seed reached it."""
-    if not reached["n_reached"]:
-        return "-", "-"
-    return (
-        f"{reached['median_steps']:,.0f}",
-        digits(reached["median_seconds"]),
-    )
 
 
 STARTUP_AIMS = 15, 4  # seconds with empty caches and with full ones
@@ -1815,112 +1248,6 @@ def performance_scoring() -> str:
     )
 
 
-def performance_evaluator() -> str:
-    """The block of this name."""
-    rows = []
-    for row in load_record("evaluator")["rows"]:
-        limit = row["row"].removeprefix("--memory ").replace("MB", " MB")
-        if "exit_status" in row:
-            needed = re.search(r"at least (\d+) bytes", row["line"])
-            words = (
-                f"refused: needs {int(needed[1]) / 1e6:.0f} MB"
-                if needed
-                else "refused"
-            )
-            rows.append([limit, "", words, "", ""])
-            continue
-        share = f"{row['active_share']:.0%}".replace("%", " %")
-        slots = row["slots"].split(" slots")[0]
-        rows.append(
-            [
-                limit,
-                f"{row['n_queries']:,}",
-                f"{row['peak_bytes'] / 1e6:.0f} MB",
-                slots,
-                share,
-            ]
-        )
-    head = [
-        "limit",
-        "queries and sides",
-        "peak memory",
-        "slots",
-        "active row-steps",
-    ]
-    return table(head, rows) + origin("evaluator")
-
-
-def performance_index() -> str:
-    """The block of this name."""
-    by_name = {row["row"]: row for row in load_record("logic")["rows"]}
-    build = by_name["build_large"]
-    ratios: dict[int, float] = {}
-    for row in by_name["lookup"]["rows"]:
-        ratios[row["batch"]] = max(row["ratio"], ratios.get(row["batch"], 0.0))
-    largest = max(ratios)
-    smaller = [batch for batch in ratios if batch < largest]
-    sentence = (
-        f"{build['facts'] / 1e6:.0f} million facts over 5 million entities are indexed in {build['seconds']:.0f} s, "
-        f"with a peak of {build['peak_bytes'] / 1e9:.2f} GB, on one CPU core. A lookup of at most {max(smaller):,} "
-        f"atoms then takes at most {max(ratios[batch] for batch in smaller):.2f} times as long as among 20 thousand "
-        f"facts, one of {largest:,} atoms {ratios[largest]:.2f} times as long.\n"
-    )
-    return sentence + origin("logic")
-
-
-LAYOUT_LABELS = {
-    "key": "keys of the atoms alone",
-    "buckets": "a bucket as one row (in use)",
-    "words": "word by word, keys and values side by side",
-    "columns": "word by word, keys and values in tables of their own",
-    "perfect": "a perfect hash, reads alone: a lower bound",
-    "facts_for": "`lookup_facts`, whole",
-}
-
-
-def performance_lookup() -> str:
-    """The block of this name."""
-    record = load_record("lookup")
-    by_name = {
-        (row["pages"], row["batch"], row["reads"]): row
-        for row in record["rows"]
-    }
-    blocks = []
-    for batch in dict.fromkeys(row["batch"] for row in record["rows"]):
-        rows = []
-        for reads, label in LAYOUT_LABELS.items():
-            cells = []
-            for pages in ("small", "huge"):
-                row = by_name[pages, batch, reads]
-                cells += [
-                    f"{row['small_us']:,.0f}",
-                    f"{row['large_us']:,.0f}",
-                    f"{row['ratio']:.2f}",
-                ]
-            rows.append([label, *cells])
-        head = [
-            f"µs for {batch:,} atoms",
-            "4 KB pages: 20 thousand facts",
-            "20 million",
-            "ratio",
-        ]
-        head += ["huge pages: 20 thousand", "20 million", "ratio"]
-        blocks.append(table(head, rows))
-    return "\n".join(blocks) + origin("lookup")
-
-
-# Triples and entities as their publications state them.
-LARGE_GRAPHS = {
-    "Wikidata5M (Wang et al. 2021, arXiv:1911.06136)": (20_624_575, 4_594_485),
-    "Freebase (Zheng et al. 2020, arXiv:2004.08532)": (338_586_276, 86_054_151),
-    "Wikidata of 2021-06-14, all of it (wikitech.wikimedia.org/wiki/User:AKhatun/Wikidata_Basic_Analysis)": (
-        12_910_066_145,
-        97_315_151,
-    ),
-}
-MAX_FACTS = 2**31  # ids of facts are int32
-
-
 PROCESS_RECORDS = (
     "scaling-h100",
     "scaling-h100-family-large",
@@ -1987,42 +1314,6 @@ def process_equality() -> str:
     head = ["work, 2 GPUs", "step", "after 1 update", "after 5"]
     head += ["limit after 1", "within it"]
     return table(head, rows) + origin(name)
-
-
-def shared_work() -> str:
-    """The block of this name."""
-    records = (
-        "shared_ranking-h100",
-        "shared_ranking-h200",
-        "shared_mining-h200",
-    )
-    rows = [
-        [
-            {"rank": "ranking", "mine": "mining"}[row["work"]],
-            f"{row['processes']} {name[-4:].upper()}",
-            f"{row['seconds']:.1f}",
-            f"{row['work_seconds']:.1f}",
-            f"{row['work_speed_up']:.2f}",
-            "yes" if row["is_equal"] else "no",
-        ]
-        for name in records
-        for row in sorted(
-            load_record(name)["rows"], key=lambda row: row["processes"]
-        )
-        if "work_speed_up" in row
-    ]
-    head = ["work", "GPUs", "seconds of the program", "of the work in it"]
-    head += ["speed-up of the work", "equal bytes"]
-
-    four, _, few = load_record(records[0])["rows"]
-    share = shared_share(four["work_speed_up"], four["processes"])
-    seconds = four["work_seconds"] * four["work_speed_up"]
-    sentence = (
-        f"\nFour GPUs rank {four['work_speed_up']:.2f} times as fast as one, as if {share:.0%} of the time were "
-        f"shared, and {(1 - share) * seconds:.1f} s were not; to rank {few['size']} triples, which is hardly more than "
-        f"to start, takes {few['work_seconds']:.1f} s.\n"
-    )
-    return table(head, rows) + sentence + origin(*records)
 
 
 def shared_share(speed_up: float, n_processes: int) -> float:
@@ -2140,44 +1431,6 @@ def _large_graph_note(row: Row) -> str:
     )
 
 
-def large_graph_sizes() -> str:
-    """The block of this name."""
-    rows_by_phase = {r["phase"]: r for r in load_record("large_graph")["rows"]}
-    index = rows_by_phase["index"]
-    peak = index["peak_bytes"] / index["n_facts"]
-    rows = []
-    for name, (n_facts, n_entities) in LARGE_GRAPHS.items():
-        refused = ""
-        if n_facts >= MAX_FACTS:
-            refused = f" (refused: more than {MAX_FACTS - 1:,})"
-        rows.append(
-            [
-                name,
-                f"{n_facts:,}{refused}",
-                f"{n_entities:,}",
-                f"{n_facts * index['bytes_per_fact'] / 1e9:,.1f} GB",
-                f"{n_facts * peak / 1e9:,.0f} GB",
-                f"{n_entities * 8 / 1e9:,.2f} GB",
-            ]
-        )
-    head = [
-        "graph",
-        "triples",
-        "entities",
-        "folder, shared by all processes",
-        "peak while indexing",
-        "of each process that ranks, at 8 bytes an entity",
-    ]
-    rank = rows_by_phase["rank"]
-    own = rank["peak_pss_private_bytes"] / rank["processes"]
-    sentence = (
-        f"\nEach of the {rank['processes']} processes of the record had "
-        f"{own / 1e9:.2f} GB of its own, of which {index['n_entities'] * 8 / 1e9:.2f} GB "
-        "are 8 bytes an entity; the rest is Python, PyTorch and buffers.\n"
-    )
-    return table(head, rows) + sentence + origin("large_graph")
-
-
 def _line_of(lines: Sequence[str], word: str) -> str:
     """The first line that holds a word; empty if none does."""
     return next((line for line in lines if word in line), "")
@@ -2251,32 +1504,6 @@ def _test_counts(tests: dict[str, Any] | None) -> str:
     return f"{passed:,} pass, {len(tests['failed'])} fail, {skipped:,} skipped"
 
 
-def performance_resolve() -> str:
-    """The block of this name."""
-    rows = load_record("resolve-h100")["rows"]
-    modes = ("eager", "graph", "compiled", "compiled graph")
-    head = ["graph", "rows", "eager", "CUDA graph", "compiled"]
-    head += ["compiled, CUDA graph", "its kernels", "their time"]
-    lines: list[list[str]] = []
-    for name, batch in dict.fromkeys((r["graph"], r["rows"]) for r in rows):
-        by_mode = {
-            r["mode"]: r
-            for r in rows
-            if (r["graph"], r["rows"]) == (name, batch)
-        }
-        best = by_mode["compiled graph"]
-        lines.append(
-            [
-                name,
-                f"{batch:,}",
-                *(f"{by_mode[mode]['microseconds']:,.0f}" for mode in modes),
-                f"{best['n_kernels']:.0f}",
-                f"{best['kernel_microseconds']:,.0f}",
-            ]
-        )
-    return table(head, lines) + origin("resolve-h100")
-
-
 def gpu_tests() -> str:
     """The block of this name."""
     name = "gpu_tests-h200"
@@ -2296,57 +1523,23 @@ def gpu_tests() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "gpu-tests": gpu_tests,
-    "older-pytorch": older_pytorch,
     "compiler-faults": compiler_faults,
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
     "readme-results": readme_results,
     "defaults": defaults,
-    "first-step": first_step,
     "tuned": tuned,
     "fifty-graphs": fifty_graphs,
-    "small-graphs": small_graphs,
-    "questions": question_results,
-    "embedding-prior": embedding_prior,
-    "bellman-ford": bellman_ford,
-    "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
-    "results-mined-rules": results_mined_rules,
-    "mining": mining,
-    "published-miners": published_miners,
     "mining-bounds": mining_bounds,
-    "mined-counts": mined_counts,
-    "learning-control": learning_control,
-    "compiled-learning": compiled_learning,
-    "performance-strategies": performance_strategies,
     "performance-cartpole": performance_cartpole,
-    "performance-cartpole-aims": performance_cartpole_aims,
     "learning-curves": learning_curves,
-    "performance-cartpole-update": performance_cartpole_update,
-    "performance-cartpole-cpu": performance_cartpole_cpu,
-    "performance-microbatches": performance_microbatches,
-    "performance-capture": performance_capture,
     "performance-prover": performance_prover,
-    "performance-prover-cpu": performance_prover_cpu,
-    "performance-redesign": performance_redesign,
     "performance-time-of-update": performance_time_of_update,
-    "performance-time-to-score": performance_time_to_score,
     "performance-startup": performance_startup,
-    "performance-resolve": performance_resolve,
     "performance-scoring": performance_scoring,
-    "performance-evaluator": performance_evaluator,
-    "performance-index": performance_index,
-    "performance-lookup": performance_lookup,
-    "loading": loading,
     "performance-processes": performance_processes,
-    "process-equality": process_equality,
-    "shared-work": shared_work,
-    "process-memory": process_memory,
-    "mining-profile": mining_profile,
-    "performance-one-process": performance_one_process,
     "large-graph": large_graph,
-    "large-graph-sizes": large_graph_sizes,
 }
 
 

@@ -127,12 +127,12 @@ def test_a_stale_block_fails_the_check_and_is_rewritten(project, capsys):
             "results:none: expected one of",
         ),
         (
-            "<!-- results:mining -->\n",
-            "results:mining: expected an opening and a closing marker",
+            "<!-- results:tuned -->\n",
+            "results:tuned: expected an opening and a closing marker",
         ),
         (
-            "<!-- /results:mining -->\n<!-- results:mining -->\n",
-            "results:mining: expected an opening and a closing",
+            "<!-- /results:tuned -->\n<!-- results:tuned -->\n",
+            "results:tuned: expected an opening and a closing",
         ),
     ],
 )
