@@ -22,14 +22,9 @@ from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
 from funcppo.kg.ranking.ranking import Ranking, ScorerBySide
 from funcppo.kg.ranking.settings_choice import MIN_GAIN
-from funcppo.kg.run import listwise_steps, question_training
+from funcppo.kg.run import question_training
 from funcppo.kg.run.config import Note
-from funcppo.kg.run.listwise_steps import (
-    FirstEpochSetup,
-    FitState,
-    ignore_first_step,
-)
-from funcppo.kg.run.question_training import TrainingQuestions
+from funcppo.kg.run.question_training import FirstEpoch, TrainingQuestions
 from funcppo.kg.scores import aggregation, evidence, link_embedding, questions
 from funcppo.kg.scores.aggregation import (
     AggregationConfig,
@@ -91,10 +86,8 @@ class QuestionSetup:
     """Which evidence is weighed; its capacity is that of the questions, where there are some."""
     world: QuestionWorld | None = None
     """The questions to learn from; None before they are listed."""
-    first_epoch_setup: FirstEpochSetup | None = None
-    """How the first epoch of a listwise fit goes over the questions in the order of the list; None: as later ones."""
-    first_epoch: FitState | None = None
-    """The fit after that epoch, with the policy of its settings, where it was made while questions were listed."""
+    first_epoch: FirstEpoch | None = None
+    """The first epoch of a listwise fit, if it is in the order of the list."""
 
 
 class ValidQuality(NamedTuple):
@@ -371,13 +364,11 @@ def collect(
     device: str,
     on_phase: PhaseCallback,
     deadline: Deadline = NO_DEADLINE,
-    first_epoch: FirstEpochSetup | None = None,
 ) -> tuple[QuestionSetup, TrainingQuestions]:
     """List the questions to learn from.
 
     Args:
       deadline: ends the list, unless the number of questions is set.
-      first_epoch: of the listwise fit, whose steps are taken meanwhile; None for none.
 
     Raises:
       ValueError: the rules derive no known fact from the others.
@@ -391,7 +382,6 @@ def collect(
         uses_degrees=setup.policy.aggregation.uses_degrees,
         on_phase=on_phase,
         deadline=deadline,
-        first_epoch=first_epoch,
     )
     world = tree.map(lambda x: x.to(device), collected.world)
     if network is not None:
@@ -409,35 +399,23 @@ def collect(
         setup,
         world=world,
         policy=policy,
-        first_epoch=collected.first_epoch,
     )
     return setup, collected
 
 
 def plan_first_epoch(
-    task: ProverTask,
-    setup: QuestionSetup,
-    listwise: ListwiseConfig,
-    max_size_quantile: float,
-    device: str,
-    on_first_step: Callable[[], None],
-) -> FirstEpochSetup | None:
-    """How the first epoch of a listwise fit goes over the questions in the order of the list; None where it does not.
+    task: ProverTask, listwise: ListwiseConfig, max_size_quantile: float
+) -> FirstEpoch | None:
+    """The first epoch of a listwise fit in the order of the list; None for a fit of one epoch.
 
     Its learning rate does not fall, as it must in a fit of one epoch.
     """
     if listwise.n_epochs == 1 or not listwise.learning_rate:
         return None
-    setup = without_network(setup)
     n_questions = 2 * len(evidence.binary_facts(task.kb))
-    return FirstEpochSetup(
-        policy=setup.policy,
-        listwise=listwise,
-        world=setup.aggregation,
-        params=untrained_params(setup, device),
+    return FirstEpoch(
         batch_size=batch_size(listwise, n_questions),
         max_size_quantile=max_size_quantile,
-        on_first_step=on_first_step,
     )
 
 
@@ -820,36 +798,12 @@ def _iter_fits(
         cfg,
         seed,
         deadline,
-        _make_first_epoch(setup, params, deadline),
+        setup.first_epoch,
     )
     for epoch, params in enumerate(epochs, 1):
         value = metric(setup, params) if metric else unknown
         yield _Fit(setup, params, value, epoch)
         on_phase(phase, epoch, cfg.n_epochs, deadline)
-
-
-def _make_first_epoch(
-    setup: QuestionSetup, params: Params, deadline: Deadline
-) -> FitState | None:
-    """The fit after its first epoch in the order of the list, which may be made already; None for none.
-
-    Args:
-      params: the untrained weights.
-    """
-    cfg = setup.first_epoch_setup
-    if cfg is None or setup.world is None:
-        return None
-    is_same = cfg.policy.aggregation == setup.policy.aggregation
-    if is_same and setup.first_epoch is not None:
-        return setup.first_epoch
-    cfg = dataclasses.replace(
-        cfg,
-        policy=setup.policy,
-        params=params,
-        on_first_step=ignore_first_step,
-    )
-    epoch = listwise_steps.make_first_epoch(cfg, setup.world.evidence, deadline)
-    return epoch and epoch.fit
 
 
 def _describe_fit(setup: QuestionSetup) -> str:

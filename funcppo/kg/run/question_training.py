@@ -1,32 +1,31 @@
 """Learning the score of candidates from question episodes: the questions, the listwise fit, and PPO.
 
-`collect_questions` lists the evidence of training questions within bounds, and may make the first epoch of the listwise
-fit meanwhile; `fit_listwise` yields the params after each epoch of the fit that PPO starts from, and `refine_with_ppo`
-those after each update of PPO.
+`collect_questions` lists the evidence of training questions within bounds, `fit_listwise` yields the params after each
+epoch of the fit that PPO starts from, and `refine_with_ppo` yields those after each update of PPO.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
-from funcppo import train_step
-from funcppo.config import Config, PPOConfig
-from funcppo.core import random
+from funcppo import optim, train_step
+from funcppo.config import AdamConfig, Config, PPOConfig
+from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.settings import Size, UnitInterval
 from funcppo.core.types import I64
 from funcppo.kg.logic import firing_chunks, triple_index
 from funcppo.kg.logic.firing_chunks import FiringWork
 from funcppo.kg.logic.question_types import select_questions
-from funcppo.kg.run import listwise_steps
+from funcppo.kg.run import budget
 from funcppo.kg.run.config import Note
-from funcppo.kg.run.listwise_steps import FirstEpoch, FirstEpochSetup, FitState
 from funcppo.kg.scores import aggregation, evidence, questions
 from funcppo.kg.scores.aggregation import AggregationConfig
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
@@ -39,9 +38,12 @@ from funcppo.kg.scores.question_config import (
 )
 from funcppo.kg.scores.questions import Params, PolicyConfig, QuestionWorld
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
+from funcppo.optim import AdamState
 
 # Questions of similar size share a batch; they are sorted within this many batches.
 SORTED_BATCHES = 8
+# batches of a group of the first epoch, after its first batch, whose questions are sorted by size
+GROUP_BATCHES = 4
 # links that take the memory of a firing
 LINKS_PER_FIRING = 4
 # questions whose candidates are scored at once before PPO starts
@@ -55,8 +57,6 @@ class TrainingQuestions(NamedTuple):
     policy: PolicyConfig
     n_questions: int  # that were asked, those without a derived answer included
     notes: tuple[Note, ...]  # which questions were left out
-    # the listwise fit after its first epoch; None where it was not asked for, or there are fewer than a batch
-    first_epoch: FitState | None = None
 
 
 class _ListedQuestions(NamedTuple):
@@ -65,7 +65,24 @@ class _ListedQuestions(NamedTuple):
     evidence: Evidence
     n_questions: int
     stopped_by: str  # the bound that ended the list; empty if none did
-    first_epoch: FirstEpoch | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstEpoch:
+    """Settings of the first epoch of a listwise fit, which takes questions in the order of their list."""
+
+    batch_size: Size
+    """Number of questions of a gradient step."""
+    max_size_quantile: UnitInterval
+    """Questions with more firings than this share of their group are left out."""
+
+
+class FitState(NamedTuple):
+    """Weights in the middle of a listwise fit."""
+
+    params: Params
+    adam: AdamState[Params]
+    n_steps: int  # so far
 
 
 def collect_questions(
@@ -77,11 +94,10 @@ def collect_questions(
     uses_degrees: bool,
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
-    first_epoch: FirstEpochSetup | None = None,
 ) -> TrainingQuestions:
     """List the evidence of training questions: those of a sample of the facts, each without its own.
 
-    The same number of questions gives the same evidence and the same first epoch, whatever the seconds.
+    The same number of questions gives the same evidence, whatever the seconds.
 
     Args:
       task: of height 1.
@@ -90,8 +106,7 @@ def collect_questions(
       seed: of what is drawn.
       uses_degrees: weigh degrees.
       on_phase: receives the number of questions that are listed, and of all.
-      deadline: ends the list as the seconds of `cfg` do, which do not count gradient steps.
-      first_epoch: of the listwise fit, whose steps are taken while questions are listed; None for none.
+      deadline: ends the list as the seconds of `cfg` do.
 
     Returns:
       The questions whose answer is derived without its own fact.
@@ -127,12 +142,12 @@ def collect_questions(
     )
     world = aggregation.make_world(task.kb, task.sizes, facts)
     listed = _list_within_bounds(
-        parts, work, cfg, len(order), deadline, on_phase, first_epoch
+        parts, work, cfg, len(order), deadline, on_phase
     )
-    n_derived = len(listwise_steps.derived_questions(listed.evidence))
+    n_derived = len(derived_questions(listed.evidence))
     if not n_derived:
         raise ValueError("no rule derives a known fact from the others")
-    rows, most, n_left_out = listwise_steps.fitting_questions(
+    rows, most, n_left_out = fitting_questions(
         listed.evidence, cfg.max_size_quantile
     )
     n_join_rows = firing_chunks.max_join_rows(facts.plan, asked)
@@ -141,7 +156,6 @@ def collect_questions(
     )
     if n_left_out:
         note += f"; {n_left_out:,} of these have more than {most:,} firings and were left out"
-    epoch = listed.first_epoch
     return TrainingQuestions(
         world=QuestionWorld(
             world,
@@ -159,11 +173,7 @@ def collect_questions(
             capacity=aggregation.capacity(listed.evidence, rows),
         ),
         n_questions=listed.n_questions,
-        notes=(
-            Note("cut" if listed.stopped_by else "detail", note),
-            *_describe_first_epoch(epoch),
-        ),
-        first_epoch=epoch and epoch.fit,
+        notes=(Note("cut" if listed.stopped_by else "detail", note),),
     )
 
 
@@ -189,17 +199,6 @@ def _describe_listing(
     return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
 
 
-def _describe_first_epoch(epoch: FirstEpoch | None) -> list[Note]:
-    """A note on the first epoch of the fit, where it was made while questions were listed."""
-    if epoch is None:
-        return []
-    note = (
-        f"listwise fit: its first epoch was made while questions were listed, {epoch.fit.n_steps:,} gradient steps on "
-        f"{epoch.n_questions:,} of them"
-    )
-    return [Note("detail", note)]
-
-
 def _list_within_bounds(
     parts: Iterator[Evidence],
     work: FiringWork,
@@ -207,17 +206,14 @@ def _list_within_bounds(
     n_all: int,
     deadline: Deadline,
     on_phase: PhaseCallback,
-    first_epoch: FirstEpochSetup | None,
 ) -> _ListedQuestions:
     """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
 
     Args:
       parts: none is listed yet.
       work: of the parts; its deadline is set.
-      first_epoch: its steps are taken between parts, and their time does not count; None for none.
     """
     listed: list[Evidence] = []
-    epoch = first_epoch and listwise_steps.begin(first_epoch)
     n_questions, n_firings, stopped_by = 0, 0, ""
     seconds = min(cfg.seconds or LISTING_SECONDS, deadline.seconds_left)
     max_firings = cfg.max_firings or MAX_FIRINGS
@@ -230,8 +226,6 @@ def _list_within_bounds(
         listed.append(part)
         n_questions += len(part.label)
         n_firings += len(part.rule) + len(part.link_label) // LINKS_PER_FIRING
-        if first_epoch is not None and epoch is not None:
-            epoch = _learn_part(first_epoch, epoch, part, work, deadline)
         show(n_questions, deadline=work.deadline)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
@@ -243,33 +237,8 @@ def _list_within_bounds(
             break
 
     return _ListedQuestions(
-        evidence.concatenate(listed),
-        n_questions,
-        stopped_by,
-        first_epoch and epoch and listwise_steps.finish(first_epoch, epoch),
+        evidence.concatenate(listed), n_questions, stopped_by
     )
-
-
-def _learn_part(
-    cfg: FirstEpochSetup,
-    epoch: FirstEpoch,
-    part: Evidence,
-    work: FiringWork,
-    latest: Deadline,
-) -> FirstEpoch:
-    """The first epoch after the steps that a listed part allows.
-
-    Args:
-      work: its deadline, if it has one, is put off by the time of the steps.
-      latest: the deadline is not put off beyond.
-    """
-    deadline = work.deadline
-    began = deadline.clock()
-    epoch = listwise_steps.learn(cfg, epoch, part)
-    if not math.isinf(deadline.at):
-        later = deadline.at + deadline.clock() - began
-        work.deadline = replace(deadline, at=min(later, latest.at))
-    return epoch
 
 
 def _show_listing(
@@ -305,21 +274,26 @@ def fit_listwise(
     cfg: ListwiseConfig,
     seed: int,
     deadline: Deadline = NO_DEADLINE,
-    first_epoch: FitState | None = None,
+    first_epoch: FirstEpoch | None = None,
 ) -> Iterator[Params]:
     """Yield the params after each epoch of steps down the listwise loss.
 
     Args:
       seed: of the order of the questions.
       deadline: ends the epoch in progress, the last one then.
-      first_epoch: the fit after its first epoch if that is made, which started from the params.
+      first_epoch: settings of an epoch in the order of the list, which takes the place of the first one if there is a
+        batch of questions; None for an epoch as the later ones.
     """
     size = batch_size(cfg, len(world.question))
     n_batches = max(1, len(world.question) // size)
     epochs = range(cfg.n_epochs)
-    fit = listwise_steps.init_fit(params)
+    fit = init_fit(params)
     if first_epoch is not None:
-        fit, epochs = first_epoch, epochs[1:]
+        fit = _fit_in_listed_order(
+            policy, world, fit, cfg, first_epoch, deadline
+        )
+    if fit.n_steps:
+        epochs = epochs[1:]
         yield fit.params
         if deadline.is_over:
             return
@@ -329,14 +303,155 @@ def fit_listwise(
         key = random.fold_in(random.key(seed, world.question.device), epoch)
         for question in _batches(world, key, size):
             rate = cfg.learning_rate * (1.0 - fit.n_steps / n_steps)
-            fit = listwise_steps.take_step(
-                policy, world, fit, cfg, question, rate
-            )
+            fit = take_step(policy, world, fit, cfg, question, rate)
             if deadline.is_over:
                 break
         yield fit.params
         if deadline.is_over:
             return
+
+
+def init_fit(params: Params) -> FitState:
+    """The state of a fit before its first step."""
+    return FitState(params, optim.init(params), 0)
+
+
+def take_step(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    fit: FitState,
+    cfg: ListwiseConfig,
+    question: I64[Tensor, "B"],
+    rate: float,
+) -> FitState:
+    """The fit after one step of Adam on some questions."""
+    gradient = batch_gradient(policy, world, fit.params, cfg, question)
+    params, adam = optim.update(
+        AdamConfig(), gradient, fit.adam, fit.params, rate
+    )
+    return FitState(params, adam, fit.n_steps + 1)
+
+
+def batch_gradient(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    params: Params,
+    cfg: ListwiseConfig,
+    question: I64[Tensor, "B"],
+) -> Params:
+    """The gradient of the listwise loss of some questions, computed in parts where they do not fit together."""
+    size = aggregation.capacity(world.evidence, question)
+    per_question = budget.batch_firings(1, size)
+    n_together = max(1, cfg.max_batch_firings // per_question)
+
+    total: Params | None = None
+    for part in question.split(n_together):
+        gradient = grad(questions.listwise_loss, argnums=3)(
+            replace(policy, capacity=size), world, cfg.penalty, params, part
+        )
+        if len(part) == len(question):
+            return gradient
+        share = len(part) / len(question)
+        weighted = tree.map(lambda x: share * x, gradient)  # noqa: B023
+        total = (
+            weighted if total is None else tree.map(torch.add, total, weighted)
+        )
+    assert total is not None, "there are questions"
+    return total
+
+
+def fitting_questions(
+    listed: Evidence, quantile: float
+) -> tuple[I64[Tensor, "n"], int, int]:
+    """The questions whose answer is derived and whose firings are no more than some quantile of theirs.
+
+    Returns:
+      Their rows; the quantile, in firings; and the number of larger ones.
+    """
+    rows = derived_questions(listed)
+    _, n_firings, _ = aggregation.question_sizes(listed, rows)
+    most = torch.quantile(n_firings.double(), quantile)
+    fits = n_firings <= most
+    return rows[fits], int(most), int((~fits).sum())
+
+
+def derived_questions(listed: Evidence) -> I64[Tensor, "n"]:
+    """The rows of the questions whose answer is derived."""
+    return (listed.answer >= 0).nonzero().squeeze(1)
+
+
+def _fit_in_listed_order(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    fit: FitState,
+    cfg: ListwiseConfig,
+    first_epoch: FirstEpoch,
+    deadline: Deadline,
+) -> FitState:
+    """The fit after an epoch over the questions in the order of their list, at the full learning rate.
+
+    The first gradient step is on one batch, the others are on groups of batches. An incomplete last batch is part of
+    the last group; fewer questions than a batch make no step.
+
+    Args:
+      deadline: ends the epoch after a group.
+    """
+    listed = world.evidence
+    row = derived_questions(listed)
+    size = first_epoch.batch_size
+    n_done, start = 0, 0
+    while len(row) - n_done >= size:
+        # The last group has fewer batches.
+        n_batches = GROUP_BATCHES if n_done else 1
+        n_batches = min(n_batches, (len(row) - n_done) // size)
+        n_next = n_done + n_batches * size
+        if n_done and n_batches < GROUP_BATCHES:
+            n_next = len(row)
+        stop = int(row[n_next - 1]) + 1
+        group = evidence.slice_questions(listed, start, stop)
+        fit = _fit_group(
+            policy, world, fit, cfg, first_epoch, group, n_next, n_batches
+        )
+        n_done, start = n_next, stop
+        if deadline.is_over:
+            break
+    return fit
+
+
+def _fit_group(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    fit: FitState,
+    cfg: ListwiseConfig,
+    first_epoch: FirstEpoch,
+    group: Evidence,
+    n_questions: int,
+    n_batches: int,
+) -> FitState:
+    """The fit after a step on each batch of a group, questions of similar size together.
+
+    Args:
+      n_questions: of this group and those before.
+    """
+    rows, _, _ = fitting_questions(group, first_epoch.max_size_quantile)
+    group_world = world._replace(
+        evidence=group,
+        question=rows,
+        prior_score=torch.zeros_like(group.base_score),
+    )
+
+    # The prior of the weights counts once for all questions so far, not once for each group.
+    penalty = cfg.penalty
+    deviation = penalty.feature_deviation * (n_questions / len(rows)) ** 0.5
+    cfg = replace(cfg, penalty=replace(penalty, feature_deviation=deviation))
+
+    _, n_firings, _ = aggregation.question_sizes(group, rows)
+    by_size = rows[torch.argsort(n_firings, stable=True)]
+    for question in by_size.tensor_split(n_batches):
+        fit = take_step(
+            policy, group_world, fit, cfg, question, cfg.learning_rate
+        )
+    return fit
 
 
 def _batches(

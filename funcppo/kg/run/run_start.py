@@ -624,7 +624,7 @@ def _collect_questions(
     on_phase: PhaseCallback,
     run_time: RunTime,
 ) -> tuple[QuestionSetup, TrainingQuestions]:
-    """The listed questions, with the first epoch of the listwise fit, which ends the phase before its first step.
+    """List the questions to learn from.
 
     Raises:
       ValueError: there is no question to learn from.
@@ -632,14 +632,6 @@ def _collect_questions(
     config, setup = run.run_config, run.questions
     assert setup is not None, "the run learns from questions"
     is_set = options.max_questions is not None
-    first_epoch = question_run.plan_first_epoch(
-        run.task,
-        setup,
-        config.listwise,
-        options.max_size_quantile,
-        config.device,
-        partial(run_time.end_phase, "questions", is_set=is_set),
-    )
     setup, collected = question_run.collect(
         run.task,
         setup,
@@ -648,14 +640,12 @@ def _collect_questions(
         config.device,
         on_phase,
         run_time.until(run_time.QUESTIONS),
-        # Link embeddings that are set are trained before any fit.
-        None if options.embedding is True else first_epoch,
     )
-    is_begun = setup.first_epoch is not None
-    phase = "questions and first epoch" if is_begun else "questions"
-    run_time.end_phase(phase, is_set=is_set)
-    setup = dataclasses.replace(setup, first_epoch_setup=first_epoch)
-    return setup, collected
+    run_time.end_phase("questions", is_set=is_set)
+    first_epoch = question_run.plan_first_epoch(
+        run.task, config.listwise, options.max_size_quantile
+    )
+    return dataclasses.replace(setup, first_epoch=first_epoch), collected
 
 
 def _chosen_options(
@@ -931,7 +921,7 @@ def _fit(
         deadline.seconds_left,
         valid_seconds,
         budget.time_factor(config.seconds),
-        min_epochs=1 if setup.first_epoch_setup is None else 2,
+        min_epochs=1 if setup.first_epoch is None else 2,
     )
     fitted = question_run.fit_listwise(
         setup,

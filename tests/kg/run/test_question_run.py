@@ -25,7 +25,6 @@ from funcppo.kg.run import (
     training,
     validation,
 )
-from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.kg.scores import evidence
@@ -164,44 +163,27 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
     assert run.rule_metric == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_first_epoch_is_made_while_questions_are_listed(
+def test_a_fit_of_one_epoch_has_none_in_the_order_of_the_list(
     tmp_path, monkeypatch
 ):
-    """Other fits make it in the same order afterwards, so that none depends on what was tried before."""
+    """Every fit of several epochs begins in that order, so that none depends on what was tried before."""
     started = []
     fit_listwise = question_training.fit_listwise
 
     def watch(*args):
-        *others, first_epoch = args
-        started.append((args[0].aggregation.uses_degrees, first_epoch))
-        return fit_listwise(*others, first_epoch)
+        started.append(args[-1] is not None)
+        return fit_listwise(*args)
 
     monkeypatch.setattr(question_training, "fit_listwise", watch)
-    run_time = RunTime(CONFIG.seconds)
-    run = run_start.prepare_run(
-        CONFIG, tmp_path, resume=False, run_time=run_time
-    )
-    assert "questions and first epoch" in run_time.phases
-    assert any("its first epoch was made while" in note for note in run.notes)
-    (without, first), (with_degrees, second) = started[:2]
-    assert (without, with_degrees) == (False, True)
-    assert first.n_steps == second.n_steps > 0
-
-    for changes, n_steps in (
-        ({"listwise": replace(CONFIG.listwise, n_epochs=1)}, 0),
-        ({"listwise": replace(CONFIG.listwise, learning_rate=0.0)}, 0),
-        ({"questions": QuestionConfig(embedding=True)}, first.n_steps),
+    for changes, is_made in (
+        ({}, True),
+        ({"listwise": replace(CONFIG.listwise, n_epochs=1)}, False),
     ):
         started.clear()
-        run_time = RunTime(CONFIG.seconds)
         run_start.prepare_run(
-            replace(CONFIG, **changes),
-            tmp_path,
-            resume=False,
-            run_time=run_time,
+            replace(CONFIG, **changes), tmp_path, resume=False
         )
-        assert "questions and first epoch" not in run_time.phases
-        assert all(n_steps == (f.n_steps if f else 0) for _, f in started)
+        assert started and all(made == is_made for made in started)
 
 
 def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.func import grad
 
-from funcppo.config import PPOConfig
+from funcppo import optim
+from funcppo.config import AdamConfig, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
@@ -16,8 +18,9 @@ from funcppo.kg.logic.question_types import select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import evidence_ranking, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
-from funcppo.kg.run import budget
+from funcppo.kg.run import budget, question_training
 from funcppo.kg.run.question_training import (
+    FirstEpoch,
     collect_questions,
     fit_listwise,
     refine_with_ppo,
@@ -269,3 +272,88 @@ def test_ppo_learns_it_too_and_without_a_learning_rate_nothing(task, collected):
 
     assert valid_mrr(task, collected, refined(0.05)) > before + 0.1
     assert valid_mrr(task, collected, refined(0.0)) == before
+
+
+# -- the first epoch, in the order of the list
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The gradient steps of a fit: questions, settings, rate, and the steps before."""
+    taken = []
+    take_step = question_training.take_step
+
+    def watch(policy, world, fit, cfg, question, rate):
+        taken.append((world, question, cfg, rate, fit))
+        return take_step(policy, world, fit, cfg, question, rate)
+
+    monkeypatch.setattr(question_training, "take_step", watch)
+    return taken
+
+
+def test_each_derived_question_is_in_one_batch_of_the_first_epoch(
+    collected, steps
+):
+    cfg = ListwiseConfig(learning_rate=0.1, batch_size=8, n_epochs=3)
+    start = questions.init(collected.policy, random.key(0))
+    first = FirstEpoch(batch_size=8, max_size_quantile=1.0)
+    fitted = list(
+        fit_listwise(
+            collected.policy,
+            collected.world,
+            start,
+            cfg,
+            seed=0,
+            first_epoch=first,
+        )
+    )
+    assert len(fitted) == 3
+    rates = [rate for _, _, _, rate, _ in steps]
+    n_first = rates.index(next(rate for rate in rates if rate < 0.1))
+    seen = []
+    for world, question, *_ in steps[:n_first]:
+        listed = world.evidence
+        key = torch.stack([listed.label, listed.given, listed.left_out], dim=1)
+        seen += map(tuple, key[question].tolist())
+    # A last batch is incomplete, unless it is part of a group: up to one batch is left over.
+    n_derived = int((collected.world.evidence.answer >= 0).sum())
+    assert n_derived - 8 < len(set(seen)) == len(seen) <= n_derived
+
+    # The first step is on the first batch, down its loss; its questions are sorted by size, which rounds otherwise.
+    world, question, penalty, _, fit = steps[0]
+    assert fit.n_steps == 0 and len(question) == 8
+    gradient = grad(questions.listwise_loss, argnums=3)(
+        collected.policy,
+        collected.world,
+        penalty.penalty,
+        start,
+        (collected.world.evidence.answer >= 0).nonzero().squeeze(1)[:8],
+    )
+    params, _ = optim.update(
+        AdamConfig(), gradient, optim.init(start), start, 0.1
+    )
+    tree.map(torch.testing.assert_close, steps[1][4].params, params)
+
+    # The prior of the weights counts for the questions so far: half as much in a group that is half of them.
+    deviations = [cfg.penalty.feature_deviation for _, _, cfg, _, _ in steps]
+    assert deviations[0] == cfg.penalty.feature_deviation
+    assert deviations[1] ** 2 == pytest.approx(40 / 32 * deviations[0] ** 2)
+
+    # Later epochs go on from the first one; their rate falls over all steps.
+    counts = [fit.n_steps for *_, fit in steps]
+    assert counts == list(range(len(steps)))
+    assert rates[n_first:] == pytest.approx(
+        [0.1 * (1 - i / len(steps)) for i in range(n_first, len(steps))]
+    )
+
+
+def test_fewer_questions_than_a_batch_make_no_first_epoch(collected, steps):
+    cfg = ListwiseConfig(learning_rate=0.1, n_epochs=2)
+    start = questions.init(collected.policy, random.key(0))
+    fits = []
+    for first in (None, FirstEpoch(batch_size=9999, max_size_quantile=1.0)):
+        arguments = collected.policy, collected.world, start, cfg
+        fits.append([*fit_listwise(*arguments, 0, first_epoch=first)])
+    for one, other in zip(*fits, strict=True):
+        pairs = zip(tree.leaves(one), tree.leaves(other), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
