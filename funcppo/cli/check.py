@@ -265,14 +265,14 @@ def _compare_evidence(
     subject: Subject, run: Run | None, ranked: Ranking, seconds: float
 ) -> Iterator[Agreement]:
     """The comparison of the evidence of a run that learnt from questions; none of anything else."""
+    from funcppo.kg.answers import explain_answer
     from funcppo.kg.ranking import agreement
-    from funcppo.kg.run import run_proofs
 
     if run is None or run.questions is None:
         return
     left_out = run.run_config.questions.left_out
     assert left_out != "auto", "a stored run has what it chose"
-    explain = partial(run_proofs.explain_answer, run)
+    explain = partial(explain_answer, run)
     weighed = run.questions.policy.aggregation
     yield agreement.compare_evidence(
         subject,

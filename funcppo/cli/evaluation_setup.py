@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from funcppo.kg.answers import Answerer
     from funcppo.kg.logic.proof import Proof
     from funcppo.kg.ranking.evaluator import (
         Evaluator,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
         ProofFinder,
     )
     from funcppo.kg.ranking.ranking import RankingProtocol, Scorer, ScorerBySide
-    from funcppo.kg.run.answers import Answerer
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.subject import Subject
     from funcppo.kg.search.beam_search import (
@@ -503,7 +503,7 @@ def open_answerer(
     choice_seconds: float,
 ) -> tuple[Answerer, list[str]]:
     """The answerer of a command line, as `load_subject` loads it, and notes on the data and on what was chosen."""
-    from funcppo.kg.run.answers import Answerer
+    from funcppo.kg.answers import Answerer
 
     with show_status(make_console(use_stderr=True), "reading data") as status:
         subject = load_subject(
@@ -695,14 +695,14 @@ def _build_evaluator(
 
 def _make_prover(subject: Subject) -> ProofFinder:
     """A function from answers to their proofs: the policy's, or without a policy smallest ones."""
+    from funcppo.kg.answers import most_probable_proofs
     from funcppo.kg.ranking import explain
-    from funcppo.kg.run import run_proofs
 
     program = explain.build_program(subject.task)
     run = subject.policy_run
     if run is None:
         return partial(explain.smallest_proofs, subject.task, program=program)
-    return partial(run_proofs.most_probable_proofs, run, program=program)
+    return partial(most_probable_proofs, run, program=program)
 
 
 def _make_other_facts_finder(subject: Subject) -> OtherFactsFinder | None:

@@ -61,9 +61,13 @@ from funcppo.runtime.distributed import Processes
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
     from funcppo.core.record_log import RecordLog
-    from funcppo.kg.ranking.prediction import OpenQuery
-    from funcppo.kg.run.answers import Answer, Answerer, QueryAnswers
-    from funcppo.kg.run.relation_facts import RelationFile
+    from funcppo.kg.answers import (
+        Answer,
+        Answerer,
+        OpenQuery,
+        QueryAnswers,
+        RelationFile,
+    )
 
 # queries that are answered together at first; later as many as a second allows
 FIRST_BATCH_QUERIES = 1
@@ -559,7 +563,7 @@ class Predict:
         Raises:
           ValueError: a query is bad; of a file, the message names the line.
         """
-        from funcppo.kg.run.answers import read_open_query
+        from funcppo.kg.answers import read_open_query
 
         if self.query is not None:
             query, read = read_open_query(answerer.dataset, self.query)
@@ -631,11 +635,15 @@ class Predict:
 
     def _derive(self, answerer: Answerer, path: Path) -> int:
         """Write the new facts of the relation to a file, sorted at the end."""
-        from funcppo.kg.run import relation_facts
+        from funcppo.kg.answers import (
+            derive_relation_facts,
+            finish_relation_file,
+            open_relation_file,
+        )
 
         predicate = _find_relation(answerer, str(self.relation))
         file = self._relation_file(answerer, path)
-        first = relation_facts.open_file(
+        first = open_relation_file(
             file, resume=self.resume, overwrite=self.overwrite
         )
         if first is None:
@@ -648,7 +656,7 @@ class Predict:
             suppress(KeyboardInterrupt),
             show_status(make_console(use_stderr=True), "deriving") as bar,
         ):
-            for progress in relation_facts.derive(
+            for progress in derive_relation_facts(
                 answerer,
                 predicate,
                 file,
@@ -671,14 +679,14 @@ class Predict:
                 [f"interrupted after {done:,} of {n_heads:,} entities; {hint}"]
             )
             return interrupt.exit_status
-        counts = relation_facts.finish(file)
-        self._print_facts(answerer, file, counts.n_facts)
-        self._print_self(counts.n_self)
+        n_facts, n_self = finish_relation_file(file)
+        self._print_facts(answerer, file, n_facts)
+        self._print_self(n_self)
         return 0
 
     def _relation_file(self, answerer: Answerer, path: Path) -> RelationFile:
         """The file with what its lines depend on."""
-        from funcppo.kg.run.relation_facts import RelationFile
+        from funcppo.kg.answers import RelationFile
 
         settings: JsonObject = {
             "relation": self.relation,
@@ -753,7 +761,7 @@ class Predict:
 
 def _csv_text(answered: Sequence[JsonObject]) -> str:
     """The rows of --csv."""
-    from funcppo.kg.run.answers import CSV_COLUMNS
+    from funcppo.kg.answers import CSV_COLUMNS
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -765,7 +773,7 @@ def _csv_text(answered: Sequence[JsonObject]) -> str:
 
 def _csv_rows(query: JsonObject) -> list[list[object]]:
     """The rows of --csv of a query; one without a listed answer has one row with its text alone."""
-    from funcppo.kg.run.answers import CSV_COLUMNS, csv_row
+    from funcppo.kg.answers import CSV_COLUMNS, csv_row
 
     if not query["answers"]:
         return [[query["query"], *[""] * (len(CSV_COLUMNS) - 1)]]

@@ -311,12 +311,12 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
 
     import torch
 
+    from funcppo.kg.answers import explain_answer, most_probable_proof
     from funcppo.kg.ranking import evidence_explanation, ranking
-    from funcppo.kg.run import run_proofs
     from funcppo.kg.run.subject import describe_default_score
 
     query = torch.tensor(atom)
-    best = run_proofs.most_probable_proof(run, query)
+    best = most_probable_proof(run, query)
     if best is None:
         return None
     dataset = run.task.dataset
@@ -324,7 +324,7 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
     explanations = [
         explanation
         for side in sides
-        if (explanation := run_proofs.explain_answer(run, query, side))
+        if (explanation := explain_answer(run, query, side))
     ]
     default = (
         [] if run.default_score == run.score else [describe_default_score(run)]
@@ -536,10 +536,11 @@ def _answer_scores(
         return None
     import torch
 
-    from funcppo.kg.run import answers, subject
+    from funcppo.kg.answers import Answerer
+    from funcppo.kg.run import subject
 
     scored = subject.run_subject(run)
-    scores = answers.score_atoms(scored, atoms, 1 + variables.index(True))
+    scores = Answerer(scored).score(atoms, 1 + variables.index(True))
     return _Scores(scored.score, torch.tensor(scores, dtype=torch.float64))
 
 

@@ -42,7 +42,7 @@ from funcppo.kg.search.config import ProverTaskConfig
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
-    from funcppo.kg.run.answers import Answerer
+    from funcppo.kg.answers import Answerer
 
 
 @dataclass(frozen=True, kw_only=True)

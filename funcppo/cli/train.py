@@ -1313,8 +1313,8 @@ def _longest_proof(run: Run, deadline: Deadline) -> tuple[Proof | None, int]:
     """The longest of the most probable proofs of the first queries, or None; and how many queries were searched."""
     import torch
 
+    from funcppo.kg.answers import most_probable_proof
     from funcppo.kg.ranking import explain
-    from funcppo.kg.run import run_proofs
 
     dataset = run.task.dataset
     split = dataset.test if len(dataset.test) else dataset.train
@@ -1325,7 +1325,7 @@ def _longest_proof(run: Run, deadline: Deadline) -> tuple[Proof | None, int]:
         if n_searched and deadline.is_over:
             break
         n_searched += 1
-        candidate = run_proofs.most_probable_proof(
+        candidate = most_probable_proof(
             run, torch.from_numpy(row).long(), program
         )
         if candidate is None:

@@ -28,6 +28,13 @@ import numpy as np
 import torch
 
 from funcppo.core.json_io import Json
+from funcppo.kg.answers import (
+    Answer,
+    Answerer,
+    AnswerProof,
+    OpenQuery,
+    read_open_query,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.dataset import Dataset
@@ -46,16 +53,9 @@ from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import prove_from_other_facts
-from funcppo.kg.ranking.prediction import OpenQuery
 from funcppo.kg.ranking.rank_metrics import Metrics
 from funcppo.kg.ranking.ranking import HEADLINE_METRICS
 from funcppo.kg.run import budget, fitting, rule_cache, run_start
-from funcppo.kg.run.answers import (
-    Answer,
-    Answerer,
-    AnswerProof,
-    read_open_query,
-)
 from funcppo.kg.run.config import CHOICE_SECONDS, MINED_RULES_FILE, RunConfig
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import (

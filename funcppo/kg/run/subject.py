@@ -14,14 +14,13 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.json_io import shorten
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.ranking import scorers
-from funcppo.kg.ranking.prediction import Predictor, make_predictor
 from funcppo.kg.ranking.ranking import Scorer, ScorerBySide, selection_metric
 from funcppo.kg.ranking.settings_choice import (
     SettingsChoice,
     choose_settings,
     describe_choice,
 )
-from funcppo.kg.run import question_run, run_start, training, validation
+from funcppo.kg.run import run_start, training, validation
 from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.run.run import Run
 from funcppo.kg.scores import link_embedding
@@ -363,35 +362,4 @@ def make_subject_scorer(
         task,
         run.state.best_params,
         run.search_step,
-    )
-
-
-def make_subject_predictor(subject: Subject) -> Predictor:
-    """The predictor of a subject, which ranks answers by the scorer that ranks splits.
-
-    Raises:
-      ValueError: the score is greedy, which tells candidates without a proof apart.
-    """
-    if subject.score == "greedy":
-        raise ValueError(
-            "--score greedy: expected a score of what the rules derive, greedy ranks all other entities too"
-        )
-    make_fact_scorer = None
-    run = subject.policy_run
-    if run is not None and run.questions is not None:
-        left_out = run.run_config.questions.left_out
-        assert left_out != "auto", "a stored run has what it chose"
-        fact_scorer = question_run.make_fact_scorer(
-            run.task, run.questions, run.state.best_params, left_out
-        )
-
-        def return_fact_scorer(task: ProverTask, /) -> ScorerBySide:
-            return fact_scorer
-
-        make_fact_scorer = return_fact_scorer
-    return make_predictor(
-        subject.task,
-        partial(make_subject_scorer, subject),
-        make_fact_scorer,
-        reads_derivations=make_fact_scorer is None,
     )

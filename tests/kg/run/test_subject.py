@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from funcppo.kg.answers import make_subject_predictor
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import TAIL
 from funcppo.kg.ranking import ranking, settings_choice
@@ -13,7 +14,6 @@ from funcppo.kg.run.subject import (
     check_untrained_score,
     dataset_subject,
     height_of_score,
-    make_subject_predictor,
     make_subject_scorer,
     run_subject,
 )

@@ -13,12 +13,12 @@ from funcppo import metrics_log
 from funcppo.core import json_io
 from funcppo.core.json_io import Json
 from funcppo.core.settings import METRICS_FILE
+from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.ranking import scorers
 from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import training
-from funcppo.kg.run.answers import Answerer
 from funcppo.kg.run.config import RESULTS_FILE, read_config
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import describe_default_score, run_subject

@@ -12,6 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.kg.answers import (
+    Answerer,
+    AnswerProof,
+    OpenQuery,
+    RankedAnswers,
+    explain_answer,
+    format_query,
+    probability,
+)
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.writers import format_atom, format_rule
 from funcppo.kg.logic import query_answering
@@ -24,10 +33,7 @@ from funcppo.kg.ranking.explain import (
     MAX_FACT_PROOF_ROWS,
     prove_from_other_facts,
 )
-from funcppo.kg.ranking.prediction import OpenQuery, RankedAnswers, probability
 from funcppo.kg.ranking.ranking import stratified_sample
-from funcppo.kg.run import run_proofs
-from funcppo.kg.run.answers import Answerer, AnswerProof, format_query
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.kg.show.report.names import display
 from funcppo.kg.show.report.ranked_split import RankedSplit
@@ -153,7 +159,7 @@ def _side_entry(
     query = OpenQuery(int(atom[0]), side, int(atom[HEAD + TAIL - side]))
     run = answerer.subject.policy_run
     assert run is not None, "a run gives the scores"
-    explanation = run_proofs.explain_answer(run, atom, side)
+    explanation = explain_answer(run, atom, side)
     evidence: list[str] = []
     if explanation is not None:
         evidence = evidence_explanation.to_lines(answerer.dataset, explanation)

@@ -17,6 +17,12 @@ import torch
 from torch import Tensor
 
 from funcppo.core.json_io import shorten
+from funcppo.kg.answers import (
+    Answerer,
+    OpenQuery,
+    format_query,
+    read_open_query,
+)
 from funcppo.kg.graph.dataset import assign_ids
 from funcppo.kg.graph.lexer import QUOTED_PATTERN, unquote
 from funcppo.kg.graph.queries import read_query
@@ -29,9 +35,7 @@ from funcppo.kg.ranking.explain import (
     MAX_FACT_PROOF_ROWS,
     prove_from_other_facts,
 )
-from funcppo.kg.ranking.prediction import OpenQuery
 from funcppo.kg.ranking.scorers import graph_fallback_notes
-from funcppo.kg.run.answers import Answerer, format_query, read_open_query
 from funcppo.kg.show.report import query_entries
 from funcppo.kg.show.report.names import display
 from funcppo.kg.show.serve.errors import RequestError

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.kg.answers import Answerer
 from funcppo.kg.graph.writers import format_rule
 from funcppo.kg.logic import triple_index
 from funcppo.kg.logic.consequences import iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import TAIL
-from funcppo.kg.run.answers import Answerer
 from funcppo.kg.show.report import rule_uses
 from funcppo.kg.show.report.tables import RuleUse
 from funcppo.kg.show.serve.values import Learning, Name, Rule, Rules

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
+from funcppo.kg.answers import Answerer, OpenQuery
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking.prediction import OpenQuery
 from funcppo.kg.run import run_start
-from funcppo.kg.run.answers import Answerer
 from funcppo.kg.run.subject import run_subject
 from funcppo.kg.search.task import ignore_phase
 from funcppo.kg.show.report import query_entries, ranked_split

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import funcppo as fp
+from funcppo.kg.answers import Answerer
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import calibration
 from funcppo.kg.ranking.ranking import RankingProtocol, rank_split
 from funcppo.kg.run import run_build, run_start, validation
-from funcppo.kg.run.answers import Answerer
 from funcppo.kg.run.subject import run_subject
 from funcppo.kg.search.task import ignore_phase
 from funcppo.kg.show.report import query_entries, ranked_split

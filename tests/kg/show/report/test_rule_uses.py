@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from funcppo.core import tree
+from funcppo.kg import answers
 from funcppo.kg.ranking import explain
-from funcppo.kg.run import run_proofs, run_start
+from funcppo.kg.run import run_start
 from funcppo.kg.show.report.rule_uses import rule_uses
 
 
@@ -15,7 +16,7 @@ def opened(runs, name):
     """A run, the atoms of its test split that rules derive, and their proofs."""
     run = run_start.open_run(runs[name])
     atoms = torch.from_numpy(run.task.dataset.test[:-2]).long()
-    found = [run_proofs.most_probable_proof(run, atom) for atom in atoms]
+    found = [answers.most_probable_proof(run, atom) for atom in atoms]
     atoms = atoms[[proof is not None for proof in found]]
     return run, atoms, [proof for proof in found if proof]
 

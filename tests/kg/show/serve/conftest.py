@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
+from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
-from funcppo.kg.run.answers import Answerer
 from funcppo.kg.run.subject import dataset_subject, open_run_subject
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show.serve.app import Site

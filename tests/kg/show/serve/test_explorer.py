@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.lexer import quote
 from funcppo.kg.logic import proof as proofs
-from funcppo.kg.run.answers import Answerer, score_atoms
 from funcppo.kg.run.subject import dataset_subject
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show.serve import explorer as explorer_module
@@ -214,7 +214,7 @@ def test_relations_of_other_arities_are_shown_and_not_ranked(tmp_path):
     assert explorer.entity(a)["n_facts"] == 3
     assert explorer.rule(2)["n_derived"] == 1
     atom = torch.tensor([[path_id, a, c, 0]])
-    assert [why["score"]] == score_atoms(subject, atom, 2)
+    assert [why["score"]] == Answerer(subject).score(atom, 2)
 
 
 def test_queries_as_text(explorers):

@@ -1,0 +1,599 @@
+"""Answers: the candidates and scores of a ranking, T_P held in part too; proofs; a file of all new facts."""
+
+import dataclasses
+import json
+import os
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo.core import random
+from funcppo.kg import answers as kg_answers
+from funcppo.kg.answers import (
+    Answerer,
+    OpenQuery,
+    RelationFile,
+    derive_relation_facts,
+    explain_answer,
+    finish_relation_file,
+    format_query,
+    make_predictor,
+    most_probable_proof,
+    most_probable_proofs,
+    open_relation_file,
+    probability,
+    read_open_query,
+)
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import explain, rank_metrics, ranking, scorers
+from funcppo.kg.ranking.candidates import RankingProtocol
+from funcppo.kg.run import run_start
+from funcppo.kg.run.config import RunConfig
+from funcppo.kg.run.subject import dataset_subject
+from funcppo.kg.scores import link_embedding
+from funcppo.kg.scores.question_config import (
+    EmbeddingConfig,
+    ListwiseConfig,
+    QuestionConfig,
+)
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.task import build_task
+
+NOISY_OR = "noisy-or@3"
+
+
+RULES = """p(X, Y) :- q(X, Y).
+p(X, Y) :- q(X, Z), r(Z, Y).
+q(X, Y) :- r(Y, X).
+q(X, Y) :- p(X, Z), p(Z, Y).
+r(X, Y) :- s(X, Y), q(X, X).
+r(X, e3) :- s(X, e2).
+"""
+
+
+def random_dataset():
+    """160 random triples of 4 relations over 14 entities, 20 of them in test."""
+    rows = np.unique(
+        np.random.default_rng(0).integers([14, 4, 14], size=(160, 3)), axis=0
+    )
+    order = np.random.default_rng(1).permutation(len(rows))
+    triples = [
+        (f"e{head}", "pqrs"[relation], f"e{tail}")
+        for head, relation, tail in rows[order].tolist()
+    ]
+    return loaders.from_triples(triples[20:], test=triples[:20], rules=RULES)
+
+
+def make_task(**settings):
+    cfg = ProverTaskConfig(
+        **{"max_height": 1, "smoothing": 5.0, "object_identity": False}
+        | settings
+    )
+    return build_task(random_dataset(), cfg)
+
+
+def predictor_of(task, score=NOISY_OR):
+    return make_predictor(
+        task, lambda task: scorers.make_untrained_scorer(task, score)
+    )
+
+
+def split_queries(task, split):
+    return [
+        (OpenQuery(int(row[0]), side, int(row[HEAD + TAIL - side])), row)
+        for side in (HEAD, TAIL)
+        for row in split
+    ]
+
+
+@pytest.mark.parametrize("height", [1, 2])
+@pytest.mark.parametrize("score", [NOISY_OR, "max-confidence"])
+def test_candidates_and_scores_are_those_of_a_ranking(height, score):
+    task = make_task(max_height=height)
+    split = task.dataset.test
+    ranked = ranking.rank_split(
+        task,
+        split,
+        scorers.make_untrained_scorer(task, score),
+        RankingProtocol(),
+    )
+    queries = split_queries(task, split)
+    answers = predictor_of(task, score).rank([query for query, _ in queries])
+    n_listed = 0
+    for i, found in enumerate(answers):
+        others = (ranked.listed_row == i) & ~ranked.is_answer
+        expected = ranked.listed_score[others].sort(descending=True).values
+        assert found.score.tolist() == expected.tolist()
+        n_listed += len(expected)
+    assert n_listed > 50  # not about nothing
+
+
+def test_known_answers_are_marked_and_have_their_score_in_a_ranking():
+    task = make_task()
+    split = task.dataset.test
+    ranked = ranking.rank_split(
+        task,
+        split,
+        scorers.make_untrained_scorer(task, NOISY_OR),
+        RankingProtocol(),
+    )
+    queries = split_queries(task, split)
+    answers = predictor_of(task).rank(
+        [query for query, _ in queries], with_known=True
+    )
+    for i, ((query, row), found) in enumerate(zip(queries, answers)):
+        place = found.entity.tolist().index(int(row[query.side]))
+        assert bool(found.is_known[place])
+        assert int(found.score[place]) == int(ranked.answer_score[i])
+        assert bool(found.is_derivable[place]) == bool(
+            ranked.answer_provable[i]
+        )
+        assert found.n_known == int(found.is_known.sum())
+        assert found.n_new == int((~found.is_known).sum())
+
+
+def test_a_fact_is_derived_from_other_facts_only():
+    dataset = loaders.from_triples(
+        [("a", "p", "b"), ("a", "q", "b"), ("a", "q", "c"), ("d", "p", "e")],
+        rules="p(X, Y) :- q(X, Y).\np(X, Y) :- p(X, Y).",
+    )
+    task = build_task(dataset, ProverTaskConfig(max_height=1))
+    p, a, d = 1, 1, dataset.entities.index("d") + 1
+    found, of_d = predictor_of(task, "max-confidence").rank(
+        [OpenQuery(p, TAIL, a), OpenQuery(p, TAIL, d)], with_known=True
+    )
+    names = [dataset.entities[i - 1] for i in found.entity.tolist()]
+    assert dict(zip(names, found.is_known.tolist())) == {"b": True, "c": False}
+    assert found.is_derivable.all() and found.n_new == 1
+    # p(d, e) follows from itself alone.
+    assert of_d.is_known.tolist() == [True]
+    assert of_d.is_derivable.tolist() == [False]
+    assert of_d.score.tolist() == [rank_metrics.ZERO_SCORE]
+
+
+@pytest.mark.parametrize("score", [NOISY_OR, "exists@1"])
+@pytest.mark.parametrize("with_known", [False, True])
+@pytest.mark.parametrize("max_questions", [0, 10**6])
+def test_the_answers_are_the_same_where_t_p_is_held_in_part(
+    score, with_known, max_questions, monkeypatch
+):
+    """Also to queries that neither valid nor test asks; whether derivations are found by questions or by rules."""
+    monkeypatch.setattr(kg_answers, "MAX_INDEX_QUESTIONS", max_questions)
+    whole = make_task()
+    n_atoms = len(whole.least_model.atoms)
+    part = make_task(max_atoms=n_atoms - 1)
+    assert whole.least_model.complete and not part.least_model.complete
+    n_constants = whole.dataset.n_constants
+    queries = [
+        OpenQuery(predicate, side, given)
+        for predicate in range(1, whole.dataset.n_predicates + 1)
+        for side in (HEAD, TAIL)
+        for given in range(1, n_constants + 1)
+    ]
+    rank = partial(predictor_of(whole, score).rank, with_known=with_known)
+    for expected, found in zip(
+        rank(queries),
+        predictor_of(part, score).rank(queries, with_known=with_known),
+    ):
+        for x, y in zip(expected, found):
+            if isinstance(x, torch.Tensor):
+                assert x.tolist() == y.tolist()
+            else:
+                assert x == y
+
+
+def test_equal_scores_share_the_rank_of_the_first():
+    dataset = loaders.from_triples(
+        [("a", "q", x) for x in "bcd"]
+        + [("a", "s", "b"), ("a", "s", "c"), ("z", "p", "b"), ("z", "s", "b")],
+        rules="p(X, Y) :- q(X, Y).\np(X, Y) :- s(X, Y).",
+    )
+    task = build_task(dataset, ProverTaskConfig(max_height=1, smoothing=5.0))
+    p = dataset.predicates.index("p") + 1
+    (found,) = predictor_of(task, "noisy-or").rank([OpenQuery(p, TAIL, 1)])
+    names = [dataset.entities[i - 1] for i in found.entity.tolist()]
+    assert (names, found.rank.tolist()) == (["b", "c", "d"], [1, 1, 3])
+
+
+LOOP_RULES = """p(X, Y) :- q(X, Y).
+s(X, Y) :- q(X, Y).
+t(X, X) :- q(X, Y).
+"""
+
+
+@pytest.mark.parametrize("max_atoms", [None, 5])
+@pytest.mark.parametrize("side", [HEAD, TAIL])
+def test_the_entity_of_a_query_is_left_out_where_nothing_says_that_it_may_be(
+    max_atoms, side
+):
+    """p: no loop is known. s: one is, in test. t: a rule says so. T_P is held whole or in part."""
+    dataset = loaders.from_triples(
+        [("a", "q", "a"), ("a", "q", "b"), ("b", "q", "a"), ("b", "p", "z")],
+        test=[("z", "s", "z")],
+        rules=LOOP_RULES,
+    )
+    cfg = ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False)
+    if max_atoms:
+        cfg = dataclasses.replace(cfg, max_atoms=max_atoms)
+    task = build_task(dataset, cfg)
+    assert task.least_model.complete == (max_atoms is None)
+    predictor = predictor_of(task, "max-confidence")
+    queries = [
+        OpenQuery(dataset.predicates.index(name) + 1, side, 1) for name in "pst"
+    ]
+    with_self = predictor.rank(queries)
+    found = predictor.rank(queries, with_self=False)
+    assert [answers.n_self for answers in with_self] == [0, 0, 0]
+    assert [answers.n_self for answers in found] == [1, 0, 0]
+    assert [answers.n_new for answers in found] == [1, 2, 1]
+
+    # The scores of the others do not change, and their ranks are among those listed.
+    for kept, left in zip(with_self, found):
+        is_listed = torch.isin(kept.entity, left.entity)
+        assert left.entity.tolist() == kept.entity[is_listed].tolist()
+        assert left.score.tolist() == kept.score[is_listed].tolist()
+    assert with_self[0].rank.tolist() == [1, 1] and found[0].rank[0] == 1
+
+
+def test_repeated_queries_are_answered_in_the_order_asked():
+    task = make_task()
+    queries = [query for query, _ in split_queries(task, task.dataset.test)][:5]
+    asked = [*queries[::-1], queries[0]]
+    found = predictor_of(task).rank(asked)
+    assert [answers.query for answers in found] == asked
+
+
+def test_a_score_is_a_probability():
+    assert probability(rank_metrics.ZERO_SCORE) == 0
+    assert probability(rank_metrics.CERTAIN_SCORE) == 1
+    assert probability(0) == 0.5
+    log_odds = torch.tensor([-40.0, -3.0, 2.0, 12.0], dtype=torch.float64)
+    for x, score in zip(log_odds, rank_metrics.quantise(log_odds).tolist()):
+        assert probability(score) == pytest.approx(
+            float(torch.sigmoid(x)), rel=1e-9
+        )
+
+
+# -- in names
+
+CFG = ProverTaskConfig(max_height=1, smoothing=5.0)
+
+
+def small_dataset():
+    triples = [("a", "q", "b"), ("a", "q", "c"), ("a", "p", "b")]
+    triples += [("d", "p", "e"), ("b", "q", "a")]
+    return loaders.from_triples(triples, rules="p(X, Y) :- q(X, Y).")
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "in part"])
+def answerer(request):
+    """Of T_P, or of the part of it that valid and test ask for, which is nothing."""
+    cfg = dataclasses.replace(CFG, max_atoms=6) if request.param else CFG
+    subject = dataset_subject(small_dataset(), cfg, "max-confidence")
+    assert subject.task.least_model.complete != request.param
+    return Answerer(subject)
+
+
+def test_each_answer_has_a_name_a_verdict_and_a_proof(answerer):
+    query, _ = read_open_query(answerer.dataset, "p(a, X)")
+    (found,) = answerer.answer([query], with_known=True, with_explanations=True)
+    assert (found.n_new, found.n_known, found.n_entities) == (1, 1, 5)
+    by_name = {answer.entity: answer for answer in found.answers}
+    assert {name: (a.known, a.verdict) for name, a in by_name.items()} == {
+        "b": (True, "proved"),
+        "c": (False, "proved"),
+    }
+    for name, answer in by_name.items():
+        lines = answer.explanation.to_lines()
+        # In a list the proof is shown, not the data set.
+        assert repr(answer).endswith("\n".join(lines) + ")")
+        assert lines[0].startswith(f"p(a, {name})") and "q(a, " in lines[1]
+        assert answer.to_json()["proof"]["nodes"][0]["rule"] == 0
+
+
+def test_a_fact_without_other_facts_is_not_derivable(answerer):
+    query, _ = read_open_query(answerer.dataset, "p(X, e)")
+    (found,) = answerer.answer([query], with_known=True, with_explanations=True)
+    (answer,) = found.answers
+    assert (answer.entity, answer.known) == ("d", True)
+    assert (answer.verdict, answer.score) == ("not derivable", 0.0)
+    assert answer.log_score is None and answer.explanation is None
+
+
+@pytest.mark.parametrize(
+    ("text", "side", "given"), [("p(a, ?x)", TAIL, "a"), ("p(_, e)", HEAD, "e")]
+)
+def test_a_query_is_read_and_written(text, side, given):
+    dataset = small_dataset()
+    query, _ = read_open_query(dataset, text)
+    predicate = dataset.predicates.index("p") + 1
+    entity = dataset.entities.index(given) + 1
+    assert query == OpenQuery(predicate, side, entity)
+    expected = "p(a, X)" if side == TAIL else "p(X, e)"
+    assert format_query(dataset, query) == expected
+
+
+def test_a_query_of_a_program_has_two_arguments():
+    program = loaders.from_text("p(a). q(a, b). q(X, X) :- p(X).")
+    with pytest.raises(ValueError, match="expected two arguments"):
+        read_open_query(program, "p(X)")
+    subject = dataset_subject(program, CFG, "max-confidence")
+    query, _ = read_open_query(subject.task.dataset, "q(X, a)")
+    (found,) = Answerer(subject).answer([query])
+    assert [answer.entity for answer in found.answers] == ["a"]
+
+
+def test_atoms_are_scored_as_answers_are():
+    subject = dataset_subject(small_dataset(), CFG, "noisy-or")
+    answerer = Answerer(subject)
+    query, _ = read_open_query(answerer.dataset, "p(a, X)")
+    (found,) = answerer.answer([query], with_known=True)
+    ids = {name: i for i, name in enumerate(answerer.dataset.entities, 1)}
+    rows = [[query.predicate, ids["a"], ids[a.entity]] for a in found.answers]
+    scores = answerer.score(torch.tensor(rows), TAIL)
+    assert scores == [answer.score for answer in found.answers]
+
+
+@pytest.fixture
+def with_embedding(answerer):
+    """The answerer with link embeddings of two models, of which the last has seen all facts."""
+    n_entities, n_labels = 5, 2 * 2 + 2
+    embedding = link_embedding.init(
+        EmbeddingConfig(rank=3, n_folds=1), n_entities, n_labels, random.key(0)
+    )
+    subject = answerer.subject._replace(embedding=embedding)
+    return Answerer(subject)
+
+
+@pytest.mark.parametrize(
+    ("text", "side"), [("p(a, X)", TAIL), ("q(X, b)", HEAD)]
+)
+def test_unproved_answers_follow_all_others_by_their_prior(
+    with_embedding, text, side
+):
+    dataset = with_embedding.dataset
+    query, _ = read_open_query(dataset, text)
+    (proved,) = with_embedding.answer([query], k=None)
+    (found,) = with_embedding.answer([query], k=None, with_unproved=True)
+    n = len(proved.answers)
+    assert found.answers[:n] == proved.answers
+    unproved = found.answers[n:]
+    # Neither derivable nor known, nor the query's own entity: of no triple both arguments are the same.
+    known = {"p(a, X)": {"a", "b", "c"}, "q(X, b)": {"a", "b"}}[text]
+    names = {answer.entity for answer in unproved}
+    assert names == set(dataset.entities) - known
+    assert found.n_unproved == len(names)
+
+    entity = torch.tensor(
+        [dataset.entities.index(a.entity) + 1 for a in unproved]
+    )
+    prior = link_embedding.prior(
+        with_embedding.subject.embedding,
+        torch.full_like(entity, 1),
+        torch.full_like(entity, 2 * query.predicate + side - HEAD),
+        torch.full_like(entity, query.given),
+        entity,
+    )
+    assert [a.prior for a in unproved] == pytest.approx(prior.tolist())
+    assert prior.tolist() == sorted(prior.tolist(), reverse=True)
+    assert [a.rank for a in unproved] == list(range(n + 1, n + 1 + len(names)))
+    for answer in unproved:
+        assert (answer.verdict, answer.score) == ("unproved", 0.0)
+        assert not answer.known and answer.explanation is None
+        assert answer.to_json()["prior"] == answer.prior
+    assert all("prior" not in a.to_json() for a in proved.answers)
+    assert "n_unproved" not in proved.to_json()
+
+
+def test_unproved_answers_fill_up_what_k_leaves(with_embedding):
+    query, _ = read_open_query(with_embedding.dataset, "p(a, X)")
+    for k, verdicts in {
+        1: ["proved"],
+        2: ["proved", "unproved"],
+        9: ["proved", "unproved", "unproved"],
+    }.items():
+        (found,) = with_embedding.answer([query], k=k, with_unproved=True)
+        assert [answer.verdict for answer in found.answers] == verdicts
+        assert found.n_unproved == 2
+
+
+def test_without_link_embeddings_there_are_no_unproved_answers(answerer):
+    query, _ = read_open_query(answerer.dataset, "p(a, X)")
+    with pytest.raises(ValueError, match="expected a run with link embeddings"):
+        answerer.answer([query], with_unproved=True)
+
+
+# -- proofs by a run that learns from questions
+
+CONFIG = RunConfig(
+    dataset="family_tree:60:0",
+    steps=64,
+    n_validation_queries=20,
+    prover=ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False),
+    questions=QuestionConfig(max_questions=100, degrees=False),
+    listwise=ListwiseConfig(n_epochs=1, batch_size=32),
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    run = run_start.prepare_run(CONFIG, folder, resume=False)
+    assert run.run_config.learner == "questions"
+    return run
+
+
+def test_a_proof_uses_the_rule_that_adds_most(run):
+    n_proved = 0
+    for row in run.task.dataset.test:
+        atom = torch.from_numpy(row).long()
+        proof = most_probable_proof(run, atom)
+        explanation = explain_answer(run, atom, TAIL)
+        assert (proof is None) == (explanation is None)
+        if proof is not None:
+            root = proof.nodes[0]
+            assert root.rule == explanation.rules[0].rule
+            assert root.probability == explanation.rules[0].share
+            n_proved += 1
+            assert explain_answer(run, atom, HEAD) is not None
+    assert n_proved > 5
+
+
+def test_many_proofs_are_those_of_single_answers(run):
+    split = torch.from_numpy(run.task.dataset.test.copy()).long()
+    program = explain.build_program(run.task)
+    proofs = most_probable_proofs(run, split, program)
+    assert len(proofs) == len(split)
+    for atom, many in zip(split, proofs):
+        one = most_probable_proof(run, atom, program)
+        if one is None or many is None:
+            assert one is many
+            continue
+        assert one.nodes[0].rule == many.nodes[0].rule
+        assert one.nodes[0].probability == pytest.approx(
+            many.nodes[0].probability, abs=1e-6
+        )
+
+
+def test_answers_of_many_entities_are_proved(tmp_path, monkeypatch):
+    """Two entities of 50,000 are no int32, which the atoms of a split are."""
+    pairs = [(f"x{i}", f"y{i}") for i in range(25_000)]
+    likes = [(x, "likes", y) for x, y in pairs]
+    knows = [(x, "knows", y) for x, y in pairs[-60:]]
+    graph = loaders.from_triples(
+        likes + knows[:40],
+        knows[40:50],
+        knows[50:],
+        rules="knows(X, Y) :- likes(X, Y)",
+    )
+    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
+    options = replace(CONFIG.questions, max_questions=None)
+    config = replace(CONFIG, questions=options)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
+    assert run.run_config.learner == "questions"
+    atoms = torch.from_numpy(graph.test.copy())
+    assert atoms.dtype == torch.int32
+    program = explain.build_program(run.task)
+    proofs = most_probable_proofs(run, atoms, program)
+    assert len(proofs) == 10 and all(proofs)
+
+
+# -- all new facts of a relation
+
+SETTINGS = {"relation": "p"}
+
+
+@pytest.fixture(scope="module")
+def deriving():
+    """11 new facts of p, of three heads and two scores."""
+    return answerer_of([])
+
+
+def answerer_of(more):
+    """An answerer of these and more triples."""
+    triples = [("ä b", "q", f"x{i}") for i in range(4)]
+    triples += [("c", "q", f"x{i}") for i in range(3)]
+    triples += [("d,e", "s", f"x{i}") for i in range(4)]
+    triples += [("f", "s", "x0"), ("f", "p", "x0"), ("z", "r", "z"), *more]
+    rules = "p(X, Y) :- q(X, Y).\np(X, Y) :- s(X, Y)."
+    dataset = loaders.from_triples(triples, rules=rules)
+    cfg = ProverTaskConfig(max_height=1, smoothing=5.0)
+    return Answerer(dataset_subject(dataset, cfg, "noisy-or"))
+
+
+def work(answerer, file, *, stop_after=None, resume=False, **options):
+    """Derive the facts, and finish unless stopped after some steps."""
+    first = open_relation_file(file, resume=resume, overwrite=False)
+    if first is None:
+        return None
+    predicate = answerer.dataset.predicates.index("p") + 1
+    steps = derive_relation_facts(answerer, predicate, file, first, **options)
+    for n_steps, progress in enumerate(steps, 1):
+        assert progress.n_all_heads == answerer.dataset.n_constants
+        if n_steps == stop_after:
+            return None
+    return finish_relation_file(file)
+
+
+def test_the_facts_are_sorted_by_score_and_the_part_is_gone(deriving, tmp_path):
+    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
+    assert work(deriving, file) == (11, 0)
+    facts = [json.loads(line) for line in file.path.read_text().splitlines()]
+    assert [fact["rank"] for fact in facts] == [1] * 4 + [5] * 7
+    assert {fact["head"] for fact in facts[:4]} == {"d,e"}
+    assert not file.part_path.exists()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_file_cut_at_any_byte_is_resumed_to_the_same_file(
+    deriving, tmp_path, suffix
+):
+    whole = RelationFile(path=tmp_path / f"w.{suffix}", settings=SETTINGS)
+    work(deriving, whole, stop_after=99)
+    expected = whole.path.read_bytes()
+
+    stopped = RelationFile(path=tmp_path / f"s.{suffix}", settings=SETTINGS)
+    work(deriving, stopped, stop_after=1)
+    part = stopped.part_path.read_bytes()
+    assert part.count(b"\n") == 11 and not stopped.path.exists()
+    for n_bytes in range(0, len(part) + 1, 7):
+        stopped.path.unlink(missing_ok=True)
+        stopped.part_path.write_bytes(part[:n_bytes])
+        work(deriving, stopped, resume=True)
+        assert stopped.path.read_bytes() == expected, n_bytes
+
+
+def test_facts_that_link_an_entity_to_itself_are_left_out_and_counted(tmp_path):
+    """Also after an interruption, which does not forget those that were counted before it."""
+    answerer = answerer_of([(name, "q", name) for name in ("ä b", "c", "f")])
+    counts = {}
+    for with_self in (False, True):
+        path = tmp_path / f"{with_self}.jsonl"
+        file = RelationFile(path=path, settings=SETTINGS)
+        work(answerer, file, with_self=with_self, stop_after=1)
+        counts[with_self] = work(
+            answerer, file, with_self=with_self, resume=True
+        )
+        facts = [json.loads(line) for line in path.read_text().splitlines()]
+        n_loops = sum(fact["head"] == fact["tail"] for fact in facts)
+        assert (n_loops, len(facts)) == (3 * with_self, counts[with_self][0])
+    assert counts == {False: (11, 3), True: (14, 0)}
+
+
+def test_complete_work_is_not_done_again(deriving, tmp_path):
+    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
+    work(deriving, file)
+    assert open_relation_file(file, resume=True, overwrite=False) is None
+
+
+def test_other_work_is_neither_resumed_nor_replaced(deriving, tmp_path):
+    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
+    work(deriving, file, stop_after=1)
+    other = RelationFile(path=file.path, settings={"relation": "q"})
+    with pytest.raises(ValueError, match="made with relation q, got p"):
+        open_relation_file(other, resume=True, overwrite=False)
+    with pytest.raises(ValueError, match=r"unfinished work in .*\.part"):
+        open_relation_file(other, resume=False, overwrite=False)
+    file.settings_path.unlink()
+    with pytest.raises(ValueError, match="got no file"):
+        open_relation_file(file, resume=True, overwrite=False)
+    first = open_relation_file(other, resume=False, overwrite=True)
+    assert first == 1 and not file.part_path.read_bytes()
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="no /dev/full on this system"
+)
+def test_a_full_disk_is_an_error_that_names_the_part(deriving, tmp_path):
+    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
+    first = open_relation_file(file, resume=False, overwrite=False)
+    file.part_path.unlink()
+    file.part_path.symlink_to("/dev/full")
+    predicate = deriving.dataset.predicates.index("p") + 1
+    with pytest.raises(OSError) as error:
+        list(derive_relation_facts(deriving, predicate, file, first))
+    assert error.value.filename == str(file.part_path)
