@@ -36,7 +36,7 @@ from experiments.paths import DATA, RESULTS
 from experiments.provenance import current_commit, describe_machine
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.mining.budget import ignore_progress
-from funcppo.kg.run import rule_cache
+from funcppo.kg.run import rule_files
 
 Options = list[str]
 
@@ -475,7 +475,7 @@ def mine_rules(data: Path, dataset: str, cache: Path) -> str:
     with MINING_LOCK:
         facts = load(data / dataset, facts_only=True)
         return str(
-            rule_cache.get_or_mine_rules(
+            rule_files.get_or_mine_rules(
                 facts,
                 MINED_SETS[dataset].mining,
                 "cpu",

@@ -155,7 +155,7 @@ def profile(args: argparse.Namespace) -> int:
     clock = Clock()
     from funcppo import cli
     from funcppo.kg.mining import paths, voting
-    from funcppo.kg.run import rule_cache
+    from funcppo.kg.run import rule_files
     from funcppo.runtime import distributed, task_pool
 
     processes = distributed.Processes
@@ -187,7 +187,7 @@ def profile(args: argparse.Namespace) -> int:
         timed = clock.wrap("votes", getattr(voting, name))
         setattr(voting, name, timed)
     paths.build_edge_index = clock.wrap("index", paths.build_edge_index)
-    rule_cache.mine_dataset = clock.wrap("alone", rule_cache.mine_dataset)
+    rule_files.mine_dataset = clock.wrap("alone", rule_files.mine_dataset)
 
     out = args.profile / "rules.tsv"
     words = ["mine", args.data, "--max-rows", str(args.max_rows)]

@@ -35,7 +35,7 @@ from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.ranking.scorers import make_untrained_scorer
 from funcppo.kg.ranking.settings_choice import choose_settings
-from funcppo.kg.run import rule_cache
+from funcppo.kg.run import rule_files
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import ProverTask
@@ -148,10 +148,10 @@ def measure(
     with tempfile.TemporaryDirectory() as scratch:
         rule_file = Path(scratch) / "rules.tsv"
         start, clock_start = time.process_time(), time.perf_counter()
-        rules, counts, result = rule_cache.mine_dataset(
+        rules, counts, result = rule_files.mine_dataset(
             dataset, settings.mining
         )
-        rule_cache.write_rule_file(rule_file, rules, counts, "tsv")
+        rule_files.write_rule_file(rule_file, rules, counts, "tsv")
         seconds = time.process_time() - start
         clock_seconds = time.perf_counter() - clock_start
 

@@ -62,8 +62,8 @@ from funcppo.kg.ranking.scorers import (
     iter_task_derivations,
     make_untrained_scorer,
 )
-from funcppo.kg.run import rule_cache
-from funcppo.kg.run.identity_counts import count_mined_rules
+from funcppo.kg.run import rule_files
+from funcppo.kg.run.rule_files import count_mined_rules
 from funcppo.kg.scores.baselines import rule_confidences
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import ProverTask, build_task, known_triples
@@ -166,13 +166,13 @@ def compare(args: argparse.Namespace, scratch: Path) -> Record:
 def mine(folder: Path, constants: bool, scratch: Path) -> Path:
     """A file of AnyBURL with rules that funcppo mines and counts under object identity."""
     path = scratch / "mined.txt"
-    mined = rule_cache.mine_dataset(
+    mined = rule_files.mine_dataset(
         load(folder, facts_only=True), MiningConfig(constants=constants)
     )
     counted = count_mined_rules(
         mined.dataset, mined.statistics, RowBudget(sys.maxsize)
     )
-    rule_cache.write_rule_file(
+    rule_files.write_rule_file(
         path, counted.dataset, counted.statistics, "AnyBURL"
     )
     return path

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.kg.graph.dataset import Dataset
-    from funcppo.kg.run.rule_cache import MinedDataset
+    from funcppo.kg.run.rule_files import MinedDataset
 
 MAX_PRINTED_RULES = 5
 IDENTITY_SHARE = 0.25  # of the limits, for counts under object identity
@@ -162,12 +162,12 @@ class Mine:
 
     def _help(self, processes: Processes) -> int:
         """Do tasks of rank 0, which mines; the exit status."""
-        from funcppo.kg.run import rule_cache
+        from funcppo.kg.run import rule_files
         from funcppo.runtime.task_pool import TaskPool
 
         dataset, _ = self._read(processes)
         cfg = self._config(dataset)
-        context = rule_cache.mining_context(dataset, cfg, self.device)
+        context = rule_files.mining_context(dataset, cfg, self.device)
         TaskPool(processes, self.device).serve(context)
         return 0
 
@@ -194,7 +194,7 @@ class Mine:
 
     def _config(self, dataset: Dataset) -> MiningConfig:
         """The settings of the miner: those among the options, and for the others the defaults of the data set."""
-        from funcppo.kg.run import rule_cache
+        from funcppo.kg.run import rule_files
 
         options = {
             field.name: getattr(self, field.name)
@@ -208,7 +208,7 @@ class Mine:
                 rows = int((1 - IDENTITY_SHARE) * self.max_rows)
                 options["max_rows"] = max(1, rows)
         given = {k: v for k, v in options.items() if v is not None}
-        return rule_cache.mining_config(dataset, **given)
+        return rule_files.mining_config(dataset, **given)
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
@@ -239,7 +239,7 @@ class Mine:
         tell_others: Callable[[str], None],
     ) -> MinedDataset:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
-        from funcppo.kg.run import rule_cache
+        from funcppo.kg.run import rule_files
 
         def show(stage: str, done: float, total: float) -> None:
             display.report(stage, done, total)
@@ -248,7 +248,7 @@ class Mine:
         with show_status(
             make_console(use_stderr=True), "mining rules"
         ) as display:
-            return rule_cache.mine_dataset(
+            return rule_files.mine_dataset(
                 dataset,
                 self._config(dataset),
                 self.device,
@@ -267,7 +267,7 @@ class Mine:
         from funcppo.core.deadline import Deadline
         from funcppo.kg.logic.joins import RowBudget
         from funcppo.kg.mining.mined_rules import select_rules
-        from funcppo.kg.run.identity_counts import count_mined_rules
+        from funcppo.kg.run.rule_files import count_mined_rules
 
         result = mined.result
         if not self.object_identity:
@@ -312,14 +312,14 @@ class Mine:
             compatibility_notes,
             format_rule_table,
         )
-        from funcppo.kg.run import rule_cache
+        from funcppo.kg.run import rule_files
 
         rules, counts, result = mined
         notes = compatibility_notes(rules, self.format)
 
         # Kept first: nothing is lost where FILE cannot be written.
         cfg = self._config(dataset)
-        default = rule_cache.mining_config(dataset, seconds=cfg.seconds)
+        default = rule_files.mining_config(dataset, seconds=cfg.seconds)
         is_default = cfg == default and not self.object_identity
         if is_default and result.interrupt is None and len(rules.rules):
             notes.append(_cache(dataset, cfg, mined))
@@ -327,7 +327,7 @@ class Mine:
         if str(self.out) == "-":
             write_output(format_rule_table(rules, counts, self.format))
         else:
-            rule_cache.write_rule_file(self.out, rules, counts, self.format)
+            rule_files.write_rule_file(self.out, rules, counts, self.format)
         return notes
 
 
@@ -351,11 +351,11 @@ def check_mining_memory(
       ValueError: the limit is no number, or mining the data set takes more.
     """
     from funcppo.kg.mining import miner
-    from funcppo.kg.run import rule_cache
+    from funcppo.kg.run import rule_files
     from funcppo.runtime import memory
 
     if max_length is None:
-        max_length = rule_cache.mining_config(dataset).max_length
+        max_length = rule_files.mining_config(dataset).max_length
     used_bytes = memory.used_bytes(device)
     limit = (
         default_memory_limit(device)
@@ -382,10 +382,10 @@ def _exit_status(interrupt: KeyboardInterrupt | None) -> int:
 
 def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
     """Keep the rules for later trainings; a note on where they are."""
-    from funcppo.kg.run import rule_cache
+    from funcppo.kg.run import rule_files
 
     try:
-        path = rule_cache.cache_rules(dataset, cfg, mined)
+        path = rule_files.cache_rules(dataset, cfg, mined)
     except OSError as error:
         return (
             f"not kept for `funcppo train`: {error.filename}: {error.strerror}"

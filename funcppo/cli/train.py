@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from funcppo.kg.logic.proof import Proof
     from funcppo.kg.run.budget import RunTime
     from funcppo.kg.run.peers import Peers
-    from funcppo.kg.run.rule_cache import RuleFile
+    from funcppo.kg.run.rule_files import RuleFile
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.telemetry import Exporter
     from funcppo.kg.run.validation import Calibration, SampledMetrics
@@ -678,7 +678,7 @@ class Train:
           ValueError: the facts support no rule.
         """
         from funcppo.kg.graph import loaders
-        from funcppo.kg.run import rule_cache
+        from funcppo.kg.run import rule_files
         from funcppo.kg.search import task
 
         def show_mining(stage: str, done: float, total: float) -> None:
@@ -686,7 +686,7 @@ class Train:
                 f"mining rules: {stage}", round(done), round(total) or None
             )
 
-        mined = rule_cache.get_or_mine_rules(
+        mined = rule_files.get_or_mine_rules(
             dataset,
             cfg,
             planned.device,
@@ -697,7 +697,7 @@ class Train:
         max_derivations = (
             task.MAX_DERIVATIONS_PER_ATOM * planned.prover.max_atoms
         )
-        return rule_cache.keep_holdable(
+        return rule_files.keep_holdable(
             mined,
             loaders.with_rule_file(dataset, mined.path),
             HOLDABLE_SHARE * max_derivations,

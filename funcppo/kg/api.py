@@ -55,7 +55,7 @@ from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import prove_from_other_facts
 from funcppo.kg.ranking.rank_metrics import Metrics
 from funcppo.kg.ranking.ranking import HEADLINE_METRICS
-from funcppo.kg.run import budget, fitting, rule_cache, run_start
+from funcppo.kg.run import budget, fitting, rule_files, run_start
 from funcppo.kg.run.config import CHOICE_SECONDS, MINED_RULES_FILE, RunConfig
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import (
@@ -200,8 +200,8 @@ class Graph(_Table):
           ValueError: an option is out of range.
           KeyboardInterrupt: mining was interrupted.
         """
-        cfg = rule_cache.mining_config(self.dataset, **options)
-        mined = rule_cache.mine_dataset(self.dataset, cfg)
+        cfg = rule_files.mining_config(self.dataset, **options)
+        mined = rule_files.mine_dataset(self.dataset, cfg)
         if mined.result.interrupt is not None:
             raise mined.result.interrupt
         return Graph(
@@ -837,8 +837,8 @@ def _fit_in_memory(
     if not len(graph.dataset.rules):
         graph = graph.with_mined_rules()
     if not len(graph.dataset.rules):
-        cfg = rule_cache.mining_config(graph.dataset)
-        raise ValueError(rule_cache.no_rules_message(graph.dataset.name, cfg))
+        cfg = rule_files.mining_config(graph.dataset)
+        raise ValueError(rule_files.no_rules_message(graph.dataset.name, cfg))
     folder.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(graph.store_settings(folder), **options)
     return fitting.fit(

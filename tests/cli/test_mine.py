@@ -30,7 +30,7 @@ from funcppo.kg.graph.writers import format_rule, to_clauses
 from funcppo.kg.mining import config, miner
 from funcppo.kg.mining.budget import ignore_progress
 from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.run import rule_cache
+from funcppo.kg.run import rule_files
 from funcppo.kg.run.config import RESULTS_FILE, read_config
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
 
@@ -91,7 +91,7 @@ def test_a_file_of_each_format_reads_back_as_the_same_rules(
         + result["n_constant_rules"]
     )
     dataset = load(folder)
-    mined, counts, _ = rule_cache.mine_dataset(
+    mined, counts, _ = rule_files.mine_dataset(
         dataset, MiningConfig(min_support=1, constants=True)
     )
     again = load(folder, out)
@@ -145,7 +145,7 @@ def test_whatever_the_names_are_printing_and_parsing_is_the_identity(
     dataset = from_triples(
         [tuple(rename[name] for name in triple) for triple in triples]
     )
-    mined, counts, _ = rule_cache.mine_dataset(
+    mined, counts, _ = rule_files.mine_dataset(
         dataset, MiningConfig(min_support=1, max_length=2, constants=True)
     )
     if len(mined.rules):
@@ -348,7 +348,7 @@ def test_a_folder_without_permission_is_an_error_before_mining(
     monkeypatch.setattr(
         os, "access", lambda *_: False
     )  # to root all folders are open
-    monkeypatch.setattr(rule_cache, "mine_dataset", None)
+    monkeypatch.setattr(rule_files, "mine_dataset", None)
     assert (
         funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r")
         == 2
@@ -403,9 +403,9 @@ def test_a_cache_folder_that_cannot_be_made_is_an_error_before_mining(
     monkeypatch, tmp_path
 ):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(rule_cache, "mine_dataset", None)
+    monkeypatch.setattr(rule_files, "mine_dataset", None)
     with pytest.raises(OSError, match="file"):
-        rule_cache.get_or_mine_rules(
+        rule_files.get_or_mine_rules(
             load("countries_s1"),
             MiningConfig(),
             "cpu",

@@ -18,7 +18,7 @@ from funcppo.kg.mining.config import (
     MiningConfig,
 )
 from funcppo.kg.ranking import settings_choice
-from funcppo.kg.run import rule_cache
+from funcppo.kg.run import rule_files
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import PhaseCallback, ignore_phase
 
@@ -44,7 +44,7 @@ def candidate_configs(
       dataset: without valid triples only its defaults are tried.
       seconds: time limit of mining; the usual settings beside others have half of it.
     """
-    defaults = rule_cache.mining_config(dataset, seconds=seconds)
+    defaults = rule_files.mining_config(dataset, seconds=seconds)
     usual = MiningConfig(seconds=seconds)
     is_tiny = len(dataset.facts) <= MAX_TINY_FACTS
     if defaults == usual or not is_tiny or not len(dataset.valid):

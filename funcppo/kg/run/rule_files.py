@@ -1,8 +1,12 @@
-"""Rules mined for a data set: in memory, in a file, and cached by a hash of the data and the settings.
+"""Rules mined for a data set: in memory, in a file, cached by a hash of data and settings, and counted again.
 
 `mine_dataset` mines now; `get_or_mine_rules` returns the cached rule file of a data set, mining it if there is none.
 What is mined is a function of the set of known facts, by name: neither the order of the lines of a file nor names that
 only held-out triples have change it.
+
+AnyBURL and PyClause count and apply rules under object identity: different variables of a rule bind different
+constants, none of which the rule names. The miner counts walks, whose entities may repeat. `count_mined_rules` counts
+mined rules again under object identity, whatever their length, for files that are read by those tools.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +35,8 @@ from funcppo.kg.graph.rule_tables import (
     with_counts_line,
     with_encoded_rules,
 )
+from funcppo.kg.logic import consequences, kb
+from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.mining import mined_rules, miner
 from funcppo.kg.mining.budget import ProgressCallback, ignore_progress
 from funcppo.kg.mining.config import MiningConfig, default_config
@@ -347,3 +355,86 @@ def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
     ]
     digest = hashlib.sha256(json.dumps(described).encode())
     return digest.hexdigest()[:16]
+
+
+class IdentityCounts(NamedTuple):
+    """Rules with their counts under object identity."""
+
+    dataset: Dataset  # its rules are those that predict something
+    statistics: RuleStatistics  # a row for each rule
+    is_kept: np.ndarray  # bool [R], which of the rules these are
+    notes: tuple[str, ...]  # what was left out or not counted, a line each
+    interrupt: KeyboardInterrupt | None  # what ended the count early
+
+
+def count_mined_rules(
+    dataset: Dataset,
+    statistics: RuleStatistics,
+    budget: RowBudget,
+    report: Callable[[int, int], object] = lambda done, total: None,
+) -> IdentityCounts:
+    """Count what rules predict, and how much of it is right, under object identity.
+
+    Rules of few predictions come first. Those that the budget does not suffice for keep their counts without object
+    identity; those that are right nowhere under it are left out. Notes count both.
+
+    Args:
+      dataset: known facts, and the rules.
+      statistics: counts of the rules without object identity.
+      budget: bounds the rows and the time of the joins.
+      report: called after each rule, with the number of counted rules and of all.
+    """
+    order = np.argsort(statistics.body_pairs, kind="stable")
+    # Each prediction takes some 100 bytes while its rule is counted.
+    order = order[statistics.body_pairs[order] <= 7_000_000]
+    support = statistics.support.copy()
+    predictions = statistics.body_pairs.copy()
+    is_counted = np.zeros(len(support), bool)
+    interrupt = None
+    try:
+        facts, sizes = kb.from_dataset(dataset)
+        for n_counted, applied in enumerate(
+            consequences.iter_consequences(
+                facts,
+                sizes,
+                rule_ids=order.tolist(),
+                object_identity=True,
+                budget=budget,
+            ),
+            1,
+        ):
+            rule = order[n_counted - 1]
+            support[rule] = int((applied.fact >= 0).sum())
+            predictions[rule] = len(applied.atoms)
+            is_counted[rule] = True
+            report(n_counted, len(support))
+    except RowBudgetExceeded:
+        pass  # the notes say what is not counted
+    except KeyboardInterrupt as error:
+        interrupt = error
+
+    kept = support > 0
+    n_left_out, n_uncounted = int((~kept).sum()), int((~is_counted).sum())
+    limits = (
+        "an interrupt" if interrupt else "the limits of time, rows or memory"
+    )
+    notes = {
+        f"{n_left_out:,} rules are right nowhere under object identity and were left out": n_left_out,
+        f"{n_uncounted:,} rules have counts without object identity: {limits} kept them from being counted with it": (
+            n_uncounted
+        ),
+    }
+    counted = statistics._replace(support=support, body_pairs=predictions)
+    return IdentityCounts(
+        replace(
+            dataset,
+            rules=dataset.rules[kept],
+            rule_weights=counted.weight[kept],
+            rule_counts=None,
+            rule_estimates=None,
+        ),
+        RuleStatistics(*(column[kept] for column in counted)),
+        kept,
+        tuple(note for note, n_rules in notes.items() if n_rules),
+        interrupt,
+    )
