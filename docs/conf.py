@@ -23,6 +23,7 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build", "conf.py"]
 default_role = "code"  # of single backticks
