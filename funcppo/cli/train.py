@@ -93,10 +93,10 @@ if TYPE_CHECKING:
     from funcppo.kg.graph.dataset import Dataset
     from funcppo.kg.logic.proof import Proof
     from funcppo.kg.run.budget import RunTime
-    from funcppo.kg.run.peers import Peers
     from funcppo.kg.run.rule_files import RuleFile
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.telemetry import Exporter
+    from funcppo.kg.run.training import Peers
     from funcppo.kg.run.validation import Calibration, SampledMetrics
     from funcppo.kg.search.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
@@ -371,7 +371,6 @@ class Train:
 
     def _assist(self, processes: Processes, exporter: Exporter | None) -> int:
         """Make updates of a part of the run that rank 0 trains; the exit status."""
-        from funcppo.kg.run import peers as sharing
         from funcppo.kg.run import run_build, run_start, training
         from funcppo.runtime.monitor import Monitor
 
@@ -383,7 +382,7 @@ class Train:
         training.set_matmul_precision(config)
         run = run_start.prepare_run(config, self.out, resume=True)
         run = run_build.with_training_data(run, for_validation=False)
-        peers = sharing.connect(processes, run)
+        peers = training.connect(processes, run)
         with defer_interrupt(), Monitor() as monitor:
             captured, record = training.prepare_train_step(run, peers=peers)
             if exporter is None:
@@ -760,7 +759,7 @@ class Train:
                     self.checkpoint_every,
                     exporter and exporter.telemetry,
                     loggers,
-                    peers or training.NO_PEERS,
+                    peers,
                 )
                 # A repeated signal ends the update or validation in progress.
                 with suppress(KeyboardInterrupt):
@@ -963,11 +962,10 @@ def _prepare_train_step(
       The step, how it is computed, and the processes that share it.
     """
     from funcppo import compiled_step
-    from funcppo.kg.run import peers as sharing
     from funcppo.kg.run import training
 
     processes = distributed.current_processes()
-    peers = sharing.connect(processes, run) if processes else None
+    peers = training.connect(processes, run) if processes else None
     with show_status(console, "preparing the training step"):
         captured, record = training.prepare_train_step(
             run, earlier, peers, deadline

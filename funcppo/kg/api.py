@@ -18,7 +18,7 @@ import dataclasses
 import html
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +55,7 @@ from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import prove_from_other_facts
 from funcppo.kg.ranking.rank_metrics import Metrics
 from funcppo.kg.ranking.ranking import HEADLINE_METRICS
-from funcppo.kg.run import budget, fitting, rule_files, run_start
+from funcppo.kg.run import budget, rule_files, run_start, training
 from funcppo.kg.run.config import CHOICE_SECONDS, MINED_RULES_FILE, RunConfig
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import (
@@ -724,7 +724,7 @@ def mine(graph: Graph | object, **options: Any) -> Graph:
 def fit(
     graph: Graph | object,
     out: str | Path | None = None,
-    on_update: fitting.UpdateCallback = fitting.ignore_update,
+    on_update: Callable[[int, dict[str, float]], object] = lambda *_: None,
     log: Sequence[LoggerName] = (),
     memory: int | None = None,
     **options: Any,
@@ -813,7 +813,7 @@ def open(
 def _fit(
     graph: Graph,
     folder: Path,
-    on_update: fitting.UpdateCallback,
+    on_update: Callable[[int, dict[str, float]], object],
     log: Sequence[LoggerName],
     memory: int | None,
     options: dict[str, Any],
@@ -827,13 +827,13 @@ def _fit(
 def _fit_in_memory(
     graph: Graph,
     folder: Path,
-    on_update: fitting.UpdateCallback,
+    on_update: Callable[[int, dict[str, float]], object],
     log: Sequence[LoggerName],
     memory: int | None,
     options: dict[str, Any],
 ) -> Run:
     """A run trained on a graph, whose parts are planned for the memory."""
-    fitting.check_new_folder(folder)
+    training.check_new_folder(folder)
     if not len(graph.dataset.rules):
         graph = graph.with_mined_rules()
     if not len(graph.dataset.rules):
@@ -841,7 +841,7 @@ def _fit_in_memory(
         raise ValueError(rule_files.no_rules_message(graph.dataset.name, cfg))
     folder.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(graph.store_settings(folder), **options)
-    return fitting.fit(
+    return training.fit(
         config, folder, on_update=on_update, log=log, memory_limit=memory
     )
 

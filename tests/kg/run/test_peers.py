@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from funcppo.kg.run import peers, training  # noqa: F401
+from funcppo.kg.run import training
 from funcppo.kg.run.telemetry import Telemetry
 from funcppo.nets import feedforward
-from funcppo.runtime import monitor  # noqa: F401
 from funcppo.runtime.distributed import Processes
 from tests.cli.processes import run_processes, waiting_ends_with
 from tests.cli.runner import SMALL
@@ -94,7 +93,7 @@ def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
     expected = contents(run)
 
     def stop_at_the_second_update(rank):
-        step, steps = peers.Peers.step, []
+        step, steps = training.Peers.step, []
 
         def step_and_stop(*args):
             steps.append(args)
@@ -102,7 +101,7 @@ def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(*args)
 
-        peers.Peers.step = step_and_stop
+        training.Peers.step = step_and_stop
 
     other = tmp_path / "other"
     other.mkdir()
@@ -123,7 +122,7 @@ def test_agents_are_compared_by_their_settings_alone():
     wider = feedforward.agent(feedforward.MLPConfig(n_obs=5, n_actions=2))
     for update_agent in (agent, wider, None):
         cfg = SimpleNamespace(update_agent=update_agent)
-        peers.Peers.check_agent(SimpleNamespace(group=group), cfg)
+        training.Peers.check_agent(SimpleNamespace(group=group), cfg)
     assert told[0] != told[1] != told[2]
     assert " at 0x" not in json.dumps(told)
 
@@ -143,7 +142,7 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
     waits, main_id = tmp_path / "waits", tmp_path / "main_id"
 
     def stop_rank_1(rank):
-        step, steps = peers.Peers.step, []
+        step, steps = training.Peers.step, []
         report = Processes.report
 
         def step_or_stop(*args):
@@ -160,7 +159,7 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
             if text == "in update 2":
                 waits.touch()
 
-        peers.Peers.step = step_or_stop
+        training.Peers.step = step_or_stop
         if rank == 0:
             main_id.write_text(str(os.getpid()))
             Processes.report = report_and_hurry

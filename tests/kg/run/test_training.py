@@ -1,19 +1,35 @@
 """Training runs: resumed bit for bit, validated at the right updates, stopped where numbers are not finite."""
 
+from __future__ import annotations
+
+import dataclasses
 from dataclasses import asdict, replace
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from funcppo import checkpoint, compiled_step, metrics_log
-from funcppo.core import tree
+from funcppo import (
+    checkpoint,
+    compiled_step,
+    metrics_log,
+    minibatch,
+    train_step,
+)
+from funcppo.config import PPOConfig
+from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.settings import METRICS_FILE, write_config
+from funcppo.kg.graph import loaders
 from funcppo.kg.run import run_start, training, validation
 from funcppo.kg.run.config import CHECKPOINT_FILE, RunConfig
 from funcppo.kg.run.run import learner_config, saved_update
+from funcppo.kg.run.training import with_capacity
+from funcppo.kg.search import network as net
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.agreement import alone
 from funcppo.runtime.compile import SelectedStrategy, StrategyRecord
@@ -21,6 +37,7 @@ from funcppo.runtime.monitor import Monitor
 from funcppo.runtime.reasons import FailureCode, UntimedCode
 from funcppo.train_step import EAGER_PARTS
 from tests.kg.run.runs import CONFIG, N_UPDATES, trained
+from tests.learning import assert_trees_equal, compiled
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +128,6 @@ def test_a_checkpoint_by_time_does_not_change_the_result(
     assert_equal_runs(tmp_path, uninterrupted)
 
 
-def test_validations_are_spread_evenly_and_the_last_update_has_one(
-    uninterrupted,
-):
-    rows = metrics_log.read(uninterrupted / METRICS_FILE)
-    validations = [row for row in rows if "valid_metric" in row]
-    assert [row["update"] for row in validations] == [0, 2, 4]
-    assert all(row["seconds"] > 0 for row in rows[1:])
-
-
 def test_every_validation_has_its_metric_and_the_best_so_far_in_the_log(
     run, monkeypatch, tmp_path
 ):
@@ -165,41 +173,12 @@ def test_a_run_ends_early_where_validations_get_no_better(
     assert not training.is_finished(replace(again, run_config=patient))
 
 
-def test_each_line_of_the_log_goes_to_the_loggers(run, tmp_path):
-    class Rows(list):
-        log = list.append
-
-        def close(self):
-            raise AssertionError("training does not close them")
-
-    captured, _ = training.prepare_train_step(run)
-    rows = Rows()
-    for _ in training.train(
-        run, tmp_path, captured, lambda: False, Monitor(), loggers=[rows]
-    ):
-        pass
-    logged = metrics_log.read(tmp_path / METRICS_FILE)
-    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
-    assert [row.keys() for row in rows] == [row.keys() for row in logged]
-
-
 def test_without_valid_queries_the_log_has_no_metric_of_valid(run, tmp_path):
     dataset = replace(run.task.dataset, valid=run.task.dataset.valid[:0])
     task = replace(run.task, dataset=dataset)
     trained(replace(run, task=task), tmp_path)
     rows = metrics_log.read(tmp_path / METRICS_FILE)
     assert {row.get("valid_metric") for row in rows} == {None}
-
-
-def test_a_yielded_run_is_at_the_update_just_made(run, tmp_path):
-    captured, _ = training.prepare_train_step(run)
-    updates = []
-    for after, _ in training.train(
-        run, tmp_path, captured, lambda: False, Monitor()
-    ):
-        updates.append(int(after.state.train_state.update))
-        assert after.state.train_state is captured.state
-    assert updates == [1, 2, 3, 4]
 
 
 def test_a_run_stopped_in_a_validation_is_yielded_as_it_is_saved(run, tmp_path):
@@ -614,10 +593,222 @@ def test_a_short_run_without_a_compiler_says_what_turns_it_off(
     assert "TORCH_COMPILE_DISABLE=1 turns" in record.skip_reason
 
 
-def test_a_short_run_says_that_faster_strategies_were_not_tried(run):
-    short = replace(run, run_config=replace(CONFIG, strategy="auto"))
-    _, record = training.prepare_train_step(short)
-    assert record.strategy == "eager" and record.failures == ()
-    assert "longer than it saves" in record.skip_reason
-    line = compiled_step.describe_strategy(record)
-    assert "others not tried: compiling would take longer" in line
+# -- a whole run
+
+
+def test_the_run_is_the_one_that_its_folder_opens(run, tmp_path):
+    updates = []
+    fitted = training.fit(
+        CONFIG, tmp_path / "a", on_update=lambda i, _: updates.append(i)
+    )
+    assert updates == list(range(1, N_UPDATES + 1))
+    opened = run_start.open_run(tmp_path / "a")
+    expected, _ = trained(run, tmp_path)
+    for other in (opened, expected):
+        for x, y in zip(
+            tree.leaves(fitted.state.best_params),
+            tree.leaves(other.state.best_params),
+        ):
+            assert torch.equal(x, y)
+    assert (tmp_path / "a" / METRICS_FILE).read_text().count("\n") > N_UPDATES
+
+
+def test_a_folder_in_use_is_refused_before_any_work(tmp_path):
+    training.fit(dataclasses.replace(CONFIG, steps=16), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="holds a run already"):
+        training.fit(CONFIG, tmp_path)
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_several_processes_are_refused_which_would_write_into_one_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training.distributed, "launched_size", lambda: 2)
+    with pytest.raises(ValueError, match=r"^fit: expected one process, got 2"):
+        training.fit(CONFIG, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_are_logged_where_they_are_asked_for(tmp_path):
+    config = dataclasses.replace(CONFIG, steps=16)
+    training.fit(config, tmp_path, log=["csv"])
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["update", "0", "1"]
+
+
+# -- a capacity for successors
+
+
+PPO = PPOConfig(
+    n_envs=16, n_steps=8, n_epochs=1, n_minibatches=2, learning_rate=1e-3
+)
+SETTINGS = ProverTaskConfig(
+    max_height=2, max_depth=5, embed_dim=4, hidden_dim=8
+)
+
+
+@cache
+def trained_problem(ppo: PPOConfig = PPO, **settings):
+    """Config, world, first state, and the state after three updates, when no head is zero any more."""
+    task = prover_task.build_task(
+        loaders.load("countries_s3"), replace(SETTINGS, **settings)
+    )
+    cfg, world = (
+        prover_task.build_config(task, ppo),
+        prover_task.training_world(task),
+    )
+    first = state = train_step.init(cfg, world, random.key(1))
+    for _ in range(3):
+        state, _ = train_step.train_step(cfg, world, state)
+    return cfg, world, first, state
+
+
+def limited_to(cfg, capacity: int):
+    return replace(
+        cfg, update_agent=net.agent(replace(cfg.agent.cfg, capacity=capacity))
+    )
+
+
+@pytest.mark.parametrize(
+    ("n_microbatches", "n_shards"), [(1, 1), (2, 1), (1, 2)]
+)
+def test_an_update_with_a_capacity_equals_the_update_without(
+    n_microbatches, n_shards
+):
+    """1e-6: of float32 sums; params move by 1e-3 each minibatch."""
+    cfg, world, first, state = trained_problem(
+        replace(PPO, n_microbatches=n_microbatches, n_shards=n_shards)
+    )
+    limited = with_capacity(cfg, world, first)
+    want, metrics = train_step.train_step(cfg, world, state)
+    got, limited_metrics = train_step.train_step(limited, world, state)
+    assert (
+        limited.update_agent.cfg.capacity
+        <= 64
+        // n_microbatches
+        // n_shards
+        * cfg.env.cfg.resolve.max_successors
+        / 2
+    )
+    assert float(limited_metrics.loss.dropped_fraction) == 0.0
+    assert_trees_equal(got, want, rtol=0, atol=1e-6)
+    assert_trees_equal(
+        limited_metrics._replace(
+            loss=limited_metrics.loss._replace(dropped_fraction=())
+        ),
+        metrics,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    assert (
+        "dropped_fraction" not in metrics_log.to_scalars(metrics)
+        and metrics_log.to_scalars(limited_metrics)["dropped_fraction"] == 0.0
+    )
+
+
+def test_a_minibatch_with_a_capacity_compiles_fullgraph_and_equals_eager():
+    """1e-6: params move by 1e-3."""
+    cfg, world, first, state = trained_problem()
+    cfg = with_capacity(cfg, world, first)
+    got = train_step.collect(cfg, world, state)
+    args = (
+        cfg,
+        world,
+        state.params,
+        got.batch,
+        got.scalars,
+        got.update_state,
+        tree.map(lambda x: x[0], got.minibatches),
+    )
+    learner, metrics = compiled(minibatch.minibatch_step, backend="aot_eager")(
+        *args
+    )
+    want, expected = minibatch.minibatch_step(*args)
+    assert_trees_equal(
+        (learner, metrics), (want, expected), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_the_loss_is_over_the_rows_within_capacity_and_the_others_are_counted():
+    """Capacity for half of the successors; the gradient is that of a batch of these rows alone. 1e-6: float32 sums."""
+    cfg, world, _, state = trained_problem(replace(PPO, advantage_ddof=None))
+    got = train_step.collect(cfg, world, state)
+    mask, rows = got.batch.obs.action_mask, got.minibatches.rows[0]
+    small = limited_to(cfg, int(mask[rows, :-1].sum()) // 2)
+    within_capacity = ~net.exceeds_capacity(small.update_agent.cfg, mask[rows])
+    assert 0.2 < within_capacity.double().mean() < 0.8
+    gradient = partial(
+        minibatch.accumulate_gradients,
+        world=world,
+        params=state.params,
+        batch=got.batch,
+        scalars=got.scalars,
+    )
+    grads, metrics = gradient(small, rows=rows)
+    want, expected = gradient(cfg, rows=rows[within_capacity])
+    assert float(metrics.dropped_fraction) == pytest.approx(
+        1.0 - float(within_capacity.double().mean())
+    )
+    assert_trees_equal(grads, want, rtol=1e-4, atol=1e-6)
+    assert_trees_equal(
+        metrics._replace(dropped_fraction=()), expected, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_minibatch_without_any_row_within_capacity_has_gradient_zero():
+    cfg, world, _, state = trained_problem()
+    got = train_step.collect(cfg, world, state)
+    obs = got.batch.obs._replace(
+        action_mask=torch.ones_like(got.batch.obs.action_mask)
+    )
+    grads, metrics = minibatch.accumulate_gradients(
+        limited_to(cfg, 3),
+        world,
+        state.params,
+        got.batch._replace(obs=obs),
+        got.minibatches.rows[0],
+        got.scalars,
+    )
+    assert (
+        float(metrics.dropped_fraction) == 1.0
+        and float(tree.global_norm(grads)) == 0.0
+    )
+
+
+def test_no_capacity_is_set_if_successors_have_no_goals_or_fill_most_slots():
+    for settings in ({"max_height": 1}, {"max_successors": 4}):
+        task = prover_task.build_task(
+            loaders.load("countries_s1"), replace(SETTINGS, **settings)
+        )
+        cfg, world = (
+            prover_task.build_config(task, PPO),
+            prover_task.training_world(task),
+        )
+        assert cfg.env.cfg.fact_selection == (
+            "oracle" if "max_height" in settings else "policy"
+        )
+        assert (
+            with_capacity(
+                cfg, world, train_step.init(cfg, world, random.key(1))
+            )
+            is cfg
+        )
+
+
+def test_the_capacity_is_the_measured_mean_with_a_margin(monkeypatch):
+    """By hand: 16 * 8 / 2 = 64 rows with 1 or 3 of 20 slots filled: mean 2, deviation 1; 1.25 * 2 * 64 + 4 * 1 * 8."""
+    cfg, world, first, _ = trained_problem()
+    mask = torch.zeros((128, 20), dtype=torch.bool)
+    mask[:64, :1] = True
+    mask[64:, :3] = True
+    monkeypatch.setattr(training, "_profile_successors", lambda *_: mask)
+    assert with_capacity(cfg, world, first).update_agent.cfg.capacity == 192
+    wide = torch.zeros((128, 500), dtype=torch.bool)
+    monkeypatch.setattr(training, "_profile_successors", lambda *_: wide)
+    # one row fits in any case
+    assert with_capacity(cfg, world, first).update_agent.cfg.capacity == 500
+    monkeypatch.setattr(
+        training, "_profile_successors", lambda *_: torch.ones_like(mask)
+    )
+    assert with_capacity(cfg, world, first) is cfg
