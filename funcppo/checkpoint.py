@@ -100,7 +100,6 @@ def restore(
     path: Path | str,
     like: Tree,
     fingerprint: str | None = None,
-    optional: str = "",
 ) -> tuple[Tree, Meta]:
     """Read a tree that `save` wrote.
 
@@ -109,8 +108,6 @@ def restore(
       like: a tree of the same structure, shapes and dtypes; the result is on its devices.
       fingerprint: the data set that ids refer to, which must be that of the file (`meta["fingerprint"]`). None: there
         are no such ids, and nothing is compared.
-      optional: a part of the tree that is taken from `like` where the file has nothing of it. So is a tensor without
-        elements, which an earlier version may not have had.
 
     Returns:
       The tree, and the meta data.
@@ -122,19 +119,12 @@ def restore(
     path = Path(path)
     arrays, meta = read(path)
     names = tree.paths(like)
-    absent = {
-        name
-        for name, leaf in zip(names, tree.leaves(like))
-        if not leaf.numel() and name not in arrays
-    }
-    if optional and not any(n.startswith(f"{optional}.") for n in arrays):
-        absent |= {name for name in names if name.startswith(f"{optional}.")}
     stored_fingerprint = meta.get("fingerprint")
     if fingerprint is not None and stored_fingerprint != fingerprint:
         raise ValueError(
             f"{path}: made for another data set: expected fingerprint {fingerprint}, got {stored_fingerprint}"
         )
-    difference = sorted(set(names) ^ (set(arrays) | absent))
+    difference = sorted(set(names) ^ set(arrays))
     if difference:
         name = difference[0]
         owner = "the file" if name in arrays else "this configuration"
@@ -145,10 +135,8 @@ def restore(
     bfloat16_names = cast("list[object]", meta.get(_BFLOAT16_KEY, []))
     tensors = []
     for name, leaf in zip(names, tree.leaves(like)):
-        if name not in absent:
-            is_bfloat16 = name in bfloat16_names
-            leaf = _to_tensor(path, name, arrays[name], is_bfloat16, leaf)
-        tensors.append(leaf)
+        is_bfloat16 = name in bfloat16_names
+        tensors.append(_to_tensor(path, name, arrays[name], is_bfloat16, leaf))
     return tree.unflatten(like, tensors), meta
 
 

@@ -78,21 +78,6 @@ def test_what_is_restored_is_what_was_saved(leaves, tmp_path_factory):
         assert a.dtype == b.dtype and torch.equal(a, b)
 
 
-def test_a_tensor_without_elements_need_not_be_in_the_file(tmp_path):
-    class Newer(NamedTuple):
-        layers: tuple[Any, ...]
-        update: Tensor
-        added: Tensor
-
-    path = tmp_path / "c.npz"
-    checkpoint.save(path, state(), META)
-    like = Newer(*state(), added=torch.zeros(3, 0))
-    restored, _ = checkpoint.restore(path, like, "abc")
-    assert restored.added.shape == (3, 0)
-    with pytest.raises(ValueError, match="got added in this configuration"):
-        checkpoint.restore(path, like._replace(added=torch.zeros(1)), "abc")
-
-
 def test_what_does_not_fit_is_refused_by_name(tmp_path):
     path = tmp_path / "c.npz"
     checkpoint.save(path, state(), META)

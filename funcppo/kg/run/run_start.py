@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -45,7 +46,6 @@ from funcppo.kg.run.run import (
     ppo_config,
 )
 from funcppo.kg.run.run_build import at_start, build_run
-from funcppo.kg.run.stored_height import with_stored_height
 from funcppo.kg.scores import link_embedding, network_prior
 from funcppo.kg.scores.question_config import QuestionConfig
 from funcppo.kg.search.beam_search import ScoreName, SearchConfig
@@ -133,20 +133,8 @@ def prepare_run(
 
     path, damage_notes = find_checkpoint(folder)
     _check_unchanged(path, run_config, dataset)
-    run = build_run(with_stored_height(run_config, dataset), dataset, on_phase)
-    state, meta = checkpoint.restore(
-        path,
-        run.state,
-        dataset.fingerprint,
-        optional="start_params",
-    )
-    defaults: checkpoint.Meta = {
-        "notes": [],
-        "pending_row": None,
-        "rule_metric": None,
-        "rule_margin": 0.0,
-    }
-    meta = defaults | meta
+    run = build_run(run_config, dataset, on_phase)
+    state, meta = checkpoint.restore(path, run.state, dataset.fingerprint)
     scores = (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
     _check_meta(path, meta, scores)
     # What reads a run shows the notes on its task.
@@ -220,33 +208,31 @@ def _check_meta(
     Raises:
       ValueError: names the file and what is wrong.
     """
-    score, row, notes = meta.get("score"), meta["pending_row"], meta["notes"]
-    if score not in scores:
-        raise ValueError(
-            f"{path}: score: expected one of {', '.join(scores)}, got {score!r}"
-        )
-    if row is not None and not metrics_log.is_row(row):
-        raise ValueError(
-            f"{path}: pending_row: expected the metrics of an update, got {row!r}"
-        )
-    metric = meta["rule_metric"]
-    if metric is not None and not (
-        isinstance(metric, float) and 0 <= metric <= 1
-    ):
-        raise ValueError(
-            f"{path}: rule_metric: expected a number from 0 to 1 or null, got {metric!r}"
-        )
-    margin = meta["rule_margin"]
-    if not (isinstance(margin, float) and margin >= 0):
-        raise ValueError(
-            f"{path}: rule_margin: expected a number from 0 on, got {margin!r}"
-        )
-    if not isinstance(notes, list) or not all(
-        isinstance(note, list) and len(note) == 2 for note in notes
-    ):
-        raise ValueError(
-            f"{path}: notes: expected pairs of a kind and a text, got {notes!r}"
-        )
+    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "score": (f"one of {', '.join(scores)}", lambda x: x in scores),
+        "pending_row": (
+            "the metrics of an update",
+            lambda x: x is None or metrics_log.is_row(x),
+        ),
+        "rule_metric": (
+            "a number from 0 to 1 or null",
+            lambda x: x is None or (isinstance(x, float) and 0 <= x <= 1),
+        ),
+        "rule_margin": (
+            "a number from 0 on",
+            lambda x: isinstance(x, float) and x >= 0,
+        ),
+        "notes": (
+            "pairs of a kind and a text",
+            lambda x: isinstance(x, list) and all(len(note) == 2 for note in x),
+        ),
+    }
+    for name, (expected, is_valid) in checks.items():
+        found = meta.get(name)
+        if not is_valid(found):
+            raise ValueError(
+                f"{path}: {name}: expected {expected}, got {found!r}"
+            )
 
 
 def _check_splits(dataset: Dataset) -> None:
