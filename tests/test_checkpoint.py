@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import zipfile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest

@@ -34,8 +34,8 @@ from funcppo.kg.mining.mined_rules import SMOOTHING_COUNT
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.ranking.scorers import make_untrained_scorer
-from funcppo.kg.ranking.settings_choice import choose_settings
 from funcppo.kg.run import rule_files
+from funcppo.kg.run.choices import choose_settings
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import ProverTask

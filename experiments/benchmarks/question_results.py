@@ -33,9 +33,9 @@ from funcppo.core import random, tree
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import evidence_ranking, ranking, settings_choice
+from funcppo.kg.ranking import evidence_ranking, ranking
 from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
-from funcppo.kg.run import question_run, question_training
+from funcppo.kg.run import choices, question_run, question_training
 from funcppo.kg.run.question_training import TrainingQuestions
 from funcppo.kg.scores import evidence, questions
 from funcppo.kg.scores.evidence import FactIndex
@@ -172,9 +172,7 @@ def prepare(dataset: Dataset, device: str) -> Problem:
     open_settings = ProverTaskConfig(
         max_height=1, smoothing=5.0, object_identity="auto"
     )
-    choice = settings_choice.choose_settings(
-        dataset, open_settings, "noisy-or@3"
-    )
+    choice = choices.choose_settings(dataset, open_settings, "noisy-or@3")
     task = build_task(dataset, choice.settings)
     facts = evidence.index_facts(task.kb, task.sizes)
     order = np.random.default_rng(0).permutation(len(dataset.valid))

@@ -619,7 +619,7 @@ class Train:
           run_time: of the choice of settings, half may go to comparing the rules of several mining settings.
         """
         from funcppo.kg.graph import loaders
-        from funcppo.kg.run import budget, mining_choice
+        from funcppo.kg.run import budget, choices
 
         if config.rules is not None:
             return None, []
@@ -633,9 +633,7 @@ class Train:
         planned, _ = budget.plan_settings(config, len(dataset.facts), limit)
         mined: dict[str, RuleFile] = {}
         notes: list[str] = []
-        candidates = mining_choice.candidate_configs(
-            dataset, self._seconds_of_mining
-        )
+        candidates = choices.candidate_configs(dataset, self._seconds_of_mining)
         for name, cfg in candidates.items():
             try:
                 mined[name] = self._mine(
@@ -646,7 +644,7 @@ class Train:
                 if len(notes) == len(candidates):
                     raise
 
-        chosen = mining_choice.choose_rules(
+        chosen, note = choices.choose_rules(
             {
                 name: loaders.with_rule_file(dataset, file.path)
                 for name, file in mined.items()
@@ -655,8 +653,8 @@ class Train:
             on_phase,
             run_time.until(run_time.CHOICE).share(0.5),
         )
-        file = mined[chosen.name]
-        notes += [chosen.note] if chosen.note else []
+        file = mined[chosen]
+        notes += [note] if note else []
         print_notes(console, [*notes, file.message, *file.notes])
         return file.path, notes
 

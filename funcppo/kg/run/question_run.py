@@ -21,8 +21,8 @@ from funcppo.kg.ranking import evidence_ranking, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
 from funcppo.kg.ranking.ranking import Ranking, ScorerBySide
-from funcppo.kg.ranking.settings_choice import MIN_GAIN
 from funcppo.kg.run import question_training
+from funcppo.kg.run.choices import MIN_GAIN
 from funcppo.kg.run.config import Note
 from funcppo.kg.run.question_training import FirstEpoch, TrainingQuestions
 from funcppo.kg.scores import aggregation, evidence, link_embedding, questions

@@ -17,14 +17,6 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve
 from funcppo.kg.logic.firings import FiringPlan
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
-from funcppo.kg.ranking.settings_choice import (
-    MIN_GAIN,
-    HeightCandidate,
-    SettingsChoice,
-    check_rankable,
-    choose_settings,
-    describe_choice,
-)
 from funcppo.kg.run import (
     budget,
     question_run,
@@ -32,6 +24,14 @@ from funcppo.kg.run import (
     validation,
 )
 from funcppo.kg.run.budget import RunTime
+from funcppo.kg.run.choices import (
+    MIN_GAIN,
+    HeightCandidate,
+    SettingsChoice,
+    check_rankable,
+    choose_settings,
+    describe_choice,
+)
 from funcppo.kg.run.config import Note, RunConfig, read_config
 from funcppo.kg.run.question_run import ListwiseFit, QuestionSetup
 from funcppo.kg.run.question_training import TrainingQuestions

@@ -15,12 +15,12 @@ from funcppo.core.json_io import shorten
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.ranking import scorers
 from funcppo.kg.ranking.ranking import Scorer, ScorerBySide, selection_metric
-from funcppo.kg.ranking.settings_choice import (
+from funcppo.kg.run import run_start, training, validation
+from funcppo.kg.run.choices import (
     SettingsChoice,
     choose_settings,
     describe_choice,
 )
-from funcppo.kg.run import run_start, training, validation
 from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.run.run import Run
 from funcppo.kg.scores import link_embedding

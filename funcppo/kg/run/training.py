@@ -393,17 +393,12 @@ def train(
       DivergenceError: `max_nonfinite_updates` updates in a row met a number that is not finite. None of these is saved.
     """
     n_bad_updates = 0  # consecutive updates with a number that is not finite
-
-    def report_or_stop(n_started: int, n_candidates: int, /) -> None:
-        if should_stop():
-            raise ValidationStopped
-        on_validation(n_started, n_candidates)
-
     loop = _Loop(
         folder=folder,
         captured=captured,
         monitor=monitor,
-        on_validation=report_or_stop,
+        should_stop=should_stop,
+        on_validation=on_validation,
         checkpoint_seconds=checkpoint_seconds,
         observer=observer,
         loggers=loggers,
@@ -445,7 +440,8 @@ class _Loop:
     folder: Path
     captured: CapturedStep[TrainState, Metrics]
     monitor: Monitor
-    on_validation: ProgressCallback  # ends a validation by `ValidationStopped`
+    should_stop: Callable[[], bool]
+    on_validation: ProgressCallback
     checkpoint_seconds: float
     observer: Telemetry | None
     loggers: Sequence[MetricsLogger]
@@ -550,7 +546,7 @@ class _Loop:
         """
         row = dict(run.pending_row or {})
         start = time.monotonic()
-        run, valid_metric = validate(run, self.on_validation)
+        run, valid_metric = validate(run, self._report_or_stop)
         seconds = time.monotonic() - start
         row |= {
             "valid_metric": valid_metric,
@@ -565,6 +561,12 @@ class _Loop:
         run = dataclasses.replace(run, pending_row=None)
         self._save(run)
         return run
+
+    def _report_or_stop(self, n_started: int, n_candidates: int, /) -> None:
+        """Report the progress of a validation, or raise `ValidationStopped`."""
+        if self.should_stop():
+            raise ValidationStopped
+        self.on_validation(n_started, n_candidates)
 
     def _append(self, row: metrics_log.Row) -> None:
         """Add a line to the metrics log, and log it."""

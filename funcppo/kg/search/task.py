@@ -185,7 +185,7 @@ def build_task(
     Args:
       dataset: triples and rules.
       cfg: what the data set does not fix, with a height, a smoothing and an object identity; `choose_settings` of
-        `funcppo.kg.ranking.settings_choice` chooses those that are open.
+        `funcppo.kg.run.choices` chooses those that are open.
       device: where searches, training and ranking read the task's tensors.
       on_phase: receives what is being computed.
       deadline: when T_P up to a height above 1 ends; it is an error then.

@@ -26,7 +26,7 @@ from funcppo.kg.scores import (
 from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
-from tests.kg.ranking.test_settings_choice import random_graph
+from tests.kg.run.test_choices import random_graph
 
 SECONDS = 3600.0  # never cut by the clock
 

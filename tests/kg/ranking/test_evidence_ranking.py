@@ -13,7 +13,7 @@ from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.scores import aggregation, evidence
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
-from tests.kg.ranking.test_settings_choice import random_graph
+from tests.kg.run.test_choices import random_graph
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "identity"])

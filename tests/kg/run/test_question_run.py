@@ -13,10 +13,11 @@ from funcppo.core import tree
 from funcppo.core.settings import write_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import firing_chunks, firings, partial_fixpoint
-from funcppo.kg.ranking import rank_metrics, ranking, scorers, settings_choice
+from funcppo.kg.ranking import rank_metrics, ranking, scorers
 from funcppo.kg.run import (
     bellman_ford_training,
     budget,
+    choices,
     question_run,
     question_training,
     run_build,
@@ -1005,7 +1006,7 @@ def test_what_answers_queries_is_planned_once_and_valid_is_answered_once(
         planned.append(args)
         return firings.plan_firings(*args, **settings)
 
-    for module in (settings_choice, partial_fixpoint, task_module, evidence):
+    for module in (choices, partial_fixpoint, task_module, evidence):
         monkeypatch.setattr(module, "plan_firings", count_plans, raising=False)
     derive_answers = firing_chunks.derive_answers
 

@@ -8,8 +8,8 @@ import torch
 from funcppo.kg.answers import make_subject_predictor
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import TAIL
-from funcppo.kg.ranking import ranking, settings_choice
-from funcppo.kg.ranking.settings_choice import choose_settings
+from funcppo.kg.ranking import ranking
+from funcppo.kg.run.choices import choose_settings
 from funcppo.kg.run.subject import (
     check_untrained_score,
     dataset_subject,
@@ -48,8 +48,8 @@ def test_a_choice_that_has_no_time_takes_the_defaults_and_says_so():
     graph = graph_of_height_2()
     assert dataset_subject(graph, OPEN).task.max_height == 2
     subject = dataset_subject(graph, OPEN, choice_seconds=1e-9)
-    assert subject.task.max_height == settings_choice.DEFAULT_HEIGHT
-    assert subject.score == settings_choice.DEFAULT_SCORE
+    assert subject.task.max_height == 1
+    assert subject.score == "noisy-or@3"
     notes = " ".join(subject.notes)
     assert "height 1 not tried: more time than was left" in notes
 

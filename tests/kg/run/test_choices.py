@@ -1,5 +1,7 @@
 """Settings chosen on the valid split: every trial's MRR is that of the task built with its settings."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +10,18 @@ import torch
 
 from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import from_triples
 from funcppo.kg.logic import consequences
-from funcppo.kg.ranking import ranking, scorers, settings_choice
+from funcppo.kg.mining.config import (
+    MAX_TINY_FACTS,
+    ROWS_PER_SECOND,
+    MiningConfig,
+)
+from funcppo.kg.ranking import ranking, scorers
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
-from funcppo.kg.ranking.settings_choice import (
+from funcppo.kg.run import choices
+from funcppo.kg.run.choices import (
     SCORES,
     SMOOTHINGS,
     choose_settings,
@@ -94,7 +104,7 @@ def test_the_best_trial_is_chosen(choice):
         )
     ]
     assert len(chosen) == 1
-    assert chosen[0].mrr >= best - settings_choice.MIN_GAIN
+    assert chosen[0].mrr >= best - choices.MIN_GAIN
     at_height_one = [t for t in choice.trials if t.height == 1]
     assert len(at_height_one) == 2 * len(SMOOTHINGS) * len(SCORES)
 
@@ -153,9 +163,6 @@ def test_object_identity_that_is_set_holds_at_every_height():
 def test_without_valid_queries_the_defaults_are_said():
     dataset = random_graph(n_valid=0)
     choice = choose_settings(dataset, OPEN)
-    assert choice.settings.max_height == settings_choice.DEFAULT_HEIGHT
-    assert choice.settings.smoothing == settings_choice.DEFAULT_SMOOTHING
-    assert choice.score == settings_choice.DEFAULT_SCORE
     assert choice.notes == (
         "no valid split: height 1, smoothing 5, object identity off, score noisy-or@3",
     )
@@ -164,12 +171,12 @@ def test_without_valid_queries_the_defaults_are_said():
 def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
     budgets = []
 
-    class Counting(settings_choice.RowBudget):
+    class Counting(choices.RowBudget):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             budgets.append(self)
 
-    monkeypatch.setattr(settings_choice, "RowBudget", Counting)
+    monkeypatch.setattr(choices, "RowBudget", Counting)
     # Counts that are known leave little to do at height 1, without object identity, which comes first.
     counts = choose_settings(random_graph(), OPEN).rule_counts
     assert counts is not None and (counts >= 0).all()
@@ -179,7 +186,7 @@ def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
     first, *others = (budget.n_rows for budget in budgets)
     assert first < max(others)
 
-    monkeypatch.setattr(settings_choice, "MAX_TRIAL_ROWS", first)
+    monkeypatch.setattr(choices, "MAX_TRIAL_ROWS", first)
     choice = choose_settings(graph, OPEN)
     assert {trial.height for trial in choice.trials} == {1}
     assert any(
@@ -187,7 +194,7 @@ def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
         for note in choice.notes
     )
 
-    monkeypatch.setattr(settings_choice, "MAX_TRIAL_ROWS", 1)
+    monkeypatch.setattr(choices, "MAX_TRIAL_ROWS", 1)
     choice = choose_settings(random_graph(), OPEN)
     assert not choice.trials
     assert choice.notes[-1].startswith("nothing to choose by: height 1")
@@ -211,14 +218,14 @@ def test_a_sample_of_the_rules_tells_what_takes_too_long(monkeypatch):
         counted.append(kwargs)
         raise AssertionError("it takes too long")
 
-    monkeypatch.setattr(settings_choice, "count_rules", count_rules)
+    monkeypatch.setattr(choices, "count_rules", count_rules)
     monkeypatch.setattr(consequences, "iter_consequences", endless)
     choice = choose_settings(graph, OPEN)
     assert not counted
     assert {(t.height, t.object_identity) for t in choice.trials} == {
         (1, False)
     }
-    said = f"more than {settings_choice.MAX_TRIAL_ROWS:,} rows of joins, by a random sample of 2 of 4 rules"
+    said = f"more than {choices.MAX_TRIAL_ROWS:,} rows of joins, by a random sample of 2 of 4 rules"
     assert choice.notes == (
         f"height 1 with object identity not tried: {said}",
         f"height 2 not tried: {said}; what takes longer is not tried either",
@@ -230,30 +237,6 @@ def endless(kb, sizes, *, rule_ids, budget, **settings):
     while True:
         budget.spend(1_000_000)
         yield None
-
-
-def test_fewer_queries_choose_where_all_take_too_long(monkeypatch):
-    """A query takes a second; a first trial has 0.4 of 40 seconds, too few for 20, and then 8."""
-    now = [0.0]
-    list_candidates = settings_choice._list_candidates
-
-    def take_seconds(sample, height, object_identity, budget, show):
-        now[0] += float(len(sample.queries))
-        budget.spend(0)
-        return list_candidates(sample, height, object_identity, budget, show)
-
-    monkeypatch.setattr(settings_choice, "_list_candidates", take_seconds)
-    monkeypatch.setattr(settings_choice, "FEWER_QUERIES", 0.25)
-    monkeypatch.setattr(settings_choice, "MIN_QUERIES", 2)
-    deadline = Deadline(at=40.0, clock=lambda: now[0])
-    cfg = replace(OPEN, max_height=1, object_identity=False)
-    graph = random_graph(n_valid=20)
-    choice = choose_settings(graph, cfg, deadline=deadline)
-    assert choice.n_queries == 5 and len(choice.trials) == 12
-    over = Deadline(at=0.0, clock=lambda: now[0])
-    choice = choose_settings(graph, cfg, deadline=over)
-    assert not choice.trials
-    assert choice.notes[0].startswith("height 1 not tried: more time")
 
 
 def test_each_stage_shows_how_much_of_it_is_done():
@@ -337,3 +320,63 @@ def test_without_estimates_all_rows_are_counted(monkeypatch, object_identity):
             random_graph(), rule_counts=unknown, rule_estimates=estimates
         )
         assert torch.equal(build_task(graph, cfg).kb.support, expected)
+
+
+# -- mining settings of tiny dense graphs
+
+
+OPEN = ProverTaskConfig(smoothing="auto", object_identity="auto")
+# `likes` is the inverse of `knows`; `meets` says nothing.
+GOOD = "likes(X, Y) :- knows(Y, X)\n"
+BAD = "likes(X, Y) :- meets(X, Y)\n"
+
+
+def small_graph(rules: str, n_valid: int = 4) -> Dataset:
+    """A graph of which valid asks for `likes`."""
+    pairs = [(a, b) for a in "abcde" for b in "vwxyz"]
+    likes = [(b, "likes", a) for a, b in pairs]
+    known = [(a, "knows", b) for a, b in pairs]
+    known += [("v", "meets", "w"), ("w", "meets", "v")]
+    return from_triples(
+        [*known, *likes[n_valid:]], likes[:n_valid], rules=rules
+    )
+
+
+@pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
+def test_the_rules_that_rank_valid_better_are_chosen(order):
+    rules = {"first": BAD, "second": GOOD}
+    datasets = {name: small_graph(rules[name]) for name in order}
+    name, note = choices.choose_rules(datasets, OPEN)
+    assert name == "second"
+    first, second = (note.index(f"those of {name} ") for name in order)
+    assert first < second
+
+
+def test_the_first_rules_are_kept_unless_others_gain():
+    datasets = {name: small_graph(GOOD) for name in ("own", "usual")}
+    assert choices.choose_rules(datasets, OPEN)[0] == "own"
+    # Without time nothing is ranked.
+    late = Deadline(at=0.0, clock=lambda: 1.0)
+    datasets = {"own": small_graph(BAD), "usual": small_graph(GOOD)}
+    name, note = choices.choose_rules(datasets, OPEN, deadline=late)
+    assert name == "own"
+    assert "not compared" in note
+
+
+def test_only_a_tiny_dense_graph_with_a_valid_split_has_two_candidates():
+    dense = [(a, "knows", b) for a in "abcd" for b in "abcd"]
+    valid = [("a", "likes", "b")]
+    tiny = choices.candidate_configs(from_triples(dense, valid), 7.0)
+    own, usual = tiny.values()
+    assert own == MiningConfig(
+        max_length=2, min_support=3, votes_per_fact=3, seconds=7.0
+    )
+    assert usual == MiningConfig(seconds=3.5, max_rows=20 * ROWS_PER_SECOND)
+    unsplit = choices.candidate_configs(from_triples(dense), 7.0)
+    assert list(unsplit.values()) == [own]
+    sparse = from_triples([(f"x{i}", "r", f"y{i}") for i in range(9)], valid)
+    usual_alone = choices.candidate_configs(sparse, 7.0)
+    assert list(usual_alone.values()) == [MiningConfig(seconds=7.0)]
+    facts = [(f"x{i}", "r", f"y{i}") for i in range(MAX_TINY_FACTS + 1)]
+    small = choices.candidate_configs(from_triples(facts, valid), 7.0)
+    assert list(small.values()) == [MiningConfig(votes_per_fact=3, seconds=7.0)]

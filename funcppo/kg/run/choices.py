@@ -12,11 +12,11 @@ query may have as candidates are held (`partial_fixpoint`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -45,9 +45,15 @@ from funcppo.kg.logic.firings import FiringPlan, plan_firings
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.mining.config import (
+    MAX_TINY_FACTS,
+    ROWS_PER_SECOND,
+    MiningConfig,
+)
 from funcppo.kg.ranking import rank_metrics, ranking, scorers
 from funcppo.kg.ranking.candidates import RankingProtocol, check_queries
 from funcppo.kg.ranking.ranking import ListedQueries
+from funcppo.kg.run import rule_files
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import (
     MAX_DERIVATIONS_PER_ATOM,
@@ -66,18 +72,20 @@ SCORES = ("max-confidence", "noisy-or", "noisy-or@2", "noisy-or@3")
 MAX_QUERIES = 1000
 # rows of joins that the combinations of one height and object identity may make
 MAX_TRIAL_ROWS = 100_000_000
-# where so many take too long at the first height, a share of them is ranked, down to a minimum
-FEWER_QUERIES = 0.125
-MIN_QUERIES = 15
-# of the time, what the first height may take with some number of queries
-FIRST_TRIAL_SHARE = 0.4
 # A simpler combination is preferred to one whose MRR is better by no more than this.
 MIN_GAIN = 0.0005
 
-# What is used without valid queries to choose by.
-DEFAULT_HEIGHT = 1
-DEFAULT_SMOOTHING = 5.0
-DEFAULT_SCORE = "noisy-or@3"
+
+_Key = TypeVar("_Key")
+# Receives the part of a trial that is worked on, how much of it is done, and of how much.
+StageCallback = Callable[[str, int, int | None], None]
+
+
+def best_above(values: Mapping[_Key, float], margin: float = 0.0) -> _Key:
+    """Return the key of the largest value, or the first one unless that value is larger by more than a margin."""
+    first = next(iter(values))
+    best = max(values, key=lambda key: values[key])
+    return best if values[best] > values[first] + margin else first
 
 
 class Trial(NamedTuple):
@@ -294,10 +302,10 @@ def _without_choice(
 ) -> SettingsChoice:
     """The settings where nothing can be compared: as set, and else the defaults."""
     default = Trial(
-        height=DEFAULT_HEIGHT,
+        height=1,
         object_identity=False,
-        smoothing=DEFAULT_SMOOTHING,
-        score=DEFAULT_SCORE,
+        smoothing=5.0,
+        score="noisy-or@3",
         mrr=float("nan"),
         n_atoms=0,
     )
@@ -399,13 +407,7 @@ def _try_heights(
         for object_identity in identities:
             identity = " with object identity" if object_identity else ""
             tried = f"height {height}{identity}"
-            limits = f"within {MAX_TRIAL_ROWS:,} rows of joins{_time_limit(sample.deadline)}"
-            show = partial(
-                _show_stage,
-                on_phase,
-                f"choosing settings: {tried}, {limits}",
-                sample.deadline,
-            )
+            show = partial(_show_stage, on_phase, tried, sample.deadline)
             show("T_P" if height > 1 else "listing candidates", 0, None)
             try_one = _try_if_likely if trials else _try_with_fewer
             try:
@@ -431,29 +433,20 @@ def _try_heights(
     return sample, trials, not_tried
 
 
-class _StageCallback(Protocol):
-    """Receives the part of a trial that is worked on, how much of it is done, and of how much."""
-
-    def __call__(self, stage: str, done: int, total: int | None, /) -> None: ...
-
-
 def _show_stage(
     on_phase: PhaseCallback,
-    text: str,
+    tried: str,
     deadline: Deadline,
     stage: str,
     done: int,
     total: int | None,
 ) -> None:
-    """Show a stage of the trials that a text names."""
-    on_phase(f"{text}: {stage}", done, total, deadline)
-
-
-def _time_limit(deadline: Deadline) -> str:
-    """The seconds that are left, as words that follow on another limit."""
-    if math.isinf(deadline.at):
-        return ""
-    return f" and {deadline.seconds_left:.0f} s"
+    """Show a stage of some trials."""
+    limits = f"within {MAX_TRIAL_ROWS:,} rows of joins"
+    if not math.isinf(deadline.at):
+        limits += f" and {deadline.seconds_left:.0f} s"
+    text = f"choosing settings: {tried}, {limits}: {stage}"
+    on_phase(text, done, total, deadline)
 
 
 def _try_with_fewer(
@@ -462,24 +455,23 @@ def _try_with_fewer(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
-    show: _StageCallback,
+    show: StageCallback,
 ) -> tuple[_Sample, list[Trial]]:
     """The first trials, of fewer queries where those of all take too long.
 
     Args and errors are those of `_try_scores`.
     """
     while True:
-        first = replace(
-            sample, deadline=sample.deadline.share(FIRST_TRIAL_SHARE)
-        )
+        # The first height may take 0.4 of the time with some number of queries.
+        first = replace(sample, deadline=sample.deadline.share(0.4))
         try:
             _, trials = _try_scores(
                 first, options, height, object_identity, counts_of, show
             )
         except RowBudgetExceeded:
-            n_queries = int(len(sample.queries) * FEWER_QUERIES)
+            n_queries = len(sample.queries) // 8
             is_counted = object_identity in counts_of
-            if n_queries < MIN_QUERIES or not is_counted:
+            if n_queries < 15 or not is_counted:
                 raise
             rows = torch.linspace(0, len(sample.queries) - 1, n_queries).long()
             sample = replace(sample, queries=sample.queries[rows])
@@ -493,7 +485,7 @@ def _try_if_likely(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
-    show: _StageCallback,
+    show: StageCallback,
 ) -> tuple[_Sample, list[Trial]]:
     """Later trials, which apply all rules to count them or for T_P, unless a sample of the rules makes too many rows.
 
@@ -517,7 +509,7 @@ def _try_scores(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
-    show: _StageCallback,
+    show: StageCallback,
 ) -> tuple[_Sample, list[Trial]]:
     """The sample, and the trials of all smoothings and scores at a height.
 
@@ -573,7 +565,7 @@ def _list_candidates(
     height: int,
     object_identity: bool,
     budget: RowBudget,
-    show: _StageCallback,
+    show: StageCallback,
 ) -> _Candidates:
     """What one application of the rules to T_P of the height below derives for the queries."""
     sizes = sample.sizes
@@ -694,3 +686,76 @@ def _value_text(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- mining settings of a tiny dense graph
+
+
+def candidate_configs(
+    dataset: Dataset, seconds: float
+) -> dict[str, MiningConfig]:
+    """The settings to mine by, by name: the defaults of the data set, and the usual ones beside those of a tiny graph.
+
+    The defaults of tiny dense graphs are not always better than the usual ones; both are cheap there, and both are
+    tried.
+
+    Args:
+      dataset: without valid triples only its defaults are tried.
+      seconds: time limit of mining; the usual settings beside others have half of it.
+    """
+    defaults = rule_files.mining_config(dataset, seconds=seconds)
+    usual = MiningConfig(seconds=seconds)
+    is_tiny = len(dataset.facts) <= MAX_TINY_FACTS
+    if defaults == usual or not is_tiny or not len(dataset.valid):
+        return {"default": defaults}
+    return {
+        "tiny dense graphs": defaults,
+        # The usual settings sample what takes more rows.
+        "other graphs": replace(
+            usual, max_rows=20 * ROWS_PER_SECOND, seconds=seconds / 2
+        ),
+    }
+
+
+def choose_rules(
+    datasets: Mapping[str, Dataset],
+    prover: ProverTaskConfig,
+    on_phase: PhaseCallback = ignore_phase,
+    deadline: Deadline = NO_DEADLINE,
+) -> tuple[str, str]:
+    """Choose the rules whose best rule score has the highest MRR on valid; the first ones unless others gain.
+
+    Args:
+      datasets: the data set with the rules of each settings, by their name.
+      prover: settings of the prover; a height that is open is 1.
+      on_phase: receives what is being tried.
+      deadline: when the comparison ends; what is not ranked by then is not chosen.
+
+    Returns:
+      The name, and a note with the numbers compared; empty if there was nothing to compare.
+    """
+    first = next(iter(datasets))
+    if len(datasets) == 1:
+        return first, ""
+
+    mrr: dict[str, float] = {}
+    for i, (name, dataset) in enumerate(datasets.items()):
+        choice = choose_settings(
+            dataset,
+            replace(prover, max_height=prover.max_height or 1),
+            on_phase=on_phase,
+            deadline=deadline.share(1 / (len(datasets) - i)),
+        )
+        if not choice.trials:
+            reason = f"{name}: {choice.notes[0]}"
+            note = f"mining defaults of {first} taken, not compared on valid: {reason}"
+            return first, note
+        mrr[name] = max(trial.mrr for trial in choice.trials)
+
+    best = best_above(mrr, MIN_GAIN)
+    listing = ", ".join(
+        f"those of {name} {value:.4f} ({len(datasets[name].rules):,} rules)"
+        for name, value in mrr.items()
+    )
+    note = f"mining defaults of {best} chosen: MRR of the best rule score on valid: {listing}"
+    return best, note
