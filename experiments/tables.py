@@ -1279,18 +1279,6 @@ def performance_processes() -> str:
     return table(head, rows) + origin(*PROCESS_RECORDS)
 
 
-def loading() -> str:
-    """The block of this name."""
-    record = load_record("loading")
-    rows = [
-        [row["reader"], f"{row['seconds']:.2f}", f"{row['peak_mb']:,.0f} MB"]
-        for row in record["rows"]
-    ]
-    rows[0][0] = "one triple, by text"
-    head = [f"{record['n_triples']:,} lines by", "seconds", "memory"]
-    return table(head, rows) + origin("loading")
-
-
 def process_equality() -> str:
     """The block of this name."""
     name = "process_equality-h100"
