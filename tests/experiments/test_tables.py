@@ -159,8 +159,6 @@ def rows(name: str) -> list[dict]:
 def test_every_record_names_its_commit_and_versions():
     for file in paths.RESULTS.glob("*.json"):
         text = file.read_text()
-        if file.stem == "published_miners":  # what others report
-            continue
         assert '"commit"' in text and (
             '"torch"' in text or '"numpy"' in text
         ), file.name
