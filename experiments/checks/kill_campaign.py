@@ -209,7 +209,9 @@ def disturb(
             has_ended = False
             while not (has_ended or chain.error):
                 chain.processes.append(generator.choice(processes))
-                after = generator.uniform(0, MAX_DELAY * seconds)
+                # longer each time, so that work on a slower machine ends too
+                delay = MAX_DELAY * seconds * (1 + len(chain.processes) / 10)
+                after = generator.uniform(0, delay)
                 has_ended = signal_after(work, place, after, chain, generator)
             found = work.read(place / "out") if not chain.error else {}
         n_sent += len(chain.seconds_before)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import paths
-from experiments.benchmarks import default_results, fifty_graphs, side_by_side
+from experiments.benchmarks import fifty_graphs, side_by_side, training_results
 from experiments.checks import (
     check_unchanged,
     gpu_tests,
@@ -24,6 +24,7 @@ from experiments.checks import (
     readability,
 )
 from experiments.data import build_countries
+from funcppo import cli
 
 EXPERIMENTS = paths.ROOT / "experiments"
 PROGRAMS = sorted(
@@ -91,20 +92,39 @@ def test_cells_prepare_together_and_fail_alone(tmp_path):
     assert dead["error"] == "the process ended with status 7"
 
 
-def test_a_run_at_the_defaults_has_a_row_for_each_seed(tmp_path, monkeypatch):
+def test_a_training_has_a_row_for_each_seed_and_one_at_learning_rate_0(
+    tmp_path, monkeypatch
+):
     name = "family_tree:30:0"
-    options = ["--steps", "64", "--ppo.n-envs", "8", "--strategy", "eager"]
-    monkeypatch.setattr(default_results, "OWN_RULES", (name,))
-    monkeypatch.setattr(default_results, "MINED_RULES", ())
-    monkeypatch.setattr(default_results, "OPTIONS", {name: options})
+    options = "--steps 64 --ppo.n-envs 8 --strategy eager --learner proofs"
+    sets = {name: training_results.Options(options, None)}
+    tables = {"given": ("given_rules", sets)}
+    monkeypatch.setattr(training_results, "TABLES", tables)
     record = tmp_path / "record.json"
-    run(default_results, monkeypatch, "--out", record, "--seeds", "1")
-    # what the record holds is not run again
-    run(default_results, monkeypatch, "--out", record, "--seeds", "1")
-    (row,) = json.loads(record.read_text())["runs"]
-    assert (row["set"], row["seed"], row["mining"]) == (name, 0, None)
-    assert row["training"]["seconds"] > 0 < row["training"]["peak_mb"]
-    assert row["rule_score"] in row["results"]["test"]
+    for _ in range(2):  # what the record holds is not run again
+        words = ["given", "--out", record, "--seeds", "1"]
+        run(training_results, monkeypatch, *words)
+    found = json.loads(record.read_text())
+    rows = found["runs"]
+    assert [row["learning_rate_0"] for row in rows] == [False, True]
+    for row in rows:
+        assert (row["set"], row["seed"], row["mining"]) == (name, 0, None)
+        assert row["training"]["seconds"] > 0 < row["training"]["peak_mb"]
+        assert row["rule_score"] in row["results"]["test"]
+    height = rows[0]["results"]["height"]
+    scores = [f"exists@{height}", "max-confidence", "noisy-or"]
+    assert list(found["untrained"][name]["test"]) == scores
+
+
+@pytest.mark.parametrize("table", training_results.TABLES)
+def test_the_programs_take_the_options_of_the_results(table):
+    _, sets = training_results.TABLES[table]
+    for options in sets.values():
+        words = ["data", "--out", "run", *options.training.split()]
+        assert cli.parse_program("train", words)
+        if options.mining is not None:
+            words = ["data", "--out", "rules", *options.mining.split()]
+            assert cli.parse_program("mine", words)
 
 
 def test_fifty_graphs_are_of_all_sizes_and_read_as_they_were_made(tmp_path):
