@@ -28,22 +28,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
-from experiments.benchmarks.logic import (
-    build_kb,
-    draw_searches,
-    random_successor,
-)
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.provenance import describe_machine
 from funcppo.core import tree
 from funcppo.kg.graph import loaders
+from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve
+from funcppo.kg.logic.kb import KBSizes, build
 from funcppo.runtime import compile as strategies
 from funcppo.runtime.capture import capture
 
@@ -150,12 +148,50 @@ def make_work(name: str, height: int, batch: int, device: str) -> Work:
     """The second step of searches of train facts."""
     torch.manual_seed(0)
     dataset = loaders.load(name)
-    kb, sizes = build_kb(dataset)
+    kb, sizes = build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+    )
     cfg = resolve.make_resolve_config(kb, sizes, height)
     root, goals = draw_searches(dataset, cfg, sizes, batch)
     goals = random_successor(resolve.resolve(cfg, kb, goals, root))
     on_device = tree.map(lambda x: x.to(device), (kb, goals, root))
     return Work(cfg, partial(resolve.resolve, cfg, *on_device), on_device)
+
+
+def draw_searches(
+    dataset: Dataset,
+    cfg: resolve.ResolveConfig,
+    sizes: KBSizes,
+    n_searches: int,
+) -> tuple[Tensor, resolve.Goals]:
+    """Searches of train facts of which some rule could derive one, at their start: the queries, and the goals."""
+    with_rule = dataset.train[
+        np.isin(dataset.train[:, 0], dataset.rules[:, 0, 0])
+    ]
+    root = torch.from_numpy(
+        with_rule[np.random.default_rng(0).choice(len(with_rule), n_searches)]
+    )
+    padding = torch.zeros(
+        (n_searches, cfg.max_goals, sizes.atom_width), dtype=torch.int32
+    )
+    return root, resolve.Goals(
+        torch.cat([root[:, None], padding[:, 1:]], 1), padding[..., 0]
+    )
+
+
+def random_successor(successors: resolve.Successors) -> resolve.Goals:
+    """The goals of a random successor of each row; no goals where it has none."""
+    alive = successors.mask.any(1)
+    weights = torch.where(alive[:, None], successors.mask.float(), 1.0)
+    slot = weights.multinomial(1).squeeze(1)
+    row = torch.arange(len(slot))
+    atoms = torch.where(
+        alive[:, None, None], successors.goals.atoms[row, slot], 0
+    )
+    return resolve.Goals(atoms, successors.goals.height[row, slot])
 
 
 def compile_call(work: Work) -> Step:
