@@ -103,18 +103,14 @@ def project(tmp_path, monkeypatch):
 def test_a_stale_block_fails_the_check_and_is_rewritten(project, capsys):
     assert tables.main(["--check"]) == 1
     assert "README.md: stale: performance-startup" in capsys.readouterr().err
-    assert "s with empty caches" not in (project / "README.md").read_text()
     assert tables.main([]) == 0
     for file in ("README.md", "docs/more/page.md"):
         text = (project / file).read_text()
         assert text.startswith("before\n") and text.endswith("after\n")
         assert tables.performance_startup() in text
     assert tables.main(["--check"]) == 0
-    changed = (
-        (project / "README.md")
-        .read_text()
-        .replace(" s with empty", "0 s with empty")
-    )
+    changed = text.replace("empty caches", "no caches")
+    assert changed != text
     (project / "README.md").write_text(changed)
     assert tables.main(["--check"]) == 1
 
