@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core import json_io, tree
-from funcppo.core.atomic_io import write_atomically
-from funcppo.core.json_io import Json
+from funcppo.core import files, tree
+from funcppo.core.files import Json, write_atomically
 
 Tree = TypeVar("Tree")
 Meta = Json
@@ -65,7 +64,7 @@ def save(
             bfloat16_names.append(name)
         arrays[name] = _to_array(name, leaf)
 
-    versioned_meta = {json_io.FORMAT_KEY: json_io.FORMAT} | meta
+    versioned_meta = {files.FORMAT_KEY: files.FORMAT} | meta
     if bfloat16_names:
         versioned_meta[_BFLOAT16_KEY] = bfloat16_names
     text = json.dumps(versioned_meta).encode()
@@ -174,7 +173,7 @@ def read(path: Path) -> Checkpoint:
             raise zipfile.BadZipFile("not an archive of arrays")
         with np.load(path) as file:
             arrays = dict(file)
-        meta = json_io.parse_object(
+        meta = files.parse_object(
             "meta data", arrays.pop(_META_ARRAY).tobytes()
         )
     except FileNotFoundError:
@@ -187,7 +186,7 @@ def read(path: Path) -> Checkpoint:
             f"{path}: expected a checkpoint, got none or a damaged one ({error})"
         ) from None
 
-    json_io.check_format(path, meta.get(json_io.FORMAT_KEY))
+    files.check_format(path, meta.get(files.FORMAT_KEY))
     return Checkpoint(arrays, meta)
 
 

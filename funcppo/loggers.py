@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from funcppo.core import atomic_io
+from funcppo.core import files
 from funcppo.core.settings import FieldError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class _CsvLogger:
             self._rewrite()
             return
         with (
-            atomic_io.named_errors(self._path),
+            files.named_errors(self._path),
             open(self._path, "a", newline="", encoding="utf-8") as file,
         ):
             csv.DictWriter(file, self._columns).writerow(cells)
@@ -159,7 +159,7 @@ class _CsvLogger:
             writer.writeheader()
             writer.writerows(self._rows)
 
-        atomic_io.write_atomically(self._path, write)
+        files.write_atomically(self._path, write)
 
 
 class _EncodedFile:
@@ -179,7 +179,7 @@ class _TensorboardLogger:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         # Event files cannot be cut at an update, so all of them are written anew.
-        with atomic_io.named_errors(folder):
+        with files.named_errors(folder):
             if folder.exists():
                 shutil.rmtree(folder)
             self._writer = SummaryWriter(str(folder))
@@ -203,7 +203,7 @@ class _WandbLogger:
         import wandb
 
         id_file = folder / WANDB_FOLDER / WANDB_ID_FILE
-        with atomic_io.named_errors(id_file):
+        with files.named_errors(id_file):
             id_file.parent.mkdir(exist_ok=True)
             if not rows or not id_file.exists():
                 id_file.write_text(secrets.token_hex(4))

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from funcppo.core import atomic_io, json_io, tree
-from funcppo.core.json_io import Json, shorten
+from funcppo.core import files, tree
+from funcppo.core.files import Json, shorten
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.train_step import Metrics
 from funcppo.version import VERSION
@@ -66,7 +66,7 @@ def append(path: Path, *rows: Row) -> None:
     Raises:
       OSError: names the file, which may hold a part of the line: `truncate` removes it.
     """
-    with atomic_io.named_errors(path), open(path, "ab") as file:
+    with files.named_errors(path), open(path, "ab") as file:
         file.write(b"".join(_to_line(row) for row in rows))
 
 
@@ -111,9 +111,9 @@ def read(path: Path) -> list[Row]:
     *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         place = f"{path}:{number}"
-        row = json_io.parse_object(place, line)
+        row = files.parse_object(place, line)
         if number == 1:
-            json_io.check_format(path, row.get(json_io.FORMAT_KEY))
+            files.check_format(path, row.get(files.FORMAT_KEY))
             continue
         if not is_row(row):
             shown = shorten(line.decode(errors="replace"))
@@ -129,11 +129,11 @@ def read_header(path: Path) -> Json:
     if not path.exists():
         return {}
     first, *others = path.read_bytes().split(b"\n")
-    row = json_io.parse_object(f"{path}:1", first) if others else {}
-    if json_io.FORMAT_KEY not in row:
+    row = files.parse_object(f"{path}:1", first) if others else {}
+    if files.FORMAT_KEY not in row:
         return {}
     return {
-        name: value for name, value in row.items() if name != json_io.FORMAT_KEY
+        name: value for name, value in row.items() if name != files.FORMAT_KEY
     }
 
 
@@ -172,7 +172,7 @@ def truncate(
       A note if the last line was unfinished, and one if updates up to the checkpoint have no line.
     """
     header = read_header(path) if header is None else header
-    kept = [_to_line({json_io.FORMAT_KEY: json_io.FORMAT, **header})]
+    kept = [_to_line({files.FORMAT_KEY: files.FORMAT, **header})]
     notes = []
     logged: set[int] = set()
     if path.exists():
@@ -189,7 +189,7 @@ def truncate(
         notes.append(
             f"{path}: {n_missing} of the updates 1 to {last_update} have no line"
         )
-    atomic_io.write_atomically(path, lambda file: file.write(b"".join(kept)))
+    files.write_atomically(path, lambda file: file.write(b"".join(kept)))
     return notes
 
 

@@ -17,7 +17,7 @@ from torch.func import grad_and_value
 from funcppo import optim
 from funcppo.config import AdamConfig, Config, reads_scalars_apart
 from funcppo.core import tree
-from funcppo.core.loops import graph_scan, keeps_loops, scan
+from funcppo.core.tree import graph_scan, keeps_loops, scan
 from funcppo.core.types import F32, I64, Bool, Obs, Params, Scan
 from funcppo.losses import (
     Batch,

@@ -3,7 +3,7 @@
 The memory of a network without one is the empty tuple.
 
 A compiler unrolls the loop of `apply_sequence`. Its gradient by `backpropagate` needs two loops over the steps, which
-can be operators of their own (`loops.graph_scan`); all else is computed for all steps at once.
+can be operators of their own (`tree.graph_scan`); all else is computed for all steps at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import tree
-from funcppo.core.loops import scan
+from funcppo.core.tree import scan
 from funcppo.core.types import Bool, Obs, Params, Scan, World
 from funcppo.interfaces import Agent, AnyAgent, Memory, Output
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from funcppo import minibatch, optim, rollout, shards
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config, reads_scalars_apart
-from funcppo.core import loops, random, tree
+from funcppo.core import random, tree
 from funcppo.core.types import F32, I64, Obs, Params, Scan, State
 from funcppo.interfaces import GatherShards, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
@@ -448,7 +448,7 @@ class Parts:
     a rollout step without the critic's values, and `kernel_values`, which has those of a whole rollout.
     """
 
-    scan: Scan = loops.scan
+    scan: Scan = tree.scan
     sample_randomness: SampleRandomnessFn = sample_randomness
     rollout_step: RolloutStepFn = rollout_step
     unroll: UnrollFn = rollout.unroll

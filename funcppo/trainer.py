@@ -35,7 +35,7 @@ from torch import Tensor
 from funcppo import checkpoint as checkpoints
 from funcppo import loggers, metrics_log
 from funcppo.config import PPOConfig
-from funcppo.core import random, stacked, tree
+from funcppo.core import random, tree
 from funcppo.core.settings import METRICS_FILE
 from funcppo.core.types import F32, I64, Bool
 from funcppo.envs import base
@@ -232,7 +232,7 @@ def _log_rows(progress: Progress[Any]) -> list[metrics_log.Row]:
         {"seed": seed}
         | _log_row(
             progress,
-            stacked.item(metrics, i),
+            tree.item(metrics, i),
             progress.evaluation and progress.evaluation[i],
         )
         for i, seed in enumerate(progress.seeds)
@@ -929,8 +929,8 @@ class Evaluator:
         return tuple(
             PolicyEvaluation(
                 update=_update_of(state),
-                greedy=_estimate_return(key[i], stacked.item(greedy, i)),
-                sampled=_estimate_return(key[i], stacked.item(sampled, i)),
+                greedy=_estimate_return(key[i], tree.item(greedy, i)),
+                sampled=_estimate_return(key[i], tree.item(sampled, i)),
             )
             for i in range(len(seeds))
         )

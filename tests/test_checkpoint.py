@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from funcppo import checkpoint
-from funcppo.core import json_io, tree
-from funcppo.core.atomic_io import write_atomically
+from funcppo.core import files, tree
+from funcppo.core.files import write_atomically
 
 
 class Layer(NamedTuple):
@@ -47,7 +47,7 @@ def test_arrays_are_named_by_their_path_of_fields(tmp_path):
     assert set(arrays) == {"layers.0.weight", "layers.0.bias", "update"}
     assert arrays["update"].shape == () and int(arrays["update"]) == 7
     assert meta == {
-        "format": json_io.FORMAT,
+        "format": files.FORMAT,
         "fingerprint": "abc",
         "score": "success",
     }
@@ -201,7 +201,7 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path):
 OTHER = """
 import sys
 from pathlib import Path
-from funcppo.core.atomic_io import write_atomically
+from funcppo.core.files import write_atomically
 write_atomically(Path(sys.argv[1]), lambda file: file.write(b"other"))
 """
 

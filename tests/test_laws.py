@@ -16,7 +16,7 @@ import torch
 from funcppo import losses, optim, rollout
 from funcppo.advantages import gae
 from funcppo.config import AdamConfig
-from funcppo.core import loops, random, tree
+from funcppo.core import random, tree
 from funcppo.core.types import check_shapes_and_dtypes
 from funcppo.nets.base import PolicyValue
 from funcppo.rollout import RolloutState
@@ -70,7 +70,7 @@ def rolled(cfg: Any, seed: int) -> Any:
     return (
         state,
         draws,
-        *loops.scan(
+        *tree.scan(
             act, RolloutState(state.env_state, state.episode_stats), draws
         ),
     )

@@ -10,7 +10,7 @@ import torch
 
 from funcppo import losses, minibatch
 from funcppo.config import AdamConfig
-from funcppo.core import loops, random, tree
+from funcppo.core import random, tree
 from funcppo.runtime import compile_cache
 from funcppo.train_step import collect, init, minibatch_step
 from tests.learning import (
@@ -129,7 +129,7 @@ def test_the_kl_limit_stops_where_a_break_would(kl_stop, target_kl):
         return here and kl > target_kl
 
     want = torch_learner(cfg, params, batch, scalars, minibatches.rows, stop)
-    got, _ = loops.scan(
+    got, _ = tree.scan(
         partial(minibatch_step, cfg, WORLD, params, batch, scalars),
         learner,
         minibatches,
@@ -144,7 +144,7 @@ def test_the_kl_limits_of_the_test_above_stop_at_different_places():
             cfg = cartpole_config(**SMALL, target_kl=target_kl, kl_stop=kl_stop)
             params, batch, scalars, learner, xs = learning_problem(cfg)
             step = partial(minibatch_step, cfg, WORLD, params, batch, scalars)
-            made.append(int(loops.scan(step, learner, xs)[0].opt_state.step))
+            made.append(int(tree.scan(step, learner, xs)[0].opt_state.step))
     assert (
         made[0] == 2
         and made[2] == made[5] == 6

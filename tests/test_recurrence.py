@@ -10,7 +10,7 @@ import torch
 import funcppo as fp
 from funcppo import recurrence
 from funcppo.core import random, tree
-from funcppo.core.loops import graph_scan
+from funcppo.core.tree import graph_scan
 from funcppo.interfaces import Agent, EnvironmentSpec, MaskedObservation
 from tests.learning import WORLD, assert_trees_equal
 

@@ -9,7 +9,7 @@ import torch
 import funcppo as fp
 from funcppo import rollout
 from funcppo.core import random, tree
-from funcppo.core.loops import scan
+from funcppo.core.tree import scan
 from funcppo.envs.classic_control import cartpole, pendulum
 from funcppo.nets import feedforward
 from funcppo.rollout import rollout_keys, rollout_step, sample_random_inputs

@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo import losses, minibatch, shards
-from funcppo.core import loops, random, tree
+from funcppo.core import random, tree
 from funcppo.minibatch import MinibatchIndices
 from funcppo.shards import ShardGradient
 from funcppo.train_step import (
@@ -114,7 +114,7 @@ def learn(cfg, state, got, batch, minibatches):
     step = partial(
         shards.minibatch_step, cfg, WORLD, state.params, batch, got.scalars
     )
-    return loops.scan(step, got.update_state, minibatches)
+    return tree.scan(step, got.update_state, minibatches)
 
 
 @pytest.mark.parametrize(

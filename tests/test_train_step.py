@@ -10,7 +10,7 @@ import torch
 
 from funcppo import optim, rollout
 from funcppo.config import Schedule
-from funcppo.core import loops, random, tree
+from funcppo.core import random, tree
 from funcppo.minibatch import MinibatchParts
 from funcppo.rollout import RolloutState
 from funcppo.train_step import (
@@ -49,7 +49,7 @@ def acted(cfg, state):
     """The actor and the trajectory of the state's next rollout."""
     _, draws, _ = sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return loops.scan(
+    return tree.scan(
         act, RolloutState(state.env_state, state.episode_stats), draws
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.provenance import describe_machine
-from funcppo.core.atomic_io import write_atomically
+from funcppo.core.files import write_atomically
 from funcppo.runtime import compile_cache
 
 Row = dict[str, Any]

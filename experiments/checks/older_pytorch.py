@@ -4,7 +4,7 @@
 
 Each interpreter has another version of PyTorch, with optree and numpy. On a CPU it makes a training step of CartPole by
 each strategy, compiled by Inductor, compares it with the eager step, and compiles a loop that stays one
-(`loops.graph_scan`). An interpreter that has pytest, and so what the extra `test` brings, runs the tests of each folder
+(`tree.graph_scan`). An interpreter that has pytest, and so what the extra `test` brings, runs the tests of each folder
 too, in half an hour or more. The record is `experiments/results/older_pytorch.json`.
 """
 
@@ -141,7 +141,7 @@ def compile_loop() -> None:
     """
     import torch
 
-    from funcppo.core.loops import scan
+    from funcppo.core.tree import scan
     from funcppo.runtime.compile import compile_function
 
     xs = torch.arange(6.0).view(3, 2)
@@ -156,7 +156,7 @@ def _turn(carry: Any, x: Any) -> tuple[Any, Any]:
 
 
 def _loop_by_graph(carry: Any, xs: Any) -> tuple[Any, Any]:
-    from funcppo.core.loops import graph_scan
+    from funcppo.core.tree import graph_scan
 
     return graph_scan(_turn, carry, xs)
 

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import funcppo
-from funcppo.core import json_io
+from funcppo.core import files
 from funcppo.core.settings import MAX_PORT, is_cuda
 from funcppo.runtime import distributed, parallel_compile
 
@@ -95,12 +95,12 @@ def write_json(destination: str | None, value: JsonObject) -> None:
         return
     document = {"format": JSON_FORMAT, **value}
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    text = json_io.escape_unprintable(text)
+    text = files.escape_unprintable(text)
     if destination == "-":
         write_output(text)
         return
 
-    from funcppo.core.atomic_io import write_atomically
+    from funcppo.core.files import write_atomically
 
     write_atomically(Path(destination), lambda file: file.write(text.encode()))
 

@@ -24,7 +24,7 @@ from typing import (
 from funcppo.cli.common import JsonObject, select_device
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.target import check_read_as_trained, is_run_folder
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.core.settings import is_cuda
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.run.config import CHOICE_SECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from funcppo.core.atomic_io import remove_stale_parts
+from funcppo.core.files import remove_stale_parts
 
 LOCK_FILE = "run.lock"  # in the folder of a run
 

@@ -48,7 +48,7 @@ from funcppo.cli.target import (
     print_notes_to_stderr,
     set_target_threads,
 )
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.core.settings import NonNegativeFloat, PositiveInt, Size
 from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.kg.graph.lexer import escape_unprintable, format_name
@@ -612,7 +612,7 @@ class Predict:
         """Write the answers of --csv."""
         if self.csv is None:
             return
-        from funcppo.core.atomic_io import write_atomically
+        from funcppo.core.files import write_atomically
 
         text = _csv_text(answered)
         if self.csv == "-":

@@ -97,7 +97,7 @@ class Report:
             return self._plot()
         check_runs(self.runs, self.out, self.json)
         select_device(self.device)
-        from funcppo.core.atomic_io import write_atomically
+        from funcppo.core.files import write_atomically
         from funcppo.kg.show.report import page
 
         set_target_threads(self.runs[0], self.threads)
@@ -128,7 +128,7 @@ class Report:
             raise ValueError(
                 f"--out {self.out}: expected a name that ends in .svg or .png"
             )
-        from funcppo.core.atomic_io import write_atomically
+        from funcppo.core.files import write_atomically
         from funcppo.kg.show.report import figures, tables
 
         replays: JsonObject = {}

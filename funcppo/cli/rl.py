@@ -38,8 +38,8 @@ from funcppo.cli.console import (
 from funcppo.cli.file_lock import lock_folder
 from funcppo.cli.options import DeviceOption, JsonOutput, LoggerNames
 from funcppo.config import PPOConfig
-from funcppo.core import json_io
-from funcppo.core.atomic_io import remove_stale_parts
+from funcppo.core import files
+from funcppo.core.files import remove_stale_parts
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -510,7 +510,7 @@ def _stored_strategy(
     header = metrics_log.read_header(folder / METRICS_FILE)
     results = folder / RESULTS_FILE
     stored = (
-        json_io.parse_object(results, results.read_bytes())
+        files.parse_object(results, results.read_bytes())
         if results.exists()
         else {}
     )

@@ -53,7 +53,7 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import data_files, debug_files
 from funcppo.config import PPOConfig
-from funcppo.core import atomic_io
+from funcppo.core import files
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.settings import (
     CONFIG_FILE,
@@ -570,7 +570,7 @@ class Train:
         ) as name:
             folder = Path(name)
             if mined is not None:
-                with atomic_io.named_errors(self.out / MINED_RULES_FILE):
+                with files.named_errors(self.out / MINED_RULES_FILE):
                     shutil.copyfile(mined, folder / MINED_RULES_FILE)
             save_checkpoint(run, folder)
             write_config(run.run_config, folder)
@@ -586,11 +586,11 @@ class Train:
             for name in (MINED_RULES_FILE, CHECKPOINT_FILE, CONFIG_FILE):
                 if (folder / name).exists():
                     (folder / name).replace(self.out / name)
-        atomic_io.sync_folder(self.out)
+        files.sync_folder(self.out)
 
     def _remove_stale_parts(self) -> list[str]:
         """Remove what killed processes left half-written in the folder, which is locked; a note for each."""
-        names = atomic_io.remove_stale_parts(self.out, RUN_FILES)
+        names = files.remove_stale_parts(self.out, RUN_FILES)
         for path in sorted(self.out.glob("start-*.part")):
             shutil.rmtree(path)
             names.append(path.name)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from funcppo.core import json_io
-from funcppo.core.atomic_io import write_atomically
-from funcppo.core.json_io import Json
+from funcppo.core import files
+from funcppo.core.files import Json, write_atomically
 
 Record = Json  # a line
 Settings = Json  # what tells some work from other work; JSON values
@@ -77,7 +76,7 @@ def open_log(
     settings: Settings,
     *,
     resume: bool,
-    parse: ParseFn = json_io.parse_object,
+    parse: ParseFn = files.parse_object,
     select: SelectFn = list,
 ) -> RecordLog:
     """Open a file for records: resume the file at a path, or replace it.
@@ -165,7 +164,7 @@ def close(log: RecordLog) -> None:
     log.file.close()
 
 
-def read(path: Path, parse: ParseFn = json_io.parse_object) -> list[Record]:
+def read(path: Path, parse: ParseFn = files.parse_object) -> list[Record]:
     """Read the records of a file; an unfinished last line is left out.
 
     Raises:
@@ -188,7 +187,7 @@ def part_path(path: Path) -> Path:
 def write_settings(path: Path, settings: Settings) -> None:
     """Write the settings of a file of records to a path of their own."""
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-    text = json_io.escape_unprintable(text)
+    text = files.escape_unprintable(text)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
@@ -206,7 +205,7 @@ def read_settings(path: Path, records_path: Path, version: int) -> Settings:
         raise ValueError(
             f"{path}: expected the settings that {records_path.name} was made with, got no file"
         )
-    settings = json_io.parse_object(path, path.read_bytes())
+    settings = files.parse_object(path, path.read_bytes())
     found = settings.pop(FORMAT, 1)
     if found != version:
         raise ValueError(
@@ -257,4 +256,4 @@ def _to_lines(records: Iterable[Record]) -> bytes:
         json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         for record in records
     )
-    return json_io.escape_unprintable(text).encode()
+    return files.escape_unprintable(text).encode()

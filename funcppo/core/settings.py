@@ -38,8 +38,8 @@ from typing import (
     get_type_hints,
 )
 
-from funcppo.core import atomic_io, json_io
-from funcppo.core.json_io import Json
+from funcppo.core import files
+from funcppo.core.files import Json
 
 ConfigT = TypeVar("ConfigT")
 
@@ -298,10 +298,10 @@ def iter_differences(
 
 def write_config(run_config: Any, folder: Path) -> None:
     """Write a dataclass of settings to config.json in the folder of a run, whole or not at all."""
-    contents = {json_io.FORMAT_KEY: json_io.FORMAT}
+    contents = {files.FORMAT_KEY: files.FORMAT}
     contents |= dataclasses.asdict(run_config)
     text = json.dumps(contents, indent=2) + "\n"
-    atomic_io.write_atomically(
+    files.write_atomically(
         folder / CONFIG_FILE, lambda file: file.write(text.encode())
     )
 

@@ -1,8 +1,11 @@
-"""Functions on trees of tensors: map, flatten, select, ravel. The only module that imports optree.
+"""Functions on trees of tensors: map, flatten, select, ravel, loop. The only module that imports optree.
 
 A tree is a tensor, or a NamedTuple, tuple or list of trees. Both optree and `torch.utils._pytree` must see the same
 leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and PyTorch's compiler
 with the second.
+
+The compiler unrolls a Python loop, so that its time grows with the number of turns. It compiles the body of
+`graph_scan` once.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ import optree
 import optree.registry as optree_registry
 import torch
 import torch.utils._pytree as torch_pytree
-from torch import Tensor
+from torch import Tensor, compiler
+from torch._higher_order_ops.scan import scan as scan_operator
 
-from funcppo.core.types import Bool, Tree
+from funcppo.core.types import Bool, Carry, ScanBody, Tree, X, Y
 
 Record = TypeVar("Record")  # a dataclass
 # Registered there, a class is a tree in every namespace.
@@ -234,3 +238,71 @@ def _registration_hint(value: object) -> str:
         if dataclasses.is_dataclass(value)
         else ""
     )
+
+
+def scan(body: ScanBody[Carry, X, Y], carry: Carry, xs: X) -> tuple[Carry, Y]:
+    """Loop over the leading axis of `xs`.
+
+    Args:
+      body: (carry, x) -> (carry, y).
+      carry: before the first turn.
+      xs: a tree whose leaves share their leading axis.
+
+    Returns:
+      The carry after the last turn, and the outputs stacked along a leading axis.
+    """
+    ys: list[Y] = []
+    for x_leaves in zip(*(leaf.unbind() for leaf in leaves(xs))):
+        carry, y = body(carry, unflatten(xs, list(x_leaves)))
+        ys.append(y)
+    return carry, map(_stack, *ys)
+
+
+def _stack(*leaves: Tensor) -> Tensor:
+    return torch.stack(leaves)
+
+
+def graph_scan(
+    body: ScanBody[Carry, X, Y], carry: Carry, xs: X
+) -> tuple[Carry, Y]:
+    """As `scan`, but only inside a compiled function, where it stays one loop."""
+    # One call beside the loop gives the structure of the outputs; the compiler drops its operations.
+    _, output_like = body(carry, map(lambda leaf: leaf[0], xs))
+
+    # A body may return neither a NamedTuple nor a tensor that it received, so leaves are listed and cloned.
+    def step(
+        carry_leaves: list[Tensor], x_leaves: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        this_carry = unflatten(carry, carry_leaves)
+        next_carry, y = body(this_carry, unflatten(xs, x_leaves))
+        return _clone_leaves(next_carry), _clone_leaves(y)
+
+    first_leaves = [x.contiguous() for x in leaves(carry)]
+    x_leaves = [x.contiguous() for x in leaves(xs)]
+    last_leaves, y_leaves = scan_operator(step, first_leaves, x_leaves)
+    last_carry = unflatten(carry, list(last_leaves))
+    ys = unflatten(output_like, list(y_leaves))
+    return last_carry, ys
+
+
+def _clone_leaves(x: object) -> list[Tensor]:
+    return [leaf.clone() for leaf in leaves(x)]
+
+
+def keeps_loops() -> bool:
+    """Whether `graph_scan` works here: in a compiled function, but not under `torch.vmap` or `torch.func.grad`."""
+    return (
+        compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def length(stacked: object) -> int:
+    """Size of the leading axis."""
+    first_leaf = leaves(stacked)[0]
+    return len(first_leaf)
+
+
+def item(stacked: Tree, index: int) -> Tree:
+    """The tree at an index of the leading axis; its leaves are views."""
+    return map(lambda leaf: leaf[index], stacked)

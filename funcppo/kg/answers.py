@@ -32,9 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core import json_io, record_log, tree
-from funcppo.core.atomic_io import named_errors, write_atomically
-from funcppo.core.json_io import Json, shorten
+from funcppo.core import files, record_log, tree
+from funcppo.core.files import Json, named_errors, shorten, write_atomically
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.queries import Query, read_query
@@ -1221,7 +1220,7 @@ def _format_line(fields: Json, is_csv: bool) -> bytes:
     if is_csv:
         return _format_row(csv_row(fields))
     text = json.dumps(fields, ensure_ascii=False) + "\n"
-    return json_io.escape_unprintable(text).encode()
+    return files.escape_unprintable(text).encode()
 
 
 def _format_row(values: Iterable[object]) -> bytes:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
-from funcppo.core.json_io import Json
+from funcppo.core.files import Json
 from funcppo.kg.answers import (
     Answer,
     Answerer,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from funcppo.config import PPOConfig
-from funcppo.core import json_io
+from funcppo.core import files
 from funcppo.core.settings import (
     CONFIG_FILE,
     DeviceName,
@@ -115,8 +115,8 @@ def read_config(folder: Path) -> RLConfig:
         raise ValueError(
             f"{folder}: expected a folder that `funcppo rl` wrote, got {found}"
         )
-    raw = json_io.parse_object(path, path.read_bytes())
-    json_io.check_format(path, raw.pop(json_io.FORMAT_KEY, None))
+    raw = files.parse_object(path, path.read_bytes())
+    files.check_format(path, raw.pop(files.FORMAT_KEY, None))
     try:
         if isinstance(raw.get("hidden"), list):
             raw["hidden"] = tuple(raw["hidden"])
@@ -137,4 +137,4 @@ def is_rl_run(folder: Path) -> bool:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return False
-    return "env" in json_io.parse_object(path, path.read_bytes())
+    return "env" in files.parse_object(path, path.read_bytes())

@@ -16,7 +16,7 @@ import torch
 
 from funcppo import trainer
 from funcppo.compiled_step import CHECKPOINT_SECONDS, prepare_step
-from funcppo.core import random, stacked, tree
+from funcppo.core import random, tree
 from funcppo.learner import Learner, check_functions, check_vectorised
 from funcppo.losses import Scalars
 from funcppo.runtime.capture import CapturedStep
@@ -157,7 +157,7 @@ def prepare_many(
     """
     cfg = learner.cfg
     is_finished = int(state.update[0]) >= cfg.ppo.n_updates
-    check_functions(learner, stacked.item(state, 0))
+    check_functions(learner, tree.item(state, 0))
     check_vectorised(learner, state)
     captured, record = prepare_step(
         cfg,

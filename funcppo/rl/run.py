@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcppo import envs, learner, metrics_log, nets
-from funcppo.core.json_io import Json
+from funcppo.core.files import Json
 from funcppo.core.settings import METRICS_FILE, FieldError
 from funcppo.core.types import F64, I64
 from funcppo.envs import wrappers

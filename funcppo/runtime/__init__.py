@@ -10,7 +10,6 @@ The runtime receives the functions of a training step as arguments. From this pa
     cache_folder.py      where that is, and whether there is any code yet
     parallel_compile.py  background processes that compile ahead; compile_worker.py is their entry point
     compile_job.py       what they are sent: a function, its arguments without values, settings
-    stacked.py           trees whose leaves are stacked along a leading axis
     equivalence.py       the check that a compiled function computes what the eager one does
     whole_iteration.py   one training iteration as one graph, its loops kept as loops
     capture.py           a step over static buffers, as one CUDA graph where the device allows it

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo.config import as_compiled
-from funcppo.core import stacked, tree
+from funcppo.core import tree
 from funcppo.core.settings import FieldError
 from funcppo.runtime import (
     cudagraph_trees,
@@ -537,7 +537,7 @@ def _record_calls(
     )
     collected = collect(cfg, world, state, short_parts)
 
-    first_minibatch = stacked.item(collected.minibatches, 0)
+    first_minibatch = tree.item(collected.minibatches, 0)
     update_args = (cfg, world, state.params, collected.batch, collected.scalars)
     calls["minibatch_step"] = [
         (*update_args, collected.update_state, first_minibatch)
@@ -551,10 +551,10 @@ def _scan_first_steps(
     xs: Inputs,
 ) -> tuple[Carry, Result]:
     """As a scan, but the outputs of the last of a few steps stand for all that follow."""
-    n_steps = stacked.length(xs)
+    n_steps = tree.length(xs)
     outputs: list[Result] = []
     for t in range(min(MAX_CHECKED_STEPS, n_steps)):
-        carry, y = fn(carry, stacked.item(xs, t))
+        carry, y = fn(carry, tree.item(xs, t))
         outputs.append(y)
     outputs += [outputs[-1]] * (n_steps - len(outputs))
     return carry, _stack(outputs)
@@ -1101,7 +1101,7 @@ def _time_step(
     step: TensorFunction[tuple[Any, object]], collected: CollectedData
 ) -> float:
     """The shortest of some minibatch steps in milliseconds, replayed as a CUDA graph where one can be recorded."""
-    minibatch = stacked.item(collected.minibatches, 0)
+    minibatch = tree.item(collected.minibatches, 0)
     captured = capture(
         lambda state: step(state, minibatch), collected.update_state
     )

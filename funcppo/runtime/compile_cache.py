@@ -37,7 +37,7 @@ from torch.utils._config_module import _UNSET_SENTINEL
 
 from funcppo.config import as_compiled
 from funcppo.core import tree
-from funcppo.core.atomic_io import write_atomically
+from funcppo.core.files import write_atomically
 from funcppo.runtime import agreement, standalone_code
 from funcppo.runtime.cache_folder import (
     PACKAGE_DIR,

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo.core import stacked, tree
+from funcppo.core import tree
 
 # Tolerances are relative: to the change that an update makes to a leaf, or to the size of an output.
 # In float32 compilers reorder sums, and that is all. Largest errors of all strategies for CartPole and the prover
@@ -76,9 +76,9 @@ def check_update(
     actual = state
     expected = state
     shown: list[tuple[object, object]] = []
-    n_checked = min(MAX_CHECKED_MINIBATCHES, stacked.length(minibatches))
+    n_checked = min(MAX_CHECKED_MINIBATCHES, tree.length(minibatches))
     for i in range(n_checked):
-        minibatch = stacked.item(minibatches, i)
+        minibatch = tree.item(minibatches, i)
         actual, metrics = step(actual, minibatch)
         expected, expected_metrics = eager(expected, minibatch)
         shown.append((metrics, expected_metrics))

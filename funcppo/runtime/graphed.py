@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo.core import stacked, tree
+from funcppo.core import tree
 from funcppo.runtime.agreement import Agree, alone
 from funcppo.runtime.capture import CapturedStep, capture, clear_graph_pools
 from funcppo.runtime.protocols import TensorFunction, TrainingParts
@@ -157,7 +157,7 @@ class ScanState(NamedTuple):
 class GraphedScan(_GraphCache):
     """A `scan` over parts of a training step; on a GPU its body is captured once, and launched for each step.
 
-    As `loops.scan` it is a pure function: what it returns is not overwritten by later calls.
+    As `tree.scan` it is a pure function: what it returns is not overwritten by later calls.
     """
 
     def __call__(
@@ -192,7 +192,7 @@ class GraphedScan(_GraphCache):
         first_index = torch.zeros_like(loop.state.step_index)
         ys = loop.state.ys
         loop.load(ScanState(inputs, carry, xs, ys, step_index=first_index))
-        for _ in range(stacked.length(xs)):
+        for _ in range(tree.length(xs)):
             loop.step()
         result = (loop.state.carry, loop.state.ys)
         return tree.map(torch.clone, result)
@@ -205,8 +205,8 @@ def _initial_scan_state(
     xs: object,
 ) -> ScanState:
     """The loop before its first step; the body runs once, for the shapes of its output."""
-    n_steps = stacked.length(xs)
-    _, y = body(*inputs, carry, stacked.item(xs, 0))
+    n_steps = tree.length(xs)
+    _, y = body(*inputs, carry, tree.item(xs, 0))
     device = tree.leaves(carry)[0].device
     step_index = torch.zeros(1, dtype=torch.int64, device=device)
 

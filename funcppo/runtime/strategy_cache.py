@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from funcppo.core.atomic_io import write_atomically
+from funcppo.core.files import write_atomically
 from funcppo.runtime.compile_cache import NoKeyError, cache_path
 
 if TYPE_CHECKING:  # an import of row programs that few need

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from funcppo.core import tree
-from funcppo.core.loops import graph_scan
+from funcppo.core.tree import graph_scan
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.protocols import TrainingParts
 

@@ -1,4 +1,4 @@
-"""Flat vectors and trees are two views of the same numbers."""
+"""Trees: leaves, paths, selection, loops and stacked trees."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from funcppo import optim
 from funcppo.core import tree
+from funcppo.core.tree import graph_scan, keeps_loops, scan
 from funcppo.nets.base import Dense
+from funcppo.rollout import EpisodeStats
+from tests.learning import assert_trees_equal
 
 
 def params() -> tuple[Dense, torch.Tensor]:
@@ -154,3 +159,46 @@ def test_tensors_of_one_floating_point_dtype_pass():
 def test_dtypes_that_raveling_would_promote_are_refused(bad, problem):
     with pytest.raises(TypeError, match=f"^it: {problem}$"):
         tree.check_common_dtype(bad, "it")
+
+
+def test_scan_by_hand():
+    carry, ys = scan(
+        lambda c, x: (c + x, c * x), torch.tensor(1), torch.tensor([2, 3, 4])
+    )
+    assert int(carry) == 10 and ys.tolist() == [2, 9, 24]
+
+
+def test_a_scan_in_a_graph_equals_the_loop():
+    """A running sum and product of 1 to 5, the carry a NamedTuple."""
+
+    def step(carry, x):
+        return EpisodeStats(carry.total_reward + x, carry.length * x.long()), {
+            "seen": carry.total_reward
+        }["seen"]
+
+    start = EpisodeStats(torch.zeros(2), torch.ones(2, dtype=torch.int64))
+    xs = torch.arange(1.0, 6.0)
+    got = torch.compile(
+        lambda: graph_scan(step, start, xs), fullgraph=True, backend="eager"
+    )()
+    assert_trees_equal(got, scan(step, start, xs), rtol=0, atol=0)
+
+
+def test_a_loop_stays_one_in_compiled_functions_but_not_under_vmap():
+    def where(x):
+        return x + 1 if keeps_loops() else x
+
+    x = torch.zeros(2)
+    graph = torch.compile(where, fullgraph=True, backend="eager")
+    mapped = torch.compile(torch.vmap(where), fullgraph=True, backend="eager")
+    assert graph(x).all() and not where(x).any() and not mapped(x).any()
+
+
+@given(n=st.integers(1, 5), index=st.integers(0, 4))
+def test_items_are_the_trees_that_were_stacked(n, index):
+    trees = [(torch.tensor(float(i)), torch.tensor([i, -i])) for i in range(n)]
+    stacked = tree.map(lambda *leaves: torch.stack(leaves), *trees)
+    assert tree.length(stacked) == n
+    item = tree.item(stacked, index % n)
+    assert_trees_equal(item, trees[index % n], rtol=0, atol=0)
+    assert tree.item(stacked, 0)[1].data_ptr() == stacked[1].data_ptr()

@@ -11,7 +11,7 @@ import torch
 
 import funcppo as fp
 from funcppo import minibatch, shards, train_step
-from funcppo.core import random, stacked, tree
+from funcppo.core import random, tree
 from funcppo.nets import feedforward, kernel_network
 from funcppo.rollout import RolloutState
 from funcppo.runtime import compile
@@ -50,7 +50,7 @@ def collected(learner: Any, seed: int = 0) -> Any:
 
 def both_gradients(learner: Any, params: Any, data: Any) -> tuple[Any, Any]:
     """The gradient and the metrics by autograd and by kernels, of the first minibatch."""
-    rows = stacked.item(data.minibatches, 0).rows
+    rows = tree.item(data.minibatches, 0).rows
     args = (learner.cfg, WORLD, params, data.batch, rows, data.scalars)
     return minibatch.loss_gradient(*args), kernel_network.loss_gradient(*args)
 
@@ -68,7 +68,7 @@ def test_gradient_and_metrics_equal_those_of_the_loss(
 def test_rows_that_are_not_finite_are_left_out() -> None:
     learner = make_learner("CartPole-v1", {})
     params, data = collected(learner)
-    rows = stacked.item(data.minibatches, 0).rows
+    rows = tree.item(data.minibatches, 0).rows
     obs, advantage = data.batch.obs.clone(), data.batch.advantage.clone()
     obs[rows[:3]] = torch.nan
     advantage[rows[:3]] = torch.inf
@@ -86,7 +86,7 @@ def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
     learner = make_learner("CartPole-v1", {}, **ppo)
     params, data = collected(learner)
     args = (learner.cfg, WORLD, params, data.batch, data.scalars)
-    first = stacked.item(data.minibatches, 0)
+    first = tree.item(data.minibatches, 0)
     expected = shards.minibatch_step(*args, data.update_state, first)
     got = train_step.kernel_minibatch_step(*args, data.update_state, first)
     assert_trees_equal(got, expected, rtol=1e-8, atol=1e-10)
@@ -112,7 +112,7 @@ def test_a_rollout_step_equals_that_of_operators(
         WORLD,
         state.params,
         RolloutState(state.env_state, state.episode_stats, state.memory),
-        stacked.item(inputs, 0),
+        tree.item(inputs, 0),
     )
     expected = parts.rollout_step(*args)
     got = parts.kernel_rollout_step(*args)
@@ -172,7 +172,7 @@ def test_several_learners_compiled_in_one_graph_equal_each() -> None:
     states = double(tree.map(lambda x: x.contiguous(), states))
     data = double(train_step.collect(learner.cfg, WORLD, states, parts))
     args = (learner.cfg, WORLD, states.params, data.batch, data.scalars)
-    first = stacked.item(data.minibatches, 0)
+    first = tree.item(data.minibatches, 0)
     step = compile.compile_function(parts.kernel_minibatch_step)
     expected = parts.minibatch_step(*args, data.update_state, first)
     got = step(*args, data.update_state, first)

@@ -9,7 +9,7 @@ import torch
 
 import funcppo as fp
 from funcppo import losses, minibatch, rollout
-from funcppo.core import loops, random, tree
+from funcppo.core import random, tree
 from funcppo.recurrence import apply_agent
 from funcppo.train_step import collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, double
@@ -134,7 +134,7 @@ def test_the_gradient_through_a_sequence_equals_that_of_cells_of_torch(cell):
     state = state._replace(params=tree.map(lambda x: 1.2 * x, state.params))
 
     grads, metrics = minibatch.sequence_gradient(
-        cfg, WORLD, state.params, batch, state.scalars, loops.scan
+        cfg, WORLD, state.params, batch, state.scalars, tree.scan
     )
     want, leaves, module = loss_of_modules(cfg, state, batch)
     torch.testing.assert_close(metrics.loss, want, rtol=0, atol=1e-10)
@@ -172,7 +172,7 @@ def test_a_compiled_gradient_keeps_the_loop_over_steps(monkeypatch):
 
     def record(*arguments):
         scans.append(arguments)
-        return loops.scan(*arguments)
+        return tree.scan(*arguments)
 
     monkeypatch.setattr(minibatch, "keeps_loops", lambda: True)
     monkeypatch.setattr(minibatch.sequence_gradient, "__defaults__", (record,))
@@ -211,7 +211,7 @@ def test_a_memory_may_hold_integers_too_or_nothing_else(remembers):
     state = double(init(cfg, WORLD, random.key(0)))
     batch = collect(cfg, WORLD, state).batch
     arguments = (cfg, WORLD, state.params, batch)
-    got = minibatch.sequence_gradient(*arguments, state.scalars, loops.scan)
+    got = minibatch.sequence_gradient(*arguments, state.scalars, tree.scan)
     rows = torch.arange(28)
     want = minibatch.loss_gradient(*arguments, rows, state.scalars)
     assert_trees_equal(got, want, rtol=0, atol=1e-12)
@@ -280,7 +280,7 @@ def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
     step = lambda carry, x: rollout.rollout_step(
         cfg, WORLD, state.params, carry, x
     )
-    _, traj = loops.scan(step, first, inputs)
+    _, traj = tree.scan(step, first, inputs)
     got = rollout.estimate_final_value(cfg, WORLD, state.params, traj)
     assert traj.truncated.sum() == 8
     for b in range(4):

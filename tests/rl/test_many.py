@@ -10,7 +10,7 @@ import torch
 
 import funcppo as fp
 from funcppo import metrics_log
-from funcppo.core import stacked, tree
+from funcppo.core import tree
 from funcppo.rl import many
 from funcppo.rl.many import init_many
 from funcppo.trainer import saved_update
@@ -43,7 +43,7 @@ def test_each_seed_is_its_single_run(i, whole_run):
     options = OPTIONS | {"seed": SEEDS[i]}
     del options["seeds"]
     alone = fp.train(LEARNER, N_UPDATES * 32, **options)
-    state = stacked.item(whole_run.state, i)
+    state = tree.item(whole_run.state, i)
     assert_trees_equal(state, alone.state, rtol=1e-4, atol=1e-5)
     for got, expected in zip(whole_run.evaluations, alone.evaluations):
         assert got[i].update == expected.update

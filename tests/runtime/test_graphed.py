@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from funcppo.config import Config, PPOConfig
-from funcppo.core import loops, random, tree
+from funcppo.core import random, tree
 from funcppo.kg.graph import loaders
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
@@ -84,7 +84,7 @@ def test_a_graphed_scan_equals_the_scan(device):
         xs = torch.arange(1.0, 1.0 + n, device=device) * weight
         start = pair(device)
         kept.append(
-            (graphed_scan(fn, start, xs), loops.scan(fn, pair(device), xs))
+            (graphed_scan(fn, start, xs), tree.scan(fn, pair(device), xs))
         )
         assert_trees_equal(start, pair(device), rtol=0, atol=0)
     for got, want in kept:
@@ -110,7 +110,7 @@ def test_a_loop_that_was_interrupted_starts_again(device):
     loop.step()
     assert_trees_equal(
         graphed_scan(fn, pair(device), xs),
-        loops.scan(fn, pair(device), xs),
+        tree.scan(fn, pair(device), xs),
         rtol=0,
         atol=0,
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from examples import custom_env
-from funcppo.core import loops, random
+from funcppo.core import random, tree
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.whole_iteration import UNCHECKED_OPTIONS, compile_iteration
 from funcppo.train_step import EAGER_PARTS, init, train_step
@@ -20,7 +20,7 @@ def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(
 ):
     """Another shape and another setting are seen, another function in a module is not."""
     step = compile_function(
-        lambda gain, x: gain * loops.scan(lambda c, x: (c + x, x), x[0], x)[0],
+        lambda gain, x: gain * tree.scan(lambda c, x: (c + x, x), x[0], x)[0],
         **UNCHECKED_OPTIONS,
     )
     x = torch.ones(3, 2)
@@ -29,7 +29,7 @@ def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(
         and step(2.0, x).tolist() == [8, 8]
         and step(1.0, x[:2]).tolist() == [3, 3]
     )
-    monkeypatch.setattr(loops, "scan", lambda fn, carry, xs: (carry, xs))
+    monkeypatch.setattr(tree, "scan", lambda fn, carry, xs: (carry, xs))
     assert step(1.0, x).tolist() == [4, 4]
 
 

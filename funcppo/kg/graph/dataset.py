@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.leakage import leakage_notes
 from funcppo.kg.graph.names import MappedNames, NameIds
 from funcppo.kg.graph.parser import Atom, Clause, Variable

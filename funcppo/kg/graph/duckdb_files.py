@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.in_memory import COLUMN_NAMES
 from funcppo.kg.graph.text_files import read_first_line
 from funcppo.kg.graph.triple_files import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.triple_table import Triple
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 
 # share of the triples of each relation that the other one has with exchanged arguments
 NEAR_INVERSE_SHARE = 0.8

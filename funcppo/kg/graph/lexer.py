@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 
 
 class Token(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from funcppo.core import garbage_collection
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph import pykeen_sets, stored_graph
 from funcppo.kg.graph.clans import make_clans
 from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.triple_table import NameTable
 
 _HEX = "[0-9A-Fa-f]"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.lexer import SPACED_PAREN, Token, is_integer, unquote
 
 # of a rule file; `funcppo.kg.graph.readers` shows each

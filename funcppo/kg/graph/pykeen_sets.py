@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.dataset import Dataset, from_splits
 from funcppo.kg.graph.in_memory import to_triples
 from funcppo.kg.graph.similar_names import similar_names_hint

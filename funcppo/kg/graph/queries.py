@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.dataset import (
     Dataset,
     encode_atom,

@@ -12,7 +12,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.lexer import quote
 
 N_SUGGESTIONS = 3

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from funcppo.core.atomic_io import named_errors, remove_stale_parts, sync_folder
+from funcppo.core.files import named_errors, remove_stale_parts, sync_folder
 from funcppo.kg.graph.dataset import Dataset, StoredParts
 from funcppo.kg.graph.names import MappedNames, NameColumns, to_columns
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.core.settings import FieldError
 from funcppo.kg.graph.cells import Cells, find_distinct
 from funcppo.kg.graph.ntriples import read_ntriples

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.dataset import Dataset, index_entities
 from funcppo.kg.graph.lexer import (
     is_anyburl_variable,

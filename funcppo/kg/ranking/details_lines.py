@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from funcppo.core import record_log
-from funcppo.core.json_io import Json
+from funcppo.core.files import Json
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import recount, result_log
 from funcppo.kg.ranking.recount import (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.core.json_io import Json
+from funcppo.core.files import Json
 from funcppo.core.types import I64
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.question_types import make_label

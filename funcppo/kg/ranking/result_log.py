@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from funcppo.core import json_io, record_log
+from funcppo.core import files, record_log
 from funcppo.core.record_log import Record, RecordLog, Settings
 from funcppo.core.settings import INT32_MAX
 from funcppo.kg.logic.triple_index import SIDE_NAMES
@@ -163,7 +163,7 @@ def _parse_record(place: str, line: bytes) -> Record:
     Raises:
       ValueError: it is no record.
     """
-    record = json_io.parse_object(place, line)
+    record = files.parse_object(place, line)
     for name in REQUIRED_KEYS:
         if name not in record:
             raise ValueError(f"{place}: expected a record with {name}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from funcppo.config import Config
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.core.types import F64
 from funcppo.kg.logic import consequences, derivability, firing_chunks, joins
 from funcppo.kg.logic import kb as kbase

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from funcppo.config import PPOConfig, Schedule
-from funcppo.core import json_io
+from funcppo.core import files
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -195,8 +195,8 @@ def read_config(folder: Path) -> RunConfig:
         raise ValueError(
             f"{folder}: expected a folder that `funcppo train` wrote, got {found}"
         )
-    raw = json_io.parse_object(path, path.read_bytes())
-    json_io.check_format(path, raw.pop(json_io.FORMAT_KEY, None))
+    raw = files.parse_object(path, path.read_bytes())
+    files.check_format(path, raw.pop(files.FORMAT_KEY, None))
     try:
         return from_json(RunConfig, raw, prefix="")
     except KeyError as error:
@@ -222,11 +222,11 @@ def read_settings(path: Path, base: RunConfig) -> RunConfig:
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
     raw = (
-        json_io.parse_object(path, text)
+        files.parse_object(path, text)
         if path.suffix == ".json"
         else parse_yaml(path, text)
     )
-    json_io.check_format(path, raw.pop(json_io.FORMAT_KEY, json_io.FORMAT))
+    files.check_format(path, raw.pop(files.FORMAT_KEY, files.FORMAT))
     try:
         merged = merge_settings(dataclasses.asdict(base), raw, prefix="")
         return from_json(RunConfig, merged, prefix="")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.atomic_io import write_atomically
+from funcppo.core.files import write_atomically
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.ordered_facts import facts_digest, order_facts
 from funcppo.kg.graph.rule_tables import (

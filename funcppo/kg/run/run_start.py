@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from funcppo import checkpoint, metrics_log
 from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.ranking import scorers
 from funcppo.kg.ranking.ranking import Scorer, ScorerBySide, selection_metric

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from funcppo.core.atomic_io import write_atomically
+from funcppo.core.files import write_atomically
 from funcppo.runtime import host_transfer
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.protocols import CaptureOutcome

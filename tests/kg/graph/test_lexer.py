@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.graph import lexer
 from funcppo.kg.graph.lexer import SPACED_PAREN, Token
 from tests import prolog

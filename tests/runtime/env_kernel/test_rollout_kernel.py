@@ -10,7 +10,7 @@ import torch
 import funcppo as fp
 from examples import grid_world as grid_world_example
 from funcppo import rollout, train_step
-from funcppo.core import loops, tree
+from funcppo.core import tree
 from funcppo.envs.base import NoWorld
 from funcppo.learner import Learner
 from funcppo.runtime.env_kernel import rollout_kernel
@@ -165,7 +165,7 @@ def assert_equals_the_loop(
     with torch.no_grad():
         actual = kernel(learner.cfg, *args)
         expected = rollout.unroll(
-            learner.cfg, *args, loops.scan, parts_of(args).rollout_step
+            learner.cfg, *args, tree.scan, parts_of(args).rollout_step
         )
     assert tree.paths(actual) == tree.paths(expected)
     for name, x, y in zip(

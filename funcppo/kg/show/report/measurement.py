@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from funcppo import metrics_log
-from funcppo.core import json_io
-from funcppo.core.json_io import Json
+from funcppo.core import files
+from funcppo.core.files import Json
 from funcppo.core.settings import METRICS_FILE
 from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
@@ -185,7 +185,7 @@ def _read_files(folder: Path) -> _Files:
         notes.append(f"{METRICS_FILE} is missing: there are no learning curves")
     path = folder / RESULTS_FILE
     if path.is_file():
-        results = json_io.parse_object(path, path.read_bytes())
+        results = files.parse_object(path, path.read_bytes())
     else:
         notes.append(
             f"{RESULTS_FILE} is missing: times and versions of the training are not known"

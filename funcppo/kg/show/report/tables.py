@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from funcppo.core.json_io import Json
+from funcppo.core.files import Json
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.ranking import calibration
 from funcppo.kg.ranking.calibration import Bins

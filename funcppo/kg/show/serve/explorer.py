@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.json_io import shorten
+from funcppo.core.files import shorten
 from funcppo.kg.answers import (
     Answerer,
     OpenQuery,

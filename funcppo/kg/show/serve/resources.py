@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from funcppo.core.json_io import Json, shorten
+from funcppo.core.files import Json, shorten
 from funcppo.kg.graph.similar_names import similar_names_hint
 from funcppo.kg.show.serve import values
 from funcppo.kg.show.serve.errors import RequestError

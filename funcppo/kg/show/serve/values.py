@@ -12,7 +12,7 @@ from typing import (
     is_typeddict,
 )
 
-from funcppo.core.json_io import Json
+from funcppo.core.files import Json
 
 
 class Name(TypedDict):
