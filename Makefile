@@ -4,7 +4,7 @@ WORKERS ?= 3
 NOTEBOOKS ?= cache
 BIN := .venv/bin
 
-.PHONY: train test check tables matrix docs clean
+.PHONY: train test test-long check tables matrix docs clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -19,6 +19,15 @@ train: .venv/installed
 test: .venv/installed
 	@command -v swipl >/dev/null || echo "note: SWI-Prolog (swipl) is not installed: the tests that compare with it will be skipped"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 15
+
+# Hours: all examples of properties, long tests, browsers, an older PyTorch, and campaigns of kills and of mutated input.
+OLD_TORCH ?= 2.10.0
+test-long: .venv/installed .venv-$(OLD_TORCH)/installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 15 -m "long or not long" --hypothesis-profile long
+	$(BIN)/python experiments/checks/fuzz_parsers.py --out runs/fuzz_parsers.json
+	$(BIN)/python experiments/checks/kill_campaign.py --out runs/kill_campaign.json
+	$(BIN)/python experiments/checks/kill_campaign.py --processes 1 2 4 --kills 50 --out runs/kill_campaign_processes.json
+	$(BIN)/python experiments/checks/older_pytorch.py .venv-$(OLD_TORCH)/bin/python --out runs/older_pytorch.json
 
 check: .venv/installed
 	$(BIN)/ruff check

@@ -48,6 +48,7 @@ def run_tests(
             [
                 *(python, "-m", "pytest", "-n", str(n_workers)),
                 *("--dist", "loadfile", "-p", "no:cacheprovider"),
+                *("-m", "long or not long"),
                 *("--basetemp", str(Path(folder) / "tests")),
                 *(f"--junitxml={report}", *map(str, paths)),
             ],

@@ -651,7 +651,7 @@ def test_a_continued_run_begins_new_episodes_and_says_so(tmp_path):
     assert_trees_equal(results[0].state, results[1].state, rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cartpole_is_learnt_as_well_as_in_the_environment_of_the_package():
     """20 updates at equal settings; random policies reach about 22. Seeds are fixed."""
     returns = []

@@ -182,7 +182,7 @@ def test_the_environment_has_a_name_of_its_own():
     assert obs.shape == (3, env.spec.observation_size)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ppo_learns_to_reach():
     """The greedy policy after 40 updates beside the one before the first; the seed is fixed."""
     ppo = fp.ppo(

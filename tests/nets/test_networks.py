@@ -60,7 +60,7 @@ def test_learners_under_vmap_equal_their_single_runs(name):
     assert_trees_equal(vectors, want, rtol=0, atol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["squashed", "gsde", "images and gru"])
 def test_rollout_step_and_minibatch_step_are_one_graph_that_equals_eager(name):
     cfg = learner(name).cfg

@@ -447,7 +447,7 @@ def test_an_update_of_sequences_is_one_cuda_graph_and_equals_eager():
     assert_trees_equal(state, eager, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_strategy_compiles_the_whole_update_and_equals_eager():
     """After two updates, in float32."""
     ppo = learner("gru", n_steps=3, max_steps=2, n_microbatches=2)

@@ -16,6 +16,7 @@ from funcppo.kg.show.report.names import display
 from funcppo.kg.show.serve import server
 from tests.kg.show.report.graphs import ALSO, HOSTILE, INVERSE
 
+pytestmark = pytest.mark.long
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed"
