@@ -7,10 +7,11 @@ import io
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import funcppo
 from funcppo import cli
+from funcppo.core import settings
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -41,6 +42,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
+# A number with a range is shown as its type.
+autodoc_type_aliases = {
+    name: get_args(value)[0].__name__
+    for name, value in vars(settings).items()
+    if get_origin(value) is Annotated
+}
 # Shapes in annotations are texts, which are no names of types.
 suppress_warnings = ["sphinx_autodoc_typehints", "ref.python"]
 # Notebooks that are not run do not say their language.
@@ -110,6 +117,8 @@ def mark_code(
     lines: list[str],
 ) -> None:
     """Mark indented paragraphs of a docstring as code, but for those of sections such as Args."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")  # or napoleon takes a text before a colon as a type
     marked: list[str] = []
     text = ""  # the last line that is not indented
     for previous, line in zip(["", *lines], lines):
@@ -122,9 +131,24 @@ def mark_code(
     lines[:] = marked
 
 
+def name_aliases(
+    app: object,
+    what: str,
+    name: str,
+    obj: object,
+    options: object,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """A signature without Sphinx's stand-ins for names of types."""
+    stand_in = r"TypeAliasForwardRef\('(\w+)'\)"
+    return signature and re.sub(stand_in, r"\1", signature), returns
+
+
 def setup(app: Any) -> None:
     """Write the pages that are made of other files before all are read; read docstrings before napoleon does."""
     for write in (write_help_texts, write_investigation):
         app.connect("builder-inited", write)
     app.connect("source-read", link_to_investigation)
+    app.connect("autodoc-process-signature", name_aliases)
     app.connect("autodoc-process-docstring", mark_code, priority=400)

@@ -212,14 +212,16 @@ class AutoresetStep(NamedTuple, Generic[State]):
 class EnvironmentSpec:
     """The sizes that a network is built for."""
 
-    observation_size: NonNegativeInt  # numbers in an observation of one row
-    # discrete actions (of several at once: the sum of `action_sizes`), or components of a continuous action
+    observation_size: NonNegativeInt
+    """Number of numbers in an observation of one row."""
     action_size: Size
+    """Number of discrete actions (the sum of `action_sizes`), or of numbers of a continuous action."""
     continuous_actions: bool = False
-    # of one row's observation, where it is no vector: (height, width, channels) of an image
+    """Whether an action is F32 [B, U] in place of I64 [B]."""
     observation_shape: tuple[Size, ...] | None = None
-    # of several discrete actions that are taken at once, an action being I64 [B, D]: the size of each
+    """Shape of one row's observation that is no vector, such as (height, width, channels) of an image."""
     action_sizes: tuple[Size, ...] | None = None
+    """Sizes of several discrete actions that are taken at once; an action is then I64 [B, D]."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range, or sizes of actions that contradict the others."""
@@ -245,35 +247,35 @@ class EnvironmentSpec:
 class Environment(Generic[World, State, Obs, ResetSample]):
     """An environment: its functions, their settings, and what is static about it."""
 
-    cfg: Settings  # the first argument of each function
+    cfg: Settings
+    """Settings: the first argument of each function."""
     reset: ResetFn[World, State]
+    """Returns the first state of each row."""
     step_functional: StepFn[World, State]
+    """Returns the next state and the `Timestep` of an action."""
     observe: ObserveFn[World, State, Obs]
-    # False if `truncated` is never true: rollouts then spare the observations after each step. An environment that
-    # truncates all the same is learnt as if it terminated there.
+    """Returns the observation of a state."""
     truncates: bool = True
-
-    # A reset in two parts, for states too large to hold one for every step of a rollout:
-    # reset(key) == reset_from_sample(sample_reset(key)). None: the sample is the state itself.
+    """False if `truncated` is never true: rollouts then spare the observations after each step. An environment that
+    truncates all the same is learnt as if it terminated there."""
     sample_reset: SampleResetFn[World, ResetSample] | None = None
+    """Returns the random part of a reset, where a state is too large to hold one for every step of a rollout:
+    `reset(key) == reset_from_sample(sample_reset(key))`. None: the sample is the state itself."""
     reset_from_sample: ResetFromSampleFn[World, ResetSample, State] | None = (
         None
     )
-
-    # A step and a reset together, for an environment where the two share their costly part; see `envs.base`.
+    """Returns the state of such a random part."""
     step_with_autoreset: (
         StepWithAutoresetFn[World, State, ResetSample] | None
     ) = None
-
-    # For a state of which something outlives an episode, such as running moments. None: nothing does.
+    """Steps and resets finished rows together, where the two share their costly part."""
     restart: RestartFn[World, State] | None = None
-
-    # For an environment that steps on the host, outside of PyTorch. None: its functions are pure.
+    """Returns the state in which finished rows have started again, where something outlives an episode, such as running
+    moments. None: nothing does."""
     host: HostEnvironment | None = None
-
-    # For networks that are built from it, such as `nets.mlp`. That one reads an observation of one tensor [B, F], or a
-    # `MaskedObservation`.
+    """For an environment that steps on the host, outside of PyTorch. None: its functions are pure."""
     spec: EnvironmentSpec | None = None
+    """Sizes for networks that are built for the environment, such as `fp.nets.mlp`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,23 +361,26 @@ _DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
 class Agent(Generic[World, Params, Obs, Output]):
     """A network and how it acts: its functions, their settings, and the distribution that its output stands for."""
 
-    cfg: Settings  # the first argument of each function
+    cfg: Settings
+    """Settings: the first argument of each function."""
     init: InitFn[Params]
+    """Returns the first parameters."""
     apply: ApplyFn[World, Params, Obs, Output] = _apply_without_memory
-    # by default, that of an output that has `logits`
+    """Returns the output of the network for an observation."""
     distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION
-    # None: the network has room for all rows
+    """Distribution over actions that an output stands for. Default: that of an output that has `logits`."""
     within_capacity: WithinCapacityFn[Obs] | None = None
-    # Steps for which the key that actions are drawn with stays the same, for noise that goes on; a rollout begins with
-    # a new one. None: a whole rollout.
+    """Returns which rows the network has room for. None: all."""
     action_key_steps: Size | None = 1
-
-    # Of a network with memory, in place of `apply`.
+    """Number of steps that draw their actions with the same key, for noise that lasts; a rollout begins with a new one.
+    None: a whole rollout."""
     initial_memory: InitialMemoryFn | None = None
+    """Returns the memory at the beginning of an episode, of a network with memory."""
     apply_recurrent: ApplyRecurrentFn[World, Params, Obs, Output] | None = None
-    # The part of such a network that needs no memory, which is then applied to all steps of a sequence at once:
-    # `apply_recurrent` receives its result in place of the observations. None: there is no such part.
+    """Returns output and next memory, in place of `apply`."""
     encode: EncodeFn[World, Params, Obs] | None = None
+    """Encodes the observations of all steps of a sequence at once: the part of a network with memory that needs none.
+    `apply_recurrent` receives its result in place of the observations. None: there is no such part."""
 
     def __post_init__(self) -> None:
         """Check what the functions and settings of an agent must be together.
