@@ -54,14 +54,12 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo import envs, nets, train_step
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
     from funcppo.core import random, tree
-    from funcppo.distributions import (
+    from funcppo.envs.checks import check
+    from funcppo.interfaces import (
         CATEGORICAL,
         DIAGONAL_GAUSSIAN,
         MULTI_CATEGORICAL,
         SQUASHED_GAUSSIAN,
-    )
-    from funcppo.envs.laws import check
-    from funcppo.interfaces import (
         Agent,
         Environment,
         EnvironmentSpec,
@@ -88,9 +86,8 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         ppo,
     )
     from funcppo.nets.base import GaussianPolicyValue, PolicyValue
-    from funcppo.rl.many import train_many
     from funcppo.train_step import Metrics, TrainState
-    from funcppo.trainer import MetricsLog, evaluate_policy, train
+    from funcppo.trainer import MetricsLog, evaluate_policy, train, train_many
 
 __version__ = VERSION
 
@@ -152,22 +149,22 @@ _MODULES = {
 _SOURCES = {
     "AdamConfig": "funcppo.config",
     "Agent": "funcppo.interfaces",
-    "CATEGORICAL": "funcppo.distributions",
+    "CATEGORICAL": "funcppo.interfaces",
     "CompiledLearner": "funcppo.learner",
     "Config": "funcppo.config",
-    "DIAGONAL_GAUSSIAN": "funcppo.distributions",
+    "DIAGONAL_GAUSSIAN": "funcppo.interfaces",
     "Environment": "funcppo.interfaces",
     "EnvironmentSpec": "funcppo.interfaces",
     "GaussianPolicyValue": "funcppo.nets.base",
     "Learner": "funcppo.learner",
-    "MULTI_CATEGORICAL": "funcppo.distributions",
+    "MULTI_CATEGORICAL": "funcppo.interfaces",
     "MaskedObservation": "funcppo.interfaces",
     "Metrics": "funcppo.train_step",
     "MetricsLog": "funcppo.trainer",
     "NoWorld": "funcppo.interfaces",
     "PPOConfig": "funcppo.config",
     "PolicyValue": "funcppo.nets.base",
-    "SQUASHED_GAUSSIAN": "funcppo.distributions",
+    "SQUASHED_GAUSSIAN": "funcppo.interfaces",
     "Schedule": "funcppo.config",
     "Timestep": "funcppo.interfaces",
     "TrainState": "funcppo.train_step",
@@ -176,7 +173,7 @@ _SOURCES = {
     "Knowledge": "funcppo.kg.api",
     "Predictions": "funcppo.kg.api",
     "ProofResult": "funcppo.kg.api",
-    "check": "funcppo.envs.laws",
+    "check": "funcppo.envs.checks",
     "compile": "funcppo.learner",
     "distribute": "funcppo.learner",
     "evaluate_policy": "funcppo.trainer",
@@ -186,7 +183,7 @@ _SOURCES = {
     "open": "funcppo.kg.api",
     "ppo": "funcppo.learner",
     "train": "funcppo.trainer",
-    "train_many": "funcppo.rl.many",
+    "train_many": "funcppo.trainer",
 }
 
 

@@ -34,7 +34,7 @@ from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
 from funcppo.core import random, tree
 from funcppo.core.types import I64, Obs, Params, State, World
 from funcppo.envs import base
-from funcppo.envs.laws import (
+from funcppo.envs.checks import (
     TOLERANCE,
     FunctionError,
     call_named,
@@ -55,8 +55,12 @@ from funcppo.interfaces import (
     check_settings,
 )
 from funcppo.nets.factories import build_agent, describe
-from funcppo.recurrence import apply_agent
-from funcppo.rollout import RandomInputs, RolloutState, rollout_step
+from funcppo.rollout import (
+    RandomInputs,
+    RolloutState,
+    apply_agent,
+    rollout_step,
+)
 from funcppo.train_step import EAGER_PARTS, Metrics, Parts, Rollout, TrainState
 
 if TYPE_CHECKING:  # it imports the compiler, which an eager run does without

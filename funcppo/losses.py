@@ -12,7 +12,7 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
 from funcppo.core.types import F32, Bool, Obs
 from funcppo.interfaces import AnyAgent, Memory
-from funcppo.recurrence import apply_sequence
+from funcppo.rollout import apply_sequence
 
 Rows = TypeVar("Rows")  # a tree whose leaves have one leading axis
 

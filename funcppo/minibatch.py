@@ -28,7 +28,7 @@ from funcppo.losses import (
     normalize_advantages,
 )
 from funcppo.optim import AdamState
-from funcppo.recurrence import backpropagate, step_memories
+from funcppo.rollout import backpropagate, step_memories
 
 
 class UpdateState(NamedTuple):

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import funcppo as fp
-from funcppo.distributions import Distribution
+from funcppo.interfaces import Distribution
 from tests.forked import printed_by
 
 ROOT = Path(__file__).parents[1]

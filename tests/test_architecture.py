@@ -54,12 +54,10 @@ PPO = ("ppo", "envs", "nets", "rl")
 # Where a module receives the machinery and never names it.
 MATHS = (
     "advantages",
-    "distributions",
     "interfaces",
     "losses",
     "minibatch",
     "optim",
-    "recurrence",
     "rollout",
     "shards",
     "train_step",

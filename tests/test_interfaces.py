@@ -1,15 +1,26 @@
-"""What users build: environments and agents by name, refused when a piece is missing."""
+"""Environments and networks are checked where they meet a learner; distributions over actions equal PyTorch's."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
+import torch
 
 import funcppo as fp
-from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN
-from funcppo.interfaces import Agent, Environment, EnvironmentSpec
-from tests.learning import cartpole_config, pendulum_config
+from funcppo.core import random
+from funcppo.interfaces import (
+    CATEGORICAL,
+    DIAGONAL_GAUSSIAN,
+    MULTI_CATEGORICAL,
+    SQUASHED_GAUSSIAN,
+    Agent,
+    Environment,
+    EnvironmentSpec,
+)
+from funcppo.nets.base import GaussianPolicyValue, PolicyValue
+from tests.learning import cartpole_config, double, pendulum_config
 
 
 def nothing(*args):
@@ -80,3 +91,223 @@ def test_an_agent_holds_its_key_for_whole_steps(steps):
 
 def test_the_world_of_an_environment_that_needs_none_holds_no_tensor():
     assert fp.tree.leaves(fp.NoWorld()) == []
+
+
+MASKED = (-torch.inf, torch.finfo(torch.float32).min)
+
+
+def test_the_categorical_equals_torch_distributions():
+    out = double(
+        PolicyValue(
+            logits=3 * random.normal(random.key(7), (5, 4)),
+            value=torch.zeros(5),
+        )
+    )
+    want, action = (
+        torch.distributions.Categorical(logits=out.logits),
+        torch.tensor([0, 1, 2, 3, 0]),
+    )
+    torch.testing.assert_close(
+        CATEGORICAL.log_prob(out, action), want.log_prob(action)
+    )
+    torch.testing.assert_close(CATEGORICAL.entropy(out), want.entropy())
+    assert torch.equal(CATEGORICAL.mode(out), want.probs.argmax(-1))
+
+
+@pytest.mark.parametrize("masked", MASKED)
+def test_a_masked_action_has_probability_zero_and_no_entropy(masked):
+    """Entropy and gradients are those of the legal actions alone."""
+    legal = torch.tensor([[1.0, 2.0, 1.0]], requires_grad=True)
+    logits = torch.cat([legal, torch.tensor([[masked]])], 1)
+    with_masked = PolicyValue(logits=logits, value=torch.zeros(1))
+    alone = PolicyValue(logits=legal, value=torch.zeros(1))
+    action = torch.tensor([1])
+    masked_log_prob = CATEGORICAL.log_prob(with_masked, torch.tensor([3]))
+    assert float(masked_log_prob.detach().exp()) == 0
+
+    def outcome(out):
+        entropy, log_prob = (
+            CATEGORICAL.entropy(out),
+            CATEGORICAL.log_prob(out, action),
+        )
+        (grad,) = torch.autograd.grad(entropy + log_prob, legal)
+        return entropy, log_prob, grad
+
+    for got, want in zip(outcome(with_masked), outcome(alone)):
+        torch.testing.assert_close(got, want)
+    assert CATEGORICAL.mode(with_masked).tolist() == [1]
+
+
+@pytest.mark.parametrize("masked", MASKED)
+def test_a_row_with_one_legal_action_has_entropy_zero(masked):
+    out = PolicyValue(
+        logits=torch.tensor([[masked, 5.0, masked]]), value=torch.zeros(1)
+    )
+    assert (
+        float(CATEGORICAL.entropy(out)) == 0
+        and int(CATEGORICAL.sample(random.key(0), out)) == 1
+    )
+
+
+def test_the_diagonal_normal_equals_torch_distributions():
+    mean, log_std, action = (
+        random.normal(k, (5, 3)).double()
+        for k in random.split(random.key(8), 3)
+    )
+    out = GaussianPolicyValue(mean=mean, log_std=log_std, value=torch.zeros(5))
+    want = torch.distributions.Independent(
+        torch.distributions.Normal(mean, log_std.exp()), 1
+    )
+    torch.testing.assert_close(
+        DIAGONAL_GAUSSIAN.log_prob(out, action), want.log_prob(action)
+    )
+    torch.testing.assert_close(DIAGONAL_GAUSSIAN.entropy(out), want.entropy())
+    assert torch.equal(DIAGONAL_GAUSSIAN.mode(out), mean)
+
+
+def test_samples_have_the_mean_and_deviation_of_the_normal():
+    """20,000 draws, within five standard errors."""
+    n = 20_000
+    out = GaussianPolicyValue(
+        mean=torch.full((n, 1), 3.0),
+        log_std=torch.full((n, 1), 0.5),
+        value=torch.zeros(n),
+    )
+    draws = DIAGONAL_GAUSSIAN.sample(random.key(9), out)
+    std = torch.tensor(0.5).exp().item()
+    assert abs(float(draws.mean()) - 3) < 5 * std / n**0.5
+    assert float(draws.std()) == pytest.approx(std, rel=5 / (2 * n) ** 0.5)
+
+
+def gaussian(key, rows, size, dtype=torch.float64):
+    """Random means and log deviations."""
+    mean, log_std = (
+        random.normal(k, (rows, size)).to(dtype) for k in random.split(key)
+    )
+    return GaussianPolicyValue(mean, log_std, torch.zeros(rows))
+
+
+def test_several_actions_equal_independent_torch_categoricals():
+    """Of 3 and of 2 actions; the last place of the second is filled up, and one of the first is illegal."""
+    first, second = random.normal(random.key(0), (2, 5, 3)).double()
+    first[0, 1] = second[:, 2] = -torch.inf
+    out = PolicyValue(torch.stack([first, second], 1), torch.zeros(5))
+    want = [
+        torch.distributions.Categorical(logits=logits)
+        for logits in (first, second[:, :2])
+    ]
+    action = torch.tensor([[0, 1], [1, 0], [2, 1], [0, 0], [2, 0]])
+    torch.testing.assert_close(
+        MULTI_CATEGORICAL.log_prob(out, action),
+        want[0].log_prob(action[:, 0]) + want[1].log_prob(action[:, 1]),
+    )
+    # torch's entropy of an illegal action is 0 log 0 = NaN in float64 logits
+    entropies = [d.probs.mul(d.probs.clamp_min(1e-300).log()) for d in want]
+    torch.testing.assert_close(
+        MULTI_CATEGORICAL.entropy(out),
+        -sum(entropy.sum(-1) for entropy in entropies),
+    )
+    assert torch.equal(
+        MULTI_CATEGORICAL.mode(out),
+        torch.stack([d.probs.argmax(-1) for d in want], -1),
+    )
+
+
+def test_several_actions_are_sampled_independently_and_never_where_filled_up():
+    n = 20_000
+    logits = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, -torch.inf]])
+    out = PolicyValue(logits.expand(n, 2, 3), torch.zeros(n))
+    draws = MULTI_CATEGORICAL.sample(random.key(0), out)
+    joint = torch.zeros(3, 3).index_put(
+        (draws[:, 0], draws[:, 1]), torch.tensor(1.0 / n), accumulate=True
+    )
+    want = torch.full((3, 1), 1 / 3) * logits[1].softmax(-1)
+    torch.testing.assert_close(joint, want, rtol=0, atol=5 * 0.5 / n**0.5)
+    assert not joint[:, 2].any()
+
+
+def test_the_squashed_normal_equals_torch_distributions():
+    """Where float64 resolves the inverse of tanh well, |u| below 5."""
+    out = gaussian(random.key(1), 200, 3)
+    want = torch.distributions.Independent(
+        torch.distributions.TransformedDistribution(
+            torch.distributions.Normal(out.mean, out.log_std.exp()),
+            torch.distributions.TanhTransform(),
+        ),
+        1,
+    )
+    action = torch.tanh(5 * random.uniform(random.key(2), (200, 3), -1, 1))
+    action = action.double()
+    torch.testing.assert_close(
+        SQUASHED_GAUSSIAN.log_prob(out, action),
+        want.log_prob(action),
+        rtol=1e-9,
+        atol=1e-9,
+    )
+    assert torch.equal(SQUASHED_GAUSSIAN.mode(out), out.mean.tanh())
+
+
+def test_the_squashed_density_integrates_to_one():
+    """By the trapezoidal rule over 200,000 points; deviations up to 1, where the density vanishes at the ends."""
+    action = torch.linspace(-1, 1, 200_001, dtype=torch.float64)[1:-1, None]
+    for mean, std in ((0.0, 0.5), (1.0, 0.3), (-0.5, 1.0)):
+        out = GaussianPolicyValue(
+            torch.full_like(action, mean),
+            torch.full_like(action, std).log(),
+            torch.zeros(()),
+        )
+        density = SQUASHED_GAUSSIAN.log_prob(out, action).exp()
+        assert float(density.sum() * 1e-5) == pytest.approx(1, abs=1e-4)
+
+
+def test_squashed_samples_are_the_tanh_of_normal_ones_and_inside_of_the_range():
+    out = gaussian(random.key(3), 50, 2, torch.float32)
+    key = random.key(4)
+    torch.testing.assert_close(
+        SQUASHED_GAUSSIAN.sample(key, out),
+        DIAGONAL_GAUSSIAN.sample(key, out).tanh(),
+        rtol=0,
+        atol=1e-7,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mean", [-1e4, -20.0, 0.0, 20.0, 1e4])
+def test_a_saturated_squashed_action_has_a_finite_density_and_gradient(
+    mean, dtype
+):
+    start = torch.full((4, 1), mean, dtype=dtype)
+    log_std = torch.tensor([-20.0, -3.0, 0.0, 2.0], dtype=dtype)[:, None]
+    out = GaussianPolicyValue(start, log_std, torch.zeros(4))
+    action = SQUASHED_GAUSSIAN.sample(random.key(5), out)
+    assert (action.abs() < 1).all()
+
+    def score(mean, log_std):
+        out = GaussianPolicyValue(mean, log_std, torch.zeros(4))
+        log_prob = SQUASHED_GAUSSIAN.log_prob(out, action)[2:]
+        return log_prob.sum() + SQUASHED_GAUSSIAN.entropy(out).sum()
+
+    grads, value = torch.func.grad_and_value(score, argnums=(0, 1))(
+        start, log_std
+    )
+    assert value.isfinite() and all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize(
+    ("log_std", "error"), [(-20.0, 1e-9), (-2.0, 1e-9), (0.0, 1e-3), (1.0, 0.1)]
+)
+def test_the_squashed_entropy_is_within_its_stated_error(log_std, error):
+    """Beside the integral of -log density over u, by 20,000 points of the normal; nats a component."""
+    mean = torch.linspace(-6, 6, 25, dtype=torch.float64)[:, None]
+    out = GaussianPolicyValue(
+        mean, torch.full_like(mean, log_std), torch.zeros(25)
+    )
+    x = torch.linspace(-10, 10, 20_001, dtype=torch.float64)
+    weight = torch.exp(-0.5 * x**2)
+    u = mean + torch.tensor(log_std).double().exp() * x
+    slope = 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
+    gain = (slope * weight).sum(-1) / weight.sum()
+    want = DIAGONAL_GAUSSIAN.entropy(out) + gain
+    torch.testing.assert_close(
+        SQUASHED_GAUSSIAN.entropy(out), want, rtol=0, atol=error
+    )

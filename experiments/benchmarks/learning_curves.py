@@ -29,11 +29,10 @@ from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
 from experiments.provenance import describe_machine
 from funcppo.envs.registry import ENVIRONMENTS
-from funcppo.rl import aggregate
-from funcppo.rl.many import Evaluations, train_many
+from funcppo.rl import run
 from funcppo.rl.run import POLICIES, make_learner
 from funcppo.rl.settings import published_settings
-from funcppo.trainer import Progress, batch_size
+from funcppo.trainer import Evaluations, Progress, batch_size, train_many
 
 Row = dict[str, Any]
 
@@ -160,7 +159,7 @@ def returns_of(evaluations: list[Evaluations], policy: str) -> Row:
     by_seed = np.array(
         [[getattr(one, policy).mean for one in seeds] for seeds in evaluations]
     )
-    estimates = [aggregate.estimate(returns[:, None]) for returns in by_seed]
+    estimates = [run.estimate(returns[:, None]) for returns in by_seed]
     unfinished = [
         sum(getattr(one, policy).n_unfinished for one in seeds)
         for seeds in evaluations

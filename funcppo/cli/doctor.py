@@ -133,8 +133,7 @@ class Doctor:
             return try_strategies(resolve_device(self.device))
 
         from funcppo.cli.target import is_run_folder
-        from funcppo.rl.config import is_rl_run
-        from funcppo.rl.settings import PUBLISHED
+        from funcppo.rl.settings import PUBLISHED, is_rl_run
 
         folder = Path(self.fill_cache)
         is_run = is_run_folder(self.fill_cache)
@@ -199,9 +198,13 @@ def _prepare_environment(name: str, device: str) -> PreparedStep:
     """The training step of `funcppo rl`, of a run or of an environment at its published settings, from its start."""
     from funcppo import trainer
     from funcppo.compiled_step import prepare_step
-    from funcppo.rl import many, run
-    from funcppo.rl.config import RLConfig, read_config, settings_of
-    from funcppo.rl.settings import published_settings
+    from funcppo.rl import run
+    from funcppo.rl.settings import (
+        RLConfig,
+        published_settings,
+        read_config,
+        settings_of,
+    )
     from funcppo.train_step import EAGER_PARTS, vmap_parts
 
     folder = Path(name)
@@ -219,7 +222,7 @@ def _prepare_environment(name: str, device: str) -> PreparedStep:
     learner = run.make_learner(config.env, settings_of(config))
     learner = trainer.with_length(learner, config.steps)
     seeds = run.seeds_of(config)
-    state = many.init_many(learner, seeds, config.device)
+    state = trainer.init_many(learner, seeds, config.device)
     parts = vmap_parts(EAGER_PARTS)
     return prepare_step(
         learner.cfg, learner.world, state, parts, config.strategy

@@ -173,8 +173,8 @@ class Report:
     def _draw_returns(self) -> Picture:
         """The picture of runs that learnt to act."""
         from funcppo.kg.show.report import return_curves
-        from funcppo.rl.config import read_config
         from funcppo.rl.run import read_returns
+        from funcppo.rl.settings import read_config
 
         check_runs(self.runs, self.out, self.json, read_config, _log_of)
         runs: list[return_curves.RunReturns] = []

@@ -52,12 +52,14 @@ from funcppo.core.settings import (
 )
 from funcppo.kg.run.config import CHECKPOINT_FILE, RESULTS_FILE
 from funcppo.loggers import LoggerName, check_loggers
-from funcppo.rl.config import RLConfig, read_config, settings_of
 from funcppo.rl.settings import (
     GSDE_DEFAULTS,
     PUBLISHED,
+    RLConfig,
     RLSettings,
     published_settings,
+    read_config,
+    settings_of,
 )
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -65,9 +67,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.learner import Learner
-    from funcppo.rl.many import Evaluations
     from funcppo.runtime.compile import StrategyRecord
-    from funcppo.trainer import Progress
+    from funcppo.trainer import Evaluations, Progress
 
 # The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
 PREVIOUS_CHECKPOINT = f"previous-{CHECKPOINT_FILE}"
@@ -462,7 +463,7 @@ def _train(
 ) -> _TrainingEnd:
     """Train until the last update or an interrupt, which takes effect after the update in progress."""
     from funcppo import trainer
-    from funcppo.rl import many, run
+    from funcppo.rl import run
 
     checkpoint = folder / CHECKPOINT_FILE
     with (
@@ -476,7 +477,7 @@ def _train(
         display = _Display(console, status, interrupt)
         # A repeated signal ends an update or evaluation in progress.
         with suppress(KeyboardInterrupt):
-            result = many.train_many(
+            result = trainer.train_many(
                 learner,
                 config.steps,
                 seeds=run.seeds_of(config),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from funcppo.envs import wrappers
+    from funcppo.envs.checks import check
     from funcppo.envs.classic_control.acrobot import acrobot
     from funcppo.envs.classic_control.cartpole import cartpole
     from funcppo.envs.classic_control.mountain_car import (
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     )
     from funcppo.envs.classic_control.pendulum import pendulum
     from funcppo.envs.gymnasium_bridge import gymnasium
-    from funcppo.envs.laws import check
     from funcppo.envs.minatar.asterix import asterix
     from funcppo.envs.minatar.breakout import breakout
     from funcppo.envs.minatar.freeway import freeway
@@ -64,7 +64,7 @@ _SOURCES = {
     "seaquest": "minatar.seaquest",
     "space_invaders": "minatar.space_invaders",
     "cartpole": "classic_control.cartpole",
-    "check": "laws",
+    "check": "checks",
     "gymnasium": "gymnasium_bridge",
     "make": "registry",
     "mountain_car": "classic_control.mountain_car",

@@ -9,16 +9,14 @@ from torch import Tensor
 
 from funcppo.core import random
 from funcppo.core.types import F32, I64
-from funcppo.distributions import (
+from funcppo.interfaces import (
     CATEGORICAL,
     DIAGONAL_GAUSSIAN,
     MULTI_CATEGORICAL,
     SQUASHED_GAUSSIAN,
-    Distribution,
-)
-from funcppo.interfaces import (
     ActorCriticOutput,
     Agent,
+    Distribution,
     MaskedObservation,
     NetworkFactory,
 )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from funcppo import recurrence
+from funcppo import rollout
 from funcppo.core import random
 from funcppo.core.settings import Size, check_fields
 from funcppo.core.types import F32, I64
@@ -150,7 +150,7 @@ def convolve(
 
 def initial_memory(cfg: CNNConfig, n_rows: int, device: torch.device) -> Memory:
     """That of the network that reads the features."""
-    return recurrence.initial_memory(cfg.reader, n_rows, device)
+    return rollout.initial_memory(cfg.reader, n_rows, device)
 
 
 def encode(
@@ -161,7 +161,7 @@ def encode(
 ) -> Any:
     """What the network that reads the features makes of them without its memory."""
     read = _read_images(cfg, params, obs)
-    return recurrence.encode(cfg.reader, world, params.reader, read)
+    return rollout.encode(cfg.reader, world, params.reader, read)
 
 
 def apply_recurrent(

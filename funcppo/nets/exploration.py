@@ -19,8 +19,13 @@ from torch import Tensor
 from funcppo.core import random
 from funcppo.core.settings import LogStd, Size, check_fields
 from funcppo.core.types import F32, I64
-from funcppo.distributions import DIAGONAL_GAUSSIAN, Distribution
-from funcppo.interfaces import Agent, AnyAgent, EnvironmentSpec
+from funcppo.interfaces import (
+    DIAGONAL_GAUSSIAN,
+    Agent,
+    AnyAgent,
+    Distribution,
+    EnvironmentSpec,
+)
 from funcppo.nets import feedforward
 from funcppo.nets.base import Dense, NetworkFactory, dense
 from funcppo.nets.feedforward import Activation, MLPConfig, activate

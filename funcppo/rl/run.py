@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +17,63 @@ from funcppo.core.types import F64, I64
 from funcppo.envs import wrappers
 from funcppo.interfaces import NetworkFactory
 from funcppo.learner import Learner
-from funcppo.rl import aggregate
-from funcppo.rl.config import RLConfig
-from funcppo.rl.settings import RLSettings
+from funcppo.rl.settings import RLConfig, RLSettings
+
+N_RESAMPLES = 2000
+CONFIDENCE = 0.95
+TRIMMED_SHARE = 0.25  # at either end
+
+Statistic = Callable[[F64[np.ndarray, "... K M"]], F64[np.ndarray, "..."]]
+
+
+class Estimate(NamedTuple):
+    """A statistic of returns with its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1f} [{self.low:.1f}, {self.high:.1f}]"
+
+
+def mean_return(returns: F64[np.ndarray, "... K M"]) -> F64[np.ndarray, "..."]:
+    """The mean over seeds and tasks."""
+    return returns.mean((-2, -1))
+
+
+def interquartile_mean(
+    returns: F64[np.ndarray, "... K M"],
+) -> F64[np.ndarray, "..."]:
+    """The mean of the middle half of all returns, those of K seeds on M tasks taken together.
+
+    A quarter of them, rounded down, is left out at either end.
+    """
+    pooled = np.sort(returns.reshape(*returns.shape[:-2], -1), axis=-1)
+    n = pooled.shape[-1]
+    n_trimmed = int(TRIMMED_SHARE * n)
+    return pooled[..., n_trimmed : n - n_trimmed].mean(-1)
+
+
+def estimate(
+    returns: F64[np.ndarray, "K M"],
+    statistic: Statistic = interquartile_mean,
+    seed: int = 0,
+) -> Estimate:
+    """A statistic with its percentile interval by the stratified bootstrap: seeds are resampled task by task.
+
+    Args:
+      returns: of K seeds on M tasks.
+      seed: of the resampling.
+    """
+    n_seeds, n_tasks = returns.shape
+    generator = np.random.default_rng(seed)
+    rows = generator.integers(0, n_seeds, (N_RESAMPLES, n_seeds, n_tasks))
+    resampled = returns[rows, np.arange(n_tasks)]
+    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    low, high = np.quantile(statistic(resampled), tails)
+    return Estimate(float(statistic(returns)), float(low), float(high))
+
 
 N_EVALUATIONS = 20  # of a run, unless --evaluate-every says otherwise
 POLICIES = ("greedy", "sampled")
@@ -141,8 +195,8 @@ def summarize(returns: Returns) -> Json:
     summary: Json = {}
     for policy in POLICIES:
         last = getattr(returns, policy)[:, -1:]
-        mean = aggregate.estimate(last, aggregate.mean)
-        iqm = aggregate.estimate(last, aggregate.interquartile_mean)
+        mean = estimate(last, mean_return)
+        iqm = estimate(last, interquartile_mean)
         summary[policy] = {
             "mean": mean.value,
             "mean_interval": [mean.low, mean.high],

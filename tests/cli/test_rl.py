@@ -14,8 +14,7 @@ import pytest
 from funcppo import checkpoint, metrics_log
 from funcppo.cli import rl
 from funcppo.cli.file_lock import lock_folder
-from funcppo.rl.config import read_config
-from funcppo.rl.settings import published_settings
+from funcppo.rl.settings import published_settings, read_config
 from tests.cli.runner import funcppo
 
 SMALL = ("--ppo.n-envs", 4, "--ppo.n-steps", 8, "--ppo.n-minibatches", 2)
@@ -176,7 +175,7 @@ def test_a_run_that_is_stopped_before_it_goes_on_is_the_shorter_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("funcppo.rl.many.prepare_step", interrupt)
+        patch.setattr("funcppo.trainer.prepare_step", interrupt)
         funcppo(patch, *words)
     line = f"interrupted after update 2; `funcppo rl --out {tmp_path} --resume --steps 128`"
     assert line in capsys.readouterr().out

@@ -66,7 +66,7 @@ from funcppo.nets.convolutional import CNNConfig, ConvolutionConfig
 from funcppo.nets.exploration import GSDEConfig
 from funcppo.nets.feedforward import MLPConfig
 from funcppo.nets.recurrent import RecurrentConfig
-from funcppo.rl.config import RLConfig
+from funcppo.rl.settings import RLConfig
 from tests.cli.runner import funcppo
 from tests.kg.search.small_tasks import small_problem, small_task
 

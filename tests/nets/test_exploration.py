@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import recurrence, trainer
+from funcppo import rollout, trainer
 from funcppo.core import random, tree
 from funcppo.nets import exploration
 from funcppo.nets.base import Dense
@@ -179,8 +179,8 @@ def test_a_memory_before_it_holds_keys_too(outer):
     agent = outer(fp.nets.gsde(4, noise_steps=3))(SPECS["continuous"])
     assert agent.action_key_steps == 3
     params = agent.init(agent.cfg, random.key(0))
-    memory = recurrence.initial_memory(agent, 5, torch.device("cpu"))
-    output, _ = recurrence.apply_agent(
+    memory = rollout.initial_memory(agent, 5, torch.device("cpu"))
+    output, _ = rollout.apply_agent(
         agent, WORLD, params, torch.ones(5, 1), memory
     )
     assert agent.distribution.sample(random.key(1), output).shape == (5, 2)

@@ -10,7 +10,7 @@ import torch
 import funcppo as fp
 from funcppo import losses, minibatch, rollout
 from funcppo.core import random, tree
-from funcppo.recurrence import apply_agent
+from funcppo.rollout import apply_agent
 from funcppo.train_step import collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, double
 

@@ -1,4 +1,4 @@
-"""The learner of a run, and the results that are read from its log."""
+"""The learner of a run, the results that are read from its log, and what returns of several seeds say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from funcppo.envs.wrappers import MomentsConfig
 from funcppo.nets.exploration import GSDEConfig
 from funcppo.rl import run
 from funcppo.rl.settings import published_settings
-from tests.rl.test_config import CONFIG
+from tests.rl.test_settings import CONFIG
 
 
 def row(update, seed, greedy, sampled):
@@ -100,3 +100,47 @@ def test_seeds_and_evaluations_of_a_run():
     config = dataclasses.replace(config, evaluate_every=5)
     assert run.evaluation_interval(config) == 5
     assert np.isfinite(config.steps)
+
+
+@pytest.mark.parametrize(
+    ("returns", "expected"),
+    [
+        ([[1.0], [2.0], [3.0], [100.0]], 2.5),
+        ([[100.0], [1.0], [3.0]], 104 / 3),  # a quarter of 3 is none
+        ([[0.0, 8.0], [2.0, 4.0]], 3.0),  # two tasks, pooled
+        ([[7.0]], 7.0),
+    ],
+)
+def test_the_interquartile_mean_of_small_samples(returns, expected):
+    got = run.interquartile_mean(np.array(returns))
+    assert got == pytest.approx(expected)
+
+
+def test_an_outlier_moves_the_mean_and_not_the_interquartile_mean():
+    returns = np.arange(10.0)[:, None]
+    spoilt = returns.copy()
+    spoilt[-1] = 1e6
+    assert run.interquartile_mean(spoilt) == run.interquartile_mean(returns)
+    assert run.mean_return(spoilt) > 1e4
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_distribution():
+    """400 seeds: half of it is 1.96 standard errors, within a tenth for the 2000 resamples."""
+    returns = np.random.default_rng(0).normal(5.0, 2.0, (400, 1))
+    got = run.estimate(returns, run.mean_return)
+    half = 1.96 * returns.std() / 20
+    assert got.value == pytest.approx(returns.mean())
+    assert got.value - got.low == pytest.approx(half, rel=0.1)
+    assert got.high - got.value == pytest.approx(half, rel=0.1)
+
+
+def test_seeds_are_resampled_task_by_task():
+    """Tasks that differ widely do not widen the interval: each keeps its weight."""
+    returns = np.array([[0.0, 1000.0]] * 5)
+    got = run.estimate(returns, run.mean_return)
+    assert got == (500.0, 500.0, 500.0)
+
+
+def test_one_seed_has_an_interval_of_no_width():
+    got = run.estimate(np.array([[3.0]]))
+    assert got == (3.0, 3.0, 3.0) and str(got) == "3.0 [3.0, 3.0]"

@@ -1,13 +1,93 @@
-"""Published settings fit the environments that they are for."""
+"""Published settings, and the config.json of a run of `funcppo rl`."""
 
 from __future__ import annotations
+
+import dataclasses
+import json
 
 import pytest
 
 import funcppo as fp
+from funcppo.core.settings import CONFIG_FILE, write_config
 from funcppo.envs.registry import ENVIRONMENTS
 from funcppo.rl import run
-from funcppo.rl.settings import PUBLISHED, published_settings
+from funcppo.rl.settings import (
+    GSDE_DEFAULTS,
+    PUBLISHED,
+    RLConfig,
+    RLSettings,
+    is_rl_run,
+    published_settings,
+    read_config,
+    settings_of,
+)
+
+SETTINGS = published_settings("Pendulum-v1")
+CONFIG = RLConfig(
+    env="Pendulum-v1",
+    **{
+        field.name: getattr(SETTINGS, field.name)
+        for field in dataclasses.fields(SETTINGS)
+    },
+)
+
+
+def test_it_is_read_as_it_was_written(tmp_path):
+    write_config(CONFIG, tmp_path)
+    assert read_config(tmp_path) == CONFIG
+    assert is_rl_run(tmp_path)
+    assert settings_of(CONFIG) == SETTINGS
+
+
+def test_one_written_before_there_was_gsde_explores_as_it_did(tmp_path):
+    write_config(CONFIG, tmp_path)
+    path = tmp_path / CONFIG_FILE
+    raw = json.loads(path.read_text())
+    for name in ("exploration", *GSDE_DEFAULTS):
+        del raw[name]
+    path.write_text(json.dumps(raw))
+    assert read_config(tmp_path).exploration == "independent"
+    assert isinstance(settings_of(read_config(tmp_path)), RLSettings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"seeds": 0}, "seeds: expected 1 or more, got 0"),
+        ({"hidden": [64, "x"]}, "hidden: expected an integer, got"),
+        ({"unknown": 1}, "unknown: expected the name of a setting, got an"),
+        ({"format": 99}, "expected format version 2, got 99"),
+        ({"ppo": {"gamma": 2}}, "ppo.gamma: expected 0 to 1, got 2"),
+    ],
+)
+def test_a_bad_one_is_one_line_that_names_file_and_field(
+    changes, problem, tmp_path
+):
+    write_config(CONFIG, tmp_path)
+    path = tmp_path / CONFIG_FILE
+    raw = json.loads(path.read_text())
+    ppo = raw["ppo"] | changes.pop("ppo", {})
+    path.write_text(json.dumps(raw | changes | {"ppo": ppo}))
+    with pytest.raises(ValueError) as error:
+        read_config(tmp_path)
+    assert str(path) in str(error.value) and problem in str(error.value)
+
+
+def test_a_folder_of_another_program_is_named(tmp_path):
+    (tmp_path / CONFIG_FILE).write_text('{"dataset": "countries_s1"}')
+    assert not is_rl_run(tmp_path)
+    expected = "expected a folder that `funcppo rl` wrote, got"
+    for folder, found in (
+        (tmp_path, f"one with another {CONFIG_FILE}"),
+        (tmp_path / "none", "none"),
+    ):
+        with pytest.raises(ValueError, match=f"{expected} {found}$"):
+            read_config(folder)
+    (tmp_path / CONFIG_FILE).unlink()
+    with pytest.raises(
+        ValueError, match=f"{expected} one without {CONFIG_FILE}"
+    ):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -18,8 +18,12 @@ from torch import Tensor
 
 from funcppo.core import random
 from funcppo.core.types import F32, I64, Bool
-from funcppo.distributions import KL_REGULARISED_CATEGORICAL
-from funcppo.interfaces import Agent, Environment, Timestep
+from funcppo.interfaces import (
+    KL_REGULARISED_CATEGORICAL,
+    Agent,
+    Environment,
+    Timestep,
+)
 from funcppo.kg.scores import aggregation
 from funcppo.kg.scores.aggregation import (
     AggregationConfig,

@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, gelu
 from funcppo.core import random, tree
 from funcppo.core.settings import NonNegativeInt, Size, check_fields
 from funcppo.core.types import F32, I32, I64, Bool
-from funcppo.distributions import KL_REGULARISED_CATEGORICAL
+from funcppo.interfaces import KL_REGULARISED_CATEGORICAL
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import Goals

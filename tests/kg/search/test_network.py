@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import grad
 
-from funcppo import distributions
+from funcppo import interfaces
 from funcppo.core import tree
 from funcppo.kg.logic.resolve import Goals
 from funcppo.kg.search import env as prover_env
@@ -31,9 +31,7 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
         value=torch.zeros(1),
     )
     want = -(0.25 * torch.tensor(0.5).log() + 0.75 * torch.tensor(1.5).log())
-    torch.testing.assert_close(
-        distributions.negative_kl_to_prior(out), want[None]
-    )
+    torch.testing.assert_close(interfaces.negative_kl_to_prior(out), want[None])
     cfg, world, state = small_problem()
     untrained = cfg.agent.apply(
         cfg.agent.cfg,
@@ -42,7 +40,7 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
         prover_env.observe(cfg.env.cfg, world, state.env_state),
     )
     assert (
-        not distributions.negative_kl_to_prior(untrained).any()
+        not interfaces.negative_kl_to_prior(untrained).any()
         and untrained.prior_logits.any()
     )
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import metrics_log
+from funcppo import metrics_log, trainer
 from funcppo.core import tree
-from funcppo.rl import many
-from funcppo.rl.many import init_many
-from funcppo.trainer import saved_update
+from funcppo.trainer import init_many, saved_update
 from tests.learning import assert_trees_equal, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -69,7 +67,7 @@ def test_a_checkpoint_is_written_whenever_its_time_has_come(
     whole_run, monkeypatch, tmp_path
 ):
     """The one before stays beside it, and serves where the latest is damaged."""
-    monkeypatch.setattr(many, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", 0.0)
     path = tmp_path / "run.npz"
 
     def fail(progress):
