@@ -443,7 +443,6 @@ def learning_curves() -> str:
 TIMED_RECORDS = (
     "time_to_score-h100",
     "time_to_score-breakout",
-    "time_to_score-games",
 )
 
 
@@ -479,7 +478,7 @@ def performance_cartpole() -> str:
 
 
 def performance_time_of_update() -> str:
-    """Return the time of an update of CartPole and of games, JAX beside: medians over seeds of whole runs."""
+    """Return the time of an update of CartPole and of Breakout, JAX beside: medians over seeds of whole runs."""
     rows = []
     for name in TIMED_RECORDS:
         cells = cells_of(name)

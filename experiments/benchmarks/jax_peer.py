@@ -18,6 +18,8 @@ from jax import lax, tree  # pyright: ignore[reportMissingImports]
 
 from funcppo.config import PPOConfig
 from funcppo.envs.classic_control import cartpole
+from funcppo.envs.minatar.breakout import BRICK_ROWS, MINIMAL_ACTIONS
+from funcppo.envs.minatar.game import SIZE, STICKY_PROBABILITY
 
 Array = Any
 Network = list[tuple[Array, Array]]  # weight and bias of each layer
@@ -404,3 +406,148 @@ def iteration(
     )
     ended_return = jnp.where(done, reached.episode_return, 0.0)
     return after, (done.sum(), ended_return.sum())
+
+
+# Breakout of MinAtar
+
+# a step of a game: of its state, actions and a key
+Play = Callable[[Any, Array, Array], tuple[Any, Array, Array]]
+
+
+def at(y: Array, x: Array) -> Array:
+    """Maps that are true in one cell; in none where it is off the grid."""
+    cells = jnp.arange(SIZE)
+    return (y[..., None] == cells)[..., None] & (x[..., None] == cells)[
+        ..., None, :
+    ]
+
+
+def vector(*channels: Array) -> Array:
+    """Maps as one vector a row."""
+    return (
+        jnp.stack(channels, -1)
+        .astype(jnp.float32)
+        .reshape(len(channels[0]), -1)
+    )
+
+
+def sticky(play: Play) -> Play:
+    """A step that may repeat the last action of the episode."""
+
+    def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
+        sticky_key, key = jax.random.split(key)
+        drawn = jax.random.uniform(sticky_key, action.shape)
+        is_kept = (drawn < STICKY_PROBABILITY) & (state.action >= 0)
+        return play(state, jnp.where(is_kept, state.action, action), key)
+
+    return step
+
+
+class Breakout(NamedTuple):
+    """State of each row: that of `breakout.EnvState`, and the last action."""
+
+    ball_y: Array
+    ball_x: Array
+    direction: Array  # 0 up left, 1 up right, 2 down right, 3 down left
+    paddle: Array
+    bricks: Array  # [B 10 10]
+    strike: Array
+    last_y: Array
+    last_x: Array
+    action: Array  # -1: none yet
+
+
+def all_bricks(n: int) -> Array:
+    """A full wall in each row."""
+    lines = jnp.arange(SIZE)
+    is_filled = (lines >= BRICK_ROWS[0]) & (lines < BRICK_ROWS[1])
+    return jnp.broadcast_to(is_filled[None, :, None], (n, SIZE, SIZE))
+
+
+def reset_breakout(key: Array, n: int) -> Breakout:
+    """A full wall, and the ball below it at the left or the right."""
+    from_right = jax.random.uniform(key, (n,)) < 0.5
+    x = jnp.where(from_right, SIZE - 1, 0)
+    three = jnp.full(n, 3)
+    return Breakout(
+        ball_y=three,
+        ball_x=x,
+        direction=jnp.where(from_right, 3, 2),
+        paddle=jnp.full(n, 4),
+        bricks=all_bricks(n),
+        strike=jnp.zeros(n, bool),
+        last_y=three,
+        last_x=x,
+        action=jnp.full(n, -1),
+    )
+
+
+def play_breakout(
+    state: Breakout, action: Array, key: Array = None
+) -> tuple[Breakout, Array, Array]:
+    """Move the paddle and the ball; the reward is 1 for a brick. The key is not used."""
+    left = action == MINIMAL_ACTIONS.index("l")
+    right = action == MINIMAL_ACTIONS.index("r")
+    moved = state.paddle + right.astype(int) - left.astype(int)
+    paddle = jnp.clip(moved, 0, SIZE - 1)
+
+    is_rightward = (state.direction == 1) | (state.direction == 2)
+    x = state.ball_x + jnp.where(is_rightward, 1, -1)
+    y = state.ball_y + jnp.where(state.direction >= 2, 1, -1)
+    is_outside = (x < 0) | (x >= SIZE)
+    x = jnp.clip(x, 0, SIZE - 1)
+    direction = jnp.where(is_outside, state.direction ^ 1, state.direction)
+
+    # One of three: the ceiling, a brick, the lowest row.
+    hits_ceiling = y < 0
+    y = jnp.maximum(y, 0)
+    cell = at(y, x)
+    hits_brick = ~hits_ceiling & (state.bricks & cell).any((1, 2))
+    at_bottom = ~hits_ceiling & ~hits_brick & (y == SIZE - 1)
+
+    # A second brick in a row is passed through.
+    breaks = hits_brick & ~state.strike
+    bricks = state.bricks & ~(cell & breaks[:, None, None])
+    is_cleared = at_bottom & ~bricks.any((1, 2))
+    bricks = bricks | (all_bricks(len(x)) & is_cleared[:, None, None])
+
+    is_met_straight = at_bottom & (state.ball_x == paddle)
+    is_met_aslant = at_bottom & ~is_met_straight & (x == paddle)
+    reverses_y = hits_ceiling | breaks | is_met_straight
+    direction = jnp.where(reverses_y, 3 - direction, direction)
+    direction = jnp.where(is_met_aslant, direction ^ 2, direction)
+    stays = breaks | is_met_straight | is_met_aslant
+    after = Breakout(
+        ball_y=jnp.where(stays, state.ball_y, y),
+        ball_x=x,
+        direction=direction,
+        paddle=paddle,
+        bricks=bricks,
+        strike=hits_brick,
+        last_y=state.ball_y,
+        last_x=state.ball_x,
+        action=action,
+    )
+    terminated = at_bottom & ~is_met_straight & ~is_met_aslant
+    return after, breaks.astype(jnp.float32), terminated
+
+
+def observe_breakout(state: Breakout) -> Array:
+    """Paddle, ball, trail of the ball, bricks, as one vector a row."""
+    bottom = jnp.full_like(state.paddle, SIZE - 1)
+    return vector(
+        at(bottom, state.paddle),
+        at(state.ball_y, state.ball_x),
+        at(state.last_y, state.last_x),
+        state.bricks,
+    )
+
+
+BREAKOUT = Task(
+    reset=reset_breakout,
+    step=sticky(play_breakout),
+    observe=observe_breakout,
+    n_obs=4 * SIZE * SIZE,
+    n_actions=len(MINIMAL_ACTIONS),
+    activation=jax.nn.relu,
+)
