@@ -88,13 +88,6 @@ class Mine:
     Default: off; on in a large graph (more than 50,000 facts) that is not sparse."""
     without_constants: bool = False
     """Mine no rules with constants in such a graph either. Default: off."""
-    general_rules: bool = _DEFAULT.general_rules
-    """Also keep, for each constant c, the most general of the rules h(X,c) :- b(X,Z) above the thresholds: the one that
-    derives most facts h(X,c). It says how common c is as an answer, as AnyBURL's zero rules h(X,c) <=, which have no
-    body, do. Default: off."""
-    misleading_rules: int = _DEFAULT.misleading_rules
-    """Also keep the N rules of each relation that mislead most: paths of up to three atoms with --min-support right
-    pairs, but fewer than as many random pairs would have; of lengths that are searched whole. Default: 0."""
     votes_per_fact: int | None = None
     """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
     graph, and in one of 2,000 to 50,000 facts."""

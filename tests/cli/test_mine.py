@@ -26,7 +26,7 @@ from funcppo.kg.graph.rule_tables import (
     compatibility_notes,
     format_rule_table,
 )
-from funcppo.kg.graph.writers import format_rule, to_clauses
+from funcppo.kg.graph.writers import to_clauses
 from funcppo.kg.mining import config, miner
 from funcppo.kg.mining.budget import ignore_progress
 from funcppo.kg.mining.config import MiningConfig
@@ -103,27 +103,6 @@ def test_a_file_of_each_format_reads_back_as_the_same_rules(
         counts.weight if form == "tsv" else counts.support / counts.body_pairs
     )
     assert again.rule_weights == pytest.approx(confidence, rel=1e-5)
-
-
-@pytest.mark.parametrize("form", RULE_FILE_FORMATS)
-def test_the_most_general_rule_of_a_constant_is_written_and_read(
-    tmp_path, capsys, form
-):
-    """All five people are mortal; all have a name, four of them a friend too, so that a name derives more."""
-    people = [f"p{i}" for i in range(5)]
-    triples = [(p, "is", "mortal") for p in people]
-    triples += [(p, "name", f"n{i}") for i, p in enumerate(people)]
-    triples += [(p, "friend", "p4") for p in people[:4]]
-    graph, out = tmp_path / "graph.tsv", tmp_path / "rules.txt"
-    graph.write_text("".join("\t".join(t) + "\n" for t in triples))
-    options = ["--out", str(out), "--format", form, "--general-rules"]
-    status, result = json_of(capsys, mine, str(graph), *options)
-    assert status == 0 and result["n_constant_rules"] == 1
-
-    again = load(str(graph), out)
-    assert [format_rule(again, rule) for rule in again.rules] == [
-        "is(X, mortal) :- name(X, Y)"
-    ]
 
 
 @given(

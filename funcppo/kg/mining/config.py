@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from funcppo.core.settings import (
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Range,
@@ -41,12 +40,6 @@ class MiningConfig:
     """Minimum leave-one-out confidence of a rule, from 0 to 1."""
     constants: bool = False
     """Whether to look for rules with constants too, h(X, c) :- b(X, Z) and h(X, c) :- b(X, d), and with h(X, X)."""
-    general_rules: bool = False
-    """Whether to keep, for each constant c, the most general of the rules h(X, c) :- b(X, Z) above the thresholds: the
-    one that derives most facts of h."""
-    misleading_rules: NonNegativeInt = 0
-    """How many rules of each predicate to keep that are right most clearly less often than chance, with the minimum
-    support; of the paths that are searched from all entities."""
     votes_per_fact: PositiveInt = 1
     """A rule is kept if it is among this many best rules of some fact that it derives."""
     seconds: PositiveFloat = 120.0

@@ -6,10 +6,6 @@ An edge from X is a *feature* of X: its label and target for the second shape, i
 features occur together is the product of the sparse boolean matrix of entities and features with its transpose,
 computed here by a join over the entities, block by block of heads, those with the most facts first.
 
-The most general rule of a head h(X, c) is h(X, c) :- b(X, Z) with the b that derives most of its facts from others.
-It says how common the answer c is. AnyBURL's zero rule h(X, c) <= says that too, but has no body, and would derive its
-head for every entity.
-
 Source: Meilicke et al. 2019, "Anytime bottom-up rule learning", section 3 (acyclic rules AC1 and AC2);
 Meilicke et al. 2024, "Anytime bottom-up rule learning for large-scale knowledge graph completion" (heads h(X, X)).
 """
@@ -35,7 +31,6 @@ from funcppo.kg.mining.mined_rules import (
     FoundRules,
     MinedRules,
     select_rules,
-    take,
 )
 from funcppo.kg.mining.paths import CHUNK_ROWS, EdgeIndex
 
@@ -97,38 +92,6 @@ def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
             torch.diff(bodies[1].offsets)[source],
         ),
     )
-
-
-def without_body_constants(search: ConstantSearch) -> ConstantSearch:
-    """The search for the rules without a constant in the body alone."""
-    return search._replace(
-        bodies=search.bodies[:1], n_bodies=search.n_bodies[:1]
-    )
-
-
-def most_general_rules(found: FoundRules) -> FoundRules:
-    """The most general rule of each head with a constant, without the facts that it derives.
-
-    Of rules that derive as many facts the one with the fewest pairs is taken, then the first one.
-
-    Args:
-      found: one block of `find_constant_rules`, which has all such rules of its heads.
-    """
-    rules = found.rules
-    head_constant, body_constant = rules.end_constants.unbind(1)
-    rows = ((head_constant > 0) & (body_constant == 0)).nonzero().squeeze(1)
-
-    # By head; of a head the most support first, then the fewest pairs.
-    rows = rows[torch.sort(rules.body_pairs[rows], stable=True).indices]
-    support = (rules.support - rules.circular_support)[rows]
-    rows = rows[torch.sort(support, descending=True, stable=True).indices]
-    head = (head_constant, rules.labels[:, 0])
-    for key in head:
-        rows = rows[sorting.sort_keys(key[rows]).order]
-    is_first = torch.zeros_like(rows, dtype=torch.bool)
-    for key in head:
-        is_first = is_first | sorting.first_of_run(key[rows])
-    return take(found, rows[is_first])
 
 
 def find_constant_rules(

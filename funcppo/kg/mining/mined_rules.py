@@ -126,18 +126,6 @@ def above_thresholds(found: FoundRules, thresholds: Thresholds) -> FoundRules:
     return keep(found, is_kept)
 
 
-def deviation_from_chance(
-    rules: MinedRules, n_entities: int
-) -> F64[Tensor, "R"]:
-    """How many standard errors more of a rule's pairs are right than of as many random pairs of entities.
-
-    The errors are those of a Poisson count with the mean of random pairs.
-    """
-    chance = rules.head_facts / max(n_entities, 1) ** 2
-    expected = rules.body_pairs * chance
-    return (rules.support - expected) / expected.clamp_min(1e-12).sqrt()
-
-
 def path_labels(
     predicate: I64[Tensor, "R"],
     body_code: I64[Tensor, "R"],

@@ -156,7 +156,6 @@ class _PathPart(NamedTuple):
     bodies: Bodies | None = None  # that may be extended
     is_sampled: bool = False
     found: PromisingRules | None = None
-    misleading: FoundRules | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +169,6 @@ class _State:
     n_estimated_again: int = 0  # of the rules that are kept
     n_uncounted: int = 0  # rules whose bodies were too long to be extended
     bodies: tuple[Bodies, ...]  # of the length searched last
-    misleading: FoundRules | None = None  # the most misleading rules
     # rules of each head, while bodies that are not extended are searched; None for too many
     closed: tuple[CountedRules | None, ...] = ()
     stages: tuple[StageReport, ...] = ()
@@ -342,10 +340,9 @@ def _iter_states(context: MiningContext, state: _State) -> Iterator[_State]:
         is_long = length > MAX_EXTENDED_LENGTH
         search = _search_long_paths if is_long else _search_paths
         searches.append(partial(search, length=length))
-    if cfg.constants or cfg.general_rules:
+    if cfg.constants:
         searches.insert(1, _search_constants)
-    steps = (*searches, _count_sampled, _recount_kept)
-    steps = (*steps, _keep_misleading, _count_pca_pairs)
+    steps = (*searches, _count_sampled, _recount_kept, _count_pca_pairs)
     for step in steps:
         for next_state in step(context, state):
             state = next_state
@@ -394,8 +391,6 @@ def _search_paths(
         )
 
     def add(state: _State, part: _PathPart) -> _State:
-        if part.misleading is not None:
-            return _add_misleading(context, state, part.misleading)
         state = _add_part(state, part)
         found_so_far[0] = _to_beat(state)
         return state
@@ -410,8 +405,7 @@ def _pay(budget: Budget, parts: Iterator[_PathPart]) -> Iterator[_PathPart]:
     """Yield parts after the budget has paid for their work; but none of work alone."""
     for part in parts:
         budget.spend(part.rows)
-        parts_found = (part.bodies, part.found, part.misleading)
-        if any(found is not None for found in parts_found):
+        if part.bodies is not None or part.found is not None:
             yield part
 
 
@@ -460,12 +454,6 @@ def _sample_parts(
         yield _PathPart(_take_rows(alone), n_candidates, bodies)
 
         is_sampled = sample.fraction < 1.0
-        if cfg.misleading_rules and not is_sampled:
-            misleading = path_rules.find_misleading_rules(
-                edges, sample, length, cfg.min_support
-            )
-            misleading = _most_misleading(edges, cfg, misleading)
-            yield _PathPart(0.0, misleading=misleading)
         for batch in path_rules.pack_candidates(candidates.table, length):
             to_beat = _score_to_beat(latest(), is_sampled)
             found = path_rules.find_rules(
@@ -504,42 +492,6 @@ def _add_part(state: _State, part: _PathPart) -> _State:
         votes = voting.add_votes(state.sampled_votes, found)
         return replace(state, sampled_votes=votes)
     return replace(state, votes=voting.add_votes(state.votes, found))
-
-
-def _most_misleading(
-    edges: EdgeIndex, cfg: MiningConfig, found: FoundRules
-) -> FoundRules:
-    """The rules of each predicate that are right most clearly less often than chance; of equal ones the first."""
-    deviation = mined_rules.deviation_from_chance(
-        found.rules, path_rules.count_entities(edges)
-    )
-    rows = torch.sort(deviation, stable=True).indices
-    predicate = found.rules.labels[:, 0]
-    rows = rows[sorting.sort_keys(predicate[rows]).order]
-    first = torch.searchsorted(predicate[rows], predicate[rows])
-    place = torch.arange(len(rows), device=rows.device) - first
-    return mined_rules.take(found, rows[place < cfg.misleading_rules])
-
-
-def _add_misleading(
-    context: MiningContext, state: _State, found: FoundRules
-) -> _State:
-    """What has been found, after some more misleading rules."""
-    if state.misleading is not None:
-        former = state.misleading
-        found = former._replace(
-            rules=mined_rules.concatenate_rules([former.rules, found.rules]),
-            cost=torch.cat([former.cost, found.cost]),
-        )
-    most = _most_misleading(context.edges, context.cfg, found)
-    return replace(state, misleading=most)
-
-
-def _keep_misleading(_: MiningContext, state: _State) -> Iterator[_State]:
-    """Let the most misleading rules need no vote."""
-    if state.misleading is not None:
-        votes = voting.keep_rules(state.votes, state.misleading)
-        yield replace(state, votes=votes)
 
 
 def _search_long_paths(
@@ -651,24 +603,18 @@ def _search_constants(
     """Search for rules with constants; all their counts but the PCA pairs are exact."""
     budget, cfg = context.budget, context.cfg
     search = constant_rules.plan_search(context.edges, cfg.min_support)
-    if not cfg.constants:
-        search = constant_rules.without_body_constants(search)
     report = StageReport(
         name="rules with constants", rows_planned=search.n_rows
     )
 
-    thresholds = _thresholds(context.cfg)
+    thresholds = _thresholds(cfg)
 
     def add(state: _State, found: FoundRules) -> _State:
         above = mined_rules.above_thresholds(found, thresholds)
-        votes, n_found = state.votes, len(above.cost)
-        if cfg.general_rules:
-            general = constant_rules.most_general_rules(above)
-            votes = voting.keep_rules(votes, general)
-        if cfg.constants:
-            votes = voting.add_votes(votes, above)
         return replace(
-            state, n_candidates=state.n_candidates + n_found, votes=votes
+            state,
+            n_candidates=state.n_candidates + len(above.cost),
+            votes=voting.add_votes(state.votes, above),
         )
 
     parts = constant_rules.find_constant_rules(context.edges, search, budget)
@@ -946,7 +892,7 @@ def _make_result(
     interrupt: KeyboardInterrupt | None,
 ) -> MiningResult:
     """The rules that have a vote in the end, by descending smoothed confidence, and what was left out."""
-    rules = _distinct_rules(_sort_rules(voting.compact(state.votes).rules))
+    rules = _sort_rules(voting.compact(state.votes).rules)
     n_seen = len(voting.rules_with_votes(state.sampled_votes).cost)
     budget = context.budget
 
@@ -995,14 +941,6 @@ def _sort_rules(rules: MinedRules) -> MinedRules:
         order = order[sorting.sort_keys(key[order]).order]
     best_first = torch.sort(score[order], descending=True, stable=True)
     return mined_rules.select_rules(rules, order[best_first.indices])
-
-
-def _distinct_rules(rules: MinedRules) -> MinedRules:
-    """The rules, each once: one that is kept and has a vote too is there twice, one after the other."""
-    is_first = torch.zeros_like(rules.support, dtype=torch.bool)
-    for terms in (*rules.labels.unbind(1), *rules.end_constants.unbind(1)):
-        is_first = is_first | sorting.first_of_run(terms)
-    return mined_rules.select_rules(rules, is_first)
 
 
 def _stage_notes(stages: tuple[StageReport, ...]) -> list[str]:

@@ -342,31 +342,6 @@ def find_rules(
     )
 
 
-def find_misleading_rules(
-    edges: EdgeIndex, sample: BodySample, length: int, min_support: float
-) -> FoundRules:
-    """The rules of some bodies with enough support, but less of it than as many random pairs would have.
-
-    Args:
-      sample: from all sources.
-      length: number of labels of the bodies.
-    """
-    thresholds = Thresholds(min_support=min_support, min_confidence=0.0)
-    table, hits = find_candidates(edges, sample.pairs, thresholds)
-    n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
-    n_entities = count_entities(edges)
-    expected = table.n_pairs * n_facts[table.predicate] / n_entities**2
-    rows = (table.support < expected).nonzero().squeeze(1)
-    part = RuleTable(*(column[rows] for column in table))
-
-    facts = match_facts(
-        edges, hits, part.body * edges.n_predicates + part.predicate
-    )
-    every = torch.ones_like(rows, dtype=torch.bool)
-    found = _found_rules(edges, sample, length, part, facts, every)
-    return above_thresholds(found, thresholds)
-
-
 def count_entities(edges: EdgeIndex) -> int:
     """The number of entities that facts have."""
     return max(int((torch.diff(edges.offsets) > 0).sum()), 1)

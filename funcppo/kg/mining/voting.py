@@ -1,7 +1,7 @@
 """The best rules of each fact: every fact votes for the rules with the highest scores that derive it from other facts.
 
 A rule without a vote is redundant: wherever it is right, another rule is, with no less confidence. Of two equal rules
-the one that was found first gets the vote. Some rules are kept for what else they say, and need no vote.
+the one that was found first gets the vote.
 """
 
 from __future__ import annotations
@@ -26,16 +26,12 @@ MIN_COMPACTED_RULES = 1 << 16  # rules without a vote are kept up to this many
 
 
 class Votes(NamedTuple):
-    """The votes of each fact so far, the best first; rules without a vote may still be among `rules`.
-
-    A rule that is kept and has a vote too may be there twice.
-    """
+    """The votes of each fact so far, the best first; rules without a vote may still be among `rules`."""
 
     rules: MinedRules
     cost: F64[Tensor, "R"]  # rows that counting each rule again takes
     rule: I64[Tensor, "N V"]  # row of `rules`; -1 for none
     score: F64[Tensor, "N V"]  # 0 for none
-    kept: I64[Tensor, "K"]  # rows of the rules that need no vote
 
 
 def no_votes(n_facts: int, votes_per_fact: int, device: torch.device) -> Votes:
@@ -45,7 +41,7 @@ def no_votes(n_facts: int, votes_per_fact: int, device: torch.device) -> Votes:
     )
     rule = torch.full_like(score, -1, dtype=torch.int64)
     rules = no_rules(device)
-    return Votes(rules, rules.support, rule, score, rule[:0, 0])
+    return Votes(rules, rules.support, rule, score)
 
 
 def score_to_beat(votes: Votes) -> F64[Tensor, "N"]:
@@ -89,33 +85,21 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
         torch.cat([votes.cost, found.cost[elected]]),
         votes.rule.index_copy(0, changed, best_rule),
         votes.score.index_copy(0, changed, scores[best]),
-        votes.kept,
     )
-    limit = max(MIN_COMPACTED_RULES, grown.rule.numel()) + len(grown.kept)
+    limit = max(MIN_COMPACTED_RULES, grown.rule.numel())
     return compact(grown) if len(grown.cost) > limit else grown
 
 
-def keep_rules(votes: Votes, found: FoundRules) -> Votes:
-    """The votes with some more rules, which need none."""
-    n_before = len(votes.cost)
-    rows = torch.arange(len(found.cost), device=found.cost.device) + n_before
-    return votes._replace(
-        rules=concatenate_rules([votes.rules, found.rules]),
-        cost=torch.cat([votes.cost, found.cost]),
-        kept=torch.cat([votes.kept, rows]),
-    )
-
-
 def rules_with_votes(votes: Votes) -> FoundRules:
-    """The rules that have a vote or need none, in the order in which they were found."""
+    """The rules that have a vote, in the order in which they were found."""
     compacted = compact(votes)
     none = votes.rule[:0, 0]
     return FoundRules(compacted.rules, compacted.cost, none, none)
 
 
 def compact(votes: Votes) -> Votes:
-    """The votes without the rules that have none and need one."""
-    rule = sorting.unique_values(torch.cat([votes.rule.flatten(), votes.kept]))
+    """The votes without the rules that have none."""
+    rule = sorting.unique_values(votes.rule.flatten())
     rule = rule[rule >= 0]
     number = torch.searchsorted(rule, votes.rule)
     return Votes(
@@ -123,7 +107,6 @@ def compact(votes: Votes) -> Votes:
         votes.cost[rule],
         torch.where(votes.rule >= 0, number, -1),
         votes.score,
-        torch.searchsorted(rule, votes.kept),
     )
 
 

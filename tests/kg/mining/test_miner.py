@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from random import Random
 
 import numpy as np
@@ -222,51 +221,6 @@ def test_thresholds_leave_out_what_is_below_them():
     assert (mined_rules.leave_one_out_confidence(found) >= 0.3).all()
 
 
-def most_general(facts, min_support):
-    """For each head with a constant: the support, less circular, and the pairs of the rules that derive most of it."""
-    clauses = [
-        clause
-        for clause in constant_clauses()
-        if X in clause[0] and clause[0][1] != clause[0][2] and Y in clause[1]
-    ]
-    best = {}
-    for clause, (support, circular, pairs, _) in zip(
-        clauses, brute_force(facts, clauses)
-    ):
-        count = (support - circular, -pairs)
-        if count[0] >= min_support:
-            head = clause[0]
-            best[head] = max(best.get(head, count), count)
-    return best
-
-
-@given(graphs, st.booleans(), st.integers(1, 2))
-@settings(max_examples=30)
-def test_the_most_general_rule_of_each_constant_is_kept(
-    facts, constants, min_support
-):
-    cfg = dict(constants=constants, min_support=min_support)
-    without = clauses_of(mined(facts, **cfg).rules)
-    found = mined(facts, **cfg, general_rules=True).rules
-    clauses = clauses_of(found)
-
-    # No rule is lost, none is there twice, and the others are one for each head.
-    assert len(set(clauses)) == len(clauses)
-    assert set(without) <= set(clauses)
-    assert counts_of(found) == brute_force(facts, clauses)
-    expected = most_general(facts, min_support)
-    added = [clause for clause in clauses if clause not in set(without)]
-    heads = [head for head, _ in added]
-    assert len(set(heads)) == len(heads) and set(heads) <= set(expected)
-
-    # Each head has a rule that derives as much as any.
-    counts = {head: [] for head in expected}
-    for clause, (support, circular, pairs, _) in zip(clauses, counts_of(found)):
-        if clause[0] in expected and len(clause) == 2 and Y in clause[1]:
-            counts[clause[0]].append((support - circular, -pairs))
-    assert {head: max(seen) for head, seen in counts.items()} == expected
-
-
 @pytest.mark.parametrize(
     "facts",
     [np.zeros((0, 3)), [[1, 1, 2]], [[1, 1, 0], [2, 3, 0]], [[1, 1, 2, 3]]],
@@ -280,70 +234,6 @@ def test_a_graph_without_a_pattern_has_no_rule(facts):
     assert mined_rules.rule_atoms(found.rules, 6).shape == (0, 6, 3)
     is_binary = len(table) == 0 or table.tolist() == [[1, 1, 2]]
     assert bool(found.notes) != is_binary
-
-
-def misleading(facts, max_length, min_support):
-    """By head: the path rules with enough support that are right less often than random pairs, and by how much."""
-    n_entities = len({entity for fact in facts for entity in fact[1:]})
-    found = {1: {}, 2: {}}
-    counts = path_counts(facts, range(1, max_length + 1))
-    for (label, *body), (derived, support, pairs) in counts.items():
-        head = label // 2 + 1
-        n_facts = sum(fact[0] == head for fact in facts)
-        expected = pairs * n_facts / n_entities**2
-        if len(derived) >= min_support and support < expected:
-            deviation = (support - expected) / expected**0.5
-            found[head][(label, *body)] = deviation
-    return found
-
-
-@given(graphs, st.integers(1, 3), st.integers(1, 2))
-@settings(max_examples=30)
-def test_the_rules_that_mislead_most_are_kept(facts, n_kept, min_support):
-    cfg = dict(max_length=2, min_support=min_support, min_confidence=0.5)
-    without = mined(facts, **cfg).rules
-    found = mined(facts, **cfg, misleading_rules=n_kept).rules
-    assert counts_of(found) == brute_force(facts, clauses_of(found))
-    assert set(clauses_of(without)) <= set(clauses_of(found))
-
-    kept = [[v for v in row if v >= 0] for row in found.labels.tolist()]
-    voted = {tuple(v for v in row if v >= 0) for row in without.labels.tolist()}
-    for head, rules in misleading(facts, 2, min_support).items():
-        seen = [tuple(row) for row in kept if row[0] // 2 + 1 == head]
-        assert len(set(seen)) == len(seen)
-        assert set(seen) - voted <= set(rules)
-        # Of equal rules any may be kept.
-        deviations = sorted(rules[row] for row in seen if row in rules)
-        expected = sorted(rules.values())[:n_kept]
-        assert deviations[: len(expected)] == pytest.approx(expected)
-        assert len(set(seen) - voted) <= n_kept
-
-
-def test_a_rule_that_misleads_is_in_the_file_though_the_thresholds_drop_it():
-    """Everybody likes six others, hardly ever one whom they know, and seldom one who likes them."""
-    n = 12
-    facts = [(1, a, b) for a in range(1, n + 1) for b in range(1, n + 1)]
-    facts = [f for f in facts if (f[2] - f[1]) % n in range(1, 7)]
-    knows = [
-        (2, a, (a + k - 1) % n + 1) for a in range(1, n + 1) for k in (8, 9)
-    ]
-    knows += [(2, a, a % n + 1) for a in range(1, 6)]
-    table = torch.tensor(sorted(facts + knows))
-    cfg = MiningConfig(max_length=1, min_confidence=0.3)
-    rule = ((1, n + 1, n + 2), (2, n + 1, n + 2))
-
-    def rules(cfg):
-        found = miner.mine_rules(table, 2, n, cfg).rules
-        atoms = mined_rules.rule_atoms(found, n).tolist()
-        clauses = [tuple(tuple(a) for a in r if a[0]) for r in atoms]
-        return dict(
-            zip(clauses, zip(found.support.tolist(), found.body_pairs.tolist()))
-        )
-
-    assert rule not in rules(cfg)
-    kept = rules(dataclasses.replace(cfg, misleading_rules=2))
-    # 5 of 29 where 72 of 144 pairs are facts
-    assert kept[rule] == (5, 29)
 
 
 def test_a_random_graph_has_no_confident_rule():

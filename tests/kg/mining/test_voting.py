@@ -95,21 +95,6 @@ def test_rules_without_a_vote_are_dropped_and_the_rest_numbered_again(
     assert used.tolist() == list(range(len(whole.cost)))
 
 
-def test_a_rule_that_is_kept_needs_no_vote(monkeypatch):
-    random = Random(0)
-    monkeypatch.setattr(voting, "MIN_COMPACTED_RULES", 0)
-    votes = voting.no_votes(N_FACTS, 1, torch.device("cpu"))
-    kept = random_rules(random, 4)
-    kept = kept._replace(rules=kept.rules._replace(labels=-kept.rules.labels))
-    votes = voting.keep_rules(votes, kept)
-    for _ in range(20):
-        votes = voting.add_votes(votes, random_rules(random, 5))
-    whole = voting.compact(votes)
-    labels = whole.rules.labels[whole.kept, 0]
-    assert labels.tolist() == kept.rules.labels[:, 0].tolist()
-    assert len(whole.cost) > len(whole.kept)
-
-
 def test_counts_of_rules_are_replaced_in_place_of_others():
     votes = voting.no_votes(N_FACTS, 1, torch.device("cpu"))
     votes = voting.add_votes(votes, random_rules(Random(1), 6))
