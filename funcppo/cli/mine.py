@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +29,7 @@ from funcppo.cli.options import DataOptions, DeviceOption, JsonOutput
 from funcppo.cli.target import data_files
 from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.mining.tasks import MapTasks, map_alone
 from funcppo.runtime import distributed
-from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -113,32 +110,26 @@ class Mine:
           The exit status.
         """
         select_device(self.device)
-        processes = distributed.current_processes()
-        if processes is not None and not processes.is_main:
-            return self._help(processes)
+        n_processes = distributed.launched_size()
+        if n_processes > 1:
+            raise ValueError(
+                f"mine: expected one process, got {n_processes} of torchrun"
+            )
         self._check_outputs()
         with lock_output(self.out):
-            return self._run(processes)
+            return self._run()
 
-    def _run(self, processes: Processes | None) -> int:
+    def _run(self) -> int:
         """Mine into a file that no other process writes; the exit status."""
         from funcppo.runtime import memory
 
         start = time.perf_counter()
         console = make_console(str(self.out) == "-" or self.json == "-")
         with show_status(make_console(use_stderr=True), "reading"):
-            dataset, limit = self._read(processes)
+            dataset, limit = self._read()
         memory.reset_peak(self.device)
 
-        if processes is None:
-            mined = self._mine(dataset, console, map_alone, lambda _: None)
-        else:
-            from funcppo.runtime.task_pool import TaskPool
-
-            with TaskPool(processes, self.device) as pool:
-                mined = self._mine(
-                    dataset, console, pool.map_tasks, processes.report
-                )
+        mined = self._mine(dataset, console)
         mined, more = self._count_under_identity(mined)
         notes = [*mined.result.notes, *more, *self._write(dataset, mined)]
         seconds = time.perf_counter() - start
@@ -146,29 +137,17 @@ class Mine:
             "settings": asdict(self._config(dataset)),
             "memory_limit_bytes": limit,
             "peak_bytes": memory.peak_bytes(self.device),
-            "processes": max(1, distributed.launched_size()),
         }
         write_json(self.json, summary)
         print_notes(console, (*dataset.notes, *notes))
         _print_summary(console, self, mined, summary)
         return _exit_status(mined.result.interrupt)
 
-    def _help(self, processes: Processes) -> int:
-        """Do tasks of rank 0, which mines; the exit status."""
-        from funcppo.kg.run import rule_files
-        from funcppo.runtime.task_pool import TaskPool
-
-        dataset, _ = self._read(processes)
-        cfg = self._config(dataset)
-        context = rule_files.mining_context(dataset, cfg, self.device)
-        TaskPool(processes, self.device).serve(context)
-        return 0
-
-    def _read(self, processes: Processes | None) -> tuple[Dataset, int]:
-        """The data set, the same in all processes, and the memory limit.
+    def _read(self) -> tuple[Dataset, int]:
+        """The data set and the memory limit.
 
         Raises:
-          ValueError: it is too large, or another process has other data or another kind of GPU.
+          ValueError: it is too large.
         """
         from funcppo.kg.graph.loaders import load
 
@@ -180,9 +159,6 @@ class Mine:
             self.device,
             max_length=self._config(dataset).max_length,
         )
-        if processes is not None:
-            gpu = distributed.gpu_facts(self.device)
-            processes.check_equal("setup", {"data": dataset.fingerprint} | gpu)
         return dataset, limit
 
     def _config(self, dataset: Dataset) -> MiningConfig:
@@ -224,19 +200,9 @@ class Mine:
         outputs = [("--out", self.out), ("--json", self.json)]
         check_overwrites(outputs, triple_files)
 
-    def _mine(
-        self,
-        dataset: Dataset,
-        console: Console,
-        map_tasks: MapTasks,
-        tell_others: Callable[[str], None],
-    ) -> MinedDataset:
+    def _mine(self, dataset: Dataset, console: Console) -> MinedDataset:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
         from funcppo.kg.run import rule_files
-
-        def show(stage: str, done: float, total: float) -> None:
-            display.report(stage, done, total)
-            tell_others(f"{stage}, {done:.0f} of {total:.0f} rows")
 
         with show_status(
             make_console(use_stderr=True), "mining rules"
@@ -245,10 +211,8 @@ class Mine:
                 dataset,
                 self._config(dataset),
                 self.device,
-                show,
+                display.report,
                 lambda line: print_notes(console, [line]),
-                map_tasks,
-                max(1, distributed.launched_size()),
             )
 
     def _count_under_identity(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,29 +127,10 @@ class _TaskGroup(NamedTuple):
     tasks: list[CountTask]
 
 
-class CountFn(Protocol):
-    """Counts rules, as `count_tasks`."""
-
-    def __call__(
-        self, tasks: Sequence[CountTask], /
-    ) -> Generator[CountedRules, None, None]:
-        """Yield the counts of each task, in the order of the tasks."""
-        ...
-
-
-def count_tasks(
-    edges: EdgeIndex, priority: F32[Tensor, "C1"], tasks: Sequence[CountTask]
-) -> Generator[CountedRules, None, None]:
-    """Count the rules of some tasks, one task after the other."""
-    for labels, length, low, high in tasks:
-        sources = SourceRange(priority, low, high)
-        yield count_rules(edges, labels, length, sources)
-
-
 def count_exactly(
     edges: EdgeIndex,
     found: FoundRules,
-    count: CountFn,
+    priority: F32[Tensor, "C1"],
     budget: Budget,
     share: float,
 ) -> Iterator[CountedPart]:
@@ -160,13 +140,18 @@ def count_exactly(
 
     Args:
       found: rules with what they cost; their counts are not read.
-      count: counts them.
+      priority: a random number in [0, 1) for each entity, by which ranges of the sources are chosen.
       budget: pays for the work.
       share: share of the budget at which counting stops.
     """
     groups = _group_tasks(found, found.cost, 1.0)
     for rows, whole in _count_groups(
-        groups, found.cost, count, budget, lambda: budget.is_exhausted(share)
+        edges,
+        groups,
+        found.cost,
+        priority,
+        budget,
+        lambda: budget.is_exhausted(share),
     ):
         rules = _exact_rules(edges, found.rules.labels[rows], whole.sums)
         yield CountedPart(rows, rules, whole.fact, whole.rule)
@@ -191,30 +176,29 @@ def _group_tasks(
 
 
 def _count_groups(
+    edges: EdgeIndex,
     groups: Sequence[_TaskGroup],
     cost: F64[Tensor, "R"],
-    count: CountFn,
+    priority: F32[Tensor, "C1"],
     budget: Budget,
     is_over: Callable[[], bool],
 ) -> Iterator[tuple[I64[Tensor, "n"], CountedRules]]:
     """Yield the rows of each group and the sums over its tasks, until the work is over."""
-    tasks = [task for group in groups for task in group.tasks]
-    with closing(count(tasks)) as counted:
-        for group in groups:
-            parts: list[CountedRules] = []
-            for _ in group.tasks:
-                if is_over():
-                    return
-                parts.append(next(counted))
-                budget.spend(float(cost[group.rows].sum()) / len(group.tasks))
-            yield group.rows, _add_up(parts)
+    for group in groups:
+        parts: list[CountedRules] = []
+        for labels, length, low, high in group.tasks:
+            if is_over():
+                return
+            sources = SourceRange(priority, low, high)
+            parts.append(count_rules(edges, labels, length, sources))
+            budget.spend(float(cost[group.rows].sum()) / len(group.tasks))
+        yield group.rows, _add_up(parts)
 
 
 def estimate(
     edges: EdgeIndex,
     found: FoundRules,
     priority: F32[Tensor, "C1"],
-    count: CountFn,
     budget: Budget,
     max_rows: float,
 ) -> Iterator[CountedPart]:
@@ -225,7 +209,6 @@ def estimate(
     Args:
       found: rules with what they cost; their counts are not read.
       priority: a random number in [0, 1) for each entity, independent of what the rules were chosen by.
-      count: counts them by these priorities.
       budget: pays for the work.
       max_rows: limit of the work; 0 for none.
     """
@@ -234,7 +217,7 @@ def estimate(
     cost = found.cost * fraction
     groups = _group_tasks(found, cost, fraction)
     for rows, whole in _count_groups(
-        groups, cost, count, budget, budget.is_late
+        edges, groups, cost, priority, budget, budget.is_late
     ):
         labels = found.rules.labels[rows]
         rules = estimate_rules(edges, labels, sources, whole.sums)

@@ -16,7 +16,7 @@ the rules with a vote are counted once more, exactly or from a third sample, and
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import random
-from funcppo.core.types import F32, F64, I32
+from funcppo.core.types import F32, F64, I32, I64
 from funcppo.kg.logic import sorting
 from funcppo.kg.mining import (
     closing,
@@ -35,23 +35,19 @@ from funcppo.kg.mining import (
     mined_rules,
     path_rules,
     paths,
-    tasks,
     voting,
 )
 from funcppo.kg.mining.budget import Budget, ProgressCallback, ignore_progress
 from funcppo.kg.mining.closing import ClosedRules
 from funcppo.kg.mining.config import MAX_EXTENDED_LENGTH, MiningConfig
-from funcppo.kg.mining.counting import CountedPart, CountTask
+from funcppo.kg.mining.counting import CountedPart
 from funcppo.kg.mining.long_paths import CountedRules, LongPathSearch
 from funcppo.kg.mining.mined_rules import FoundRules, MinedRules, Thresholds
 from funcppo.kg.mining.path_rules import (
     Bodies,
     BodySample,
-    PlanPart,
-    PromisingRules,
 )
 from funcppo.kg.mining.paths import EdgeIndex
-from funcppo.kg.mining.tasks import MapTasks
 from funcppo.kg.mining.voting import Votes
 
 # of one core, where the graph is sparse and where it is dense
@@ -137,25 +133,15 @@ class MiningContext:
     third_priority: F32[Tensor, "C1"]
     cfg: MiningConfig
     budget: Budget
-    map_tasks: MapTasks
-    n_processes: int  # that do the tasks
-
-
-class _VoteThresholds(NamedTuple):
-    """What a rule's score must exceed to get a vote of each fact."""
-
-    exact: F64[Tensor, "N"]
-    sampled: F64[Tensor, "N"]
 
 
 class _PathPart(NamedTuple):
     """What was found among some bodies."""
 
-    rows: float  # of work since the part before
     n_candidates: int = 0
     bodies: Bodies | None = None  # that may be extended
     is_sampled: bool = False
-    found: PromisingRules | None = None
+    found: FoundRules | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,8 +185,6 @@ def mine_rules(
     cfg: MiningConfig,
     progress: ProgressCallback = ignore_progress,
     announce: AnnounceCallback = lambda _: None,
-    map_tasks: MapTasks = tasks.map_alone,
-    n_processes: int = 1,
 ) -> MiningResult:
     """Mine the rules of a graph that are not redundant.
 
@@ -212,22 +196,12 @@ def mine_rules(
       facts: [predicate, argument...], padded with 0, distinct.
       progress: called with what is done, and how much of it.
       announce: called with the amount of work before it begins.
-      map_tasks: does the tasks of the search, perhaps in several processes, which hold the context of `make_context`.
-      n_processes: that do the tasks.
 
     Returns:
       MiningResult, its rules by descending smoothed confidence.
     """
     binary, notes = _binary_facts(facts)
-    context = make_context(
-        facts,
-        n_predicates,
-        n_constants,
-        cfg,
-        progress,
-        map_tasks,
-        n_processes,
-    )
+    context = _make_context(binary, n_predicates, n_constants, cfg, progress)
     n_votes = cfg.votes_per_fact
     state = _State(
         votes=voting.no_votes(len(binary), n_votes, facts.device),
@@ -262,21 +236,17 @@ def _binary_facts(facts: Tensor) -> tuple[Tensor, list[str]]:
     ]
 
 
-def make_context(
-    facts: I32[Tensor, "N W"],
+def _make_context(
+    binary: I64[Tensor, "N 3"],
     n_predicates: int,
     n_constants: int,
     cfg: MiningConfig,
-    progress: ProgressCallback = ignore_progress,
-    map_tasks: MapTasks = tasks.map_alone,
-    n_processes: int = 1,
+    progress: ProgressCallback,
 ) -> MiningContext:
-    """What every task of `mine_rules` reads: the facts, indexed, and a random priority for each entity."""
+    """Index the facts and draw a random priority for each entity."""
     budget = Budget(
         max_rows=cfg.row_limit, seconds=cfg.seconds, progress=progress
     )
-
-    binary, _ = _binary_facts(facts)
     ids = torch.arange(n_constants + 1, device=binary.device)
     key = random.key(cfg.seed, binary.device)
     first, second, third = (
@@ -291,8 +261,6 @@ def make_context(
         third_priority=third,
         cfg=cfg,
         budget=budget,
-        map_tasks=map_tasks,
-        n_processes=n_processes,
     )
 
 
@@ -357,14 +325,9 @@ def _search_paths(
     share = SEARCH_SHARE
     if length < context.cfg.max_length:
         share = _stage_share(budget)
-    # Others may know less of what was found, and so yield more.
-    found_so_far = [_to_beat(state)]
+    latest = [state]
     if length == 1:
-        alone = Budget(max_rows=1, seconds=1)
-        samples = path_rules.iter_first_bodies(context.edges, alone)
-        parts = _sample_parts(
-            context, lambda: found_so_far[0], samples, length, alone
-        )
+        samples = path_rules.iter_first_bodies(context.edges, budget)
         report = StageReport(
             name="rules of length 1",
             rows_planned=len(context.edges.label)
@@ -377,11 +340,8 @@ def _search_paths(
             length - 1,
             budget.rows_left(share),
         )
-        parts = context.map_tasks(
-            context,
-            partial(_extend_part, length),
-            path_rules.split_plan(context.edges, plan, context.n_processes),
-            lambda: found_so_far[0],
+        samples = path_rules.iter_extensions(
+            context.edges, plan, length - 1, context.priority, budget
         )
         report = StageReport(
             name=f"rules of length {length}",
@@ -391,57 +351,25 @@ def _search_paths(
         )
 
     def add(state: _State, part: _PathPart) -> _State:
-        state = _add_part(state, part)
-        found_so_far[0] = _to_beat(state)
-        return state
+        latest[0] = _add_part(state, part)
+        return latest[0]
 
     none = path_rules.no_bodies(context.edges.label.device)
     state = replace(state, bodies=(none,))
-    paid = _pay(budget, parts)
-    yield from _run_stage(budget, state, report, share, paid, add)
-
-
-def _pay(budget: Budget, parts: Iterator[_PathPart]) -> Iterator[_PathPart]:
-    """Yield parts after the budget has paid for their work; but none of work alone."""
-    for part in parts:
-        budget.spend(part.rows)
-        if part.bodies is not None or part.found is not None:
-            yield part
-
-
-def _to_beat(state: _State) -> _VoteThresholds:
-    """What the rules of the next part must exceed."""
-    return _VoteThresholds(
-        voting.score_to_beat(state.votes),
-        voting.score_to_beat(state.sampled_votes),
-    )
-
-
-def _extend_part(
-    length: int,
-    context: MiningContext,
-    latest: tasks.Latest,
-    part: PlanPart,
-) -> Iterator[_PathPart]:
-    """Yield what is found among the bodies of a length that extend those of a part of a plan."""
-    alone = Budget(max_rows=1, seconds=1)
-    samples = path_rules.iter_extensions(
-        context.edges, part, length - 1, context.priority, alone
-    )
-    return _sample_parts(context, latest, samples, length, alone)
+    parts = _sample_parts(context, samples, length, lambda: latest[0])
+    yield from _run_stage(budget, state, report, share, parts, add)
 
 
 def _sample_parts(
     context: MiningContext,
-    latest: tasks.Latest,
     samples: Iterator[BodySample],
     length: int,
-    alone: Budget,
+    latest: Callable[[], _State],
 ) -> Iterator[_PathPart]:
     """Yield what is found among the bodies of some samples.
 
     Args:
-      alone: counts the work of the samples.
+      latest: what has been found by now.
     """
     edges, cfg = context.edges, context.cfg
     for sample in samples:
@@ -450,8 +378,7 @@ def _sample_parts(
         bodies = path_rules.no_bodies(edges.label.device)
         if length < min(cfg.max_length, MAX_EXTENDED_LENGTH):
             bodies = path_rules.summarise_bodies(edges, sample)
-        n_candidates = len(candidates.table.body)
-        yield _PathPart(_take_rows(alone), n_candidates, bodies)
+        yield _PathPart(len(candidates.table.body), bodies)
 
         is_sampled = sample.fraction < 1.0
         for batch in path_rules.pack_candidates(candidates.table, length):
@@ -459,21 +386,15 @@ def _sample_parts(
             found = path_rules.find_rules(
                 edges, sample, length, candidates, batch, thresholds, to_beat
             )
-            yield _PathPart(0.0, is_sampled=is_sampled, found=found)
-    yield _PathPart(_take_rows(alone))
+            yield _PathPart(is_sampled=is_sampled, found=found)
 
 
-def _take_rows(budget: Budget) -> float:
-    """The work since the last call: not a difference, which rounding would make depend on the work before."""
-    rows, budget.rows = budget.rows, 0.0
-    return rows
-
-
-def _score_to_beat(to_beat: _VoteThresholds, is_sampled: bool) -> Tensor:
+def _score_to_beat(state: _State, is_sampled: bool) -> F64[Tensor, "N"]:
     """What the score of a rule must exceed that was counted from all sources, or from a sample."""
+    exact = voting.score_to_beat(state.votes)
     if not is_sampled:
-        return to_beat.exact
-    return torch.maximum(to_beat.exact, to_beat.sampled)
+        return exact
+    return torch.maximum(exact, voting.score_to_beat(state.sampled_votes))
 
 
 def _add_part(state: _State, part: _PathPart) -> _State:
@@ -486,12 +407,10 @@ def _add_part(state: _State, part: _PathPart) -> _State:
         )
     if part.found is None:
         return state
-    to_beat = _score_to_beat(_to_beat(state), part.is_sampled)
-    found = path_rules.select_promising(part.found, to_beat)
     if part.is_sampled:
-        votes = voting.add_votes(state.sampled_votes, found)
+        votes = voting.add_votes(state.sampled_votes, part.found)
         return replace(state, sampled_votes=votes)
-    return replace(state, votes=voting.add_votes(state.votes, found))
+    return replace(state, votes=voting.add_votes(state.votes, part.found))
 
 
 def _search_long_paths(
@@ -683,7 +602,7 @@ def _count_sampled(context: MiningContext, state: _State) -> Iterator[_State]:
     for part in counting.count_exactly(
         context.edges,
         exact_rules,
-        partial(_count, context, "priority", True),
+        context.priority,
         budget,
         COUNT_SHARE,
     ):
@@ -700,40 +619,6 @@ def _count_sampled(context: MiningContext, state: _State) -> Iterator[_State]:
         yield state
     rest = mined_rules.take(found, (~is_counted).nonzero().squeeze(1))
     yield from _estimate_sampled(context, state, rest)
-
-
-def _count(
-    context: MiningContext,
-    priority: str,
-    with_facts: bool,
-    count_tasks: Sequence[CountTask],
-) -> Generator[counting.CountedRules, None, None]:
-    """Count the rules of some tasks; see `counting.CountFn`.
-
-    Args:
-      priority: the field of the context.
-      with_facts: whether the facts that the rules derive are asked for.
-    """
-    work = partial(_count_task, priority, with_facts)
-    return context.map_tasks(context, work, count_tasks, tasks.no_hint)
-
-
-def _count_task(
-    priority: str,
-    with_facts: bool,
-    context: MiningContext,
-    latest: tasks.Latest,
-    task: CountTask,
-) -> Iterator[counting.CountedRules]:
-    """Yield the counts of the rules of a task."""
-    priorities = getattr(context, priority)
-    for counted in counting.count_tasks(context.edges, priorities, [task]):
-        none = counted.fact[:0]
-        yield (
-            counted
-            if with_facts
-            else counting.CountedRules(counted.sums, none, none)
-        )
 
 
 def _affordable(found: FoundRules, max_rows: float) -> Tensor:
@@ -755,7 +640,6 @@ def _estimate_sampled(
         context.edges,
         found,
         context.second_priority,
-        partial(_count, context, "second_priority", True),
         context.budget,
         max_rows,
     ):
@@ -786,7 +670,7 @@ def _recount_kept(context: MiningContext, state: _State) -> Iterator[_State]:
     for part in counting.count_exactly(
         context.edges,
         found,
-        partial(_count, context, "priority", False),
+        context.priority,
         budget,
         RECOUNT_SHARE,
     ):
@@ -800,7 +684,6 @@ def _recount_kept(context: MiningContext, state: _State) -> Iterator[_State]:
         context.edges,
         found,
         context.third_priority,
-        partial(_count, context, "third_priority", False),
         budget,
         max_rows,
     ):
@@ -858,7 +741,7 @@ def _path_pca_pairs(
     return counting.count_exactly(
         context.edges,
         found,
-        partial(_count, context, "priority", False),
+        context.priority,
         context.budget,
         1.0,
     )
@@ -873,7 +756,6 @@ def _estimated_pca_pairs(
         context.edges,
         found,
         context.second_priority,
-        partial(_count, context, "second_priority", False),
         context.budget,
         max_rows,
     ):

@@ -4,13 +4,12 @@ All bodies of a length are the bodies of the length before, extended by every la
 budget allows, only a part of the entities are sources: every body is then counted on a sample. Where even a small
 sample is too much work, the bodies that promise the most are extended, and the others are left out and counted.
 
-`plan_extensions` says what is done, `split_plan` cuts that into parts, `iter_extensions` does one of them, and
-`find_rules` takes the rules from the pairs that bodies join.
+`plan_extensions` says what is done, `iter_extensions` does it, and `find_rules` takes the rules from the pairs that
+bodies join.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +28,6 @@ from funcppo.kg.mining.mined_rules import (
     MinedRules,
     Thresholds,
     above_thresholds,
-    body_length,
     held_out_score,
     keep,
     path_labels,
@@ -47,8 +45,6 @@ MAX_BODY_ROWS = 2 * CHUNK_ROWS
 # A sample of a whole length has at least this many sources, and this share of them.
 MIN_SAMPLE_SOURCES = 64
 MIN_SAMPLE_FRACTION = 1 / 256
-# Rows of a slice of extensions, where several processes share them.
-SLICE_ROWS = 4 * CHUNK_ROWS
 # Work of matching a pair with one of the facts between its entities, in rows.
 FACT_ROWS = 0.06
 
@@ -70,15 +66,6 @@ class ExtensionPlan:
     n_left_out: int  # bodies that are not extended
     fraction: float  # share of the entities that are sources
     n_rows: float  # expected work
-
-
-class PlanPart(NamedTuple):
-    """Bodies that are walked at once, and which slice of their extensions is computed."""
-
-    bodies: Bodies
-    fraction: float  # share of the entities that are sources
-    slice_index: int
-    n_slices: int
 
 
 class BodySample(NamedTuple):
@@ -112,14 +99,6 @@ class RuleTable(NamedTuple):
     predicate: I64[Tensor, "R"]  # of the head, from 0
     support: F64[Tensor, "R"]  # circular support included
     n_pairs: F64[Tensor, "R"]
-
-
-class PromisingRules(NamedTuple):
-    """Rules that may be the best of some fact."""
-
-    found: FoundRules
-    # the same rules with the facts that they may be the best of, those that they derive from themselves alone included
-    claims: FoundRules
 
 
 class Candidates(NamedTuple):
@@ -210,54 +189,34 @@ def plan_extensions(
     )
 
 
-def split_plan(
-    edges: EdgeIndex, plan: ExtensionPlan, n_processes: int = 1
-) -> list[PlanPart]:
-    """A plan in parts, in its order; together they yield the same samples and spend the same, however many there are.
-
-    Args:
-      n_processes: for which there are enough parts.
-    """
-    walk_rows = plan.bodies.walk_rows * plan.fraction
-    weight = plan.fraction * (1 + facts_per_pair(edges))
-    parts: list[PlanPart] = []
-    for first, last in paths.pack(walk_rows, CHUNK_ROWS):
-        bodies = Bodies(*(column[first:last] for column in plan.bodies))
-        n_rows = float(bodies.extension_rows.sum()) * weight
-        # Each slice walks along all bodies again, which one process spares.
-        n = 1 if n_processes == 1 else math.ceil(n_rows / SLICE_ROWS)
-        parts += [
-            PlanPart(bodies, plan.fraction, i, max(n, 1))
-            for i in range(max(n, 1))
-        ]
-    return parts
-
-
 def iter_extensions(
     edges: EdgeIndex,
-    part: PlanPart,
+    plan: ExtensionPlan,
     length: int,
     priority: F32[Tensor, "C1"],
     budget: Budget,
 ) -> Iterator[BodySample]:
-    """Yield the bodies that extend those of a part of a plan, each in one sample.
+    """Yield the bodies that extend those of a plan, each in one sample.
 
     Args:
-      length: number of labels of the bodies of the part.
+      length: number of labels of the bodies of the plan.
       priority: a random number in [0, 1) for each entity.
       budget: pays for the work.
     """
-    walk_rows = part.bodies.walk_rows * part.fraction
-    # A body too large to walk at once is walked from fewer sources.
-    share = min(1.0, MAX_BODY_ROWS / max(float(walk_rows.max()), 1.0))
-    sources = SourceRange(priority, 0.0, part.fraction * share)
-    order = sorting.sort_keys(part.bodies.code).order
-    prefixes = Bodies(*(column[order] for column in part.bodies))
-    block = paths.walk(edges, prefixes.code, length, sources)
-    if part.slice_index == 0:
+    for first, last in paths.pack(
+        plan.bodies.walk_rows * plan.fraction, CHUNK_ROWS
+    ):
+        bodies = Bodies(*(column[first:last] for column in plan.bodies))
+        walk_rows = bodies.walk_rows * plan.fraction
+        # A body too large to walk at once is walked from fewer sources.
+        share = min(1.0, MAX_BODY_ROWS / max(float(walk_rows.max()), 1.0))
+        sources = SourceRange(priority, 0.0, plan.fraction * share)
+        order = sorting.sort_keys(bodies.code).order
+        prefixes = Bodies(*(column[order] for column in bodies))
+        block = paths.walk(edges, prefixes.code, length, sources)
         budget.spend(float(walk_rows.sum()) * share)
-    for pairs, fraction in _extend_block(edges, block, sources, budget, part):
-        yield BodySample(pairs, fraction, prefixes)
+        for pairs, fraction in _extend_block(edges, block, sources, budget):
+            yield BodySample(pairs, fraction, prefixes)
 
 
 def find_candidates(
@@ -308,7 +267,7 @@ def find_rules(
     rows: I64[Tensor, "r"],
     thresholds: Thresholds,
     score_to_beat: F64[Tensor, "N"],
-) -> PromisingRules:
+) -> FoundRules:
     """Those among some candidates that are above the thresholds and may be the best rule of some fact.
 
     Counts are those of the sample.
@@ -332,43 +291,12 @@ def find_rules(
     is_kept = torch.zeros_like(rows, dtype=torch.bool)
     is_kept = is_kept.index_fill(0, facts.rule[wins], True)
     found = _found_rules(edges, sample, length, part, facts, is_kept)
-    # The same rules, with the facts that they may be the best rule of.
-    claims = found._replace(
-        fact=facts.fact[wins], rule=_new_numbers(is_kept)[facts.rule[wins]]
-    )
-    return PromisingRules(
-        above_thresholds(found, thresholds),
-        above_thresholds(claims, thresholds),
-    )
+    return above_thresholds(found, thresholds)
 
 
 def count_entities(edges: EdgeIndex) -> int:
     """The number of entities that facts have."""
     return max(int((torch.diff(edges.offsets) > 0).sum()), 1)
-
-
-def _new_numbers(is_kept: Tensor) -> Tensor:
-    """The number of each row among those that are kept."""
-    return torch.cumsum(is_kept, 0) - 1
-
-
-def select_promising(
-    promising: PromisingRules, score_to_beat: F64[Tensor, "N"]
-) -> FoundRules:
-    """The rules that `find_rules` would have found if a rule had to exceed other scores, none of them lower.
-
-    Args:
-      score_to_beat: of each fact, as of `find_rules`.
-    """
-    found, claims = promising
-    rules = found.rules
-    score = held_out_score(
-        rules.support, 0.0, rules.body_pairs, body_length(rules)
-    )
-    wins = score[claims.rule] > score_to_beat[claims.fact]
-    is_kept = torch.zeros_like(found.cost, dtype=torch.bool)
-    is_kept = is_kept.index_fill(0, claims.rule[wins], True)
-    return keep(found, is_kept)
 
 
 def _best_score(table: RuleTable, length: int) -> Tensor:
@@ -534,9 +462,8 @@ def _extend_block(
     block: PathBlock,
     sources: SourceRange,
     budget: Budget,
-    part: PlanPart,
 ) -> Iterator[tuple[JoinedPairs, float]]:
-    """Yield the bodies of a slice of a block with every label added, and the share of the sources."""
+    """Yield the bodies of a block with every label added, and the share of the sources."""
     weight = 1 + facts_per_pair(edges)
     unit_rows = CHUNK_ROWS / weight
     degree = torch.diff(edges.offsets).double()
@@ -545,13 +472,7 @@ def _extend_block(
         degree[block.target],
         minlength=len(block.body_code),
     )
-    units = list(paths.pack(cost, unit_rows))
-    begin, end = (
-        len(units) * i // part.n_slices
-        for i in (part.slice_index, part.slice_index + 1)
-    )
-
-    for first, last in units[begin:end]:
+    for first, last in paths.pack(cost, unit_rows):
         unit = paths.select_bodies(block, first, last)
         if float(cost[first:last].max()) <= unit_rows:
             pairs = paths.extend(edges, unit, 0, edges.n_labels)

@@ -43,10 +43,8 @@ from funcppo.kg.mining.config import MiningConfig, default_config
 from funcppo.kg.mining.mined_rules import MinedRules
 from funcppo.kg.mining.miner import (
     AnnounceCallback,
-    MiningContext,
     MiningResult,
 )
-from funcppo.kg.mining.tasks import MapTasks, map_alone
 
 # Part of the cache key; increase it when the miner finds other rules.
 MINER_VERSION = 8
@@ -75,8 +73,6 @@ def mine_dataset(
     device: str = "cpu",
     progress: ProgressCallback = ignore_progress,
     announce: AnnounceCallback = lambda _: None,
-    map_tasks: MapTasks = map_alone,
-    n_processes: int = 1,
 ) -> MinedDataset:
     """Mine the rules that the known facts of a data set support.
 
@@ -84,8 +80,6 @@ def mine_dataset(
       device: where to count; the rules are the same on every device.
       progress: called with what is done, and how much of it.
       announce: called with the amount of work before it begins.
-      map_tasks: does the tasks, perhaps in several processes; see `mining_context`.
-      n_processes: that do the tasks.
 
     Returns:
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
@@ -99,8 +93,6 @@ def mine_dataset(
         cfg,
         progress,
         announce,
-        map_tasks,
-        n_processes,
     )
     statistics = _statistics(result.rules)
 
@@ -132,19 +124,6 @@ def mining_config(dataset: Dataset, **options: Any) -> MiningConfig:
     n_entities = len(np.unique(arguments[arguments > 0]))
     return dataclasses.replace(
         default_config(len(dataset.facts), n_entities), **options
-    )
-
-
-def mining_context(
-    dataset: Dataset, cfg: MiningConfig, device: str
-) -> MiningContext:
-    """What a process holds that does tasks of `mine_dataset` for another one."""
-    ordered = order_facts(dataset)
-    return miner.make_context(
-        torch.from_numpy(ordered.facts).to(device),
-        len(ordered.predicates) - 1,
-        len(ordered.entities) - 1,
-        cfg,
     )
 
 

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 
 from funcppo.kg.mining import circularity
-from tests.kg.mining.brute_force import edge_sets, edges_of
-from tests.kg.show.report import graphs
+from tests.kg.mining.brute_force import edge_sets, edges_of, graphs
 
 
 def count_walks(facts, body, source, target):

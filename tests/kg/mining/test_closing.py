@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from funcppo.kg.mining import closing, paths
 from funcppo.kg.mining.budget import Budget
 from funcppo.kg.mining.mined_rules import path_labels
-from tests.kg.mining.brute_force import edges_of, path_counts
-from tests.kg.show.report import graphs
+from tests.kg.mining.brute_force import edges_of, graphs, path_counts
 
 
 def unlimited():

@@ -6,15 +6,15 @@ from hypothesis import given, settings
 
 from funcppo.kg.mining import constant_rules
 from funcppo.kg.mining.budget import Budget
-from tests.kg.mining import brute_force
 from tests.kg.mining.brute_force import (
+    brute_force,
     clauses_of,
     constant_clauses,
     counts_of,
     edges_of,
     facts_by_rule,
+    graphs,
 )
-from tests.kg.show.report import graphs
 
 
 @given(graphs)

@@ -15,15 +15,15 @@ from funcppo.kg.mining.mined_rules import (
     Thresholds,
     held_out_smoothed_confidence,
 )
-from tests.kg.mining import brute_force
 from tests.kg.mining.brute_force import (
+    brute_force,
     clauses_of,
     counts_of,
     edges_of,
     facts_by_rule,
+    graphs,
     path_counts,
 )
-from tests.kg.show.report import graphs
 
 
 def start_search(edges, length, **settings):

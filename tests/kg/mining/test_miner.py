@@ -16,18 +16,18 @@ from funcppo.kg.logic.consequences import count_rules
 from funcppo.kg.mining import mined_rules, miner, paths
 from funcppo.kg.mining.config import MiningConfig
 from tests import oracles
-from tests.kg.mining import brute_force
 from tests.kg.mining.brute_force import (
     X,
     Y,
+    brute_force,
     clauses_of,
     constant_clauses,
     counts_of,
+    graphs,
     mined,
     path_clauses,
     path_counts,
 )
-from tests.kg.show.report import graphs
 from tests.learning import DATA
 from tests.oracles import Program
 

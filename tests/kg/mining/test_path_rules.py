@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from funcppo.kg.mining import path_rules, paths
 from funcppo.kg.mining.budget import Budget
 from funcppo.kg.mining.mined_rules import Thresholds
-from tests.kg.mining import brute_force
 from tests.kg.mining.brute_force import (
+    brute_force,
     clauses_of,
     edges_of,
     facts_by_rule,
+    graphs,
     path_clauses,
 )
-from tests.kg.show.report import graphs
 
 EVERY = Thresholds(min_support=1, min_confidence=0.0)
 
@@ -38,10 +38,8 @@ def samples_of(edges, max_length, max_rows=1e12):
         )
         plan = path_rules.plan_extensions(edges, bodies, length, max_rows)
         samples = list(
-            sample
-            for part in path_rules.split_plan(edges, plan)
-            for sample in path_rules.iter_extensions(
-                edges, part, length, priority, unlimited()
+            path_rules.iter_extensions(
+                edges, plan, length, priority, unlimited()
             )
         )
         yield length + 1, samples
@@ -53,7 +51,7 @@ def rules_of(edges, sample, length, thresholds=EVERY):
     return [
         path_rules.find_rules(
             edges, sample, length, candidates, rows, thresholds, lowest
-        ).found
+        )
         for rows in path_rules.pack_candidates(candidates.table, length)
     ]
 
@@ -139,8 +137,7 @@ def test_the_work_of_an_extension_is_what_was_planned():
     plan = path_rules.plan_extensions(edges, bodies, 1, 1e12)
     budget = unlimited()
     priority = torch.zeros(edges.n_entity_ids)
-    for part in path_rules.split_plan(edges, plan):
-        list(path_rules.iter_extensions(edges, part, 1, priority, budget))
+    list(path_rules.iter_extensions(edges, plan, 1, priority, budget))
     assert budget.rows == pytest.approx(plan.n_rows)
 
 
