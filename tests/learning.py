@@ -13,8 +13,8 @@ import torch
 
 from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
+from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
-from funcppo.envs.classic_control import cartpole, pendulum
 from funcppo.nets import feedforward
 from funcppo.runtime import compile
 
@@ -47,7 +47,7 @@ def cartpole_config(max_steps: int = 500, **ppo: Any) -> Config:
     """CartPole-v1 with the MLP."""
     return Config(
         ppo=PPOConfig(**ppo),
-        env=cartpole.environment(cartpole.CartPoleConfig(max_steps=max_steps)),
+        env=classic.cartpole(max_steps=max_steps),
         agent=feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2)),
     )
 
@@ -56,7 +56,7 @@ def pendulum_config(max_steps: int = 200, **ppo: Any) -> Config:
     """Pendulum-v1 with the Gaussian MLP."""
     return Config(
         ppo=PPOConfig(**ppo),
-        env=pendulum.environment(pendulum.PendulumConfig(max_steps=max_steps)),
+        env=classic.pendulum(max_steps=max_steps),
         agent=feedforward.gaussian_agent(
             feedforward.MLPConfig(n_obs=3, n_actions=1)
         ),

@@ -16,7 +16,7 @@ import funcppo as fp
 from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import tree
-from funcppo.envs.classic_control import cartpole
+from funcppo.envs import classic
 from funcppo.learner import PPOOptions, find_difference
 from tests.learning import (
     WORLD,
@@ -617,13 +617,13 @@ def test_what_is_no_state_or_mixes_dtypes_is_refused_by_name(change, text):
     [
         (
             fp.envs.acrobot(),
-            "state.env_state: expected funcppo.envs.classic_control.cartpole."
-            "EnvState, got funcppo.envs.classic_control.acrobot.EnvState",
+            "state.env_state: expected funcppo.envs.classic."
+            "CartPoleState, got funcppo.envs.classic.AcrobotState",
         ),
         (
             fp.envs.pendulum(),
-            "state.env_state: expected funcppo.envs.classic_control.cartpole."
-            "EnvState, got funcppo.envs.classic_control.pendulum.EnvState",
+            "state.env_state: expected funcppo.envs.classic."
+            "CartPoleState, got funcppo.envs.classic.PendulumState",
         ),
     ],
 )
@@ -702,7 +702,7 @@ def test_an_environment_that_is_not_pure_is_refused_before_it_is_compiled(
     change, problem
 ):
     def step(cfg, world, state, action, key):
-        reached, timestep = cartpole.step_functional(
+        reached, timestep = classic.cartpole_step(
             cfg, world, state, action, key
         )
         changed = change(state)
@@ -728,7 +728,7 @@ class Pull(NamedTuple):
 
 def _pulled_step(cfg, world, state, action, key):
     world.force.add_(1.0)
-    reached, timestep = cartpole.step_functional(cfg, world, state, action, key)
+    reached, timestep = classic.cartpole_step(cfg, world, state, action, key)
     return reached._replace(motion=reached.motion + world.force), timestep
 
 
@@ -770,7 +770,7 @@ def test_a_reset_with_another_number_of_rows_than_keys_is_named():
     """As many rows as there are environments, where a rollout resets all its steps at once."""
     env = replace(
         fp.envs.cartpole(),
-        reset=lambda cfg, world, key: cartpole.reset(
+        reset=lambda cfg, world, key: classic.cartpole_reset(
             cfg, world, fp.random.split(fp.random.key(0), 2)
         ),
         sample_reset=None,

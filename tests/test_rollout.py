@@ -12,7 +12,7 @@ import funcppo as fp
 from funcppo import rollout
 from funcppo.core import random, tree
 from funcppo.core.tree import graph_scan, scan
-from funcppo.envs.classic_control import cartpole, pendulum
+from funcppo.envs.classic import cartpole, pendulum
 from funcppo.interfaces import Agent, EnvironmentSpec, MaskedObservation
 from funcppo.nets import feedforward
 from funcppo.rollout import rollout_keys, rollout_step, sample_random_inputs
@@ -336,7 +336,7 @@ def test_actions_of_another_kind_than_the_environment_takes_are_refused():
         (lambda state, timestep: (state, timestep, {}), "expected a state and"),
         (
             lambda state, timestep: (tuple(state), timestep),
-            "state: expected a EnvState of 2 tensors, got a tuple of 2",
+            "state: expected a CartPoleState of 2 tensors, got a tuple of 2",
         ),
         (
             lambda state, timestep: (state._replace(steps=1.0), timestep),

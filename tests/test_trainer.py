@@ -157,7 +157,7 @@ def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
         ({"learning_rate": 1e-3}, "learning_rate: expected 0.001, got 0.00025"),
         (
             {"env": fp.envs.cartpole()},
-            "env.cfg: expected CartPoleConfig, got Wrap",
+            "env.cfg: expected EpisodeConfig, got Wrap",
         ),
         (
             {"network": fp.nets.mlp(9)},

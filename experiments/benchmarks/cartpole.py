@@ -47,8 +47,8 @@ from experiments.benchmarks.side_by_side import Row
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
+from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
-from funcppo.envs.classic_control import cartpole
 from funcppo.minibatch import UpdateState
 from funcppo.nets import feedforward as mlp
 from funcppo.runtime import compile as strategies
@@ -211,7 +211,7 @@ class CartPoleCase:
         self.microbatches = microbatches or for_cache
         self.cfg = Config(
             ppo=ppo_config(n_envs=n_envs, n_microbatches=self.microbatches),
-            env=cartpole.environment(cartpole.CartPoleConfig()),
+            env=classic.cartpole(),
             agent=mlp.agent(
                 mlp.MLPConfig(
                     n_obs=4,

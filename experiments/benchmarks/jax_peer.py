@@ -17,7 +17,6 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 from jax import lax, tree  # pyright: ignore[reportMissingImports]
 
 from funcppo.config import PPOConfig
-from funcppo.envs.classic_control import cartpole
 from funcppo.envs.minatar.breakout import BRICK_ROWS, MINIMAL_ACTIONS
 from funcppo.envs.minatar.game import SIZE, STICKY_PROBABILITY
 
@@ -152,16 +151,14 @@ def reset(key: Array, n: int) -> Array:
 def env_step(motion: Array, action: Array) -> tuple[Array, Array]:
     """The motion one Euler step later, and which poles have fallen."""
     _, velocity, angle, spin = motion.T
-    total_mass = cartpole.CART_MASS + cartpole.POLE_MASS
-    moment = cartpole.POLE_MASS * cartpole.POLE_HALF_LENGTH
+    total_mass = 1.0 + 0.1  # kg, of the cart and the pole
+    moment = 0.1 * 0.5  # kg m
     cos, sin = jnp.cos(angle), jnp.sin(angle)
 
-    force = jnp.where(action == 1, cartpole.PUSH_FORCE, -cartpole.PUSH_FORCE)
+    force = jnp.where(action == 1, 10.0, -10.0)
     push = (force + moment * spin * spin * sin) / total_mass
-    lever = cartpole.POLE_HALF_LENGTH * (
-        4.0 / 3.0 - cartpole.POLE_MASS * cos * cos / total_mass
-    )
-    spin_rate = (cartpole.GRAVITY * sin - cos * push) / lever
+    lever = 0.5 * (4.0 / 3.0 - 0.1 * cos * cos / total_mass)
+    spin_rate = (9.8 * sin - cos * push) / lever
     rates = jnp.stack(
         [
             velocity,
@@ -172,9 +169,9 @@ def env_step(motion: Array, action: Array) -> tuple[Array, Array]:
         -1,
     )
 
-    after = motion + cartpole.TIME_STEP * rates
-    fallen = (jnp.abs(after[:, 0]) > cartpole.X_LIMIT) | (
-        jnp.abs(after[:, 2]) > cartpole.ANGLE_LIMIT
+    after = motion + 0.02 * rates
+    fallen = (jnp.abs(after[:, 0]) > 2.4) | (
+        jnp.abs(after[:, 2]) > 12 * 2 * jnp.pi / 360
     )
     return after, fallen
 
@@ -193,7 +190,7 @@ CARTPOLE = Task(
     observe=lambda motion: motion,
     n_obs=4,
     n_actions=2,
-    max_steps=cartpole.CartPoleConfig().max_steps,
+    max_steps=500,
 )
 
 

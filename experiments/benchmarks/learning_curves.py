@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
 from experiments.provenance import describe_machine
-from funcppo.envs.registry import ENVIRONMENTS
+from funcppo.envs import ENVIRONMENTS
 from funcppo.rl import run
 from funcppo.rl.run import POLICIES, make_learner
 from funcppo.rl.settings import published_settings

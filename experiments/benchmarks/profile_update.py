@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
+from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
-from funcppo.envs.classic_control import cartpole
 from funcppo.nets import feedforward as mlp
 from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import select_strategy
@@ -97,7 +97,7 @@ def make_step(args: argparse.Namespace, monitor: Monitor) -> Callable[[], Any]:
         n_epochs=args.n_epochs,
         n_minibatches=args.n_envs * args.n_steps // args.batch_size,
     )
-    env = cartpole.environment(cartpole.CartPoleConfig())
+    env = classic.cartpole()
     cfg = Config(
         ppo=ppo, env=env, agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2))
     )

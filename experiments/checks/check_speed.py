@@ -35,14 +35,14 @@ from funcppo import random, train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import NoWorld
 try:
-    from funcppo.envs.classic_control import cartpole
+    from funcppo.envs import classic
     from funcppo.nets import feedforward as mlp
 except ImportError:
     from funcppo.envs import cartpole
     from funcppo.nets import mlp
 cfg = Config(
     ppo=PPOConfig(n_envs=4, n_steps=128),
-    env=cartpole.environment(cartpole.CartPoleConfig()),
+    env=classic.cartpole(),
     agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
 )
 state = train_step.init(cfg, NoWorld(), random.key(0))

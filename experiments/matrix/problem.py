@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from funcppo import optim
 from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
+from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
-from funcppo.envs.classic_control import cartpole
 from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
 from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import Agent, PolicyValue, dense
@@ -88,7 +88,7 @@ def make(
     return Problem(
         cfg=Config(
             ppo=ppo,
-            env=cartpole.environment(cartpole.CartPoleConfig()),
+            env=classic.cartpole(),
             agent=agent,
         ),
         params=tree.map(cast, params),

@@ -156,15 +156,15 @@ def try_strategies(device: str) -> PreparedStep:
     """
     from funcppo import train_step
     from funcppo.core import random
+    from funcppo.envs import classic
     from funcppo.envs.base import NoWorld
-    from funcppo.envs.classic_control import cartpole
     from funcppo.nets import feedforward
     from funcppo.runtime import compile as compilation
     from funcppo.runtime.capture import capture
 
     cfg = Config(
         ppo=PPOConfig(n_envs=4, n_steps=8, n_epochs=1, n_minibatches=2),
-        env=cartpole.environment(cartpole.CartPoleConfig()),
+        env=classic.cartpole(),
         agent=feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2)),
     )
     state = train_step.init(cfg, NoWorld(), random.key(0, device))

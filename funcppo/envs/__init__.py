@@ -12,28 +12,30 @@ Names:
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from typing import TYPE_CHECKING
+import inspect
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from funcppo.envs import wrappers
     from funcppo.envs.checks import check
-    from funcppo.envs.classic_control.acrobot import acrobot
-    from funcppo.envs.classic_control.cartpole import cartpole
-    from funcppo.envs.classic_control.mountain_car import (
+    from funcppo.envs.classic import (
+        acrobot,
+        cartpole,
         mountain_car,
         mountain_car_continuous,
+        pendulum,
+        reacher,
+        recall,
     )
-    from funcppo.envs.classic_control.pendulum import pendulum
     from funcppo.envs.gymnasium_bridge import gymnasium
     from funcppo.envs.minatar.asterix import asterix
     from funcppo.envs.minatar.breakout import breakout
     from funcppo.envs.minatar.freeway import freeway
     from funcppo.envs.minatar.seaquest import seaquest
     from funcppo.envs.minatar.space_invaders import space_invaders
-    from funcppo.envs.recall_task import recall
-    from funcppo.envs.registry import make
-    from funcppo.envs.two_link_arm import reacher
+    from funcppo.interfaces import AnyEnvironment
 
 __all__ = [
     "acrobot",
@@ -56,21 +58,20 @@ __all__ = [
 
 # Where each name is defined.
 _SOURCES = {
-    "acrobot": "classic_control.acrobot",
+    "acrobot": "classic",
     "asterix": "minatar.asterix",
     "breakout": "minatar.breakout",
     "freeway": "minatar.freeway",
-    "reacher": "two_link_arm",
+    "reacher": "classic",
     "seaquest": "minatar.seaquest",
     "space_invaders": "minatar.space_invaders",
-    "cartpole": "classic_control.cartpole",
+    "cartpole": "classic",
     "check": "checks",
     "gymnasium": "gymnasium_bridge",
-    "make": "registry",
-    "mountain_car": "classic_control.mountain_car",
-    "mountain_car_continuous": "classic_control.mountain_car",
-    "pendulum": "classic_control.pendulum",
-    "recall": "recall_task",
+    "mountain_car": "classic",
+    "mountain_car_continuous": "classic",
+    "pendulum": "classic",
+    "recall": "classic",
 }
 
 
@@ -86,3 +87,69 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+# The function of `funcppo.envs` that builds each environment.
+ENVIRONMENTS = {
+    "CartPole-v1": "cartpole",
+    "Pendulum-v1": "pendulum",
+    "Acrobot-v1": "acrobot",
+    "MountainCar-v0": "mountain_car",
+    "MountainCarContinuous-v0": "mountain_car_continuous",
+    # Of this package alone.
+    "funcppo/Reacher-v0": "reacher",
+    # Version 0 has all six actions, version 1 those that do something.
+    "MinAtar/Asterix-v1": "asterix",
+    "MinAtar/Breakout-v1": "breakout",
+    "MinAtar/Freeway-v1": "freeway",
+    "MinAtar/Seaquest-v1": "seaquest",
+    "MinAtar/SpaceInvaders-v1": "space_invaders",
+    "MinAtar/Asterix-v0": "asterix",
+    "MinAtar/Breakout-v0": "breakout",
+    "MinAtar/Freeway-v0": "freeway",
+    "MinAtar/Seaquest-v0": "seaquest",
+    "MinAtar/SpaceInvaders-v0": "space_invaders",
+}
+
+
+def make(name: str, **options: Any) -> AnyEnvironment:
+    """The environment of a name, such as `CartPole-v1` or `MinAtar/Breakout-v1`.
+
+    Args:
+      name: Gymnasium's id of the environment, MinAtar's, or one of `ENVIRONMENTS`.
+      options: keyword arguments of the function that builds it, e.g. `max_steps=200`.
+
+    Raises:
+      ValueError: there is no environment of that name, or an option is out of range.
+      TypeError: the name is no string, or the environment has no such option.
+    """
+    if not isinstance(cast(object, name), str):
+        raise TypeError(
+            f"name: expected a string such as CartPole-v1, got {type(name).__name__}"
+        )
+    if name not in ENVIRONMENTS:
+        raise ValueError(
+            f"{name}: expected an environment, got none of that name; {_nearest(name)}"
+        )
+    build = cast(Any, __getattr__(ENVIRONMENTS[name]))
+    known = inspect.signature(build).parameters
+    for option in options:
+        if option not in known:
+            raise TypeError(
+                f"{option}: expected one of the options {', '.join(known)} of {name}"
+            )
+    if name.startswith("MinAtar/"):
+        options = {"minimal_actions": name.endswith("-v1")} | options
+    return build(**options)
+
+
+def _nearest(name: str) -> str:
+    """The names that are spelt like an unknown one, or all."""
+    by_lower_case = {known.lower(): known for known in ENVIRONMENTS}
+    found = difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.6)
+    if found:
+        return f"the nearest is {by_lower_case[found[0]]}"
+    return (
+        f"there are {', '.join(ENVIRONMENTS)}; "
+        f"fp.envs.gymnasium makes those of Gymnasium"
+    )

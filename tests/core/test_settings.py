@@ -32,14 +32,9 @@ from funcppo.core.settings import (
     field_types,
     is_cuda,
 )
-from funcppo.envs.classic_control.acrobot import AcrobotConfig
-from funcppo.envs.classic_control.cartpole import CartPoleConfig
-from funcppo.envs.classic_control.mountain_car import MountainCarConfig
-from funcppo.envs.classic_control.pendulum import PendulumConfig
+from funcppo.envs import classic
 from funcppo.envs.gymnasium_bridge import GymnasiumConfig
 from funcppo.envs.minatar.game import GameConfig
-from funcppo.envs.recall_task import RecallConfig
-from funcppo.envs.two_link_arm import ReacherConfig
 from funcppo.envs.wrappers import (
     ActionRangeConfig,
     FrameStackConfig,
@@ -216,10 +211,9 @@ def configs():
             activation="tanh",
             actor=cfg.agent,
         ),
-        RecallConfig(),
+        classic.recall().cfg,
         CNNConfig(image_shape=(1, 1, 1), convolutions=(), reader=cfg.agent),
-        CartPoleConfig(),
-        AcrobotConfig(),
+        classic.cartpole().cfg,
         GymnasiumConfig(
             name="CartPole-v1",
             make_options="",
@@ -237,9 +231,9 @@ def configs():
         FrameStackConfig(n_frames=1),
         StickyActionsConfig(probability=0.0),
         ActionRangeConfig(low=-1.0, high=1.0),
-        MountainCarConfig(),
-        PendulumConfig(),
-        ReacherConfig(),
+        classic.mountain_car().cfg,
+        classic.pendulum().cfg,
+        classic.reacher().cfg,
         cfg.env.cfg,
         cfg.env.cfg.resolve,
         cfg.agent.cfg,

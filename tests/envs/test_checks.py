@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo.envs import wrappers
-from funcppo.envs.registry import ENVIRONMENTS
+from funcppo.envs import ENVIRONMENTS, wrappers
 from tests.learning import one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)

@@ -9,7 +9,7 @@ import pytest
 
 import funcppo as fp
 from funcppo.core.settings import CONFIG_FILE, write_config
-from funcppo.envs.registry import ENVIRONMENTS
+from funcppo.envs import ENVIRONMENTS
 from funcppo.rl import run
 from funcppo.rl.settings import (
     GSDE_DEFAULTS,

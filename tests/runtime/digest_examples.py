@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 
-from funcppo.envs.classic_control import cartpole
+from funcppo.envs import classic
 from funcppo.runtime.function_digest import call_digest
 
 SCALE = 2.0
@@ -58,7 +58,7 @@ def read_in_comprehension(x):
 
 
 def read_module_attribute(x):
-    return x * cartpole.GRAVITY
+    return x * classic.GRAVITY
 
 
 def read_module_by_getattr(x):
@@ -210,9 +210,9 @@ EXAMPLES = {
     "code": Example(
         read_global, patched(read_global, "__code__", read_alias.__code__)
     ),
-    "module": Example(read_module_attribute, patched(cartpole, "GRAVITY", 8.0)),
+    "module": Example(read_module_attribute, patched(classic, "GRAVITY", 8.0)),
     "getattr": Example(
-        read_module_by_getattr, patched(cartpole, "GRAVITY", 8.0)
+        read_module_by_getattr, patched(classic, "GRAVITY", 8.0)
     ),
     "library": Example(read_library_number, patched(math, "pi", 3.0)),
     "torch": Example(read_torch_function, patched(torch, "sin", torch.cos)),
@@ -253,7 +253,7 @@ EXAMPLES = {
         patched(read_default, "__code__", (lambda x, by: x + by).__code__),
     ),
     "environment": Example(
-        cartpole.step_functional, patched(cartpole, "GRAVITY", 8.0)
+        classic.cartpole_step, patched(classic, "GRAVITY", 8.0)
     ),
 }
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from funcppo import optim
-from funcppo.envs.classic_control import cartpole
+from funcppo.envs import classic
 from funcppo.optim import clip_by_global_norm
 from funcppo.runtime import compile_cache, reasons
 from funcppo.runtime.compile_cache import CachedFunction
@@ -412,9 +412,9 @@ def test_code_of_a_patched_module_is_not_that_of_the_plain_one(
     args = torch.linspace(-1.0, 1.0, 8).reshape(2, 4), torch.ones(2)
     for n, gravity in enumerate((8.0, 9.8), 1):
         monkeypatch.setattr(cartpole, "GRAVITY", gravity)
-        fn = CachedFunction(cartpole._euler_step, None)
+        fn = CachedFunction(classic._euler_step, None)
         assert not fn.is_cached(*args)
-        torch.testing.assert_close(fn(*args), cartpole._euler_step(*args))
+        torch.testing.assert_close(fn(*args), classic._euler_step(*args))
         assert fn.is_cached(*args) and len(files(folder)) == n
 
 
@@ -424,14 +424,14 @@ def test_code_that_reads_a_tensor_is_not_kept_and_the_reason_is_recorded(
     monkeypatch.setattr(compile_cache, "uncached_reasons", {})
     monkeypatch.setattr(cartpole, "GRAVITY", torch.tensor(8.0))
     args = torch.linspace(-1.0, 1.0, 8).reshape(2, 4), torch.ones(2)
-    fn = CachedFunction(cartpole._euler_step, None)
+    fn = CachedFunction(classic._euler_step, None)
     with Monitor() as monitor:
-        torch.testing.assert_close(fn(*args), cartpole._euler_step(*args))
+        torch.testing.assert_close(fn(*args), classic._euler_step(*args))
         report = monitor.report()
     reasons = report["uncached_reasons"]
     assert report["uncached_codes"]["_euler_step"] == "no_digest"
     assert files(folder) == [] and reasons == {
-        "_euler_step": "funcppo.envs.classic_control.cartpole.GRAVITY is a "
+        "_euler_step": "funcppo.envs.classic.GRAVITY is a "
         "Tensor: its values may change"
     }
 

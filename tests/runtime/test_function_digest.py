@@ -93,9 +93,9 @@ def read_by_name(x):
 
 
 def read_import(x):
-    from funcppo.envs.classic_control import cartpole
+    from funcppo.envs import classic
 
-    return x * cartpole.GRAVITY
+    return x * classic.GRAVITY
 
 
 def read_clock(x):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from funcppo.envs import make
 from funcppo.envs.minatar import game
-from funcppo.envs.registry import make
 from funcppo.envs.wrappers import StickyActionsConfig
 
 NAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")

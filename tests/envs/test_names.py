@@ -6,7 +6,7 @@ import gymnasium
 import pytest
 
 import funcppo as fp
-from funcppo.envs.registry import ENVIRONMENTS
+from funcppo.envs import ENVIRONMENTS
 
 
 @pytest.mark.parametrize(

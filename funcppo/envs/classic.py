@@ -1,0 +1,896 @@
+"""Bodies under a force, the classic tasks of control, and one task for the memory.
+
+`cartpole`, `pendulum`, `acrobot`, `mountain_car` and `mountain_car_continuous` have the equations and constants of
+Gymnasium's environments of these names. `reacher` is a planar arm by its equations of motion, no copy of MuJoCo's:
+its links are uniform rods, and nothing touches. `recall` shows a cue in the first observation alone, so that a policy
+that acts on the present observation is right once in `n_cues` episodes, whatever it does.
+
+All have a time limit of their own, which truncates (`recall` terminates).
+
+Source: Barto, Sutton & Anderson 1983, "Neuronlike adaptive elements that can solve difficult learning control
+problems" (CartPole); Sutton 1996, "Generalization in reinforcement learning" (Acrobot); Moore 1990, "Efficient
+memory-based learning for robot control" (MountainCar); Spong, Hutchinson & Vidyasagar 2006, "Robot modeling and
+control", section 7.4 (Reacher); Osband et al. 2020, "Behaviour suite for reinforcement learning", arXiv:1908.03568
+(recall).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from funcppo.core import random
+from funcppo.core.settings import (
+    FLOAT32_MAX,
+    NonNegativeFloat,
+    Range,
+    Size,
+    check_fields,
+)
+from funcppo.core.types import F32, I64, Bool
+from funcppo.interfaces import (
+    AnyEnvironment,
+    Environment,
+    EnvironmentSpec,
+    NoWorld,
+    Timestep,
+)
+
+GRAVITY = 9.8  # m / s^2, of CartPole and Acrobot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeConfig:
+    """Settings of an environment with a time limit alone."""
+
+    max_steps: Size  # steps after which an episode is truncated
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class _Body(Protocol):
+    """The state of a body in each row."""
+
+    @property
+    def motion(self) -> F32[Tensor, "B N"]: ...
+    @property
+    def steps(self) -> I64[Tensor, "B"]: ...
+
+
+def _advance(
+    active: Bool[Tensor, "B"], motion: F32[Tensor, "B N"], state: _Body
+) -> tuple[F32[Tensor, "B N"], I64[Tensor, "B"]]:
+    """Motion and age after a step, which leaves finished rows as they are."""
+    return (
+        torch.where(active.unsqueeze(-1), motion, state.motion),
+        torch.where(active, state.steps + 1, state.steps),
+    )
+
+
+def _observe_motion(
+    cfg: Any, world: NoWorld, state: _Body
+) -> F32[Tensor, "B N"]:
+    """The motion itself."""
+    return state.motion
+
+
+def _environment(
+    cfg: Any,
+    reset: Callable[..., Any],
+    step: Callable[..., Any],
+    observe: Callable[..., Any],
+    spec: EnvironmentSpec,
+    truncates: bool = True,
+) -> AnyEnvironment:
+    return Environment(
+        cfg=cfg,
+        reset=reset,
+        step_functional=step,
+        observe=observe,
+        truncates=truncates,
+        spec=spec,
+    )
+
+
+# CartPole
+
+
+class CartPoleState(NamedTuple):
+    """State of the cart and the pole in each row."""
+
+    # Position m, velocity m/s, angle rad, angular velocity rad/s.
+    motion: F32[Tensor, "B 4"]
+    steps: I64[Tensor, "B"]
+
+
+def cartpole_reset(
+    cfg: EpisodeConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> CartPoleState:
+    """States near the upright rest: every number is uniform on [-0.05, 0.05)."""
+    return CartPoleState(
+        random.uniform(key, (4,), -0.05, 0.05), torch.zeros_like(key[:, 0])
+    )
+
+
+def cartpole_step(
+    cfg: EpisodeConfig,
+    world: NoWorld,
+    state: CartPoleState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[CartPoleState, Timestep]:
+    """Make one explicit Euler step; the reward is 1 for every step that begins upright.
+
+    Args:
+      action: 0 pushes left, 1 right.
+      key: unused: the step is deterministic.
+    """
+    active = ~(_has_fallen(state) | (state.steps >= cfg.max_steps))
+    force = torch.where(action == 1, 10.0, -10.0)  # N
+    motion = _euler_step(state.motion, force)
+    next_state = CartPoleState(*_advance(active, motion, state))
+    return next_state, Timestep(
+        reward=active.to(state.motion.dtype),
+        terminated=_has_fallen(next_state),
+        truncated=next_state.steps >= cfg.max_steps,
+    )
+
+
+def _euler_step(
+    motion: F32[Tensor, "B 4"], force: F32[Tensor, "B"]
+) -> F32[Tensor, "B 4"]:
+    """The motion after one time step under a force on the cart, N."""
+    x, velocity, angle, angular_velocity = motion.unbind(-1)
+    cart_mass = 1.0  # kg
+    pole_mass = 0.1  # kg
+    half_length = 0.5  # m, of the pole
+    time_step = 0.02  # s
+    total_mass = cart_mass + pole_mass
+    moment = pole_mass * half_length
+
+    # Equations of Barto, Sutton & Anderson 1983, appendix, without friction.
+    push = (
+        force + moment * angular_velocity * angular_velocity * torch.sin(angle)
+    ) / total_mass
+    lever = half_length * (
+        4.0 / 3.0 - pole_mass * torch.cos(angle) * torch.cos(angle) / total_mass
+    )
+    angular_acceleration = (
+        GRAVITY * torch.sin(angle) - torch.cos(angle) * push
+    ) / lever
+    acceleration = (
+        push - moment * angular_acceleration * torch.cos(angle) / total_mass
+    )
+
+    return torch.stack(
+        [
+            x + time_step * velocity,
+            velocity + time_step * acceleration,
+            angle + time_step * angular_velocity,
+            angular_velocity + time_step * angular_acceleration,
+        ],
+        -1,
+    )
+
+
+def _has_fallen(state: CartPoleState) -> Bool[Tensor, "B"]:
+    """Whether the cart is more than 2.4 m from the middle, or the pole more than 12 degrees from upright."""
+    return (state.motion[:, 0].abs() > 2.4) | (
+        state.motion[:, 2].abs() > 12 * 2 * math.pi / 360
+    )
+
+
+def cartpole(*, max_steps: int = 500) -> AnyEnvironment:
+    """CartPole-v1: keep a pole on a cart upright.
+
+    Args:
+      max_steps: steps after which an episode is truncated.
+    """
+    return _environment(
+        EpisodeConfig(max_steps=max_steps),
+        cartpole_reset,
+        cartpole_step,
+        _observe_motion,
+        EnvironmentSpec(observation_size=4, action_size=2),
+    )
+
+
+# Pendulum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendulumConfig:
+    """Settings of a pendulum."""
+
+    # steps after which an episode is truncated; nothing else ends it
+    max_steps: Size
+    reward_scale: Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class PendulumState(NamedTuple):
+    """State of the pole in each row."""
+
+    motion: F32[Tensor, "B 2"]  # angle rad, 0 upright; angular velocity rad / s
+    steps: I64[Tensor, "B"]
+
+
+def pendulum_reset(
+    cfg: PendulumConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> PendulumState:
+    """States of any angle, with an angular velocity uniform on [-1, 1)."""
+    unit = random.uniform(key, (2,), -1.0, 1.0)
+    motion = torch.stack([math.pi * unit[:, 0], unit[:, 1]], -1)
+    return PendulumState(motion, torch.zeros_like(key[:, 0]))
+
+
+def pendulum_step(
+    cfg: PendulumConfig,
+    world: NoWorld,
+    state: PendulumState,
+    action: F32[Tensor, "B 1"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[PendulumState, Timestep]:
+    """Make one semi-implicit Euler step.
+
+        reward = -(angle^2 + 0.1 angular_velocity^2 + 0.001 torque^2)
+
+    of the state before the step, with the angle in [-pi, pi).
+
+    Args:
+      action: the torque in N m, clipped to +-2.
+      key: unused: the step is deterministic.
+    """
+    gravity = 10.0  # m / s^2
+    mass = 1.0  # kg
+    length = 1.0  # m
+    time_step = 0.05  # s
+    active = state.steps < cfg.max_steps
+    angle, angular_velocity = state.motion.unbind(-1)
+    torque = action.squeeze(-1).clamp(-2.0, 2.0)
+
+    wrapped_angle = (angle + math.pi) % (2 * math.pi) - math.pi
+    cost = wrapped_angle**2 + 0.1 * angular_velocity**2 + 0.001 * torque**2
+
+    # The new velocity moves the angle: that is what makes the step semi-implicit.
+    acceleration = (
+        1.5 * gravity / length * torch.sin(angle)
+        + 3.0 / (mass * length**2) * torque
+    )
+    next_velocity = (angular_velocity + time_step * acceleration).clamp(
+        -8.0, 8.0
+    )
+    motion = torch.stack([angle + time_step * next_velocity, next_velocity], -1)
+
+    next_state = PendulumState(*_advance(active, motion, state))
+    truncated = next_state.steps >= cfg.max_steps
+    return next_state, Timestep(
+        reward=torch.where(active, -cfg.reward_scale * cost, 0.0),
+        terminated=torch.zeros_like(truncated),
+        truncated=truncated,
+    )
+
+
+def pendulum_observe(
+    cfg: PendulumConfig, world: NoWorld, state: PendulumState
+) -> F32[Tensor, "B 3"]:
+    """Cosine and sine of the angle, angular velocity."""
+    angle, angular_velocity = state.motion.unbind(-1)
+    return torch.stack(
+        [torch.cos(angle), torch.sin(angle), angular_velocity], -1
+    )
+
+
+def pendulum(
+    *, max_steps: int = 200, reward_scale: float = 1.0
+) -> AnyEnvironment:
+    """Pendulum-v1: swing a pole up by a torque too weak to lift it at once.
+
+    Args:
+      max_steps: steps after which an episode is truncated.
+      reward_scale: factor of the reward.
+    """
+    return _environment(
+        PendulumConfig(max_steps=max_steps, reward_scale=reward_scale),
+        pendulum_reset,
+        pendulum_step,
+        pendulum_observe,
+        EnvironmentSpec(
+            observation_size=3, action_size=1, continuous_actions=True
+        ),
+    )
+
+
+# Acrobot
+
+
+class AcrobotState(NamedTuple):
+    """State of both links in each row."""
+
+    # Angle of the first link, 0 hanging down, and of the second relative to it, rad; their angular velocities, rad / s.
+    motion: F32[Tensor, "B 4"]
+    steps: I64[Tensor, "B"]
+
+
+def acrobot_reset(
+    cfg: EpisodeConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> AcrobotState:
+    """States near the hanging rest: every number is uniform on [-0.1, 0.1)."""
+    return AcrobotState(
+        random.uniform(key, (4,), -0.1, 0.1), torch.zeros_like(key[:, 0])
+    )
+
+
+def acrobot_step(
+    cfg: EpisodeConfig,
+    world: NoWorld,
+    state: AcrobotState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[AcrobotState, Timestep]:
+    """Make one Runge-Kutta step of fourth order; the reward is -1 for every step that does not reach the goal.
+
+    Args:
+      action: 0, 1, 2 apply a torque of -1, 0, 1 N m.
+      key: unused: the step is deterministic.
+    """
+    active = ~(_is_swung_up(state) | (state.steps >= cfg.max_steps))
+    torque = (action - 1).to(state.motion.dtype)
+    motion = _bound(_runge_kutta_step(state.motion, torque))
+    next_state = AcrobotState(*_advance(active, motion, state))
+    terminated = _is_swung_up(next_state)
+    return next_state, Timestep(
+        reward=-(active & ~terminated).to(state.motion.dtype),
+        terminated=terminated,
+        truncated=(next_state.steps >= cfg.max_steps) & ~terminated,
+    )
+
+
+def _runge_kutta_step(
+    motion: F32[Tensor, "B 4"], torque: F32[Tensor, "B"]
+) -> F32[Tensor, "B 4"]:
+    """The motion after one time step under a constant torque, N m."""
+    time_step = 0.2  # s
+    half = time_step / 2
+    k1 = _derivative(motion, torque)
+    k2 = _derivative(motion + half * k1, torque)
+    k3 = _derivative(motion + half * k2, torque)
+    k4 = _derivative(motion + time_step * k3, torque)
+    return motion + time_step / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+def _derivative(
+    motion: F32[Tensor, "B 4"], torque: F32[Tensor, "B"]
+) -> F32[Tensor, "B 4"]:
+    """The time derivative of the motion."""
+    mass = 1.0  # kg, of each link
+    length = 1.0  # m, of the first link
+    centre = 0.5  # m, from the upper end of a link to its centre of mass
+    inertia = 1.0  # kg m^2
+    angle1, angle2, velocity1, velocity2 = motion.unbind(-1)
+    lever = mass * length * centre
+    weight = mass * GRAVITY
+    own_inertia = mass * centre**2 + inertia
+
+    # Entries d1, d2 of the inertia matrix and forces phi1, phi2 of Sutton & Barto, section 11.3 (first edition).
+    bend = lever * torch.cos(angle2)
+    d1 = 2 * own_inertia + mass * length**2 + 2 * bend
+    d2 = own_inertia + bend
+    twist = lever * torch.sin(angle2)
+    phi2 = weight * centre * torch.sin(angle1 + angle2)
+    phi1 = (
+        -twist * velocity2 * (velocity2 + 2 * velocity1)
+        + weight * (centre + length) * torch.sin(angle1)
+        + phi2
+    )
+
+    acceleration2 = (torque + d2 / d1 * phi1 - twist * velocity1**2 - phi2) / (
+        own_inertia - d2 * d2 / d1
+    )
+    acceleration1 = -(d2 * acceleration2 + phi1) / d1
+    return torch.stack([velocity1, velocity2, acceleration1, acceleration2], -1)
+
+
+def _bound(motion: F32[Tensor, "B 4"]) -> F32[Tensor, "B 4"]:
+    """Angles wrapped to [-pi, pi], angular velocities clipped to their limits."""
+    angles, velocities = motion[:, :2], motion[:, 2:]
+    turn = 2 * math.pi
+    turns_above = torch.ceil((angles - math.pi) / turn).clamp_min(0)
+    turns_below = torch.ceil((-math.pi - angles) / turn).clamp_min(0)
+    limit1 = 4 * math.pi  # rad / s
+    limit2 = 9 * math.pi
+    return torch.cat(
+        [
+            angles + turn * (turns_below - turns_above),
+            velocities[:, :1].clamp(-limit1, limit1),
+            velocities[:, 1:].clamp(-limit2, limit2),
+        ],
+        -1,
+    )
+
+
+def acrobot_observe(
+    cfg: EpisodeConfig, world: NoWorld, state: AcrobotState
+) -> F32[Tensor, "B 6"]:
+    """Cosine and sine of the first angle, of the second angle, both angular velocities."""
+    angle1, angle2, velocity1, velocity2 = state.motion.unbind(-1)
+    return torch.stack(
+        [
+            torch.cos(angle1),
+            torch.sin(angle1),
+            torch.cos(angle2),
+            torch.sin(angle2),
+            velocity1,
+            velocity2,
+        ],
+        -1,
+    )
+
+
+def _is_swung_up(state: AcrobotState) -> Bool[Tensor, "B"]:
+    """Whether the lower end is more than 1 m above the fixed one."""
+    angle1, angle2 = state.motion[:, 0], state.motion[:, 1]
+    height = -torch.cos(angle1) - torch.cos(angle1 + angle2)
+    return height > 1.0
+
+
+def acrobot(*, max_steps: int = 500) -> AnyEnvironment:
+    """Acrobot-v1: swing the lower end of two links up to the length of one.
+
+    Args:
+      max_steps: steps after which an episode is truncated.
+    """
+    return _environment(
+        EpisodeConfig(max_steps=max_steps),
+        acrobot_reset,
+        acrobot_step,
+        acrobot_observe,
+        EnvironmentSpec(observation_size=6, action_size=3),
+    )
+
+
+# MountainCar. Positions are in units of length, velocities in units of length a step.
+
+MIN_POSITION = -1.2
+MAX_POSITION = 0.6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MountainCarConfig:
+    """Settings of a mountain car."""
+
+    # steps after which an episode is truncated
+    max_steps: Size
+    # least velocity at which the goal counts as reached
+    goal_velocity: Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
+    goal_position: Annotated[float, Range(MIN_POSITION, MAX_POSITION)]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class MountainCarState(NamedTuple):
+    """State of the car in each row."""
+
+    motion: F32[Tensor, "B 2"]  # position, velocity
+    steps: I64[Tensor, "B"]
+
+
+def mountain_car_reset(
+    cfg: MountainCarConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> MountainCarState:
+    """States at rest near the bottom: positions are uniform on [-0.6, -0.4)."""
+    position = random.uniform(key, (), -0.6, -0.4)
+    motion = torch.stack([position, torch.zeros_like(position)], -1)
+    return MountainCarState(motion, torch.zeros_like(key[:, 0]))
+
+
+def mountain_car_step(
+    cfg: MountainCarConfig,
+    world: NoWorld,
+    state: MountainCarState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[MountainCarState, Timestep]:
+    """Make one step; the reward is -1 for every step.
+
+    Args:
+      action: 0 drives left, 1 coasts, 2 drives right.
+      key: unused: the step is deterministic.
+    """
+    force = 0.001 * (action - 1).to(state.motion.dtype)
+    active, next_state, at_goal = _drive(cfg, state, force)
+    reward = -active.to(state.motion.dtype)
+    is_late = next_state.steps >= cfg.max_steps
+    return next_state, Timestep(reward, at_goal, is_late & ~at_goal)
+
+
+def mountain_car_continuous_step(
+    cfg: MountainCarConfig,
+    world: NoWorld,
+    state: MountainCarState,
+    action: F32[Tensor, "B 1"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[MountainCarState, Timestep]:
+    """Make one step; the reward is 100 at the goal, less 0.1 times the square of the action.
+
+    Args:
+      action: the force, clipped to [-1, 1]; its cost is that of the number before clipping.
+      key: unused: the step is deterministic.
+    """
+    action = action.squeeze(-1)
+    force = 0.0015 * action.clamp(-1.0, 1.0)
+    active, next_state, at_goal = _drive(cfg, state, force)
+
+    gain = 100.0 * at_goal.to(state.motion.dtype)
+    reward = torch.where(active, gain - 0.1 * action**2, 0.0)
+    is_late = next_state.steps >= cfg.max_steps
+    return next_state, Timestep(reward, at_goal, is_late & ~at_goal)
+
+
+def _drive(
+    cfg: MountainCarConfig, state: MountainCarState, force: F32[Tensor, "B"]
+) -> tuple[Bool[Tensor, "B"], MountainCarState, Bool[Tensor, "B"]]:
+    """Which rows had not finished, the state after a step under a force, and which rows are at the goal then."""
+    active = ~(_is_at_goal(cfg, state) | (state.steps >= cfg.max_steps))
+    position, velocity = state.motion.unbind(-1)
+    velocity = velocity + force - 0.0025 * torch.cos(3 * position)
+    velocity = velocity.clamp(-0.07, 0.07)
+    position = (position + velocity).clamp(MIN_POSITION, MAX_POSITION)
+
+    # The wall on the left stops the car.
+    is_stopped = (position <= MIN_POSITION) & (velocity < 0)
+    velocity = torch.where(is_stopped, 0.0, velocity)
+
+    motion = torch.stack([position, velocity], -1)
+    next_state = MountainCarState(*_advance(active, motion, state))
+    return active, next_state, _is_at_goal(cfg, next_state)
+
+
+def _is_at_goal(
+    cfg: MountainCarConfig, state: MountainCarState
+) -> Bool[Tensor, "B"]:
+    position, velocity = state.motion.unbind(-1)
+    return (position >= cfg.goal_position) & (velocity >= cfg.goal_velocity)
+
+
+def mountain_car(
+    *, max_steps: int = 200, goal_velocity: float = 0.0
+) -> AnyEnvironment:
+    """MountainCar-v0: drive out of a valley by full throttle, left or right.
+
+    Args:
+      max_steps: steps after which an episode is truncated.
+      goal_velocity: least velocity at which the goal counts as reached.
+    """
+    return _environment(
+        MountainCarConfig(
+            max_steps=max_steps, goal_velocity=goal_velocity, goal_position=0.5
+        ),
+        mountain_car_reset,
+        mountain_car_step,
+        _observe_motion,
+        EnvironmentSpec(observation_size=2, action_size=3),
+    )
+
+
+def mountain_car_continuous(
+    *, max_steps: int = 999, goal_velocity: float = 0.0
+) -> AnyEnvironment:
+    """MountainCarContinuous-v0: drive out of a valley by a force that costs its square.
+
+    Args:
+      max_steps: steps after which an episode is truncated.
+      goal_velocity: least velocity at which the goal counts as reached.
+    """
+    return _environment(
+        MountainCarConfig(
+            max_steps=max_steps, goal_velocity=goal_velocity, goal_position=0.45
+        ),
+        mountain_car_reset,
+        mountain_car_continuous_step,
+        _observe_motion,
+        EnvironmentSpec(
+            observation_size=2, action_size=1, continuous_actions=True
+        ),
+    )
+
+
+# Reacher
+
+LINK_LENGTH = 0.5  # m, of each link
+LINK_MASS = 1.0  # kg, of each link
+LINK_CENTRE = LINK_LENGTH / 2  # m, from a joint to the centre of mass
+LINK_INERTIA = (
+    LINK_MASS * LINK_LENGTH**2 / 12
+)  # kg m^2, of a rod about its centre
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReacherConfig:
+    """Settings of an arm."""
+
+    # steps after which an episode is truncated; nothing else ends it
+    max_steps: Size
+    damping: NonNegativeFloat  # N m s / rad, of each joint
+    gravity: NonNegativeFloat  # m / s^2, along -y
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class ReacherState(NamedTuple):
+    """State of the arm in each row."""
+
+    angle: F32[Tensor, "B 2"]  # rad; both 0: stretched along x
+    velocity: F32[Tensor, "B 2"]  # rad / s
+    target: F32[Tensor, "B 2"]  # m
+    steps: I64[Tensor, "B"]
+
+
+def reacher_reset(
+    cfg: ReacherConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> ReacherState:
+    """The arm at rest in any pose, and a target uniform on the disc that it can reach."""
+    unit = random.uniform(key, (4,))
+    radius = 2 * LINK_LENGTH * torch.sqrt(unit[:, 2])
+    bearing = 2 * math.pi * unit[:, 3]
+    target = torch.stack(
+        [radius * torch.cos(bearing), radius * torch.sin(bearing)], -1
+    )
+    angle = 2 * math.pi * unit[:, :2] - math.pi
+    return ReacherState(
+        angle, torch.zeros_like(angle), target, torch.zeros_like(key[:, 0])
+    )
+
+
+def acceleration(
+    cfg: ReacherConfig,
+    angle: F32[Tensor, "B 2"],
+    velocity: F32[Tensor, "B 2"],
+    torque: F32[Tensor, "B 2"],
+) -> F32[Tensor, "B 2"]:
+    """Angular accelerations q'' of the equations of motion, with the angles q of the first link, and of the second
+    relative to it.
+
+        M(q) q'' + C(q, q') q' + damping q' + g(q) = torque
+    """
+    first, second = angle.unbind(-1)
+    first_velocity, second_velocity = velocity.unbind(-1)
+
+    # The inertia matrix M.
+    coupling = LINK_MASS * LINK_LENGTH * LINK_CENTRE * torch.cos(second)
+    inertia_22 = LINK_MASS * LINK_CENTRE**2 + LINK_INERTIA
+    inertia_12 = inertia_22 + coupling
+    inertia_11 = (
+        inertia_22
+        + LINK_INERTIA
+        + LINK_MASS * (LINK_CENTRE**2 + LINK_LENGTH**2)
+        + 2 * coupling
+    )
+
+    # Coriolis and centrifugal terms C q'.
+    h = -LINK_MASS * LINK_LENGTH * LINK_CENTRE * torch.sin(second)
+    coriolis_1 = h * second_velocity * (2 * first_velocity + second_velocity)
+    coriolis_2 = -h * first_velocity**2
+
+    second_weight = (
+        LINK_MASS * LINK_CENTRE * cfg.gravity * torch.cos(first + second)
+    )
+    first_weight = (
+        LINK_MASS * (LINK_CENTRE + LINK_LENGTH) * cfg.gravity * torch.cos(first)
+        + second_weight
+    )
+    net = torque - cfg.damping * velocity
+    force_1 = net[..., 0] - coriolis_1 - first_weight
+    force_2 = net[..., 1] - coriolis_2 - second_weight
+
+    determinant = inertia_11 * inertia_22 - inertia_12**2
+    return torch.stack(
+        [
+            (inertia_22 * force_1 - inertia_12 * force_2) / determinant,
+            (inertia_11 * force_2 - inertia_12 * force_1) / determinant,
+        ],
+        -1,
+    )
+
+
+def _integrate(
+    cfg: ReacherConfig, angle: Tensor, velocity: Tensor, torque: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step of the classic Runge-Kutta method of order 4, under a constant torque."""
+    dt = 0.05 / 4  # s
+    v1 = velocity
+    a1 = acceleration(cfg, angle, v1, torque)
+    v2 = velocity + dt / 2 * a1
+    a2 = acceleration(cfg, angle + dt / 2 * v1, v2, torque)
+    v3 = velocity + dt / 2 * a2
+    a3 = acceleration(cfg, angle + dt / 2 * v2, v3, torque)
+    v4 = velocity + dt * a3
+    a4 = acceleration(cfg, angle + dt * v3, v4, torque)
+    return (
+        angle + dt / 6 * (v1 + 2 * v2 + 2 * v3 + v4),
+        velocity + dt / 6 * (a1 + 2 * a2 + 2 * a3 + a4),
+    )
+
+
+def fingertip(angle: F32[Tensor, "B 2"]) -> F32[Tensor, "B 2"]:
+    """Where the end of the arm is, in m."""
+    first, both = angle[:, 0], angle.sum(-1)
+    return LINK_LENGTH * torch.stack(
+        [
+            torch.cos(first) + torch.cos(both),
+            torch.sin(first) + torch.sin(both),
+        ],
+        -1,
+    )
+
+
+def reacher_step(
+    cfg: ReacherConfig,
+    world: NoWorld,
+    state: ReacherState,
+    action: F32[Tensor, "B 2"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[ReacherState, Timestep]:
+    """Move the arm for a time step.
+
+        reward = -|fingertip - target| - 0.1 |action|^2
+
+    of the state that is reached.
+
+    Args:
+      action: the torque of each joint in N m, clipped to [-1, 1].
+      key: unused: the step is deterministic.
+    """
+    active = state.steps < cfg.max_steps
+    action = action.clamp(-1.0, 1.0)
+    angle, velocity = state.angle, state.velocity
+    for _ in range(4):
+        angle, velocity = _integrate(cfg, angle, velocity, action)
+
+    rows = active.unsqueeze(-1)
+    next_state = ReacherState(
+        angle=torch.where(rows, angle, state.angle),
+        velocity=torch.where(rows, velocity, state.velocity),
+        target=state.target,
+        steps=torch.where(active, state.steps + 1, state.steps),
+    )
+    offset = fingertip(next_state.angle) - state.target
+    distance = (offset**2).sum(-1).sqrt()
+    cost = distance + 0.1 * (action**2).sum(-1)
+    truncated = next_state.steps >= cfg.max_steps
+    return next_state, Timestep(
+        reward=torch.where(active, -cost, 0.0),
+        terminated=torch.zeros_like(truncated),
+        truncated=truncated,
+    )
+
+
+def reacher_observe(
+    cfg: ReacherConfig, world: NoWorld, state: ReacherState
+) -> F32[Tensor, "B 10"]:
+    """Cosines and sines of the angles, angular velocities, target, and fingertip relative to it."""
+    return torch.cat(
+        [
+            torch.cos(state.angle),
+            torch.sin(state.angle),
+            state.velocity,
+            state.target,
+            fingertip(state.angle) - state.target,
+        ],
+        -1,
+    )
+
+
+def reacher(
+    *,
+    max_steps: int = 100,
+    damping: float = 0.1,
+    gravity: float = 0.0,
+) -> AnyEnvironment:
+    """A planar arm of two links that reaches for a target.
+
+    Args:
+      max_steps: steps after which an episode is truncated.
+      damping: N m s / rad, of each joint.
+      gravity: m / s^2; 0 for an arm that lies on a table.
+    """
+    return _environment(
+        ReacherConfig(max_steps=max_steps, damping=damping, gravity=gravity),
+        reacher_reset,
+        reacher_step,
+        reacher_observe,
+        EnvironmentSpec(
+            observation_size=10, action_size=2, continuous_actions=True
+        ),
+    )
+
+
+# Recall
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecallConfig:
+    """Lengths and sizes."""
+
+    n_steps: Size  # of an episode; the last one counts
+    n_cues: Size  # cues, and actions
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class RecallState(NamedTuple):
+    """One row for each environment."""
+
+    cue: I64[Tensor, "B"]
+    step: I64[Tensor, "B"]  # steps made
+
+
+def recall_reset(
+    cfg: RecallConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> RecallState:
+    """A cue, each with the same probability."""
+    cue = random.integer_from_key(key, cfg.n_cues)
+    return RecallState(cue=cue, step=torch.zeros_like(cue))
+
+
+def recall_step(
+    cfg: RecallConfig,
+    world: NoWorld,
+    state: RecallState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[RecallState, Timestep]:
+    """Reward 1 in the last step if the action is the cue, and -1 if not; 0 before."""
+    is_active = state.step < cfg.n_steps
+    is_last = state.step == cfg.n_steps - 1
+    payment = torch.where(action == state.cue, 1.0, -1.0)
+    next_state = RecallState(cue=state.cue, step=state.step + is_active)
+    terminated = next_state.step >= cfg.n_steps
+    return next_state, Timestep(
+        reward=torch.where(is_last, payment, 0.0),
+        terminated=terminated,
+        truncated=torch.zeros_like(terminated),
+    )
+
+
+def recall_observe(
+    cfg: RecallConfig, world: NoWorld, state: RecallState
+) -> F32[Tensor, "B F"]:
+    """The cue in the first step, one number for each, and whether this step is the last one."""
+    cues = torch.arange(cfg.n_cues, device=state.cue.device)
+    is_shown = (state.cue[:, None] == cues) & (state.step == 0)[:, None]
+    is_last = (state.step == cfg.n_steps - 1)[:, None]
+    return torch.cat([is_shown, is_last], 1).to(torch.float32)
+
+
+def recall(n_steps: int = 8, n_cues: int = 2) -> AnyEnvironment:
+    """An environment whose first observation says what the last action must be.
+
+    Args:
+      n_steps: steps of an episode.
+      n_cues: how many cues there are, each with an action of its own.
+    """
+    return _environment(
+        RecallConfig(n_steps=n_steps, n_cues=n_cues),
+        recall_reset,
+        recall_step,
+        recall_observe,
+        EnvironmentSpec(observation_size=n_cues + 1, action_size=n_cues),
+        truncates=False,
+    )

@@ -1,1 +1,0 @@
-"""Classic control problems, with the equations and constants of Gymnasium."""

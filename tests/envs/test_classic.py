@@ -1,0 +1,358 @@
+"""Each body moves as Gymnasium's, the arm as its Lagrangian says; the cue of `recall` is shown once and paid once."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import funcppo as fp
+from funcppo.core import random
+from funcppo.envs import classic
+from funcppo.envs.classic import (
+    LINK_CENTRE,
+    LINK_INERTIA,
+    LINK_LENGTH,
+    LINK_MASS,
+    ReacherConfig,
+    ReacherState,
+)
+from tests.learning import WORLD, one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+BY_GYMNASIUM = {
+    "CartPole-v1": classic.cartpole,
+    "Pendulum-v1": classic.pendulum,
+    "Acrobot-v1": classic.acrobot,
+    "MountainCar-v0": classic.mountain_car,
+    "MountainCarContinuous-v0": classic.mountain_car_continuous,
+}
+STATES = {
+    "CartPole-v1": classic.CartPoleState,
+    "Pendulum-v1": classic.PendulumState,
+    "Acrobot-v1": classic.AcrobotState,
+    "MountainCar-v0": classic.MountainCarState,
+    "MountainCarContinuous-v0": classic.MountainCarState,
+}
+
+
+def keys(n, seed=0):
+    return random.split(random.key(seed), n)
+
+
+def step_both(name, motion, action, dtype=torch.float64):
+    """Ours and Gymnasium's after one step from a state: state, observation, reward, whether terminated."""
+    env = BY_GYMNASIUM[name]()
+    theirs = gymnasium.make(name).unwrapped
+    theirs.reset()
+    theirs.state = np.array(motion)
+    theirs_obs, theirs_reward, theirs_end, _, _ = theirs.step(action)
+
+    state = STATES[name](
+        torch.tensor([motion], dtype=dtype), torch.zeros(1, dtype=torch.int64)
+    )
+    is_real = isinstance(action, np.ndarray)
+    taken = torch.tensor(np.array([action]), dtype=dtype if is_real else None)
+    after, timestep = env.step_functional(env.cfg, WORLD, state, taken, None)
+    obs = env.observe(env.cfg, WORLD, after)[0].double().numpy()
+    np.testing.assert_allclose(obs, theirs_obs, atol=3e-6)  # float32 there
+    return (
+        after.motion[0].double().numpy(),
+        np.array(theirs.state),
+        (float(timestep.reward[0]), bool(timestep.terminated[0])),
+        (theirs_reward, theirs_end),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_of_cartpole_and_of_pendulum_equals_gymnasiums(dtype):
+    """50 states over the whole range, and torques beyond the limit; 1e-6, in float64 1e-12."""
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        torque = torch.tensor(rng.uniform(-3, 3, 1)).to(dtype)
+        for name, span, action in (
+            ("CartPole-v1", [2.4, 3.0, 0.2094, 3.0], int(rng.integers(2))),
+            ("Pendulum-v1", [20.0, 8.0], torque.double().numpy()),
+        ):
+            motion = rng.uniform(-1, 1, len(span)) * span
+            motion = torch.tensor(motion).to(dtype).double().tolist()
+            ours, theirs, result, expected = step_both(
+                name, motion, action, dtype
+            )
+            np.testing.assert_allclose(ours, theirs, tolerance, tolerance)
+            # An angle of three turns loses digits when it is wrapped.
+            assert result == pytest.approx(
+                expected, 10 * tolerance, 10 * tolerance
+            )
+
+
+@given(
+    st.tuples(
+        *[st.floats(-math.pi, math.pi)] * 2,
+        st.floats(-4 * math.pi, 4 * math.pi),
+        st.floats(-9 * math.pi, 9 * math.pi),
+    ),
+    st.integers(0, 2),
+)
+@example((math.pi, -math.pi, 4 * math.pi, -9 * math.pi), 0)
+@example((3.0, 0.1, 1.0, 0.0), 2)  # at the goal after the step
+def test_a_step_of_acrobot_equals_gymnasiums(motion, action):
+    """In float64, 1e-9: the sums of a Runge-Kutta step differ in their order."""
+    if -math.cos(motion[0]) - math.cos(motion[0] + motion[1]) > 1.0:
+        return  # a finished row stays as it is
+    ours, theirs, result, expected = step_both("Acrobot-v1", motion, action)
+    # An angle at the seam may be wrapped to either side.
+    turns = (ours[:2] - theirs[:2]) / (2 * math.pi)
+    np.testing.assert_allclose(turns, np.round(turns), atol=1e-9)
+    np.testing.assert_allclose(ours[2:], theirs[2:], rtol=1e-9, atol=1e-9)
+    height = -math.cos(theirs[0]) - math.cos(theirs[0] + theirs[1])
+    if abs(height - 1.0) > 1e-9:
+        assert result == expected
+
+
+@given(
+    st.floats(-1.2, 0.6),
+    st.floats(-0.07, 0.07),
+    st.integers(0, 2),
+    st.floats(-2, 2),
+)
+@example(-1.2, -0.07, 0, -2.0)  # against the wall
+@example(0.49, 0.07, 2, 1.0)  # to the goal
+@example(0.44, 0.07, 2, 1.0)
+def test_a_step_of_the_mountain_cars_equals_gymnasiums(
+    position, velocity, action, force
+):
+    """Gymnasium rounds the state of the continuous one to float32."""
+    for name, taken, atol, goal in (
+        ("MountainCar-v0", action, 1e-14, 0.5),
+        ("MountainCarContinuous-v0", np.array([force]), 1e-7, 0.45),
+    ):
+        if position >= goal and velocity >= 0:
+            continue
+        ours, theirs, result, expected = step_both(
+            name, (position, velocity), taken
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+        assert result == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", BY_GYMNASIUM)
+def test_the_limits_and_sizes_are_gymnasiums(name):
+    env, theirs = BY_GYMNASIUM[name](), gymnasium.make(name)
+    assert env.cfg.max_steps == gymnasium.spec(name).max_episode_steps
+    obs = env.observe(env.cfg, WORLD, env.reset(env.cfg, WORLD, keys(3)))
+    assert obs.shape == (3, *theirs.observation_space.shape)
+    assert env.spec.observation_size == obs.shape[1]
+    actions = theirs.action_space
+    n_actions = actions.shape[0] if env.spec.continuous_actions else actions.n
+    assert env.spec.action_size == n_actions
+    assert BY_GYMNASIUM[name](max_steps=7).cfg.max_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("CartPole-v1", [-0.05] * 4, [0.05] * 4),
+        ("Pendulum-v1", [-math.pi, -1.0], [math.pi, 1.0]),
+        ("Acrobot-v1", [-0.1] * 4, [0.1] * 4),
+        ("MountainCar-v0", [-0.6, 0.0], [-0.4, 0.0]),
+    ],
+)
+def test_resets_are_uniform_where_gymnasium_puts_them(name, low, high):
+    """4,000 draws: the mean and the mean distance from it within 5 % of the width."""
+    env = BY_GYMNASIUM[name]()
+    motion = env.reset(env.cfg, WORLD, keys(4000, 5)).motion
+    low, high = torch.tensor(low), torch.tensor(high)
+    assert (motion >= low - 1e-6).all() and (motion <= high + 1e-6).all()
+    width = high - low
+    middle = (low + high) / 2
+    assert ((motion.mean(0) - middle).abs() <= 0.05 * width).all()
+    distance = (motion - middle).abs().mean(0)
+    assert ((distance - width / 4).abs() <= 0.05 * width).all()
+
+
+def test_the_reward_of_pendulum_is_scaled_by_its_setting():
+    env, half = classic.pendulum(), classic.pendulum(reward_scale=0.5)
+    action = torch.ones(3, 1)
+    state = env.reset(env.cfg, WORLD, keys(3))
+    rewards = [
+        e.step_functional(e.cfg, WORLD, state, action, keys(3))[1].reward
+        for e in (env, half)
+    ]
+    assert rewards[0].all() and torch.equal(0.5 * rewards[0], rewards[1])
+
+
+def test_the_velocity_of_the_goal_of_mountain_car_is_a_setting():
+    env = classic.mountain_car(goal_velocity=0.05)
+    for motion, is_reached in (([0.5, 0.02], False), ([0.45, 0.065], True)):
+        state = classic.MountainCarState(
+            torch.tensor([motion]), torch.zeros(1, dtype=torch.int64)
+        )
+        _, timestep = env.step_functional(
+            env.cfg, WORLD, state, torch.tensor([2]), None
+        )
+        assert bool(timestep.terminated) == is_reached
+
+
+# Reacher
+
+
+def states(n, seed=0):
+    """Poses and velocities of up to 6 rad / s, in float64."""
+    draws = torch.Generator().manual_seed(seed)
+    angle = (torch.rand(n, 2, generator=draws, dtype=torch.float64) - 0.5) * 6
+    velocity = (
+        torch.rand(n, 2, generator=draws, dtype=torch.float64) - 0.5
+    ) * 12
+    target = torch.zeros(n, 2, dtype=torch.float64)
+    steps = torch.zeros(n, dtype=torch.int64)
+    return ReacherState(angle, velocity, target, steps)
+
+
+def centres(angle):
+    """Positions of the two centres of mass."""
+    first, both = angle[0], angle[0] + angle[1]
+    elbow = LINK_LENGTH * torch.stack([torch.cos(first), torch.sin(first)])
+    direction = torch.stack([torch.cos(both), torch.sin(both)])
+    middle = elbow * LINK_CENTRE / LINK_LENGTH
+    return torch.stack([middle, elbow + LINK_CENTRE * direction])
+
+
+def kinetic_and_potential(angle, velocity, gravity):
+    """Of two rods: the motion of their centres, and their rotation."""
+    _, motion = torch.func.jvp(centres, (angle,), (velocity,))
+    spin = torch.stack([velocity[0], velocity[0] + velocity[1]])
+    squares = LINK_MASS * (motion**2).sum() + LINK_INERTIA * (spin**2).sum()
+    return 0.5 * squares, LINK_MASS * gravity * centres(angle)[:, 1].sum()
+
+
+def lagrangian(angle, velocity, gravity):
+    kinetic, potential = kinetic_and_potential(angle, velocity, gravity)
+    return kinetic - potential
+
+
+def acceleration_of_the_lagrangian(cfg, angle, velocity, torque):
+    """q'' of d/dt (dL/dq') = dL/dq + torque - damping q', by derivatives of L."""
+
+    def momentum(angle, velocity):
+        return torch.func.grad(lagrangian, 1)(angle, velocity, cfg.gravity)
+
+    inertia = torch.func.jacfwd(momentum, 1)(angle, velocity)
+    _, drift = torch.func.jvp(
+        lambda q: momentum(q, velocity), (angle,), (velocity,)
+    )
+    force = torch.func.grad(lagrangian, 0)(angle, velocity, cfg.gravity)
+    net = force + torque - cfg.damping * velocity - drift
+    return torch.linalg.solve(inertia, net)
+
+
+@pytest.mark.parametrize("gravity", [0.0, 9.81])
+def test_accelerations_of_the_arm_are_those_of_the_lagrangian(gravity):
+    cfg = ReacherConfig(gravity=gravity, damping=0.3, max_steps=9)
+    state = states(10)
+    torque = states(10, seed=1).velocity
+    got = classic.acceleration(cfg, state.angle, state.velocity, torque)
+    want = torch.stack(
+        [
+            acceleration_of_the_lagrangian(cfg, *row)
+            for row in zip(state.angle, state.velocity, torque)
+        ]
+    )
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_a_step_of_the_arm_is_its_motion_under_a_constant_torque():
+    """Against 200 small steps of Heun's method; 1e-3 of a radian, as both have errors of the size of 1e-4."""
+    cfg = classic.reacher(gravity=2.0).cfg
+    state, action = states(20), states(20, seed=2).angle.clamp(-1, 1)
+    after, _ = classic.reacher_step(cfg, WORLD, state, action, keys(20))
+    angle, velocity, n_steps = state.angle, state.velocity, 200
+    dt = 0.05 / n_steps
+    for _ in range(n_steps):
+        a = classic.acceleration(cfg, angle, velocity, action)
+        b = classic.acceleration(
+            cfg, angle + dt * velocity, velocity + dt * a, action
+        )
+        angle = angle + dt * (velocity + dt / 2 * a)
+        velocity = velocity + dt / 2 * (a + b)
+    torch.testing.assert_close(after.angle, angle, rtol=0, atol=1e-3)
+    assert not torch.allclose(after.angle, state.angle, rtol=0, atol=0.05)
+
+
+def test_the_reward_of_the_arm_is_the_distance_and_the_cost_of_the_action():
+    cfg = classic.reacher().cfg
+    state = ReacherState(
+        angle=torch.zeros(1, 2),
+        velocity=torch.zeros(1, 2),
+        target=torch.tensor([[1.0, 0.0]]),
+        steps=torch.zeros(1, dtype=torch.int64),
+    )
+
+    def step(torque):
+        action = torch.full((1, 2), torque)
+        return classic.reacher_step(cfg, WORLD, state, action, keys(1))
+
+    assert float(step(0.0)[1].reward[0]) == pytest.approx(0.0, abs=1e-5)
+    clipped, strong = step(1.0), step(9.0)
+    assert torch.equal(clipped[0].angle, strong[0].angle)
+    distance = (classic.fingertip(strong[0].angle) - state.target).norm()
+    assert float(strong[1].reward[0]) == pytest.approx(-float(distance) - 0.2)
+
+
+def test_targets_are_uniform_on_the_disc_that_the_arm_reaches():
+    """A quarter of them lies within half the reach; 10,000 draws, five deviations."""
+    env = classic.reacher()
+    radius = env.reset(env.cfg, WORLD, keys(10_000)).target.norm(dim=-1)
+    assert float(radius.max()) <= 2 * LINK_LENGTH + 1e-6
+    share = float((radius < LINK_LENGTH).float().mean())
+    assert share == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / 10_000))
+
+
+@pytest.mark.long
+def test_ppo_learns_to_reach():
+    """The greedy policy after 40 updates against the one before the first; the seed is fixed."""
+    ppo = fp.ppo(
+        env=fp.envs.reacher(max_steps=50), network=fp.nets.mlp(32, 32),
+        n_envs=128, n_steps=25, learning_rate=1e-2, gamma=0.9,
+    )  # fmt: skip
+    untrained = fp.evaluate_policy(ppo, ppo.init(fp.random.key(0)))
+    result = fp.train(ppo, 40 * 128 * 25)
+    trained = fp.evaluate_policy(ppo, result.state)
+    assert trained.greedy.low > untrained.greedy.mean
+
+
+# Recall
+
+
+def test_an_episode_of_recall_by_hand():
+    """Three rows of an episode of 3 steps: right at the end, wrong at the end, right before and wrong at the end."""
+    env = fp.envs.recall(n_steps=3, n_cues=2)
+    state = env.reset(env.cfg, WORLD, keys(3))._replace(
+        cue=torch.tensor([0, 1, 1])
+    )
+    observed, rewards = [], []
+    for action in ([1, 1, 1], [1, 1, 1], [0, 0, 0]):
+        observed.append(env.observe(env.cfg, WORLD, state).tolist())
+        state, step = env.step_functional(
+            env.cfg, WORLD, state, torch.tensor(action), keys(3)
+        )
+        rewards.append(step.reward.tolist())
+    assert observed == [
+        [[1, 0, 0], [0, 1, 0], [0, 1, 0]],
+        [[0, 0, 0]] * 3,
+        [[0, 0, 1]] * 3,
+    ]
+    assert rewards == [[0, 0, 0], [0, 0, 0], [1, -1, -1]]
+    assert step.terminated.all() and not step.truncated.any()
+
+
+def test_recall_passes_the_checks_of_an_environment():
+    fp.check(fp.envs.recall(), n_steps=10)
+    fp.check(fp.envs.recall(n_steps=1, n_cues=5), n_steps=3)
