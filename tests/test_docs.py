@@ -70,6 +70,18 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
         assert not anchor or anchor in anchors(linked), target
 
 
+FOLDERS = "experiments|tests|examples|funcppo|ops"
+
+
+@pytest.mark.parametrize("page", LINKING, ids=page_id)
+def test_every_file_that_a_page_names_exists(page):
+    text = page.read_text()
+    named = re.findall(
+        rf"`((?:{FOLDERS})/[\w./-]+(?:\.\w+|/))(?:::\w+)?`", text
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_links_of_pages_that_are_made_lead_to_made_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))  # which conf.py sets
     spec = importlib.util.spec_from_file_location("conf", DOCS / "conf.py")
