@@ -150,13 +150,12 @@ def init_scheduler(
         result=_empty_results(cfg, n_slots, device),
     )
 
-    zero = torch.zeros((), dtype=torch.int64, device=device)
     return SchedulerState(
         search=search,
         results=_empty_results(cfg, cfg.chunk_size + 1, device),
-        n_started=zero,
+        n_started=torch.zeros((), dtype=torch.int64, device=device),
         n_candidates=(chunk[:, 0] > 0).sum(),
-        active_row_steps=zero,
+        active_row_steps=torch.zeros((), dtype=torch.int64, device=device),
     )
 
 
@@ -475,18 +474,21 @@ def _init_search(
 def _empty_results(
     cfg: SearchConfig, n: int, device: torch.device
 ) -> SearchResult:
-    """Results of candidates of which no proof was found yet."""
-    zero_probability = torch.full((n,), -torch.inf, device=device)
-    zero = torch.zeros(n, dtype=torch.int32, device=device)
+    """Results of candidates of which no proof was found yet.
+
+    No tensor is in two places: a compiled step would be compiled again for the next state, where none is.
+    """
+    log_probs = torch.full((5, n), -torch.inf, device=device).unbind()
+    log_score, failed, pruned, overflow, best = (x.clone() for x in log_probs)
     return SearchResult(
-        log_score=zero_probability,
-        failed_log_mass=zero_probability,
-        pruned_log_mass=zero_probability,
-        overflow_log_mass=zero_probability,
-        best_log_prob=zero_probability,
+        log_score=log_score,
+        failed_log_mass=failed,
+        pruned_log_mass=pruned,
+        overflow_log_mass=overflow,
+        best_log_prob=best,
         trace=torch.zeros((n, cfg.max_depth), dtype=torch.int32, device=device),
-        proof_length=zero,
-        n_steps=zero,
+        proof_length=torch.zeros(n, dtype=torch.int32, device=device),
+        n_steps=torch.zeros(n, dtype=torch.int32, device=device),
     )
 
 
