@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import torch
 
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
@@ -26,9 +29,6 @@ COMPILE_MIN_SECONDS = {"cuda": 36.0}
 # Rollout steps and minibatch updates from which it repays where no update is measured. Compiling takes a minute or two,
 # and saves 1.5 ms on each of them on a GPU, 8 ms on a CPU.
 COMPILE_MIN_CALLS = 40_000
-# Those from which all strategies are compiled and the fastest is taken. That compiles three times as much, for a part
-# of what compiling saves.
-COMPARE_MIN_CALLS = 10 * COMPILE_MIN_CALLS
 CHECKPOINT_SECONDS = 60.0  # between two checkpoints, validations aside
 
 
@@ -37,7 +37,7 @@ def prepare_step(
     world: object,
     state: TrainState[Any, Any],
     parts: Parts,
-    strategy: str | tuple[str, ...],
+    strategy: str,
     tolerance: float = DEFAULT_TOLERANCE,
     agree: Agree = alone,
     deadline: Deadline | None = None,
@@ -127,8 +127,22 @@ def _measure_updates(
     if not decide(seconds >= min_seconds):
         return None, seconds
     bodies = capture_bodies()  # makes an update, which loads code
-    update_seconds = compilation.time_call(bodies.fn, bodies.state)
+    update_seconds = _time_call(bodies.fn, bodies.state)
     return bodies, min(seconds, n_updates * update_seconds)
+
+
+def _time_call(fn: Callable[..., object], *args: object) -> float:
+    """Seconds of a call, up to the end of what it starts on a GPU."""
+    _wait_for_gpu()
+    start = time.perf_counter()
+    fn(*args)
+    _wait_for_gpu()
+    return time.perf_counter() - start
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def decide_to_compile(
@@ -159,17 +173,10 @@ def n_calls(ppo: PPOConfig) -> int:
 def describe_strategy(record: StrategyRecord) -> str:
     """Return a line that says which strategy is used, and why not another."""
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
-    if record.tried_earlier:
-        line += "; an earlier start tried it"
     if record.skip_reason:
         line += f"; others not tried: {record.skip_reason}"
     elif record.uncompiled_seconds is not None:
         line += f"; uncompiled its updates would take {record.uncompiled_seconds:.3g} s"
-    if record.times_ms:
-        times = [f"{name} {ms:.3g}" for name, ms in record.times_ms.items()]
-        line += f"; ms a minibatch: {', '.join(times)}"
-    if record.untimed_reason:
-        line += f"; others not timed: {record.untimed_reason}"
     if record.rollout == "kernel":
         line += "; the rollout is one kernel"
     elif record.rollout_reason:

@@ -8,10 +8,8 @@ Settings are Python scalars, and a compiled training step is specialised to them
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from funcppo.core.settings import (
     DecayRate,
@@ -42,9 +40,6 @@ SCALAR_FIELDS = (
     "clip_eps_schedule",
     "entropy_coef_schedule",
 )
-_MARK = "reads_no_scalar_fields"
-
-Fn = TypeVar("Fn", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,33 +233,3 @@ class Config:
         scalars = {name: getattr(defaults, name) for name in SCALAR_FIELDS}
         ppo = dataclasses.replace(self.ppo, **scalars)
         return dataclasses.replace(self, ppo=ppo)
-
-
-def reads_scalars_apart(fn: Fn) -> Fn:
-    """Mark a function of a `Config` that reads none of `SCALAR_FIELDS`: its compiled code serves all values."""
-    setattr(fn, _MARK, fn)
-    return fn
-
-
-def as_compiled(
-    fns: Iterable[Callable[..., object]], args: tuple[object, ...]
-) -> tuple[object, ...]:
-    """The arguments of a call as far as compiled code of some functions may depend on them.
-
-    Args:
-      fns: functions, or partial applications; unless all that they are made of are marked by `reads_scalars_apart`,
-        nothing is left out.
-    """
-    if not all(map(_is_marked, fns)):
-        return args
-    return tuple(
-        x.without_scalars() if isinstance(x, Config) else x for x in args
-    )
-
-
-def _is_marked(fn: Any) -> bool:
-    if isinstance(fn, partial):
-        values = (*fn.args, *fn.keywords.values())
-        return all(map(_is_marked, (fn.func, *filter(callable, values))))
-    # A wrapper has the attributes of what it wraps, and may read more.
-    return getattr(fn, _MARK, None) is fn

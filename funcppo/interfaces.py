@@ -105,8 +105,7 @@ class ModeFn(Protocol[ActionParams]):
 class Distribution(Generic[ActionParams]):
     """How a network's output is read as a distribution over actions.
 
-    Functions that another process can import by name let the parts of a training step compile side by side
-    (`runtime/parallel_compile.py`).
+    Functions that their modules have by their names let later processes find the compiled training step on disk.
     """
 
     sample: SampleFn[ActionParams]

@@ -514,7 +514,7 @@ def compile(
 
     Args:
       state: a state of the learner, to try strategies on; it is copied, and left as it is.
-      strategy: "auto", "fastest", or one of `runtime.compile.STRATEGIES`: see `runtime.compile.select_strategy`.
+      strategy: "auto", or one of `runtime.compile.STRATEGIES`: see `runtime.compile.select_strategy`.
       backend: a backend of `torch.compile`.
       tolerance: largest relative difference from the eager step; `runtime.equivalence.BF16_TOLERANCE` for matrix
         products in bfloat16. None: the default of `runtime.equivalence`.

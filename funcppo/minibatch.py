@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from funcppo import optim
-from funcppo.config import AdamConfig, Config, reads_scalars_apart
+from funcppo.config import AdamConfig, Config
 from funcppo.core import tree
+from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.tree import graph_scan, keeps_loops, scan
 from funcppo.core.types import F32, I64, Bool, Obs, Params, Scan
 from funcppo.losses import (
@@ -457,13 +458,11 @@ class MinibatchParts:
     """The functions from which a runtime composes a `minibatch_step` that it cannot compile as a whole.
 
     minibatch_step          accumulate_gradients, then apply_gradients
-    accumulate_gradients    the mean of loss_gradient over the microbatches
-    loss_gradient           the derivative of minibatch_loss
+    accumulate_gradients    the mean of the derivative of minibatch_loss over the microbatches
     """
 
     accumulate_gradients: GradientFn = accumulate_gradients
     apply_gradients: ApplyGradientsFn = apply_gradients
-    loss_gradient: GradientFn = loss_gradient
     minibatch_loss: LossFn = minibatch_loss
 
 

@@ -16,8 +16,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo.config import Config, reads_scalars_apart
+from funcppo.config import Config
 from funcppo.core import random, tree
+from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.tree import scan
 from funcppo.core.types import (
     F32,

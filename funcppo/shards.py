@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from funcppo import minibatch
-from funcppo.config import Config, reads_scalars_apart
+from funcppo.config import Config
 from funcppo.core import tree
+from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.types import F32, I64, Bool, Obs, Tree
 from funcppo.losses import Batch, LossMetrics, Scalars, finite_rows
 from funcppo.minibatch import (

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from funcppo import minibatch, optim, rollout, shards
 from funcppo.advantages import gae, next_values
-from funcppo.config import Config, reads_scalars_apart
+from funcppo.config import Config
 from funcppo.core import random, tree
+from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.types import F32, I64, Obs, Params, Scan, State
 from funcppo.interfaces import GatherShards, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
@@ -418,14 +419,20 @@ class MinibatchStepFn(Protocol):
     ) -> tuple[UpdateState, MinibatchMetrics]: ...
 
 
-# `rollout_step`, `build_batch` and `minibatch_step`, with a network of kernels
-kernel_rollout_step: RolloutStepFn = kernel_network.rollout_step
-kernel_actor_step: RolloutStepFn = kernel_network.actor_step
-kernel_values: ValuesFn = kernel_network.values
-kernel_build_batch: BuildBatchFn = partial(
+class UpdateStateForm(NamedTuple):
+    """How params and the state of Adam become the state of the minibatch loop, and come back from it."""
+
+    ravel: RavelFn
+    unravel: UnravelFn
+
+
+_flat_update_state = UpdateStateForm(
+    minibatch.ravel_update_state, minibatch.unravel_update_state
+)
+_build_batch_by_kernels: BuildBatchFn = partial(
     build_batch, final_value=kernel_network.final_value
 )
-kernel_minibatch_step: MinibatchStepFn = partial(
+_minibatch_step_by_kernels: MinibatchStepFn = partial(
     minibatch_step,
     accumulate_gradients=partial(
         minibatch.accumulate_gradients,
@@ -435,17 +442,28 @@ kernel_minibatch_step: MinibatchStepFn = partial(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KernelParts:
+    """Functions with a network of kernels, which a runtime may put in the places of those of `Parts`.
+
+    `actor_step` is a rollout step without the critic's values, and `values` computes those of a whole rollout.
+    `reason_against` the settings says why their network cannot be computed by kernels; it is empty if it can.
+    """
+
+    rollout_step: RolloutStepFn = kernel_network.rollout_step
+    actor_step: RolloutStepFn = kernel_network.actor_step
+    values: ValuesFn = kernel_network.values
+    build_batch: BuildBatchFn = _build_batch_by_kernels
+    minibatch_step: MinibatchStepFn = _minibatch_step_by_kernels
+    reason_against: Callable[[Config], str] = kernel_network.reason_against
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
     """The functions of `train_step`; a runtime may put compiled ones in their place.
 
     `train_step` calls them in the order in which they stand, but for the loop `scan`, which runs `rollout_step`, by
-    `unroll`, and later `minibatch_step`.
-
-    `train_step` does not call the functions in `minibatch_parts`: a runtime that cannot compile `minibatch_step` as a
-    whole composes one from them (`minibatch.MinibatchParts`). Nor does it call `kernel_rollout_step`,
-    `kernel_build_batch` and `kernel_minibatch_step`, which a runtime may put in the places of `rollout_step`,
-    `build_batch` and `minibatch_step` where `reason_against_kernels` of the settings is empty; nor `kernel_actor_step`,
-    a rollout step without the critic's values, and `kernel_values`, which has those of a whole rollout.
+    `unroll`, and later `minibatch_step`. It calls none of the last two: a runtime that cannot compile `minibatch_step`
+    as a whole composes one from `minibatch_parts`, and on a GPU it may use `kernels`.
     """
 
     scan: Scan = tree.scan
@@ -453,18 +471,10 @@ class Parts:
     rollout_step: RolloutStepFn = rollout_step
     unroll: UnrollFn = rollout.unroll
     build_batch: BuildBatchFn = build_batch
-    ravel_update_state: RavelFn = minibatch.ravel_update_state
+    update_state: UpdateStateForm = _flat_update_state
     minibatch_step: MinibatchStepFn = minibatch_step
-    unravel_update_state: UnravelFn = minibatch.unravel_update_state
     minibatch_parts: MinibatchParts = minibatch.EAGER_MINIBATCH_PARTS
-    kernel_rollout_step: RolloutStepFn = kernel_rollout_step
-    kernel_actor_step: RolloutStepFn = kernel_actor_step
-    kernel_values: ValuesFn = kernel_values
-    kernel_build_batch: BuildBatchFn = kernel_build_batch
-    kernel_minibatch_step: MinibatchStepFn = kernel_minibatch_step
-    reason_against_kernels: Callable[[Config], str] = (
-        kernel_network.reason_against
-    )
+    kernels: KernelParts = KernelParts()
 
 
 EAGER_PARTS = Parts()
@@ -661,7 +671,7 @@ def _prepare(
     return RolloutResult(
         key=rollout_data.next_key,
         rollout_state=rollout_state,
-        update_state=parts.ravel_update_state(state.params, state.opt_state),
+        update_state=parts.update_state.ravel(state.params, state.opt_state),
         batch=batch,
         scalars=scalars,
         minibatches=rollout_data.minibatches,
@@ -724,7 +734,7 @@ def _update(
         step, collected.update_state, collected.minibatches
     )
 
-    params, opt_state = parts.unravel_update_state(state.params, update_state)
+    params, opt_state = parts.update_state.unravel(state.params, update_state)
     next_state = TrainState(
         params=params,
         opt_state=opt_state,
@@ -816,25 +826,29 @@ def vmap_parts(parts: Parts) -> Parts:
     `train_step(cfg, world, states, vmap_parts(parts))` equals `torch.vmap` of the whole step, and each of its parts can
     be compiled. Trajectories are [T, L, B] and minibatches [n, L, MB]: `scan` goes along the first axis.
     """
-    sample_for_each = _vmap_part(parts.sample_randomness, n_static=2)
+    vmap_static = partial(_vmap_part, n_static=2)
     vmap_build_batch = partial(_vmap_part, n_static=2, in_dims=(0, 0, 1, 0, 0))
+    kernels = parts.kernels
     return dataclasses.replace(
         parts,
         sample_randomness=update_wrapper(
-            partial(_sample_for_each, sample_for_each), parts.sample_randomness
+            partial(_sample_for_each, vmap_static(parts.sample_randomness)),
+            parts.sample_randomness,
         ),
-        rollout_step=_vmap_part(parts.rollout_step, n_static=2),
-        kernel_rollout_step=_vmap_part(parts.kernel_rollout_step, n_static=2),
-        kernel_actor_step=_vmap_part(parts.kernel_actor_step, n_static=2),
-        kernel_values=_vmap_part(
-            parts.kernel_values, n_static=2, in_dims=(0, 1), out_dim=1
-        ),
+        rollout_step=vmap_static(parts.rollout_step),
         build_batch=vmap_build_batch(parts.build_batch),
-        kernel_build_batch=vmap_build_batch(parts.kernel_build_batch),
-        ravel_update_state=_vmap_part(parts.ravel_update_state, n_static=0),
-        minibatch_step=_vmap_part(parts.minibatch_step, n_static=2),
-        kernel_minibatch_step=_vmap_part(
-            parts.kernel_minibatch_step, n_static=2
+        update_state=UpdateStateForm(
+            *(_vmap_part(fn, n_static=0) for fn in parts.update_state)
         ),
-        unravel_update_state=_vmap_part(parts.unravel_update_state, n_static=0),
+        minibatch_step=vmap_static(parts.minibatch_step),
+        kernels=dataclasses.replace(
+            kernels,
+            rollout_step=vmap_static(kernels.rollout_step),
+            actor_step=vmap_static(kernels.actor_step),
+            values=_vmap_part(
+                kernels.values, n_static=2, in_dims=(0, 1), out_dim=1
+            ),
+            build_batch=vmap_build_batch(kernels.build_batch),
+            minibatch_step=vmap_static(kernels.minibatch_step),
+        ),
     )

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from funcppo.cli import common
-from funcppo.runtime import memory, strategy_cache
+from funcppo.runtime import memory
 
 # Of a property, however many its test asks for; `make test-long` tries as many as it asks for.
 MAX_EXAMPLES = 25
@@ -39,18 +39,15 @@ hypothesis.settings.load_profile("suite")
 # Files whose tests compile the same graphs: one worker runs them, and finds in the second what the first has compiled.
 SAME_GRAPHS = {
     "tests/test_laws.py": "tests/runtime/test_compile.py",
-    "tests/runtime/test_strategy_cache.py": "tests/runtime/test_compile.py",
 }
 # Files that take longest: they run first, so that no worker is left alone with one of them in the end.
 LONGEST = (
     "tests/test_laws.py",
     "tests/runtime/test_compile.py",
-    "tests/runtime/test_compile_cache.py",
+    "tests/runtime/test_cache.py",
     "tests/kg/logic/test_consequences.py",
     "tests/kg/logic/test_fixpoint.py",
     "tests/test_several_processes.py",
-    "tests/runtime/test_parallel_compile.py",
-    "tests/runtime/test_whole_iteration.py",
 )
 
 # Three processes have room for parts of the largest size in three quarters of it.
@@ -121,8 +118,6 @@ def separate_caches(tmp_path_factory):
         fixtures = own_folder / "fixtures"
         fixtures.mkdir(parents=True)  # PyTorch warns where there is none
         patch.setenv("XDG_CACHE_HOME", str(fixtures))
-        # what trials of strategies find is of the test that makes them
-        patch.setattr(strategy_cache, "outcome_path", lambda *_: None)
         yield
 
 

@@ -43,11 +43,6 @@ FLOORS = (
     ("cli", "__main__"),
 )
 FLOOR = {unit: i for i, units in enumerate(FLOORS) for unit in units}
-# Keys of compiled code leave out scalars of the configuration.
-EXCEPTIONS = {
-    ("runtime.compile", "config"),
-    ("runtime.compile_cache", "config"),
-}
 KG_WITHOUT_PPO = ("kg.graph", "kg.logic", "kg.mining")
 PPO = ("ppo", "envs", "nets", "rl")
 
@@ -154,7 +149,7 @@ def test_imports_point_one_way():
         f"{name} imports {other}"
         for name, found in IMPORTS.items()
         for other in sorted(found)
-        if not may_import(name, other) and (name, other) not in EXCEPTIONS
+        if not may_import(name, other)
     ] == []
 
 

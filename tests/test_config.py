@@ -19,9 +19,9 @@ from funcppo.config import (
     Config,
     PPOConfig,
     Schedule,
-    as_compiled,
 )
 from funcppo.core import random
+from funcppo.core.settings import as_compiled
 from funcppo.interfaces import NoWorld
 from funcppo.losses import Scalars
 from tests.learning import (
@@ -214,16 +214,14 @@ SMALL = {"n_envs": 4, "n_steps": 4, "n_epochs": 2, "n_minibatches": 2}
 def test_no_part_of_a_step_reads_what_scalars_hold(cfg, by_kernels):
     """Compiled code of the parts serves all values, so that none may show in it."""
     parts = train_step.EAGER_PARTS
-    if by_kernels and parts.reason_against_kernels(cfg):
+    if by_kernels and parts.kernels.reason_against(cfg):
         pytest.skip("no kernels for this network")
-    prefix = "kernel_" if by_kernels else ""
-    names = {
-        "sample_randomness": "sample_randomness",
-        "rollout_step": f"{prefix}rollout_step",
-        "build_batch": f"{prefix}build_batch",
-        "minibatch_step": f"{prefix}minibatch_step",
+    source = parts.kernels if by_kernels else parts
+    plain = {
+        name: getattr(source, name)
+        for name in ("rollout_step", "build_batch", "minibatch_step")
     }
-    plain = {name: getattr(parts, part) for name, part in names.items()}
+    plain["sample_randomness"] = parts.sample_randomness
     state = train_step.init(cfg, NoWorld(), random.key(0))
     steps = [
         train_step.train_step(cfg, NoWorld(), state, replace(parts, **fns))
@@ -258,41 +256,32 @@ def own_step(cfg, *args):
 
 
 @pytest.mark.parametrize(
-    ("fns", "is_shared"),
+    ("fn", "is_shared"),
     [
-        ([train_step.EAGER_PARTS.minibatch_step], True),
-        ([train_step.EAGER_PARTS.kernel_build_batch], True),
-        ([train_step.EAGER_PARTS.kernel_minibatch_step], True),
+        (train_step.EAGER_PARTS.minibatch_step, True),
+        (train_step.EAGER_PARTS.kernels.build_batch, True),
+        (train_step.EAGER_PARTS.kernels.minibatch_step, True),
+        (train_step.vmap_parts(train_step.EAGER_PARTS).minibatch_step, True),
+        (train_step.vmap_parts(train_step.EAGER_PARTS).sample_randomness, True),
+        (own_gradients, False),
+        (own_step, False),
         (
-            [train_step.vmap_parts(train_step.EAGER_PARTS).minibatch_step],
-            True,
-        ),
-        (
-            [train_step.vmap_parts(train_step.EAGER_PARTS).sample_randomness],
-            True,
-        ),
-        ([own_gradients], False),
-        ([own_step], False),
-        ([train_step.EAGER_PARTS.minibatch_step, own_gradients], False),
-        (
-            [
-                partial(
-                    train_step.EAGER_PARTS.minibatch_step,
-                    accumulate_gradients=own_gradients,
-                )
-            ],
+            partial(
+                train_step.EAGER_PARTS.minibatch_step,
+                accumulate_gradients=own_gradients,
+            ),
             False,
         ),
-        ([train_step.train_step], False),
+        (train_step.train_step, False),
     ],
 )
-def test_code_of_the_package_s_parts_serves_all_scalars(fns, is_shared):
+def test_code_of_the_package_s_parts_serves_all_scalars(fn, is_shared):
     """Code of a part of one's own may read any setting."""
     one, other = (
-        as_compiled(fns, (cfg, 1)) for cfg in (cartpole_config(), OTHER)
+        as_compiled(fn, (cfg, 1)) for cfg in (cartpole_config(), OTHER)
     )
     assert (one == other) is is_shared
-    assert as_compiled(fns, (OTHER, 1))[1] == 1
+    assert as_compiled(fn, (OTHER, 1))[1] == 1
     if not is_shared:
         assert other[0] is OTHER
 

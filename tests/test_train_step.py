@@ -15,7 +15,9 @@ from funcppo.minibatch import MinibatchParts
 from funcppo.rollout import RolloutState
 from funcppo.train_step import (
     EAGER_PARTS,
+    KernelParts,
     Parts,
+    UpdateStateForm,
     apply_schedules,
     build_batch,
     init,
@@ -58,24 +60,17 @@ def fails(*_):
     raise ZeroDivisionError
 
 
-# what a runtime may put in the places of others
-REPLACEMENTS = {
-    "minibatch_parts",
-    "kernel_rollout_step",
-    "kernel_actor_step",
-    "kernel_values",
-    "kernel_build_batch",
-    "kernel_minibatch_step",
-    "reason_against_kernels",
-}
+FAILING_FORM = UpdateStateForm(fails, fails)
 
 
 @pytest.mark.parametrize(
-    "name", sorted({f.name for f in fields(Parts)} - REPLACEMENTS)
+    "name",
+    sorted({f.name for f in fields(Parts)} - {"minibatch_parts", "kernels"}),
 )
 def test_a_training_step_calls_each_of_its_parts(name):
     cfg = cartpole_config(**SMALL)
-    parts = replace(EAGER_PARTS, **{name: fails})
+    failing = FAILING_FORM if name == "update_state" else fails
+    parts = replace(EAGER_PARTS, **{name: failing})
     with pytest.raises(ZeroDivisionError):
         train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)), parts)
 
@@ -83,7 +78,8 @@ def test_a_training_step_calls_each_of_its_parts(name):
 def test_a_training_step_calls_none_of_what_a_minibatch_step_is_composed_of():
     cfg = cartpole_config(**SMALL)
     pieces = MinibatchParts(**{f.name: fails for f in fields(MinibatchParts)})
-    parts = replace(EAGER_PARTS, minibatch_parts=pieces)
+    kernels = KernelParts(**{f.name: fails for f in fields(KernelParts)})
+    parts = replace(EAGER_PARTS, minibatch_parts=pieces, kernels=kernels)
     train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)), parts)
 
 

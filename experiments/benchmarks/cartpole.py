@@ -44,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
+from experiments.benchmarks.whole_iteration import compile_iteration
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
@@ -56,7 +57,6 @@ from funcppo.runtime import memory
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
-from funcppo.runtime.whole_iteration import compile_iteration
 
 # Environments and learners of each work; 0 learners: one, without vmap.
 WORK = {
@@ -288,7 +288,7 @@ class CartPoleCase:
     def compile_parts(self) -> train_step.Parts:
         """The parts of the training step that this mode calls."""
         if self.mode in ("captured", "loop-body-graphs", "compiled"):
-            strategy = "one-graph" if self.microbatches == 1 else "two-graphs"
+            strategy = "one-graph"
         else:
             strategy = "forward" if self.mode == "forward" else "eager"
         tolerance = (
@@ -311,7 +311,7 @@ class CartPoleCase:
     ) -> Callable[[Any], tuple[Any, Any]]:
         """What is timed: an iteration, or one minibatch update."""
         if mode == "whole-iteration":
-            iteration = compile_iteration(train_step.train_step, parts)
+            iteration = compile_iteration(parts)
             return lambda state: iteration(self.cfg, NoWorld(), state)
         if self.work != "update":
             return lambda state: train_step.train_step(

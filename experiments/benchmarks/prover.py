@@ -229,7 +229,7 @@ class ProverCase:
             return "eager"
         if self.mode == "forward":
             return "forward"
-        return "one-graph" if self.cfg.ppo.n_microbatches == 1 else "two-graphs"
+        return "one-graph"
 
     def capture(
         self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts

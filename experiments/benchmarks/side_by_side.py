@@ -18,7 +18,7 @@ from typing import Any
 
 from experiments.provenance import describe_machine
 from funcppo.core.files import write_atomically
-from funcppo.runtime import compile_cache
+from funcppo.runtime import cache
 
 Row = dict[str, Any]
 
@@ -108,7 +108,7 @@ def seconds_since_start() -> float:
 
 def compile_seconds() -> dict[str, dict[str, float | bool]]:
     """Of each function compiled so far: its seconds, and whether it was found compiled on disk."""
-    events = compile_cache.compile_events
+    events = cache.compile_events
     return {
         event.name: {"seconds": event.seconds, "found": event.cache_hit}
         for event in events

@@ -4,8 +4,7 @@
 
 Each row is a process of its own, several times: imports of PyTorch, with its compiler, and with what code that Inductor
 has generated imports; and the first iteration of learning to prove Countries S3 (prover.py) and of CartPole, 4 x 128
-(cartpole.py), with nothing compiled, with empty caches of compiled code, and with full ones. On a GPU a process that
-compiles starts those that help it before it imports PyTorch, as `funcppo train` and `funcppo rl` do. Where JAX is
+(cartpole.py), with nothing compiled, with empty caches of compiled code, and with full ones. Where JAX is
 installed, CartPole in JAX, too, with its own cache on disk; its clock begins before the import of JAX, after that of
 PyTorch. The first process of each row, which may have to write Python's bytecode or read files for the first time, is
 not counted.
@@ -27,9 +26,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
-
-# A process that is measured imports PyTorch later.
-from funcppo.runtime import parallel_compile
 
 STARTED_AT = "BENCHMARK_CELL_STARTED_AT"  # that of side_by_side.py
 IMPORTS = {
@@ -140,8 +136,6 @@ def iteration_seconds(
 
 def run_process(work: str, mode: str, device: str) -> float:
     """Run the first iteration of a work, and return the seconds since this process was started."""
-    if work in WORKS and mode == MODES["cuda"]["all"]:
-        parallel_compile.start_workers()
     from experiments.benchmarks.side_by_side import seconds_since_start
 
     if work == JAX_WORK:

@@ -26,7 +26,7 @@ from experiments.paths import RESULTS, ROOT
 
 RECORD = RESULTS / "older_pytorch.json"
 N_WORKERS = 2
-STRATEGIES = ("eager", "forward", "two-graphs", "one-graph")
+STRATEGIES = ("eager", "forward", "one-graph")
 
 
 def main() -> None:

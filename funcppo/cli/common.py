@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 import funcppo
 from funcppo.core import files
 from funcppo.core.settings import MAX_PORT, is_cuda
-from funcppo.runtime import distributed, parallel_compile
+from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -162,19 +162,6 @@ def _is_same_file(path: Path, other: Path) -> bool:
     if path.exists() and other.exists():
         return path.samefile(other)
     return path.resolve() == other.resolve()
-
-
-def start_compilers(device: str, strategy: str) -> None:
-    """Start the processes that compile a training step, before this one imports PyTorch, which takes seconds.
-
-    On a GPU alone, where nearly every run is compiled. Processes that learn together start theirs when they compile.
-    """
-    if (
-        is_cuda(device)
-        and strategy != "eager"
-        and not distributed.launched_size()
-    ):
-        parallel_compile.start_workers()
 
 
 def select_device(device: str) -> None:
@@ -360,12 +347,15 @@ def metrics_exported(
 
 
 def set_caches(cache_dir: Path | None) -> None:
-    """Set the folders of the compilers, which read these variables when they are imported; None leaves them."""
-    if cache_dir is None:
-        return
-    folder = cache_dir.absolute()
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    """Keep compiled code in a folder instead of the user's cache folder.
+
+    Raises:
+      ValueError: others own it, or may write it.
+    """
+    if cache_dir is not None:
+        from funcppo.runtime.cache import use_folder
+
+        use_folder(cache_dir)
 
 
 def set_threads(n_threads: int) -> None:

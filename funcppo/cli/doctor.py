@@ -62,7 +62,7 @@ class Doctor:
     """Compile the training step of a run of `funcppo train` or `funcppo rl`, or of an environment at its published
     settings, for later processes. Default: a small CartPole agent."""
     cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Folder for compiled code. Default: PyTorch's compile cache."""
+    """Folder for compiled code. Default: $XDG_CACHE_HOME/funcppo."""
     profile: bool = False
     """Make five updates under PyTorch's profiler, and print the operators and kernels with the most time of their own
     and what was compiled. Default: off."""
@@ -91,10 +91,10 @@ class Doctor:
 
     def _try_step(self, console: Console) -> JsonObject:
         """Prepare the training step and print how it is run; the report on it."""
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
-
+        from funcppo.runtime.cache import use_folder
         from funcppo.runtime.monitor import Monitor
 
+        folder = use_folder()
         subject = self.fill_cache or "a small agent"
         start = time.perf_counter()
         with Monitor() as monitor:
@@ -107,7 +107,7 @@ class Doctor:
 
         _print_record(console, record)
         console.print(f"{'graphs':>10}  {self.graphs}")
-        console.print(f"ready in {seconds:.0f} s: {cache_dir()}")
+        console.print(f"ready in {seconds:.0f} s: {folder}")
         if self.profile:
             console.print(table)
             console.print(
@@ -117,7 +117,7 @@ class Doctor:
         return {
             "strategy": dataclasses.asdict(record),
             "graphs": self.graphs,
-            "cache_dir": cache_dir(),
+            "cache_dir": str(folder),
             "seconds": seconds,
             "profile": table,
             **counts,

@@ -137,7 +137,7 @@ class Evaluate:
     candidates that it saves more time than it takes, half a minute with an empty cache; on: always, and it is an error
     where that fails; off: never."""
     cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Folder for compiled code, as --cache-dir of `funcppo train`. Default: PyTorch's compile cache."""
+    """Folder for compiled code, as --cache-dir of `funcppo train`. Default: $XDG_CACHE_HOME/funcppo."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None

@@ -25,7 +25,6 @@ from funcppo.cli.common import (
     option_name,
     select_device,
     set_threads,
-    start_compilers,
     write_json,
 )
 from funcppo.cli.console import (
@@ -116,9 +115,7 @@ class Rl:
     """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
     threads: PositiveInt = 1
     """Number of CPU threads of an operation, which the last bits of results depend on."""
-    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
-        "auto"
-    )
+    strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
     """How the training step is executed, as of `funcppo train`; auto compiles it in a run long enough to repay that."""
     graphs: GraphsChoice = "auto"
     """Replay the training step as a CUDA graph on a GPU. auto: where it can be recorded; off: never; trees: those
@@ -201,7 +198,6 @@ class Rl:
         ):
             outputs = [("--out", folder / name) for name in RUN_FILES]
             check_overwrites([*outputs, ("--json", self.json)], ())
-            start_compilers(self.device, self.strategy)
             return self._run(folder)
 
     def _check_options(self) -> None:

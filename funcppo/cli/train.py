@@ -29,7 +29,6 @@ from funcppo.cli.common import (
     select_device,
     set_caches,
     set_threads,
-    start_compilers,
     write_json,
 )
 from funcppo.cli.console import (
@@ -164,14 +163,11 @@ class Train:
     threads: int = _DEFAULT.threads
     """Number of CPU threads of an operation, which the last bits of results depend on. The tensors of a small graph
     are slower on two threads than on one."""
-    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
-        "auto"
-    )
+    strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
     """How the training step is executed. one-graph: a minibatch update (forward, loss, backward, clipping, Adam)
-    compiled as one graph; two-graphs: gradient and optimiser step compiled as two; forward: forward pass and loss
-    compiled, backward pass by autograd; eager: nothing of the update compiled; auto: eager for a run too short to repay
-    compilation (on a GPU by the time of an update, which is measured), otherwise the first of these that works and
-    matches eager; in a run long enough to repay that, the fastest of them."""
+    compiled as one graph; forward: forward pass and loss compiled, backward pass by autograd, fused Adam; eager:
+    nothing of the update compiled; auto: eager for a run too short to repay compilation (on a GPU by the time of an
+    update, which is measured), otherwise the first of these that works and matches eager."""
     graphs: GraphsChoice = "auto"
     """Replay the training step, and the search of validations, as CUDA graphs on a GPU. auto: where they can be
     recorded; off: never, to rule them out; trees: those that PyTorch records of compiled functions (mode
@@ -226,8 +222,7 @@ class Train:
     exceed a limit that is set ends with an error and keeps its last checkpoint. Default: three quarters of what is
     free."""
     cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Folder for compiled code and mined rules, reused by later runs. Default: PyTorch's compile cache and
-    $XDG_CACHE_HOME/funcppo."""
+    """Folder for compiled code and mined rules, reused by later runs. Default: $XDG_CACHE_HOME/funcppo."""
     metrics_port: MetricsPort = None
     """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Of several processes
     the n-th of a host serves at PORT + n, from 0 on. Default: not served."""
@@ -277,7 +272,6 @@ class Train:
                 return self._assist(processes, exporter)
         check_loggers(self.log)
         self._check_outputs()
-        start_compilers(self.device, "eager" if self.debug else self.strategy)
         with (
             lock_folder(self.out),
             debug_mode(self.debug, debug_files(self.out)),

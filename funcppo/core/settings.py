@@ -20,7 +20,7 @@ import functools
 import json
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -42,6 +42,7 @@ from funcppo.core import files
 from funcppo.core.files import Json
 
 ConfigT = TypeVar("ConfigT")
+Fn = TypeVar("Fn", bound=Callable[..., object])
 
 # Files in the folder of a run.
 CONFIG_FILE = "config.json"
@@ -404,3 +405,36 @@ def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
         return config_type(**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{prefix}{error}") from None
+
+
+_MARK = "reads_no_scalar_fields"
+
+
+def reads_scalars_apart(fn: Fn) -> Fn:
+    """Mark a function of settings that reads none of the fields that their method `without_scalars` resets."""
+    setattr(fn, _MARK, fn)
+    return fn
+
+
+def as_compiled(
+    fn: Callable[..., object], args: tuple[Any, ...]
+) -> tuple[object, ...]:
+    """The arguments of a call as far as compiled code of a function may depend on them.
+
+    Nothing is left out unless the function, or all that it is a partial application of, is marked by
+    `reads_scalars_apart`: compiled code of such a function serves all values of these fields.
+    """
+    if not _is_marked(fn):
+        return args
+    return tuple(
+        x.without_scalars() if hasattr(x, "without_scalars") else x
+        for x in args
+    )
+
+
+def _is_marked(fn: Any) -> bool:
+    if isinstance(fn, functools.partial):
+        values = (*fn.args, *fn.keywords.values())
+        return all(map(_is_marked, (fn.func, *filter(callable, values))))
+    # A wrapper has the attributes of what it wraps, and may read more.
+    return getattr(fn, _MARK, None) is fn

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from funcppo import minibatch, rollout
-from funcppo.config import Config, reads_scalars_apart
+from funcppo.config import Config
+from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.types import F32, I64, Obs, Params
 from funcppo.losses import Batch, LossMetrics, Scalars, finite_rows, loss_fn
 from funcppo.nets import dense_operator, feedforward

@@ -211,10 +211,8 @@ class RLConfig:
     threads: PositiveInt = 1
     """Number of CPU threads of an operation."""
 
-    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
-        "auto"
-    )
-    """How the training step is executed: auto, one-graph, two-graphs, forward or eager."""
+    strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
+    """How the training step is executed: auto, one-graph, forward or eager."""
 
     hidden: tuple[Size, ...]
     """Units of each hidden layer of actor and critic."""

@@ -3,15 +3,10 @@
 The runtime receives the functions of a training step as arguments. From this package it imports the vocabulary only
 (`types`, `tree`, `random`), and everything else runs without it too: eagerly, with equal results.
 
-    protocols.py         the structural types of a training step, as far as the runtime reads them
     compile.py           compilation strategies: `select_strategy` picks one, `compile_function` compiles one function
-    compile_cache.py     compiled functions on disk, found again by later processes
-    function_digest.py   a digest of a function and of all values that it reads, for the key of such code
-    cache_folder.py      where that is, and whether there is any code yet
-    parallel_compile.py  background processes that compile ahead; compile_worker.py is their entry point
-    compile_job.py       what they are sent: a function, its arguments without values, settings
+    cache.py             compiled functions on disk, found again by later processes
+    cache_key.py         what such code depends on
     equivalence.py       the check that a compiled function computes what the eager one does
-    whole_iteration.py   one training iteration as one graph, its loops kept as loops
     capture.py           a step over static buffers, as one CUDA graph where the device allows it
     graphed.py           functions whose repeated calls replay CUDA graphs, and per-step graphs of the loops
     cudagraph_trees.py   compiled functions of which PyTorch records CUDA graphs itself

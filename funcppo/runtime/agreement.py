@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+from funcppo.runtime.reasons import error_line
+
 
 class Agree(Protocol):
     """Tells the other processes whether this one succeeded in what all of them try."""
@@ -122,7 +124,4 @@ def backend_options(
 
 def describe(error: BaseException) -> str:
     """An error as one line."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    # a compiler names its backend in a line before the error
-    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return f"{type(error).__name__}: {text}".removesuffix(": ")
+    return f"{type(error).__name__}: {error_line(error)}".removesuffix(": ")

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from torch import Tensor
 from funcppo.core import tree
 from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.agreement import Agree, alone
-from funcppo.runtime.protocols import ReplayMode
 from funcppo.runtime.reasons import FallbackCode
 
 if TYPE_CHECKING:
@@ -35,8 +34,12 @@ if TYPE_CHECKING:
 
 State = TypeVar("State")
 Output = TypeVar("Output")
-OutputOf = TypeVar("OutputOf", covariant=True)
 Tree = TypeVar("Tree")
+
+# how a step is replayed, if at all; "cuda-graph-trees": its compiled functions are, by PyTorch
+ReplayMode = Literal[
+    "none", "cuda-graph", "cuda-graph-per-loop-body", "cuda-graph-trees"
+]
 
 _memory_pools: dict[int, _POOL_HANDLE] = {}  # by device index
 _reasons_to_stay_eager: list[str] = []  # of `without_cuda_graphs`
@@ -58,14 +61,6 @@ class StateMismatchError(CaptureError):
     """A step returns a state with another structure, shape, dtype or device than the state it was given."""
 
 
-class PureStep(Protocol[State, OutputOf]):
-    """A pure function of a state."""
-
-    def __call__(self, state: State, /) -> tuple[State, OutputOf]:
-        """Return the next state and an output; write to nothing."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapturedStep(Generic[State, Output]):
     """A step and the buffers that it advances."""
@@ -82,7 +77,7 @@ class CapturedStep(Generic[State, Output]):
     n_graphs: int  # CUDA graphs recorded here
     # time to record, without the warm-up and its compilations; 0 if nothing was recorded
     capture_ms: float
-    fn: PureStep[State, Output]  # the function behind the step
+    fn: Callable[[State], tuple[State, Output]]  # the function behind the step
 
     def load(self, state: State) -> None:
         """Copy another state into the buffers, to continue from it.
@@ -95,7 +90,7 @@ class CapturedStep(Generic[State, Output]):
 
 
 def capture(
-    fn: PureStep[State, Output],
+    fn: Callable[[State], tuple[State, Output]],
     state: State,
     *,
     strict: bool = False,
@@ -245,7 +240,7 @@ def _reason_against_graph(
 
 
 def _capture_cuda_graph(
-    fn: PureStep[State, Output], buffers: State
+    fn: Callable[[State], tuple[State, Output]], buffers: State
 ) -> CapturedStep[State, Output]:
     device = torch.cuda.current_device()
 
@@ -294,7 +289,9 @@ def _replay_graph(
     return out
 
 
-def _captured_region(fn: PureStep[State, Output], buffers: State) -> Output:
+def _captured_region(
+    fn: Callable[[State], tuple[State, Output]], buffers: State
+) -> Output:
     try:
         new_state, out = fn(buffers)
         return _write_back(buffers, new_state, out)
@@ -303,7 +300,9 @@ def _captured_region(fn: PureStep[State, Output], buffers: State) -> Output:
         raise CaptureError(_explain(error), _code_of(error)) from error
 
 
-def _call_and_write_back(fn: PureStep[State, Output], buffers: State) -> Output:
+def _call_and_write_back(
+    fn: Callable[[State], tuple[State, Output]], buffers: State
+) -> Output:
     new_state, out = fn(buffers)
     _check_fits(buffers, new_state, StateMismatchError)
     return _write_back(buffers, new_state, out)

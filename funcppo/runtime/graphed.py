@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,13 +20,9 @@ from torch import Tensor
 from funcppo.core import tree
 from funcppo.runtime.agreement import Agree, alone
 from funcppo.runtime.capture import CapturedStep, capture, clear_graph_pools
-from funcppo.runtime.protocols import TensorFunction, TrainingParts
 
 State = TypeVar("State")
 Output = TypeVar("Output")
-OutputOf = TypeVar("OutputOf", covariant=True)
-Parts = TypeVar("Parts", bound=TrainingParts)
-PartsIn = TypeVar("PartsIn", bound=TrainingParts, contravariant=True)
 Carry = TypeVar("Carry")
 
 _Capture = CapturedStep[Any, tuple[()]]  # states of several types in one table
@@ -84,7 +80,7 @@ class GraphedStep(_GraphCache, Generic[State]):
     the same other arguments, continues in place. Any other call copies its arguments into the buffers first.
     """
 
-    def __init__(self, step: TensorFunction[State]) -> None:
+    def __init__(self, step: Callable[..., State]) -> None:
         """Capture nothing yet.
 
         Args:
@@ -199,7 +195,7 @@ class GraphedScan(_GraphCache):
 
 
 def _initial_scan_state(
-    body: TensorFunction[tuple[object, object]],
+    body: Callable[..., tuple[Any, Any]],
     inputs: tuple[object, ...],
     carry: object,
     xs: object,
@@ -218,7 +214,7 @@ def _initial_scan_state(
 
 
 def _run_body(
-    body: TensorFunction[tuple[object, object]], loop: ScanState
+    body: Callable[..., tuple[Any, Any]], loop: ScanState
 ) -> tuple[ScanState, tuple[()]]:
     """The loop after one more step.
 
@@ -239,19 +235,9 @@ def _run_body(
     return next_loop, ()
 
 
-class StepOfParts(Protocol[State, OutputOf, PartsIn]):
-    """A training step whose functions are an argument."""
-
-    def __call__(
-        self, state: State, /, *, parts: PartsIn
-    ) -> tuple[State, OutputOf]:
-        """Return the next state and an output."""
-        ...
-
-
 def capture_loop_bodies(
-    step: StepOfParts[State, Output, Parts],
-    parts: Parts,
+    step: Callable[..., tuple[State, Output]],
+    parts: Any,
     state: State,
     *,
     strict: bool = False,
@@ -264,7 +250,7 @@ def capture_loop_bodies(
 
     Args:
       step: `step(state, parts=...)`; its loops are `parts.scan` over functions of `parts`.
-      parts: the parts to run, except their scan.
+      parts: the parts to run, except their scan, `train_step.Parts`.
       state: the first state. One step from it is computed and dropped, to capture the loop bodies.
       strict: raise instead of falling back to calls of the bodies.
       agree: as of `capture`.

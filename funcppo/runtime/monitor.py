@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.callback import (
@@ -32,8 +32,8 @@ from torch._dynamo.callback import (
 from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
 
 from funcppo.core import tree
-from funcppo.runtime import compile_cache, reasons
-from funcppo.runtime.protocols import CaptureOutcome
+from funcppo.runtime import cache, reasons
+from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.reasons import FallbackCode
 
 # most recent times of each name that count in its median
@@ -105,7 +105,7 @@ class Monitor(logging.Handler):
         self._warmup_counts = _Counts(0, 0, 0)
         # the newest entry of PyTorch's log at the last poll
         self._last_metrics: CompilationMetrics | None = None
-        self._n_events = 0  # events of `compile_cache` counted so far
+        self._n_events = 0  # events of `cache` counted so far
         self._has_warned = False
 
     def __enter__(self) -> Monitor:
@@ -113,7 +113,7 @@ class Monitor(logging.Handler):
         _listeners.append(self._count_start)
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).addHandler(self)
         self._last_metrics = next(reversed(get_compilation_metrics()), None)
-        self._n_events = len(compile_cache.compile_events)
+        self._n_events = len(cache.compile_events)
         return self
 
     def __exit__(
@@ -158,7 +158,7 @@ class Monitor(logging.Handler):
         self._poll_pytorch()
 
     def _poll_compile_cache(self) -> None:
-        events = compile_cache.compile_events
+        events = cache.compile_events
         for event in events[self._n_events :]:
             if event.cache_hit:
                 self.cache_hits += 1
@@ -186,7 +186,7 @@ class Monitor(logging.Handler):
         if new:
             self._last_metrics = new[0]
 
-    def record_capture(self, captured: CaptureOutcome) -> None:
+    def record_capture(self, captured: CapturedStep[Any, Any]) -> None:
         """Count the graphs of a captured step, and store why it is none."""
         self.fallback_reason = captured.fallback_reason
         self.fallback_code = captured.fallback_code
@@ -303,11 +303,8 @@ class Monitor(logging.Handler):
                 -N_REPORTED_REASONS:
             ]
             report["cudagraph_skip_codes"] = self.cudagraph_skip_codes()
-        if compile_cache.uncached_reasons:
-            report["uncached_reasons"] = dict(compile_cache.uncached_reasons)
-            report["uncached_codes"] = dict(compile_cache.uncached_codes)
-        if compile_cache.compiler_reasons:
-            report["compiler_reasons"] = dict(compile_cache.compiler_reasons)
+        if cache.uncached_reasons:
+            report["uncached_reasons"] = dict(cache.uncached_reasons)
         report["fallback_reason"] = self.fallback_reason
         report["fallback_code"] = self.fallback_code
         return report

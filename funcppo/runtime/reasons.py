@@ -43,31 +43,9 @@ class FailureCode(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     SHORT_RUN = "short_run"
     HOST_ENVIRONMENT = "host_environment"
-    MICROBATCHES = "microbatches"
     NO_GPU = "no_gpu"
     NO_SEARCH = "no_search"
     OTHER = "other"
-
-
-@unique
-class UntimedCode(StrEnum):
-    """Why strategies that may be faster were not compared with the one in use."""
-
-    NOT_REQUESTED = "not_requested"
-    SHORT_RUN = "short_run"
-    SEVERAL_PROCESSES = "several_processes"
-
-
-@unique
-class UncachedCode(StrEnum):
-    """Why the compiled code of a function is not kept on disk."""
-
-    NOT_NAMED = "not_named"
-    CACHES_DISABLED = "caches_disabled"
-    NOT_AHEAD_OF_TIME = "not_ahead_of_time"
-    SOURCES_CHANGED = "sources_changed"
-    SETTINGS_NOT_PICKLED = "settings_not_pickled"
-    NO_DIGEST = "no_digest"
 
 
 @unique
@@ -107,7 +85,7 @@ _SKIP_WORDS: Mapping[SkipCode, Sequence[str]] = {
     ),
     SkipCode.INCOMPATIBLE_OPERATOR: ("incompatible op", "deterministic"),
 }
-# Guards of Dynamo, and what `compile_cache` says; arguments may have any of the bare words as names.
+# Guards of Dynamo, and what `cache_key` says; arguments may have any of the bare words as names.
 _RECOMPILE_WORDS: Mapping[RecompileCode, Sequence[str]] = {
     RecompileCode.SHAPE: (
         *("size mismatch", "rank mismatch", "stride mismatch"),
@@ -171,7 +149,8 @@ def error_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     is_dynamos = lines[:1] == ["from user code:"]  # added to an empty text
     if lines and not is_dynamos:
-        return lines[0]
+        # a compiler names its backend in a line before the error
+        return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     frames = traceback.extract_tb(error.__traceback__)
     places = [
         f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"

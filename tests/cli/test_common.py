@@ -297,28 +297,3 @@ def test_the_handlers_of_signals_are_restored():
             os.kill(os.getpid(), signal.SIGTERM)
     assert not interrupt.requested
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-@pytest.mark.parametrize(
-    ("device", "strategy", "launched", "is_started"),
-    [
-        ("cuda", "auto", False, True),
-        ("cuda:1", "one-graph", False, True),
-        ("cpu", "auto", False, False),
-        ("cuda", "eager", False, False),
-        ("cuda", "auto", True, False),
-    ],
-)
-def test_compilers_are_started_where_a_step_will_be_compiled(
-    device, strategy, launched, is_started, monkeypatch
-):
-    started = []
-    monkeypatch.setattr(
-        common.parallel_compile, "start_workers", lambda: started.append(1)
-    )
-    for name in common.distributed.LAUNCH_VARIABLES:
-        monkeypatch.setenv(name, "1") if launched else monkeypatch.delenv(
-            name, raising=False
-        )
-    common.start_compilers(device, strategy)
-    assert bool(started) is is_started

@@ -73,7 +73,7 @@ def test_the_step_of_a_run_or_an_environment_is_prepared(
     options = ("--fill-cache", str(trained), "--cache-dir", str(tmp_path))
     status, report = json_of(capsys, doctor, *options)
     assert (status, report["strategy"]["strategy"]) == (0, "eager")
-    assert report["cache_dir"] == str(tmp_path / "inductor")
+    assert report["cache_dir"] == str(tmp_path / "compiled")
     assert report["compiles"] == 0
 
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")

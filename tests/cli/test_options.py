@@ -138,9 +138,9 @@ def test_the_number_of_updates_is_no_option_of_train(help_of):
 
 def test_the_options_of_train(help_of):
     options = help_of("train")
-    assert options[
-        "--strategy {auto,one-graph,two-graphs,forward,eager}"
-    ].endswith("(default: auto)")
+    assert options["--strategy {auto,one-graph,forward,eager}"].endswith(
+        "(default: auto)"
+    )
     assert options["--steps N"].startswith("Total number of environment steps")
     assert options["--ppo.advantage-ddof {None,0,1}"].endswith(
         "None: no normalisation. (default: None)"

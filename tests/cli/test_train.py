@@ -40,10 +40,10 @@ from funcppo.kg.run.config import (
 from funcppo.kg.run.run import saved_update
 from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.runtime import compile as compilation
+from funcppo.runtime.capture import ReplayMode
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.monitor import Monitor
-from funcppo.runtime.protocols import ReplayMode
 from funcppo.train_step import EAGER_PARTS
 from tests.cli.runner import SMALL, TRAINED, contains, funcppo
 from tests.runtime.test_capture import on_gpu
@@ -757,7 +757,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--strategy", "magic"),
-            "--strategy: expected one of auto, one-graph, two-graphs, forward, eager, got magic",
+            "--strategy: expected one of auto, one-graph, forward, eager, got magic",
         ),
         (
             (
@@ -1076,7 +1076,7 @@ def time_updates_as(seconds, monkeypatch):
         fn(*args)
         return 1.0 * seconds
 
-    monkeypatch.setattr(compilation, "time_call", time_call)
+    monkeypatch.setattr(compiled_step, "_time_call", time_call)
 
 
 @on_gpu

@@ -15,6 +15,7 @@ from funcppo.core import random, tree
 from funcppo.nets import feedforward, kernel_network
 from funcppo.rollout import RolloutState
 from funcppo.runtime import compile
+from funcppo.runtime.agreement import alone
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.reasons import FailureCode
 from tests.learning import WORLD, assert_trees_equal, double
@@ -88,7 +89,9 @@ def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
     args = (learner.cfg, WORLD, params, data.batch, data.scalars)
     first = tree.item(data.minibatches, 0)
     expected = shards.minibatch_step(*args, data.update_state, first)
-    got = train_step.kernel_minibatch_step(*args, data.update_state, first)
+    got = train_step.EAGER_PARTS.kernels.minibatch_step(
+        *args, data.update_state, first
+    )
     assert_trees_equal(got, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -115,7 +118,7 @@ def test_a_rollout_step_equals_that_of_operators(
         tree.item(inputs, 0),
     )
     expected = parts.rollout_step(*args)
-    got = parts.kernel_rollout_step(*args)
+    got = parts.kernels.rollout_step(*args)
     assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -157,7 +160,7 @@ def test_a_batch_with_truncated_episodes_equals_that_of_operators(
         train_step.NO_MEMORY,
     )
     expected = parts.build_batch(*args)
-    got = parts.kernel_build_batch(*args)
+    got = parts.kernels.build_batch(*args)
     assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
     uncut = parts.build_batch(*args[:4], trajectory, *args[5:])
     assert not torch.equal(uncut.batch.advantage, expected.batch.advantage)
@@ -173,7 +176,7 @@ def test_several_learners_compiled_in_one_graph_equal_each() -> None:
     data = double(train_step.collect(learner.cfg, WORLD, states, parts))
     args = (learner.cfg, WORLD, states.params, data.batch, data.scalars)
     first = tree.item(data.minibatches, 0)
-    step = compile.compile_function(parts.kernel_minibatch_step)
+    step = compile.compile_function(parts.kernels.minibatch_step)
     expected = parts.minibatch_step(*args, data.update_state, first)
     got = step(*args, data.update_state, first)
     assert_trees_equal(got, expected, rtol=1e-8, atol=1e-10)
@@ -237,40 +240,31 @@ def test_many_outputs_have_no_kernels() -> None:
     assert reason == "17 outputs, more than 16"
 
 
-def find_kernels(learner: Any, device: str, strategy: str) -> Any:
-    record = compile.StrategyRecord(
-        strategy="eager",
-        failures=(),
-        torch_version=torch.__version__,
-        device=device,
+def find_kernels(learner: Any, strategy: str = "one-graph") -> Any:
+    trial = compile._Trial(  # pyright: ignore[reportPrivateUsage]
         backend="inductor",
+        tolerance=DEFAULT_TOLERANCE,
+        raise_on_failure=False,
+        agree=alone,
+        strategies=(strategy,),
+        on_gpu=True,
     )
-    return compile._find_kernels(
-        train_step.EAGER_PARTS, learner.cfg, record, strategy
-    )
+    trial.find_kernels(train_step.EAGER_PARTS, learner.cfg)
+    return trial.kernels, trial.found
 
 
-def test_kernels_are_for_one_graph_on_a_gpu() -> None:
+def test_kernels_are_for_one_graph() -> None:
     learner = make_learner("CartPole-v1", {})
-    found = find_kernels(learner, "cuda:0", "one-graph")
-    assert found.parts.minibatch_step is train_step.kernel_minibatch_step
-    assert found.parts.build_batch is train_step.kernel_build_batch
-    assert found.parts.rollout_step is train_step.kernel_rollout_step
-    assert found.record_fields("one-graph") == {"network": "kernels"}
-    assert found.record_fields("two-graphs") == {}
-    for device, strategy in (("cpu", "one-graph"), ("cuda:0", "two-graphs")):
-        none = find_kernels(learner, device, strategy)
-        assert none.parts is None and none.record_fields("one-graph") == {}
+    assert find_kernels(learner) == ([train_step.EAGER_PARTS.kernels], {})
+    assert find_kernels(learner, "forward") == ([], {})
 
 
 def test_a_network_without_kernels_is_recorded_with_its_reason() -> None:
-    learner = make_learner("CartPole-v1", {}, 8)
-    found = find_kernels(learner, "cuda:0", "one-graph")
-    assert found.parts is None
-    assert found.record_fields("one-graph") == {
+    reason = {
         "network_reason": "the network has 1 hidden layers, not 2",
         "network_code": FailureCode.UNSUPPORTED,
     }
+    assert find_kernels(make_learner("CartPole-v1", {}, 8)) == ([], reason)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -300,7 +294,9 @@ def test_kernels_that_compute_other_numbers_are_not_used(
             lambda x: 2 * x, minibatch.accumulate_gradients(*args)
         ),
     )
-    parts = train_step.Parts(kernel_minibatch_step=wrong)
+    parts = train_step.Parts(
+        kernels=train_step.KernelParts(minibatch_step=wrong)
+    )
     state = learner.init(random.key(0, "cuda"))
     _, record = compile.select_strategy(
         train_step.collect, parts, learner.cfg, WORLD, state, "one-graph"
@@ -317,7 +313,7 @@ def test_values_by_kernels_that_are_wrong_are_not_used(
     network = {"matmul_dtype": matmul_dtype}
     learner = make_learner("CartPole-v1", network, 64, 64)
     wrong = partial(train_step.build_batch, final_value=no_final_value)
-    parts = train_step.Parts(kernel_build_batch=wrong)
+    parts = train_step.Parts(kernels=train_step.KernelParts(build_batch=wrong))
     state = learner.init(random.key(0, "cuda"))
     _, record = compile.select_strategy(
         train_step.collect,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import math
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,18 +19,16 @@ from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.minibatch import MinibatchParts
 from funcppo.runtime import compile as compilation
-from funcppo.runtime import parallel_compile, strategy_cache
+from funcppo.runtime.agreement import alone
 from funcppo.runtime.compile import (
     STRATEGIES,
     StrategyRecord,
-    _StrategySelector,
+    _Trial,
     compile_function,
     fused_adam,
     select_strategy,
     with_capture,
 )
-from funcppo.runtime.compile_cache import CachedFunction
-from funcppo.runtime.compile_job import read_job
 from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
@@ -46,7 +41,6 @@ CFG = cartpole_config(
 )
 BREAKABLE = {
     "one-graph": "minibatch_step",
-    "two-graphs": "loss_gradient",
     "forward": "minibatch_loss",
 }
 
@@ -114,85 +108,25 @@ def test_every_strategy_updates_as_eager_does(strategy):
     )
 
 
-class Background:
-    """Other processes that compile nothing: what is sent to them, and what is waited for."""
-
-    def __init__(self, n_workers):
-        self.n_workers = n_workers
-        self.sent, self.waits = {}, []
-
-    def submit(self, name, job):
-        if len(self.sent) == self.n_workers:
-            return False
-        self.sent[name] = read_job(io.BytesIO(job))
-        return True
-
-    def wait(self, name):
-        self.waits.append(name)
-
-
-@pytest.mark.parametrize("n_workers", [3, 4])
-def test_inductor_selects_one_graph(n_workers, monkeypatch):
-    """On many cores: other processes are sent all parts, or all but the longest; nothing is on disk.
-
-    The configuration is that of `test_laws.py`, so that Inductor finds the graphs of one file in the other.
-    """
-    background = Background(n_workers)
-    monkeypatch.setattr(
-        parallel_compile, "in_background", lambda: nullcontext(background)
-    )
-    monkeypatch.setattr(CachedFunction, "is_cached", lambda *_: False)
-    monkeypatch.setattr(strategy_cache, "load", lambda _: None)
+def test_inductor_selects_one_graph():
+    """The configuration is that of `test_laws.py`, so that Inductor finds the graphs of one file in the other."""
     with torch.no_grad():
         parts, record = select(backend="inductor")
-    rest = ["sample_randomness", "build_batch"]
-    longest = "rollout_step"
-    assert [*background.sent] == [
-        *rest,
-        "minibatch_step",
-        *[longest][: n_workers - 3],
-    ]
-    order = [*rest, longest] if n_workers == 4 else [longest, *rest]
-    assert background.waits == [*order, "minibatch_step"]
-    assert all(
-        job.fn is getattr(EAGER_PARTS, name)
-        for name, job in background.sent.items()
-    )
-    got = collect(CFG, WORLD, state())
-    job = background.sent["build_batch"]
-    assert [x.shape for x in tree.leaves(job.fn(*job.args)[0])] == [
-        x.shape for x in tree.leaves(got.batch)
-    ]
-    assert (
-        record.strategy,
-        record.failures,
-        record.backend,
-        record.device,
-    ) == ("one-graph", (), "inductor", "cpu")
-    with torch.no_grad():
-        got, want = (
-            train_step(CFG, WORLD, state(), parts),
-            train_step(CFG, WORLD, state()),
-        )
+        got = train_step(CFG, WORLD, state(), parts)
+        want = train_step(CFG, WORLD, state())
+    found = record.strategy, record.failures, record.backend, record.device
+    assert found == ("one-graph", (), "inductor", "cpu")
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "strategy", [*STRATEGIES, "auto", ("two-graphs", "forward")]
-)
+@pytest.mark.parametrize("strategy", ["one-graph", "forward", "auto"])
 def test_microbatches_update_as_their_minibatch_does(strategy):
     cfg = replace(CFG, ppo=replace(CFG.ppo, n_microbatches=4))
     parts, record = select_strategy(
         collect, EAGER_PARTS, cfg, WORLD, state(), strategy, "aot_eager"
     )
-    assert record.failures == () and record.strategy == (
-        strategy if strategy in STRATEGIES else "two-graphs"
-    )
-    if strategy not in STRATEGIES:
-        assert record.skip_code is FailureCode.MICROBATCHES
-        assert record.skip_reason.startswith("one-graph: ")
-    elif strategy != "eager":
-        assert (record.skip_reason, record.skip_code) == ("", None)
+    assert record.failures == () and record.skip_reason == ""
+    assert record.strategy == ("one-graph" if strategy == "auto" else strategy)
     got, want = (
         train_step(cfg, WORLD, state(), parts),
         train_step(CFG, WORLD, state()),
@@ -200,7 +134,7 @@ def test_microbatches_update_as_their_minibatch_does(strategy):
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("n_broken", [1, 2, 3])
+@pytest.mark.parametrize("n_broken", [1, 2])
 def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
     failing = STRATEGIES[:n_broken]
     parts, record = select(
@@ -225,7 +159,7 @@ def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
 
 def test_a_strategy_that_is_fast_and_wrong_is_passed_over():
     _, record = select(replace(EAGER_PARTS, minibatch_step=wrong))
-    assert record.strategy == "two-graphs"
+    assert record.strategy == "forward"
     assert [(f.name, f.error_type) for f in record.failures] == [
         ("one-graph", "EquivalenceError")
     ], record.failures
@@ -379,7 +313,7 @@ def test_a_kernel_overwrites_nothing_on_a_gpu(monkeypatch, has_gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(
         compilation,
-        "CachedFunction",
+        "CompiledFunction",
         lambda fn, given, prepare: options.append(given),
     )
     compile_function(torch.sin)
@@ -395,23 +329,33 @@ def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(
         raise RuntimeError("no such form")
 
     monkeypatch.setattr(MatmulPass, "__call__", refuses)
-    fn = lambda x: x @ x
-
-    def compile_and_call(use_custom_passes):
-        return compile_function(fn, use_custom_passes=use_custom_passes)(
-            torch.eye(3)
-        )
-
-    selector = _StrategySelector(
-        backend="inductor", tolerance=DEFAULT_TOLERANCE, raise_on_failure=False
+    parts = replace(EAGER_PARTS, sample_randomness=product)
+    trial = trial_of("inductor")
+    compiled = trial.compile_rollout(
+        parts, {"sample_randomness": [(torch.eye(3),)]}, ("sample_randomness",)
     )
-    assert torch.equal(
-        selector.compile_with_fallback(compile_and_call, "a product"),
-        torch.eye(3),
+    assert torch.equal(compiled.sample_randomness(torch.eye(3)), torch.eye(3))
+    ((name, message),) = [(f.name, f.message) for f in trial.failures]
+    assert name == "sample_randomness with custom passes"
+    assert "no such form" in message
+
+
+def product(x):
+    """A product of matrices."""
+    return x @ x
+
+
+def trial_of(backend, **settings):
+    """A trial of all strategies."""
+    return _Trial(
+        backend=backend,
+        tolerance=DEFAULT_TOLERANCE,
+        raise_on_failure=False,
+        agree=alone,
+        strategies=STRATEGIES,
+        on_gpu=False,
+        **settings,
     )
-    assert [
-        (f.name, "no such form" in f.message) for f in selector.failures
-    ] == [("a product with custom passes", True)]
 
 
 @pytest.mark.parametrize(
@@ -419,45 +363,41 @@ def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(
     [
         ([None], 1, "apart", [], None),
         ([EquivalenceError("differs"), None], 2, "whole", ["differs"], None),
-        ([UnsupportedError("a sort")], 1, None, [], "a sort"),
         (
-            [EquivalenceError("differs"), RuntimeError("breaks")],
+            [UnsupportedError("a sort"), RuntimeError("breaks")],
             2,
             None,
-            ["differs"],
+            [],
             "breaks",
         ),
     ],
 )
 def test_a_kernel_of_the_rollout_has_the_values_apart_if_it_can(
-    monkeypatch, errors, n_tried, kernel, failures, reason
+    errors, n_tried, kernel, failures, reason, monkeypatch
 ):
-    """What each of the kernels raises that are tried; which is used, and what the record says."""
     tried = []
 
-    def compile_unroll(self, parts, steps, step, values, use_custom_passes):
+    def unroll_by_kernel(self, parts, steps, step, values):
         tried.append((step, values))
-        if error := errors[len(tried) - 1]:
+        error = errors[len(tried) - 1]
+        if error is not None:
             raise error
         return "whole" if values is None else "apart"
 
-    monkeypatch.setattr(_StrategySelector, "_compile_unroll", compile_unroll)
-    selector = _StrategySelector(
-        backend="inductor",
-        tolerance=DEFAULT_TOLERANCE,
-        raise_on_failure=False,
-        kernels=compilation._NetworkKernels(EAGER_PARTS),
+    monkeypatch.setattr(_Trial, "_unroll_by_kernel", unroll_by_kernel)
+    trial = trial_of("inductor", kernels=[EAGER_PARTS.kernels])
+    assert trial._compile_unroll(EAGER_PARTS, []) == kernel
+    assert [f.message for f in trial.failures] == failures
+    assert trial.found.get("rollout_reason") == reason
+    assert trial.found.get("rollout", "steps") == (
+        "kernel" if kernel else "steps"
     )
-    calls = {"rollout_step": [(CFG, SimpleNamespace(is_cuda=True))]}
-    parts, failure = selector.unroll_by_kernel(EAGER_PARTS, calls)
-    assert (failure and failure.message) == reason
-    assert [f.message for f in selector.failures] == failures
-    assert parts.unroll == (kernel or EAGER_PARTS.unroll)
-    functions = [
-        (EAGER_PARTS.kernel_actor_step, EAGER_PARTS.kernel_values),
+    kernels = EAGER_PARTS.kernels
+    forms = [
+        (kernels.actor_step, kernels.values),
         (EAGER_PARTS.rollout_step, None),
     ]
-    assert tried == functions[:n_tried]
+    assert tried == forms[:n_tried]
 
 
 def test_a_strategy_chosen_by_name_that_fails_raises():
@@ -479,7 +419,7 @@ def test_a_rollout_part_that_cannot_be_compiled_stays_eager_and_is_recorded():
     with pytest.raises(torch._dynamo.exc.Unsupported):
         select(
             replace(EAGER_PARTS, sample_randomness=broken("sample_randomness")),
-            strategy="two-graphs",
+            strategy="forward",
         )
 
 
@@ -505,7 +445,7 @@ def test_an_update_that_fails_eagerly_too_raises():
 def test_an_unknown_strategy_raises_one_line_that_names_the_strategies():
     with pytest.raises(
         ValueError,
-        match=r"^strategy: expected auto, fastest, one-graph, two-graphs, forward, eager, got 'fast'$",
+        match=r"^strategy: expected auto, one-graph, forward, eager, got 'fast'$",
     ):
         select(strategy="fast")
 
@@ -603,7 +543,7 @@ def test_nothing_is_compiled_where_the_compiler_is_turned_off(way, monkeypatch):
         pytest.fail("it compiles")
 
     monkeypatch.setattr(torch, "compile", forbidden)
-    monkeypatch.setattr(compilation, "_compile_with_inductor", forbidden)
+    monkeypatch.setattr(compilation, "CompiledFunction", forbidden)
     with compiler_off(way, monkeypatch):
         parts, record = select()
         assert parts is EAGER_PARTS and record.strategy == "eager"
@@ -636,7 +576,7 @@ class Peers:
 
 def test_a_strategy_that_fails_in_another_process_is_passed_over():
     """Its reason stands in the record with the rank."""
-    peers = Peers("one-graph", "two-graphs")
+    peers = Peers("one-graph")
     parts, record = select_strategy(
         collect,
         EAGER_PARTS,
@@ -649,7 +589,7 @@ def test_a_strategy_that_fails_in_another_process_is_passed_over():
     )
     assert record.strategy == "forward"
     assert {failure for _, failure in peers.own} == {""}
-    assert [f.name for f in record.failures] == ["one-graph", "two-graphs"]
+    assert [f.name for f in record.failures] == ["one-graph"]
     assert {f.message for f in record.failures} == {"rank 1: no"}
     got, _ = train_step(CFG, WORLD, state(), parts)
     want, _ = train_step(CFG, WORLD, state())
@@ -673,85 +613,6 @@ def test_others_hear_of_a_strategy_that_fails_here():
     )
     failures = [failure for what, failure in peers.own if what == "one-graph"]
     assert len(failures) == 1 and failures[0]
-
-
-def clock_of(monkeypatch, *seconds):
-    """A clock by which the strategies that are timed take so long, one after the other."""
-    ticks = []
-    now = 0.0
-    for each in seconds:
-        # The first step is slow, as if the machine was busy.
-        for late in (1.0, *[0.0] * (compilation.N_TIMED_STEPS - 1)):
-            ticks += [now, now + each + late]
-            now += each + late
-    readings = iter(ticks)
-    monkeypatch.setattr(compilation, "clock", lambda: next(readings))
-    return readings
-
-
-@pytest.mark.parametrize(
-    ("seconds", "fastest"),
-    [
-        ((0.280, 0.222, 0.351, 1.484), "two-graphs"),
-        ((0.042, 0.0791, 0.0689, 0.575), "one-graph"),
-        ((0.104, 0.102, 0.100, 0.100), "one-graph"),  # nearly as fast
-        ((0.2, 0.2, 0.2, 0.1), "eager"),
-    ],
-)
-def test_the_fastest_strategy_is_selected_and_the_times_recorded(
-    seconds, fastest, monkeypatch
-):
-    """Two of these are the times of our own records, in which either compiled strategy is the fastest."""
-    readings = clock_of(monkeypatch, *seconds)
-    parts, record = select(strategy="fastest")
-    assert next(readings, None) is None
-    assert record.strategy == fastest and record.failures == ()
-    assert list(record.times_ms) == list(STRATEGIES)
-    for got, want in zip(record.times_ms.values(), seconds):
-        assert math.isclose(got, 1e3 * want, rel_tol=1e-9)
-    assert record.untimed_reason == "" and record.untimed_code is None
-    got, _ = train_step(CFG, WORLD, state(), parts)
-    want, _ = train_step(CFG, WORLD, state())
-    assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
-
-
-def test_a_strategy_that_is_wrong_is_not_timed(monkeypatch):
-    clock_of(monkeypatch, 0.2, 0.1, 0.3)
-    fast_and_wrong = replace(EAGER_PARTS, minibatch_step=wrong)
-    _, record = select(fast_and_wrong, "fastest")
-    assert list(record.times_ms) == ["two-graphs", "forward", "eager"]
-    assert record.strategy == "forward"
-    assert [f.name for f in record.failures] == ["one-graph"]
-
-
-def test_processes_that_learn_together_compare_no_times(monkeypatch):
-    """Each would measure others."""
-    monkeypatch.setattr(compilation, "clock", None)
-    _, record = select_strategy(
-        collect,
-        EAGER_PARTS,
-        CFG,
-        WORLD,
-        state(),
-        "fastest",
-        "eager",
-        agree=Peers(),
-    )
-    assert record.strategy == "one-graph" and record.times_ms == {}
-    assert "several processes" in record.untimed_reason
-    assert record.untimed_code == "several_processes"
-
-
-def test_of_several_strategies_the_first_that_works_is_used(monkeypatch):
-    monkeypatch.setattr(compilation, "clock", None)
-    parts = with_parts(loss_gradient=broken("loss_gradient"))
-    _, record = select(parts, ("two-graphs", "eager", "one-graph"))
-    assert record.strategy == "eager"
-    assert [f.name for f in record.failures] == ["two-graphs"]
-    assert record.untimed_reason == "the first that works was asked for"
-    assert record.untimed_code == "not_requested"
-    with pytest.raises(ValueError, match=r", got 'slow'$"):
-        select(strategy=("two-graphs", "slow"))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -784,9 +645,3 @@ def test_symbolic_sizes_spare_no_compilation_of_a_learner_of_another_size(
             atol=0,
         )
     assert len(graphs) == 3
-
-
-@pytest.mark.parametrize("name", compilation.COMPILER_MODULES)
-def test_what_loads_compiled_code_can_be_imported_meanwhile(name):
-    """A name that is wrong would only cost time, and nobody would see it."""
-    assert importlib.util.find_spec(name) is not None

@@ -17,8 +17,6 @@ from funcppo.runtime.reasons import (
     FallbackCode,
     RecompileCode,
     SkipCode,
-    UncachedCode,
-    UntimedCode,
 )
 
 
@@ -113,8 +111,6 @@ def test_every_code_is_given_somewhere():
     for codes in (
         FallbackCode,
         FailureCode,
-        UncachedCode,
-        UntimedCode,
         SkipCode,
         RecompileCode,
     ):
@@ -169,6 +165,9 @@ def test_a_line_says_what_an_error_says_or_where_it_was_raised():
         raise AssertionError
 
     assert reasons.error_line(raised(lambda: fail("two\n lines"))) == "two"
+    of_backend = lambda: fail("backend='b' raised:\nValueError: no")
+    line = reasons.error_line(raised(of_backend))
+    assert line == "backend='b' raised: ValueError: no"
     line = reasons.error_line(raised(fail))
     assert line.startswith("test_reasons.py, line ")
     assert line.endswith(": raise AssertionError")

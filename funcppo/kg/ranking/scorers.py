@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -56,9 +56,9 @@ from funcppo.kg.search.task import (
     with_other_facts,
 )
 from funcppo.runtime import cudagraph_trees, memory
+from funcppo.runtime.capture import CapturedStep, ReplayMode
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
-from funcppo.runtime.protocols import CaptureOutcome, ReplayMode
 from funcppo.runtime.reasons import FallbackCode
 
 # Of log scores: sums of tens of terms, each rounded to float32.
@@ -178,7 +178,9 @@ def compile_search_step(
         )
 
 
-def search_captures(step: SearchStep | None) -> Sequence[CaptureOutcome]:
+def search_captures(
+    step: SearchStep | None,
+) -> Sequence[CapturedStep[Any, Any]]:
     """How calls of a search step have been captured so far; empty where there is no step, or nothing to capture."""
     return step.captures() if isinstance(step, GraphedStep) else ()
 

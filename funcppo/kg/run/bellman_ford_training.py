@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,7 +27,6 @@ from funcppo.kg.scores.question_config import N_NETWORK_STEPS, BellmanFordConfig
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import memory
 from funcppo.runtime.graphed import GraphedStep
-from funcppo.runtime.protocols import TensorFunction
 
 # what is being done
 TEXT = "training a Bellman-Ford network"
@@ -169,7 +168,7 @@ def train(
     return TrainedWeights(params, "; ".join(reasons))
 
 
-def make_step(device: str) -> TensorFunction[TrainState]:
+def make_step(device: str) -> Callable[..., TrainState]:
     """A gradient step, on a GPU one whose calls replay a CUDA graph and write the state where the last one is."""
     if is_cuda(device):
         return GraphedStep(bellman_ford.train_step)
@@ -184,7 +183,7 @@ def _max_step_bytes(device: str) -> float:
 
 
 def iter_steps(
-    step_fn: TensorFunction[TrainState],
+    step_fn: Callable[..., TrainState],
     sizes: NetworkConfig,
     graph: Graph,
     cfg: BellmanFordConfig,

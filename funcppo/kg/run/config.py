@@ -121,10 +121,8 @@ class RunConfig:
     """Number of CPU threads of an operation, which the last bits of results depend on. The tensors of a small graph
     are slower on two threads than on one."""
 
-    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
-        "auto"
-    )
-    """How the training step is executed: auto, one-graph, two-graphs, forward or eager."""
+    strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
+    """How the training step is executed: auto, one-graph, forward or eager."""
 
     precision: Literal["highest", "high", "bfloat16"] = "highest"
     """Precision of matrix products: highest (float32), high (TF32) or bfloat16."""

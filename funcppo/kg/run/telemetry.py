@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from funcppo.core.files import write_atomically
 from funcppo.runtime import host_transfer
+from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.compile import StrategyRecord
-from funcppo.runtime.protocols import CaptureOutcome
 from funcppo.runtime.reasons import (
     FailureCode,
     FallbackCode,
@@ -197,7 +197,7 @@ class Telemetry:
         self._metrics[kind].info(labels)  # pyright: ignore
 
     def record_strategy(
-        self, record: StrategyRecord, captured: CaptureOutcome
+        self, record: StrategyRecord, captured: CapturedStep[Any, Any]
     ) -> None:
         """Count what the training step fell back from, and how it is replayed."""
         for failure in record.failures:
@@ -213,7 +213,9 @@ class Telemetry:
         """Count a strategy, a part or a compiled search that is not in use."""
         self._add("strategy_failures", 1, code)
 
-    def record_search_graphs(self, captures: Sequence[CaptureOutcome]) -> None:
+    def record_search_graphs(
+        self, captures: Sequence[CapturedStep[Any, Any]]
+    ) -> None:
         """Record the graphs of a search so far, and those captures that fell back."""
         graphs = [c for c in captures if c.replay_mode != "none"]
         self._set("graph_enabled", bool(graphs))

@@ -53,13 +53,11 @@ from funcppo.loggers import (
     open_loggers,
 )
 from funcppo.runtime import collectives, distributed
-from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.collectives import Group
 from funcppo.runtime.compile import StrategyRecord, choices
 from funcppo.runtime.distributed import Processes
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
-from funcppo.runtime.reasons import UntimedCode
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
 
 # Monitor imports Dynamo, which the evaluation of a run does without.
@@ -206,14 +204,12 @@ def prepare_train_step(
 ) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
     """Compile or capture the training step of a run, starting from its state.
 
-    With strategy auto, a run too short to repay compilation is not compiled, and one long enough to repay a comparison
-    takes the fastest strategy.
+    With strategy auto, a run too short to repay compilation is not compiled.
 
     Args:
       earlier: the record of the strategy of a run that is resumed, as a dictionary. What was measured then is not
-        measured again: other times would give another strategy, and other bits.
-      peers: the processes that share the shards of the run, each of which calls this; nothing is compared, because
-        each would measure other times. None: this one is alone.
+        measured again: another time would give another strategy, and other bits.
+      peers: the processes that share the shards of the run, each of which calls this. None: this one is alone.
       deadline: when training ends, whatever updates are left. On a GPU auto decides by an update that it measures at
         the first start; None: by the number of rollout steps and minibatches, as it does on a CPU.
 
@@ -238,53 +234,19 @@ def prepare_train_step(
         state = peers.take(state)
     is_rounded = run_config.precision == "bfloat16"
     earlier = earlier or {}
-    times_ms = earlier.get("times_ms", {})
-    strategy: str | tuple[str, ...] = run_config.strategy
-    if strategy == "auto" and peers is None:
-        strategy = _strategies_to_try(cfg, earlier)
-
     prepare = partial(
         compiled_step.prepare_step,
         cfg,
         world,
         state,
         EAGER_PARTS,
-        strategy,
+        run_config.strategy,
         BF16_TOLERANCE if is_rounded else DEFAULT_TOLERANCE,
         deadline=None if earlier or int(state.update) else deadline,
         uncompiled_seconds=earlier.get("uncompiled_seconds"),
         decide=peers.decide if peers else bool,
     )
-    captured, record = peers.prepare(prepare) if peers else prepare()
-    if strategy == "auto" and peers is None and record.untimed_reason:
-        reason = "comparing strategies would take longer than it saves"
-        record = dataclasses.replace(
-            record, untimed_reason=reason, untimed_code=UntimedCode.SHORT_RUN
-        )
-    elif times_ms and not record.times_ms and peers is None:
-        # They choose at the next start too, whatever this one may use.
-        record = dataclasses.replace(
-            record, times_ms=times_ms, untimed_reason="", untimed_code=None
-        )
-    return captured, record
-
-
-def _strategies_to_try(
-    cfg: Config, earlier: Mapping[str, Any]
-) -> str | tuple[str, ...]:
-    """What `auto` means: those compared in an earlier run, the fastest of a long run, or the first that works."""
-    times_ms: Mapping[str, float] = earlier.get("times_ms", {})
-    if times_ms:
-        # A start with the compiler turned off, as by --debug, compiled none of them.
-        is_set_aside = earlier.get("skip_code") is not None
-        first = (
-            compilation.select_fastest(times_ms)
-            if is_set_aside
-            else earlier["strategy"]
-        )
-        return (first, *(name for name in times_ms if name != first))
-    is_long = compiled_step.n_calls(cfg.ppo) >= compiled_step.COMPARE_MIN_CALLS
-    return "fastest" if is_long else "auto"
+    return peers.prepare(prepare) if peers else prepare()
 
 
 def with_capacity(cfg: Config, world: World, state: TrainState) -> Config:

@@ -11,10 +11,17 @@ Learners that train side by side (`train_step.vmap_parts`) have blocks of their 
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import inspect
 import math
+import os
+import sys
+import tempfile
+import types
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from funcppo.core import random, tree
-from funcppo.runtime.compile_cache import load_source
+from funcppo.core.files import write_atomically
+from funcppo.runtime import cache
 from funcppo.runtime.env_kernel import row_tiles
 from funcppo.runtime.env_kernel.row_program import Program, write_row_program
 from funcppo.runtime.env_kernel.row_tensor import (
@@ -546,6 +554,41 @@ def threefry_source() -> str:
         ]
     )
     return THREEFRY.replace("CODE", code)
+
+
+def prepare_triton(device: torch.device) -> None:
+    """Let Triton keep and assemble kernels as Inductor will tell it to, before the first one is compiled.
+
+    Inductor tells it when it compiles or loads one: from then on Triton looks for kernels in another folder, and for
+    those of another assembler, so that what it has compiled before would be compiled again.
+    """
+    folder = os.environ.get(cache.FOLDER_VARIABLE)
+    if device.type != "cuda" or folder is None:
+        return
+    os.environ.setdefault(
+        "TRITON_CACHE_DIR", f"{folder}/triton/{device.index or 0}"
+    )
+    assembler = Path(torch.__file__).parent / "bin" / "ptxas"
+    if assembler.exists():
+        os.environ.setdefault("TRITON_PTXAS_PATH", str(assembler))
+
+
+def load_source(source: str) -> types.ModuleType:
+    """The module of generated source; a file in the folder of compiled code, because Triton reads files."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:32]
+    name = f"funcppo_source_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = cache.functions_folder() or Path(tempfile.mkdtemp())
+    path = folder / f"{digest}.py"
+    # Written also where there is one: what is run is what was generated.
+    write_atomically(path, lambda f: f.write(source.encode()), durable=False)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 class RolloutKernel:

@@ -383,7 +383,6 @@ def test_the_page_on_operation_names_every_code():
     for codes in (
         reasons.FallbackCode,
         reasons.FailureCode,
-        reasons.UntimedCode,
         reasons.SkipCode,
         reasons.RecompileCode,
     ):

@@ -34,7 +34,7 @@ from funcppo.runtime import compile as compilation
 from funcppo.runtime.agreement import alone
 from funcppo.runtime.compile import SelectedStrategy, StrategyRecord
 from funcppo.runtime.monitor import Monitor
-from funcppo.runtime.reasons import FailureCode, UntimedCode
+from funcppo.runtime.reasons import FailureCode
 from funcppo.train_step import EAGER_PARTS
 from tests.kg.run.runs import CONFIG, N_UPDATES, trained
 from tests.learning import assert_trees_equal, compiled
@@ -272,7 +272,6 @@ def test_a_run_with_infinite_rewards_stops_and_keeps_its_last_good_checkpoint(
     [
         (5_100_000, "auto", "eager"),
         (5_120_000, "auto", "auto"),
-        (51_200_000, "auto", "fastest"),
         (51_200_000, "forward", "forward"),
         (1, "one-graph", "one-graph"),
     ],
@@ -352,7 +351,7 @@ def auto_run(run, monkeypatch):
 
     monkeypatch.setattr(compiled_step, "capture_loop_bodies", capture_bodies)
     monkeypatch.setattr(compilation, "select_strategy", select_strategy)
-    monkeypatch.setattr(compilation, "time_call", time_call)
+    monkeypatch.setattr(compiled_step, "_time_call", time_call)
     monkeypatch.setattr(compiled_step, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
     return auto
 
@@ -469,46 +468,6 @@ def test_rank_0_decides_for_processes_that_learn_together(
     assert auto_run.n_timed == measures and next(decisions, None) is None
 
 
-def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
-    run, monkeypatch
-):
-    """Not the one that would be now: it would continue with other bits."""
-    asked = []
-
-    def select_strategy(*args, tolerance, agree):
-        asked.append(args[-1])
-        record = StrategyRecord(
-            strategy=args[-1][0],
-            failures=(),
-            torch_version="2.13",
-            device="cpu",
-            backend="inductor",
-            untimed_reason="the first that works was asked for",
-            untimed_code=UntimedCode.NOT_REQUESTED,
-        )
-        return SelectedStrategy(EAGER_PARTS, record)
-
-    monkeypatch.setattr(compilation, "select_strategy", select_strategy)
-    auto = replace(run, run_config=replace(CONFIG, strategy="auto"))
-    times = {"one-graph": 3.0, "two-graphs": 2.0, "eager": 9.0}
-    earlier = {"strategy": "two-graphs", "times_ms": times}
-    _, record = training.prepare_train_step(auto, earlier)
-    assert asked == [("two-graphs", "one-graph", "eager")]
-    assert record.strategy == "two-graphs" and record.times_ms == times
-    assert record.untimed_reason == "" and record.untimed_code is None
-    line = compiled_step.describe_strategy(record)
-    assert "ms a minibatch: one-graph 3, two-graphs 2, eager 9" in line
-
-    # Nothing was compared, and nothing is in so short a run.
-    monkeypatch.setattr(compiled_step, "COMPILE_MIN_CALLS", 1)
-    _, record = training.prepare_train_step(auto, earlier | {"times_ms": {}})
-    assert asked[1:] == ["auto"]
-    assert record.untimed_reason.endswith("take longer than it saves")
-    assert record.untimed_code == "short_run"
-    line = compiled_step.describe_strategy(record)
-    assert line.endswith(f"others not timed: {record.untimed_reason}")
-
-
 @pytest.mark.parametrize(
     ("fields", "end"),
     [
@@ -538,36 +497,6 @@ def test_the_line_of_a_strategy_says_what_kernels_compute(fields, end):
         **fields,
     )
     assert compiled_step.describe_strategy(record).endswith(end)
-
-
-@pytest.mark.parametrize("way", ["debug", "TORCH_COMPILE_DISABLE"])
-def test_a_start_that_compiles_nothing_leaves_the_strategy_of_a_run_as_it_is(
-    run, monkeypatch, way
-):
-    """One with --debug, say, to see whether a fault stays: the next one takes the fastest of the first start again."""
-    times = {"one-graph": 3.0, "two-graphs": 2.0, "eager": 9.0}
-    earlier = {"strategy": "two-graphs", "skip_code": None, "times_ms": times}
-    auto = replace(run, run_config=replace(CONFIG, strategy="auto"))
-    eager = replace(run, run_config=replace(CONFIG, strategy="eager"))
-
-    with monkeypatch.context() as patch:
-        if way == "TORCH_COMPILE_DISABLE":
-            patch.setenv(way, "1")
-        interlude = eager if way == "debug" else auto
-        _, record = training.prepare_train_step(interlude, earlier)
-    assert record.strategy == "eager" and record.skip_code
-    assert record.times_ms == times
-
-    asked = []
-    select_strategy = compilation.select_strategy
-
-    def select_eager(*args, tolerance, agree):
-        asked.append(args[-1])
-        return select_strategy(*args[:-1], "eager")
-
-    monkeypatch.setattr(compilation, "select_strategy", select_eager)
-    training.prepare_train_step(auto, asdict(record))
-    assert asked == [("two-graphs", "one-graph", "eager")]
 
 
 def test_the_initial_parameters_are_those_of_a_fresh_run(run, uninterrupted):

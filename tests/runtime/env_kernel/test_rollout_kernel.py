@@ -121,7 +121,7 @@ def functions_of(args: StepArguments, values_apart: bool) -> tuple[Any, Any]:
     """The step that a kernel makes, and what computes the values of all steps, if that does not."""
     parts = parts_of(args)
     if values_apart:
-        return parts.kernel_actor_step, parts.kernel_values
+        return parts.kernels.actor_step, parts.kernels.values
     return parts.rollout_step, None
 
 

@@ -1,0 +1,382 @@
+"""Compiled code is found on disk by a later process, and only if it is the code of such a call."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from types import FunctionType
+
+import pytest
+import torch
+
+from funcppo import optim
+from funcppo.envs import classic
+from funcppo.optim import clip_by_global_norm
+from funcppo.runtime import cache, reasons
+from funcppo.runtime.cache import CompiledFunction
+from funcppo.runtime.env_kernel.rollout_kernel import prepare_triton
+from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.reasons import RecompileCode
+
+LIMIT = torch.tensor(1.0)
+# Where a size does not matter, vectors have 4 elements: Inductor calls the C++ compiler once for equal sources.
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """No saved functions, but what Inductor has compiled before."""
+    compiled = tmp_path / "compiled"
+    compiled.mkdir()
+    monkeypatch.setattr(
+        cache, "functions_folder", lambda: compiled if compiled else None
+    )
+    monkeypatch.setattr(cache, "uncached_reasons", {})
+    return compiled
+
+
+def n_saved(folder):
+    return len([*folder.glob("*.pt")])
+
+
+def is_found(fn, *args, options=None):
+    """Whether a later process would find the code of a call, which equals the eager one."""
+    n_before = len(cache.compile_events)
+    got = CompiledFunction(fn, options)(*args)
+    torch.testing.assert_close(got, fn(*args))
+    (event,) = cache.compile_events[n_before:]
+    return event.cache_hit
+
+
+def foreign(x):
+    """Of another module than this project's."""
+    return x + 1
+
+
+def scaled(cfg, x):
+    """Whose numbers depend on what kind of number a setting is."""
+    return x * cfg.eps if cfg.eps else x / cfg.eps
+
+
+PROGRAM = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import torch, physics
+from funcppo.runtime.cache import CompiledFunction, compile_events
+torch.set_num_threads(1)
+physics.GRAVITY = float(sys.argv[2])
+print(CompiledFunction(physics.fall)(torch.ones(4))[0].item(), compile_events[0].cache_hit)
+"""
+PHYSICS = """
+GRAVITY = 9.0
+def fall(x):
+    return x * GRAVITY
+"""
+
+
+def test_a_later_process_finds_the_code_unless_a_global_changed(tmp_path):
+    """A value that a program gives a global of a user's module."""
+    source = tmp_path / "physics.py"
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    source.write_text(PHYSICS)
+
+    def run(gravity):
+        command = [sys.executable, program, tmp_path, str(gravity)]
+        env = os.environ | {
+            "XDG_CACHE_HOME": str(tmp_path),
+            "PYTHONPATH": os.getcwd(),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        del env[cache.FOLDER_VARIABLE]
+        return subprocess.check_output(command, env=env, text=True).split()
+
+    assert run(9.0) == ["9.0", "False"]
+    assert run(9.0) == ["9.0", "True"]
+    assert run(2.0) == ["2.0", "False"]
+
+
+def test_other_sources_of_a_loaded_module_are_other_code(tmp_path, monkeypatch):
+    source = tmp_path / "physics.py"
+    source.write_text(PHYSICS)
+    os.utime(source, (0, 0))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    physics = importlib.import_module("physics")
+    monkeypatch.setitem(sys.modules, "physics", physics)
+    assert not is_found(physics.fall, torch.ones(4))
+    assert is_found(physics.fall, torch.ones(4))
+    source.write_text(PHYSICS.replace("x *", "x +"))
+    os.utime(source, (0, 0))
+    assert not is_found(physics.fall, torch.ones(4))
+
+
+def test_each_kind_of_arguments_has_its_own_code(folder):
+    """Shapes, strides, dtypes, one tensor in two places, and global settings of PyTorch."""
+    fn = CompiledFunction(clip_by_global_norm)
+    x = torch.rand(4, 4)
+    calls = [
+        (x, LIMIT),
+        (x[:2], LIMIT),
+        (x.t(), LIMIT),
+        (x.double(), LIMIT),
+        ((x, x), LIMIT),
+        ((x, x + 1), LIMIT),
+    ]
+    with Monitor() as monitor:
+        for n, args in enumerate(calls, 1):
+            torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+            torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+            assert n_saved(folder) == n
+        with torch.no_grad():
+            fn(*calls[-1])
+        assert n_saved(folder) == len(calls) + 1
+        assert is_found(clip_by_global_norm, *calls[2])
+        report = monitor.report()
+    counts = [report[name] for name in ("compiles", "cache_hits", "recompiles")]
+    assert counts == [7, 1, 6]
+    assert "(4, 4)" in monitor.recompile_reasons[0]
+    assert (
+        monitor.recompile_reasons[-1]
+        == "clip_by_global_norm: PyTorch's settings differ"
+    )
+
+
+def test_other_options_and_another_function_of_the_name_are_other_code(
+    folder, monkeypatch
+):
+    x = torch.rand(4)
+    assert not is_found(foreign, x)
+    assert is_found(foreign, x)
+    assert not is_found(foreign, x, options={"epilogue_fusion": False})
+    other = FunctionType((lambda x: x - 1).__code__, globals(), "foreign")
+    other.__module__, other.__qualname__ = __name__, "foreign"
+    monkeypatch.setitem(globals(), "foreign", other)
+    assert not is_found(other, x)
+    assert n_saved(folder) == 3
+
+
+def test_settings_that_are_equal_but_not_alike_have_their_own_code(folder):
+    x = torch.arange(4)
+    for n, by in enumerate((2, 2.0, 0.0, -0.0), 1):
+        cfg = optim.AdamConfig(eps=by)
+        got, want = CompiledFunction(scaled)(cfg, x), scaled(cfg, x)
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, equal_nan=True)
+        assert n_saved(folder) == n
+
+
+def test_code_of_a_patched_module_is_not_that_of_the_plain_one(
+    folder, monkeypatch
+):
+    args = torch.linspace(-1.0, 1.0, 8).reshape(2, 4), torch.ones(2)
+    assert not is_found(classic._euler_step, *args)
+    monkeypatch.setattr(classic, "GRAVITY", 8.0)
+    assert not is_found(classic._euler_step, *args)
+    assert is_found(classic._euler_step, *args)
+    monkeypatch.setattr(classic, "GRAVITY", torch.tensor(7.0))
+    fn = CompiledFunction(classic._euler_step)
+    torch.testing.assert_close(fn(*args), classic._euler_step(*args))
+    assert "it reads the tensor" in cache.uncached_reasons["_euler_step"]
+
+
+class Scale:
+    """Settings without a hash."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, by):
+        self.by = by
+
+
+def times(scale, x):
+    """Of settings that are no frozen dataclass."""
+    return x * scale.by
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda x: x - 1, (torch.rand(3),)),
+        (partial(clip_by_global_norm, max_norm=LIMIT), (torch.rand(4),)),
+        (lambda scale, x: x * scale.by, (Scale(3.0), torch.ones(3))),
+    ],
+)
+def test_what_has_no_name_is_compiled_with_guards_and_not_saved(
+    fn, args, folder
+):
+    torch.testing.assert_close(CompiledFunction(fn)(*args), fn(*args))
+    assert n_saved(folder) == 0
+    assert [*cache.uncached_reasons.values()] == [
+        "its module does not have it by its name"
+    ]
+
+
+def test_gradients_and_transforms_pass_through_as_with_guards(folder):
+    fn = CompiledFunction(clip_by_global_norm)
+    x = torch.rand(4)
+    fn(x, LIMIT)
+    leaf = x.clone().requires_grad_()
+    (got,) = torch.autograd.grad(fn(leaf, LIMIT)[1], leaf)
+    torch.testing.assert_close(got, x / x.norm())
+    # what `torch.compile` says to it
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.vmap(lambda row: fn(row, LIMIT)[1])(torch.stack([x, 2 * x]))
+    assert n_saved(folder) == 1
+
+
+def test_numbers_of_float64_are_inputs_like_others():
+    fn = CompiledFunction(clip_by_global_norm)
+    x = torch.arange(4.0, dtype=torch.float64)
+    for limit in (1.0, 2.0, 0.5):
+        args = x, torch.tensor(limit, dtype=torch.float64)
+        torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+
+
+def test_inside_another_graph_it_is_the_function_itself():
+    inner = CompiledFunction(clip_by_global_norm)
+    x = torch.rand(4)
+    outer = torch.compile(
+        lambda x: inner(x, LIMIT)[0] * 2, backend="eager", fullgraph=True
+    )
+    torch.testing.assert_close(outer(x), clip_by_global_norm(x, LIMIT)[0] * 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        (torch.ones(3), RecompileCode.SHAPE),
+        (torch.ones(4, dtype=torch.float64), RecompileCode.DTYPE),
+        (torch.ones(4, device="meta"), RecompileCode.DEVICE),
+    ],
+)
+def test_compiling_again_fails_where_it_is_not_allowed(changed, code):
+    """The error says what differs, and so does its code."""
+    fn = CompiledFunction(clip_by_global_norm)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        fn(torch.ones(4), LIMIT)
+        with pytest.raises(RuntimeError, match="because 0 differs") as caught:
+            fn(changed, LIMIT)
+    assert reasons.recompile_code(str(caught.value)) is code
+
+
+def test_a_function_is_compiled_so_often_and_no_more(monkeypatch):
+    monkeypatch.setattr(cache, "MIN_RECOMPILE_LIMIT", 1)
+    fn = CompiledFunction(clip_by_global_norm)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        fn(torch.ones(4), LIMIT)
+        with pytest.raises(
+            RuntimeError, match=r"compiled 1 times, .*\(4,\).*\(3,\)"
+        ):
+            fn(torch.ones(3), LIMIT)
+
+
+def test_where_nothing_can_be_kept_the_code_runs_and_the_reason_is_recorded(
+    folder, monkeypatch
+):
+    def run():
+        fn, x = CompiledFunction(clip_by_global_norm), torch.rand(4)
+        torch.testing.assert_close(fn(x, LIMIT), clip_by_global_norm(x, LIMIT))
+        return cache.uncached_reasons.pop("clip_by_global_norm", "")
+
+    with torch.compiler.config.patch(force_disable_caches=True):
+        assert run() == "PyTorch's caches are turned off"
+    assert n_saved(folder) == 0
+    os.utime(__file__)  # as by an editor, after this process has read it
+    assert run() == f"{__file__} changed since this process began"
+    os.utime(__file__, (0, 0))
+    folder.rmdir()
+    folder.write_text("in the way")
+    with pytest.warns(UserWarning, match="not kept for later processes"):
+        assert run() == ""
+
+
+@pytest.mark.parametrize("suffix", ["pt", "json"])
+def test_a_broken_file_is_reported_and_written_again(folder, suffix):
+    x = torch.rand(4)
+    assert not is_found(clip_by_global_norm, x, LIMIT)
+    (file,) = folder.glob(f"*.{suffix}")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match="compiled again"):
+        assert not is_found(clip_by_global_norm, x, LIMIT)
+    assert is_found(clip_by_global_norm, x, LIMIT)
+    assert json.loads(next(folder.glob("*.json")).read_text())
+
+
+class TestFolder:
+    """The folder of compiled code."""
+
+    @pytest.fixture(autouse=True)
+    def _variables(self, tmp_path, monkeypatch):
+        monkeypatch.undo()  # what replaces the folder above
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.delenv(cache.FOLDER_VARIABLE, raising=False)
+
+    def test_it_is_the_users_cache_folder_or_what_is_chosen(
+        self, tmp_path, monkeypatch
+    ):
+        cache.use_folder()
+        default = tmp_path / "funcppo" / "compiled"
+        assert os.environ[cache.FOLDER_VARIABLE] == str(default)
+        assert default.stat().st_mode & 0o777 == 0o700
+        cache.use_folder(tmp_path / "other")
+        assert os.environ[cache.FOLDER_VARIABLE] == (
+            str(tmp_path / "other" / "compiled")
+        )
+        monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "own"))
+        assert cache.functions_folder() == tmp_path / "own" / "funcppo"
+
+    def test_one_that_others_may_write_is_refused(self, tmp_path):
+        folder = tmp_path / "funcppo" / "compiled"
+        folder.mkdir(parents=True)
+        folder.chmod(0o775)
+        with pytest.raises(ValueError, match="nobody else may write, got"):
+            cache.use_folder()
+
+    def test_one_that_others_own_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(ValueError, match="expected a folder that you own"):
+            cache.use_folder()
+
+    def test_what_is_saved_in_one_file_is_loaded_into_another_folder(
+        self, tmp_path
+    ):
+        cache.use_folder()
+        folder = cache.functions_folder()
+        assert folder is not None
+        (folder / "code.pt").write_bytes(b"code")
+        cache.save_cache(tmp_path / "all.tar.gz")
+        cache.use_folder(tmp_path / "other")
+        cache.load_cache(tmp_path / "all.tar.gz")
+        folder = tmp_path / "other" / "compiled" / "funcppo"
+        assert (folder / "code.pt").read_bytes() == b"code"
+        (tmp_path / "no.tar").write_text("text")
+        with pytest.raises(ValueError, match="expected an archive"):
+            cache.load_cache(tmp_path / "no.tar")
+
+    def test_triton_is_told_what_inductor_will_tell_it(
+        self, tmp_path, monkeypatch
+    ):
+        """The folder and the assembler of PyTorch, if it has one; nothing for a CPU."""
+        names = ("TRITON_CACHE_DIR", "TRITON_PTXAS_PATH")
+        monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "init"))
+        for name in names:
+            monkeypatch.setenv(name, "restored by pytest")
+            monkeypatch.delenv(name)
+        cache.use_folder()
+        folder = os.environ[cache.FOLDER_VARIABLE]
+
+        def told(device):
+            prepare_triton(torch.device(device))
+            return [os.environ.get(name) for name in names]
+
+        assert told("cpu") == [None, None]
+        assert told("cuda:1") == [f"{folder}/triton/1", None]
+        assembler = tmp_path / "torch" / "bin" / "ptxas"
+        assembler.parent.mkdir(parents=True)
+        assembler.touch()
+        assert told("cuda") == [f"{folder}/triton/1", str(assembler)]
