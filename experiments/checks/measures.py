@@ -75,7 +75,7 @@ def measure(root: Path, has_options: bool = True) -> dict[str, int]:
     documents += [
         path
         for path in (root / "docs").rglob("*.md")
-        if "_build" not in path.parts
+        if not {"_build", "_made"} & {*path.parts}
     ]
     return measures | {
         "lines of tests": count_lines(root / "tests"),
