@@ -407,7 +407,8 @@ def _try_heights(
         for object_identity in identities:
             identity = " with object identity" if object_identity else ""
             tried = f"height {height}{identity}"
-            show = partial(_show_stage, on_phase, tried, sample.deadline)
+            text = _describe_trials(tried, sample.deadline)
+            show = partial(_show_stage, on_phase, text, sample.deadline)
             show("T_P" if height > 1 else "listing candidates", 0, None)
             try_one = _try_if_likely if trials else _try_with_fewer
             try:
@@ -435,18 +436,22 @@ def _try_heights(
 
 def _show_stage(
     on_phase: PhaseCallback,
-    tried: str,
+    text: str,
     deadline: Deadline,
     stage: str,
     done: int,
     total: int | None,
 ) -> None:
-    """Show a stage of some trials."""
+    """Show a stage of the trials that a text names."""
+    on_phase(f"{text}: {stage}", done, total, deadline)
+
+
+def _describe_trials(tried: str, deadline: Deadline) -> str:
+    """What is tried, and within which bounds."""
     limits = f"within {MAX_TRIAL_ROWS:,} rows of joins"
     if not math.isinf(deadline.at):
         limits += f" and {deadline.seconds_left:.0f} s"
-    text = f"choosing settings: {tried}, {limits}: {stage}"
-    on_phase(text, done, total, deadline)
+    return f"choosing settings: {tried}, {limits}"
 
 
 def _try_with_fewer(
