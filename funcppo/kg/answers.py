@@ -65,9 +65,7 @@ from funcppo.kg.ranking import (
 from funcppo.kg.ranking.evidence_explanation import Explanation, Weights
 from funcppo.kg.ranking.other_facts_explanation import OtherFacts
 from funcppo.kg.ranking.ranking import Scorer, ScorerBySide
-from funcppo.kg.run import question_run
-from funcppo.kg.run.question_run import QuestionSetup
-from funcppo.kg.run.run import Run
+from funcppo.kg.run.run import QuestionSetup, Run, make_fact_scorer
 from funcppo.kg.run.subject import Subject, make_subject_scorer
 from funcppo.kg.scores import aggregation, evidence, link_embedding
 from funcppo.kg.scores.aggregation import Params
@@ -561,20 +559,20 @@ def make_subject_predictor(subject: Subject) -> Predictor:
         raise ValueError(
             "--score greedy: expected a score of what the rules derive, greedy ranks all other entities too"
         )
-    make_fact_scorer: ScorerMaker | None = None
+    of_facts: ScorerMaker | None = None
     run = subject.policy_run
     if run is not None and run.questions is not None:
         left_out = run.run_config.questions.left_out
         assert left_out != "auto", "a stored run has what it chose"
-        fact_scorer = question_run.make_fact_scorer(
+        fact_scorer = make_fact_scorer(
             run.task, run.questions, run.state.best_params, left_out
         )
-        make_fact_scorer = lambda task: fact_scorer
+        of_facts = lambda task: fact_scorer
     return make_predictor(
         subject.task,
         partial(make_subject_scorer, subject),
-        make_fact_scorer,
-        reads_derivations=make_fact_scorer is None,
+        of_facts,
+        reads_derivations=of_facts is None,
     )
 
 

@@ -1,9 +1,11 @@
-"""A training run in memory: its settings, its task, and the state that its checkpoint holds."""
+"""A training run in memory: its settings, its task, the evidence that it weighs, and the state of its checkpoint."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,21 +16,50 @@ from torch import Tensor
 
 from funcppo import checkpoint, metrics_log, train_step
 from funcppo.config import Config, PPOConfig
-from funcppo.core import random
-from funcppo.core.types import F32, I64
-from funcppo.kg.run import question_run
+from funcppo.core import random, tree
+from funcppo.core.settings import Size, UnitInterval
+from funcppo.core.types import F32, F64, I64
+from funcppo.kg.logic.question_types import LeftOut
+from funcppo.kg.ranking import evidence_ranking, ranking
+from funcppo.kg.ranking.candidates import RankingProtocol
+from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
+from funcppo.kg.ranking.ranking import Ranking, ScorerBySide
 from funcppo.kg.run.config import (
     CHECKPOINT_FILE,
     PREVIOUS_CHECKPOINT_FILE,
     Note,
     RunConfig,
 )
-from funcppo.kg.run.question_run import QuestionSetup, ValidEvidence
-from funcppo.kg.scores import bellman_ford, link_embedding, network_prior
+from funcppo.kg.scores import (
+    aggregation,
+    bellman_ford,
+    evidence,
+    link_embedding,
+    network_prior,
+    questions,
+)
+from funcppo.kg.scores.aggregation import (
+    AggregationConfig,
+    AggregationWorld,
+    Capacity,
+)
+from funcppo.kg.scores.evidence import Evidence, FactIndex
+from funcppo.kg.scores.network_prior import NetworkPrior
+from funcppo.kg.scores.question_config import (
+    QuestionConfig,
+)
+from funcppo.kg.scores.questions import Params, PolicyConfig, QuestionWorld
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam_search import ScoreName
-from funcppo.kg.search.slot_scheduler import SearchStep
-from funcppo.kg.search.task import ProverTask
+from funcppo.kg.search.slot_scheduler import (
+    ProgressCallback,
+    SearchStep,
+    ignore_progress,
+)
+from funcppo.kg.search.task import (
+    ProverTask,
+    with_answers,
+)
 from funcppo.train_step import TrainState
 
 # environment steps of a run that sets none
@@ -45,6 +76,253 @@ DefaultScoreReason = Literal[
 RULE_SCORE_REASONS = ("policy-not-validated", "rules-rank-valid-better")
 RunScore = ScoreName | Literal["evidence"]
 EVIDENCE_SCORE: Literal["evidence"] = "evidence"
+# standard errors that the fit must gain on valid
+MIN_GAIN_ERRORS = 2.0
+# Of fewer valid triples small gains and losses are mostly chance: only those above two standard errors count.
+MIN_VALID_TRIPLES = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstEpoch:
+    """Settings of the first epoch of a listwise fit, which takes questions in the order of their list."""
+
+    batch_size: Size
+    """Number of questions of a gradient step."""
+    max_size_quantile: UnitInterval
+    """Questions with more firings than this share of their group are left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionSetup:
+    """The evidence of a task, on its device, and the policy that weighs it."""
+
+    facts: FactIndex
+    """Index of the facts."""
+    aggregation: AggregationWorld
+    """What the score reads beside evidence."""
+    policy: PolicyConfig
+    """Which evidence is weighed; its capacity is that of the questions, where there are some."""
+    world: QuestionWorld | None = None
+    """The questions to learn from; None before they are listed."""
+    first_epoch: FirstEpoch | None = None
+    """The first epoch of a listwise fit, if it is in the order of the list."""
+
+
+class ValidQuality(NamedTuple):
+    """How well some weights rank valid."""
+
+    metric: float  # larger is better
+    reciprocal_rank: F64[Tensor, "Q"]  # of each query and side
+
+
+def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
+    """Index the facts of a task of height 1.
+
+    Args:
+      cfg: degrees, walks and priors that are left open are not weighed, and odds start with power 1. Evidence has the
+        probabilities of walks unless these are off.
+    """
+    facts = evidence.index_facts(
+        task.kb,
+        task.sizes,
+        task.cfg.memory_share,
+        with_walks=cfg.walks is not False,
+        plan=task.answers_plan,
+    )
+    world = aggregation.make_world(task.kb, task.sizes, facts)
+    weighed = AggregationConfig(
+        sizes=task.sizes,
+        n_shapes=aggregation.n_shapes(world),
+        uses_links=cfg.links,
+        uses_degrees=cfg.degrees is True,
+        uses_walks=cfg.walks is True,
+        uses_embedding=cfg.embedding is True,
+        uses_bellman_ford=cfg.bellman_ford is True,
+        odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
+    )
+    return QuestionSetup(
+        facts=facts,
+        aggregation=world,
+        policy=PolicyConfig(aggregation=weighed, capacity=Capacity(1, 1, 1)),
+    )
+
+
+def question_world(setup: QuestionSetup, device: str) -> QuestionWorld:
+    """The questions, or a stand-in for them: the shapes of the training state are the same."""
+    if setup.world is not None:
+        return setup.world
+    world = questions.blank_world(setup.aggregation)
+    return tree.map(lambda x: x.to(device), world)
+
+
+def untrained_params(setup: QuestionSetup, device: str) -> Params:
+    """The weights that add the odds of the rule confidences, each to the power of the settings."""
+    return questions.init(setup.policy, random.key(0, device))
+
+
+def with_odds_power(setup: QuestionSetup, power: float) -> QuestionSetup:
+    """The setup whose untrained weights add powers of the odds."""
+    policy = reweigh(setup.policy, odds_power=power)
+    return dataclasses.replace(setup, policy=policy)
+
+
+def reweigh(policy: PolicyConfig, **settings: bool | float) -> PolicyConfig:
+    """The policy with other settings of its aggregation."""
+    aggregation = dataclasses.replace(policy.aggregation, **settings)
+    return dataclasses.replace(policy, aggregation=aggregation)
+
+
+def make_scorer(
+    task: ProverTask,
+    setup: QuestionSetup,
+    params: Params,
+    on_progress: ProgressCallback = ignore_progress,
+) -> ScorerBySide:
+    """The scorer of candidates by given weights."""
+    score = _score(setup, params)
+    return evidence_ranking.make_scorer(task, setup.facts, score, on_progress)
+
+
+def make_fact_scorer(
+    task: ProverTask, setup: QuestionSetup, params: Params, left_out: LeftOut
+) -> ScorerBySide:
+    """The scorer of known facts by given weights, each as an answer that is left out of its question."""
+    score = _score(setup, params)
+    return evidence_ranking.make_fact_scorer(task, setup.facts, score, left_out)
+
+
+def make_scorers(
+    task: ProverTask,
+    setup: QuestionSetup,
+    rule_scores: Sequence[str],
+    params: Sequence[Params],
+    on_progress: ProgressCallback = ignore_progress,
+) -> list[ScorerBySide]:
+    """Scorers of the same candidates by rule scores and by several weights, for which evidence is collected once."""
+    scores = [
+        evidence_ranking.make_rule_score(task, name) for name in rule_scores
+    ]
+    scores += [_score(setup, one) for one in params]
+    return evidence_ranking.make_scorers(task, setup.facts, scores, on_progress)
+
+
+def _score(setup: QuestionSetup, params: Params) -> EvidenceScore:
+    """The score of evidence by given weights."""
+    device = setup.facts.degree.device
+    weights = tree.map(lambda x: x.to(device), params.score)
+    return evidence_ranking.make_learned_score(
+        setup.policy.aggregation, setup.aggregation, weights
+    )
+
+
+class ValidEvidence:
+    """The evidence of the queries that every validation ranks, collected once.
+
+    Attributes:
+      queries: the queries [Q, W].
+      task: the task with all their answers.
+    """
+
+    def __init__(
+        self,
+        task: ProverTask,
+        facts: FactIndex,
+        queries: np.ndarray,
+        sides: Sequence[int],
+    ) -> None:
+        self.queries = queries
+        atoms = torch.from_numpy(np.ascontiguousarray(queries))
+        self._parts: Mapping[int, list[QuestionEvidence]] = {
+            side: list(
+                evidence_ranking.query_evidence(task, facts, atoms, side)
+            )
+            for side in sides
+        }
+        # The candidates that have evidence are the answers that rules derive.
+        derived = [
+            evidence_ranking.evidence_atoms(part, task.sizes)
+            for parts in self._parts.values()
+            for part in parts
+        ]
+        self.task = with_answers(task, atoms, sides, torch.cat(derived))
+        self._listed = ranking.list_split(
+            self.task,
+            queries,
+            RankingProtocol(sides=tuple(sides)),
+            by_side=True,
+        )
+
+    def with_embedding(self, embedding: link_embedding.Params) -> ValidEvidence:
+        """The evidence with priors by link embeddings."""
+        return self._map(
+            lambda part: evidence.with_prior(part, embedding, "fact")
+        )
+
+    def with_network(self, network: NetworkPrior) -> ValidEvidence:
+        """The evidence with priors by a Bellman-Ford network."""
+        return self._map(
+            lambda part: evidence.with_network_prior(part, network, "fact")
+        )
+
+    def with_other_facts(self, task: ProverTask) -> ValidEvidence:
+        """The evidence with the counts of other facts of a task."""
+        changed = copy.copy(self)
+        changed.task = dataclasses.replace(
+            self.task, other_facts=task.other_facts
+        )
+        return changed
+
+    def _map(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
+        """The evidence with a change in every part."""
+        changed = copy.copy(self)
+        changed._parts = {
+            side: [
+                part._replace(evidence=change(part.evidence)) for part in parts
+            ]
+            for side, parts in self._parts.items()
+        }
+        return changed
+
+    @property
+    def n_questions(self) -> int:
+        """The number of distinct questions."""
+        return sum(
+            len(part.evidence.label)
+            for parts in self._parts.values()
+            for part in parts
+        )
+
+    def rank(self, setup: QuestionSetup, params: Params) -> Ranking:
+        """The queries, ranked by given weights."""
+        return self._rank_by(_score(setup, params))
+
+    def rank_by_rules(self, name: str) -> Ranking:
+        """The queries, ranked by a rule score, such as noisy-or."""
+        return self._rank_by(evidence_ranking.make_rule_score(self.task, name))
+
+    def _rank_by(self, score: EvidenceScore) -> Ranking:
+        """The queries, ranked by a score of their evidence."""
+        scorer = evidence_ranking.make_scorer_of(self.task, self._parts, score)
+        return ranking.rank_listed(self._listed, scorer)
+
+
+def has_few_valid(task: ProverTask) -> bool:
+    """Whether valid is so small that only differences above two standard errors count.
+
+    False without valid, and for Countries, whose metric is no mean over queries.
+    """
+    n_triples = len(task.dataset.valid)
+    return not task.is_countries and 0 < n_triples < MIN_VALID_TRIPLES
+
+
+def is_better(quality: ValidQuality, other: ValidQuality) -> bool:
+    """Whether the mean gain in reciprocal rank is above two standard errors of it, which pairs the queries.
+
+    The best of some 16 epochs gains a standard error or more by chance alone.
+    """
+    gain = quality.reciprocal_rank - other.reciprocal_rank
+    error = gain.std() / len(gain) ** 0.5
+    return bool(gain.mean() > MIN_GAIN_ERRORS * error)
 
 
 class RunState(NamedTuple):
@@ -188,7 +466,7 @@ def training_world(run: Run) -> Any:
     """What the training step reads and never writes."""
     if run.questions is None:
         return prover_task.training_world(run.task)
-    return question_run.training_world(run.questions, run.run_config.device)
+    return question_world(run.questions, run.run_config.device)
 
 
 def last_logged_update(run: Run) -> int:

@@ -14,18 +14,19 @@ from funcppo.kg.ranking import scorers
 from funcppo.kg.run import (
     bellman_ford_training,
     embedding_training,
-    question_run,
-    question_training,
+    evidence_fit,
 )
 from funcppo.kg.run.config import Note, RunConfig
-from funcppo.kg.run.question_run import QuestionSetup
 from funcppo.kg.run.run import (
     EVIDENCE_SCORE,
+    QuestionSetup,
     Run,
     initial_run_state,
     initial_train_state,
     learner_config,
     ppo_config,
+    question_world,
+    set_up,
     training_world,
 )
 from funcppo.kg.run.validation import (
@@ -134,9 +135,9 @@ def _build_question_run(
     )
 
     task = scorers.with_score_counts(task, run_config.rule_score, on_phase)
-    setup = question_run.set_up(task, run_config.questions)
-    cfg = question_training.learner_config(setup.policy, ppo_config(run_config))
-    world = question_run.training_world(setup, run_config.device)
+    setup = set_up(task, run_config.questions)
+    cfg = evidence_fit.learner_config(setup.policy, ppo_config(run_config))
+    world = question_world(setup, run_config.device)
     key = random.key(run_config.seed, run_config.device)
     embedding, network = _blank_priors(task, setup, run_config)
 
@@ -178,13 +179,11 @@ def _with_questions(run: Run, start_params: Any) -> Run:
     """The run, whose questions are listed, ready for PPO from given parameters on."""
     setup = run.questions
     assert setup is not None and setup.world is not None
-    world = question_training.with_prior(
-        setup.policy, setup.world, start_params
-    )
+    world = evidence_fit.with_prior(setup.policy, setup.world, start_params)
     return dataclasses.replace(
         run,
         questions=dataclasses.replace(setup, world=world),
-        cfg=question_training.learner_config(
+        cfg=evidence_fit.learner_config(
             setup.policy, ppo_config(run.run_config)
         ),
     )
@@ -217,7 +216,7 @@ def with_training_data(
         return run
     if setup.world is None:
         config = run.run_config
-        setup, _ = question_run.collect(
+        setup, _ = evidence_fit.collect(
             run.task,
             setup,
             config.questions,

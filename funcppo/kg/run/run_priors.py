@@ -10,12 +10,11 @@ from funcppo.core.deadline import NO_DEADLINE
 from funcppo.kg.run import (
     bellman_ford_training,
     embedding_training,
-    question_run,
+    evidence_fit,
 )
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import Note
-from funcppo.kg.run.question_run import QuestionSetup
-from funcppo.kg.run.run import Run
+from funcppo.kg.run.run import QuestionSetup, Run
 from funcppo.kg.scores import bellman_ford, evidence, network_prior
 from funcppo.kg.scores.network_prior import NetworkPrior
 from funcppo.kg.scores.question_config import NETWORK_SECONDS
@@ -73,7 +72,7 @@ def embed(
     valid = run.valid_evidence
     if valid is not None:
         valid = valid.with_embedding(embedding)
-    setup = question_run.with_embedding(setup, embedding, left_out)
+    setup = evidence_fit.with_embedding(setup, embedding, left_out)
     run = dataclasses.replace(run, questions=setup, valid_evidence=valid)
     return RunWithPrior(run, notes)
 
@@ -90,7 +89,7 @@ def train_network(
     left_out = config.questions.left_out
     assert left_out != "auto", "what is left out is chosen before"
     assert setup.world is not None, "the questions are listed"
-    n_questions = question_run.n_asked(setup.world)
+    n_questions = evidence_fit.n_asked(setup.world)
     n_questions += valid.n_questions if valid is not None else 0
     deadline, seconds = NO_DEADLINE, math.inf
     is_set = config.questions.bellman_ford is True

@@ -17,12 +17,7 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve
 from funcppo.kg.logic.firings import FiringPlan
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
-from funcppo.kg.run import (
-    budget,
-    question_run,
-    run_priors,
-    validation,
-)
+from funcppo.kg.run import budget, evidence_fit, run_priors, validation
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.choices import (
     MIN_GAIN,
@@ -33,17 +28,22 @@ from funcppo.kg.run.choices import (
     describe_choice,
 )
 from funcppo.kg.run.config import Note, RunConfig, read_config
-from funcppo.kg.run.question_run import ListwiseFit, QuestionSetup
-from funcppo.kg.run.question_training import TrainingQuestions
+from funcppo.kg.run.evidence_fit import ListwiseFit, TrainingQuestions
 from funcppo.kg.run.run import (
     DEFAULT_STEPS,
     EVIDENCE_SCORE,
+    MIN_GAIN_ERRORS,
     PROOF_SCORES,
+    QuestionSetup,
     Run,
     RunScore,
     RunState,
     find_checkpoint,
+    has_few_valid,
+    is_better,
     ppo_config,
+    untrained_params,
+    with_odds_power,
 )
 from funcppo.kg.run.run_build import at_start, build_run
 from funcppo.kg.scores import link_embedding, network_prior
@@ -158,10 +158,10 @@ def _with_stored_priors(run: Run, state: RunState) -> QuestionSetup | None:
     if setup is None:
         return None
     if link_embedding.n_models(state.embedding):
-        setup = question_run.with_embedding(setup, state.embedding, "fact")
+        setup = evidence_fit.with_embedding(setup, state.embedding, "fact")
     if network_prior.is_network(state.bellman_ford):
         network = run_priors.make_network(run.task, state.bellman_ford)
-        setup = question_run.with_network(
+        setup = evidence_fit.with_network(
             setup, network, "fact", run.run_config.seed
         )
     return setup
@@ -518,7 +518,7 @@ def _choose_odds_power(run: Run, deadline: Deadline) -> _ScoredRun:
     """
     config, setup = run.run_config, run.questions
     assert setup is not None, "the run learns from questions"
-    powers = question_run.ODDS_POWERS
+    powers = evidence_fit.ODDS_POWERS
     if config.questions.odds_power != "auto":
         powers = (config.questions.odds_power,)
 
@@ -526,14 +526,14 @@ def _choose_odds_power(run: Run, deadline: Deadline) -> _ScoredRun:
     for power in powers:
         if scored and deadline.is_over:
             break
-        variant = question_run.with_odds_power(setup, power)
+        variant = with_odds_power(setup, power)
         options = dataclasses.replace(config.questions, odds_power=power)
         chosen = dataclasses.replace(
             run,
             questions=variant,
             run_config=dataclasses.replace(config, questions=options),
         )
-        params = question_run.untrained_params(variant, config.device)
+        params = untrained_params(variant, config.device)
         start = time.monotonic()
         quality = validation.validation_quality(chosen, params, ignore_progress)
         seconds = time.monotonic() - start
@@ -566,7 +566,7 @@ def _start_from_fit(
     run = scored.run
     assert run.questions is not None, "the run learns from questions"
     config = run.run_config
-    options = question_run.resolve_left_out(run.task, config.questions)
+    options = evidence_fit.resolve_left_out(run.task, config.questions)
     try:
         setup, collected = _collect_questions(run, options, on_phase, run_time)
     except ValueError as error:
@@ -578,7 +578,7 @@ def _start_from_fit(
 
     run = dataclasses.replace(
         run,
-        questions=question_run.without_network(setup),
+        questions=evidence_fit.without_network(setup),
         run_config=dataclasses.replace(config, questions=options),
     )
     run, fitted = _fit_with_embedding(
@@ -618,7 +618,7 @@ def _collect_questions(
     config, setup = run.run_config, run.questions
     assert setup is not None, "the run learns from questions"
     is_set = options.max_questions is not None
-    setup, collected = question_run.collect(
+    setup, collected = evidence_fit.collect(
         run.task,
         setup,
         options,
@@ -628,7 +628,7 @@ def _collect_questions(
         run_time.until(run_time.QUESTIONS),
     )
     run_time.end_phase("questions", is_set=is_set)
-    first_epoch = question_run.plan_first_epoch(
+    first_epoch = evidence_fit.plan_first_epoch(
         run.task, config.listwise, options.max_size_quantile
     )
     return dataclasses.replace(setup, first_epoch=first_epoch), collected
@@ -697,7 +697,7 @@ def _fit_with_embedding(
     )
     assert fitted.quality is not None, "there are valid queries"
     comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
-    if question_run.is_better(fitted.quality, plain.quality):
+    if is_better(fitted.quality, plain.quality):
         notes = [
             *(
                 Note(note.kind, f"without link embeddings: {note}")
@@ -708,9 +708,7 @@ def _fit_with_embedding(
             Note("detail", f"link embeddings on: valid {comparison}"),
         ]
         return embedded, fitted._replace(notes=notes)
-    comparison += (
-        f", no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
-    )
+    comparison += f", no gain above {MIN_GAIN_ERRORS:g} standard errors"
     note = f"link embeddings off: valid {comparison}"
     notes = [*plain.notes, *notes, Note("detail", note)]
     return run, plain._replace(notes=notes)
@@ -721,9 +719,9 @@ def _adjust(run: Run, fitted: ListwiseFit) -> ListwiseFit:
     if not run.run_config.listwise.learning_rate:
         return fitted
     metric = _metric(run)
-    is_few = question_run.has_few_valid(run.task)
-    fitted = question_run.raise_prior(fitted, metric, beyond_chance=is_few)
-    return question_run.lower_linked(fitted, metric, beyond_chance=is_few)
+    is_few = has_few_valid(run.task)
+    fitted = evidence_fit.raise_prior(fitted, metric, beyond_chance=is_few)
+    return evidence_fit.lower_linked(fitted, metric, beyond_chance=is_few)
 
 
 def _weigh_network(
@@ -755,7 +753,7 @@ def _weigh_network(
         run = dataclasses.replace(
             run, valid_evidence=valid.with_network(network)
         )
-    fitted = question_run.weigh_network(
+    fitted = evidence_fit.weigh_network(
         plain, network, _metric(run), starts_at_rules=starts_at_rules
     )
     is_kept, note = _judge_network(option == "auto", plain, fitted)
@@ -764,7 +762,7 @@ def _weigh_network(
         run = dataclasses.replace(run, valid_evidence=valid)
         return run, plain._replace(notes=notes)
     notes += _asked_notes(fitted.setup)
-    setup = question_run.with_network(
+    setup = evidence_fit.with_network(
         fitted.setup, network, left_out, config.seed, on_phase
     )
     run_time.end_phase("Bellman-Ford network", is_set=option is True)
@@ -775,7 +773,7 @@ def _asked_notes(setup: QuestionSetup) -> list[Note]:
     """A note where PPO cannot ask all questions beside a network."""
     assert setup.world is not None, "the questions are listed"
     n_questions = len(setup.world.question)
-    n_asked = question_run.n_asked(setup.world)
+    n_asked = evidence_fit.n_asked(setup.world)
     if n_asked == n_questions:
         return []
     note = f"PPO asks {n_asked:,} of {n_questions:,} questions, drawn at random: each needs a pass through the network"
@@ -794,8 +792,8 @@ def _judge_network(
     if plain.quality is None or fitted.quality is None:
         return True, "Bellman-Ford network on: there is no valid split"
     comparison = f"valid {plain.quality.metric:.4f} without it, {fitted.quality.metric:.4f} with it"
-    if is_open and not question_run.is_better(fitted.quality, plain.quality):
-        errors = f"{question_run.MIN_GAIN_ERRORS:g} standard errors"
+    if is_open and not is_better(fitted.quality, plain.quality):
+        errors = f"{MIN_GAIN_ERRORS:g} standard errors"
         return (
             False,
             f"Bellman-Ford network off: {comparison}, no gain above {errors}",
@@ -840,8 +838,8 @@ def _fit_rules(
         if fitted.setup.policy.aggregation.uses_walks:
             return run, fitted
         plain = fitted
-    run = dataclasses.replace(run, questions=question_run.without_walks(setup))
-    return run, plain._replace(setup=question_run.without_walks(plain.setup))
+    run = dataclasses.replace(run, questions=evidence_fit.without_walks(setup))
+    return run, plain._replace(setup=evidence_fit.without_walks(plain.setup))
 
 
 def _fit_walks(
@@ -865,16 +863,16 @@ def _fit_walks(
     walking = dataclasses.replace(
         run,
         run_config=dataclasses.replace(run.run_config, listwise=listwise),
-        questions=question_run.with_walks(run.questions),
+        questions=evidence_fit.with_walks(run.questions),
     )
     degrees = plain.setup.policy.aggregation.uses_degrees
     fitted = _fit(walking, degrees, valid_seconds, on_phase, run_time)
     assert fitted.quality is not None, "there are valid queries"
     comparison = f"{plain.quality.metric:.4f} with the share of groundings, {fitted.quality.metric:.4f} with walks"
-    if question_run.is_better(fitted.quality, plain.quality):
+    if is_better(fitted.quality, plain.quality):
         note = f"walks on: valid {comparison}"
         return fitted._replace(notes=[*fitted.notes, Note("detail", note)])
-    note = f"walks off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
+    note = f"walks off: valid {comparison}, no gain above {MIN_GAIN_ERRORS:g} standard errors"
     return plain._replace(notes=[*plain.notes, Note("detail", note)])
 
 
@@ -909,7 +907,7 @@ def _fit(
         budget.time_factor(config.seconds),
         min_epochs=1 if setup.first_epoch is None else 2,
     )
-    fitted = question_run.fit_listwise(
+    fitted = evidence_fit.fit_listwise(
         setup,
         degrees_tried,
         listwise,
@@ -970,10 +968,10 @@ def _left_out_note(options: QuestionConfig) -> Note:
 
 def _few_valid_notes(task: ProverTask) -> list[Note]:
     """A note where valid is so small that only differences above two standard errors count."""
-    if not question_run.has_few_valid(task):
+    if not has_few_valid(task):
         return []
     n_triples = len(task.dataset.valid)
-    errors = f"{question_run.MIN_GAIN_ERRORS:g} standard errors"
+    errors = f"{MIN_GAIN_ERRORS:g} standard errors"
     note = (
         f"{n_triples:,} valid triples tell small differences by chance alone: the last update of PPO is kept unless it "
         f"ranks them worse than its start by more than {errors}, and rules rank answers only if they rank them better "
@@ -982,7 +980,7 @@ def _few_valid_notes(task: ProverTask) -> list[Note]:
     return [Note("data", note)]
 
 
-def _metric(run: Run) -> question_run.Metric | None:
+def _metric(run: Run) -> evidence_fit.Metric | None:
     """How well weights rank valid; None where there is no valid split."""
     if run.valid_evidence is None:
         return None

@@ -37,14 +37,22 @@ from funcppo.kg.ranking.ranking import (
     selection_metric,
     stratified_sample,
 )
-from funcppo.kg.run import budget, question_run
+from funcppo.kg.run import budget
 from funcppo.kg.run.config import Note, RunConfig
-from funcppo.kg.run.question_run import (
+from funcppo.kg.run.run import (
+    EVIDENCE_SCORE,
+    MIN_GAIN_ERRORS,
     QuestionSetup,
+    Run,
+    RunScore,
     ValidEvidence,
     ValidQuality,
+    has_few_valid,
+    is_better,
+    make_scorer,
+    make_scorers,
+    untrained_params,
 )
-from funcppo.kg.run.run import EVIDENCE_SCORE, Run, RunScore
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam_search import (
     ScoreName,
@@ -135,7 +143,7 @@ def validate(
 def _chooses_by_errors(run: Run) -> bool:
     """Whether only differences above two standard errors count on valid: in a run that learns from few questions."""
     has_evidence = run.questions is not None and run.valid_evidence is not None
-    return has_evidence and question_run.has_few_valid(run.task)
+    return has_evidence and has_few_valid(run.task)
 
 
 def _loses_beyond_chance(run: Run) -> bool:
@@ -145,7 +153,7 @@ def _loses_beyond_chance(run: Run) -> bool:
         evidence_quality(run, run.questions, params)
         for params in (run.state.start_params, run.state.train_state.params)
     )
-    return question_run.is_better(start, current)
+    return is_better(start, current)
 
 
 def _rule_margin(run: Run) -> float:
@@ -157,7 +165,7 @@ def _rule_margin(run: Run) -> float:
     quality = evidence_quality(run, run.questions, run.state.best_params)
     gain = gain - quality.reciprocal_rank
     error = float(gain.std()) / len(gain) ** 0.5
-    return question_run.MIN_GAIN_ERRORS * error
+    return MIN_GAIN_ERRORS * error
 
 
 def _gains_beyond_chance(run: Run, on_progress: ProgressCallback) -> bool:
@@ -179,7 +187,7 @@ def _gains_beyond_chance(run: Run, on_progress: ProgressCallback) -> bool:
         ranked = ranking.rank_split(run.task, queries, scorer, protocol)
         ranks = rank_metrics.expected_reciprocal_ranks(ranked.counts)
         qualities.append(ValidQuality(float(ranks.mean()), ranks))
-    return question_run.is_better(*qualities)
+    return is_better(*qualities)
 
 
 def validation_quality(
@@ -593,7 +601,7 @@ def _evidence_scorers(
     """The scorers of a run that learns from questions, by name; evidence is collected once for all of them."""
     assert run.questions is not None, "the run learns from questions"
     by_name = policies(run)
-    made = question_run.make_scorers(
+    made = make_scorers(
         run.task,
         run.questions,
         rule_scores,
@@ -729,9 +737,7 @@ def policies(run: Run) -> dict[str, Any]:
         }
     device = run.run_config.device
     return {
-        "evidence, untrained": question_run.untrained_params(
-            run.questions, device
-        ),
+        "evidence, untrained": untrained_params(run.questions, device),
         "evidence, listwise fit": run.state.start_params,
         "evidence, trained": run.state.best_params,
     }
@@ -746,9 +752,7 @@ def run_policy_scorer(
     """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
     if score == EVIDENCE_SCORE:
         assert run.questions is not None, "the run learns from questions"
-        return question_run.make_scorer(
-            run.task, run.questions, params, on_progress
-        )
+        return make_scorer(run.task, run.questions, params, on_progress)
     cfg = run_search_config(run, score)
     return scorers.make_policy_scorer(
         cfg, run.task, params, run.search_step, on_progress
@@ -836,8 +840,9 @@ def count_test_queries(run: Run) -> int:
         run.questions.facts,
         test[random_rows(len(test), len(test))],
         ranked_sides(run.task),
-        factor * question_run.MAX_TEST_FIRINGS,
-        factor * question_run.MAX_TEST_ROWS,
+        # some two minutes each, a chunk of questions at a time
+        max_firings=factor * 100_000_000,
+        max_rows=factor * 400_000_000,
     ).n_queries
 
 
@@ -877,7 +882,7 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     ]
     sides = ranked_sides(run.task)
     held = budget.max_valid_firings(run.run_config)
-    max_rows = held * question_run.VALID_ROWS_PER_FIRING
+    max_rows = held * 25  # a minute or less on one core
     max_firings = int(held * run.task.cfg.memory_share)
     n_queries, needed_seconds = evidence_ranking.count_queries_within(
         run.task, setup.facts, queries, sides, max_firings, max_rows

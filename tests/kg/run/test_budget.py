@@ -11,7 +11,7 @@ from funcppo.config import PPOConfig
 from funcppo.kg.run import budget
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import RunConfig
-from funcppo.kg.run.question_training import collect_questions
+from funcppo.kg.run.evidence_fit import collect_questions
 from funcppo.kg.scores import aggregation, evidence
 from funcppo.kg.scores.aggregation import Capacity
 from funcppo.kg.scores.question_config import (

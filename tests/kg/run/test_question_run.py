@@ -18,14 +18,14 @@ from funcppo.kg.run import (
     bellman_ford_training,
     budget,
     choices,
-    question_run,
-    question_training,
+    evidence_fit,
     run_build,
     run_priors,
     run_start,
     training,
     validation,
 )
+from funcppo.kg.run import run as run_module
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.kg.scores import evidence
@@ -169,13 +169,13 @@ def test_a_fit_of_one_epoch_has_none_in_the_order_of_the_list(
 ):
     """Every fit of several epochs begins in that order, so that none depends on what was tried before."""
     started = []
-    fit_listwise = question_training.fit_listwise
+    fit_listwise = evidence_fit.iter_epochs
 
     def watch(*args):
         started.append(args[-1] is not None)
         return fit_listwise(*args)
 
-    monkeypatch.setattr(question_training, "fit_listwise", watch)
+    monkeypatch.setattr(evidence_fit, "iter_epochs", watch)
     for changes, is_made in (
         ({}, True),
         ({"listwise": replace(CONFIG.listwise, n_epochs=1)}, False),
@@ -226,7 +226,7 @@ def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     tmp_path, embedding, walks, network, monkeypatch
 ):
-    monkeypatch.setattr(question_run, "MAX_NETWORK_QUESTIONS", 7)
+    monkeypatch.setattr(evidence_fit, "MAX_NETWORK_QUESTIONS", 7)
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder in (whole, part):
         folder.mkdir()
@@ -446,8 +446,8 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
         score=score._replace(prior_weight=few)
     )
     ranks = torch.tensor([0.25, 0.5, 0.25, 0.5]).double()
-    quality = question_run.ValidQuality(float(ranks.mean()), ranks)
-    fitted = question_run.ListwiseFit(
+    quality = run_module.ValidQuality(float(ranks.mean()), ranks)
+    fitted = evidence_fit.ListwiseFit(
         run.questions, params, quality, 3, ["a note"]
     )
 
@@ -458,9 +458,9 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
             assert setup is run.questions
             (weight,) = set((params.score.prior_weight - few).tolist())
             after = ranks + torch.tensor(gains.get(weight, [0.0] * 4))
-            return question_run.ValidQuality(float(after.mean()), after)
+            return run_module.ValidQuality(float(after.mean()), after)
 
-        found = question_run.raise_prior(fitted, metric, **options)
+        found = evidence_fit.raise_prior(fitted, metric, **options)
         (weight,) = set((found.params.score.prior_weight - few).tolist())
         assert found.notes[0] == "a note"
         return weight, found.notes[1]
@@ -478,11 +478,11 @@ def test_link_embeddings_get_more_weight_where_valid_says_so(tmp_path):
     assert raised({2.0: even}, beyond_chance=True)[0] == 2.0
 
     # Without a valid split nothing says more, and untrained weights stay.
-    assert question_run.raise_prior(fitted, None) is fitted
+    assert evidence_fit.raise_prior(fitted, None) is fitted
     untrained = fitted._replace(
         params=params._replace(score=score._replace(prior_weight=0 * few))
     )
-    assert question_run.raise_prior(untrained, None) is untrained
+    assert evidence_fit.raise_prior(untrained, None) is untrained
 
 
 def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
@@ -491,8 +491,8 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
     params = run.state.start_params
     fitted_weight = params.score.linked_weight
     ranks = torch.tensor([0.25, 0.5] * 50).double()
-    quality = question_run.ValidQuality(float(ranks.mean()), ranks)
-    fitted = question_run.ListwiseFit(run.questions, params, quality, 3, [])
+    quality = run_module.ValidQuality(float(ranks.mean()), ranks)
+    fitted = evidence_fit.ListwiseFit(run.questions, params, quality, 3, [])
 
     def added_to(params):
         added = params.score.linked_weight - fitted_weight
@@ -503,9 +503,9 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
         def metric(setup, params):
             assert setup is run.questions
             after = ranks + gains.get(added_to(params), 0.0)
-            return question_run.ValidQuality(float(after.mean()), after)
+            return run_module.ValidQuality(float(after.mean()), after)
 
-        found = question_run.lower_linked(fitted, metric, **options)
+        found = evidence_fit.lower_linked(fitted, metric, **options)
         assert found.params.score.link_weight is params.score.link_weight
         return added_to(found.params), found
 
@@ -528,12 +528,12 @@ def test_linked_candidates_get_less_weight_where_valid_says_so(tmp_path):
     assert lowered({-1.0: 0.0006}, beyond_chance=True)[0] == -1.0
 
     # Without a valid split nothing says less.
-    assert question_run.lower_linked(fitted, None) is fitted
+    assert evidence_fit.lower_linked(fitted, None) is fitted
     policy = fitted.setup.policy
     weighed = replace(policy.aggregation, uses_links=False)
     setup = replace(fitted.setup, policy=replace(policy, aggregation=weighed))
     unweighed = fitted._replace(setup=setup)
-    assert question_run.lower_linked(unweighed, lambda *_: quality) is unweighed
+    assert evidence_fit.lower_linked(unweighed, lambda *_: quality) is unweighed
 
 
 @pytest.mark.parametrize(
@@ -557,7 +557,7 @@ def test_few_valid_triples_keep_the_last_update_unless_it_loses_beyond_chance(
         assert setup is run.questions
         is_start = torch.equal(params.value_weight, start.value_weight)
         after = ranks + (0.0 if is_start else torch.tensor(change))
-        return question_run.ValidQuality(float(after.mean()), after)
+        return run_module.ValidQuality(float(after.mean()), after)
 
     metric = 0.5 + sum(change) / 4
     monkeypatch.setattr(validation, "evidence_quality", evidence_quality)
@@ -578,7 +578,7 @@ def test_few_valid_triples_keep_the_last_update_unless_it_loses_beyond_chance(
     assert float(after.state.best_valid_metric) == kept_metric
     assert after.rule_margin == (0.125 if is_kept else 0.0)
 
-    monkeypatch.setattr(question_run, "MIN_VALID_TRIPLES", 1)
+    monkeypatch.setattr(run_module, "MIN_VALID_TRIPLES", 1)
     after, _ = validation.validate(run)
     assert int(after.state.best_update) == (9 if metric > 0.5 else 0)
     assert after.rule_margin == 0.0
@@ -619,7 +619,7 @@ def test_rules_answer_on_few_valid_triples_if_they_gain_beyond_chance(
         run_start.open_run(folder)
 
     # Of many the better metric decides, and there is no margin.
-    monkeypatch.setattr(question_run, "MIN_VALID_TRIPLES", 1)
+    monkeypatch.setattr(run_module, "MIN_VALID_TRIPLES", 1)
     run = run_start.prepare_run(CONFIG, tmp_path / "many", resume=False)
     assert not any("valid triples tell small" in note for note in run.notes)
     run, _ = validation.validate(run)
@@ -641,7 +641,7 @@ def test_what_few_valid_triples_are(n_triples, is_countries, is_few, tmp_path):
     valid = task.dataset.valid[[0] * n_triples]
     dataset = replace(task.dataset, valid=valid)
     task = replace(task, dataset=dataset, is_countries=is_countries)
-    assert question_run.has_few_valid(task) == is_few
+    assert run_module.has_few_valid(task) == is_few
 
 
 @pytest.mark.parametrize(("rate", "n_notes"), [(0.1, 1), (0.0, 0)])
@@ -667,9 +667,9 @@ def test_few_valid_triples_change_weights_of_all_labels_beyond_chance_alone(
         asked.append(beyond_chance)
         return fitted
 
-    monkeypatch.setattr(question_run, "MIN_VALID_TRIPLES", least)
-    monkeypatch.setattr(question_run, "raise_prior", watch)
-    monkeypatch.setattr(question_run, "lower_linked", watch)
+    monkeypatch.setattr(run_module, "MIN_VALID_TRIPLES", least)
+    monkeypatch.setattr(evidence_fit, "raise_prior", watch)
+    monkeypatch.setattr(evidence_fit, "lower_linked", watch)
     options = QuestionConfig(embedding=False)
     config = replace(CONFIG, questions=options)
     run_start.prepare_run(config, tmp_path, resume=False)
@@ -683,10 +683,10 @@ def test_few_valid_queries_do_not_lower_linked_candidates(tmp_path):
 
     def lowered(n_queries):
         ranks = torch.full((n_queries,), 0.25).double()
-        quality = question_run.ValidQuality(0.25, ranks)
-        better = question_run.ValidQuality(0.5, 2 * ranks)
-        fitted = question_run.ListwiseFit(run.questions, params, quality, 3, [])
-        return question_run.lower_linked(fitted, lambda *_: better)
+        quality = run_module.ValidQuality(0.25, ranks)
+        better = run_module.ValidQuality(0.5, 2 * ranks)
+        fitted = evidence_fit.ListwiseFit(run.questions, params, quality, 3, [])
+        return evidence_fit.lower_linked(fitted, lambda *_: better)
 
     few, enough = lowered(99), lowered(100)
     assert few.params is params
@@ -790,10 +790,10 @@ def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
         assert setup.policy.aggregation.uses_bellman_ford
         assert setup.facts.network is network
         (weight,) = set(params.score.network_prior_weight.tolist())
-        return question_run.ValidQuality(mrr[weight], torch.zeros(1))
+        return run_module.ValidQuality(mrr[weight], torch.zeros(1))
 
-    plain = question_run.ListwiseFit(run.questions, params, None, 3, ["a note"])
-    fitted = question_run.weigh_network(plain, network, metric)
+    plain = evidence_fit.ListwiseFit(run.questions, params, None, 3, ["a note"])
+    fitted = evidence_fit.weigh_network(plain, network, metric)
     # the first one of equal ones
     expected = torch.full_like(params.score.linked_weight, 0.5)
     assert torch.equal(fitted.params.score.network_prior_weight, expected)
@@ -805,9 +805,9 @@ def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
     ):
         assert name == "network_prior_weight" or torch.equal(one, other)
 
-    without_valid = question_run.weigh_network(plain, network, None)
+    without_valid = evidence_fit.weigh_network(plain, network, None)
     weight = without_valid.params.score.network_prior_weight
-    assert weight.eq(question_run.DEFAULT_NETWORK_WEIGHT).all()
+    assert weight.eq(evidence_fit.DEFAULT_NETWORK_WEIGHT).all()
     assert without_valid.quality is None
 
 
@@ -874,24 +874,24 @@ def test_what_is_left_out_follows_the_links_of_valid(graph):
         max_height=1, smoothing=5.0, object_identity=True
     )
     task = build_task(graph, settings)
-    assert question_run.share_of_linked(task, graph.valid) == 0
-    pair = question_run.resolve_left_out(task, QuestionConfig())
+    assert evidence_fit.share_of_linked(task, graph.valid) == 0
+    pair = evidence_fit.resolve_left_out(task, QuestionConfig())
     assert pair.left_out == "pair"
     linked = replace(graph, valid=graph.train[:1])
     task = build_task(linked, settings)
-    assert question_run.share_of_linked(task, linked.valid) == 1
-    fact = question_run.resolve_left_out(task, QuestionConfig())
+    assert evidence_fit.share_of_linked(task, linked.valid) == 1
+    fact = evidence_fit.resolve_left_out(task, QuestionConfig())
     assert fact.left_out == "fact"
     set_ = QuestionConfig(left_out="pair")
-    assert question_run.resolve_left_out(task, set_) is set_
+    assert evidence_fit.resolve_left_out(task, set_) is set_
 
 
 def test_a_fit_that_is_no_better_than_its_error_leaves_the_weights_untrained():
-    better = question_run.is_better
+    better = run_module.is_better
     values = torch.tensor([0.5, 0.5, 1.0, 0.25])
 
     def quality(gain):
-        return question_run.ValidQuality(0.0, values + torch.tensor(gain))
+        return run_module.ValidQuality(0.0, values + torch.tensor(gain))
 
     none = quality([0.0] * 4)
     assert better(quality([0.1, 0.1, 0.1, 0.1]), none)

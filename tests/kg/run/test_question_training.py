@@ -18,14 +18,14 @@ from funcppo.kg.logic.question_types import select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import evidence_ranking, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
-from funcppo.kg.run import budget, question_training
-from funcppo.kg.run.question_training import (
-    FirstEpoch,
+from funcppo.kg.run import budget, evidence_fit
+from funcppo.kg.run.evidence_fit import (
     collect_questions,
-    fit_listwise,
+    iter_epochs,
     refine_with_ppo,
     with_prior,
 )
+from funcppo.kg.run.run import FirstEpoch
 from funcppo.kg.scores import evidence, questions
 from funcppo.kg.scores.question_config import ListwiseConfig, QuestionConfig
 from funcppo.kg.search.config import ProverTaskConfig
@@ -175,7 +175,7 @@ def test_a_batch_that_is_computed_in_parts_has_the_same_gradient(collected):
     assert budget.batch_firings(7, size) < ListwiseConfig().max_batch_firings
     fitted = [
         next(
-            fit_listwise(
+            iter_epochs(
                 collected.policy,
                 collected.world,
                 questions.init(collected.policy, random.key(0)),
@@ -193,12 +193,10 @@ def test_a_deadline_ends_the_fit_within_an_epoch(collected):
     params = questions.init(collected.policy, random.key(0))
     cfg = ListwiseConfig(batch_size=8)
     over = Deadline(at=0.0)
-    (late,) = fit_listwise(
+    (late,) = iter_epochs(
         collected.policy, collected.world, params, cfg, 0, over
     )
-    whole = next(
-        fit_listwise(collected.policy, collected.world, params, cfg, 0)
-    )
+    whole = next(iter_epochs(collected.policy, collected.world, params, cfg, 0))
     moved, further = (
         max(
             float((x - y).abs().max())
@@ -240,14 +238,12 @@ def test_the_listwise_loss_learns_what_a_link_says(task, collected):
     before = valid_mrr(task, collected, params)
     cfg = ListwiseConfig(n_epochs=4, batch_size=32, learning_rate=0.1)
     fitted = list(
-        fit_listwise(collected.policy, collected.world, params, cfg, 0)
+        iter_epochs(collected.policy, collected.world, params, cfg, 0)
     )
     assert len(fitted) == 4
     after = valid_mrr(task, collected, fitted[-1])
     assert before < 0.9 and after > before + 0.1
-    again = list(
-        fit_listwise(collected.policy, collected.world, params, cfg, 0)
-    )
+    again = list(iter_epochs(collected.policy, collected.world, params, cfg, 0))
     for one, other in zip(fitted[-1].score, again[-1].score):
         assert torch.equal(one, other)
 
@@ -281,13 +277,13 @@ def test_ppo_learns_it_too_and_without_a_learning_rate_nothing(task, collected):
 def steps(monkeypatch):
     """The gradient steps of a fit: questions, settings, rate, and the steps before."""
     taken = []
-    take_step = question_training.take_step
+    take_step = evidence_fit.take_step
 
     def watch(policy, world, fit, cfg, question, rate):
         taken.append((world, question, cfg, rate, fit))
         return take_step(policy, world, fit, cfg, question, rate)
 
-    monkeypatch.setattr(question_training, "take_step", watch)
+    monkeypatch.setattr(evidence_fit, "take_step", watch)
     return taken
 
 
@@ -298,7 +294,7 @@ def test_each_derived_question_is_in_one_batch_of_the_first_epoch(
     start = questions.init(collected.policy, random.key(0))
     first = FirstEpoch(batch_size=8, max_size_quantile=1.0)
     fitted = list(
-        fit_listwise(
+        iter_epochs(
             collected.policy,
             collected.world,
             start,
@@ -353,7 +349,7 @@ def test_fewer_questions_than_a_batch_make_no_first_epoch(collected, steps):
     fits = []
     for first in (None, FirstEpoch(batch_size=9999, max_size_quantile=1.0)):
         arguments = collected.policy, collected.world, start, cfg
-        fits.append([*fit_listwise(*arguments, 0, first_epoch=first)])
+        fits.append([*iter_epochs(*arguments, 0, first_epoch=first)])
     for one, other in zip(*fits, strict=True):
         pairs = zip(tree.leaves(one), tree.leaves(other), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)

@@ -66,7 +66,7 @@ def test_the_untrained_policy_is_kept_unless_valid_gains_beyond_chance(
         asked.append((present.reciprocal_rank, start.reciprocal_rank))
         return is_better
 
-    monkeypatch.setattr(validation.question_run, "is_better", compare)
+    monkeypatch.setattr(validation, "is_better", compare)
     moved = run.state.train_state._replace(
         params=tree.map(lambda x: x + 1.0, run.state.train_state.params),
         update=torch.tensor(9),

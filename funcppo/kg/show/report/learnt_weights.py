@@ -18,8 +18,7 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.writers import format_rule
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES
 from funcppo.kg.run import validation
-from funcppo.kg.run.question_run import QuestionSetup
-from funcppo.kg.run.run import Run
+from funcppo.kg.run.run import QuestionSetup, Run
 from funcppo.kg.scores import aggregation
 from funcppo.kg.show.report.tables import (
     LearntWeights,

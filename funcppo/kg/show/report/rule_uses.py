@@ -21,8 +21,7 @@ from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import evidence_ranking, explain
 from funcppo.kg.ranking.ranking import ranked_sides
 from funcppo.kg.run import validation
-from funcppo.kg.run.question_run import QuestionSetup
-from funcppo.kg.run.run import Run
+from funcppo.kg.run.run import QuestionSetup, Run
 from funcppo.kg.scores import aggregation
 from funcppo.kg.show.report.tables import RuleUse
 

@@ -7,7 +7,7 @@ import torch
 
 from funcppo.core import tree
 from funcppo.kg.graph.writers import format_rule
-from funcppo.kg.run import question_run, run_start, validation
+from funcppo.kg.run import evidence_fit, run_start, validation
 from funcppo.kg.show.report import learnt_weights
 from tests.kg.show.report.graphs import ALSO, INVERSE, LIKES
 
@@ -94,9 +94,9 @@ def test_a_walk_is_named_where_it_is_weighed(runs):
         ]
         return feature([0, 0, 4])
 
-    plain = question_run.without_walks(run.questions)
+    plain = evidence_fit.without_walks(run.questions)
     assert name(plain).startswith("log of the share of groundings, rules of")
-    walking = name(question_run.with_walks(run.questions))
+    walking = name(evidence_fit.with_walks(run.questions))
     assert walking.startswith("log of the probability of a random walk")
 
 

@@ -1,58 +1,71 @@
-"""What a run that learns from questions has beside its task: evidence, and the listwise fit that PPO starts from."""
+"""Learning the score of candidates from questions: listing them, the listwise fit that PPO starts from, and PPO.
+
+`collect` lists the evidence of training questions within bounds, and `fit_listwise` keeps the epoch that ranks valid
+best; `with_...` and `weigh_network` add what a fit may weigh beside the rules.
+"""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import grad
 
+from funcppo import optim, train_step
+from funcppo.config import AdamConfig, Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.core.types import F64
-from funcppo.kg.logic.question_types import LeftOut
+from funcppo.core.types import I64
+from funcppo.kg.logic import firing_chunks, triple_index
+from funcppo.kg.logic.firing_chunks import FiringWork
+from funcppo.kg.logic.question_types import LeftOut, select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import evidence_ranking, ranking
-from funcppo.kg.ranking.candidates import RankingProtocol
-from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
-from funcppo.kg.ranking.ranking import Ranking, ScorerBySide
-from funcppo.kg.run import question_training
+from funcppo.kg.run import budget
 from funcppo.kg.run.choices import MIN_GAIN
 from funcppo.kg.run.config import Note
-from funcppo.kg.run.question_training import FirstEpoch, TrainingQuestions
-from funcppo.kg.scores import aggregation, evidence, link_embedding, questions
-from funcppo.kg.scores.aggregation import (
-    AggregationConfig,
-    AggregationWorld,
-    Capacity,
+from funcppo.kg.run.run import (
+    MIN_GAIN_ERRORS,
+    FirstEpoch,
+    QuestionSetup,
+    ValidQuality,
+    is_better,
+    question_world,
+    reweigh,
+    untrained_params,
 )
-from funcppo.kg.scores.evidence import Evidence, FactIndex
+from funcppo.kg.scores import aggregation, evidence, link_embedding, questions
+from funcppo.kg.scores.aggregation import AggregationConfig
+from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.network_prior import NetworkPrior
 from funcppo.kg.scores.question_config import (
+    LISTING_SECONDS,
+    MAX_FIRINGS,
     ListwiseConfig,
     QuestionConfig,
     batch_size,
 )
 from funcppo.kg.scores.questions import Params, PolicyConfig, QuestionWorld
-from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import (
     PhaseCallback,
     ProverTask,
     ignore_phase,
-    with_answers,
 )
+from funcppo.optim import AdamState
 
-# rows that joins make for each firing of the valid queries that every validation scores: a minute or less on one core
-VALID_ROWS_PER_FIRING = 25
-# Firings, and rows of joins, for a ranking of test, which holds a chunk of its questions at a time: some two minutes
-# each; a GPU holds more of both, by `budget.GPU_FACTOR`.
-MAX_TEST_FIRINGS = 100_000_000
-MAX_TEST_ROWS = 400_000_000
+# Questions of similar size share a batch; they are sorted within this many batches.
+SORTED_BATCHES = 8
+# batches of a group of the first epoch, after its first batch, whose questions are sorted by size
+GROUP_BATCHES = 4
+# links that take the memory of a firing
+LINKS_PER_FIRING = 4
+# questions whose candidates are scored at once before PPO starts
+PRIOR_QUESTIONS = 1024
 # powers of the odds to start from, of which valid chooses
 ODDS_POWERS = (1.0, 2.0, 3.0)
 # questions whose priors by a network are computed between two looks at the progress
@@ -68,33 +81,438 @@ MIN_LINKED_QUERIES = 100
 # weights of a Bellman-Ford network, of which valid chooses, and the one without that split
 NETWORK_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
 DEFAULT_NETWORK_WEIGHT = 0.5
-# standard errors that the fit must gain on valid
-MIN_GAIN_ERRORS = 2.0
-# Of fewer valid triples small gains and losses are mostly chance: only those above two standard errors count.
-MIN_VALID_TRIPLES = 500
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionSetup:
-    """The evidence of a task, on its device, and the policy that weighs it."""
+class TrainingQuestions(NamedTuple):
+    """The questions to learn from."""
 
-    facts: FactIndex
-    """Index of the facts."""
-    aggregation: AggregationWorld
-    """What the score reads beside evidence."""
+    world: QuestionWorld
     policy: PolicyConfig
-    """Which evidence is weighed; its capacity is that of the questions, where there are some."""
-    world: QuestionWorld | None = None
-    """The questions to learn from; None before they are listed."""
-    first_epoch: FirstEpoch | None = None
-    """The first epoch of a listwise fit, if it is in the order of the list."""
+    n_questions: int  # that were asked, those without a derived answer included
+    notes: tuple[Note, ...]  # which questions were left out
 
 
-class ValidQuality(NamedTuple):
-    """How well some weights rank valid."""
+class _ListedQuestions(NamedTuple):
+    """The evidence of questions."""
 
-    metric: float  # larger is better
-    reciprocal_rank: F64[Tensor, "Q"]  # of each query and side
+    evidence: Evidence
+    n_questions: int
+    stopped_by: str  # the bound that ended the list; empty if none did
+
+
+class FitState(NamedTuple):
+    """Weights in the middle of a listwise fit."""
+
+    params: Params
+    adam: AdamState[Params]
+    n_steps: int  # so far
+
+
+def collect_questions(
+    task: ProverTask,
+    facts: FactIndex,
+    cfg: QuestionConfig,
+    seed: int,
+    *,
+    uses_degrees: bool,
+    on_phase: PhaseCallback = ignore_phase,
+    deadline: Deadline = NO_DEADLINE,
+) -> TrainingQuestions:
+    """List the evidence of training questions: those of a sample of the facts, each without its own.
+
+    The same number of questions gives the same evidence, whatever the seconds.
+
+    Args:
+      task: of height 1.
+      facts: of its knowledge base.
+      cfg: `left_out` must not be open.
+      seed: of what is drawn.
+      uses_degrees: weigh degrees.
+      on_phase: receives the number of questions that are listed, and of all.
+      deadline: ends the list as the seconds of `cfg` do.
+
+    Returns:
+      The questions whose answer is derived without its own fact.
+
+    Raises:
+      ValueError: there are none.
+    """
+    known = evidence.binary_facts(task.kb)  # nothing of valid or test
+    asked = evidence.training_questions(known)
+    n_all = len(asked.entity)
+    key = random.key(seed, asked.entity.device)
+    order = random.permutation(key, n_all)[: cfg.max_questions]
+    if not n_all:
+        raise ValueError("there is no fact of two arguments to ask about")
+
+    assert cfg.left_out != "auto", "what is left out is chosen before"
+    work = FiringWork(leaves_out=True)
+    asked = select_questions(asked, order)
+    parts = evidence.iter_evidence(
+        task.kb,
+        task.sizes,
+        facts,
+        asked,
+        triple_index.build_triple_index(known, task.sizes.n_constants),
+        EvidenceConfig(
+            left_out=cfg.left_out,
+            object_identity=task.least_model.object_identity,
+            n_best=cfg.n_best,
+            n_sampled=cfg.n_sampled,
+            seed=seed,
+        ),
+        work,
+    )
+    world = aggregation.make_world(task.kb, task.sizes, facts)
+    listed = _list_within_bounds(
+        parts, work, cfg, len(order), deadline, on_phase
+    )
+    n_derived = len(derived_questions(listed.evidence))
+    if not n_derived:
+        raise ValueError("no rule derives a known fact from the others")
+    rows, most, n_left_out = fitting_questions(
+        listed.evidence, cfg.max_size_quantile
+    )
+    n_join_rows = firing_chunks.max_join_rows(facts.plan, asked)
+    note = _describe_listing(
+        listed, n_all, n_derived, work.n_left_out, n_join_rows
+    )
+    if n_left_out:
+        note += f"; {n_left_out:,} of these have more than {most:,} firings and were left out"
+    return TrainingQuestions(
+        world=QuestionWorld(
+            world,
+            listed.evidence,
+            rows,
+            torch.zeros_like(listed.evidence.base_score),
+        ),
+        policy=PolicyConfig(
+            aggregation=AggregationConfig(
+                sizes=task.sizes,
+                n_shapes=aggregation.n_shapes(world),
+                uses_links=cfg.links,
+                uses_degrees=uses_degrees,
+            ),
+            capacity=aggregation.capacity(listed.evidence, rows),
+        ),
+        n_questions=listed.n_questions,
+        notes=(Note("cut" if listed.stopped_by else "detail", note),),
+    )
+
+
+def _describe_listing(
+    listed: _ListedQuestions,
+    n_all: int,
+    n_derived: int,
+    n_too_large: int,
+    n_join_rows: int,
+) -> str:
+    """How many of all questions were asked, and how many answers are derived.
+
+    Args:
+      n_join_rows: that a question which was left out exceeds.
+    """
+    stopped = f" ({listed.stopped_by})" if listed.stopped_by else ""
+    note = f"{listed.n_questions:,} of {n_all:,} questions asked{stopped}"
+    if n_too_large:
+        note += (
+            f", of which {n_too_large:,} were left out, because each takes more than "
+            f"{n_join_rows:,} rows of joins"
+        )
+    return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
+
+
+def _list_within_bounds(
+    parts: Iterator[Evidence],
+    work: FiringWork,
+    cfg: QuestionConfig,
+    n_all: int,
+    deadline: Deadline,
+    on_phase: PhaseCallback,
+) -> _ListedQuestions:
+    """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
+
+    Args:
+      parts: none is listed yet.
+      work: of the parts; its deadline is set.
+    """
+    listed: list[Evidence] = []
+    n_questions, n_firings, stopped_by = 0, 0, ""
+    seconds = min(cfg.seconds or LISTING_SECONDS, deadline.seconds_left)
+    max_firings = cfg.max_firings or MAX_FIRINGS
+    if cfg.max_questions is None:
+        work.deadline = deadline.at_most(seconds)
+    show = partial(_show_listing, on_phase, total=n_all)
+    show(0, deadline=work.deadline)
+
+    for part in parts:
+        listed.append(part)
+        n_questions += len(part.label)
+        n_firings += len(part.rule) + len(part.link_label) // LINKS_PER_FIRING
+        show(n_questions, deadline=work.deadline)
+        if cfg.max_questions is not None or n_questions == n_all:
+            continue
+        if work.deadline.is_over:
+            stopped_by = f"within {seconds:.3g} seconds"
+            break
+        if n_firings > max_firings:
+            stopped_by = f"with more than {max_firings:,} firings, four links counted as one"
+            break
+
+    return _ListedQuestions(
+        evidence.concatenate(listed), n_questions, stopped_by
+    )
+
+
+def _show_listing(
+    on_phase: PhaseCallback, done: int, *, total: int, deadline: Deadline
+) -> None:
+    """Show how many questions are listed."""
+    text = "listing evidence of training questions"
+    on_phase(text, done, total, deadline)
+
+
+def with_prior(
+    policy: PolicyConfig, world: QuestionWorld, params: Params
+) -> QuestionWorld:
+    """The world with the scores of given weights as the policy that PPO starts from."""
+    scores = [world.prior_score[:0]]
+    for start in range(0, len(world.evidence.label), PRIOR_QUESTIONS):
+        part = evidence.slice_questions(
+            world.evidence, start, start + PRIOR_QUESTIONS
+        )
+        batch = aggregation.whole(part)
+        scores.append(
+            aggregation.score(
+                policy.aggregation, world.aggregation, params.score, batch
+            )
+        )
+    return world._replace(prior_score=torch.cat(scores))
+
+
+def iter_epochs(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    params: Params,
+    cfg: ListwiseConfig,
+    seed: int,
+    deadline: Deadline = NO_DEADLINE,
+    first_epoch: FirstEpoch | None = None,
+) -> Iterator[Params]:
+    """Yield the params after each epoch of steps down the listwise loss.
+
+    Args:
+      seed: of the order of the questions.
+      deadline: ends the epoch in progress, the last one then.
+      first_epoch: settings of an epoch in the order of the list, which takes the place of the first one if there is a
+        batch of questions; None for an epoch as the later ones.
+    """
+    size = batch_size(cfg, len(world.question))
+    n_batches = max(1, len(world.question) // size)
+    epochs = range(cfg.n_epochs)
+    fit = init_fit(params)
+    if first_epoch is not None:
+        fit = _fit_in_listed_order(
+            policy, world, fit, cfg, first_epoch, deadline
+        )
+    if fit.n_steps:
+        epochs = epochs[1:]
+        yield fit.params
+        if deadline.is_over:
+            return
+
+    n_steps = fit.n_steps + len(epochs) * n_batches
+    for epoch in epochs:
+        key = random.fold_in(random.key(seed, world.question.device), epoch)
+        for question in _batches(world, key, size):
+            rate = cfg.learning_rate * (1.0 - fit.n_steps / n_steps)
+            fit = take_step(policy, world, fit, cfg, question, rate)
+            if deadline.is_over:
+                break
+        yield fit.params
+        if deadline.is_over:
+            return
+
+
+def init_fit(params: Params) -> FitState:
+    """The state of a fit before its first step."""
+    return FitState(params, optim.init(params), 0)
+
+
+def take_step(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    fit: FitState,
+    cfg: ListwiseConfig,
+    question: I64[Tensor, "B"],
+    rate: float,
+) -> FitState:
+    """The fit after one step of Adam on some questions."""
+    gradient = batch_gradient(policy, world, fit.params, cfg, question)
+    params, adam = optim.update(
+        AdamConfig(), gradient, fit.adam, fit.params, rate
+    )
+    return FitState(params, adam, fit.n_steps + 1)
+
+
+def batch_gradient(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    params: Params,
+    cfg: ListwiseConfig,
+    question: I64[Tensor, "B"],
+) -> Params:
+    """The gradient of the listwise loss of some questions, computed in parts where they do not fit together."""
+    size = aggregation.capacity(world.evidence, question)
+    per_question = budget.batch_firings(1, size)
+    n_together = max(1, cfg.max_batch_firings // per_question)
+
+    total: Params | None = None
+    for part in question.split(n_together):
+        gradient = grad(questions.listwise_loss, argnums=3)(
+            replace(policy, capacity=size), world, cfg.penalty, params, part
+        )
+        if len(part) == len(question):
+            return gradient
+        share = len(part) / len(question)
+        weighted = tree.map(lambda x: share * x, gradient)  # noqa: B023
+        total = (
+            weighted if total is None else tree.map(torch.add, total, weighted)
+        )
+    assert total is not None, "there are questions"
+    return total
+
+
+def fitting_questions(
+    listed: Evidence, quantile: float
+) -> tuple[I64[Tensor, "n"], int, int]:
+    """The questions whose answer is derived and whose firings are no more than some quantile of theirs.
+
+    Returns:
+      Their rows; the quantile, in firings; and the number of larger ones.
+    """
+    rows = derived_questions(listed)
+    _, n_firings, _ = aggregation.question_sizes(listed, rows)
+    most = torch.quantile(n_firings.double(), quantile)
+    fits = n_firings <= most
+    return rows[fits], int(most), int((~fits).sum())
+
+
+def derived_questions(listed: Evidence) -> I64[Tensor, "n"]:
+    """The rows of the questions whose answer is derived."""
+    return (listed.answer >= 0).nonzero().squeeze(1)
+
+
+def _fit_in_listed_order(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    fit: FitState,
+    cfg: ListwiseConfig,
+    first_epoch: FirstEpoch,
+    deadline: Deadline,
+) -> FitState:
+    """The fit after an epoch over the questions in the order of their list, at the full learning rate.
+
+    The first gradient step is on one batch, the others are on groups of batches. An incomplete last batch is part of
+    the last group; fewer questions than a batch make no step.
+
+    Args:
+      deadline: ends the epoch after a group.
+    """
+    listed = world.evidence
+    row = derived_questions(listed)
+    size = first_epoch.batch_size
+    n_done, start = 0, 0
+    while len(row) - n_done >= size:
+        # The last group has fewer batches.
+        n_batches = GROUP_BATCHES if n_done else 1
+        n_batches = min(n_batches, (len(row) - n_done) // size)
+        n_next = n_done + n_batches * size
+        if n_done and n_batches < GROUP_BATCHES:
+            n_next = len(row)
+        stop = int(row[n_next - 1]) + 1
+        group = evidence.slice_questions(listed, start, stop)
+        fit = _fit_group(
+            policy, world, fit, cfg, first_epoch, group, n_next, n_batches
+        )
+        n_done, start = n_next, stop
+        if deadline.is_over:
+            break
+    return fit
+
+
+def _fit_group(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    fit: FitState,
+    cfg: ListwiseConfig,
+    first_epoch: FirstEpoch,
+    group: Evidence,
+    n_questions: int,
+    n_batches: int,
+) -> FitState:
+    """The fit after a step on each batch of a group, questions of similar size together.
+
+    Args:
+      n_questions: of this group and those before.
+    """
+    rows, _, _ = fitting_questions(group, first_epoch.max_size_quantile)
+    group_world = world._replace(
+        evidence=group,
+        question=rows,
+        prior_score=torch.zeros_like(group.base_score),
+    )
+
+    # The prior of the weights counts once for all questions so far, not once for each group.
+    penalty = cfg.penalty
+    deviation = penalty.feature_deviation * (n_questions / len(rows)) ** 0.5
+    cfg = replace(cfg, penalty=replace(penalty, feature_deviation=deviation))
+
+    _, n_firings, _ = aggregation.question_sizes(group, rows)
+    by_size = rows[torch.argsort(n_firings, stable=True)]
+    for question in by_size.tensor_split(n_batches):
+        fit = take_step(
+            policy, group_world, fit, cfg, question, cfg.learning_rate
+        )
+    return fit
+
+
+def _batches(
+    world: QuestionWorld, key: I64[Tensor, "2"], size: int
+) -> Iterator[I64[Tensor, "B"]]:
+    """Yield the questions in random order; those of similar size together, and no incomplete batch beside others."""
+    order = random.permutation(key, len(world.question))
+    rows = world.question[order]
+    rows = rows[: max(1, len(rows) // size) * size]
+    for group in rows.split(SORTED_BATCHES * size):
+        _, n_firings, _ = aggregation.question_sizes(world.evidence, group)
+        yield from group[torch.argsort(n_firings, stable=True)].split(size)
+
+
+def refine_with_ppo(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    params: Params,
+    ppo: PPOConfig,
+    seed: int,
+) -> Iterator[tuple[Params, train_step.Metrics]]:
+    """Yield the params and the metrics after each update of PPO, from given params on."""
+    cfg = learner_config(policy, ppo)
+    key = random.key(seed, world.question.device)
+    world = with_prior(policy, world, params)
+    state = train_step.init(cfg, world, key)._replace(params=params)
+    for _ in range(ppo.n_updates):
+        state, metrics = train_step.train_step(cfg, world, state)
+        yield state.params, metrics
+
+
+def learner_config(policy: PolicyConfig, ppo: PPOConfig) -> Config:
+    """PPO on questions."""
+    return Config(
+        ppo=ppo,
+        env=questions.environment(policy.capacity),
+        agent=questions.agent(policy),
+    )
 
 
 class Metric(Protocol):
@@ -129,197 +547,6 @@ class _Fit(NamedTuple):
         return self.quality.metric
 
 
-def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
-    """Index the facts of a task of height 1.
-
-    Args:
-      cfg: degrees, walks and priors that are left open are not weighed, and odds start with power 1. Evidence has the
-        probabilities of walks unless these are off.
-    """
-    facts = evidence.index_facts(
-        task.kb,
-        task.sizes,
-        task.cfg.memory_share,
-        with_walks=cfg.walks is not False,
-        plan=task.answers_plan,
-    )
-    world = aggregation.make_world(task.kb, task.sizes, facts)
-    weighed = AggregationConfig(
-        sizes=task.sizes,
-        n_shapes=aggregation.n_shapes(world),
-        uses_links=cfg.links,
-        uses_degrees=cfg.degrees is True,
-        uses_walks=cfg.walks is True,
-        uses_embedding=cfg.embedding is True,
-        uses_bellman_ford=cfg.bellman_ford is True,
-        odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
-    )
-    return QuestionSetup(
-        facts=facts,
-        aggregation=world,
-        policy=PolicyConfig(aggregation=weighed, capacity=Capacity(1, 1, 1)),
-    )
-
-
-def training_world(setup: QuestionSetup, device: str) -> QuestionWorld:
-    """The questions, or a stand-in for them: the shapes of the training state are the same."""
-    if setup.world is not None:
-        return setup.world
-    world = questions.blank_world(setup.aggregation)
-    return tree.map(lambda x: x.to(device), world)
-
-
-def untrained_params(setup: QuestionSetup, device: str) -> Params:
-    """The weights that add the odds of the rule confidences, each to the power of the settings."""
-    return questions.init(setup.policy, random.key(0, device))
-
-
-def with_odds_power(setup: QuestionSetup, power: float) -> QuestionSetup:
-    """The setup whose untrained weights add powers of the odds."""
-    policy = _weighing(setup.policy, odds_power=power)
-    return dataclasses.replace(setup, policy=policy)
-
-
-def _weighing(policy: PolicyConfig, **settings: bool | float) -> PolicyConfig:
-    """The policy with other settings of its aggregation."""
-    aggregation = dataclasses.replace(policy.aggregation, **settings)
-    return dataclasses.replace(policy, aggregation=aggregation)
-
-
-def make_scorer(
-    task: ProverTask,
-    setup: QuestionSetup,
-    params: Params,
-    on_progress: ProgressCallback = ignore_progress,
-) -> ScorerBySide:
-    """The scorer of candidates by given weights."""
-    score = _score(setup, params)
-    return evidence_ranking.make_scorer(task, setup.facts, score, on_progress)
-
-
-def make_fact_scorer(
-    task: ProverTask, setup: QuestionSetup, params: Params, left_out: LeftOut
-) -> ScorerBySide:
-    """The scorer of known facts by given weights, each as an answer that is left out of its question."""
-    score = _score(setup, params)
-    return evidence_ranking.make_fact_scorer(task, setup.facts, score, left_out)
-
-
-def make_scorers(
-    task: ProverTask,
-    setup: QuestionSetup,
-    rule_scores: Sequence[str],
-    params: Sequence[Params],
-    on_progress: ProgressCallback = ignore_progress,
-) -> list[ScorerBySide]:
-    """Scorers of the same candidates by rule scores and by several weights, for which evidence is collected once."""
-    scores = [
-        evidence_ranking.make_rule_score(task, name) for name in rule_scores
-    ]
-    scores += [_score(setup, one) for one in params]
-    return evidence_ranking.make_scorers(task, setup.facts, scores, on_progress)
-
-
-def _score(setup: QuestionSetup, params: Params) -> EvidenceScore:
-    """The score of evidence by given weights."""
-    device = setup.facts.degree.device
-    weights = tree.map(lambda x: x.to(device), params.score)
-    return evidence_ranking.make_learned_score(
-        setup.policy.aggregation, setup.aggregation, weights
-    )
-
-
-class ValidEvidence:
-    """The evidence of the queries that every validation ranks, collected once.
-
-    Attributes:
-      queries: the queries [Q, W].
-      task: the task with all their answers.
-    """
-
-    def __init__(
-        self,
-        task: ProverTask,
-        facts: FactIndex,
-        queries: np.ndarray,
-        sides: Sequence[int],
-    ) -> None:
-        self.queries = queries
-        atoms = torch.from_numpy(np.ascontiguousarray(queries))
-        self._parts: Mapping[int, list[QuestionEvidence]] = {
-            side: list(
-                evidence_ranking.query_evidence(task, facts, atoms, side)
-            )
-            for side in sides
-        }
-        # The candidates that have evidence are the answers that rules derive.
-        derived = [
-            evidence_ranking.evidence_atoms(part, task.sizes)
-            for parts in self._parts.values()
-            for part in parts
-        ]
-        self.task = with_answers(task, atoms, sides, torch.cat(derived))
-        self._listed = ranking.list_split(
-            self.task,
-            queries,
-            RankingProtocol(sides=tuple(sides)),
-            by_side=True,
-        )
-
-    def with_embedding(self, embedding: link_embedding.Params) -> ValidEvidence:
-        """The evidence with priors by link embeddings."""
-        return self._map(
-            lambda part: evidence.with_prior(part, embedding, "fact")
-        )
-
-    def with_network(self, network: NetworkPrior) -> ValidEvidence:
-        """The evidence with priors by a Bellman-Ford network."""
-        return self._map(
-            lambda part: evidence.with_network_prior(part, network, "fact")
-        )
-
-    def with_other_facts(self, task: ProverTask) -> ValidEvidence:
-        """The evidence with the counts of other facts of a task."""
-        changed = copy.copy(self)
-        changed.task = dataclasses.replace(
-            self.task, other_facts=task.other_facts
-        )
-        return changed
-
-    def _map(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
-        """The evidence with a change in every part."""
-        changed = copy.copy(self)
-        changed._parts = {
-            side: [
-                part._replace(evidence=change(part.evidence)) for part in parts
-            ]
-            for side, parts in self._parts.items()
-        }
-        return changed
-
-    @property
-    def n_questions(self) -> int:
-        """The number of distinct questions."""
-        return sum(
-            len(part.evidence.label)
-            for parts in self._parts.values()
-            for part in parts
-        )
-
-    def rank(self, setup: QuestionSetup, params: Params) -> Ranking:
-        """The queries, ranked by given weights."""
-        return self._rank_by(_score(setup, params))
-
-    def rank_by_rules(self, name: str) -> Ranking:
-        """The queries, ranked by a rule score, such as noisy-or."""
-        return self._rank_by(evidence_ranking.make_rule_score(self.task, name))
-
-    def _rank_by(self, score: EvidenceScore) -> Ranking:
-        """The queries, ranked by a score of their evidence."""
-        scorer = evidence_ranking.make_scorer_of(self.task, self._parts, score)
-        return ranking.rank_listed(self._listed, scorer)
-
-
 # -- the fit
 
 
@@ -331,15 +558,6 @@ def resolve_left_out(task: ProverTask, cfg: QuestionConfig) -> QuestionConfig:
     has_valid = len(task.dataset.valid) > 0
     left_out = "fact" if is_linked or not has_valid else "pair"
     return dataclasses.replace(cfg, left_out=left_out)
-
-
-def has_few_valid(task: ProverTask) -> bool:
-    """Whether valid is so small that only differences above two standard errors count.
-
-    False without valid, and for Countries, whose metric is no mean over queries.
-    """
-    n_triples = len(task.dataset.valid)
-    return not task.is_countries and 0 < n_triples < MIN_VALID_TRIPLES
 
 
 def share_of_linked(task: ProverTask, split: np.ndarray) -> float:
@@ -374,7 +592,7 @@ def collect(
       ValueError: the rules derive no known fact from the others.
     """
     network = setup.facts.network
-    collected = question_training.collect_questions(
+    collected = collect_questions(
         task,
         setup.facts._replace(network=None),
         cfg,
@@ -388,7 +606,7 @@ def collect(
         assert cfg.left_out != "auto", "what is left out is chosen before"
         world = _sample_asked(world, seed)
         world = _add_network_priors(world, network, cfg.left_out, on_phase)
-    policy = _weighing(
+    policy = reweigh(
         collected.policy,
         uses_walks=setup.policy.aggregation.uses_walks,
         uses_embedding=setup.policy.aggregation.uses_embedding,
@@ -421,7 +639,7 @@ def plan_first_epoch(
 
 def with_walks(setup: QuestionSetup) -> QuestionSetup:
     """The setup, whose evidence has walks, with a policy that weighs them."""
-    policy = _weighing(setup.policy, uses_walks=True)
+    policy = reweigh(setup.policy, uses_walks=True)
     return dataclasses.replace(setup, policy=policy)
 
 
@@ -435,7 +653,7 @@ def without_walks(setup: QuestionSetup) -> QuestionSetup:
     return dataclasses.replace(
         setup,
         facts=setup.facts._replace(plan=plan),
-        policy=_weighing(setup.policy, uses_walks=False),
+        policy=reweigh(setup.policy, uses_walks=False),
         world=world,
     )
 
@@ -455,7 +673,7 @@ def with_embedding(
     return dataclasses.replace(
         setup,
         facts=setup.facts._replace(embedding=embedding),
-        policy=_weighing(setup.policy, uses_embedding=True),
+        policy=reweigh(setup.policy, uses_embedding=True),
         world=world,
     )
 
@@ -480,14 +698,14 @@ def with_network(
     return dataclasses.replace(
         setup,
         facts=setup.facts._replace(network=network),
-        policy=_weighing(setup.policy, uses_bellman_ford=True),
+        policy=reweigh(setup.policy, uses_bellman_ford=True),
         world=world,
     )
 
 
 def without_network(setup: QuestionSetup) -> QuestionSetup:
     """The setup with a policy that weighs no Bellman-Ford network."""
-    policy = _weighing(setup.policy, uses_bellman_ford=False)
+    policy = reweigh(setup.policy, uses_bellman_ford=False)
     return dataclasses.replace(setup, policy=policy)
 
 
@@ -550,7 +768,7 @@ def fit_listwise(
     n_fits = len(degrees) if metric else 1
     for i, uses_degrees in enumerate(degrees[:n_fits]):
         part = deadline.share(1 / (n_fits - i))
-        policy = _weighing(setup.policy, uses_degrees=uses_degrees)
+        policy = reweigh(setup.policy, uses_degrees=uses_degrees)
         variant = dataclasses.replace(setup, policy=policy)
         fits += _iter_fits(variant, cfg, seed, device, metric, on_phase, part)
     if metric is None:
@@ -698,7 +916,7 @@ def weigh_network(
     setup = dataclasses.replace(
         fitted.setup,
         facts=fitted.setup.facts._replace(network=network),
-        policy=_weighing(fitted.setup.policy, uses_bellman_ford=True),
+        policy=reweigh(fitted.setup.policy, uses_bellman_ford=True),
     )
     if starts_at_rules:
         params = _with_network_weight(fitted.params, 0.0)
@@ -753,16 +971,6 @@ def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:
     return f"degrees {chosen}{why}; best fits on valid: {listing}"
 
 
-def is_better(quality: ValidQuality, other: ValidQuality) -> bool:
-    """Whether the mean gain in reciprocal rank is above two standard errors of it, which pairs the queries.
-
-    The best of some 16 epochs gains a standard error or more by chance alone.
-    """
-    gain = quality.reciprocal_rank - other.reciprocal_rank
-    error = gain.std() / len(gain) ** 0.5
-    return bool(gain.mean() > MIN_GAIN_ERRORS * error)
-
-
 def _best_by_degrees(fits: Sequence[_Fit]) -> dict[bool, float]:
     """The best metric with and without degrees."""
     best: dict[bool, float] = {}
@@ -783,7 +991,7 @@ def _iter_fits(
 ) -> Iterator[_Fit]:
     """Yield the weights before and after each epoch, with their metric."""
     params = untrained_params(setup, device)
-    world = training_world(setup, device)
+    world = question_world(setup, device)
     unknown = ValidQuality(0.0, torch.zeros(0))
     value = metric(setup, params) if metric else unknown
     yield _Fit(setup, params, value, 0)
@@ -791,7 +999,7 @@ def _iter_fits(
         return
     phase = _describe_fit(setup)
     on_phase(phase, 0, cfg.n_epochs, deadline)
-    epochs = question_training.fit_listwise(
+    epochs = iter_epochs(
         setup.policy,
         world,
         params,
