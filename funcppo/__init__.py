@@ -85,7 +85,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         distribute,
         ppo,
     )
-    from funcppo.nets.base import GaussianPolicyValue, PolicyValue
+    from funcppo.nets.networks import GaussianPolicyValue, PolicyValue
     from funcppo.train_step import Metrics, TrainState
     from funcppo.trainer import MetricsLog, evaluate_policy, train, train_many
 
@@ -155,7 +155,7 @@ _SOURCES = {
     "DIAGONAL_GAUSSIAN": "funcppo.interfaces",
     "Environment": "funcppo.interfaces",
     "EnvironmentSpec": "funcppo.interfaces",
-    "GaussianPolicyValue": "funcppo.nets.base",
+    "GaussianPolicyValue": "funcppo.nets.networks",
     "Learner": "funcppo.learner",
     "MULTI_CATEGORICAL": "funcppo.interfaces",
     "MaskedObservation": "funcppo.interfaces",
@@ -163,7 +163,7 @@ _SOURCES = {
     "MetricsLog": "funcppo.trainer",
     "NoWorld": "funcppo.interfaces",
     "PPOConfig": "funcppo.config",
-    "PolicyValue": "funcppo.nets.base",
+    "PolicyValue": "funcppo.nets.networks",
     "SQUASHED_GAUSSIAN": "funcppo.interfaces",
     "Schedule": "funcppo.config",
     "Timestep": "funcppo.interfaces",

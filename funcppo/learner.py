@@ -54,7 +54,7 @@ from funcppo.interfaces import (
     NoWorld,
     check_settings,
 )
-from funcppo.nets.factories import build_agent, describe
+from funcppo.nets.networks import build_agent, describe
 from funcppo.rollout import (
     RandomInputs,
     RolloutState,

@@ -31,7 +31,7 @@ from funcppo.minibatch import (
     MinibatchParts,
     UpdateState,
 )
-from funcppo.nets import kernel_network
+from funcppo.nets import fused_mlp
 from funcppo.optim import AdamState
 from funcppo.rollout import (
     NO_MEMORY,
@@ -380,7 +380,7 @@ class BuildBatchFn(Protocol):
 
 
 class ValuesFn(Protocol):
-    """As `kernel_network.values`."""
+    """As `fused_mlp.values`."""
 
     def __call__(
         self, cfg: Config, world: object, params: object, obs: Any, /
@@ -430,13 +430,13 @@ _flat_update_state = UpdateStateForm(
     minibatch.ravel_update_state, minibatch.unravel_update_state
 )
 _build_batch_by_kernels: BuildBatchFn = partial(
-    build_batch, final_value=kernel_network.final_value
+    build_batch, final_value=fused_mlp.final_value
 )
 _minibatch_step_by_kernels: MinibatchStepFn = partial(
     minibatch_step,
     accumulate_gradients=partial(
         minibatch.accumulate_gradients,
-        gradient_fn=kernel_network.loss_gradient,
+        gradient_fn=fused_mlp.loss_gradient,
     ),
 )
 
@@ -449,12 +449,12 @@ class KernelParts:
     `reason_against` the settings says why their network cannot be computed by kernels; it is empty if it can.
     """
 
-    rollout_step: RolloutStepFn = kernel_network.rollout_step
-    actor_step: RolloutStepFn = kernel_network.actor_step
-    values: ValuesFn = kernel_network.values
+    rollout_step: RolloutStepFn = fused_mlp.rollout_step
+    actor_step: RolloutStepFn = fused_mlp.actor_step
+    values: ValuesFn = fused_mlp.values
     build_batch: BuildBatchFn = _build_batch_by_kernels
     minibatch_step: MinibatchStepFn = _minibatch_step_by_kernels
-    reason_against: Callable[[Config], str] = kernel_network.reason_against
+    reason_against: Callable[[Config], str] = fused_mlp.reason_against
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
 from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
-from funcppo.nets import feedforward
+from funcppo.nets import networks
 from funcppo.runtime import compile
 
 DATA = Path(
@@ -48,7 +48,7 @@ def cartpole_config(max_steps: int = 500, **ppo: Any) -> Config:
     return Config(
         ppo=PPOConfig(**ppo),
         env=classic.cartpole(max_steps=max_steps),
-        agent=feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2)),
+        agent=networks.mlp_agent(networks.MLPConfig(n_obs=4, n_actions=2)),
     )
 
 
@@ -57,9 +57,7 @@ def pendulum_config(max_steps: int = 200, **ppo: Any) -> Config:
     return Config(
         ppo=PPOConfig(**ppo),
         env=classic.pendulum(max_steps=max_steps),
-        agent=feedforward.gaussian_agent(
-            feedforward.MLPConfig(n_obs=3, n_actions=1)
-        ),
+        agent=networks.gaussian_agent(networks.MLPConfig(n_obs=3, n_actions=1)),
     )
 
 

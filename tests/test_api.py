@@ -79,9 +79,7 @@ def test_an_unknown_name_is_an_attribute_error(module):
 
 
 def test_environments_and_networks_are_functions_whatever_was_imported_before():
-    code = (
-        "import funcppo.envs.classic, funcppo.nets.feedforward, funcppo as fp; "
-    )
+    code = "import funcppo.envs.classic, funcppo.nets.networks, funcppo as fp; "
     code += "print([type(x).__name__ for x in (fp.envs.cartpole, fp.envs.pendulum, fp.nets.mlp)])"
     assert printed_by(code) == ["['function', 'function', 'function']"]
 

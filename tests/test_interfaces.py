@@ -19,7 +19,7 @@ from funcppo.interfaces import (
     Environment,
     EnvironmentSpec,
 )
-from funcppo.nets.base import GaussianPolicyValue, PolicyValue
+from funcppo.nets.networks import GaussianPolicyValue, PolicyValue
 from tests.learning import cartpole_config, double, pendulum_config
 
 

@@ -18,7 +18,7 @@ from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.core import random, tree
 from funcppo.core.types import check_shapes_and_dtypes
-from funcppo.nets.base import PolicyValue
+from funcppo.nets.networks import PolicyValue
 from funcppo.rollout import RolloutState
 from funcppo.train_step import (
     build_batch,

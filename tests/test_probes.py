@@ -18,15 +18,15 @@ from torch import Tensor
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
 from funcppo.envs.base import Environment, Timestep
-from funcppo.nets import feedforward
-from funcppo.nets.base import CATEGORICAL, DIAGONAL_GAUSSIAN, Agent
+from funcppo.nets import networks
+from funcppo.nets.networks import CATEGORICAL, DIAGONAL_GAUSSIAN, Agent
 from funcppo.train_step import init, train_step
 from tests.learning import WORLD, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
-NET = feedforward.MLPConfig(n_obs=2, n_actions=3, hidden=(16,))
-AGENT = feedforward.agent(NET)
+NET = networks.MLPConfig(n_obs=2, n_actions=3, hidden=(16,))
+AGENT = networks.mlp_agent(NET)
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -67,7 +67,7 @@ def observe(cfg: ProbeConfig, world: Any, state: State) -> Tensor:
 
 def masked(cfg: Any, world: Any, params: Any, obs: Tensor) -> Any:
     """The MLP with action 2 illegal."""
-    out = feedforward.apply(cfg, world, params, obs)
+    out = networks.apply_mlp(cfg, world, params, obs)
     return out._replace(
         logits=torch.where(torch.arange(3) == 2, LOWEST, out.logits)
     )
@@ -191,7 +191,7 @@ def test_the_best_legal_action_is_chosen_and_the_masked_one_never():
 
     net = learnt(
         ProbeConfig(reward=reward),
-        agent=Agent(cfg=NET, init=feedforward.init, apply=masked),
+        agent=Agent(cfg=NET, init=networks.init_mlp, apply=masked),
     )
     assert sum(taken) == 0
     assert probability(net(1, 0), 1) > 0.95 and probability(net(1, 0), 2) == 0
@@ -199,11 +199,11 @@ def test_the_best_legal_action_is_chosen_and_the_masked_one_never():
 
 def test_a_continuous_action_finds_its_target():
     """-(a - 0.5)^2 is greatest at 0.5: the mean moves there and the deviation shrinks."""
-    cfg = feedforward.MLPConfig(n_obs=2, n_actions=1, hidden=(16,))
+    cfg = networks.MLPConfig(n_obs=2, n_actions=1, hidden=(16,))
     agent = Agent(
         cfg=cfg,
-        init=feedforward.init_gaussian,
-        apply=feedforward.apply_gaussian,
+        init=networks.init_gaussian,
+        apply=networks.apply_gaussian,
         distribution=DIAGONAL_GAUSSIAN,
     )
     net = learnt(

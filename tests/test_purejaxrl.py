@@ -15,8 +15,8 @@ from torch import Tensor
 
 from funcppo.config import Config
 from funcppo.core import random, tree
-from funcppo.nets import feedforward
-from funcppo.nets.base import Dense
+from funcppo.nets import networks
+from funcppo.nets.networks import Dense
 from funcppo.rollout import RolloutKeys, sample_random_inputs
 from funcppo.train_step import EAGER_PARTS, UpdateRandomness, init, train_step
 from tests.learning import WORLD, cartpole_config, one_thread, oracle
@@ -56,7 +56,7 @@ PUREJAXRL = replace(EAGER_PARTS, sample_randomness=chained_randomness)
 
 def weights(
     run: dict[str, np.ndarray], prefix: str, update: Any = ...
-) -> feedforward.Params:
+) -> networks.MLPParams:
     """The recorded layers 0-2 (actor) and 3-5 (critic) in the shape of our network."""
 
     def layer(i: int) -> Dense:
@@ -74,8 +74,8 @@ def weights(
         )
 
     hidden = (stacked(layer(0), layer(3)), stacked(layer(1), layer(4)))
-    return feedforward.Params(
-        hidden=hidden, heads=feedforward.stack_heads(layer(2), layer(5))
+    return networks.MLPParams(
+        hidden=hidden, heads=networks.stack_heads(layer(2), layer(5))
     )
 
 

@@ -14,7 +14,7 @@ from funcppo.core import random, tree
 from funcppo.core.tree import graph_scan, scan
 from funcppo.envs.classic import cartpole, pendulum
 from funcppo.interfaces import Agent, EnvironmentSpec, MaskedObservation
-from funcppo.nets import feedforward
+from funcppo.nets import networks
 from funcppo.rollout import rollout_keys, rollout_step, sample_random_inputs
 from funcppo.train_step import init
 from tests.learning import (
@@ -281,10 +281,10 @@ def test_an_output_may_be_of_the_dtype_of_the_params(dtype):
 def test_a_network_of_other_spaces_is_refused_before_anything_is_compiled(
     env, network, problem
 ):
-    make = feedforward.agent if env is cartpole else feedforward.gaussian_agent
+    make = networks.mlp_agent if env is cartpole else networks.gaussian_agent
     cfg = replace(
         CONFIGS[env.__name__.rpartition(".")[2]],
-        agent=make(feedforward.MLPConfig(**network)),
+        agent=make(networks.MLPConfig(**network)),
     )
     with pytest.raises(ValueError, match=f"^{problem}") as error:
         init(cfg, WORLD, random.key(0))

@@ -51,7 +51,7 @@ from funcppo.core import random, tree
 from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
 from funcppo.minibatch import UpdateState
-from funcppo.nets import feedforward as mlp
+from funcppo.nets import networks as mlp
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
 from funcppo.runtime.capture import CapturedStep, capture
@@ -212,7 +212,7 @@ class CartPoleCase:
         self.cfg = Config(
             ppo=ppo_config(n_envs=n_envs, n_microbatches=self.microbatches),
             env=classic.cartpole(),
-            agent=mlp.agent(
+            agent=mlp.mlp_agent(
                 mlp.MLPConfig(
                     n_obs=4,
                     n_actions=2,

@@ -28,7 +28,7 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import random
 from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
-from funcppo.nets import feedforward as mlp
+from funcppo.nets import networks as mlp
 from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import select_strategy
 from funcppo.runtime.monitor import Monitor
@@ -99,7 +99,9 @@ def make_step(args: argparse.Namespace, monitor: Monitor) -> Callable[[], Any]:
     )
     env = classic.cartpole()
     cfg = Config(
-        ppo=ppo, env=env, agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2))
+        ppo=ppo,
+        env=env,
+        agent=mlp.mlp_agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
     )
     state = train_step.init(cfg, NoWorld(), random.key(0, args.device))
     strategy = STRATEGY_OF_MODE[args.mode]

@@ -31,7 +31,7 @@ from experiments.matrix.steps import (
 from funcppo import optim
 from funcppo.core import tree
 from funcppo.losses import Batch
-from funcppo.nets.base import PolicyValue, dense
+from funcppo.nets.networks import PolicyValue, dense
 
 TITLE = "baseline"
 

@@ -34,8 +34,8 @@ from funcppo import optim
 from funcppo.core import random, tree
 from funcppo.interfaces import Agent
 from funcppo.losses import Batch, loss_fn
-from funcppo.nets import feedforward as mlp
-from funcppo.nets.base import PolicyValue, dense
+from funcppo.nets import networks as mlp
+from funcppo.nets.networks import PolicyValue, dense
 
 KEEP = 0.75  # probability that dropout keeps a unit
 AUTOCAST, DROPOUT, NORM = "autocast", "dropout", "batch normalisation"
@@ -94,7 +94,7 @@ def with_network(
 ) -> Problem:
     """The problem with another network of the same parameters."""
     cfg = problem.cfg
-    agent = Agent(cfg=cfg.agent.cfg, init=mlp.init, apply=apply)
+    agent = Agent(cfg=cfg.agent.cfg, init=mlp.init_mlp, apply=apply)
     return replace(problem, cfg=replace(cfg, agent=agent))
 
 
@@ -106,7 +106,7 @@ def loss_in(
 
 
 def torch_dropout(
-    cfg: Any, world: Any, params: mlp.Params, obs: Tensor
+    cfg: Any, world: Any, params: mlp.MLPParams, obs: Tensor
 ) -> PolicyValue:
     """`mlp.apply` with dropout by torch's generator."""
     x = torch.tanh(dense(params.hidden[0], obs.expand(2, *obs.shape)))
@@ -161,7 +161,7 @@ def fallback_dropout(problem: Problem, compiler: Compiler) -> Training:
 
 
 def key_dropout_apply(
-    cfg: Any, key: Tensor, params: mlp.Params, obs: Tensor
+    cfg: Any, key: Tensor, params: mlp.MLPParams, obs: Tensor
 ) -> PolicyValue:
     """`mlp.apply` with dropout by a key, which comes as the world."""
     x = torch.tanh(dense(params.hidden[0], obs.expand(2, *obs.shape)))
@@ -223,7 +223,7 @@ class NormalisedPolicy(Policy):
 
 
 def normalise(
-    cfg: Any, moments: Moments, params: mlp.Params, obs: Tensor
+    cfg: Any, moments: Moments, params: mlp.MLPParams, obs: Tensor
 ) -> PolicyValue:
     """`mlp.apply` with batch normalisation, which writes into its buffers; they come as the world."""
     x = dense(params.hidden[0], obs.expand(2, *obs.shape))

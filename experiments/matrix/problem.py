@@ -15,8 +15,8 @@ from funcppo.core import tree
 from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
 from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
-from funcppo.nets import feedforward as mlp
-from funcppo.nets.base import Agent, PolicyValue, dense
+from funcppo.nets import networks as mlp
+from funcppo.nets.networks import Agent, PolicyValue, dense
 
 
 class Size(NamedTuple):
@@ -74,7 +74,9 @@ def make(
         n_obs=SIZE.obs, n_actions=SIZE.actions, hidden=(SIZE.hidden,)
     )
     agent = Agent(
-        cfg=net, init=mlp.init, apply=residual_apply if residual else mlp.apply
+        cfg=net,
+        init=mlp.init_mlp,
+        apply=residual_apply if residual else mlp.apply_mlp,
     )
     ppo = PPOConfig(learning_rate=1e-2)
     generator = torch.Generator().manual_seed(seed)
@@ -104,8 +106,8 @@ def make(
     )
 
 
-def _structure(net: mlp.MLPConfig) -> mlp.Params:
-    return mlp.init(net, torch.zeros(2, dtype=torch.int64))
+def _structure(net: mlp.MLPConfig) -> mlp.MLPParams:
+    return mlp.init_mlp(net, torch.zeros(2, dtype=torch.int64))
 
 
 def _draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -126,14 +128,14 @@ def _batch(generator: torch.Generator) -> Batch:
 
 
 def residual_apply(
-    cfg: Any, world: Any, params: mlp.Params, obs: Tensor
+    cfg: Any, world: Any, params: mlp.MLPParams, obs: Tensor
 ) -> PolicyValue:
     """`mlp.apply` with a residual connection around the activation."""
     x = dense(params.hidden[0], obs.expand(2, *obs.shape))
     return heads(params, torch.tanh(x) + x)
 
 
-def heads(params: mlp.Params, x: Tensor) -> PolicyValue:
+def heads(params: mlp.MLPParams, x: Tensor) -> PolicyValue:
     """Logits and value of the last hidden layer."""
     out = dense(params.heads, x)
     return PolicyValue(logits=out[0], value=out[1, :, 0])

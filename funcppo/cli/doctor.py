@@ -158,14 +158,14 @@ def try_strategies(device: str) -> PreparedStep:
     from funcppo.core import random
     from funcppo.envs import classic
     from funcppo.envs.base import NoWorld
-    from funcppo.nets import feedforward
+    from funcppo.nets import networks
     from funcppo.runtime import compile as compilation
     from funcppo.runtime.capture import capture
 
     cfg = Config(
         ppo=PPOConfig(n_envs=4, n_steps=8, n_epochs=1, n_minibatches=2),
         env=classic.cartpole(),
-        agent=feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2)),
+        agent=networks.mlp_agent(networks.MLPConfig(n_obs=4, n_actions=2)),
     )
     state = train_step.init(cfg, NoWorld(), random.key(0, device))
 

@@ -1,4 +1,4 @@
-"""Networks; the pieces of a network of your own are in `funcppo.nets.base`.
+"""Networks; the pieces of a network of your own are in `funcppo.nets.networks`.
 
 Names:
     mlp           dense layers, for vectors
@@ -14,28 +14,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from funcppo.nets.convolutional import cnn, nature_cnn
-    from funcppo.nets.exploration import gsde
-    from funcppo.nets.feedforward import mlp
-    from funcppo.nets.recurrent import gru, lstm
+    from funcppo.nets.networks import (
+        cnn,
+        gru,
+        gsde,
+        lstm,
+        mlp,
+        nature_cnn,
+    )
 
 __all__ = ["cnn", "gru", "gsde", "lstm", "mlp", "nature_cnn"]
-
-# Where each name is defined.
-_SOURCES = {
-    "cnn": "convolutional",
-    "gru": "recurrent",
-    "gsde": "exploration",
-    "lstm": "recurrent",
-    "mlp": "feedforward",
-    "nature_cnn": "convolutional",
-}
 
 
 def __getattr__(name: str) -> object:
     """Import a network when it is first used, so that `import funcppo` stays light."""
-    if name in _SOURCES:
-        module = importlib.import_module(f"funcppo.nets.{_SOURCES[name]}")
+    if name in __all__:
+        module = importlib.import_module("funcppo.nets.networks")
         return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -57,10 +57,13 @@ from funcppo.kg.scores.question_config import (
 )
 from funcppo.kg.scores.questions import PolicyConfig
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.nets.convolutional import CNNConfig, ConvolutionConfig
-from funcppo.nets.exploration import GSDEConfig
-from funcppo.nets.feedforward import MLPConfig
-from funcppo.nets.recurrent import RecurrentConfig
+from funcppo.nets.networks import (
+    CNNConfig,
+    ConvolutionConfig,
+    GSDEConfig,
+    MLPConfig,
+    RecurrentConfig,
+)
 from funcppo.rl.settings import RLConfig
 from tests.cli.runner import funcppo
 from tests.kg.search.small_tasks import small_problem, small_task

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from funcppo import optim
 from funcppo.core import tree
 from funcppo.core.tree import graph_scan, keeps_loops, scan
-from funcppo.nets.base import Dense
+from funcppo.nets.networks import Dense
 from funcppo.rollout import EpisodeStats
 from tests.learning import assert_trees_equal
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from funcppo.core import random
-from funcppo.nets.base import dense, init_dense
+from funcppo.nets.networks import dense, init_dense
 
 
 def test_a_dense_layer_by_hand():

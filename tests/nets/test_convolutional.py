@@ -8,7 +8,7 @@ import torch
 import funcppo as fp
 from funcppo.core import random, tree
 from funcppo.interfaces import EnvironmentSpec, MaskedObservation
-from funcppo.nets import convolutional
+from funcppo.nets import networks
 from tests.learning import WORLD
 from tests.nets.bars import BARS
 
@@ -146,4 +146,4 @@ def test_a_cnn_learns_which_way_a_bar_points():
 
 def test_n_features_counts_what_the_convolutions_make():
     layers = fp.nets.cnn(*LAYERS)(SPEC).cfg.convolutions
-    assert convolutional.n_features((11, 10, 3), layers) == 4 * 3 * 5
+    assert networks.n_features((11, 10, 3), layers) == 4 * 3 * 5

@@ -10,11 +10,10 @@ import torch
 import funcppo as fp
 from funcppo import rollout, trainer
 from funcppo.core import random, tree
-from funcppo.nets import exploration
-from funcppo.nets.base import Dense
-from funcppo.nets.exploration import GSDE, GSDEConfig, Params
-from funcppo.nets.feedforward import MLPConfig
-from funcppo.nets.feedforward import Params as MLPParams
+from funcppo.nets import networks
+from funcppo.nets.networks import GSDE, Dense, GSDEConfig, MLPConfig
+from funcppo.nets.networks import GSDEParams as Params
+from funcppo.nets.networks import MLPParams as MLPParams
 from funcppo.rollout import rollout_keys
 from funcppo.train_step import sample_randomness
 from tests.learning import WORLD
@@ -25,9 +24,9 @@ CFG = GSDEConfig(mlp=MLP, first_log_std=-1.0)
 
 
 def output_of(cfg, n_rows, seed=0):
-    params = exploration.init(cfg, random.key(seed))
+    params = networks.init_gsde(cfg, random.key(seed))
     obs = random.normal(random.key(seed + 1), (n_rows, cfg.mlp.n_obs))
-    return exploration.apply(cfg, WORLD, params, obs)
+    return networks.apply_gsde(cfg, WORLD, params, obs)
 
 
 def test_the_density_of_an_example_worked_by_hand():
@@ -41,7 +40,7 @@ def test_the_density_of_an_example_worked_by_hand():
     )
     log_std = torch.tensor([[0.0], [math.log(0.5)]])
     cfg = GSDEConfig(mlp=MLPConfig(n_obs=2, n_actions=1, hidden=()))
-    output = exploration.apply(
+    output = networks.apply_gsde(
         cfg,
         WORLD,
         Params(MLPParams((), heads), log_std),
@@ -56,9 +55,9 @@ def test_the_density_of_an_example_worked_by_hand():
 
 
 def test_mean_and_value_are_those_of_the_mlp():
-    params = exploration.init(CFG, random.key(4))
+    params = networks.init_gsde(CFG, random.key(4))
     obs = random.normal(random.key(5), (6, 3))
-    output = exploration.apply(CFG, WORLD, params, obs)
+    output = networks.apply_gsde(CFG, WORLD, params, obs)
     plain = fp.nets.mlp(8, 5)(
         fp.EnvironmentSpec(
             observation_size=3, action_size=2, continuous_actions=True
@@ -97,10 +96,10 @@ def test_one_key_is_one_function_of_the_state():
 
 
 def test_features_get_no_gradient_through_the_noise():
-    params = exploration.init(CFG, random.key(0))
+    params = networks.init_gsde(CFG, random.key(0))
     obs = random.normal(random.key(1), (6, 3))
     entropy = lambda p: GSDE.entropy(
-        exploration.apply(CFG, WORLD, p, obs)
+        networks.apply_gsde(CFG, WORLD, p, obs)
     ).sum()
     grads = torch.func.grad(entropy)(params)
     assert not any(x.any() for x in tree.leaves(grads.net))
@@ -191,7 +190,7 @@ def test_uniform_parameters_are_within_those_of_pytorch():
     cfg = GSDEConfig(
         mlp=MLPConfig(n_obs=4, n_actions=2, hidden=(100, 25)), orthogonal=False
     )
-    net = exploration.init(cfg, random.key(0)).net
+    net = networks.init_gsde(cfg, random.key(0)).net
     for layer, n_in in zip((*net.hidden, net.heads), (4, 100, 25)):
         bound = n_in**-0.5
         largest = float(layer.weight.abs().max())

@@ -7,7 +7,7 @@ import pytest
 import funcppo as fp
 from funcppo import nets
 from funcppo.envs.minatar.breakout import breakout
-from funcppo.nets import factories
+from funcppo.nets import networks
 
 SPEC = fp.EnvironmentSpec(observation_size=4, action_size=2)
 
@@ -20,13 +20,13 @@ def test_a_network_of_the_package_that_is_not_called_is_named(name):
 
 
 def test_the_call_that_is_named_is_one_that_works():
-    assert set(factories.ARGUMENTS) == set(nets.__all__)
+    assert set(networks.ARGUMENTS) == set(nets.__all__)
     spec = breakout().spec
     for name in ("cnn", "nature_cnn"):
-        assert callable(getattr(nets, name)(*factories.ARGUMENTS[name]))
-    assert isinstance(fp.nets.cnn(*factories.ARGUMENTS["cnn"])(spec), fp.Agent)
+        assert callable(getattr(nets, name)(*networks.ARGUMENTS[name]))
+    assert isinstance(fp.nets.cnn(*networks.ARGUMENTS["cnn"])(spec), fp.Agent)
     for name in ("mlp", "gru", "lstm"):
-        network = getattr(nets, name)(*factories.ARGUMENTS[name])
+        network = getattr(nets, name)(*networks.ARGUMENTS[name])
         assert isinstance(network(SPEC), fp.Agent)
 
 
@@ -63,4 +63,4 @@ def test_a_function_of_other_arguments_is_named():
 
 def test_a_function_of_ones_own_builds_its_agent():
     agent = fp.nets.mlp(8)(SPEC)
-    assert factories.build_agent("network", lambda spec: agent, SPEC) is agent
+    assert networks.build_agent("network", lambda spec: agent, SPEC) is agent

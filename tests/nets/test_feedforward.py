@@ -10,16 +10,16 @@ import torch
 import funcppo as fp
 from funcppo.core import random, tree
 from funcppo.interfaces import EnvironmentSpec, MaskedObservation
-from funcppo.nets import feedforward
+from funcppo.nets import networks
 from tests.learning import WORLD
 from tests.nets.guessing import SPECS, guessing, mean_reward
 
-CFG = feedforward.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
+CFG = networks.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
 
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(4, 4), (3, 7), (9, 2), (5, 1)])
 def test_orthogonal_weights_have_orthogonal_rows_or_columns(n_in, n_out):
-    w = feedforward.orthogonal(random.key(3), n_in, n_out, 2.0)
+    w = networks.orthogonal(random.key(3), n_in, n_out, 2.0)
     assert w.shape == (n_in, n_out) and w.is_contiguous()
     gram = w.T @ w if n_in >= n_out else w @ w.T
     torch.testing.assert_close(
@@ -28,7 +28,7 @@ def test_orthogonal_weights_have_orthogonal_rows_or_columns(n_in, n_out):
 
 
 def test_the_stacked_mlp_equals_two_separate_ones():
-    params = feedforward.init(CFG, random.key(4))
+    params = networks.init_mlp(CFG, random.key(4))
     obs = random.normal(random.key(5), (6, 3))
     outs = []
     for i in range(2):
@@ -36,17 +36,17 @@ def test_the_stacked_mlp_equals_two_separate_ones():
         for layer in params.hidden:
             x = torch.tanh(x @ layer.weight[i] + layer.bias[i])
         outs.append(x @ params.heads.weight[i] + params.heads.bias[i])
-    out = feedforward.apply(CFG, WORLD, params, obs)
+    out = networks.apply_mlp(CFG, WORLD, params, obs)
     torch.testing.assert_close(out.logits, outs[0])
     torch.testing.assert_close(out.value, outs[1][:, 0])
 
 
 def test_an_action_that_the_observation_masks_is_never_taken():
-    params = feedforward.init(CFG, random.key(4))
+    params = networks.init_mlp(CFG, random.key(4))
     features = random.normal(random.key(5), (6, 3))
     mask = torch.tensor([[True, False], [True, True]]).repeat(3, 1)
-    plain = feedforward.apply(CFG, WORLD, params, features)
-    masked = feedforward.apply(
+    plain = networks.apply_mlp(CFG, WORLD, params, features)
+    masked = networks.apply_mlp(
         CFG, WORLD, params, MaskedObservation(features, mask)
     )
     assert torch.equal(masked.logits[mask], plain.logits[mask])
@@ -55,10 +55,10 @@ def test_an_action_that_the_observation_masks_is_never_taken():
 
 
 def test_what_fills_up_the_critic_s_head_is_zero_and_has_no_gradient():
-    params = feedforward.init(CFG, random.key(4))
+    params = networks.init_mlp(CFG, random.key(4))
     loss = lambda p: sum(
         x.square().sum()
-        for x in feedforward.apply(
+        for x in networks.apply_mlp(
             CFG, WORLD, p, random.normal(random.key(5), (6, 3))
         )
     )
@@ -73,7 +73,7 @@ def test_what_fills_up_the_critic_s_head_is_zero_and_has_no_gradient():
 
 
 def test_actor_and_critic_start_different_and_with_the_published_gains():
-    params = feedforward.init(CFG, random.key(6))
+    params = networks.init_mlp(CFG, random.key(6))
     assert not torch.equal(
         params.hidden[0].weight[0], params.hidden[0].weight[1]
     )
@@ -85,11 +85,11 @@ def test_actor_and_critic_start_different_and_with_the_published_gains():
 
 
 def test_the_gaussian_network_starts_with_unit_deviation():
-    cfg = feedforward.MLPConfig(n_obs=3, n_actions=2)
-    out = feedforward.apply_gaussian(
+    cfg = networks.MLPConfig(n_obs=3, n_actions=2)
+    out = networks.apply_gaussian(
         cfg,
         WORLD,
-        feedforward.init_gaussian(cfg, random.key(0)),
+        networks.init_gaussian(cfg, random.key(0)),
         torch.ones(4, 3),
     )
     assert (
@@ -100,15 +100,15 @@ def test_the_gaussian_network_starts_with_unit_deviation():
 @pytest.mark.parametrize("hidden", [(64, 64), (512, 512)])
 def test_products_in_bfloat16_are_within_their_rounding(hidden):
     """8 bits a factor: outputs and gradients within 1 % of float32's, by norm; params and outputs stay float32."""
-    cfg = feedforward.MLPConfig(n_obs=32, n_actions=6, hidden=hidden)
+    cfg = networks.MLPConfig(n_obs=32, n_actions=6, hidden=hidden)
     params, obs = (
-        feedforward.init(cfg, random.key(0)),
+        networks.init_mlp(cfg, random.key(0)),
         random.normal(random.key(1), (256, 32)),
     )
 
     def found(cfg):
         leaves = [x.clone().requires_grad_() for x in tree.leaves(params)]
-        out = feedforward.apply(cfg, (), tree.unflatten(params, leaves), obs)
+        out = networks.apply_mlp(cfg, (), tree.unflatten(params, leaves), obs)
         (
             torch.log_softmax(out.logits, -1)[:, 0] + out.value**2
         ).mean().backward()
@@ -124,13 +124,13 @@ def test_products_in_bfloat16_are_within_their_rounding(hidden):
 
 
 def test_a_network_is_built_for_the_sizes_and_actions_of_an_environment():
-    factory = feedforward.mlp(8, 5)
+    factory = networks.mlp(8, 5)
     discrete = factory(EnvironmentSpec(observation_size=3, action_size=2))
-    assert discrete.cfg == CFG and discrete.apply is feedforward.apply
+    assert discrete.cfg == CFG and discrete.apply is networks.apply_mlp
     spec = EnvironmentSpec(
         observation_size=3, action_size=2, continuous_actions=True
     )
-    assert factory(spec).apply is feedforward.apply_gaussian
+    assert factory(spec).apply is networks.apply_gaussian
 
 
 ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
@@ -161,44 +161,44 @@ def test_each_activation_and_sharing_equals_modules_of_torch(
     activation, shared_trunk
 ):
     cfg = replace(CFG, activation=activation, shared_trunk=shared_trunk)
-    params = feedforward.init(cfg, random.key(4))
+    params = networks.init_mlp(cfg, random.key(4))
     assert params.hidden[0].weight.shape == (1 if shared_trunk else 2, 3, 8)
     critic_trunk = 0 if shared_trunk else 1
     actor = module(params, 0, 0, activation, 2)
     critic = module(params, critic_trunk, 1, activation, 1)
     obs = random.normal(random.key(5), (6, 3))
-    out = feedforward.apply(cfg, WORLD, params, obs)
+    out = networks.apply_mlp(cfg, WORLD, params, obs)
     torch.testing.assert_close(out.logits, actor(obs))
     torch.testing.assert_close(out.value, critic(obs)[:, 0])
 
 
 def test_log_deviations_of_the_state_are_outputs_of_the_actor_in_their_range():
     cfg = replace(CFG, log_std="state")
-    params = feedforward.init_gaussian(cfg, random.key(4))
+    params = networks.init_gaussian(cfg, random.key(4))
     actor = module(params.net, 0, 0, "tanh", 4)
     obs = random.normal(random.key(5), (6, 3))
-    out = feedforward.apply_gaussian(cfg, WORLD, params, obs)
+    out = networks.apply_gaussian(cfg, WORLD, params, obs)
     mean, log_std = actor(obs).split(2, -1)
     torch.testing.assert_close((out.mean, out.log_std), (mean, log_std))
     assert log_std.std() > 0 and log_std.abs().max() < 0.1
     huge = tree.map(lambda x: 1e4 * x, params)
-    out = feedforward.apply_gaussian(cfg, WORLD, huge, obs)
+    out = networks.apply_gaussian(cfg, WORLD, huge, obs)
     assert out.log_std.min() == -20.0 and out.log_std.max() == 2.0
 
 
 def test_masks_of_several_actions_lie_side_by_side():
     cfg = replace(CFG, n_actions=5, action_sizes=(3, 2))
-    params = feedforward.init(cfg, random.key(4))
+    params = networks.init_mlp(cfg, random.key(4))
     features = random.normal(random.key(5), (2, 3))
-    flat = feedforward.apply(
+    flat = networks.apply_mlp(
         replace(cfg, action_sizes=None), WORLD, params, features
     ).logits
     inf = torch.full((2, 1), -torch.inf)
-    plain = feedforward.apply(cfg, WORLD, params, features).logits
+    plain = networks.apply_mlp(cfg, WORLD, params, features).logits
     assert torch.equal(plain[:, 0], flat[:, :3])
     assert torch.equal(plain[:, 1], torch.cat([flat[:, 3:], inf], 1))
     mask = torch.tensor([[True, False, True, True, False]]).expand(2, -1)
-    masked = feedforward.apply(
+    masked = networks.apply_mlp(
         cfg, WORLD, params, MaskedObservation(features, mask)
     ).logits
     assert torch.equal(masked[:, 0, [0, 2]], flat[:, [0, 2]])

@@ -10,7 +10,7 @@ import pytest
 from funcppo import metrics_log
 from funcppo.core.settings import METRICS_FILE
 from funcppo.envs.wrappers import MomentsConfig
-from funcppo.nets.exploration import GSDEConfig
+from funcppo.nets.networks import GSDEConfig
 from funcppo.rl import run
 from funcppo.rl.settings import published_settings
 from tests.rl.test_settings import CONFIG

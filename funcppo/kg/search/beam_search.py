@@ -22,7 +22,7 @@ from funcppo.kg.logic.resolve import Goals, ResolveConfig, resolve
 from funcppo.kg.scores import baselines
 from funcppo.kg.search.env import Observation, World, make_observation
 from funcppo.kg.search.network import Params, exceeds_capacity
-from funcppo.nets.base import Agent
+from funcppo.nets.networks import Agent
 
 ScoreName = Literal["success", "best-proof", "greedy"]
 # nats, added to a greedy path that does not end in a proof

@@ -24,7 +24,7 @@ from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import Goals
 from funcppo.kg.search.env import Observation, World
-from funcppo.nets.base import Agent, Dense, dense, init_dense
+from funcppo.nets.networks import Agent, Dense, dense, init_dense
 
 # Confidences are clipped to [c, 1 - c], so that prior logits stay finite and training can still overrule them.
 CONFIDENCE_CLIP = 0.01

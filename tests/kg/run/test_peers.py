@@ -14,7 +14,7 @@ import pytest
 
 from funcppo.kg.run import training
 from funcppo.kg.run.telemetry import Telemetry
-from funcppo.nets import feedforward
+from funcppo.nets import networks
 from funcppo.runtime.distributed import Processes
 from tests.cli.processes import run_processes, waiting_ends_with
 from tests.cli.runner import SMALL
@@ -118,8 +118,8 @@ def test_agents_are_compared_by_their_settings_alone():
     """Processes that torchrun starts have the functions of an agent at other addresses."""
     told = []
     group = SimpleNamespace(check_equal=told.append)
-    agent = feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2))
-    wider = feedforward.agent(feedforward.MLPConfig(n_obs=5, n_actions=2))
+    agent = networks.mlp_agent(networks.MLPConfig(n_obs=4, n_actions=2))
+    wider = networks.mlp_agent(networks.MLPConfig(n_obs=5, n_actions=2))
     for update_agent in (agent, wider, None):
         cfg = SimpleNamespace(update_agent=update_agent)
         training.Peers.check_agent(SimpleNamespace(group=group), cfg)

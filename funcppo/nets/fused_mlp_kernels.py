@@ -1,5 +1,5 @@
 # pyright: standard
-"""The kernels of `dense_operator`; a CUDA build of PyTorch is needed.
+"""The kernels of `fused_mlp`; a CUDA build of PyTorch is needed.
 
 A program has a learner, the actor or the critic of it, and some of its rows. It holds the weights of that stack of
 layers, and takes a tile of rows at a time through all of them. Sizes are padded with zeros to powers of two, which

@@ -1,22 +1,41 @@
-# pyright: standard
-"""An actor and a critic of two hidden layers each as one operator, and the gradient of its parameters as another.
+"""An actor and a critic of two hidden layers each by kernels, and the gradient of PPO's loss in their parameters.
 
-A third has the critic's values of some rows. On a GPU each is one kernel of Triton (`dense_kernels`), where between two
-layers nothing waits for memory. Elsewhere PyTorch computes the same. `torch.vmap` maps them all; automatic
-differentiation knows none, and has no need to, as the second is the gradient of the first.
+`mlp_outputs` is one operator and `mlp_gradient` another; a third has the critic's values of some rows. On a GPU each
+is one kernel of Triton (`fused_mlp_kernels`), where between two layers nothing waits for memory. Elsewhere PyTorch
+computes the same. `torch.vmap` maps them all. Automatic differentiation takes the derivative of the loss in the outputs
+alone; that of the parameters comes from the second operator.
+
+`loss_gradient` is `minibatch.loss_gradient`, `final_value` is `rollout.estimate_final_value`, and `rollout_step` is
+`rollout.rollout_step`, where `reason_against` has none; `actor_step` and `values` are two halves of that step.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 
+from funcppo import minibatch, rollout
+from funcppo.config import Config
 from funcppo.core import tree
-from funcppo.core.types import F32, Bool
-from funcppo.nets.feedforward import Activation, Params, activate
+from funcppo.core.settings import reads_scalars_apart
+from funcppo.core.types import F32, I64, Bool, Obs, Params
+from funcppo.losses import Batch, LossMetrics, Scalars, finite_rows, loss_fn
+from funcppo.nets import networks
+from funcppo.nets.networks import (
+    Activation,
+    Dense,
+    MLPParams,
+    activate,
+    features,
+    with_features,
+)
+from funcppo.rollout import RandomInputs, RolloutState, Transition
 
 
 class Tile(NamedTuple):
@@ -81,8 +100,8 @@ class Settings(NamedTuple):
     is_bfloat16: bool  # the operands of products are rounded to bfloat16
 
 
-def apply(
-    params: Params, x: F32[Tensor, "B F"], settings: Settings
+def mlp_outputs(
+    params: MLPParams, x: F32[Tensor, "B F"], settings: Settings
 ) -> LayerOutputs:
     """Apply the layers.
 
@@ -92,13 +111,13 @@ def apply(
     return LayerOutputs(*_dense_forward(x, tree.leaves(params), *settings))
 
 
-def gradient(
-    params: Params,
+def mlp_gradient(
+    params: MLPParams,
     x: F32[Tensor, "B F"],
     outputs: LayerOutputs,
     of_heads: F32[Tensor, "2 B S"],
     settings: Settings,
-) -> Params:
+) -> MLPParams:
     """The gradient of the parameters, from that of the outputs of the heads."""
     (_, _), (w2, _), (w3, _) = *params.hidden, params.heads
     _, y1, y2 = outputs
@@ -106,8 +125,8 @@ def gradient(
     return tree.unravel(params, partial_sums.sum(-2))
 
 
-def values(
-    params: Params,
+def critic_values(
+    params: MLPParams,
     x: F32[Tensor, "B F"],
     is_needed: Bool[Tensor, "B"],
     settings: Settings,
@@ -179,13 +198,13 @@ def _product(a: Tensor, b: Tensor, is_bfloat16: bool) -> Tensor:
 def _forward_on_gpu(
     x: Tensor, leaves: list[Tensor], activation: Activation, is_bfloat16: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from funcppo.nets import dense_kernels
+    from funcppo.nets import fused_mlp_kernels
 
     heads, y1, y2 = _empty_outputs(x, leaves)
     inputs = [_of_learners(v, x.ndim == 3) for v in (x, *leaves)]
     tile, n_program_rows = _forward_tile(x, _precision(is_bfloat16))
     n_rows, n_programs = _programs(x, n_program_rows)
-    kernel: Any = dense_kernels.forward_kernel
+    kernel: Any = fused_mlp_kernels.forward_kernel
     kernel[n_programs, 2 * _n_learners(x)](
         *inputs,
         y1,
@@ -210,7 +229,7 @@ def _backward_on_gpu(
     activation: Activation,
     is_bfloat16: bool,
 ) -> Tensor:
-    from funcppo.nets import dense_kernels
+    from funcppo.nets import fused_mlp_kernels
 
     n_rows, n_programs = _backward_programs(x)
     sums = _sums_of(n_programs, g, x, y1, y2)
@@ -218,7 +237,7 @@ def _backward_on_gpu(
     constants = _constants(x, w2, w3, tile, WIDE_BACKWARD_COLUMNS)
     n_parts = -(-x.shape[-1] // int(constants["X"]))
     x_of, w2_of, w3_of = (_of_learners(v, x.ndim == 3) for v in (x, w2, w3))
-    kernel: Any = dense_kernels.backward_kernel
+    kernel: Any = fused_mlp_kernels.backward_kernel
     kernel[n_programs, 2 * _n_learners(x), n_parts](
         g.contiguous(),
         x_of,
@@ -246,12 +265,12 @@ def _values_on_gpu(
     activation: Activation,
     is_bfloat16: bool,
 ) -> Tensor:
-    from funcppo.nets import dense_kernels
+    from funcppo.nets import fused_mlp_kernels
 
     out = _empty_values(x)
     inputs = [_of_learners(v, x.ndim == 3) for v in (x, is_needed, *leaves)]
     tile = FORWARD_TILES[_precision(is_bfloat16)]
-    kernel: Any = dense_kernels.value_kernel
+    kernel: Any = fused_mlp_kernels.value_kernel
     kernel[-(-x.shape[-2] // tile.n_rows), _n_learners(x)](
         *inputs,
         out,
@@ -437,3 +456,164 @@ for name, fake, rule in (
 ):
     torch.library.register_fake(f"funcppo::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"funcppo::{name}", rule, lib=_LIBRARY)
+
+
+# units of a layer, and outputs, that a program holds
+MAX_WIDTH = 64
+MAX_OUTPUTS = 16
+# numbers of an observation, of which a program holds some at a time
+MAX_OBS = 1024
+
+
+def reason_against(cfg: Config) -> str:
+    """Why the kernels cannot compute the network of a learner; empty if they can."""
+    agent = cfg.update_agent or cfg.agent
+    if agent.apply not in (networks.apply_mlp, networks.apply_gaussian):
+        return "the network is none of `fp.nets.mlp`"
+    if cfg.update_agent is not None:
+        return "the update has a network of its own"
+    net: networks.MLPConfig = agent.cfg
+    if net.shared_trunk:
+        return "actor and critic share their hidden layers"
+    if len(net.hidden) != 2:
+        return f"the network has {len(net.hidden)} hidden layers, not 2"
+    if max(net.hidden) > MAX_WIDTH:
+        return f"a layer of {max(net.hidden)} units, more than {MAX_WIDTH}"
+    if net.n_obs > MAX_OBS:
+        return f"an observation of {net.n_obs} numbers, more than {MAX_OBS}"
+    n_outputs = net.n_actions * (2 if net.log_std == "state" else 1)
+    if n_outputs > MAX_OUTPUTS:
+        return f"{n_outputs} outputs, more than {MAX_OUTPUTS}"
+    if net.matmul_dtype not in (None, torch.bfloat16):
+        return f"products of {net.matmul_dtype}"
+    return ""
+
+
+@reads_scalars_apart
+def loss_gradient(
+    cfg: Config,
+    world: object,
+    params: Params,
+    batch: Batch[Obs],
+    rows: I64[Tensor, "MB"],
+    scalars: Scalars,
+) -> tuple[Params, LossMetrics]:
+    """The gradient of the loss over some rows of the batch, and the metrics of the loss."""
+    settings = _settings(cfg)
+    selected = minibatch.select_rows(cfg, batch, rows)
+    obs: Any = selected.obs
+    # As `loss_fn` reads them: all numbers of a row that is not finite are 0.
+    is_finite = finite_rows(selected)
+    x = torch.where(is_finite[:, None], features(obs), 0.0)
+    layers = _layers(params)
+    outputs = mlp_outputs(layers, x, settings)
+    stand_in = _with_outputs(params, outputs.heads)
+    selected = selected._replace(obs=with_features(obs, x[:, :0]))
+    loss = partial(loss_fn, cfg, world)
+    gradient, (_, metrics) = grad_and_value(loss, has_aux=True)(
+        stand_in, selected, scalars
+    )
+    of_layers = mlp_gradient(
+        layers, x, outputs, _layers(gradient).heads.bias, settings
+    )
+    grads = _with_layers(gradient, of_layers)
+    return cast(Params, grads), cast(LossMetrics, metrics)
+
+
+@reads_scalars_apart
+def final_value(
+    cfg: Config, world: object, params: object, trajectory: Transition[Any]
+) -> F32[Tensor, "T B"]:
+    """V of the last observation of each truncated episode, at its last step; 0 elsewhere."""
+    if not rollout.uses_final_obs(cfg):
+        return rollout.estimate_final_value(cfg, world, params, trajectory)
+    final_obs: Any = trajectory.final_obs
+    value = critic_values(
+        _layers(params),
+        features(final_obs).flatten(0, 1),
+        trajectory.truncated.flatten(),
+        _settings(cfg),
+    )
+    return value.view_as(trajectory.reward)
+
+
+@reads_scalars_apart
+def rollout_step(
+    cfg: Config,
+    world: object,
+    params: object,
+    rollout_state: RolloutState[Any],
+    random_inputs: RandomInputs[Any],
+) -> tuple[RolloutState[Any], Transition[Any]]:
+    """Observe, act and step, then reset the rows that finished: see `rollout.rollout_step`."""
+    settings = _settings(cfg)
+
+    def apply(net: Any, world: object, params: Any, obs: Any) -> Any:
+        x = features(obs)
+        outputs = mlp_outputs(_layers(params), x, settings)
+        params = _with_outputs(params, outputs.heads)
+        return cfg.agent.apply(net, world, params, with_features(obs, x[:, :0]))
+
+    agent = dataclasses.replace(cfg.agent, apply=apply)
+    return rollout.rollout_step(
+        dataclasses.replace(cfg, agent=agent),
+        world,
+        params,
+        rollout_state,
+        random_inputs,
+    )
+
+
+@reads_scalars_apart
+def actor_step(
+    cfg: Config,
+    world: object,
+    params: object,
+    rollout_state: RolloutState[Any],
+    random_inputs: RandomInputs[Any],
+) -> tuple[RolloutState[Any], Transition[Any]]:
+    """`rollout.rollout_step` without the critic's value, which no step waits for: `values` has those of all steps."""
+    next_state, transition = rollout.rollout_step(
+        cfg, world, params, rollout_state, random_inputs
+    )
+    return next_state, transition._replace(value=())  # pyright: ignore[reportArgumentType]
+
+
+@reads_scalars_apart
+def values(
+    cfg: Config, world: object, params: object, obs: Any
+) -> F32[Tensor, "T B"]:
+    """The critic's value of each observation of a rollout, whose tensors are [T, B, ...]."""
+    x = features(obs)
+    flat = x.flatten(0, 1)
+    is_needed = flat.new_ones(len(flat), dtype=torch.bool)
+    value = critic_values(_layers(params), flat, is_needed, _settings(cfg))
+    return value.view(x.shape[:2])
+
+
+def _settings(cfg: Config) -> Settings:
+    net: networks.MLPConfig = cfg.agent.cfg
+    return Settings(net.activation, is_bfloat16=net.matmul_dtype is not None)
+
+
+def _layers(params: Any) -> networks.MLPParams:
+    """The layers among the parameters of a network."""
+    is_gaussian = isinstance(params, networks.GaussianParams)
+    return params.net if is_gaussian else params
+
+
+def _with_outputs(params: Any, heads: Tensor) -> Any:
+    """Parameters of a network without hidden layers, for observations without numbers.
+
+    It returns its biases, which are the outputs of each row.
+    """
+    no_weights = heads.new_zeros(2, 0, heads.shape[-1])
+    layers = networks.MLPParams((), Dense(no_weights, heads))
+    return _with_layers(params, layers)
+
+
+def _with_layers(params: Any, layers: networks.MLPParams) -> Any:
+    """The parameters with other layers."""
+    if isinstance(params, networks.GaussianParams):
+        return networks.GaussianParams(layers, params.log_std)
+    return layers

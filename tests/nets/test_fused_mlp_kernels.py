@@ -11,12 +11,12 @@ import torch
 
 from funcppo import nets
 from funcppo.core import tree
-from funcppo.nets import dense_operator
-from funcppo.nets.dense_operator import Settings
-from tests.nets.test_dense_operator import by_autograd, draw, make_layers
+from funcppo.nets import fused_mlp
+from funcppo.nets.fused_mlp import Settings
+from tests.nets.test_fused_mlp import by_autograd, draw, make_layers
 from tests.runtime import numpy_triton
 
-SOURCE = Path(dense_operator.__file__).with_name("dense_kernels.py")
+SOURCE = Path(fused_mlp.__file__).with_name("fused_mlp_kernels.py")
 SIZES = [
     (1, (8, 6), 1),
     (5, (33, 64), 3),
@@ -57,7 +57,7 @@ def on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
         backward_kernel=NumpyKernel("backward_kernel"),
         value_kernel=NumpyKernel("value_kernel"),
     )
-    monkeypatch.setattr(nets, "dense_kernels", kernels, raising=False)
+    monkeypatch.setattr(nets, "fused_mlp_kernels", kernels, raising=False)
     monkeypatch.setattr(
         torch, "get_float32_matmul_precision", lambda: "highest"
     )
@@ -97,8 +97,8 @@ def assert_equals_pytorch(
 ) -> None:
     params, x, of_heads = problem
     leaves = tree.leaves(params)
-    heads, y1, y2 = dense_operator._forward_on_gpu(x, leaves, *settings)
-    sums = dense_operator._backward_on_gpu(
+    heads, y1, y2 = fused_mlp._forward_on_gpu(x, leaves, *settings)
+    sums = fused_mlp._backward_on_gpu(
         of_heads, x, y1, y2, leaves[2], leaves[4], *settings
     )
     expected = expected_of(*problem, settings.activation)
@@ -109,7 +109,7 @@ def assert_equals_pytorch(
     # Of the first rows of some tiles; a tile has 64 rows at most.
     is_needed = torch.arange(x.shape[-2], device=x.device) % 200 < 3
     is_needed = is_needed.expand(x.shape[:-1])
-    got = dense_operator._values_on_gpu(x, is_needed, leaves, *settings)
+    got = fused_mlp._values_on_gpu(x, is_needed, leaves, *settings)
     want = torch.where(is_needed, expected[0][..., 1, :, 0], 0.0)
     assert (got == 0).equal(~is_needed)
     # By all heads of these rows: a value alone may be near 0, as a sum of large terms.
@@ -159,9 +159,9 @@ def test_the_kernels_give_the_same_bits_again() -> None:
     settings = Settings("tanh", False)
 
     def gradient() -> torch.Tensor:
-        outputs = dense_operator.apply(params, x, settings)
+        outputs = fused_mlp.mlp_outputs(params, x, settings)
         return tree.ravel(
-            dense_operator.gradient(params, x, outputs, of_heads, settings)
+            fused_mlp.mlp_gradient(params, x, outputs, of_heads, settings)
         )
 
     first = gradient()

@@ -1,0 +1,1063 @@
+"""Networks: dense layers, convolutions, memories of the episode, and noise that depends on the state.
+
+`mlp`, `cnn`, `nature_cnn`, `gru`, `lstm` and `gsde` build a network for an environment. The actor and the critic of
+`mlp` are one stack of matrices, so that a layer of both is one batched matrix product; by default they share nothing.
+`cnn` reads images [B, H, W, C] by convolutions that actor and critic share, `gru` and `lstm` dense layers and a
+recurrent cell; another network acts on what they make. The noise of `gsde` is a random matrix times the features of the
+actor's last hidden layer: where the matrix stays the same, equal states get equal noise.
+
+Source: Huang et al. 2022, "The 37 implementation details of PPO", details 2 and 13; Young & Tian 2019, "MinAtar",
+arXiv:1903.03176; Mnih et al. 2015, "Human-level control through deep reinforcement learning"; Cho et al. 2014,
+arXiv:1406.1078; Hochreiter & Schmidhuber 1997, "Long short-term memory", with the gates of `torch.nn.GRUCell` and
+`torch.nn.LSTMCell`; Raffin et al. 2022, arXiv:2005.05719 (gSDE), with the details of Stable-Baselines3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, pad
+
+from funcppo import rollout
+from funcppo.core import random
+from funcppo.core.settings import LogStd, Size, check_field, check_fields
+from funcppo.core.types import F32, I64
+from funcppo.interfaces import (
+    CATEGORICAL,
+    DIAGONAL_GAUSSIAN,
+    MULTI_CATEGORICAL,
+    SQUASHED_GAUSSIAN,
+    Agent,
+    AnyAgent,
+    Distribution,
+    EnvironmentSpec,
+    MaskedObservation,
+    Memory,
+    NetworkFactory,
+)
+
+
+def features(obs: Tensor | MaskedObservation) -> Tensor:
+    """What an observation shows beside the action mask."""
+    return obs.features if isinstance(obs, MaskedObservation) else obs
+
+
+def with_features(
+    obs: Tensor | MaskedObservation, features: Tensor
+) -> Tensor | MaskedObservation:
+    """The observation with other features, and the action mask where it has one."""
+    if isinstance(obs, MaskedObservation):
+        return MaskedObservation(features, obs.action_mask)
+    return features
+
+
+class PolicyValue(NamedTuple):
+    """The output of an actor-critic over discrete actions."""
+
+    # [B, S], -inf for an illegal action; [B, D, S] for D actions at once, the shorter ones filled up by -inf
+    logits: F32[Tensor, "B S"] | F32[Tensor, "B D S"]
+    value: F32[Tensor, "B"]
+
+
+class GaussianPolicyValue(NamedTuple):
+    """The output of an actor-critic over continuous actions."""
+
+    mean: F32[Tensor, "B U"]
+    log_std: F32[Tensor, "B U"]
+    value: F32[Tensor, "B"]
+
+
+class Dense(NamedTuple):
+    """An affine map, or a stack of them. Sizes differ from layer to layer, so their axes have no letters."""
+
+    weight: Tensor  # [..., In, Out]
+    bias: Tensor  # [Out]; [..., 1, Out] in a stack
+
+
+def init_dense(
+    key: I64[Tensor, "2"], n_in: int, n_out: int, scale: float = 1.0
+) -> Dense:
+    """A layer with uniform weights on +-scale sqrt(3 / n_in) and zero bias: unit inputs give variance scale**2."""
+    bound = scale * (3.0 / n_in) ** 0.5
+    weight = (2.0 * random.uniform(key, (n_in, n_out)) - 1.0) * bound
+    return Dense(weight, torch.zeros(n_out, device=key.device))
+
+
+def dense(
+    params: Dense,
+    x: F32[Tensor, "... In"],
+    matmul_dtype: torch.dtype | None = None,
+) -> F32[Tensor, "... Out"]:
+    """Apply a layer: x W + b.
+
+    Args:
+      matmul_dtype: dtype of the matrix product and of its gradients; the bias is added in the dtype of `x`. None: the
+        dtype of the operands.
+    """
+    if matmul_dtype is None:
+        return x @ params.weight + params.bias
+    product = x.to(matmul_dtype) @ params.weight.to(matmul_dtype)
+    return product.to(x.dtype) + params.bias
+
+
+# of a call of each network of the package, as an error shows it
+ARGUMENTS: dict[str, tuple[int, ...]] = {
+    "cnn": (),
+    "gru": (64,),
+    "gsde": (64, 64),
+    "lstm": (64,),
+    "mlp": (64, 64),
+    "nature_cnn": (),
+}
+
+
+def build_agent(name: str, network: object, spec: EnvironmentSpec) -> AnyAgent:
+    """The agent that a function builds for the sizes of an environment.
+
+    Args:
+      name: of the argument that the function was handed in as, for an error.
+
+    Raises:
+      TypeError: it is no such function.
+      ValueError: of the function, which cannot build a network with its options for these sizes.
+    """
+    if not callable(network):
+        raise TypeError(
+            f"{name}: expected a function of an EnvironmentSpec, got {describe(network)}"
+        )
+    function = str(getattr(network, "__qualname__", ""))
+    module = str(getattr(network, "__module__", ""))
+    if function in ARGUMENTS and module.startswith("funcppo.nets."):
+        call = f"{function}({', '.join(map(str, ARGUMENTS[function]))})"
+        raise TypeError(
+            f"{name}: expected fp.nets.{call}, a call, got the function"
+        )
+
+    try:
+        inspect.signature(network).bind(spec)
+    except ValueError:  # some have no signature
+        pass
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: expected a function of an EnvironmentSpec, got {describe(network)}: {error}"
+        ) from None
+
+    agent = cast(Callable[[EnvironmentSpec], object], network)(spec)
+    if not isinstance(agent, Agent):
+        raise TypeError(
+            f"{name}: expected a function that returns an Agent, got {describe(agent)}"
+        )
+    return cast(AnyAgent, agent)
+
+
+def describe(value: object) -> str:
+    """What a value is, for an error: the name of a function or class, else the type."""
+    name = getattr(value, "__qualname__", None)
+    kind = type(value).__name__
+    return f"the {kind} {name}" if isinstance(name, str) else kind
+
+
+HIDDEN_GAIN = math.sqrt(2.0)
+POLICY_GAIN = 0.01  # the first policy is nearly uniform
+VALUE_GAIN = 1.0
+# of log deviations that depend on the observation, as in Haarnoja et al. 2018, arXiv:1801.01290
+LOG_STD_RANGE = (-20.0, 2.0)
+
+Activation: TypeAlias = Literal["tanh", "relu"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MLPConfig:
+    """Static sizes and options."""
+
+    n_obs: Size  # numbers in an observation
+    n_actions: Size  # discrete actions, or components of a continuous one
+    hidden: tuple[Size, ...] = (64, 64)  # units of each hidden layer
+    # dtype of matrix products; None: that of the params
+    matmul_dtype: torch.dtype | None = None
+    activation: Activation = "tanh"  # of hidden layers
+    # one stack of hidden layers for actor and critic
+    shared_trunk: bool = False
+    # sizes of several discrete actions at once, n_actions in all
+    action_sizes: tuple[Size, ...] | None = None
+    # of continuous actions: the log deviations are parameters (free), or outputs of the network (state)
+    log_std: Literal["free", "state"] = "free"
+    # of continuous actions: between -1 and 1, by tanh
+    squash: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class MLPParams(NamedTuple):
+    """Actor and critic; weights are [2, In, Out], the actor's first. Those of a shared trunk are [1, In, Out]."""
+
+    hidden: tuple[Dense, ...]
+    # as wide as the actor's; the critic's is padded with zeros, which get no gradient
+    heads: Dense
+
+
+class GaussianParams(NamedTuple):
+    """As `MLPParams`, with a standard deviation that does not depend on the observation."""
+
+    net: MLPParams
+    log_std: (
+        F32[Tensor, "U"] | tuple[()]
+    )  # () if it is an output of the network
+
+
+def init_mlp(cfg: MLPConfig, key: I64[Tensor, "2"]) -> MLPParams:
+    """Parameters with orthogonal weights, gain sqrt(2) in hidden layers, 0.01 for the policy, 1 for the value."""
+    return _init(cfg, key, cfg.n_actions)
+
+
+def _init(cfg: MLPConfig, key: I64[Tensor, "2"], n_outputs: int) -> MLPParams:
+    """As `init_mlp`, with `n_outputs` numbers for the policy."""
+    *hidden_keys, policy_key, value_key = random.split(
+        key, len(cfg.hidden) + 2
+    ).unbind()
+
+    hidden: list[Dense] = []
+    n_in = cfg.n_obs
+    for layer_key, n_out in zip(hidden_keys, cfg.hidden):
+        trunk_keys = random.split(layer_key, _n_trunks(cfg)).unbind()
+        trunks = [orthogonal(k, n_in, n_out, HIDDEN_GAIN) for k in trunk_keys]
+        bias = torch.zeros(len(trunks), 1, n_out, device=key.device)
+        hidden.append(Dense(torch.stack(trunks), bias))
+        n_in = n_out
+
+    policy_weight = orthogonal(policy_key, n_in, n_outputs, POLICY_GAIN)
+    value_weight = orthogonal(value_key, n_in, 1, VALUE_GAIN)
+    policy_head = Dense(
+        policy_weight, torch.zeros(n_outputs, device=key.device)
+    )
+    value_head = Dense(value_weight, torch.zeros(1, device=key.device))
+    return MLPParams(
+        hidden=tuple(hidden), heads=stack_heads(policy_head, value_head)
+    )
+
+
+def _n_trunks(cfg: MLPConfig) -> int:
+    return 1 if cfg.shared_trunk else 2
+
+
+def stack_heads(policy: Dense, value: Dense) -> Dense:
+    """Both heads as one stack, the value's padded to the width of the policy's."""
+    padding = (0, policy.bias.shape[0] - 1)
+    weight = torch.stack([policy.weight, pad(value.weight, padding)])
+    bias = torch.stack([policy.bias, pad(value.bias, padding)])
+    return Dense(weight, bias.unsqueeze(1))
+
+
+def apply_mlp(
+    cfg: MLPConfig,
+    world: object,
+    params: MLPParams,
+    obs: F32[Tensor, "B F"] | MaskedObservation,
+) -> PolicyValue:
+    """Logits, -inf for actions that the observation masks, and value."""
+    logits, value = _apply(cfg, params, features(obs))
+    if isinstance(obs, MaskedObservation):
+        logits = torch.where(obs.action_mask, logits, -torch.inf)
+    if cfg.action_sizes is not None:
+        logits = _stack_actions(logits, cfg.action_sizes)
+    return PolicyValue(logits=logits, value=value)
+
+
+def _apply(
+    cfg: MLPConfig, params: MLPParams, x: F32[Tensor, "B F"]
+) -> tuple[F32[Tensor, "B S"], F32[Tensor, "B"]]:
+    """The numbers for the policy, and the value."""
+    x = x.expand(_n_trunks(cfg), *x.shape)
+    for layer in params.hidden:
+        x = activate(cfg.activation, dense(layer, x, cfg.matmul_dtype))
+    policy_and_value = dense(params.heads, x, cfg.matmul_dtype)
+    return policy_and_value[0], policy_and_value[1, :, 0]
+
+
+def activate(activation: Activation, x: Tensor) -> Tensor:
+    """Apply the activation function of a name."""
+    return torch.tanh(x) if activation == "tanh" else torch.relu(x)
+
+
+def _stack_actions(
+    logits: F32[Tensor, "B S"], sizes: tuple[int, ...]
+) -> F32[Tensor, "B D S"]:
+    """The logits of several actions, side by side, as a stack in which -inf fills up the shorter ones."""
+    parts = torch.split(logits, list(sizes), -1)
+    padded = [
+        pad(part, (0, max(sizes) - part.shape[-1]), value=-torch.inf)
+        for part in parts
+    ]
+    return torch.stack(padded, -2)
+
+
+def init_gaussian(cfg: MLPConfig, key: I64[Tensor, "2"]) -> GaussianParams:
+    """Parameters as those of `init_mlp`, with unit standard deviations, or nearly so if they are outputs."""
+    if cfg.log_std == "state":
+        return GaussianParams(_init(cfg, key, 2 * cfg.n_actions), ())
+    return GaussianParams(
+        net=init_mlp(cfg, key),
+        log_std=torch.zeros(cfg.n_actions, device=key.device),
+    )
+
+
+def apply_gaussian(
+    cfg: MLPConfig,
+    world: object,
+    params: GaussianParams,
+    obs: F32[Tensor, "B F"],
+) -> GaussianPolicyValue:
+    """Mean, log standard deviation and value."""
+    mean, value = _apply(cfg, params.net, obs)
+    if isinstance(params.log_std, Tensor):
+        log_std = params.log_std.expand_as(mean)
+    else:
+        mean, log_std = torch.split(mean, cfg.n_actions, -1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+    return GaussianPolicyValue(mean=mean, log_std=log_std, value=value)
+
+
+def orthogonal(
+    key: I64[Tensor, "2"], n_in: int, n_out: int, gain: float
+) -> F32[Tensor, "In Out"]:
+    """`gain` times a matrix with orthonormal rows or columns, uniform over all such matrices.
+
+    Source: Saxe et al. 2014, arXiv:1312.6120; sign correction of Mezzadri 2007, arXiv:math-ph/0609050.
+    """
+    gaussian = random.normal(key, (max(n_in, n_out), min(n_in, n_out)))
+    factors = torch.linalg.qr(gaussian)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    q, r = cast(tuple[Tensor, Tensor], factors)
+    # Without the signs of r's diagonal, q would not be uniform.
+    q = q * torch.sign(torch.diagonal(r))
+    oriented = q if n_in >= n_out else q.T
+    return (gain * oriented).clone(memory_format=torch.contiguous_format)
+
+
+def mlp_agent(
+    cfg: MLPConfig,
+) -> Agent[object, MLPParams, Tensor | MaskedObservation, PolicyValue]:
+    """The network for discrete actions."""
+    distribution = MULTI_CATEGORICAL if cfg.action_sizes else CATEGORICAL
+    return Agent(
+        cfg=cfg, init=init_mlp, apply=apply_mlp, distribution=distribution
+    )
+
+
+def gaussian_agent(
+    cfg: MLPConfig,
+) -> Agent[object, GaussianParams, Tensor, GaussianPolicyValue]:
+    """The network for continuous actions."""
+    return Agent(
+        cfg=cfg,
+        init=init_gaussian,
+        apply=apply_gaussian,
+        distribution=SQUASHED_GAUSSIAN if cfg.squash else DIAGONAL_GAUSSIAN,
+    )
+
+
+def mlp(
+    *hidden: int,
+    activation: Activation = "tanh",
+    shared_trunk: bool = False,
+    log_std: Literal["free", "state"] = "free",
+    squash: bool = False,
+    matmul_dtype: torch.dtype | None = None,
+) -> NetworkFactory:
+    """A network of dense layers, built for the environment that it is used with.
+
+    Observations are [B, F], or of type `MaskedObservation` where actions are discrete.
+
+    Args:
+      hidden: units of each hidden layer.
+      activation: of hidden layers, tanh or relu.
+      shared_trunk: actor and critic share the hidden layers.
+      log_std: of continuous actions, the log standard deviations. free: parameters that do not depend on the
+        observation; state: outputs of the network, between -20 and 2.
+      squash: continuous actions are between -1 and 1, by tanh; see `wrappers.rescale_action`.
+      matmul_dtype: dtype of matrix products; None: that of the params.
+
+    Returns:
+      A function of an `EnvironmentSpec` that builds the agent: categorical, of several actions, or Gaussian as the
+      actions are. It raises a ValueError if an option is out of range, or does not fit the actions.
+    """
+
+    def build(spec: EnvironmentSpec, /) -> AnyAgent:
+        cfg = MLPConfig(
+            n_obs=spec.observation_size,
+            n_actions=spec.action_size,
+            hidden=hidden,
+            matmul_dtype=matmul_dtype,
+            activation=activation,
+            shared_trunk=shared_trunk,
+            action_sizes=spec.action_sizes,
+            log_std=log_std,
+            squash=squash,
+        )
+        if spec.continuous_actions:
+            return gaussian_agent(cfg)
+        if squash or log_std != "free":
+            option = "squash" if squash else "log_std"
+            raise ValueError(
+                f"{option}: expected an environment with continuous actions, got discrete ones"
+            )
+        return mlp_agent(cfg)
+
+    return build
+
+
+MINATAR = ((16, 3, 1),)  # channels, kernel size, stride
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+MAX_BYTE = 255.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolutionConfig:
+    """One layer, without padding."""
+
+    n_channels: Size
+    kernel_size: Size
+    stride: Size
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CNNConfig:
+    """Static sizes, and the network that reads the features."""
+
+    image_shape: tuple[Size, Size, Size]  # height, width, channels
+    convolutions: tuple[ConvolutionConfig, ...]
+    reader: AnyAgent  # of features [B, F]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class Convolution(NamedTuple):
+    """A layer."""
+
+    weight: Tensor  # [Out, In, K, K]
+    bias: Tensor  # [Out]
+
+
+class CNNParams(NamedTuple):
+    """The layers in order, and the parameters of the network that reads their features."""
+
+    convolutions: tuple[Convolution, ...]
+    reader: Any
+
+
+def n_features(
+    image_shape: tuple[int, int, int],
+    convolutions: tuple[ConvolutionConfig, ...],
+) -> int:
+    """Numbers that the convolutions make of an image.
+
+    Raises:
+      ValueError: the image is smaller than a kernel.
+    """
+    height, width, n_channels = image_shape
+    for layer in convolutions:
+        if min(height, width) < layer.kernel_size:
+            raise ValueError(
+                f"convolutions: expected kernels that fit in an image of {image_shape}, got one of "
+                f"{layer.kernel_size} x {layer.kernel_size} where {height} x {width} are left"
+            )
+        height = (height - layer.kernel_size) // layer.stride + 1
+        width = (width - layer.kernel_size) // layer.stride + 1
+        n_channels = layer.n_channels
+    return height * width * n_channels
+
+
+def init_cnn(cfg: CNNConfig, key: I64[Tensor, "2"]) -> CNNParams:
+    """Parameters with orthogonal kernels, gain sqrt(2), and those of the network that reads the features."""
+    *layer_keys, reader_key = random.split(
+        key, len(cfg.convolutions) + 1
+    ).unbind()
+
+    layers: list[Convolution] = []
+    n_in = cfg.image_shape[2]
+    for layer_key, layer in zip(layer_keys, cfg.convolutions):
+        n_out, size = layer.n_channels, layer.kernel_size
+        kernel = orthogonal(layer_key, n_in * size**2, n_out, HIDDEN_GAIN)
+        weight = kernel.T.reshape(n_out, n_in, size, size)
+        layers.append(Convolution(weight, kernel.new_zeros(n_out)))
+        n_in = n_out
+    return CNNParams(tuple(layers), cfg.reader.init(cfg.reader.cfg, reader_key))
+
+
+def apply_cnn(
+    cfg: CNNConfig,
+    world: object,
+    params: CNNParams,
+    obs: Tensor | MaskedObservation,
+) -> Any:
+    """The output of the network that reads the features of the images, and the action mask where there is one."""
+    read = _read_images(cfg, params, obs)
+    return cfg.reader.apply(cfg.reader.cfg, world, params.reader, read)
+
+
+def _read_images(
+    cfg: CNNConfig, params: CNNParams, obs: Tensor | MaskedObservation
+) -> Tensor | MaskedObservation:
+    """The observations with features in place of images."""
+    return with_features(obs, convolve(cfg, params.convolutions, features(obs)))
+
+
+def convolve(
+    cfg: CNNConfig,
+    layers: tuple[Convolution, ...],
+    image: Tensor,
+) -> F32[Tensor, "B F"]:
+    """Features of images [B, H, W, C]; bytes are divided by 255 first."""
+    x = image.permute(0, 3, 1, 2).to(layers[0].weight.dtype)
+    if image.dtype == torch.uint8:
+        x = x / MAX_BYTE
+    for params, layer in zip(layers, cfg.convolutions):
+        x = torch.relu(
+            conv2d(x, params.weight, params.bias, stride=layer.stride)
+        )
+    return x.flatten(1)
+
+
+def reader_memory(cfg: CNNConfig, n_rows: int, device: torch.device) -> Memory:
+    """That of the network that reads the features."""
+    return rollout.initial_memory(cfg.reader, n_rows, device)
+
+
+def encode_images(
+    cfg: CNNConfig,
+    world: object,
+    params: CNNParams,
+    obs: Tensor | MaskedObservation,
+) -> Any:
+    """What the network that reads the features makes of them without its memory."""
+    read = _read_images(cfg, params, obs)
+    return rollout.encode(cfg.reader, world, params.reader, read)
+
+
+def apply_recurrent_cnn(
+    cfg: CNNConfig,
+    world: object,
+    params: CNNParams,
+    encoded: Any,
+    memory: Memory,
+) -> tuple[Any, Memory]:
+    """The output of the network that reads the features, and its memory after the observations."""
+    reader = cfg.reader
+    assert reader.apply_recurrent is not None
+    return reader.apply_recurrent(
+        reader.cfg, world, params.reader, encoded, memory
+    )
+
+
+def cnn_agent(cfg: CNNConfig) -> AnyAgent:
+    """The network, which acts, and remembers, as the one that reads its features."""
+    reader = cfg.reader
+    if reader.initial_memory is None:
+        return Agent(
+            cfg=cfg,
+            init=init_cnn,
+            apply=apply_cnn,
+            distribution=reader.distribution,
+            action_key_steps=reader.action_key_steps,
+        )
+    return Agent(
+        cfg=cfg,
+        init=init_cnn,
+        initial_memory=reader_memory,
+        apply_recurrent=apply_recurrent_cnn,
+        encode=encode_images,
+        distribution=reader.distribution,
+        action_key_steps=reader.action_key_steps,
+    )
+
+
+def cnn(
+    *convolutions: tuple[int, int, int], then: NetworkFactory | None = None
+) -> NetworkFactory:
+    """A network for images [B, H, W, C]; by default that of MinAtar: 16 channels of 3 x 3, then 128 units, relu.
+
+    Args:
+      convolutions: channels, kernel size and stride of each layer, without padding; relu follows each.
+      then: the network that reads their features, e.g. `gru()`. None: `mlp(128, activation="relu", shared_trunk=True)`.
+
+    Returns:
+      A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if observations are no images, or
+      smaller than a kernel, and a TypeError if `then` is no function that builds an agent.
+
+    Raises:
+      ValueError: a layer is not described by three numbers.
+    """
+    layers = tuple(map(_read_convolution, convolutions or MINATAR))
+    if then is None:
+        then = mlp(128, activation="relu", shared_trunk=True)
+
+    def build(spec: EnvironmentSpec, /) -> AnyAgent:
+        if len(spec.shape) != 3:
+            raise ValueError(
+                f"env.spec: expected images (height, width, channels) for a cnn, got observations of {spec.shape}"
+            )
+        shape = spec.shape
+        reader_spec = dataclasses.replace(
+            spec,
+            observation_size=n_features(shape, layers),
+            observation_shape=None,
+        )
+        return cnn_agent(
+            CNNConfig(
+                image_shape=shape,
+                convolutions=layers,
+                reader=build_agent("then", then, reader_spec),
+            )
+        )
+
+    return build
+
+
+def _read_convolution(numbers: object) -> ConvolutionConfig:
+    """The layer that three numbers describe."""
+    if not isinstance(numbers, tuple | list) or len(cast(Any, numbers)) != 3:
+        raise ValueError(
+            f"convolutions: expected (channels, kernel size, stride), got {numbers!r}"
+        )
+    channels, size, stride = cast(tuple[int, int, int], numbers)
+    return ConvolutionConfig(
+        n_channels=channels, kernel_size=size, stride=stride
+    )
+
+
+def nature_cnn(*, then: NetworkFactory | None = None) -> NetworkFactory:
+    """The network for frames of Atari: 32, 64 and 64 channels, then 512 units, relu.
+
+    Args:
+      then: the network that reads the features. None: `mlp(512, activation="relu", shared_trunk=True)`.
+    """
+    if then is None:
+        then = mlp(512, activation="relu", shared_trunk=True)
+    return cnn(*NATURE, then=then)
+
+
+N_GATES = {"gru": 3, "lstm": 4}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentConfig:
+    """Static sizes, and the network that acts on what the cell remembers."""
+
+    n_obs: Size  # numbers in an observation
+    cell: Literal["gru", "lstm"]
+    n_units: Size  # of the cell
+    hidden: tuple[Size, ...]  # units of each dense layer before the cell
+    activation: Activation
+    actor: AnyAgent  # of the hidden state [B, n_units]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class Cell(NamedTuple):
+    """A recurrent cell; gates side by side, in the order of PyTorch: r, z, n of a GRU; i, f, g, o of an LSTM."""
+
+    input: Dense  # [In, n_gates * n_units]
+    recurrent: Dense  # [n_units, n_gates * n_units]
+
+
+class RecurrentParams(NamedTuple):
+    """The dense layers, the cell, and the network that acts."""
+
+    hidden: tuple[Dense, ...]
+    cell: Cell
+    actor: Any
+
+
+class GRUMemory(NamedTuple):
+    """Memory of a GRU."""
+
+    h: F32[Tensor, "B H"]
+
+
+class LSTMMemory(NamedTuple):
+    """Memory of an LSTM: the hidden state, and the state of the cell."""
+
+    h: F32[Tensor, "B H"]
+    c: F32[Tensor, "B H"]
+
+
+def init_recurrent(
+    cfg: RecurrentConfig, key: I64[Tensor, "2"]
+) -> RecurrentParams:
+    """Parameters with orthogonal weights, gain sqrt(2) in dense layers and 1 in each gate, and zero biases."""
+    *hidden_keys, input_key, recurrent_key, actor_key = random.split(
+        key, len(cfg.hidden) + 3
+    ).unbind()
+
+    hidden: list[Dense] = []
+    n_in = cfg.n_obs
+    for layer_key, n_out in zip(hidden_keys, cfg.hidden):
+        weight = orthogonal(layer_key, n_in, n_out, HIDDEN_GAIN)
+        hidden.append(Dense(weight, weight.new_zeros(n_out)))
+        n_in = n_out
+    return RecurrentParams(
+        hidden=tuple(hidden),
+        cell=Cell(
+            input=_init_gates(cfg, input_key, n_in),
+            recurrent=_init_gates(cfg, recurrent_key, cfg.n_units),
+        ),
+        actor=cfg.actor.init(cfg.actor.cfg, actor_key),
+    )
+
+
+def _init_gates(
+    cfg: RecurrentConfig, key: I64[Tensor, "2"], n_in: int
+) -> Dense:
+    gate_keys = random.split(key, N_GATES[cfg.cell]).unbind()
+    gates = [orthogonal(k, n_in, cfg.n_units, 1.0) for k in gate_keys]
+    weight = torch.cat(gates, 1)
+    return Dense(weight, weight.new_zeros(weight.shape[1]))
+
+
+def initial_memory(
+    cfg: RecurrentConfig, n_rows: int, device: torch.device
+) -> GRUMemory | LSTMMemory:
+    """Zeros."""
+    h = torch.zeros(n_rows, cfg.n_units, device=device)
+    return GRUMemory(h) if cfg.cell == "gru" else LSTMMemory(h, h.clone())
+
+
+def encode(
+    cfg: RecurrentConfig,
+    world: object,
+    params: RecurrentParams,
+    obs: Tensor | MaskedObservation,
+) -> Tensor | MaskedObservation:
+    """What observations add to the gates of the cell, [B, n_gates * n_units], beside the action mask."""
+    x = features(obs)
+    for layer in params.hidden:
+        x = activate(cfg.activation, dense(layer, x))
+    return with_features(obs, dense(params.cell.input, x))
+
+
+def apply_recurrent(
+    cfg: RecurrentConfig,
+    world: object,
+    params: RecurrentParams,
+    encoded: Tensor | MaskedObservation,
+    memory: GRUMemory | LSTMMemory,
+) -> tuple[Any, GRUMemory | LSTMMemory]:
+    """The output of the network that acts, and the memory after the observations.
+
+    Args:
+      encoded: of `encode`.
+    """
+    memory = cell_step(params.cell.recurrent, features(encoded), memory)
+    remembered = with_features(encoded, memory.h)
+    actor = cfg.actor
+    return actor.apply(actor.cfg, world, params.actor, remembered), memory
+
+
+def cell_step(
+    recurrent: Dense,
+    inputs: F32[Tensor, "B G"],
+    memory: GRUMemory | LSTMMemory,
+) -> GRUMemory | LSTMMemory:
+    """The memory after one step: of a GRU,
+
+        r, z = sigmoid(x + V h),  n = tanh(x + r (V h)),  h' = (1 - z) n + z h
+
+    and of an LSTM
+
+        i, f, o = sigmoid(x + V h),  g = tanh(x + V h),  c' = f c + i g,  h' = o tanh(c')
+
+    Args:
+      inputs: x of each gate, side by side.
+    """
+    if isinstance(memory, LSTMMemory):
+        i, f, g, o = (inputs + dense(recurrent, memory.h)).chunk(4, -1)
+        c = torch.sigmoid(f) * memory.c + torch.sigmoid(i) * torch.tanh(g)
+        return LSTMMemory(torch.sigmoid(o) * torch.tanh(c), c)
+
+    h = memory.h
+    input_r, input_z, input_n = inputs.chunk(3, -1)
+    r, z, n = dense(recurrent, h).chunk(3, -1)
+    z = torch.sigmoid(input_z + z)
+    n = torch.tanh(input_n + torch.sigmoid(input_r + r) * n)
+    return GRUMemory((1.0 - z) * n + z * h)
+
+
+def recurrent_agent(cfg: RecurrentConfig) -> AnyAgent:
+    """The network, which acts as its last part does."""
+    return Agent(
+        cfg=cfg,
+        init=init_recurrent,
+        initial_memory=initial_memory,
+        apply_recurrent=apply_recurrent,
+        encode=encode,
+        distribution=cfg.actor.distribution,
+        action_key_steps=cfg.actor.action_key_steps,
+    )
+
+
+def gru(
+    n_units: int = 64,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    activation: Activation = "tanh",
+    then: NetworkFactory | None = None,
+) -> NetworkFactory:
+    """A network with a gated recurrent unit as memory.
+
+    Observations are [B, F], or of type `MaskedObservation` where actions are discrete.
+
+    Args:
+      n_units: of the cell.
+      hidden: units of each dense layer before the cell.
+      activation: of these layers, tanh or relu.
+      then: the network that acts on the hidden state. None: `mlp()`, one layer for the policy and one for the value.
+
+    Returns:
+      A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if an option is out of range,
+      and a TypeError if `then` is no function that builds an agent.
+    """
+    return _factory("gru", n_units, hidden, activation, then)
+
+
+def lstm(
+    n_units: int = 64,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    activation: Activation = "tanh",
+    then: NetworkFactory | None = None,
+) -> NetworkFactory:
+    """A network with a long short-term memory; arguments as those of `gru`."""
+    return _factory("lstm", n_units, hidden, activation, then)
+
+
+def _factory(
+    cell: Literal["gru", "lstm"],
+    n_units: int,
+    hidden: tuple[int, ...],
+    activation: Activation,
+    then: NetworkFactory | None,
+) -> NetworkFactory:
+    def build(spec: EnvironmentSpec, /) -> AnyAgent:
+        # Before the network that reads them is built for so many numbers.
+        check_field(RecurrentConfig, "n_units", n_units)
+        actor_spec = dataclasses.replace(spec, observation_size=n_units)
+        network = mlp() if then is None else then
+        actor = build_agent("then", network, actor_spec)
+        if actor.initial_memory is not None:
+            raise ValueError(
+                f"then: expected a network without memory after a {cell}, got one with"
+            )
+        cfg = RecurrentConfig(
+            n_obs=spec.observation_size,
+            cell=cell,
+            n_units=n_units,
+            hidden=hidden,
+            activation=activation,
+            actor=actor,
+        )
+        return recurrent_agent(cfg)
+
+    return build
+
+
+MIN_VARIANCE = 1e-6  # of an action, in its density: features may all be 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GSDEConfig:
+    """Static sizes and options."""
+
+    mlp: MLPConfig  # actor and critic
+    # of each number of the noise matrix, before the first update
+    first_log_std: LogStd = 0.0
+    # steps of a rollout for which the noise matrix stays the same; None: all
+    noise_steps: Size | None = None
+    # orthogonal weights and zero biases at first; else both are uniform
+    orthogonal: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class GSDEParams(NamedTuple):
+    """Actor and critic, and the log deviations of the noise matrix."""
+
+    net: MLPParams
+    log_std: F32[Tensor, "H U"]
+
+
+class GSDEPolicyValue(NamedTuple):
+    """The output of an actor-critic whose noise is a random matrix times features."""
+
+    mean: F32[Tensor, "B U"]
+    log_std: F32[Tensor, "B U"]  # of the action, over all noise matrices
+    value: F32[Tensor, "B"]
+    features: F32[Tensor, "B H"]  # of the actor's last hidden layer
+    matrix_std: F32[Tensor, "H U"]  # of the noise matrix
+
+
+def init_gsde(cfg: GSDEConfig, key: I64[Tensor, "2"]) -> GSDEParams:
+    """Parameters as those of `mlp`, or uniform ones, with equal deviations for all numbers of the noise matrix."""
+    net = init_mlp(cfg.mlp, key)
+    if not cfg.orthogonal:
+        net = _init_uniform(cfg.mlp, key, net)
+    n_features = net.heads.weight.shape[-2]
+    log_std = torch.full(
+        (n_features, cfg.mlp.n_actions), cfg.first_log_std, device=key.device
+    )
+    return GSDEParams(net, log_std)
+
+
+def _init_uniform(
+    cfg: MLPConfig, key: I64[Tensor, "2"], like: MLPParams
+) -> MLPParams:
+    """Parameters of the shapes of others, uniform on +-1 / sqrt(n_in) in each layer, as those of `torch.nn.Linear`."""
+    *hidden_keys, policy_key, value_key = random.split(
+        key, len(like.hidden) + 2
+    ).unbind()
+    hidden = [
+        _uniform_layer(k, tuple(layer.weight.shape), tuple(layer.bias.shape))
+        for k, layer in zip(hidden_keys, like.hidden)
+    ]
+    n_in, n_out = like.heads.weight.shape[-2], cfg.n_actions
+    policy = _uniform_layer(policy_key, (n_in, n_out), (n_out,))
+    value = _uniform_layer(value_key, (n_in, 1), (1,))
+    return MLPParams(tuple(hidden), stack_heads(policy, value))
+
+
+def _uniform_layer(
+    key: I64[Tensor, "2"], weight: tuple[int, ...], bias: tuple[int, ...]
+) -> Dense:
+    """A layer with weights and biases of these shapes."""
+    bound = weight[-2] ** -0.5
+    weight_key, bias_key = random.split(key).unbind()
+    return Dense(
+        random.uniform(weight_key, weight, -bound, bound),
+        random.uniform(bias_key, bias, -bound, bound),
+    )
+
+
+def apply_gsde(
+    cfg: GSDEConfig, world: object, params: GSDEParams, obs: F32[Tensor, "B F"]
+) -> GSDEPolicyValue:
+    """Mean and value, and the noise: of the action it has the deviation
+
+    std_u = sqrt(sum over h of features_h^2 exp(2 log_std_hu))
+    """
+    mlp = cfg.mlp
+    n_trunks = 1 if mlp.shared_trunk else 2
+    x = obs.expand(n_trunks, *obs.shape)
+    for layer in params.net.hidden:
+        x = activate(mlp.activation, dense(layer, x, mlp.matmul_dtype))
+    mean_and_value = dense(params.net.heads, x, mlp.matmul_dtype)
+
+    features = x[0].detach()
+    matrix_std = params.log_std.exp()
+    variance = features**2 @ matrix_std**2 + MIN_VARIANCE
+    return GSDEPolicyValue(
+        mean=mean_and_value[0],
+        log_std=0.5 * variance.log(),
+        value=mean_and_value[1, :, 0],
+        features=features,
+        matrix_std=matrix_std,
+    )
+
+
+def _sample(
+    key: I64[Tensor, "2"], output: GSDEPolicyValue
+) -> F32[Tensor, "B U"]:
+    """The mean plus the features times a noise matrix, which the key draws for each row."""
+    shape = (output.mean.shape[0], *output.matrix_std.shape)
+    matrix = output.matrix_std * random.normal(key, shape)
+    return output.mean + (output.features.unsqueeze(-1) * matrix).sum(-2)
+
+
+GSDE: Distribution[GSDEPolicyValue] = Distribution(
+    sample=_sample,
+    log_prob=DIAGONAL_GAUSSIAN.log_prob,
+    entropy=DIAGONAL_GAUSSIAN.entropy,
+    mode=DIAGONAL_GAUSSIAN.mode,
+)
+
+
+def gsde_agent(
+    cfg: GSDEConfig,
+) -> Agent[object, GSDEParams, Tensor, GSDEPolicyValue]:
+    """The network, with a noise matrix for as many steps as it says."""
+    return Agent(
+        cfg=cfg,
+        init=init_gsde,
+        apply=apply_gsde,
+        distribution=GSDE,
+        action_key_steps=cfg.noise_steps,
+    )
+
+
+def gsde(
+    *hidden: int,
+    activation: Activation = "tanh",
+    shared_trunk: bool = False,
+    first_log_std: float = 0.0,
+    noise_steps: int | None = None,
+    orthogonal: bool = True,
+    matmul_dtype: torch.dtype | None = None,
+) -> NetworkFactory:
+    """Dense layers for continuous actions, with generalised state-dependent exploration (gSDE).
+
+    Args:
+      hidden: units of each hidden layer; the noise is read from the last one of the actor.
+      activation: of hidden layers, tanh or relu.
+      shared_trunk: actor and critic share the hidden layers.
+      first_log_std: log deviation of each number of the noise matrix before the first update, -20 to 2. That of an
+        action is larger by half the logarithm of the sum of squared features.
+      noise_steps: steps for which the noise matrix of an environment stays the same; a rollout begins with new ones.
+        None: the whole rollout.
+      orthogonal: weights are orthogonal and biases 0 at first, as those of `mlp`. False: both are uniform, as those of
+        `torch.nn.Linear`.
+      matmul_dtype: dtype of matrix products; None: that of the params.
+
+    Returns:
+      A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if an option is out of range, or
+      actions are discrete.
+
+    Source: Raffin et al. 2022, arXiv:2005.05719.
+    """
+
+    build_mlp = mlp(
+        *hidden,
+        activation=activation,
+        shared_trunk=shared_trunk,
+        matmul_dtype=matmul_dtype,
+    )
+
+    def build(spec: EnvironmentSpec, /) -> AnyAgent:
+        if not spec.continuous_actions:
+            raise ValueError(
+                "gsde: expected an environment with continuous actions, got discrete ones"
+            )
+        cfg = GSDEConfig(
+            mlp=build_mlp(spec).cfg,
+            first_log_std=first_log_std,
+            noise_steps=noise_steps,
+            orthogonal=orthogonal,
+        )
+        return gsde_agent(cfg)
+
+    return build
