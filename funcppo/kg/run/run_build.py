@@ -11,11 +11,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.firings import FiringPlan
 from funcppo.kg.ranking import scorers
-from funcppo.kg.run import (
-    bellman_ford_training,
-    embedding_training,
-    evidence_fit,
-)
+from funcppo.kg.run import evidence_fit, priors
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.run import (
     EVIDENCE_SCORE,
@@ -167,9 +163,9 @@ def _blank_priors(
     weighed, device = setup.policy.aggregation, run_config.device
     embedding, network = None, None
     if weighed.uses_embedding:
-        embedding = embedding_training.blank(task, run_config.embedding, device)
+        embedding = priors.blank_embedding(task, run_config.embedding, device)
     if weighed.uses_bellman_ford:
-        network = bellman_ford_training.blank(
+        network = priors.blank_bellman_ford(
             task, run_config.bellman_ford, device
         )
     return embedding, network

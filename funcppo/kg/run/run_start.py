@@ -17,7 +17,7 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve
 from funcppo.kg.logic.firings import FiringPlan
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
-from funcppo.kg.run import budget, evidence_fit, run_priors, validation
+from funcppo.kg.run import budget, evidence_fit, priors, validation
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.choices import (
     MIN_GAIN,
@@ -160,7 +160,7 @@ def _with_stored_priors(run: Run, state: RunState) -> QuestionSetup | None:
     if link_embedding.n_models(state.embedding):
         setup = evidence_fit.with_embedding(setup, state.embedding, "fact")
     if network_prior.is_network(state.bellman_ford):
-        network = run_priors.make_network(run.task, state.bellman_ford)
+        network = priors.make_network(run.task, state.bellman_ford)
         setup = evidence_fit.with_network(
             setup, network, "fact", run.run_config.seed
         )
@@ -678,7 +678,7 @@ def _fit_with_embedding(
     assert run.questions is not None, "the run learns from questions"
     options = run.run_config.questions
     if options.embedding is True:
-        run, notes = run_priors.embed(run, run.questions, on_phase, run_time)
+        run, notes = priors.embed(run, run.questions, on_phase, run_time)
         run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
         plain = _adjust(run, plain)
         return run, plain._replace(notes=[*notes, *plain.notes])
@@ -687,7 +687,7 @@ def _fit_with_embedding(
     plain = _adjust(run, plain)
     if options.embedding is False or plain.quality is None:
         return run, plain
-    embedded, notes = run_priors.embed(run, plain.setup, on_phase, run_time)
+    embedded, notes = priors.embed(run, plain.setup, on_phase, run_time)
     if embedded is run:
         return run, plain._replace(notes=[*plain.notes, *notes])
     degrees = plain.setup.policy.aggregation.uses_degrees
@@ -742,9 +742,7 @@ def _weigh_network(
     cannot_gain = plain.quality is None or starts_at_rules
     if not option or (option == "auto" and cannot_gain):
         return run, plain
-    network, note = run_priors.train_network(
-        run, plain.setup, on_phase, run_time
-    )
+    network, note = priors.train_network(run, plain.setup, on_phase, run_time)
     notes = [*plain.notes, note]
     if network is None:
         return run, plain._replace(notes=notes)

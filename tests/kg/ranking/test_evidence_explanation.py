@@ -16,7 +16,7 @@ from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import agreement, evidence_explanation, ranking
 from funcppo.kg.ranking.evaluator import Evaluator
 from funcppo.kg.ranking.evidence_explanation import Weights, explain_answer
-from funcppo.kg.run import bellman_ford_training
+from funcppo.kg.run import priors
 from funcppo.kg.scores import (
     aggregation,
     evidence,
@@ -57,7 +57,7 @@ def subject(request):
         evidence.n_labels(task.sizes),
         random.key(2),
     )
-    network = bellman_ford_training.blank(
+    network = priors.blank_bellman_ford(
         task, BellmanFordConfig(width=4, n_layers=2), "cpu"
     )
     network = network_prior.make_prior(

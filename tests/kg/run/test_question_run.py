@@ -15,12 +15,11 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic import firing_chunks, firings, partial_fixpoint
 from funcppo.kg.ranking import rank_metrics, ranking, scorers
 from funcppo.kg.run import (
-    bellman_ford_training,
     budget,
     choices,
     evidence_fit,
+    priors,
     run_build,
-    run_priors,
     run_start,
     training,
     validation,
@@ -780,10 +779,10 @@ def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
     run = run_start.prepare_run(config, tmp_path, resume=False)
     params = run.state.start_params
     assert not len(params.score.network_prior_weight)
-    weights, _ = bellman_ford_training.train(
+    weights, _ = priors.train_bellman_ford(
         run.task, BELLMAN_FORD, "fact", 0, "cpu"
     )
-    network = run_priors.make_network(run.task, weights)
+    network = priors.make_network(run.task, weights)
     mrr = {0.25: 0.4, 0.5: 0.5, 1.0: 0.5, 2.0: 0.1}
 
     def metric(setup, params):
