@@ -10,7 +10,7 @@ import numpy as np
 from funcppo.core.types import F64, I64
 from funcppo.kg.show.report.figures import COLOURS, Picture, new_figure, style
 from funcppo.kg.show.report.names import label
-from funcppo.rl.run import POLICIES, Returns
+from funcppo.rl.run import POLICIES, Returns, estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ class ReturnCurve(NamedTuple):
 def curve(run: RunReturns, policy: str) -> ReturnCurve:
     """The interquartile mean over seeds and its interval of 95 % at each evaluation."""
     returns: F64[np.ndarray, "K E"] = getattr(run.returns, policy)
-    estimates = [run.estimate(column[:, None]) for column in returns.T]
+    estimates = [estimate(column[:, None]) for column in returns.T]
     iqm, low, high = np.array(estimates).T
     return ReturnCurve(
         run=run.name,
