@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 
@@ -73,50 +73,6 @@ GIVEN_SETS = {
     "wn18rr": "WN18RR",
     "wn18rr, RNNLogic rules": "WN18RR, RNNLogic's rules",
     "fb15k-237, RNNLogic rules": "FB15k-237, RNNLogic's rules",
-}
-
-
-class Published(NamedTuple):
-    """A published result on the test split, filtered MRR."""
-
-    value: float
-    system: str
-    url: str
-
-
-# As the systems' own pages report them. RED-GNN and NBFNet are graph networks, SAFRAN applies mined rules, RulE
-# embeds them. Papers split the small sets in different ways.
-NBFNET_URL = "https://github.com/DeepGraphLearning/NBFNet"
-CONVE_URL = "https://github.com/TimDettmers/ConvE"
-RED_GNN_URL = "https://github.com/LARS-research/RED-GNN"
-SAFRAN_URL = (
-    "https://github.com/OpenBioLink/SAFRAN/blob/master/docs/source/results.rst"
-)
-RULE_URL = "https://github.com/XiaojuanTang/RulE"
-PUBLISHED = {
-    "kinships": [
-        Published(0.83, "ConvE", CONVE_URL),
-        Published(0.736, "RulE", RULE_URL),
-    ],
-    "nations": [Published(0.82, "ConvE", CONVE_URL)],
-    "family": [Published(0.992, "RED-GNN", RED_GNN_URL)],
-    "umls": [Published(0.964, "RED-GNN", RED_GNN_URL)],
-    "wn18rr": [
-        Published(0.551, "NBFNet", NBFNET_URL),
-        Published(0.502, "SAFRAN", SAFRAN_URL),
-    ],
-    "fb15k-237": [
-        Published(0.415, "NBFNet", NBFNET_URL),
-        Published(0.389, "SAFRAN", SAFRAN_URL),
-    ],
-}
-# Milliseconds an iteration of PureJaxRL's own ppo.py (commit 31756b1) with the same sizes on one H200, JAX's default
-# precision (TF32); measured by hand.
-PUREJAXRL_MS = {
-    "4x128": 6.02,
-    "2048x128": 11.1,
-    "64 learners": 6.8,
-    "1024 learners": 16.7,
 }
 
 
@@ -238,8 +194,8 @@ def readme_results() -> str:
 
 def published_text(name: str) -> str:
     """Return the published results of a data set, as a cell."""
-    results = PUBLISHED.get(name, [])
-    cells = [f"{x.value:g} [{x.system}]({x.url})" for x in results]
+    results = load_record("published")["mrr"].get(name, [])
+    cells = [f"{x['value']:g} [{x['system']}]({x['url']})" for x in results]
     return ", ".join(cells) or "-"
 
 
@@ -449,6 +405,7 @@ TIMED_RECORDS = (
 def performance_cartpole() -> str:
     """Return an iteration of CartPole as one CUDA graph; JAX and PureJaxRL beside."""
     cells = cells_of("cartpole-h100")
+    purejaxrl_ms = load_record("published")["purejaxrl_ms"]
     labels = {
         "4x128": "4 environments x 128 steps",
         "2048x128": "2048 x 128",
@@ -468,7 +425,7 @@ def performance_cartpole() -> str:
                 *(digits(row["iteration_ms"]) for row in ours),
                 f"{ours[0]['kernels']:,}",
                 *(digits(row["iteration_ms"]) for row in jax),
-                digits(PUREJAXRL_MS[work]),
+                digits(purejaxrl_ms[work]),
             ]
         )
     head = ["ms an iteration", *names.values(), "kernels, float32"]

@@ -1,4 +1,4 @@
-"""Where the time of a resolution step goes: its phases, operators and kernels, uncompiled, compiled and as CUDA graphs.
+"""Where the time of a resolution step goes: operators and kernels, uncompiled, compiled and as CUDA graphs.
 
     python experiments/benchmarks/profile_resolve.py --device cuda --out experiments/results/resolve-h200.json
 
@@ -11,8 +11,8 @@ Modes:
     compiled graph  the same, replayed as a CUDA graph (on a GPU): what a compiled training step or search runs
 
 The successors of all modes are equal, or the program ends with an error. A row holds the median microseconds a call, as
-the host sees them; the kernels of a call and their time; the operators, or the kernels of a GPU, with the most time of
-their own; and, where nothing is compiled or replayed, the time of each phase of `resolve` with what it calls.
+the host sees them; the kernels of a call and their time; and the operators, or the kernels of a GPU, with the most time
+of their own.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
@@ -44,15 +41,6 @@ from funcppo.kg.logic import resolve
 from funcppo.kg.logic.kb import KBSizes, build
 from funcppo.runtime import compile as strategies
 from funcppo.runtime.capture import capture
-
-# functions of the module that make up `resolve`
-PHASES = (
-    "_match_clauses",
-    "_compact_clauses",
-    "_build_resolvents",
-    "_is_known_fact",
-    "_compact_goals",
-)
 
 N_PROFILED = 10  # calls
 
@@ -140,7 +128,6 @@ def profile_modes(
             "mode": mode,
             "microseconds": time_calls(step, args.device, args.repeats),
             **profile_calls(step, args.device, args.top),
-            **(profile_phases(step, args.device) if mode == "eager" else {}),
         }
 
 
@@ -263,44 +250,6 @@ def profile_calls(step: Step, device: str, n_rows: int) -> Row:
     }
 
 
-def profile_phases(step: Step, device: str) -> Row:
-    """The microseconds of each phase, with what it calls: of its kernels on a GPU."""
-    with labelled_phases():
-        profile = profile_step(step, device)
-    phases: dict[str, float] = {}
-    for event in profile.key_averages():
-        # A GPU lists a label once more, from the first of its kernels to the last one.
-        if event.key in PHASES and event.cpu_time_total > 0:
-            microseconds = (
-                event.cpu_time_total
-                if device == "cpu"
-                else event.device_time_total
-            )
-            phases[event.key] = round(microseconds / N_PROFILED, 1)
-    return {"phases": phases}
-
-
-@contextmanager
-def labelled_phases() -> Iterator[None]:
-    """Show the phases of `resolve` in profiles."""
-    with ExitStack() as stack:
-        for name in PHASES:
-            labelled = label(name, getattr(resolve, name))
-            stack.enter_context(mock.patch.object(resolve, name, labelled))
-        yield
-
-
-def label(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a range of a profile."""
-
-    @wraps(fn)
-    def call(*args: Any) -> Any:
-        with record_function(name):
-            return fn(*args)
-
-    return call
-
-
 def profile_step(step: Step, device: str) -> torch.profiler.profile:
     """The profile of some calls, after others that warm the profiler up."""
 
@@ -322,14 +271,12 @@ def synchronise(device: str) -> None:
 
 
 def print_row(row: Row) -> None:
-    """Print a row: the call, its phases, its operators or kernels."""
+    """Print a row: the call, its operators or kernels."""
     print(
         f"{row['graph']}, {row['rows']:,} rows, {row['mode']}: {row['microseconds']:,.0f} µs; "
         f"{row['n_kernels']:g} kernels, {row['kernel_microseconds']:,.0f} µs",
         flush=True,
     )
-    for name, microseconds in row.get("phases", {}).items():
-        print(f"  phase {name:48} {microseconds:10,.0f} µs")
     for event in row["costliest"]:
         print(
             f"  {event['name']:46} {event['calls']:6g} x {event['microseconds']:10,.0f} µs"

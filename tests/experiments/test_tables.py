@@ -154,6 +154,8 @@ def rows(name: str) -> list[dict]:
 
 def test_every_record_names_its_commit_and_versions():
     for file in paths.RESULTS.glob("*.json"):
+        if file.stem == "published":  # by others
+            continue
         text = file.read_text()
         assert '"commit"' in text and (
             '"torch"' in text or '"numpy"' in text
