@@ -535,7 +535,7 @@ def performance_startup() -> str:
 
 
 def performance_scoring() -> str:
-    """Return the time of scoring candidates, the former design beside, and of full rankings."""
+    """Return the time of scoring candidates, and of full rankings."""
     records = ("scoring-h200", "scoring-h100", "scoring-cpu")
     by_name = {
         (name, row["row"]): row
@@ -543,19 +543,18 @@ def performance_scoring() -> str:
         for row in load_record(name)["rows"]
     }
     designs = {
-        "replaced": "every candidate in chunks of 512 (the former design, compiled)",
         "refilled": "refilled slots, compiled, replayed as a CUDA graph",
         "refilled, not compiled": "refilled slots, not compiled, as `evaluate` does up to ten million candidates",
         "prefiltered": "only candidates that T_P derives",
     }
-    keys = ("ms_per_candidate", "times_replaced", "warmup_seconds")
+    keys = ("ms_per_candidate", "warmup_seconds")
     rows, differences = [], []
     for name, label in designs.items():
         row = by_name["scoring-h200", name]
         cells = [digits(row[key]) for key in keys]
         rows.append([label, f"{row['slots']:,}", *cells])
         differences.append(row["largest_difference"])
-    head = ["scored", "slots", "ms a candidate", "times as fast"]
+    head = ["scored", "slots", "ms a candidate"]
     text = table([*head, "seconds to warm up"], rows)
     text += f"\nLog scores differ by at most {at_most(max(differences))}.\n\n"
 

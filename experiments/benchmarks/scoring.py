@@ -1,12 +1,10 @@
-"""Candidates scored a second: refilled slots against the design that they replace; with and without the prefilter.
+"""Candidates scored a second, compiled and not, with and without the prefilter; full rankings.
 
     python experiments/benchmarks/scoring.py --device cuda --out experiments/results/scoring-h200.json
 
 Family, its 41 rules, height 2, depth 20, the score `greedy` (`--score success` takes a beam of 64), 100 negatives a
 query and side, an untrained policy, one process. Rows:
 
-    replaced                  the former design: every candidate in chunks of 512 slots, masked when they are done, all
-                              of which take 20 steps; compiled
     refilled                  slots take the next candidate when they are done; compiled, and on a GPU replayed as a
                               CUDA graph
     refilled, not compiled    as `funcppo evaluate` runs it up to ten million candidates
@@ -44,12 +42,9 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import autotune, ranking, scorers
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.beam_search import SearchConfig
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.search.env import World
 from funcppo.kg.search.slot_scheduler import (
     evaluate_step,
-    init_scheduler,
     score_by_width,
     width_schedule,
 )
@@ -59,7 +54,7 @@ from funcppo.runtime import memory
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback
 
-CHUNK_SLOTS, MAX_DEPTH = 512, 20  # of the former design
+CHUNK_SLOTS, MAX_DEPTH = 512, 20
 BEAM = 64  # of `success`
 N_NEGATIVES = 100
 TUNING_CANDIDATES = 2048
@@ -106,9 +101,7 @@ def main() -> None:
         default=500,
         help="of Family, drawn evenly over relations",
     )
-    parser.add_argument(
-        "--eager", action="store_true", help="compile neither design"
-    )
+    parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument(
         "--no-family", action="store_true", help="only the full rankings"
     )
@@ -168,10 +161,6 @@ def score_family(args: argparse.Namespace) -> list[Row]:
             first_scores[same_candidates], scores
         )
         row["slots"] = slots
-        row["times_replaced"] = (
-            row["candidates_per_s"]
-            / (rows[0] if rows else row)["candidates_per_s"]
-        )
         rows.append({"row": name} | row)
         print(json.dumps(rows[-1]))
     return rows
@@ -193,7 +182,7 @@ def make_designs(
     )
 
     beam = 1 if args.score == "greedy" else BEAM
-    former = scorers.search_config(
+    search = scorers.search_config(
         policy.task,
         policy.cfg,
         args.score,
@@ -205,7 +194,7 @@ def make_designs(
     memory_limit = memory.total_bytes(args.device) // 2
     sample = candidates[:TUNING_CANDIDATES]
     tuned, _ = autotune.tune_slots(
-        replace(former, chunk_size=TUNING_CANDIDATES),
+        replace(search, chunk_size=TUNING_CANDIDATES),
         world,
         policy.params,
         sample,
@@ -225,15 +214,7 @@ def make_designs(
         )
         return result.log_score, row_steps
 
-    former_score = partial(
-        score_without_refill,
-        replace(former, refill=False),
-        world,
-        policy.params,
-        compiled_step,
-    )
     return {
-        "replaced": (former_score, CHUNK_SLOTS),
         "refilled": (partial(refilled, replayed_step), tuned.slots),
         "refilled, not compiled": (
             partial(refilled, plain_step()),
@@ -241,27 +222,6 @@ def make_designs(
         ),
         "prefiltered": (partial(refilled, replayed_step), tuned.slots),
     }
-
-
-def score_without_refill(
-    cfg: SearchConfig,
-    world: World,
-    params: Any,
-    step: Callable[..., Any],
-    atoms: Tensor,
-) -> tuple[Tensor, int]:
-    """The scores by the former design, and the row-steps taken: every slot steps to the depth limit."""
-    scores = []
-    for part in atoms.split(cfg.chunk_size):
-        padding = part.new_zeros(
-            (cfg.chunk_size + 1 - len(part), part.shape[1])
-        )
-        table = torch.cat([part, padding])
-        state = init_scheduler(cfg, table)
-        for _ in range(cfg.max_depth):
-            state = step(cfg, world, params, table, state)
-        scores.append(state.results.log_score[: len(part)])
-    return torch.cat(scores), cfg.max_depth * cfg.rows_per_step * len(scores)
 
 
 def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
