@@ -26,8 +26,12 @@ from experiments.paths import RESULTS
 from experiments.provenance import current_commit
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.graph.queries import parse_query
-from funcppo.kg.graph.writers import format_atom, format_clauses, to_clauses
+from funcppo.kg.graph.rules import (
+    format_atom,
+    format_clauses,
+    parse_query,
+    to_clauses,
+)
 
 TRIPLES = b"ann\tknows\tbob\nbob\tknows\tcid\ncid\tlikes\tann\nann lee\tlikes\tO'Hara\n/m/02\t/p/q.r\t-1\n"
 SEEDS = {

@@ -34,16 +34,16 @@ from funcppo.cli.target import (
 )
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
-from funcppo.kg.graph import stored_graph
+from funcppo.kg.graph import loaders
 from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.description import (
+from funcppo.kg.graph.loaders import (
     Description,
     RelationDescription,
     describe,
+    load,
 )
-from funcppo.kg.graph.lexer import escape_unprintable
-from funcppo.kg.graph.loaders import load
+from funcppo.kg.graph.text import escape_unprintable
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Data:
 
     def _index(self, sources: list[Path], out: Path) -> int:
         """Write the folder of the data set and print its size; the exit status."""
-        stored_graph.check_output(out)
+        loaders.check_output(out)
         result = self._write_index(sources, out)
         write_json(self.json, result)
         if self.json != "-":
@@ -312,7 +312,7 @@ class Data:
             dataset = _with_counts(dataset, tables, status.update)
             end_phase("count rules")
             status.update("writing")
-            n_bytes = stored_graph.write(dataset, tables, sources, out)
+            n_bytes = loaders.write(dataset, tables, sources, out)
             end_phase("write")
         print_notes_to_stderr(dataset.notes)
         return {

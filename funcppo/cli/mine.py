@@ -265,7 +265,7 @@ class Mine:
 
     def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
         """Write the rules, also to the cache if `train` would mine them with these settings; notes on the files."""
-        from funcppo.kg.graph.rule_tables import (
+        from funcppo.kg.graph.rules import (
             compatibility_notes,
             format_rule_table,
         )
@@ -392,7 +392,7 @@ def _print_summary(
     console: Console, options: Mine, mined: MinedDataset, summary: JsonObject
 ) -> None:
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
-    from funcppo.kg.graph.writers import format_rule
+    from funcppo.kg.graph.rules import format_rule
     from funcppo.kg.ranking import calibration
 
     rules, counts, result = mined

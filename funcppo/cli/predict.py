@@ -51,7 +51,7 @@ from funcppo.cli.target import (
 from funcppo.core.files import shorten
 from funcppo.core.settings import NonNegativeFloat, PositiveInt, Size
 from funcppo.kg.graph.config import DEFAULT_CONFIG
-from funcppo.kg.graph.lexer import escape_unprintable, format_name
+from funcppo.kg.graph.text import escape_unprintable, format_name
 from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show.report.names import score_text
@@ -825,7 +825,7 @@ def _find_relation(answerer: Answerer, name: str) -> int:
     Raises:
       ValueError: the data have none of that name.
     """
-    from funcppo.kg.graph.similar_names import unknown_name_message
+    from funcppo.kg.graph.text import unknown_name_message
 
     dataset = answerer.dataset
     binary = {

@@ -36,9 +36,13 @@ from funcppo.cli.target import (
 from funcppo.core.settings import INT32_MAX, PositiveInt, Range
 from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.lexer import escape_unprintable
-from funcppo.kg.graph.queries import read_query
-from funcppo.kg.graph.writers import format_atom, format_rule, proof_names
+from funcppo.kg.graph.rules import (
+    format_atom,
+    format_rule,
+    proof_names,
+    read_query,
+)
+from funcppo.kg.graph.text import escape_unprintable
 from funcppo.kg.run.config import read_config
 from funcppo.kg.search.config import ProverTaskConfig
 

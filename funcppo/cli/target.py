@@ -14,8 +14,7 @@ from funcppo.cli.console import make_console, show_status
 from funcppo.core.settings import CONFIG_FILE, METRICS_FILE
 from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.loaders import load
-from funcppo.kg.graph.stored_graph import is_stored_graph
+from funcppo.kg.graph.loaders import is_stored_graph, load
 from funcppo.kg.run.config import RESULTS_FILE, RUN_FILES, read_config
 
 if TYPE_CHECKING:

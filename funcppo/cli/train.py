@@ -1284,7 +1284,7 @@ def _print_results(
 
 def _print_proof(run: Run, console: Console, deadline: Deadline) -> None:
     """Print the longest of the policy's most probable proofs of the first queries, of those that there is time for."""
-    from funcppo.kg.graph.writers import proof_names
+    from funcppo.kg.graph.rules import proof_names
     from funcppo.kg.logic import proof
 
     longest, n_searched = _longest_proof(run, deadline)

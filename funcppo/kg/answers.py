@@ -36,8 +36,13 @@ from funcppo.core import files, record_log, tree
 from funcppo.core.files import Json, named_errors, shorten, write_atomically
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.queries import Query, read_query
-from funcppo.kg.graph.writers import format_atom, free_variable, proof_names
+from funcppo.kg.graph.rules import (
+    Query,
+    format_atom,
+    free_variable,
+    proof_names,
+    read_query,
+)
 from funcppo.kg.logic import derivability, partial_fixpoint, proof, triple_index
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derivability import DerivabilityIndex

@@ -38,14 +38,15 @@ from funcppo.kg.answers import (
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.in_memory import to_triples, write_splits
-from funcppo.kg.graph.queries import read_query
-from funcppo.kg.graph.rule_tables import format_rule_table
-from funcppo.kg.graph.similar_names import (
-    similar_names_hint,
-    unknown_name_message,
+from funcppo.kg.graph.loaders import to_triples, write_splits
+from funcppo.kg.graph.rules import (
+    format_atom,
+    format_rule,
+    format_rule_table,
+    proof_names,
+    read_query,
 )
-from funcppo.kg.graph.writers import format_atom, format_rule, proof_names
+from funcppo.kg.graph.text import similar_names_hint, unknown_name_message
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.proof import Proof

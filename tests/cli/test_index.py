@@ -7,7 +7,7 @@ import json
 import pytest
 
 from funcppo.cli import console
-from funcppo.kg.graph import stored_graph
+from funcppo.kg.graph import loaders
 from funcppo.kg.logic import chains
 from funcppo.kg.search import task
 from tests.cli.runner import funcppo
@@ -125,7 +125,7 @@ def test_mined_rules_are_those_of_the_files(graph, monkeypatch):
 def test_the_counts_of_the_rules_are_stored(graph, monkeypatch):
     indexed = graph.with_name("indexed")
     assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
-    counts = stored_graph.read(indexed).rule_counts
+    counts = loaders.read(indexed).rule_counts
     assert counts is not None and (counts[:, 1] > 0).all()
 
 

@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 
 from funcppo.cli.common import Terminated
 from funcppo.kg.graph.loaders import from_triples, load
-from funcppo.kg.graph.readers import detect_format, read_clauses
-from funcppo.kg.graph.rule_tables import (
+from funcppo.kg.graph.rules import (
     RULE_FILE_FORMATS,
     compatibility_notes,
+    detect_format,
     format_rule_table,
+    read_clauses,
+    to_clauses,
 )
-from funcppo.kg.graph.writers import to_clauses
 from funcppo.kg.mining import config, miner
 from funcppo.kg.mining.budget import ignore_progress
 from funcppo.kg.mining.config import MiningConfig

@@ -1,17 +1,20 @@
 """Data sets and rules from files and memory, the embedded and generated data sets, and their text forms."""
 
-from funcppo.kg.graph.clans import make_clans
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.family_tree import make_family_tree
 from funcppo.kg.graph.loaders import (
     from_text,
     from_triples,
     load,
     with_rule_file,
 )
-from funcppo.kg.graph.queries import parse_query
-from funcppo.kg.graph.writers import format_atom, format_rule, proof_names
+from funcppo.kg.graph.rules import (
+    format_atom,
+    format_rule,
+    parse_query,
+    proof_names,
+)
+from funcppo.kg.graph.samples import make_clans, make_family_tree
 
 __all__ = [
     "DataConfig",

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from funcppo.core.settings import FieldError, Seed, check_fields
-from funcppo.kg.graph.splits import parse_ratios
-from funcppo.kg.graph.triple_files import parse_columns
+from funcppo.kg.graph.triples import parse_columns, parse_ratios
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.kg.graph.writers import proof_names
+from funcppo.kg.graph.rules import proof_names
 from funcppo.kg.logic.question_types import LeftOut, make_label
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import details_lines, ranking, recount

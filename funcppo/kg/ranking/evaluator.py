@@ -17,7 +17,7 @@ from torch import Tensor
 
 from funcppo.core.types import I64
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.writers import format_atom, proof_names
+from funcppo.kg.graph.rules import format_atom, proof_names
 from funcppo.kg.logic import proof
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import SIDE_NAMES

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.lexer import format_name
-from funcppo.kg.graph.writers import (
+from funcppo.kg.graph.rules import (
     format_atom,
     format_rule,
     free_variable,
     proof_names,
 )
+from funcppo.kg.graph.text import format_name
 from funcppo.kg.logic import triple_index
 from funcppo.kg.logic.question_types import LeftOut, Questions
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from funcppo.core.files import write_atomically
-from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.ordered_facts import facts_digest, order_facts
-from funcppo.kg.graph.rule_tables import (
+from funcppo.kg.graph.dataset import Dataset, facts_digest, order_facts
+from funcppo.kg.graph.rules import (
     COUNTS_PREFIX,
     RuleStatistics,
     RuleTableFormat,

@@ -4,7 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
-from funcppo.kg.graph.parser import Atom, Clause, Variable
+from funcppo.kg.graph.text import Atom, Clause, Variable
 
 # Names that mean something to some format, or need quotes in it.
 NASTY = [

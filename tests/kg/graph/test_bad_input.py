@@ -7,7 +7,7 @@ import pytest
 
 from experiments.checks.fuzz_parsers import fuzz
 from funcppo.kg.graph.loaders import from_text, from_triples, load
-from funcppo.kg.graph.queries import parse_query
+from funcppo.kg.graph.rules import parse_query
 
 GOOD = {
     "train.txt": "ann\tknows\tbob\nbob\tknows\tcid\n",

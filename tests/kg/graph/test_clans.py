@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from funcppo.kg.graph.clans import (
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.graph.samples import (
     MATRILINEAL_TRIBES,
     MIN_PEOPLE,
     PATRILINEAL_TRIBES,
@@ -12,7 +13,6 @@ from funcppo.kg.graph.clans import (
     _sample_couples,
     make_clans,
 )
-from funcppo.kg.graph.loaders import load
 from tests.kg.graph.python_datalog import consequences, rows, triples
 
 SIZES = [(40, 0), (83, 1), (300, 2), (1500, 0)]

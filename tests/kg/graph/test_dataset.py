@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from funcppo.kg.graph.dataset import from_splits, with_rules
 from funcppo.kg.graph.loaders import from_text, from_triples
-from funcppo.kg.graph.queries import parse_query
+from funcppo.kg.graph.rules import parse_query
 from tests.kg.graph.clause_strategies import NAMES
 from tests.kg.graph.python_datalog import triples
 

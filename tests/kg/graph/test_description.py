@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from funcppo.kg.graph import description
-from funcppo.kg.graph.description import describe
-from funcppo.kg.graph.loaders import from_text, from_triples, load
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.loaders import describe, from_text, from_triples, load
 
 TRAIN = [("a", "r", "b"), ("b", "r", "a"), ("a", "r", "c"), ("d", "r", "d")]
 TRAIN += [("a", "s", "e"), ("e", "t", "a"), ("f", "t", "c")]
@@ -60,7 +59,7 @@ def test_random_graphs_against_sets(seed):
 
 
 def test_too_many_inverse_pairs_are_told_and_not_searched(monkeypatch):
-    monkeypatch.setattr(description, "MAX_PAIRS", 1)
+    monkeypatch.setattr(loaders, "MAX_PAIRS", 1)
     found = describe(from_triples(TRAIN))
     assert found.relations[0].symmetric_share is None
     assert "over 1 pairs" in found.notes[-1]

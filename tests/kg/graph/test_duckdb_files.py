@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from funcppo.core.settings import FieldError
-from funcppo.kg.graph import duckdb_files
+from funcppo.kg.graph import loaders
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.loaders import load
 
@@ -55,7 +55,7 @@ def test_a_folder_is_the_data_set_of_the_text_reader(tmp_path, suffix, pack):
 def test_rows_stay_in_their_order_over_blocks_and_threads(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("funcppo.kg.graph.duckdb_files._BLOCK_ROWS", 4096)
+    monkeypatch.setattr("funcppo.kg.graph.loaders._BLOCK_ROWS", 4096)
     path = tmp_path / "graph.tsv"
     rows = [
         f"e{i * 7919 % 5003}\tr{i % 7}\te{i % 4999}\n" for i in range(20_000)
@@ -131,6 +131,6 @@ def test_duckdb_keeps_to_a_part_of_its_own_limit():
     """That limit is four fifths of the memory of the machine or of its container."""
     database = duckdb.connect()
     database.execute("SET memory_limit = '4GiB'")
-    duckdb_files._limit_memory(database)
+    loaders._limit_memory(database)
     query = "SELECT current_setting('memory_limit')"
     assert database.execute(query).fetchone() == ("2.5 GiB",)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from funcppo.kg.graph.family_tree import RELATIONS, RULES, make_family_tree
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.graph.writers import format_atom
+from funcppo.kg.graph.rules import format_atom
+from funcppo.kg.graph.samples import FAMILY_RULES as RULES
+from funcppo.kg.graph.samples import RELATIONS, make_family_tree
 from tests.kg.graph.python_datalog import consequences, rows
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.config import DataConfig
-from funcppo.kg.graph.in_memory import to_triples, write_splits
+from funcppo.kg.graph.loaders import to_triples, write_splits
 
 TRIPLES = [("a", "p", "b"), ("b", "q", "c")]
 

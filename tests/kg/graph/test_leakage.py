@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph import leakage as leakage_module
-from funcppo.kg.graph.leakage import NEAR_INVERSE_SHARE, leakage_notes
+from funcppo.kg.graph import dataset
+from funcppo.kg.graph.dataset import NEAR_INVERSE_SHARE, leakage_notes
 from funcppo.kg.graph.loaders import from_triples, load
 from tests.learning import DATA
 
@@ -79,7 +79,7 @@ def test_leaks_are_those_of_sets_of_names(known, valid, test, chunk):
         for rows in (known, valid, test)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leakage_module, "PAIRS_PER_CHUNK", chunk)
+        patch.setattr(dataset, "PAIRS_PER_CHUNK", chunk)
         notes = leakage_notes(
             tables[0], {"valid": tables[1], "test": tables[2]}, list("rstu")
         )
@@ -122,7 +122,7 @@ def slow_counts(known, valid, test):
 
 
 def test_what_is_not_searched_is_told(monkeypatch):
-    monkeypatch.setattr(leakage_module, "MAX_PAIRS", 3)
+    monkeypatch.setattr(dataset, "MAX_PAIRS", 3)
     known = [("a", "r", "b"), ("b", "r", "a"), ("c", "r", "d")]
     assert notes_of(known, [], [("d", "r", "c")]) == (
         "inverse triples between the splits were not searched: 4 pairs of triples, over 3",

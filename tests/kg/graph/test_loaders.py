@@ -8,8 +8,7 @@ import pytest
 
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.loaders import GENERATORS, load
-from funcppo.kg.graph.rule_tables import TSV_HEADER, with_counts_line
-from funcppo.kg.graph.writers import format_rule
+from funcppo.kg.graph.rules import TSV_HEADER, format_rule, with_counts_line
 from tests.kg.graph.python_datalog import triples
 from tests.learning import DATA
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph.names import MappedNames, NameIds, to_columns
+from funcppo.kg.graph.triples import MappedNames, NameIds, to_columns
 from tests.kg.graph.clause_strategies import NAMES
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.graph.ntriples import read_ntriples
-from funcppo.kg.graph.triple_table import NameTable
+from funcppo.kg.graph.triples import NameTable, read_ntriples
 
 A, P = "<http://ex.org/a>", "<http://ex.org/p>"
 

@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcppo.kg.graph.dataset import facts_digest, order_facts
 from funcppo.kg.graph.loaders import from_triples
-from funcppo.kg.graph.ordered_facts import facts_digest, order_facts
 from tests.kg.graph.clause_strategies import NAMES
 
 TRIPLES = st.lists(st.tuples(NAMES, NAMES, NAMES), min_size=1, max_size=6)

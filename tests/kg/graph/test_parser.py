@@ -4,14 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph.lexer import Token, tokenize_line, tokenize_prolog
-from funcppo.kg.graph.parser import (
+from funcppo.kg.graph.text import (
     Atom,
+    Token,
     Variable,
     check_safe,
     has_variables,
     parse_atom,
     parse_clause,
+    tokenize_line,
+    tokenize_prolog,
 )
 
 X, Y, Z = Variable("X"), Variable("Y"), Variable("Z")

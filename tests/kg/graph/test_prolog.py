@@ -4,20 +4,20 @@ import subprocess
 
 import pytest
 
-from funcppo.kg.graph.lexer import tokenize_prolog
 from funcppo.kg.graph.loaders import from_text
-from funcppo.kg.graph.parser import Atom
-from funcppo.kg.graph.prolog import (
+from funcppo.kg.graph.rules import format_atom, format_rule
+from funcppo.kg.graph.text import (
     _BUILT_IN_SET,
     _LIBRARY_SET,
+    Atom,
     check_goal,
     check_head,
     declared_by,
     indicator,
     is_built_in,
     is_library_predicate,
+    tokenize_prolog,
 )
-from funcppo.kg.graph.writers import format_atom, format_rule
 from tests import prolog
 
 # Terms that stand for clauses, or for goals of another module: nothing defines these as predicates.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from funcppo.kg.graph.loaders import from_text, from_triples
-from funcppo.kg.graph.queries import parse_query, read_query
+from funcppo.kg.graph.rules import parse_query, read_query
 
 PEOPLE = [
     ("Zoë", "citizen of", "China"),

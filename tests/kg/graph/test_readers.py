@@ -5,8 +5,8 @@ import math
 import pytest
 
 from funcppo.kg.graph.loaders import from_text, from_triples
-from funcppo.kg.graph.parser import Atom, Clause, Variable
-from funcppo.kg.graph.readers import detect_format, read_clauses
+from funcppo.kg.graph.rules import detect_format, read_clauses
+from funcppo.kg.graph.text import Atom, Clause, Variable
 from tests.kg.graph.clause_strategies import canonical
 
 X, Y, Z = Variable("X"), Variable("Y"), Variable("Z")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.graph.loaders import from_triples
-from funcppo.kg.graph.rule_tables import (
+from funcppo.kg.graph.rules import (
     AMIE_HEADER,
     RULE_FILE_FORMATS,
     TSV_HEADER,

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph.splits import parse_ratios
-from funcppo.kg.graph.splits import split_triples as split_table
-from funcppo.kg.graph.triple_table import NameTable
+from funcppo.kg.graph.triples import NameTable, parse_ratios
+from funcppo.kg.graph.triples import split_triples as split_table
 
 TRIPLES = [(f"e{i}", f"r{i % 3}", f"e{i * 7 % 50}") for i in range(50)]
 

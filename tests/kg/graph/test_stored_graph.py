@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
-from funcppo.kg.graph import stored_graph
+from funcppo.kg.graph import loaders
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.dataset import entity_ids
 from funcppo.kg.graph.loaders import from_text, load
@@ -44,7 +44,7 @@ def write(dataset, folder, sources=()):
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
     )
-    return stored_graph.write(dataset, tables, sources, folder)
+    return loaders.write(dataset, tables, sources, folder)
 
 
 def same_fields(read, expected):
@@ -120,7 +120,7 @@ def test_a_file_of_another_size_is_named(stored, size):
 
 
 def test_a_damaged_or_foreign_description_is_named(stored):
-    path = stored / stored_graph.MANIFEST
+    path = stored / loaders.MANIFEST
     manifest = json.loads(path.read_text())
     for changed, problem in (
         ({**manifest, "n_train": 1}, "a changed or damaged one"),
@@ -145,7 +145,7 @@ def test_a_folder_appears_whole_and_takes_the_place_of_one_of_its_kind_alone(
     monkeypatch.undo()
     shutil.rmtree(stored, ignore_errors=True)
     with pytest.raises(KeyboardInterrupt):
-        monkeypatch.setattr(stored_graph, "_digest", interrupt)
+        monkeypatch.setattr(loaders, "_digest", interrupt)
         write(load(source), stored)
     monkeypatch.undo()
     assert not stored.exists() and not list(tmp_path.glob("*.part"))

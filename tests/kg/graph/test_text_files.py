@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from funcppo.kg.graph.text_files import decode, read_content, read_text
+from funcppo.kg.graph.text import decode, read_content, read_text
 
 
 @pytest.mark.parametrize("name", ["f.txt", "f.txt.gz"])

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph.triple_files import is_triple_file, parse_columns
-from funcppo.kg.graph.triple_files import read_triples as read_table
-from funcppo.kg.graph.triple_table import NameTable
+from funcppo.kg.graph.triples import NameTable, is_triple_file, parse_columns
+from funcppo.kg.graph.triples import read_triples as read_table
 
 A, B = ("a", "r", "b"), ("b", "s", "c")
 
@@ -139,8 +138,8 @@ def test_a_file_is_read_as_line_by_line(content, path, columns):
 
 
 def test_a_file_of_several_blocks(monkeypatch):
-    monkeypatch.setattr("funcppo.kg.graph.triple_files._BLOCK_BYTES", 20)
-    monkeypatch.setattr("funcppo.kg.graph.triple_files._BLOCK_ROWS", 2)
+    monkeypatch.setattr("funcppo.kg.graph.triples._BLOCK_BYTES", 20)
+    monkeypatch.setattr("funcppo.kg.graph.triples._BLOCK_ROWS", 2)
     triples = [(f"e{i}", "r", f"e{i * 7 % 5}") for i in range(40)]
     for path, separator in (("f.tsv", "\t"), ("f.csv", ",")):
         text = "".join(separator.join(row) + "\n" for row in triples)

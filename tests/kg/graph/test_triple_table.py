@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph import triple_table
-from funcppo.kg.graph.triple_table import (
+from funcppo.kg.graph import triples
+from funcppo.kg.graph.triples import (
     NameTable,
     drop_duplicates,
     order_of_occurrence,
@@ -27,7 +27,7 @@ def test_names_are_numbered_as_they_come():
 
 @given(st.lists(NUMBERS))
 def test_the_order_of_occurrence_is_that_of_a_dictionary(numbers):
-    with patch.object(triple_table, "_BLOCK_ROWS", 3):
+    with patch.object(triples, "_BLOCK_ROWS", 3):
         order = order_of_occurrence(np.array(numbers, np.int32), 6)
     assert order.tolist() == list(dict.fromkeys(numbers))
 

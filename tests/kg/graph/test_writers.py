@@ -12,17 +12,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.graph.loaders import from_text, from_triples
-from funcppo.kg.graph.parser import Atom, Clause, Variable
-from funcppo.kg.graph.prolog import is_built_in, is_library_predicate
-from funcppo.kg.graph.queries import parse_query
-from funcppo.kg.graph.readers import detect_format, read_clauses
-from funcppo.kg.graph.writers import (
+from funcppo.kg.graph.rules import (
+    detect_format,
     format_atom,
     format_clauses,
     format_rule,
     format_rule_clause,
+    parse_query,
     proof_names,
+    read_clauses,
     to_clauses,
+)
+from funcppo.kg.graph.text import (
+    Atom,
+    Clause,
+    Variable,
+    is_built_in,
+    is_library_predicate,
 )
 from tests.kg.graph.clause_strategies import (
     ARITIES,

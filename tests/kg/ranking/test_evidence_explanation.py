@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from funcppo.core import random, tree
-from funcppo.kg.graph.writers import format_atom
+from funcppo.kg.graph.rules import format_atom
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import agreement, evidence_explanation, ranking
 from funcppo.kg.ranking.evaluator import Evaluator

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from funcppo.kg.graph.loaders import from_triples, load
-from funcppo.kg.graph.rule_tables import RuleStatistics, format_rule_table
-from funcppo.kg.graph.writers import to_clauses
+from funcppo.kg.graph.rules import RuleStatistics, format_rule_table, to_clauses
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.consequences import count_rules
 from funcppo.kg.logic.joins import RowBudget

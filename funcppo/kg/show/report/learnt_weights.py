@@ -15,7 +15,7 @@ from torch import Tensor
 
 from funcppo.core.types import F64, I64
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.writers import format_rule
+from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES
 from funcppo.kg.run import validation
 from funcppo.kg.run.run import QuestionSetup, Run

@@ -22,7 +22,7 @@ from funcppo.kg.answers import (
     probability,
 )
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.writers import format_atom, format_rule
+from funcppo.kg.graph.rules import format_atom, format_rule
 from funcppo.kg.logic import query_answering
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from funcppo.core import tree
 from funcppo.core.types import F64, I64
-from funcppo.kg.graph.writers import format_rule
+from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import evidence_ranking, explain
 from funcppo.kg.ranking.ranking import ranked_sides

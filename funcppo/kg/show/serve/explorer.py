@@ -24,10 +24,8 @@ from funcppo.kg.answers import (
     read_open_query,
 )
 from funcppo.kg.graph.dataset import assign_ids
-from funcppo.kg.graph.lexer import QUOTED_PATTERN, unquote
-from funcppo.kg.graph.queries import read_query
-from funcppo.kg.graph.similar_names import unknown_name_message
-from funcppo.kg.graph.writers import format_atom, format_rule
+from funcppo.kg.graph.rules import format_atom, format_rule, read_query
+from funcppo.kg.graph.text import QUOTED_PATTERN, unknown_name_message, unquote
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from funcppo.core.files import Json, shorten
-from funcppo.kg.graph.similar_names import similar_names_hint
+from funcppo.kg.graph.text import similar_names_hint
 from funcppo.kg.show.serve import values
 from funcppo.kg.show.serve.errors import RequestError
 from funcppo.kg.show.serve.explorer import Explorer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from funcppo.kg.answers import Answerer
-from funcppo.kg.graph.writers import format_rule
+from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.logic import triple_index
 from funcppo.kg.logic.consequences import iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from funcppo.core import tree
-from funcppo.kg.graph.writers import format_rule
+from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.run import evidence_fit, run_start, validation
 from funcppo.kg.show.report import learnt_weights
 from tests.kg.show.report.graphs import ALSO, INVERSE, LIKES

@@ -7,7 +7,7 @@ import torch
 
 from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
-from funcppo.kg.graph.lexer import quote
+from funcppo.kg.graph.text import quote
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.run.subject import dataset_subject
 from funcppo.kg.search.config import ProverTaskConfig

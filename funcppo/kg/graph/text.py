@@ -1,0 +1,925 @@
+"""Text of names, atoms and clauses: distinct cells, tokens, quoting, the grammar of rules, and names like a name.
+
+    clause = atom [arrow atom {, atom}]        atom = name [( argument {, argument} )]
+
+Two ways to cut text into tokens serve all rule formats:
+
+    line     a name is any run without white space, `,` `(` `)`, as in `/m/02(X, a-b)`: queries and the line formats
+    Prolog   a name is as in ISO Prolog: `ann`, `'any text'`, `42`
+
+In both, a name in single quotes is never a variable, and takes the escapes of ISO Prolog. What is outside Datalog
+(negation, operators, compound terms) is an error that names it. Built-ins and directives of Prolog are known by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from funcppo.core.files import shorten
+
+_WORD = 8  # bytes
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
+# keeps the first n bytes of a word
+_MASKS = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
+# cells that are hashed or compared at a time, so that what is made of them stays in the cache
+_BLOCK_CELLS = 1 << 15
+
+
+class Cells(NamedTuple):
+    """Where cells stand in a text."""
+
+    start: np.ndarray  # int64 [n], of the first byte
+    length: np.ndarray  # int64 [n], in bytes
+
+
+class DistinctCells(NamedTuple):
+    """Cells, each content once."""
+
+    chosen: np.ndarray  # int64 [m], a cell of each content
+    inverse: np.ndarray  # int64 [n], the content of each cell
+
+
+def find_distinct(content: bytes, cells: Cells) -> DistinctCells:
+    """Group the cells of a text by their content."""
+    n_cells = len(cells.start)
+    words = _words_at_bytes(content)
+    same = _find_same(words, cells, _hash_blocks(words, cells))
+    is_chosen = same == np.arange(n_cells, dtype=np.int32)
+    number = np.cumsum(is_chosen) - 1
+    return DistinctCells(np.flatnonzero(is_chosen), number[same])
+
+
+def hash_cells(content: bytes, cells: Cells) -> np.ndarray:
+    """A hash of the content of each cell, uint64 [n]; it depends on nothing but that."""
+    return _hash_blocks(_words_at_bytes(content), cells)
+
+
+def _words_at_bytes(content: bytes) -> np.ndarray:
+    """The word that starts at each byte of a text."""
+    padded = np.frombuffer(content + bytes(_WORD), np.uint8)
+    return np.ndarray((len(content) + 1,), "<u8", padded, strides=(1,))
+
+
+def _hash_blocks(words: np.ndarray, cells: Cells) -> np.ndarray:
+    """A hash of the content of each cell, some cells at a time."""
+    hashes = [
+        _hash_cells(words, Cells(cells.start[block], cells.length[block]))
+        for block in _iter_blocks(len(cells.start))
+    ]
+    return np.concatenate([np.zeros(0, np.uint64), *hashes])
+
+
+def _find_same(
+    words: np.ndarray, cells: Cells, hashes: np.ndarray
+) -> np.ndarray:
+    """A cell of the same content for each cell, int32 [n]; one cell for all of that content."""
+    n_cells = len(hashes)
+    slots = np.empty(1 << n_cells.bit_length(), np.int32)
+    shift = np.uint64(64 - (len(slots).bit_length() - 1))
+    same = np.empty(n_cells, np.int32)
+    left = np.arange(n_cells, dtype=np.int32)
+    while len(left):
+        for block in _iter_blocks(len(left)):
+            rows = left[block]
+            slots[hashes[rows] >> shift] = rows
+        is_done = np.empty(len(left), bool)
+        for block in _iter_blocks(len(left)):
+            rows = left[block]
+            other = slots[hashes[rows] >> shift]
+            same[rows] = other
+            is_done[block] = _are_equal(words, cells, rows, other)
+        left = left[~is_done]
+        hashes[left] *= _MULTIPLIER
+    return same
+
+
+def _iter_blocks(n: int) -> Iterator[slice]:
+    """Yield slices of n cells, block after block."""
+    for first in range(0, n, _BLOCK_CELLS):
+        yield slice(first, first + _BLOCK_CELLS)
+
+
+def _hash_cells(words: np.ndarray, cells: Cells) -> np.ndarray:
+    """A hash of the content of each cell, uint64 [n]."""
+    start, length = cells
+    hashes = np.zeros(len(start), np.uint64)
+    rows = np.arange(len(start))
+    while len(rows):
+        mask = _MASKS[np.minimum(length, _WORD)]
+        mixed = (hashes[rows] ^ (words[start] & mask)) * _MULTIPLIER
+        hashes[rows] = mixed ^ (mixed >> _HALF)
+        longer = np.flatnonzero(length > _WORD)
+        rows = rows[longer]
+        start, length = start[longer] + _WORD, length[longer] - _WORD
+    return hashes * _MULTIPLIER
+
+
+def _are_equal(
+    words: np.ndarray, cells: Cells, a: np.ndarray, b: np.ndarray
+) -> np.ndarray:
+    """Whether two cells have the same content, bool [n]."""
+    length = cells.length[a]
+    are_equal = length == cells.length[b]
+    rows = np.flatnonzero(are_equal)
+    start, other_start = cells.start[a[rows]], cells.start[b[rows]]
+    length = length[rows]
+    while len(rows):
+        mask = _MASKS[np.minimum(length, _WORD)]
+        difference = (words[start] ^ words[other_start]) & mask
+        are_equal[rows[difference != 0]] = False
+        longer = np.flatnonzero((length > _WORD) & (difference == 0))
+        rows, length = rows[longer], length[longer] - _WORD
+        start = start[longer] + _WORD
+        other_start = other_start[longer] + _WORD
+    return are_equal
+
+
+class Token(NamedTuple):
+    """One token of a rule, a fact or a query."""
+
+    # name, quoted, integer, variable, end, end of file, SPACED_PAREN; other symbols are their own
+    # kind
+    kind: str
+    # the characters in the source; of a quoted name with its quotes and escapes
+    text: str
+
+
+class VariableTest(Protocol):
+    """Whether an unquoted word is a variable; formats differ in this."""
+
+    def __call__(self, text: str, /) -> bool: ...
+
+
+class PrologSource(NamedTuple):
+    """One clause of a Prolog program, as text and as tokens."""
+
+    line: int  # where the clause starts, from 1
+    text: str
+    tokens: list[Token]
+
+
+# tokens of a line format that are made once, however often they occur
+MAX_REMEMBERED_TOKENS = 1 << 16
+# kind of an opening parenthesis after white space: in Prolog it starts no argument list
+SPACED_PAREN = " ("
+
+# Quantifiers are possessive (`*+`, `++`) throughout: backtracking could take quadratic time on long or hostile input.
+QUOTED_PATTERN = (
+    r"'(?:[^'\\\n]|\\(?:x[0-9a-fA-F]++\\?|[0-7]++\\?|(?s:.))|'')*+'"
+)
+_LINE_TOKEN = re.compile(
+    rf"(?P<quoted>{QUOTED_PATTERN})"
+    r"|(?P<symbol>:-|<=|[(),'])"
+    r"|(?P<word>\\\+|(?:(?!:-)[^\s,()])++)"
+    r"|\s++"
+)
+_PROLOG_TOKEN = re.compile(
+    rf"(?P<quoted>{QUOTED_PATTERN})"
+    r"|(?P<integer>-?[0-9]++)"
+    r"|(?P<word>[^\W\d](?:\w++|[^\x00-\x7f\s])*+)"
+    r"|(?P<end>\.(?=\s|%|\Z))"
+    r"|(?:\s|%[^\n]*+|/\*(?s:.*?)\*/)++"
+    r"|(?P<symbol>[(),]|[-+*/\\^<>=~:.?@#&$]++|(?s:.))"
+)
+
+# Escapes of a quoted name: \xHH..\ and \OOO..\ (hexadecimal, octal), \uHHHH, \UHHHHHHHH, \c, and '' for a quote.
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]++)\\?|([0-7]++)\\?|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|((?s:.)))|''"
+)
+_OCTAL_GROUP = 2
+_LETTER_GROUP = 5
+_CHARACTER_OF_ESCAPE = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "e": "\x1b",
+    "s": " ",
+    "\n": "",  # a backslash at the end of a line continues the name on the next
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "`": "`",
+}
+_ESCAPE_OF_CHARACTER = {
+    "\n": "\\n",
+    "\t": "\\t",
+    "\r": "\\r",
+    "\\": "\\\\",
+    "'": "\\'",
+}
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_PROLOG_NAME = re.compile(r"[a-z][a-zA-Z0-9_]*")
+# no full stop at the end: it would end the clause
+_BARE_NAME = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")
+
+
+def is_variable(text: str) -> bool:
+    """Whether an unquoted argument is a variable as in Prolog: `_` or a capital comes first."""
+    return text[:1] == "_" or text[:1].isupper()
+
+
+def is_anyburl_variable(text: str) -> bool:
+    """Whether an unquoted argument is a variable in AnyBURL: one capital of A to Z; Q42 is a constant."""
+    return len(text) == 1 and "A" <= text <= "Z"
+
+
+def is_bare_name(text: str) -> bool:
+    """Whether a name needs no quotes in a line format, variables aside."""
+    return _BARE_NAME.fullmatch(text) is not None
+
+
+def is_prolog_name(text: str) -> bool:
+    """Whether a name needs no quotes in any Prolog: a small letter of a to z, then letters, digits and `_`."""
+    return _PROLOG_NAME.fullmatch(text) is not None
+
+
+def is_integer(text: str) -> bool:
+    """Whether a name is an integer as Prolog prints it."""
+    return _INTEGER.fullmatch(text) is not None
+
+
+def quote(text: str) -> str:
+    """The name in single quotes, on one line, whatever characters it holds."""
+    escaped = "".join(map(_escape, text))
+    return f"'{escaped}'"
+
+
+def format_name(text: str) -> str:
+    """The name as a query takes it: on one line, in quotes unless it is plain."""
+    return text if is_bare_name(text) else quote(text)
+
+
+def _escape(char: str) -> str:
+    """One character as it stands in a quoted name."""
+    if char in _ESCAPE_OF_CHARACTER:
+        return _ESCAPE_OF_CHARACTER[char]
+    return char if char.isprintable() else f"\\x{ord(char):x}\\"
+
+
+def escape_unprintable(text: str) -> str:
+    """The text with characters that a terminal would not print as themselves escaped as in Python."""
+    return "".join(
+        char if char.isprintable() else ascii(char)[1:-1] for char in text
+    )
+
+
+def unquote(text: str) -> str:
+    """The name that a quoted text stands for.
+
+    Args:
+      text: with its quotes, as in a `Token`.
+
+    Raises:
+      ValueError: an escape that ISO Prolog does not have, or the code of a character that Unicode does not have.
+    """
+    return _ESCAPE.sub(_unescape, text[1:-1])
+
+
+def _unescape(match: re.Match[str]) -> str:
+    """The character that one escape stands for."""
+    group = match.lastindex
+    if group is None:
+        return "'"
+
+    if group == _LETTER_GROUP:
+        letter = match[_LETTER_GROUP]
+        if letter not in _CHARACTER_OF_ESCAPE:
+            raise ValueError(
+                f"expected an escape of ISO Prolog, got {shorten(match[0])} (a backslash in quotes is doubled)"
+            )
+        return _CHARACTER_OF_ESCAPE[letter]
+
+    # The other groups hold the digits of a character code. Surrogates are no characters.
+    code = int(match[group], 8 if group == _OCTAL_GROUP else 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise ValueError(
+            f"expected a character of Unicode, got {shorten(match[0])}"
+        )
+    return chr(code)
+
+
+def tokenize_line(
+    text: str, is_variable_fn: VariableTest = is_variable
+) -> list[Token]:
+    """The tokens of one line, an `end` token last; a full stop at the end of the line is dropped.
+
+    Args:
+      is_variable_fn: whether an unquoted word is a variable; depends on the format.
+    """
+    tokens: list[Token] = []
+    for match in _LINE_TOKEN.finditer(text.strip().removesuffix(".")):
+        kind = match.lastgroup
+        if kind is not None:
+            tokens.append(_line_token(kind, match.group(), is_variable_fn))
+
+    tokens.append(Token("end", "the end of the line"))
+    return tokens
+
+
+@lru_cache(MAX_REMEMBERED_TOKENS)
+def _line_token(kind: str, text: str, is_variable_fn: VariableTest) -> Token:
+    """The token of a match of `_LINE_TOKEN`: the lines of a rule file repeat the same ones."""
+    if kind == "word":
+        return Token("variable" if is_variable_fn(text) else "name", text)
+    return Token(kind if kind == "quoted" else text, text)
+
+
+def tokenize_prolog(program: str) -> Iterator[PrologSource]:
+    """Cut a program into clauses and each clause into tokens; comments are left out.
+
+    Args:
+      program: text of the program.
+
+    Returns:
+      An iterator over the clauses. The last token of a clause is its full stop, of kind `end`, or a token of kind
+      `end of file` where the last full stop is missing.
+    """
+    tokens: list[Token] = []  # of the clause being read
+    clause_start = 0  # offset of the clause
+    line = 1  # number of the line in which the clause starts
+    after_space = False
+
+    for match in _PROLOG_TOKEN.finditer(program):
+        kind = match.lastgroup
+        if kind is None:
+            after_space = True
+            continue
+
+        # The first token of a clause. Lines are counted from the last clause on, so the program is read once.
+        if not tokens:
+            line += program.count("\n", clause_start, match.start())
+            clause_start = match.start()
+
+        text = match.group()
+        if after_space and text == "(":
+            tokens.append(Token(SPACED_PAREN, text))
+        else:
+            tokens.append(_prolog_token(kind, text))
+        after_space = False
+
+        if kind == "end":
+            yield PrologSource(
+                line, program[clause_start : match.end()], tokens
+            )
+            tokens = []
+
+    if tokens:
+        tokens.append(Token("end of file", "the end of the file"))
+        yield PrologSource(line, program[clause_start:], tokens)
+
+
+def _prolog_token(kind: str, text: str) -> Token:
+    """The token of a match of `_PROLOG_TOKEN`; an integer gets the text that Prolog prints for it."""
+    # Prolog and Python draw the letters of a name from the same two classes of Unicode.
+    if kind == "word" and not text.isidentifier():
+        return Token(text, text)
+    if kind == "word":
+        return Token("variable" if is_variable(text) else "name", text)
+    if kind == "integer":
+        digits = text.lstrip("-").lstrip("0") or "0"
+        is_negative = text[0] == "-" and digits != "0"
+        sign = "-" if is_negative else ""
+        return Token(kind, sign + digits)
+    if kind == "symbol":
+        return Token(text, text)
+    return Token(kind, text)
+
+
+# of a rule file; `funcppo.kg.graph.rules` shows each
+FileFormat = Literal["weighted", "AnyBURL", "AMIE", "Prolog"]
+
+
+class Variable(NamedTuple):
+    """A variable; within a clause, two of the same name are the same variable."""
+
+    name: str
+
+
+class Atom(NamedTuple):
+    """predicate(args...), in names."""
+
+    predicate: str
+    args: tuple[Variable | str, ...]  # a constant is a plain string
+
+
+class Clause(NamedTuple):
+    """head :- body; a fact has no body."""
+
+    head: Atom
+    body: tuple[Atom, ...]
+    weight: float  # nan where the file gives none
+    line: int  # where it starts in its file, from 1
+
+
+class ParsedClause(NamedTuple):
+    """Head and body of a clause; the body is empty for a fact."""
+
+    head: Atom
+    body: tuple[Atom, ...]
+
+
+class ParsedAtom(NamedTuple):
+    """An atom read from tokens."""
+
+    atom: Atom
+    next_index: int  # of the token after it
+
+
+# tokens that an atom, or what looks like one, starts with
+_ATOM_KINDS = ("name", "quoted", "variable")
+_ARGUMENT_KINDS = ("name", "quoted", "variable", "integer")
+_NEGATIONS = ("not", "\\+")
+
+# What Prolog calls the symbols that Datalog does not have, for messages.
+_SYMBOL_MEANINGS = {
+    "\\+": "negation",
+    "not": "negation",
+    "!": "a cut",
+    ";": "a disjunction",
+    "|": "a disjunction",
+    "->": "an if-then-else",
+    "[": "a list",
+    "]": "a list",
+    "{": "a term in braces",
+    "}": "a term in braces",
+    '"': "a string",
+    "'": "a quote that is never closed",
+    "-->": "a grammar rule",
+    "?-": "a query mark",
+    "-": "a sign or an operator",
+}
+_OPERATORS = {
+    "is",
+    "mod",
+    "rem",
+    "=",
+    "<",
+    ">",
+    "=<",
+    ">=",
+    "=:=",
+    "=\\=",
+    "==",
+    "\\=",
+    "\\==",
+    "=..",
+    "@<",
+    "@>",
+}
+
+
+def has_variables(head: Atom) -> bool:
+    """Whether the atom has a variable; as the head of a clause without a body it would hold of every constant."""
+    return any(isinstance(term, Variable) for term in head.args)
+
+
+def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
+    """Check that the body binds every variable of the head.
+
+    Args:
+      head: head of a clause.
+      body: its body; empty for a fact.
+
+    Raises:
+      ValueError: it does not; names the variable.
+    """
+    bound: set[Variable | str] = set()
+    for atom in body:
+        bound.update(atom.args)
+
+    for term in head.args:
+        if isinstance(term, Variable) and term not in bound:
+            # Leave out the number of an anonymous variable.
+            name = shorten(term.name.split()[0])
+            raise ValueError(
+                f"unsafe: expected every variable of the head in the body, got {name} only in the head"
+            )
+
+
+def parse_clause(
+    tokens: list[Token], arrow: str, *, prolog: bool
+) -> ParsedClause:
+    """Parse the tokens of one clause, the `end` token included.
+
+    Args:
+      arrow: kind of the token between head and body.
+      prolog: names follow Prolog: a predicate cannot start with a capital, and an integer is no quoted name.
+
+    Raises:
+      ValueError: the tokens are no clause; says what was expected and what was read.
+    """
+    head, index = parse_atom(tokens, 0, prolog=prolog)
+    body: list[Atom] = []
+    separator = arrow
+    while tokens[index].kind == separator:
+        atom, index = parse_atom(tokens, index + 1, prolog=prolog)
+        body.append(atom)
+        separator = ","
+
+    if tokens[index].kind != "end":
+        separator = "," if body else arrow
+        raise _unexpected_token_error(
+            f"`{separator}` or the end of the clause", tokens[index]
+        )
+    return ParsedClause(head, tuple(body))
+
+
+def parse_atom(tokens: list[Token], start: int, *, prolog: bool) -> ParsedAtom:
+    """Parse the atom that starts at a token.
+
+    Args:
+      start: index of the atom's first token.
+      prolog: as in `parse_clause`.
+
+    Raises:
+      ValueError: no atom starts there; says what was expected and what was read.
+    """
+    predicate = tokens[start]
+    has_args = (
+        not predicate.kind.startswith("end") and tokens[start + 1].kind == "("
+    )
+    _check_predicate(tokens, start, has_args, prolog)
+
+    args: list[Variable | str] = []
+    index = start + 1
+    if has_args:
+        args, index = _parse_arguments(tokens, index, prolog)
+
+    atom = Atom(_token_name(predicate), tuple(args))
+    return ParsedAtom(atom, index)
+
+
+def _check_predicate(
+    tokens: list[Token], start: int, has_args: bool, prolog: bool
+) -> None:
+    """Raise ValueError unless the token at `start` can be a predicate."""
+    predicate = tokens[start]
+    if _is_operator(tokens, start):
+        raise _unexpected_token_error("a predicate", predicate)
+
+    # In `X < 3` the operator is what surprises, not the variable before it.
+    if predicate.kind in ("variable", "integer"):
+        next_token = tokens[start + 1]
+        if next_token.text in _OPERATORS:
+            raise _unexpected_token_error("a predicate", next_token)
+
+    # In a line format `P31(X, Y)` is an atom: with arguments, a capital does not make a variable.
+    capital_allowed = predicate.kind == "variable" and has_args and not prolog
+    if predicate.kind not in ("name", "quoted") and not capital_allowed:
+        raise _unexpected_token_error("a predicate", predicate)
+
+    if tokens[start + 1].kind == SPACED_PAREN:
+        name = shorten(predicate.text)
+        raise ValueError(
+            f"expected `(` right after {name}, got a space before it"
+        )
+
+
+def _is_operator(tokens: list[Token], index: int) -> bool:
+    """Whether a negation or `?-` stands where an atom should: before a name, or around an atom with arguments."""
+    kind, text = tokens[index]
+    if kind != "name" or text not in (*_NEGATIONS, "?-"):
+        return False
+    if tokens[index + 1].kind in _ATOM_KINDS:
+        return True
+
+    # not(p(...)): the three next tokens are a parenthesis, a name and a parenthesis, with or without white space.
+    following = [token.kind.strip() for token in tokens[index + 1 : index + 4]]
+    if text not in _NEGATIONS or len(following) < 3:
+        return False
+    first, second, third = following
+    return first == "(" and second in _ATOM_KINDS and third == "("
+
+
+def _parse_arguments(
+    tokens: list[Token], start: int, prolog: bool
+) -> tuple[list[Variable | str], int]:
+    """The arguments after the opening parenthesis at `start`, and the index of the token after the closing one."""
+    args: list[Variable | str] = []
+    index = start
+
+    # Each turn reads an opening parenthesis or a comma, and the argument after it.
+    while tokens[index].kind in ("(", ","):
+        argument = _parse_argument(tokens, index + 1, prolog)
+        args.append(argument)
+        index += 2
+
+    if tokens[index].kind != ")":
+        raise _unexpected_token_error(
+            "`,` or `)` after an argument", tokens[index]
+        )
+    return args, index + 1
+
+
+def _parse_argument(
+    tokens: list[Token], index: int, prolog: bool
+) -> Variable | str:
+    """The argument at a token: a variable, or the name of a constant."""
+    token = tokens[index]
+    if token.kind not in _ARGUMENT_KINDS:
+        raise _unexpected_token_error("a constant or a variable", token)
+    if tokens[index + 1].kind == "(":
+        term = shorten(token.text + "(...)")
+        raise ValueError(
+            f"expected a constant or a variable, got the compound term {term}"
+        )
+
+    # Each `_` is a variable of its own. No other variable has a name with a space.
+    if token.kind == "variable" and token.text == "_":
+        return Variable(f"_ {index}")
+    if token.kind == "variable":
+        return Variable(token.text.removeprefix("?"))
+
+    name = _token_name(token)
+    is_quoted = token.kind == "quoted"
+    if prolog and is_quoted and is_integer(name):
+        quoted = shorten(token.text)
+        raise ValueError(
+            f"expected the number {name} without quotes: to Prolog, {quoted} is another constant"
+        )
+    return name
+
+
+def _token_name(token: Token) -> str:
+    """The name that a token stands for."""
+    if token.kind == "quoted":
+        return unquote(token.text)
+    return token.text
+
+
+def _unexpected_token_error(expected: str, token: Token) -> ValueError:
+    """The error for a token that is not what was expected; names what Prolog has and Datalog has not."""
+    is_end = token.kind.startswith("end") and token.text != "."
+    text = token.text if is_end else shorten(token.text)
+
+    if token.kind.startswith("/*"):
+        meaning = "a comment that is never closed"
+    elif token.text in _OPERATORS:
+        meaning = "a built-in"
+    else:
+        meaning = _SYMBOL_MEANINGS.get(token.text, "")
+
+    if meaning:
+        text = f"{meaning} {text}"
+    return ValueError(f"expected {expected}, got {text}")
+
+
+TRUE = Atom("true", ())
+DECLARATIONS = ("dynamic", "discontiguous", "table", "style_check")
+
+_BUILT_INS = """
+    true/0 fail/0 false/0 !/0 ,/2 ;/2 ->/2 \\+/1 call/1 call/2 call/3 call/4 call/5 call/6 call/7 call/8 once/1 repeat/0
+    catch/3 throw/1 findall/3 bagof/3 setof/3 halt/0 halt/1 :-/1 :-/2 ?-/1 -->/2 =>/2 :/2 |/2
+    =/2 \\=/2 ==/2 \\==/2 @</2 @>/2 @=</2 @>=/2 =../2 is/2 =:=/2 =\\=/2 </2 >/2 =</2 >=/2
+    var/1 nonvar/1 atom/1 number/1 integer/1 float/1 atomic/1 compound/1 callable/1 ground/1 functor/3 arg/3 copy_term/2
+    compare/3 unify_with_occurs_check/2 subsumes_term/2 acyclic_term/1 term_variables/2 numbervars/3
+    sort/2 keysort/2 length/2 atom_length/2 atom_concat/3 sub_atom/5 atom_chars/2 atom_codes/2 char_code/2
+    number_chars/2 number_codes/2 char_conversion/2 current_char_conversion/2 op/3 current_op/3
+    asserta/1 assertz/1 retract/1 retractall/1 abolish/1 clause/2 current_predicate/1 predicate_property/2
+    dynamic/1 discontiguous/1 multifile/1 initialization/1 set_prolog_flag/2 current_prolog_flag/2 phrase/2 phrase/3
+    read/1 read/2 read_term/2 read_term/3 write/1 write/2 writeq/1 writeq/2 write_canonical/1 write_canonical/2
+    write_term/2 write_term/3 nl/0 nl/1 open/3 open/4 close/1 close/2 current_input/1 current_output/1 set_input/1
+    set_output/1 set_stream_position/2 stream_property/2 flush_output/0 flush_output/1 at_end_of_stream/0
+    at_end_of_stream/1 get_char/1 get_char/2 peek_char/1 peek_char/2 put_char/1 put_char/2 get_code/1 get_code/2
+    peek_code/1 peek_code/2 put_code/1 put_code/2 get_byte/1 get_byte/2 peek_byte/1 peek_byte/2 put_byte/1 put_byte/2
+"""
+_LIBRARY_PREDICATES = """
+    not/1 ignore/1 forall/2 aggregate_all/3 *->/2 is_list/1 assert/1 writeln/1 print/1 format/1 format/2 format/3 tab/1
+    between/3 dif/2 consult/1 succ/2 plus/3 table/1 ensure_loaded/1 include/1 msort/2 member/2 memberchk/2 append/3
+    select/3 delete/3 subtract/3 union/3 nth0/3 nth1/3 last/2 reverse/2 exclude/3 maplist/2 maplist/3 foldl/4 sum_list/2
+    atomic_list_concat/2 atomic_list_concat/3 string_concat/3 atom_string/2
+"""
+_BUILT_IN_SET = frozenset(_BUILT_INS.split())
+_LIBRARY_SET = frozenset(_LIBRARY_PREDICATES.split())
+
+_BRACKETS_AND_COMMAS = ("(", SPACED_PAREN, ")", "[", "]", ",")
+
+
+def indicator(atom: Atom) -> str:
+    """The predicate indicator of an atom, such as edge/2."""
+    return f"{atom.predicate}/{len(atom.args)}"
+
+
+def is_built_in(atom: Atom) -> bool:
+    """Whether the predicate of an atom is a built-in, which no program can define."""
+    return indicator(atom) in _BUILT_IN_SET
+
+
+def is_library_predicate(atom: Atom) -> bool:
+    """Whether Prolog brings the predicate of an atom unless the program defines it."""
+    return indicator(atom) in _LIBRARY_SET
+
+
+def check_head(head: Atom) -> None:
+    """Raise ValueError if the head of a clause is a built-in."""
+    if is_built_in(head):
+        problem = f"got the built-in {indicator(head)}"
+        raise ValueError(
+            f"expected a predicate that a program may define, {problem}"
+        )
+
+
+def check_goal(goal: Atom) -> None:
+    """Raise ValueError for a goal that Prolog itself would answer: a built-in, or a library predicate."""
+    if not is_built_in(goal) and not is_library_predicate(goal):
+        return
+    kind = "negation" if goal.predicate in ("not", "\\+") else "the built-in"
+    raise ValueError(
+        f"expected a predicate of facts and rules, got {kind} {indicator(goal)}"
+    )
+
+
+def declared_by(tokens: list[Token]) -> str:
+    """The name of the declaration that a directive is.
+
+    Args:
+      tokens: of the directive, from `:-` to its full stop.
+
+    Raises:
+      ValueError: the directive is no declaration, or one that changes answers, as tabling with modes does.
+    """
+    name = tokens[1].text
+    arguments = [
+        token
+        for token in tokens[2:-1]
+        if token.kind not in _BRACKETS_AND_COMMAS
+    ]
+    is_read = (
+        _are_style_options(arguments)
+        if name == "style_check"
+        else _are_indicators(arguments)
+    )
+    if name not in DECLARATIONS or not is_read:
+        expected = (
+            f"a fact, a rule or one of the directives {', '.join(DECLARATIONS)}"
+        )
+        raise ValueError(f"expected {expected}, got the directive {name}")
+    return name
+
+
+def _are_indicators(tokens: list[Token]) -> bool:
+    """Whether the tokens are one or more of name/arity."""
+    kinds = [token.kind for token in tokens]
+    names = {*kinds[0::3]}
+    return (
+        len(kinds) % 3 == 0
+        and bool(kinds)
+        and names <= {"name", "quoted"}
+        and {*kinds[1::3]} == {"/"}
+        and {*kinds[2::3]} == {"integer"}
+    )
+
+
+def _are_style_options(tokens: list[Token]) -> bool:
+    """Whether the tokens are options such as -singleton."""
+    kinds = [token.kind for token in tokens]
+    return {*kinds[0::2]} <= {"+", "-"} and {*kinds[1::2]} == {"name"}
+
+
+N_SUGGESTIONS = 3
+# characters of a name for which similar names are searched, and of those that can be similar to it
+MAX_LENGTH = 100
+MAX_SIMILAR_LENGTH = 240
+# names that are compared one by one
+MAX_COMPARED = 2000
+# names that are looked at: about two seconds of work
+MAX_NAMES = 2_000_000
+
+_SEPARATOR = "\n"
+
+
+def find_similar_names(name: str, known: Sequence[str]) -> list[str]:
+    """The known names that are spelled most like a name, the most similar first."""
+    if len(name) > MAX_LENGTH:
+        return []
+    if len(known) > MAX_COMPARED:
+        known = _names_with_shared_pairs(name, known)
+    return difflib.get_close_matches(name, known, n=N_SUGGESTIONS)
+
+
+def similar_names_hint(name: str, known: Sequence[str]) -> str:
+    """The known names that are spelled like a name, as a query or a shell takes them, or that there are none."""
+    similar = find_similar_names(name, known)
+    if similar:
+        return "close: " + ", ".join(map(quote, similar))
+    return f"none of {len(known)} is spelled like it"
+
+
+def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
+    """The message for a name that is not among the known ones; suggests some of similar spelling.
+
+    Args:
+      kind: relation or entity.
+      name: the unknown name.
+      known: all names of this kind.
+    """
+    hint = similar_names_hint(name, known)
+    return (
+        f"unknown {kind} {shorten(name)}: expected one of the data's ({hint})"
+    )
+
+
+def _names_with_shared_pairs(name: str, known: Sequence[str]) -> list[str]:
+    """The names that share the largest part of their pairs of neighbouring characters with a name."""
+    names = list(islice(known, MAX_NAMES))
+    on_one_line = (
+        name[:MAX_SIMILAR_LENGTH].replace(_SEPARATOR, " ") for name in names
+    )
+    text = _SEPARATOR.join(["", *on_one_line, ""])
+    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    ends = np.flatnonzero(characters == ord(_SEPARATOR))
+
+    # A pair that a name has twice counts twice; the part is of all pairs of both names.
+    n_shared = np.zeros(len(names), np.int64)
+    for first, second in dict.fromkeys(
+        pairwise(_SEPARATOR + name + _SEPARATOR)
+    ):
+        has_pair = characters[:-1] == ord(first)
+        has_pair &= characters[1:] == ord(second)
+        position = np.flatnonzero(has_pair)
+        row = np.searchsorted(ends, position, side="right") - 1
+        n_shared += np.bincount(row, minlength=len(names))
+    part = n_shared / (np.diff(ends) + len(name) + 1)
+
+    best = np.argpartition(-part, MAX_COMPARED)[:MAX_COMPARED]
+    return [names[i] for i in sorted(best.tolist())]
+
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_content(path: Path) -> bytes:
+    """The bytes of a file, unpacked, without a byte order mark, lines ended by \\n.
+
+    Raises:
+      ValueError: the file cannot be read or unpacked.
+    """
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError(f"{path}: expected a whole gzip file") from None
+    except OSError as error:
+        raise ValueError(
+            f"{path}: expected a file that can be read: {error.strerror}"
+        ) from None
+    content = content.removeprefix(_BYTE_ORDER_MARK)
+    has_returns = b"\r" in content
+    return content.replace(b"\r\n", b"\n") if has_returns else content
+
+
+def decode(content: bytes, path: str) -> str:
+    """The content of a file as text.
+
+    Raises:
+      ValueError: it is no UTF-8 or has a NUL byte; names file and line.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        raise ValueError(
+            f"{path}:{line}: expected UTF-8, got byte 0x{byte:02x}"
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(f"{path}:{line}: expected text, got a NUL byte")
+    return text
+
+
+def read_text(path: Path) -> str:
+    """The file as text; raises as `read_content` and `decode` do."""
+    return decode(read_content(path), str(path))
+
+
+def read_first_line(path: Path) -> bytes:
+    """The first line of a file, unpacked, without its end; raises as `read_content` does."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            line = file.readline()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError(f"{path}: expected a whole gzip file") from None
+    except OSError as error:
+        raise ValueError(
+            f"{path}: expected a file that can be read: {error.strerror}"
+        ) from None
+    return line.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\r\n")
