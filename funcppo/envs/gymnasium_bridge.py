@@ -11,13 +11,14 @@ Vector environments of Gymnasium run with autoreset disabled: the observation af
 that ends, and finished rows are reset at once, so that no step is lost.
 """
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Gymnasium is optional, and imported where it is used.
 
 from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +31,6 @@ from torch import Tensor
 from funcppo.core import random
 from funcppo.core.settings import Size, check_fields
 from funcppo.core.types import I64, Bool
-from funcppo.envs import gymnasium_laws
 from funcppo.interfaces import (
     AnyEnvironment,
     Environment,
@@ -297,9 +297,7 @@ class HostRows:
             return getattr(self._vector_env, method)(*args, **options)
         # of unpacking, among others
         except (AttributeError, TypeError, ValueError) as error:
-            line = gymnasium_laws.describe_wrong_result(
-                cfg.name, self._make_env
-            )
+            line = describe_wrong_result(cfg.name, self._make_env)
             if line is None:
                 raise
             raise ValueError(line) from error
@@ -551,7 +549,7 @@ def gymnasium(
             evaluation=evaluation,
             n_envs=n_envs,
             check=partial(
-                gymnasium_laws.check_environment,
+                check_environment,
                 name,
                 make_env,
                 mask_size=cfg.mask_size,
@@ -618,3 +616,105 @@ def _environment(
         reset_from_sample=_blank_state,
         spec=spec,
     )
+
+
+# Checks
+
+
+def check_environment(
+    name: str,
+    make_env: Callable[[], Any],
+    n_steps: int,
+    seed: int,
+    mask_size: int | None = None,
+) -> None:
+    """Run Gymnasium's `check_env`, and random steps under its passive checker; silent if they find nothing.
+
+    Of what these only warn of, rewards that are no finite numbers and flags that are no bools are errors. Environments
+    whose actions are masked are not checked: both make illegal actions.
+
+    Args:
+      name: begins each line.
+      n_steps: how many steps to try.
+      mask_size: actions of `info["action_mask"]`, if it is observed.
+
+    Raises:
+      ValueError: one line that says what is wrong.
+    """
+    if mask_size is not None:
+        return
+    env = make_env()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            n_episodes = _run_gymnasium_checks(env, n_steps, seed)
+        limit = "_max_episode_steps"
+        is_limited = env.has_wrapper_attr(limit) and env.get_wrapper_attr(limit)
+    except Exception as error:  # whatever an environment raises
+        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(_REFUSED.format(name=name, line=line)) from error
+    finally:
+        env.close()
+
+    for warning in caught:
+        line = " ".join(str(warning.message).split())
+        if "Expects `" in line or "The reward" in line:
+            raise ValueError(_REFUSED.format(name=name, line=line))
+    if not n_episodes and not is_limited:
+        warnings.warn(
+            f"{name}: no episode ended in {n_steps} random steps, and there is no time limit: "
+            "an evaluation gives an episode up after 10,000 steps only; hand in max_episode_steps",
+            stacklevel=4,
+        )
+
+
+_REFUSED = "{name}: expected an environment that gymnasium.utils.env_checker.check_env accepts, got {line}"
+
+
+def _run_gymnasium_checks(env: Any, n_steps: int, seed: int) -> int:
+    """The number of episodes that end in random steps."""
+    checker = importlib.import_module("gymnasium.utils.env_checker")
+    checker.check_env(env, skip_render_check=True, skip_close_check=True)
+    checked = importlib.import_module("gymnasium.wrappers").PassiveEnvChecker(
+        env
+    )
+    checked.action_space.seed(seed)
+    checked.reset(seed=seed)
+    n_episodes = 0
+    for _ in range(n_steps):
+        _, _, terminated, truncated, _ = checked.step(
+            checked.action_space.sample()
+        )
+        if terminated or truncated:
+            checked.reset()
+            n_episodes += 1
+    return n_episodes
+
+
+def describe_wrong_result(name: str, make_env: Callable[[], Any]) -> str | None:
+    """What a reset or a step returns in place of its two or five values, on one line; None if it returns these.
+
+    Both are those of the environment in its wrappers, which unpack what it returns.
+    """
+    env = make_env().unwrapped
+    try:
+        results = {"reset": env.reset(seed=0)}
+        if _has_length(results["reset"], 2):
+            results["step"] = env.step(env.action_space.sample())
+    except Exception:  # of the environment's own
+        return None
+    finally:
+        env.close()
+    parts = {
+        "reset": ("observation", "info"),
+        "step": ("observation", "reward", "terminated", "truncated", "info"),
+    }
+    for place, result in results.items():
+        if not _has_length(result, len(parts[place])):
+            got = f"{type(result).__name__} {' '.join(repr(result).split())}"
+            return f"{name}: {place}: expected ({', '.join(parts[place])}), got {got}"
+    return None
+
+
+def _has_length(result: Any, length: int) -> bool:
+    return isinstance(result, tuple) and len(result) == length

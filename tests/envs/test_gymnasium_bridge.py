@@ -410,7 +410,7 @@ class Failing(Counter):
         (Nothing, r"Nothing: step: expected \(observation, .*, got NoneType"),
         (
             ObservationAlone,
-            r"ObservationAlone: reset: expected \(obs.* float32",
+            r"ObservationAlone: reset: expected \(obs.*, got ndarray array",
         ),
         (Failing, "the motor is off"),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 import funcppo as fp
 from funcppo.envs import wrappers
-from funcppo.envs.gymnasium_laws import check_environment
+from funcppo.envs.gymnasium_bridge import check_environment
 from tests.learning import one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -82,18 +82,6 @@ class Reused(Walk):
         return self.buffer
 
 
-class CutIsEnd(gym.Wrapper):
-    """Calls the end of a time limit a failure."""
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, reward, terminated or truncated, False, info
-
-
-def limited(max_steps=2):
-    return CutIsEnd(gym.make("CartPole-v1", max_episode_steps=max_steps))
-
-
 def returning(**changes):
     """A walk whose steps return something else in some places of the five."""
     names = ("obs", "reward", "terminated", "truncated", "info")
@@ -117,57 +105,21 @@ def dividing():
 
 
 BROKEN = {
-    "dtype": (
-        observing(np.zeros(2)),
-        r"reset: observation: expected one of Box.*, got float64 \[2\] of 0.0 to 0.0",
+    "dtype": (observing(np.zeros(2)), "AssertionError: The first element"),
+    "an infinite reward": (
+        returning(reward=float("inf")),
+        "The reward is an inf value",
     ),
-    "shape": (
-        observing(np.zeros(3, np.float32)),
-        r"reset: observation: expected one of Box.*, got float32 \[3\]",
-    ),
-    "bounds": (
-        returning(obs=np.full(2, 10, np.float32)),
-        r"step: observation: expected one of Box.*, got float32 \[2\] of 10.0 to 10.0",
-    ),
-    "not a number": (
-        returning(reward=float("nan")),
-        "step: reward: expected a finite number, got float nan",
-    ),
-    "an array as reward": (
-        returning(reward=np.zeros(1)),
-        r"step: reward: expected a finite number, got float64 \[1\]",
-    ),
-    "a flag of numbers": (
-        returning(terminated=0),
-        "step: terminated: expected a bool, got int 0",
-    ),
-    "no flag": (
-        returning(truncated=None),
-        "step: truncated: expected a bool, got NoneType None",
-    ),
+    "a flag of numbers": (returning(terminated=0), "`terminated` signal"),
     "the interface of Gym": (
         type("Old", (Walk,), {"step": lambda self, a: Walk.step(self, a)[1:]}),
-        r"step: expected \(observation, reward, terminated, truncated, info\), got tuple",
+        "ValueError: not enough values",
     ),
-    "a reset without info": (
-        type("Old", (Walk,), {"reset": lambda self, **_: self.observe()}),
-        "reset: expected a result, got AttributeError",
-    ),
-    "an exception": (
-        dividing,
-        "step: expected a result, got ZeroDivisionError: division by zero",
-    ),
-    "a time limit that terminates": (
-        limited,
-        "step: truncated: expected true after max_episode_steps = 2 steps, got false",
-    ),
-    "seeds that are not passed on": (
-        Unseeded,
-        "expected an environment that gymnasium.utils.env_checker.check_env accepts, got AssertionError: .*seed",
-    ),
+    "an exception": (dividing, "ZeroDivisionError: division by zero"),
+    "seeds that are not passed on": (Unseeded, "AssertionError: .*seed"),
     "a buffer that is used again": (
         Reused,
-        "expected an environment that .*check_env accepts, got AssertionError: The observations .* share an object",
+        "AssertionError: The observations .* share an object",
     ),
 }
 
@@ -175,7 +127,9 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_the_interface_is_named_in_one_line(name):
     make_env, problem = BROKEN[name]
-    with pytest.raises(ValueError, match=f"^it: {problem}") as error:
+    with pytest.raises(
+        ValueError, match=f"^it: expected .*check_env accepts, got .*{problem}"
+    ) as error:
         check_environment("it", make_env, 16, 0)
     assert "\n" not in str(error.value)
 
