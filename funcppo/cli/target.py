@@ -62,7 +62,7 @@ def open_dataset(
         raise ValueError(
             f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
         )
-    from funcppo.kg.run.run_start import load_dataset_of
+    from funcppo.kg.run.run_build import load_dataset_of
 
     folder = Path(target)
     with status:

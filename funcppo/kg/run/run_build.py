@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from funcppo import train_step
+from funcppo import checkpoint, metrics_log, train_step
 from funcppo.core import random
 from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.files import shorten
+from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.firings import FiringPlan
 from funcppo.kg.ranking import scorers
@@ -15,8 +19,12 @@ from funcppo.kg.run import evidence_fit, priors
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.run import (
     EVIDENCE_SCORE,
+    PROOF_SCORES,
     QuestionSetup,
     Run,
+    RunScore,
+    RunState,
+    find_checkpoint,
     initial_run_state,
     initial_train_state,
     learner_config,
@@ -31,7 +39,7 @@ from funcppo.kg.run.validation import (
     most_validation_queries,
     with_valid_evidence,
 )
-from funcppo.kg.scores import bellman_ford, link_embedding
+from funcppo.kg.scores import bellman_ford, link_embedding, network_prior
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
@@ -223,3 +231,127 @@ def with_training_data(
         run = dataclasses.replace(run, questions=setup)
         run = _with_questions(run, run.state.start_params)
     return with_valid_evidence(run) if for_validation else run
+
+
+# -- a run at its checkpoint
+
+
+def load_dataset_of(run_config: RunConfig, folder: Path) -> Dataset:
+    """Load the data set of a trained run.
+
+    Args:
+      folder: of the run, for the error.
+
+    Raises:
+      ValueError: it is not where it was in training, or cannot be read.
+    """
+    try:
+        return loaders.load(
+            run_config.dataset, run_config.rules, cfg=run_config.data
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{folder}: the run needs its data set {shorten(run_config.dataset)} as in training: {error}"
+        ) from None
+
+
+def resume_run(
+    run_config: RunConfig, folder: Path, on_phase: PhaseCallback = ignore_phase
+) -> Run:
+    """The run of some settings at the last checkpoint in a folder.
+
+    Raises:
+      ValueError: the data set cannot be read or has changed, or the checkpoint does not belong to it.
+    """
+    on_phase("reading data")
+    dataset = load_dataset_of(run_config, folder)
+    path, damage_notes = find_checkpoint(folder)
+    _check_unchanged(path, run_config, dataset)
+    run = build_run(run_config, dataset, on_phase)
+    state, meta = checkpoint.restore(path, run.state, dataset.fingerprint)
+    scores = (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
+    _check_meta(path, meta, scores)
+    # What reads a run shows the notes on its task.
+    task = dataclasses.replace(run.task, notes=(*run.task.notes, *damage_notes))
+    return dataclasses.replace(
+        run,
+        task=task,
+        questions=_with_stored_priors(run, state),
+        score=meta["score"],
+        state=state,
+        notes=tuple(Note(kind, text) for kind, text in meta["notes"]),
+        pending_row=meta["pending_row"],
+        rule_metric=meta["rule_metric"],
+        rule_margin=meta["rule_margin"],
+    )
+
+
+def _with_stored_priors(run: Run, state: RunState) -> QuestionSetup | None:
+    """The evidence of a run, with which its questions are listed, with the priors of a checkpoint."""
+    setup = run.questions
+    if setup is None:
+        return None
+    if link_embedding.n_models(state.embedding):
+        setup = evidence_fit.with_embedding(setup, state.embedding, "fact")
+    if network_prior.is_network(state.bellman_ford):
+        network = priors.make_network(run.task, state.bellman_ford)
+        setup = evidence_fit.with_network(
+            setup, network, "fact", run.run_config.seed
+        )
+    return setup
+
+
+def _check_unchanged(
+    path: Path, run_config: RunConfig, dataset: Dataset
+) -> None:
+    """Check that the data set of a run is the one that it was trained on.
+
+    Args:
+      path: of the run's checkpoint.
+
+    Raises:
+      ValueError: it is not; names the run, the data set and the rule file.
+    """
+    expected = checkpoint.read(path)[1].get("fingerprint")
+    if expected != dataset.fingerprint:
+        rules = "" if run_config.rules is None else f" or {run_config.rules}"
+        raise ValueError(
+            f"{path.parent}: the run was trained on other data: {run_config.dataset}{rules} has changed since; "
+            f"expected fingerprint {expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
+            f"{dataset.n_constants:,} entities, {len(dataset.rules):,} rules)"
+        )
+
+
+def _check_meta(
+    path: Path, meta: checkpoint.Meta, scores: tuple[RunScore, ...]
+) -> None:
+    """Check what a checkpoint says of a run beside its tensors.
+
+    Raises:
+      ValueError: names the file and what is wrong.
+    """
+    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "score": (f"one of {', '.join(scores)}", lambda x: x in scores),
+        "pending_row": (
+            "the metrics of an update",
+            lambda x: x is None or metrics_log.is_row(x),
+        ),
+        "rule_metric": (
+            "a number from 0 to 1 or null",
+            lambda x: x is None or (isinstance(x, float) and 0 <= x <= 1),
+        ),
+        "rule_margin": (
+            "a number from 0 on",
+            lambda x: isinstance(x, float) and x >= 0,
+        ),
+        "notes": (
+            "pairs of a kind and a text",
+            lambda x: isinstance(x, list) and all(len(note) == 2 for note in x),
+        ),
+    }
+    for name, (expected, is_valid) in checks.items():
+        found = meta.get(name)
+        if not is_valid(found):
+            raise ValueError(
+                f"{path}: {name}: expected {expected}, got {found!r}"
+            )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from funcppo import checkpoint, metrics_log
 from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.core.files import shorten
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve
@@ -31,22 +28,18 @@ from funcppo.kg.run.config import Note, RunConfig, read_config
 from funcppo.kg.run.evidence_fit import ListwiseFit, TrainingQuestions
 from funcppo.kg.run.run import (
     DEFAULT_STEPS,
-    EVIDENCE_SCORE,
     MIN_GAIN_ERRORS,
     PROOF_SCORES,
     QuestionSetup,
     Run,
-    RunScore,
-    RunState,
-    find_checkpoint,
     has_few_valid,
     is_better,
     ppo_config,
     untrained_params,
     with_odds_power,
 )
-from funcppo.kg.run.run_build import at_start, build_run
-from funcppo.kg.scores import link_embedding, network_prior
+from funcppo.kg.run.run_build import at_start, build_run, resume_run
+from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.question_config import QuestionConfig
 from funcppo.kg.search.beam_search import ScoreName, SearchConfig
 from funcppo.kg.search.slot_scheduler import SchedulerState, ignore_progress
@@ -69,27 +62,16 @@ class _ScoredRun(NamedTuple):
     valid_seconds: float = 0.0  # that a ranking of valid takes, if it was timed
 
 
+class _Start(NamedTuple):
+    """What the choices of a new run share."""
+
+    on_phase: PhaseCallback
+    run_time: RunTime
+    valid_seconds: float = 0.0  # that a ranking of valid takes
+
+
 class _SearchTooLong(Exception):
     """A search has computed more successors than it may."""
-
-
-def load_dataset_of(run_config: RunConfig, folder: Path) -> Dataset:
-    """Load the data set of a trained run.
-
-    Args:
-      folder: of the run, for the error.
-
-    Raises:
-      ValueError: it is not where it was in training, or cannot be read.
-    """
-    try:
-        return loaders.load(
-            run_config.dataset, run_config.rules, cfg=run_config.data
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"{folder}: the run needs its data set {shorten(run_config.dataset)} as in training: {error}"
-        ) from None
 
 
 def prepare_run(
@@ -115,77 +97,20 @@ def prepare_run(
       ValueError: bad data or settings, too little memory, a query of valid or test that cannot be ranked, or a
         checkpoint that does not belong to them.
     """
-    on_phase("reading data")
-    if resume:
-        dataset = load_dataset_of(run_config, folder)
-    else:
+    if not resume:
+        on_phase("reading data")
         dataset = loaders.load(
             run_config.dataset, run_config.rules, cfg=run_config.data
         )
-    if not resume:
         run_time = run_time or RunTime(run_config.seconds)
         run_time.end_phase("reading")
         run_config, notes = budget.plan_settings(
             run_config, len(dataset.facts), memory_limit
         )
-        run = _choose_run(run_config, dataset, on_phase, run_time)
+        run = _choose_run(run_config, dataset, _Start(on_phase, run_time))
         return dataclasses.replace(run, notes=(*notes, *run.notes))
 
-    path, damage_notes = find_checkpoint(folder)
-    _check_unchanged(path, run_config, dataset)
-    run = build_run(run_config, dataset, on_phase)
-    state, meta = checkpoint.restore(path, run.state, dataset.fingerprint)
-    scores = (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
-    _check_meta(path, meta, scores)
-    # What reads a run shows the notes on its task.
-    task = dataclasses.replace(run.task, notes=(*run.task.notes, *damage_notes))
-    return dataclasses.replace(
-        run,
-        task=task,
-        questions=_with_stored_priors(run, state),
-        score=meta["score"],
-        state=state,
-        notes=tuple(Note(kind, text) for kind, text in meta["notes"]),
-        pending_row=meta["pending_row"],
-        rule_metric=meta["rule_metric"],
-        rule_margin=meta["rule_margin"],
-    )
-
-
-def _with_stored_priors(run: Run, state: RunState) -> QuestionSetup | None:
-    """The evidence of a run, with which its questions are listed, with the priors of a checkpoint."""
-    setup = run.questions
-    if setup is None:
-        return None
-    if link_embedding.n_models(state.embedding):
-        setup = evidence_fit.with_embedding(setup, state.embedding, "fact")
-    if network_prior.is_network(state.bellman_ford):
-        network = priors.make_network(run.task, state.bellman_ford)
-        setup = evidence_fit.with_network(
-            setup, network, "fact", run.run_config.seed
-        )
-    return setup
-
-
-def _check_unchanged(
-    path: Path, run_config: RunConfig, dataset: Dataset
-) -> None:
-    """Check that the data set of a run is the one that it was trained on.
-
-    Args:
-      path: of the run's checkpoint.
-
-    Raises:
-      ValueError: it is not; names the run, the data set and the rule file.
-    """
-    expected = checkpoint.read(path)[1].get("fingerprint")
-    if expected != dataset.fingerprint:
-        rules = "" if run_config.rules is None else f" or {run_config.rules}"
-        raise ValueError(
-            f"{path.parent}: the run was trained on other data: {run_config.dataset}{rules} has changed since; "
-            f"expected fingerprint {expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
-            f"{dataset.n_constants:,} entities, {len(dataset.rules):,} rules)"
-        )
+    return resume_run(run_config, folder, on_phase)
 
 
 def open_run(
@@ -198,41 +123,6 @@ def open_run(
     """
     run_config = dataclasses.replace(read_config(folder), device=device)
     return prepare_run(run_config, folder, resume=True, on_phase=on_phase)
-
-
-def _check_meta(
-    path: Path, meta: checkpoint.Meta, scores: tuple[RunScore, ...]
-) -> None:
-    """Check what a checkpoint says of a run beside its tensors.
-
-    Raises:
-      ValueError: names the file and what is wrong.
-    """
-    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "score": (f"one of {', '.join(scores)}", lambda x: x in scores),
-        "pending_row": (
-            "the metrics of an update",
-            lambda x: x is None or metrics_log.is_row(x),
-        ),
-        "rule_metric": (
-            "a number from 0 to 1 or null",
-            lambda x: x is None or (isinstance(x, float) and 0 <= x <= 1),
-        ),
-        "rule_margin": (
-            "a number from 0 on",
-            lambda x: isinstance(x, float) and x >= 0,
-        ),
-        "notes": (
-            "pairs of a kind and a text",
-            lambda x: isinstance(x, list) and all(len(note) == 2 for note in x),
-        ),
-    }
-    for name, (expected, is_valid) in checks.items():
-        found = meta.get(name)
-        if not is_valid(found):
-            raise ValueError(
-                f"{path}: {name}: expected {expected}, got {found!r}"
-            )
 
 
 def _check_splits(dataset: Dataset) -> None:
@@ -251,8 +141,7 @@ def _check_splits(dataset: Dataset) -> None:
 def _choose_run(
     run_config: RunConfig,
     dataset: Dataset,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> Run:
     """A new run with the settings and the score by which the untrained policy ranks valid best.
 
@@ -262,27 +151,28 @@ def _choose_run(
     """
     _check_splits(dataset)
     choice = _choose_settings(
-        run_config, dataset, on_phase, run_time.until(run_time.CHOICE)
+        run_config,
+        dataset,
+        start.on_phase,
+        start.run_time.until(RunTime.CHOICE),
     )
-    run_time.end_phase("choice of settings")
+    start.run_time.end_phase("choice of settings")
     if choice.rule_counts is not None:
         dataset = dataclasses.replace(dataset, rule_counts=choice.rule_counts)
     run_config = dataclasses.replace(run_config, rule_score=choice.score)
-    best, notes = _choose_height(
-        run_config, dataset, choice, on_phase, run_time
-    )
+    best, notes = _choose_height(run_config, dataset, choice, start)
     chosen = [
         Note("cut" if line in choice.notes else "detail", line)
         for line in describe_choice(choice, best.run.task.max_height)
     ]
     if best.run.questions is not None:
         best = _start_from_fit(
-            best, run_config.learner == "auto", dataset, on_phase, run_time
+            best, run_config.learner == "auto", dataset, start
         )
     run = best.run
     rule_metric = run.rule_metric
-    if run.questions is None and not run_time.until(run_time.FIT).is_over:
-        on_phase("ranking valid by rule confidences")
+    if run.questions is None and not start.run_time.until(RunTime.FIT).is_over:
+        start.on_phase("ranking valid by rule confidences")
         rule_metric = validation.rule_metric(run)
     return dataclasses.replace(
         run,
@@ -315,8 +205,7 @@ def _choose_height(
     run_config: RunConfig,
     dataset: Dataset,
     choice: SettingsChoice,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> tuple[_ScoredRun, list[Note]]:
     """The run with the height by which the untrained policy ranks valid best, and notes on it."""
     best: _ScoredRun | None = None
@@ -336,8 +225,7 @@ def _choose_height(
                 candidate,
                 best,
                 choice.plan,
-                on_phase,
-                run_time,
+                start,
             )
         except _SearchTooLong as error:
             note = f"policy: height {settings.max_height} not tried: {error}"
@@ -370,8 +258,7 @@ def _score_height(
     candidate: HeightCandidate,
     best: _ScoredRun | None,
     plan: FiringPlan | None,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> _ScoredRun:
     """A new run at a height, with its score.
 
@@ -382,18 +269,18 @@ def _score_height(
     Raises:
       _SearchTooLong: its search is.
     """
-    deadline = run_time.until(run_time.VALID)
+    deadline = start.run_time.until(RunTime.VALID)
     if best is None:
-        run = build_run(config, dataset, on_phase, deadline, plan)
-        run_time.end_phase("what the rules derive")
-        deadline = run_time.until(run_time.VALID)
-        scored = _choose_score(run, on_phase, deadline)
-        run_time.end_phase("evidence of valid")
+        run = build_run(config, dataset, start.on_phase, deadline, plan)
+        start.run_time.end_phase("what the rules derive")
+        deadline = start.run_time.until(RunTime.VALID)
+        scored = _choose_score(run, start.on_phase, deadline)
+        start.run_time.end_phase("evidence of valid")
         return scored
     _check_search(best.run.task, candidate)
-    run = build_run(config, dataset, on_phase)
-    scored = _try_height(run, on_phase, deadline)
-    run_time.end_phase("greater heights")
+    run = build_run(config, dataset, start.on_phase)
+    scored = _try_height(run, start.on_phase, deadline)
+    start.run_time.end_phase("greater heights")
     return scored
 
 
@@ -552,8 +439,7 @@ def _start_from_fit(
     scored: _ScoredRun,
     may_learn_from_proofs: bool,
     dataset: Dataset,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> _ScoredRun:
     """The run with its questions and the listwise fit that PPO starts from.
 
@@ -568,23 +454,23 @@ def _start_from_fit(
     config = run.run_config
     options = evidence_fit.resolve_left_out(run.task, config.questions)
     try:
-        setup, collected = _collect_questions(run, options, on_phase, run_time)
+        setup, collected = _collect_questions(run, options, start)
     except ValueError as error:
         if not may_learn_from_proofs:
             raise ValueError(f"{dataset.name}: learner: {error}") from None
-        note = f"learner proofs: no question to learn from: {error}"
-        note = Note("answers", note)
-        return _start_from_proofs(config, dataset, note, on_phase, run_time)
+        note = Note(
+            "answers", f"learner proofs: no question to learn from: {error}"
+        )
+        return _start_from_proofs(config, dataset, note, start)
 
     run = dataclasses.replace(
         run,
         questions=evidence_fit.without_network(setup),
         run_config=dataclasses.replace(config, questions=options),
     )
-    run, fitted = _fit_with_embedding(
-        run, scored.valid_seconds, on_phase, run_time
-    )
-    run, fitted = _weigh_network(run, fitted, on_phase, run_time)
+    start = start._replace(valid_seconds=scored.valid_seconds)
+    run, fitted = _fit_with_embedding(run, start)
+    run, fitted = _weigh_network(run, fitted, start)
     options = _chosen_options(options, collected.n_questions, fitted.setup)
     ppo, parts_notes = budget.split_minibatches(
         config.ppo,
@@ -592,7 +478,7 @@ def _start_from_fit(
         config.listwise.max_batch_firings,
     )
     config = dataclasses.replace(config, questions=options, ppo=ppo)
-    seconds = run_time.until(run_time.PPO).seconds_left
+    seconds = start.run_time.until(RunTime.PPO).seconds_left
     seconds -= config.n_validations * scored.valid_seconds
     config, steps_notes = _with_steps(config, fitted.setup, seconds)
     run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
@@ -607,8 +493,7 @@ def _start_from_fit(
 def _collect_questions(
     run: Run,
     options: QuestionConfig,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> tuple[QuestionSetup, TrainingQuestions]:
     """List the questions to learn from.
 
@@ -624,10 +509,10 @@ def _collect_questions(
         options,
         config.seed,
         config.device,
-        on_phase,
-        run_time.until(run_time.QUESTIONS),
+        start.on_phase,
+        start.run_time.until(RunTime.QUESTIONS),
     )
-    run_time.end_phase("questions", is_set=is_set)
+    start.run_time.end_phase("questions", is_set=is_set)
     first_epoch = evidence_fit.plan_first_epoch(
         run.task, config.listwise, options.max_size_quantile
     )
@@ -653,65 +538,56 @@ def _start_from_proofs(
     config: RunConfig,
     dataset: Dataset,
     note: Note,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> _ScoredRun:
     """The run that learns from proofs instead, with a note that says why."""
     config = dataclasses.replace(config, learner="proofs")
-    run = build_run(config, dataset, on_phase)
-    scored = _choose_score(run, on_phase, run_time.until(run_time.FIT))
+    run = build_run(config, dataset, start.on_phase)
+    scored = _choose_score(
+        run, start.on_phase, start.run_time.until(RunTime.FIT)
+    )
     return scored._replace(notes=[note, *scored.notes])
 
 
 def _fit_with_embedding(
     run: Run,
-    valid_seconds: float,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> tuple[Run, ListwiseFit]:
     """The listwise fit, with link embeddings where these are set or rank valid better beyond chance; and its run.
 
     Args:
       run: its questions are listed.
-      valid_seconds: that a ranking of valid takes.
     """
     assert run.questions is not None, "the run learns from questions"
     options = run.run_config.questions
     if options.embedding is True:
-        run, notes = priors.embed(run, run.questions, on_phase, run_time)
-        run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
+        run, notes = priors.embed(
+            run, run.questions, start.on_phase, start.run_time
+        )
+        run, plain = _fit_rules(run, start)
         plain = _adjust(run, plain)
         return run, plain._replace(notes=[*notes, *plain.notes])
 
-    run, plain = _fit_rules(run, valid_seconds, on_phase, run_time)
+    run, plain = _fit_rules(run, start)
     plain = _adjust(run, plain)
     if options.embedding is False or plain.quality is None:
         return run, plain
-    embedded, notes = priors.embed(run, plain.setup, on_phase, run_time)
+    embedded, notes = priors.embed(
+        run, plain.setup, start.on_phase, start.run_time
+    )
     if embedded is run:
         return run, plain._replace(notes=[*plain.notes, *notes])
     degrees = plain.setup.policy.aggregation.uses_degrees
-    fitted = _adjust(
-        embedded,
-        _fit(embedded, degrees, valid_seconds, on_phase, run_time),
-    )
-    assert fitted.quality is not None, "there are valid queries"
-    comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
-    if is_better(fitted.quality, plain.quality):
-        notes = [
-            *(
-                Note(note.kind, f"without link embeddings: {note}")
-                for note in plain.notes
-            ),
-            *notes,
-            *fitted.notes,
-            Note("detail", f"link embeddings on: valid {comparison}"),
-        ]
-        return embedded, fitted._replace(notes=notes)
-    comparison += f", no gain above {MIN_GAIN_ERRORS:g} standard errors"
-    note = f"link embeddings off: valid {comparison}"
-    notes = [*plain.notes, *notes, Note("detail", note)]
-    return run, plain._replace(notes=notes)
+    fitted = _adjust(embedded, _fit(embedded, degrees, start))
+    labels = ("without link embeddings", "with them")
+    is_kept, note = _keep_better("link embeddings", plain, fitted, labels)
+    if not is_kept:
+        return run, plain._replace(notes=[*plain.notes, *notes, note])
+    before = [
+        Note(one.kind, f"without link embeddings: {one}") for one in plain.notes
+    ]
+    notes = [*before, *notes, *fitted.notes, note]
+    return embedded, fitted._replace(notes=notes)
 
 
 def _adjust(run: Run, fitted: ListwiseFit) -> ListwiseFit:
@@ -727,8 +603,7 @@ def _adjust(run: Run, fitted: ListwiseFit) -> ListwiseFit:
 def _weigh_network(
     run: Run,
     plain: ListwiseFit,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> tuple[Run, ListwiseFit]:
     """The fit with a Bellman-Ford network beside it, where it is set or ranks valid better beyond chance; and its run.
 
@@ -742,7 +617,9 @@ def _weigh_network(
     cannot_gain = plain.quality is None or starts_at_rules
     if not option or (option == "auto" and cannot_gain):
         return run, plain
-    network, note = priors.train_network(run, plain.setup, on_phase, run_time)
+    network, note = priors.train_network(
+        run, plain.setup, start.on_phase, start.run_time
+    )
     notes = [*plain.notes, note]
     if network is None:
         return run, plain._replace(notes=notes)
@@ -754,16 +631,22 @@ def _weigh_network(
     fitted = evidence_fit.weigh_network(
         plain, network, _metric(run), starts_at_rules=starts_at_rules
     )
-    is_kept, note = _judge_network(option == "auto", plain, fitted)
-    notes += [*fitted.notes, Note("detail", note)]
+    is_kept, note = _keep_better(
+        "Bellman-Ford network",
+        plain,
+        fitted,
+        ("without it", "with it"),
+        is_open=option == "auto",
+    )
+    notes += [*fitted.notes, note]
     if not is_kept:
         run = dataclasses.replace(run, valid_evidence=valid)
         return run, plain._replace(notes=notes)
     notes += _asked_notes(fitted.setup)
     setup = evidence_fit.with_network(
-        fitted.setup, network, left_out, config.seed, on_phase
+        fitted.setup, network, left_out, config.seed, start.on_phase
     )
-    run_time.end_phase("Bellman-Ford network", is_set=option is True)
+    start.run_time.end_phase("Bellman-Ford network", is_set=option is True)
     return run, fitted._replace(setup=setup, notes=notes)
 
 
@@ -778,45 +661,45 @@ def _asked_notes(setup: QuestionSetup) -> list[Note]:
     return [Note("cut", note)]
 
 
-def _judge_network(
-    is_open: bool, plain: ListwiseFit, fitted: ListwiseFit
-) -> tuple[bool, str]:
-    """Whether a fit keeps its Bellman-Ford network, and a note that says why.
+def _keep_better(
+    name: str,
+    plain: ListwiseFit,
+    fitted: ListwiseFit,
+    labels: tuple[str, str],
+    *,
+    is_open: bool = True,
+) -> tuple[bool, Note]:
+    """Whether a fit with something more is kept, and a note that says why.
 
     Args:
+      name: of what it has more.
+      plain: the fit without.
+      labels: how the note names the two.
       is_open: it must rank valid better beyond chance.
-      plain: the fit without it.
     """
     if plain.quality is None or fitted.quality is None:
-        return True, "Bellman-Ford network on: there is no valid split"
-    comparison = f"valid {plain.quality.metric:.4f} without it, {fitted.quality.metric:.4f} with it"
+        return True, Note("detail", f"{name} on: there is no valid split")
+    without, more = labels
+    text = f"valid {plain.quality.metric:.4f} {without}, {fitted.quality.metric:.4f} {more}"
     if is_open and not is_better(fitted.quality, plain.quality):
-        errors = f"{MIN_GAIN_ERRORS:g} standard errors"
-        return (
-            False,
-            f"Bellman-Ford network off: {comparison}, no gain above {errors}",
-        )
-    return True, f"Bellman-Ford network on: {comparison}"
+        errors = f"no gain above {MIN_GAIN_ERRORS:g} standard errors"
+        return False, Note("detail", f"{name} off: {text}, {errors}")
+    return True, Note("detail", f"{name} on: {text}")
 
 
 def _fit_rules(
     run: Run,
-    valid_seconds: float,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> tuple[Run, ListwiseFit]:
     """The listwise fit, with walks where these are set or rank valid better beyond chance; and its run.
 
     Args:
       run: its questions are listed, with walks unless these are off.
-      valid_seconds: that a ranking of valid takes.
     """
     config, setup = run.run_config, run.questions
     assert setup is not None and setup.world is not None
     if config.questions.walks != "auto":
-        return run, _fit(
-            run, config.questions.degrees, valid_seconds, on_phase, run_time
-        )
+        return run, _fit(run, config.questions.degrees, start)
 
     may_try = (
         run.valid_evidence is not None
@@ -826,13 +709,11 @@ def _fit_rules(
     plain = _fit(
         run,
         config.questions.degrees,
-        valid_seconds,
-        on_phase,
-        run_time,
+        start,
         share=SHARE_WITHOUT_WALKS if may_try else 1.0,
     )
     if may_try:
-        fitted = _fit_walks(run, plain, valid_seconds, on_phase, run_time)
+        fitted = _fit_walks(run, plain, start)
         if fitted.setup.policy.aggregation.uses_walks:
             return run, fitted
         plain = fitted
@@ -843,16 +724,13 @@ def _fit_rules(
 def _fit_walks(
     run: Run,
     plain: ListwiseFit,
-    valid_seconds: float,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
 ) -> ListwiseFit:
     """The listwise fit with walks if it ranks valid better beyond chance than the one without, otherwise that one.
 
     Args:
       run: its questions are listed, with walks.
       plain: the fit without walks, whose other evidence is weighed, in as many epochs.
-      valid_seconds: that a ranking of valid takes.
     """
     assert run.questions is not None and plain.quality is not None
     listwise = dataclasses.replace(
@@ -864,44 +742,38 @@ def _fit_walks(
         questions=evidence_fit.with_walks(run.questions),
     )
     degrees = plain.setup.policy.aggregation.uses_degrees
-    fitted = _fit(walking, degrees, valid_seconds, on_phase, run_time)
-    assert fitted.quality is not None, "there are valid queries"
-    comparison = f"{plain.quality.metric:.4f} with the share of groundings, {fitted.quality.metric:.4f} with walks"
-    if is_better(fitted.quality, plain.quality):
-        note = f"walks on: valid {comparison}"
-        return fitted._replace(notes=[*fitted.notes, Note("detail", note)])
-    note = f"walks off: valid {comparison}, no gain above {MIN_GAIN_ERRORS:g} standard errors"
-    return plain._replace(notes=[*plain.notes, Note("detail", note)])
+    fitted = _fit(walking, degrees, start)
+    labels = ("with the share of groundings", "with walks")
+    is_kept, note = _keep_better("walks", plain, fitted, labels)
+    best = fitted if is_kept else plain
+    return best._replace(notes=[*best.notes, note])
 
 
 def _fit(
     run: Run,
     degrees: bool | Literal["auto"],
-    valid_seconds: float,
-    on_phase: PhaseCallback,
-    run_time: RunTime,
+    start: _Start,
     share: float = 1.0,
 ) -> ListwiseFit:
     """The listwise fit that ranks valid best, of those that there is time for; its notes say which these are.
 
     Args:
       run: its questions are listed.
-      valid_seconds: that a ranking of valid takes.
       share: of the time, where another fit follows.
     """
     config, setup = run.run_config, run.questions
     assert setup is not None and setup.world is not None
     is_set = config.listwise.max_gradients is not None
     is_embedded = link_embedding.n_models(setup.facts.embedding) > 0
-    end = run_time.EMBEDDING if is_embedded else run_time.FIT
-    deadline = NO_DEADLINE if is_set else run_time.until(end).share(share)
+    end = RunTime.EMBEDDING if is_embedded else RunTime.FIT
+    deadline = NO_DEADLINE if is_set else start.run_time.until(end).share(share)
     listwise, degrees_tried, notes = budget.plan_fit(
         config.listwise,
         setup.policy,
         setup.world,
         (False, True) if degrees == "auto" else (degrees,),
         deadline.seconds_left,
-        valid_seconds,
+        start.valid_seconds,
         budget.time_factor(config.seconds),
         min_epochs=1 if setup.first_epoch is None else 2,
     )
@@ -912,10 +784,10 @@ def _fit(
         config.seed,
         config.device,
         _metric(run),
-        on_phase,
+        start.on_phase,
         deadline,
     )
-    run_time.end_phase("listwise fit", is_set=is_set)
+    start.run_time.end_phase("listwise fit", is_set=is_set)
     return fitted._replace(notes=[*notes, *fitted.notes])
 
 
