@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph import text
+from funcppo.kg.graph import text as cells
 from funcppo.kg.graph.text import Cells, find_distinct
 
 PARTS = st.one_of(
@@ -32,15 +32,15 @@ def test_cells_are_grouped_by_their_content(parts):
 @pytest.mark.parametrize("n_slots_shared", [1, 5])
 def test_contents_that_share_a_slot_are_told_apart(monkeypatch, n_slots_shared):
     """A hash of few values, as the worst that can be."""
-    hash_cells = text._hash_cells
+    hash_cells = cells._hash_cells
 
     def few_hashes(words, part):
         return hash_cells(words, part) % np.uint64(n_slots_shared)
 
-    monkeypatch.setattr(text, "_hash_cells", few_hashes)
+    monkeypatch.setattr(cells, "_hash_cells", few_hashes)
     check([b"%d" % (i % 50) for i in range(200)])
 
 
 def test_cells_of_several_blocks(monkeypatch):
-    monkeypatch.setattr(text, "_BLOCK_CELLS", 3)
+    monkeypatch.setattr(cells, "_BLOCK_CELLS", 3)
     check([b"name %d" % (i * i % 23) for i in range(100)])

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from funcppo.core.files import shorten
-from funcppo.kg.graph import text
+from funcppo.kg.graph import text as lexer
 from funcppo.kg.graph.text import SPACED_PAREN, Token
 from tests import prolog
 from tests.kg.graph.clause_strategies import NAMES, NASTY
@@ -27,7 +27,7 @@ def kinds_and_texts(tokens):
 
 
 def test_the_tokens_of_a_line_worked_by_hand():
-    assert text.tokenize_line("/m/02('it''s', X):-not q.") == [
+    assert lexer.tokenize_line("/m/02('it''s', X):-not q.") == [
         Token("name", "/m/02"),
         Token("(", "("),
         Token("quoted", "'it''s'"),
@@ -39,17 +39,17 @@ def test_the_tokens_of_a_line_worked_by_hand():
         Token("name", "q"),
         LINE_END,
     ]
-    assert text.tokenize_line("Q42 <= A", text.is_anyburl_variable)[:3] == [
+    assert lexer.tokenize_line("Q42 <= A", lexer.is_anyburl_variable)[:3] == [
         Token("name", "Q42"),
         Token("<=", "<="),
         Token("variable", "A"),
     ]
-    assert text.tokenize_line("") == text.tokenize_line(" . ") == [LINE_END]
+    assert lexer.tokenize_line("") == lexer.tokenize_line(" . ") == [LINE_END]
 
 
 def test_the_tokens_of_a_program_worked_by_hand():
     program = "% a comment\np(a1, -007) :- /* two\nlines */ q (X).\nr"
-    first, second = text.tokenize_prolog(program)
+    first, second = lexer.tokenize_prolog(program)
     assert (first.line, first.text) == (
         2,
         "p(a1, -007) :- /* two\nlines */ q (X).",
@@ -77,10 +77,10 @@ def test_the_tokens_of_a_program_worked_by_hand():
 
 @given(TEXTS)
 def test_a_line_loses_nothing_but_white_space_and_the_last_full_stop(text):
-    *tokens, end = text.tokenize_line(text)
+    *tokens, end = lexer.tokenize_line(text)
     assert end == LINE_END
     kept = "".join("".join(token.text for token in tokens).split())
-    assert kept == "".join(text.strip().removesuffix(".").split())
+    assert kept == "".join(lexer.strip().removesuffix(".").split())
 
 
 @given(
@@ -90,12 +90,12 @@ def test_a_line_loses_nothing_but_white_space_and_the_last_full_stop(text):
 )
 def test_a_program_without_comments_loses_nothing_but_white_space(text):
     words = []
-    for clause in text.tokenize_prolog(text):
-        assert text.split("\n")[clause.line - 1].strip()
+    for clause in lexer.tokenize_prolog(text):
+        assert lexer.split("\n")[clause.line - 1].strip()
         words += [
             token.text for token in clause.tokens if token.kind != "end of file"
         ]
-    assert "".join("".join(words).split()) == "".join(text.split())
+    assert "".join("".join(words).split()) == "".join(lexer.split())
 
 
 @given(NAMES)
@@ -103,11 +103,11 @@ def test_a_program_without_comments_loses_nothing_but_white_space(text):
 def test_unquoting_undoes_quoting_and_a_quoted_name_is_one_token_on_one_line(
     name,
 ):
-    quoted = text.quote(name)
-    assert text.unquote(quoted) == name
+    quoted = lexer.quote(name)
+    assert lexer.unquote(quoted) == name
     assert quoted.splitlines() == [quoted] and quoted.isprintable()
-    assert text.tokenize_line(quoted) == [Token("quoted", quoted), LINE_END]
-    (clause,) = text.tokenize_prolog(quoted + ".")
+    assert lexer.tokenize_line(quoted) == [Token("quoted", quoted), LINE_END]
+    (clause,) = lexer.tokenize_prolog(quoted + ".")
     assert clause.tokens == [Token("quoted", quoted), Token("end", ".")]
 
 
@@ -124,7 +124,7 @@ def test_unquoting_undoes_quoting_and_a_quoted_name_is_one_token_on_one_line(
     ],
 )
 def test_the_escapes_of_iso_prolog(quoted, name):
-    assert text.unquote(quoted) == name
+    assert lexer.unquote(quoted) == name
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_an_escape_that_is_none_is_an_error(quoted):
         ValueError,
         match=r"^expected (an escape of ISO Prolog|a character of Unicode), got ",
     ):
-        text.unquote(quoted)
+        lexer.unquote(quoted)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_an_escape_that_is_none_is_an_error(quoted):
 )
 def test_an_integer_is_what_python_prints_for_one(text):
     try:
-        expected = str(int(text)) == text and text.isascii()
+        expected = str(int(text)) == text and lexer.isascii()
     except ValueError:
         expected = False
-    assert text.is_integer(text) == expected
+    assert lexer.is_integer(text) == expected
 
 
 def test_names_and_variables_worked_by_hand():
@@ -163,15 +163,15 @@ def test_names_and_variables_worked_by_hand():
         "a b",
         "é",
     ]
-    assert [name for name in names if text.is_variable(name)] == [
+    assert [name for name in names if lexer.is_variable(name)] == [
         "Ann",
         "_",
         "X",
         "Q42",
     ]
-    assert [name for name in names if text.is_anyburl_variable(name)] == ["X"]
-    assert [name for name in names if text.is_prolog_name(name)] == ["ann"]
-    assert [name for name in names if not text.is_bare_name(name)] == [
+    assert [name for name in names if lexer.is_anyburl_variable(name)] == ["X"]
+    assert [name for name in names if lexer.is_prolog_name(name)] == ["ann"]
+    assert [name for name in names if not lexer.is_bare_name(name)] == [
         "b.",
         "a:-b",
         "a b",
@@ -218,7 +218,9 @@ def test_the_letters_of_a_name_are_those_of_swi_prolog():
 
 def prolog_kind(text):
     """Kind of the token that a text is as a whole; "none" if it is no name and no variable."""
-    tokens = [t for source in text.tokenize_prolog(text) for t in source.tokens]
+    tokens = [
+        t for source in lexer.tokenize_prolog(text) for t in source.tokens
+    ]
     kind, word = tokens[0]
     is_whole = word == text and kind in ("name", "variable")
     return kind if is_whole else "none"

@@ -7,7 +7,6 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph import text
 from funcppo.kg.graph.loaders import from_triples
 from funcppo.kg.graph.rules import parse_query
 from funcppo.kg.graph.text import (
@@ -52,7 +51,7 @@ def test_of_many_names_the_nearest_are_found(monkeypatch):
     letters = "abcdefghijklmnop "
     known = ["".join(generator.choices(letters, k=12)) for _ in range(400)]
     known[7] = "line\nbreak at seven"
-    monkeypatch.setattr(text, "MAX_COMPARED", 40)
+    monkeypatch.setattr(names_like, "MAX_COMPARED", 40)
     for name in known[:50]:
         at = generator.randrange(1, len(name) - 2)
         for typo in (
