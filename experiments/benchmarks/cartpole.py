@@ -1,20 +1,18 @@
-"""What a CartPole training iteration costs: as one CUDA graph, other ways to run it, and other libraries.
+"""What a CartPole training iteration costs: as one CUDA graph, other ways to run it, and JAX.
 
     python experiments/benchmarks/cartpole.py --mode captured jax --precision highest high bfloat16 --out FILE
 
 Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh; 64 and 1024 learners under vmap, 4 x
-128 each; and `update`, one minibatch update at batch 256. Ways to run it (`--mode`):
+128 each. Ways to run it (`--mode`):
 
     captured                  compiled parts; the whole iteration is one CUDA graph
-    whole-iteration           one compiled call an iteration, its loops kept as loops; large minibatches in
-                              microbatches that fit into a cache (for a CPU)
     loop-body-graphs          compiled parts; one CUDA graph a rollout step and one a minibatch
     compiled                  compiled parts, called from Python
     eager-graph               eager parts in one CUDA graph, as LeanRL does it
     eager-loop-body-graphs    eager parts, graphs as `loop-body-graphs`
     forward                   compiled forward and loss, eager backward, fused Adam: the `forward` strategy
     eager                     nothing compiled
-    sb3, jax                  where they are installed: Stable-Baselines3; one jitted JAX call (jax_peer.py)
+    jax                       where it is installed: one jitted JAX call (jax_peer.py)
 
 A row holds the seconds of a cold start, and the median and spread of an iteration. Rows of funcppo also hold the number
 of kernels, the most memory held, and the difference of their params from the eager step's after one update, as a share
@@ -44,13 +42,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
-from experiments.benchmarks.whole_iteration import compile_iteration
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.envs import classic
 from funcppo.envs.base import NoWorld
-from funcppo.minibatch import UpdateState
 from funcppo.nets import networks as mlp
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
@@ -64,11 +60,9 @@ WORK = {
     "2048x128": (2048, 0),
     "64 learners": (4, 64),
     "1024 learners": (4, 1024),
-    "update": (2, 0),
 }
 MODES = (
     "captured",
-    "whole-iteration",
     "loop-body-graphs",
     "compiled",
     "eager-graph",
@@ -77,7 +71,6 @@ MODES = (
     "eager",
 )
 LOOP_BODY_MODES = ("loop-body-graphs", "eager-loop-body-graphs")
-PEERS = ("sb3", "jax")
 N_STEPS = 128
 N_MINIBATCHES = 4
 ppo_config = partial(
@@ -99,7 +92,6 @@ JAX_PRECISION = {
 
 REPEATS = 7
 MIN_REPEAT_SECONDS = 0.2
-CACHED_ROWS = 2048  # rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
 
 
 def main() -> None:
@@ -119,8 +111,8 @@ def main() -> None:
         "--mode",
         nargs="*",
         default=list(MODES),
-        choices=[*MODES, *PEERS],
-        help="default: no peers",
+        choices=[*MODES, "jax"],
+        help="default: all but JAX",
     )
     parser.add_argument(
         "--precision",
@@ -128,13 +120,6 @@ def main() -> None:
         default=["highest"],
         choices=list(FLOPS_PER_SECOND),
         help="high: TF32",
-    )
-    parser.add_argument(
-        "--microbatches",
-        nargs="*",
-        type=int,
-        default=[0],
-        help="of a minibatch; 0: chosen by the mode",
     )
     parser.add_argument(
         "--processes",
@@ -153,35 +138,27 @@ def main() -> None:
         return run_cell(*args.cell)
 
     cells = {}
-    for precision, n, work, mode in itertools.product(
-        args.precision, args.microbatches, args.work, args.mode
+    for precision, work, mode in itertools.product(
+        args.precision, args.work, args.mode
     ):
-        arguments = [
-            work,
-            mode,
-            args.device,
-            precision,
-            *([str(n)] if n else []),
-        ]
+        arguments = [work, mode, args.device, precision]
         cells[" ".join(arguments)] = arguments
     side_by_side.run_cells(
         __file__, cells, args.processes, args.device, args.out
     )
 
 
-def run_cell(
-    work: str, mode: str, device: str, precision: str, microbatches: str = "0"
-) -> None:
+def run_cell(work: str, mode: str, device: str, precision: str) -> None:
     """Run one cell in this process."""
     torch.set_float32_matmul_precision(
         "high" if precision == "high" else "highest"
     )
-    if mode == "sb3":
-        case = StableBaselines(work)
-    elif mode == "jax":
-        case = Jax(work, device, precision)
-    else:
-        case = CartPoleCase(work, mode, device, precision, int(microbatches))
+    case: CartPoleCase | Jax
+    case = (
+        Jax(work, device, precision)
+        if mode == "jax"
+        else CartPoleCase(work, mode, device, precision)
+    )
     side_by_side.run_cell(case.prepare, case.measure)
 
 
@@ -189,28 +166,12 @@ class CartPoleCase:
     """One work, run in one mode."""
 
     def __init__(
-        self,
-        work: str,
-        mode: str,
-        device: str,
-        precision: str,
-        microbatches: int = 0,
+        self, work: str, mode: str, device: str, precision: str
     ) -> None:
-        """Args: `microbatches` of a minibatch, 0 for as many as the mode wants."""
-        self.work, self.mode, self.device, self.precision = (
-            work,
-            mode,
-            device,
-            precision,
-        )
+        self.mode, self.device, self.precision = mode, device, precision
         n_envs, self.n_learners = WORK[work]
-        rows = n_envs * N_STEPS // N_MINIBATCHES
-        for_cache = (
-            max(1, rows // CACHED_ROWS) if mode == "whole-iteration" else 1
-        )
-        self.microbatches = microbatches or for_cache
         self.cfg = Config(
-            ppo=ppo_config(n_envs=n_envs, n_microbatches=self.microbatches),
+            ppo=ppo_config(n_envs=n_envs),
             env=classic.cartpole(),
             agent=mlp.mlp_agent(
                 mlp.MLPConfig(
@@ -240,20 +201,17 @@ class CartPoleCase:
         self.step = captured.step
 
         with FlopCounterMode(display=False) as counter:
-            want, out = self.step_function(self.eager_parts, "eager")(
-                self.first_state()
-            )
+            want, out = self.step_function(self.eager_parts)(self.state)
         self.least_ms = least_milliseconds(
-            counter.get_total_flops(), self.first_state(), out, self.precision
+            counter.get_total_flops(), self.state, out, self.precision
         )
         return {
             "replay_mode": captured.replay_mode,
             "cold_s": cold_seconds,
             "capture_ms": captured.capture_ms,
-            "microbatches": self.microbatches,
             "peak_bytes": peak_bytes,
             "difference_from_eager": relative_difference(
-                captured.state, want, self.first_state()
+                captured.state, want, self.state
             ),
         }
 
@@ -269,20 +227,16 @@ class CartPoleCase:
         parts = self.compile_parts()
         memory.reset_peak(self.device)
         if self.mode in LOOP_BODY_MODES:
-            if self.work == "update":
-                raise ValueError(
-                    f"{self.work}: {self.mode} has whole iterations"
-                )
             step = partial(train_step.train_step, self.cfg, NoWorld())
             return capture_loop_bodies(
-                step, parts, self.first_state(), strict=self.device == "cuda"
+                step, parts, self.state, strict=self.device == "cuda"
             )
         use_graph = (
             self.mode in ("captured", "eager-graph") and self.device == "cuda"
         )
-        step = self.step_function(parts, self.mode)
+        step = self.step_function(parts)
         return capture(
-            step, self.first_state(), use_cuda_graph=use_graph, strict=use_graph
+            step, self.state, use_cuda_graph=use_graph, strict=use_graph
         )
 
     def compile_parts(self) -> train_step.Parts:
@@ -307,89 +261,17 @@ class CartPoleCase:
         )[0]
 
     def step_function(
-        self, parts: train_step.Parts, mode: str
+        self, parts: train_step.Parts
     ) -> Callable[[Any], tuple[Any, Any]]:
-        """What is timed: an iteration, or one minibatch update."""
-        if mode == "whole-iteration":
-            iteration = compile_iteration(parts)
-            return lambda state: iteration(self.cfg, NoWorld(), state)
-        if self.work != "update":
-            return lambda state: train_step.train_step(
-                self.cfg, NoWorld(), state, parts
-            )
-
-        # Two minibatches of 128 rows make the batch of 256.
-        collected = train_step.collect(self.cfg, NoWorld(), self.state)
-        minibatch = tree.map(
-            lambda x: torch.cat([x[0], x[1]]) if x.ndim > 1 else x[0],
-            collected.minibatches,
+        """Return what is timed: an iteration."""
+        return lambda state: train_step.train_step(
+            self.cfg, NoWorld(), state, parts
         )
-        update = partial(
-            parts.minibatch_step,
-            self.cfg,
-            NoWorld(),
-            self.state.params,
-            collected.batch,
-            collected.scalars,
-        )
-        return lambda update_state: update(update_state, minibatch)
-
-    def first_state(self) -> Any:
-        """The state before the first step."""
-        if self.work != "update":
-            return self.state
-        return train_step.collect(self.cfg, NoWorld(), self.state).update_state
 
     def synchronise(self) -> None:
         """Wait for the device."""
         if self.device == "cuda":
             torch.cuda.synchronize()
-
-
-class StableBaselines:
-    """Stable-Baselines3's PPO on the same work, on the CPU; the cell is an error where it is not installed."""
-
-    def __init__(self, work: str) -> None:
-        self.work = work
-
-    def prepare(self) -> Row:
-        """Make the learner and run one iteration."""
-        from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
-        from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
-
-        n_envs, n_learners = WORK[self.work]
-        if n_learners or self.work == "update":
-            raise ValueError(
-                f"{self.work}: Stable-Baselines3 has one learner, and whole iterations"
-            )
-        rows = n_envs * N_STEPS
-        options = {
-            "n_steps": N_STEPS,
-            "batch_size": rows // N_MINIBATCHES,
-            "n_epochs": 4,
-        }
-        network = {"policy_kwargs": {"net_arch": [64, 64]}}
-        model = PPO(
-            "MlpPolicy",
-            make_vec_env("CartPole-v1", n_envs),
-            device="cpu",
-            **options,
-            **network,
-        )
-
-        def step() -> None:
-            model.learn(rows, reset_num_timesteps=False)
-
-        self.step = step
-        self.step()
-        return {
-            "replay_mode": "none",
-            "cold_s": side_by_side.seconds_since_start(),
-        }
-
-    def measure(self) -> Row:
-        """Median and spread of an iteration."""
-        return time_steps(self.step, lambda: None)
 
 
 class Jax:
@@ -411,8 +293,6 @@ class Jax:
         from experiments.benchmarks import jax_peer
 
         n_envs, n_learners = WORK[self.work]
-        if self.work == "update":
-            raise ValueError(f"{self.work}: the JAX run has whole iterations")
         device = jax.devices(self.device)[0]
         jax.config.update("jax_default_device", device)
         jax.config.update(
@@ -454,13 +334,8 @@ class Jax:
 
 
 def relative_difference(got: Any, want: Any, before: Any) -> float:
-    """|got - want| / |want - before| of the params of three training states, or states of an update."""
-    params = [
-        [state.flat_params]
-        if isinstance(state, UpdateState)
-        else tree.leaves(state.params)
-        for state in (got, want, before)
-    ]
+    """|got - want| / |want - before| of the params of three training states."""
+    params = [tree.leaves(state.params) for state in (got, want, before)]
     difference = tree.global_norm([a - b for a, b in zip(params[0], params[1])])
     change = tree.global_norm([a - b for a, b in zip(params[1], params[2])])
     return float(difference / change)

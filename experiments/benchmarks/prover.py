@@ -8,7 +8,6 @@ Work:
     family                     Family, 41 rules, height 2, 128 x 128, 5 epochs x 16 minibatches
     family-large               the same with 250-d atoms and 512 hidden units
     family-130                 that with 8 residual layers and 130 places for successors, of which at most 22 are filled
-    family-130-microbatches    that with minibatches in 8 parts
 
 Modes are those of cartpole.py (`--mode`). Minibatches run on the successors that there are (`--successors packed`) or
 on a place for each that there may be (`padded`). Rows are as those of cartpole.py, with rollout_ms, steps a second, the
@@ -67,11 +66,6 @@ WORK = {
     "family": ("{data}/family", SMALL_TASK, LARGE_PPO),
     "family-large": ("{data}/family", LARGE_TASK, LARGE_PPO),
     "family-130": ("{data}/family", DEEP_TASK, LARGE_PPO),
-    "family-130-microbatches": (
-        "{data}/family",
-        DEEP_TASK,
-        dataclasses.replace(LARGE_PPO, n_microbatches=8),
-    ),
 }
 
 
