@@ -77,14 +77,11 @@ MACHINERY = (
 )
 # Maths on Python's containers, which it fills.
 HOST = (
-    "kg.logic.chains",
-    "kg.logic.firings",
+    "kg.logic.derive",
     "kg.logic.fixpoint",
     "kg.logic.joins",
     "kg.logic.proof",
-    "kg.logic.proof_builder",
-    "kg.logic.relations",
-    "kg.logic.rules",
+    "kg.logic.prove",
 )
 
 

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from funcppo.kg.logic.fact_proofs import FactHeights
     from funcppo.kg.logic.fixpoint import LeastModel
     from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+    from funcppo.kg.logic.prove import FactHeights
     from funcppo.kg.search.task import PhaseCallback
 
 PROVABLE_HEIGHT = 3  # of --provable, unless --height says otherwise
@@ -512,9 +512,9 @@ def derivation_heights(
       max_height: what the model was asked for; None for the fixpoint.
       deadline: when the evaluation ends; neither that step nor facts are evaluated then.
     """
-    from funcppo.kg.logic import fact_proofs, fixpoint
-    from funcppo.kg.logic.fact_proofs import FactHeights
+    from funcppo.kg.logic import fixpoint, prove
     from funcppo.kg.logic.joins import RowBudget
+    from funcppo.kg.logic.prove import FactHeights
 
     atoms = _as_tensor(split)
     height = fixpoint.atom_height(model, atoms)
@@ -526,13 +526,13 @@ def derivation_heights(
         )
         height = height.where((height >= 0) | ~derived_next, last_height)
     is_fact = height == 0
-    found = fact_proofs.fact_heights(
+    found = prove.fact_heights(
         knowledge_base,
         model.sizes,
         atoms[is_fact],
         max_height=last_height if model.stop_reason else max_height,
         max_atoms=sys.maxsize,  # they are among those of the model
-        budget=RowBudget(fact_proofs.MAX_FACT_ROWS, deadline=deadline),
+        budget=RowBudget(prove.MAX_FACT_ROWS, deadline=deadline),
         object_identity=model.object_identity,
     )
     height = height.masked_scatter(is_fact, found.height)

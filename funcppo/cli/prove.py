@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from funcppo.kg.logic.fixpoint import LeastModel
     from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
     from funcppo.kg.logic.proof import Proof
-    from funcppo.kg.logic.query_answering import QueryResult
+    from funcppo.kg.logic.prove import QueryResult
     from funcppo.kg.run.run import Run
 
 MAX_PRINTED_ANSWERS = 10  # answers of a query with variables, without --all
@@ -207,11 +207,11 @@ class _FailedRules(NamedTuple):
 
 def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     """Prove a query without variables, or find out what is missing."""
-    from funcppo.kg.logic import joins, kb, proof, query_answering
+    from funcppo.kg.logic import joins, kb, proof, prove
 
     with fixpoint_progress() as progress:
         knowledge_base, sizes = kb.from_dataset(dataset)
-        found = query_answering.prove_ground(
+        found = prove.prove_ground(
             knowledge_base,
             sizes,
             atom,
@@ -383,10 +383,10 @@ def _failed_rules(
     atom: Atom,
 ) -> _FailedRules:
     """The first rules whose head matches an atom without a proof, each with the goals that nothing satisfies."""
-    from funcppo.kg.logic import query_answering
+    from funcppo.kg.logic import prove
 
     # At height 0 no rule is applied.
-    failed = query_answering.failed_rules(
+    failed = prove.failed_rules(
         knowledge_base,
         sizes,
         model,

@@ -46,18 +46,17 @@ from funcppo.kg.graph.rules import (
 from funcppo.kg.logic import derivability, partial_fixpoint, proof, triple_index
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derivability import DerivabilityIndex
-from funcppo.kg.logic.firing_chunks import (
+from funcppo.kg.logic.derive import (
+    Questions,
     fired_atoms,
     iter_firing_chunks,
     open_questions,
 )
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.logic.proof_builder import Program
-from funcppo.kg.logic.question_types import Questions
-from funcppo.kg.logic.sorting import unique_values
+from funcppo.kg.logic.prove import Program
+from funcppo.kg.logic.row_index import unique_rows, unique_values
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL, TripleIndex
-from funcppo.kg.logic.typed_torch import unique_rows
 from funcppo.kg.ranking import (
     evidence_explanation,
     evidence_ranking,

@@ -8,7 +8,7 @@ import pytest
 
 from funcppo.cli import console
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import chains
+from funcppo.kg.logic import derive
 from funcppo.kg.search import task
 from tests.cli.runner import funcppo
 
@@ -62,7 +62,7 @@ def test_what_is_done_of_counting_rules_is_told(graph, monkeypatch, tmp_path):
 def test_ranks_are_those_of_the_files(
     graph, options, max_offsets, monkeypatch, capsys
 ):
-    monkeypatch.setattr(chains, "MAX_OFFSETS", max_offsets)
+    monkeypatch.setattr(derive, "MAX_OFFSETS", max_offsets)
     indexed = graph.with_name("indexed")
     assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
     assert "facts" in capsys.readouterr().out

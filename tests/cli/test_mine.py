@@ -29,8 +29,8 @@ from funcppo.kg.graph.rules import (
     to_clauses,
 )
 from funcppo.kg.mining import config, miner
-from funcppo.kg.mining.budget import ignore_progress
 from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.mining.mined_rules import ignore_progress
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.config import RESULTS_FILE, read_config
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine

@@ -28,10 +28,24 @@ from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.fixpoint import LeastModel
 from funcppo.kg.logic.joins import (
+    Columns,
     Inequality,
+    Relation,
     RowBudget,
     RowBudgetExceeded,
+    Rule,
+    Table,
     TimeBudgetExceeded,
+    body_query,
+    find_rows,
+    head_columns,
+    make_literal,
+    most_general_unifier,
+    object_identity_constraints,
+    relations_by_predicate,
+    rules_from_kb,
+    substitute_rule,
+    substitute_terms,
 )
 from funcppo.kg.logic.kb import (
     KBSizes,
@@ -40,26 +54,7 @@ from funcppo.kg.logic.kb import (
     find_atoms,
     sort_and_index_atoms,
 )
-from funcppo.kg.logic.relations import (
-    Columns,
-    Relation,
-    Table,
-    find_rows,
-    make_literal,
-)
-from funcppo.kg.logic.rules import (
-    Rule,
-    body_query,
-    head_columns,
-    most_general_unifier,
-    object_identity_constraints,
-    relations_by_predicate,
-    rules_from_kb,
-    substitute_rule,
-    substitute_terms,
-)
-from funcppo.kg.logic.sorting import unique_values
-from funcppo.kg.logic.typed_torch import int_list
+from funcppo.kg.logic.row_index import int_list, unique_values
 
 # the part of the rules that tells by sampling how many rows all of them make, and the fewest rules that tell
 SAMPLED_RULES_SHARE = 0.0625
@@ -561,7 +556,7 @@ def _distinct_rows(
     no_rows = (empty,) * arity
     columns = tuple(torch.cat(pieces) for pieces in zip(no_rows, *parts))
     bits = sizes.n_constants.bit_length()
-    return row_index.unique_rows(columns, [bits] * arity)
+    return row_index.unique_columns(columns, [bits] * arity)
 
 
 def _is_not_among(

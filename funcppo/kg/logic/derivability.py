@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core.types import I32, I64, Bool
-from funcppo.kg.logic import consequences, row_index, sorting
+from funcppo.kg.logic import consequences, row_index
 from funcppo.kg.logic.consequences import CountCallback, Derivations
 from funcppo.kg.logic.fixpoint import LeastModel
 from funcppo.kg.logic.joins import RowBudget, ragged_arange
@@ -25,7 +25,7 @@ from funcppo.kg.logic.kb import (
     index_sorted_atoms,
 )
 from funcppo.kg.logic.resolve import Goals, Successors
-from funcppo.kg.logic.typed_torch import int_list, runs
+from funcppo.kg.logic.row_index import int_list, runs
 
 
 class DerivabilityIndex(NamedTuple):
@@ -88,7 +88,7 @@ def build_derivability_index(
     return DerivabilityIndex(
         atom_index=model.atom_index,
         height=model.height,
-        derivation_keys=sorting.sort_values(torch.cat(keys)),
+        derivation_keys=row_index.sort_values(torch.cat(keys)),
     )
 
 
@@ -106,7 +106,7 @@ def build_derivability_index_for_atoms(
             atoms, sizes.n_predicates, sizes.n_constants
         ),
         height=torch.zeros_like(atoms[:, 0]),
-        derivation_keys=sorting.sort_values(keys),
+        derivation_keys=row_index.sort_values(keys),
     )
 
 

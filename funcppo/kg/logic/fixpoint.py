@@ -27,10 +27,21 @@ from torch import Tensor
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
+    Atom,
+    Columns,
     ConjunctiveQuery,
+    Relation,
     RowBudget,
     RowBudgetExceeded,
+    Rule,
     TimeBudgetExceeded,
+    body_query,
+    find_rows,
+    head_columns,
+    make_literal,
+    object_identity_constraints,
+    relations_by_predicate,
+    rules_from_kb,
 )
 from funcppo.kg.logic.kb import (
     AtomIndex,
@@ -40,22 +51,7 @@ from funcppo.kg.logic.kb import (
     index_sorted_atoms,
     sort_and_index_atoms,
 )
-from funcppo.kg.logic.relations import (
-    Columns,
-    Relation,
-    find_rows,
-    make_literal,
-)
-from funcppo.kg.logic.rules import (
-    Atom,
-    Rule,
-    body_query,
-    head_columns,
-    object_identity_constraints,
-    relations_by_predicate,
-    rules_from_kb,
-)
-from funcppo.kg.logic.typed_torch import int_list, unique_rows
+from funcppo.kg.logic.row_index import int_list, unique_rows
 
 
 @enum.unique
@@ -656,7 +652,7 @@ def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
     """The distinct rows of some tables of arguments, in lexicographic order."""
     columns = tuple(torch.cat(pieces) for pieces in zip(*parts))
     bits = sizes.n_constants.bit_length()
-    return row_index.unique_rows(columns, [bits] * len(columns))
+    return row_index.unique_columns(columns, [bits] * len(columns))
 
 
 def _union(known: Relation | None, new: Relation, sizes: KBSizes) -> Relation:

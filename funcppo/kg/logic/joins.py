@@ -1,5 +1,9 @@
 """Conjunctive queries over relations: joins by sorted keys, in chunks of bounded size.
 
+A `Relation` holds the argument tuples of one predicate. A `Literal` reads it at some terms, as `p(X, c, X)` does; its
+`indexed_view` selects and sorts the matching rows over the variables in the order that a join needs. `query_of_rule`
+makes a query of a rule.
+
 Literals are joined one at a time, the one with the fewest resulting rows first. A variable that nothing needs any more
 is projected away at once and the remaining rows are made distinct, so a chain of binary literals never holds more than
 pairs. A step with more than `MAX_CHUNK_ROWS` resulting rows is computed in chunks. A `RowBudget` bounds the work.
@@ -13,25 +17,259 @@ point.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.core.types import I64
+from funcppo.core.types import I32, I64
 from funcppo.kg.logic import row_index
-from funcppo.kg.logic.relations import (
-    UNIT_TABLE,
-    IndexedView,
-    Literal,
-    Table,
-    distinct,
-    indexed_view,
-    select_rows,
-)
+from funcppo.kg.logic.kb import KnowledgeBase
+from funcppo.kg.logic.row_index import Lookup, int_list, rule_tuples, runs
+
+# a view with at least one row for so many ids is indexed by id, without a search
+_MAX_IDS_PER_ROW = 16
+
+Columns = tuple[Tensor, ...]
+# pattern of terms, order of columns, indexed columns, bits of a term, whether rows are counted
+ViewKey = tuple[tuple[int, ...], tuple[int, ...], int, int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Distinct rows over variables, stored by column. Without columns it has 0 or 1 rows.
+
+    Attributes:
+      counts: how many assignments of the variables that were projected away each row stands for; None where they are
+        not counted.
+    """
+
+    variables: tuple[int, ...]
+    columns: Columns
+    size: int
+    counts: Tensor | None = None
+
+
+UNIT_TABLE = Table((), (), 1)
+
+
+class RowGroups(NamedTuple):
+    """The rows of a table by what is in them; groups are in lexicographic order."""
+
+    first: I64[Tensor, "g"]  # a row of each group
+    order: I64[Tensor, "n"]  # all rows, group by group
+    group: I64[Tensor, "n"]  # of each of these
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedView:
+    """Rows in lexicographic order, and the index over their first columns."""
+
+    columns: Columns
+    size: int
+    key_prefixes: tuple[Tensor, ...]
+    keys: Tensor
+    # where the rows of each value of the first column start, if that is the whole index
+    row_offsets: Tensor | None
+    # how many rows of the relation each row stands for, as in `Table`
+    counts: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Distinct rows of int64 columns in lexicographic order; each view is computed once."""
+
+    columns: Columns
+    size: int
+    view_cache: dict[ViewKey, IndexedView] = field(
+        default_factory=dict[ViewKey, IndexedView]
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """A relation, and the term at each of its arguments."""
+
+    relation: Relation
+    terms: tuple[int, ...]
+    variables: frozenset[int]
+
+
+def make_literal(
+    relation: Relation, terms: tuple[int, ...], n_constants: int
+) -> Literal:
+    """The literal of a relation at some terms; those above `n_constants` are variables."""
+    return Literal(
+        relation, terms, frozenset(t for t in terms if t > n_constants)
+    )
+
+
+def find_rows(columns: Columns, relation: Relation, n_constants: int) -> Lookup:
+    """The position of each row in a relation, and whether it is there."""
+    # View the relation over distinct variables, indexed by all columns.
+    variables = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
+    view = indexed_view(
+        make_literal(relation, variables, n_constants),
+        variables,
+        len(variables),
+        n_constants,
+    )
+
+    bits = [n_constants.bit_length()] * len(columns)
+    key, has_key = row_index.encode_with_prefixes(
+        view.key_prefixes, columns, bits
+    )
+    position, found = row_index.binary_search(view.keys, key)
+    return Lookup(position, has_key & found)
+
+
+def select_rows(table: Table, mask: Tensor) -> Table:
+    """The rows of a table where the mask is true."""
+    row = mask.nonzero().squeeze(1)
+    columns = tuple(column.index_select(0, row) for column in table.columns)
+    counts = None
+    if table.counts is not None:
+        counts = table.counts.index_select(0, row)
+    return Table(table.variables, columns, row.numel(), counts)
+
+
+def distinct(table: Table, bits: int) -> Table:
+    """The table with each row once, in lexicographic order; the counts of equal rows are added.
+
+    Args:
+      bits: how many bits hold any value.
+    """
+    if table.counts is not None:
+        return _add_counts(table, table.counts, bits)
+    if not table.columns:
+        return Table((), (), min(table.size, 1))
+    columns = row_index.unique_columns(
+        table.columns, [bits] * len(table.columns)
+    )
+    return Table(table.variables, columns, columns[0].numel())
+
+
+def _add_counts(table: Table, counts: Tensor, bits: int) -> Table:
+    """The distinct rows of a table, in lexicographic order, each with the sum of its counts."""
+    if not table.columns:
+        size = min(table.size, 1)
+        return Table((), (), size, counts.sum(0, keepdim=True)[:size])
+    groups = group_rows(table.columns, bits)
+    return Table(
+        table.variables,
+        tuple(column.index_select(0, groups.first) for column in table.columns),
+        groups.first.numel(),
+        sum_by_group(groups, counts),
+    )
+
+
+def group_rows(columns: Columns, bits: int) -> RowGroups:
+    """Group equal rows.
+
+    Args:
+      columns: at least one.
+      bits: how many bits hold any value.
+    """
+    _, key = row_index.encode_rows(columns, [bits] * len(columns))
+    key, order = row_index.sort_keys(key)
+    is_first = row_index.first_of_run(key)
+    return RowGroups(order[is_first], order, is_first.cumsum(0) - 1)
+
+
+def sum_by_group(
+    groups: RowGroups, values: I64[Tensor, "n"]
+) -> I64[Tensor, "g"]:
+    """The sum of a value over the rows of each group."""
+    totals = torch.zeros_like(values[: groups.first.numel()])
+    return totals.index_add(
+        0, groups.group, values.index_select(0, groups.order)
+    )
+
+
+def indexed_view(
+    literal: Literal,
+    variables: tuple[int, ...],
+    n_index_columns: int,
+    n_constants: int,
+    is_counted: bool = False,
+) -> IndexedView:
+    """The literal's rows over some of its variables, sorted and indexed.
+
+    Views are cached in the relation by the pattern of terms, the order of columns, the number of indexed columns and
+    the bits of a term.
+
+    Args:
+      variables: the columns of the view, in order.
+      n_index_columns: how many of the first columns the index covers.
+      is_counted: count the rows of the relation that each row of the view stands for.
+    """
+    first = {t: literal.terms.index(t) for t in literal.terms}
+    positions = tuple(first[v] for v in variables)
+
+    # A variable stands for the position of its first occurrence, a constant for itself plus 1.
+    pattern = tuple(
+        -first[t] if t in literal.variables else t + 1 for t in literal.terms
+    )
+    cache = literal.relation.view_cache
+    bits = n_constants.bit_length()
+    cache_key = (pattern, positions, n_index_columns, bits, is_counted)
+    if cache_key not in cache:
+        cache[cache_key] = _make_view(
+            literal, positions, n_index_columns, n_constants, is_counted
+        )
+    return cache[cache_key]
+
+
+def _make_view(
+    literal: Literal,
+    positions: tuple[int, ...],
+    n_index_columns: int,
+    n_constants: int,
+    is_counted: bool,
+) -> IndexedView:
+    """Select the rows that match the literal's terms, order them by the given columns, and index them."""
+    columns = literal.relation.columns
+    bits = n_constants.bit_length()
+
+    # A constant must equal its column, and a repeated variable the column of its first occurrence.
+    masks: list[Tensor] = []
+    for j, term in enumerate(literal.terms):
+        if term not in literal.variables:
+            masks.append(columns[j] == term)
+        elif literal.terms.index(term) != j:
+            masks.append(columns[j] == columns[literal.terms.index(term)])
+    table = Table(tuple(range(len(columns))), columns, columns[0].numel())
+    if masks:
+        table = select_rows(table, torch.stack(masks).all(0))
+
+    # Rows are in order already, unless columns are dropped or exchanged.
+    if is_counted:
+        ones = torch.ones_like(columns[0][: table.size])
+        table = replace(table, counts=ones)
+    if positions != table.variables:
+        selected = tuple(table.columns[j] for j in positions)
+        table = distinct(Table((), selected, table.size, table.counts), bits)
+
+    prefixes: tuple[Tensor, ...] = ()
+    key = torch.empty(0)
+    if n_index_columns:
+        prefixes, key = row_index.encode_rows(
+            table.columns[:n_index_columns], [bits] * n_index_columns
+        )
+    row_offsets = None
+    if n_index_columns == 1 and n_constants <= _MAX_IDS_PER_ROW * table.size:
+        row_offsets = torch.searchsorted(
+            key, torch.arange(n_constants + 2, device=key.device)
+        )
+    return IndexedView(
+        table.columns, table.size, prefixes, key, row_offsets, table.counts
+    )
+
+
+# -- joins
 
 # rows of an intermediate result held at once, 8 bytes a row and column
 MAX_CHUNK_ROWS = 1 << 20
@@ -492,3 +730,163 @@ def _filter(
             torch.stack([torch.as_tensor(mask) for mask in differs]).any(0),
         )
     return table
+
+
+# -- rules
+
+Atom = tuple[int, ...]  # predicate, argument, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule, atoms padded to the width of the knowledge base."""
+
+    id: int
+    head: Atom
+    body: tuple[Atom, ...]
+
+
+def rules_from_kb(
+    kb: KnowledgeBase, rule_ids: Sequence[int] | None = None
+) -> list[Rule]:
+    """Some rules of a knowledge base, in the order of their ids given; by default all, in file order."""
+    table = kb.rules
+    if rule_ids is None:
+        rule_ids = range(len(table))
+    else:
+        table = table[torch.tensor(rule_ids, dtype=torch.int64)]
+    rules: list[Rule] = []
+    for i, atoms in zip(rule_ids, rule_tuples(table)):
+        head, *body = (atom for atom in atoms if atom[0])
+        rules.append(Rule(i, head, tuple(body)))
+    return rules
+
+
+def relations_by_predicate(
+    atoms: I32[Tensor, "N W"], predicates: Collection[int] | None = None
+) -> dict[int, Relation]:
+    """The relation of each predicate that has an atom.
+
+    Args:
+      atoms: distinct, in lexicographic order.
+      predicates: those wanted; None for all.
+    """
+    if predicates is not None and not predicates:
+        return {}
+    present, counts = runs(atoms[:, 0])
+    parts = torch.split(atoms, int_list(counts))
+    return {
+        predicate: relation_from_atoms(part)
+        for predicate, part in zip(int_list(present), parts)
+        if predicates is None or predicate in predicates
+    }
+
+
+def relation_from_atoms(atoms: I32[Tensor, "N W"]) -> Relation:
+    """The relation of distinct sorted atoms of one predicate: their argument columns."""
+    columns = tuple(
+        column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1)
+    )
+    return Relation(columns, len(atoms))
+
+
+def body_query(
+    rule: Rule,
+    relations: Sequence[Relation],
+    n_constants: int,
+    inequalities: Sequence[Inequality],
+    output_variables: tuple[int, ...] | None = None,
+    budget: RowBudget | None = None,
+) -> ConjunctiveQuery:
+    """The query over a rule's body, each atom read from a relation of its own.
+
+    Args:
+      relations: one for each atom of the body.
+      inequalities: pairs of term tuples that must differ.
+      output_variables: variables of the answer; None for those of the head.
+      budget: bounds the rows that the joins make; None for no bound.
+    """
+    literals = tuple(
+        make_literal(relation, atom[1:], n_constants)
+        for relation, atom in zip(relations, rule.body)
+    )
+    if output_variables is None:
+        output_variables = atom_variables(rule.head, n_constants)
+    return ConjunctiveQuery(
+        literals, output_variables, tuple(inequalities), n_constants, budget
+    )
+
+
+def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
+    """The argument columns of the head for every row of an answer."""
+    columns = dict(zip(table.variables, table.columns))
+    for term in rule.head[1:]:
+        if term not in columns:
+            columns[term] = torch.full((table.size,), term, device=device)
+    return tuple(columns[term] for term in rule.head[1:])
+
+
+def object_identity_constraints(
+    rule: Rule, n_constants: int
+) -> list[Inequality]:
+    """Inequalities that keep the variables of a rule apart from each other and from the constants that it names.
+
+    Source: Meilicke et al. 2019, "Anytime bottom-up rule learning", section 3: AnyBURL counts bodies in this way.
+    """
+    terms: set[int] = set()
+    for atom in (rule.head, *rule.body):
+        terms.update(term for term in atom[1:] if term > 0)
+
+    # Variables have larger ids than constants, so the second of a pair of ascending terms is a variable if one is.
+    ordered = sorted(terms)
+    constraints: list[Inequality] = []
+    for i, second in enumerate(ordered):
+        if second > n_constants:
+            constraints += [((first,), (second,)) for first in ordered[:i]]
+    return constraints
+
+
+def atom_variables(atom: Atom, n_constants: int) -> tuple[int, ...]:
+    """The distinct variables of an atom in order of occurrence."""
+    return tuple(dict.fromkeys(t for t in atom[1:] if t > n_constants))
+
+
+def most_general_unifier(
+    left: Atom, right: Atom, n_constants: int
+) -> dict[int, int] | None:
+    """The most general unifier of two atoms, from variables to terms; None if they do not unify."""
+    if left[0] != right[0]:
+        return None
+    substitution: dict[int, int] = {}
+    for a, b in zip(left[1:], right[1:]):
+        a = substitution.get(a, a)
+        b = substitution.get(b, b)
+        if a == b:
+            continue
+
+        # Variables have the larger ids: replace the larger of the two, in earlier bindings too.
+        variable = max(a, b)
+        term = min(a, b)
+        if variable <= n_constants:
+            return None
+        substitution = {
+            v: term if t == variable else t for v, t in substitution.items()
+        }
+        substitution[variable] = term
+    return substitution
+
+
+def substitute_rule(rule: Rule, substitution: dict[int, int]) -> Rule:
+    """The rule with its variables replaced."""
+    head, *body = (
+        (atom[0], *substitute_terms(atom[1:], substitution))
+        for atom in (rule.head, *rule.body)
+    )
+    return Rule(rule.id, head, tuple(body))
+
+
+def substitute_terms(
+    terms: Sequence[int], substitution: dict[int, int]
+) -> tuple[int, ...]:
+    """The terms with their variables replaced."""
+    return tuple(substitution.get(t, t) for t in terms)

@@ -24,10 +24,14 @@ from torch.nn.functional import pad
 
 from funcppo.core import tree
 from funcppo.core.types import F32, I32, I64, Bool
-from funcppo.kg.logic import hugepages, row_index, sorting
-from funcppo.kg.logic.row_index import HashTable, Lookup
-from funcppo.kg.logic.sorting import value_counts
-from funcppo.kg.logic.typed_torch import from_numpy, int_list
+from funcppo.kg.logic import row_index
+from funcppo.kg.logic.row_index import (
+    HashTable,
+    Lookup,
+    from_numpy,
+    int_list,
+    value_counts,
+)
 
 _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
 # names of what `index_facts` gives
@@ -296,8 +300,8 @@ def sort_and_index_atoms(
     """
     bits = _atom_bits(n_predicates, n_constants, table.shape[1])
     prefixes, key = row_index.encode_rows(table.unbind(1), bits)
-    key, order = sorting.sort_keys(key)
-    first = sorting.first_of_run(key)
+    key, order = row_index.sort_keys(key)
+    first = row_index.first_of_run(key)
     return IndexedAtoms(order[first], AtomIndex(prefixes, key[first]))
 
 
@@ -558,7 +562,7 @@ def _index_arguments(
 
     # Keys of a position follow those of the position before, so each is sorted by itself.
     for position, argument in enumerate(facts[:, 1:].unbind(1)):
-        key, order = sorting.sort_keys(
+        key, order = row_index.sort_keys(
             _argument_key(
                 position, predicate, argument, n_predicates, n_constants
             )
@@ -571,7 +575,7 @@ def _index_arguments(
         del key, span
     del predicate
 
-    argument_postings = hugepages.on_huge_pages(
+    argument_postings = row_index.on_huge_pages(
         pad(torch.cat(postings), (0, 1))
     )
     del postings

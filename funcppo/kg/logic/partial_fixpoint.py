@@ -18,12 +18,13 @@ from torch import Tensor
 from funcppo.core.types import F64, I32, I64
 from funcppo.kg.logic.consequences import CountCallback, iter_consequences
 from funcppo.kg.logic.derivability import DerivabilityIndex
-from funcppo.kg.logic.firing_chunks import (
+from funcppo.kg.logic.derive import (
+    FiringPlan,
     fired_atoms,
     iter_firing_chunks,
     open_questions,
+    plan_firings,
 )
-from funcppo.kg.logic.firings import FiringPlan, plan_firings
 from funcppo.kg.logic.fixpoint import LeastModel, StopCode
 from funcppo.kg.logic.joins import RowBudget, expand_ranges
 from funcppo.kg.logic.kb import (
@@ -36,7 +37,7 @@ from funcppo.kg.logic.kb import (
     rule_confidence,
     sort_and_index_atoms,
 )
-from funcppo.kg.logic.sorting import unique_values
+from funcppo.kg.logic.row_index import unique_values
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 
 # odd; for `_hash_to_uniform`

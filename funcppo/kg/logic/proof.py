@@ -5,7 +5,7 @@ proofs may be thousands of nodes deep. A node may be the child of several nodes:
 
 `check_proof` replays a proof against facts and rules. An atom is a tuple of ids padded with 0, like a row of
 `KnowledgeBase.facts`. This module is plain Python and imports nothing else of the package: the checker shares no code
-with the prover or with the module that builds proofs (`logic/proof_builder.py`).
+with the prover or with the module that builds proofs (`logic/prove.py`).
 """
 
 from __future__ import annotations

@@ -1,30 +1,218 @@
-"""Order-preserving int64 keys of integer rows, and two ways to look a key up: by binary search and by hashing.
+"""Integer rows as keys: sort them, tell equal ones apart, and look one up by binary search or by hashing.
 
 `encode_rows` packs a row column by column, `key << bits | column`, as long as 63 bits hold the result. Where they do
 not, it replaces the key so far by its rank among the distinct keys so far; the sorted distinct keys are then a *prefix
 table*. Two ids out of 5 million fit one key; a wider row needs a few prefix tables, whatever its width.
 
 `build_hash_table` and `hash_lookup` find a key at a cost that hardly depends on the number of keys; `binary_search`
-needs nothing but the sorted keys.
+needs nothing but the sorted keys. On the host numpy sorts keys, much faster than torch does. A sort that must tell
+where each key came from packs the position into its low bits, where 63 bits hold both.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.types import I32, I64, Bool
-from funcppo.kg.logic.hugepages import on_huge_pages
-from funcppo.kg.logic.sorting import (
-    KEY_BITS,
-    first_of_run,
-    sort_keys,
-    unique_inverse,
-    unique_values,
-)
+from funcppo.core.types import F32, I32, I64, Bool
+
+# bytes; smaller tables are within reach of the processor's caches
+MIN_HUGE_PAGE_BYTES = 1 << 25
+
+
+def on_huge_pages(table: Tensor) -> Tensor:
+    """Copy a large CPU tensor onto huge pages where the system grants them.
+
+    Returns:
+      The copy; the tensor itself if it is small or on another device, or if there are no huge pages.
+    """
+    is_large = (
+        table.device.type == "cpu" and table.nbytes >= MIN_HUGE_PAGE_BYTES
+    )
+    if not is_large or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return table
+    try:
+        memory = mmap.mmap(
+            -1, table.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel without huge pages, or no memory for a copy
+        return table
+
+    source = table.numpy()
+    copy = np.frombuffer(memory, dtype=source.dtype).reshape(table.shape)
+    np.copyto(copy, source)
+    return from_numpy(copy)
+
+
+# -- typed torch
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
+    """The host tensor that shares the memory of an array."""
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+
+
+def broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors as views of the shape that both broadcast to."""
+    views = torch.broadcast_tensors(a, b)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor]", views)
+
+
+def int_list(values: I64[Tensor, "n"]) -> list[int]:
+    """The integers of a one-dimensional tensor, as Python values of the host."""
+    return cast("list[int]", values.tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+def atom_tuples(atoms: I32[Tensor, "n W"]) -> list[tuple[int, ...]]:
+    """The atoms of a table as tuples of ids, padding included."""
+    rows = cast("list[list[int]]", atoms.tolist())  # pyright: ignore[reportUnknownMemberType]
+    return [tuple(row) for row in rows]
+
+
+def rule_tuples(
+    rules: I32[Tensor, "R M W"],
+) -> list[list[tuple[int, ...]]]:
+    """The rules of a table as lists of atoms, head first, missing atoms included."""
+    tables = cast("list[list[list[int]]]", rules.tolist())  # pyright: ignore[reportUnknownMemberType]
+    return [[tuple(atom) for atom in table] for table in tables]
+
+
+def unique_rows(table: Tensor) -> Tensor:
+    """The distinct rows of a table, in lexicographic order."""
+    return cast("Tensor", torch.unique(table, dim=0))  # pyright: ignore[reportUnknownMemberType]
+
+
+def unique_rows_with_inverse(
+    table: Tensor,
+) -> tuple[Tensor, I64[Tensor, "n"]]:
+    """The distinct rows of a table, in lexicographic order, and the place of each row of the table among them."""
+    result = torch.unique(table, dim=0, return_inverse=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor]", result)
+
+
+def runs(values: Tensor) -> tuple[Tensor, I64[Tensor, "r"]]:
+    """The value and the length of each run of equal consecutive values."""
+    result = torch.unique_consecutive(values, return_counts=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor]", result)
+
+
+# -- sorting
+
+KEY_BITS = 63  # bits of a non-negative int64
+_SIGN_BIT = 1 << 31
+# below this many keys a sort by torch takes less than packing does
+MIN_PACKED = 2048
+# values that numpy sorts in one call, in well under a second: Python answers a signal between two calls
+MAX_SORTED_AT_ONCE = 1 << 24
+
+
+class SortedKeys(NamedTuple):
+    """Keys in ascending order."""
+
+    key: I64[Tensor, "n"]
+    # where each was before; equal keys stay in their order
+    order: I64[Tensor, "n"]
+
+
+class UniqueKeys(NamedTuple):
+    """The distinct values of some keys."""
+
+    key: I64[Tensor, "d"]  # ascending
+    inverse: I64[Tensor, "n"]  # position of each key among them
+
+
+def sort_values(values: Tensor) -> Tensor:
+    """The values of an integer tensor of one dimension, ascending."""
+    if values.is_cuda or len(values) < MIN_PACKED:
+        return torch.sort(values).values
+    array = values.numpy().copy()
+    _sort_in_place(array)
+    return _from_numpy(array)
+
+
+def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
+    """Sort keys, equal ones in the order in which they come."""
+    position_bits = max(len(key) - 1, 0).bit_length()
+    if key.is_cuda or len(key) < MIN_PACKED:
+        return SortedKeys(*torch.sort(key, stable=True))
+    least, most = (int(bound) for bound in torch.aminmax(key))
+    if least < 0 or most.bit_length() + position_bits > KEY_BITS:
+        return SortedKeys(*torch.sort(key, stable=True))
+    # In place, because tables may have tens of millions of rows.
+    packed = key.numpy().astype(np.int64)
+    packed <<= position_bits
+    packed |= np.arange(len(key))
+    _sort_in_place(packed)
+    order = packed & ((1 << position_bits) - 1)
+    packed >>= position_bits
+    return SortedKeys(_from_numpy(packed).to(key.dtype), _from_numpy(order))
+
+
+def argsort_floats(value: F32[Tensor, "n"]) -> I64[Tensor, "n"]:
+    """The positions of values, none of them NaN, in ascending order; equal ones in the order in which they come."""
+    if value.is_cuda or len(value) < MIN_PACKED:
+        return torch.argsort(value, stable=True)
+    # The bits of a float, as an integer, ascend with its size; adding 0 turns -0 into 0.
+    bits = (value + 0.0).view(torch.int32).to(torch.int64)
+    ascending = torch.where(
+        bits < 0, _SIGN_BIT - 1 - (bits + _SIGN_BIT), bits + _SIGN_BIT
+    )
+    return sort_keys(ascending).order
+
+
+def unique_values(values: Tensor) -> Tensor:
+    """The distinct values of an integer tensor, ascending."""
+    ascending = sort_values(values.reshape(-1))
+    return ascending[first_of_run(ascending)]
+
+
+def unique_inverse(values: I64[Tensor, "n"]) -> UniqueKeys:
+    """The distinct values of a tensor, ascending, and for each value its position among them."""
+    key, order = sort_keys(values)
+    is_first = first_of_run(key)
+    rank = is_first.cumsum(0) - 1
+    inverse = torch.empty_like(order).scatter(0, order, rank)
+    return UniqueKeys(key[is_first], inverse)
+
+
+def value_counts(values: I64[Tensor, "n"]) -> I64[Tensor, "d"]:
+    """How often each distinct value of a tensor occurs, in ascending order of the values."""
+    ascending = sort_values(values)
+    start = first_of_run(ascending).nonzero().squeeze(1)
+    return torch.diff(start, append=start.new_tensor([len(ascending)]))
+
+
+def first_of_run(sorted_key: Tensor) -> Bool[Tensor, "n"]:
+    """Mask of the first element of each run of equal values."""
+    is_new = sorted_key[1:] != sorted_key[:-1]
+    return torch.cat(
+        [torch.ones_like(sorted_key[:1], dtype=torch.bool), is_new]
+    )
+
+
+def _sort_in_place(array: np.ndarray) -> None:
+    """Sort integers as one call does, but in many short calls: first those below the median, then the others."""
+    if len(array) <= MAX_SORTED_AT_ONCE:
+        array.sort()
+        return
+    middle = len(array) // 2
+    array.partition(middle)
+    _sort_in_place(array[:middle])
+    _sort_in_place(array[middle:])
+
+
+def _from_numpy(array: np.ndarray) -> Tensor:
+    """The host tensor that shares the memory of an array."""
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+
+
+# -- row index
 
 # bits of a number of rows; a start and a count share one int64
 ROW_COUNT_BITS = 31
@@ -218,7 +406,7 @@ def decode_rows(key: Tensor, bits: Sequence[int]) -> tuple[Tensor, ...]:
     return tuple(columns)
 
 
-def unique_rows(
+def unique_columns(
     columns: Sequence[Tensor], bits: Sequence[int]
 ) -> tuple[Tensor, ...]:
     """The distinct rows of a table in lexicographic order, column by column."""

@@ -16,8 +16,7 @@ from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic.fixpoint import LeastModel
 from funcppo.kg.logic.joins import expand_ranges
 from funcppo.kg.logic.kb import KBSizes, find_atoms
-from funcppo.kg.logic.row_index import binary_search
-from funcppo.kg.logic.sorting import unique_values
+from funcppo.kg.logic.row_index import binary_search, unique_values
 
 HEAD, TAIL = 1, 2  # sides of a query: the argument that is replaced
 SIDE_NAMES = {HEAD: "head", TAIL: "tail"}

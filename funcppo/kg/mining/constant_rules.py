@@ -20,18 +20,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo.core.types import I64
-from funcppo.kg.logic import sorting
+from funcppo.kg.logic import row_index
 from funcppo.kg.logic.joins import expand_ranges
 from funcppo.kg.mining import paths
-from funcppo.kg.mining.budget import Budget
-from funcppo.kg.mining.counting import CountedPart
 from funcppo.kg.mining.mined_rules import (
     MAX_RULE_ATOMS,
     SAME_ENTITY,
+    Budget,
     FoundRules,
     MinedRules,
     select_rules,
 )
+from funcppo.kg.mining.path_rules import CountedPart
 from funcppo.kg.mining.paths import CHUNK_ROWS, EdgeIndex
 
 
@@ -64,7 +64,9 @@ def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
     """The heads and bodies that enough entities have."""
     code = _edge_code(edges)
     label_code = edges.label * edges.n_entity_ids
-    is_first = sorting.first_of_run(edges.source * edges.n_labels + edges.label)
+    is_first = row_index.first_of_run(
+        edges.source * edges.n_labels + edges.label
+    )
     label_features = _frequent_features(
         edges.source[is_first], label_code[is_first], edges, min_support
     )
@@ -77,7 +79,7 @@ def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
     head_code = torch.cat([code, _first_loop_code(edges) + edges.label[loop]])
     count = _count_values(head_code).count
     row = (count >= min_support).nonzero().squeeze(1)
-    row = row[sorting.sort_keys(head_code[row]).order]
+    row = row[row_index.sort_keys(head_code[row]).order]
     most_first = torch.sort(count[row], descending=True, stable=True)
     row = row[most_first.indices]
     head = head[row]
@@ -114,9 +116,11 @@ def count_pca_pairs(
     PCA pairs are pairs of the rule whose first argument has some fact of the head's predicate.
     """
     # The entities of every feature, by feature.
-    is_first = sorting.first_of_run(edges.source * edges.n_labels + edges.label)
+    is_first = row_index.first_of_run(
+        edges.source * edges.n_labels + edges.label
+    )
     label_code = edges.label * edges.n_entity_ids
-    code, order = sorting.sort_keys(
+    code, order = row_index.sort_keys(
         torch.cat([_edge_code(edges), label_code[is_first]])
     )
     entity = torch.cat([edges.source, edges.source[is_first]])[order]
@@ -186,7 +190,7 @@ class _ValueCounts(NamedTuple):
 
 
 def _count_values(code: Tensor) -> _ValueCounts:
-    number = sorting.unique_inverse(code).inverse
+    number = row_index.unique_inverse(code).inverse
     return _ValueCounts(number, torch.bincount(number)[number])
 
 
@@ -208,7 +212,7 @@ def _rules_of_block(
 
     # Number the pairs of head and body; count their facts.
     pair = head_number * len(bodies.n_entities) + bodies.number[feature]
-    rule = sorting.unique_inverse(pair).inverse
+    rule = row_index.unique_inverse(pair).inverse
     support = torch.bincount(rule)
     is_circular = _is_circular(edges, edge, bodies.code[feature], has_twice)
     circular_support = torch.bincount(

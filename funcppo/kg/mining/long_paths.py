@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from funcppo.core.types import F32, F64, I64, Bool
-from funcppo.kg.logic import sorting
-from funcppo.kg.mining import closing, counting, path_rules, paths
-from funcppo.kg.mining.budget import Budget
-from funcppo.kg.mining.closing import ClosedRules
+from funcppo.kg.logic import row_index
+from funcppo.kg.mining import closing, path_rules, paths
 from funcppo.kg.mining.mined_rules import (
+    Budget,
     FoundRules,
     MinedRules,
     Thresholds,
@@ -58,7 +57,7 @@ class PairCounts(NamedTuple):
 class CountedRules(NamedTuple):
     """Rules, and their counts so far."""
 
-    closed: ClosedRules
+    closed: closing.ClosedRules
     counts: PairCounts
 
 
@@ -142,8 +141,8 @@ class LongPathSearch:
     ) -> CountedRules | None:
         """The rules with the counts from one more range of the sources; None if the share of the budget is spent."""
         closed = rules.closed
-        body_code, body = sorting.unique_inverse(closed.body_code)
-        key, order = sorting.sort_keys(
+        body_code, body = row_index.unique_inverse(closed.body_code)
+        key, order = row_index.sort_keys(
             body * self.edges.n_predicates + closed.predicate
         )
         none = torch.zeros_like(closed.support)
@@ -165,7 +164,7 @@ class LongPathSearch:
             part = _count_block(self.edges, block, key)
             counts = PairCounts(*(a + b for a, b in zip(counts, part)))
 
-        position = counting.inverse(order)
+        position = path_rules.inverse(order)
         columns = zip(rules.counts, counts)
         return CountedRules(
             closed, PairCounts(*(a + b[position] for a, b in columns))
@@ -186,14 +185,14 @@ class LongPathSearch:
             circular_support=counts.support - closed.support,
             body_pairs=counts.body_pairs,
             pca_pairs=counts.pca_pairs,
-            head_facts=counting.head_facts(edges, labels),
+            head_facts=path_rules.head_facts(edges, labels),
             std_error=zeros,
             pca_std_error=zeros,
         )
         return FoundRules(mined, zeros, closed.fact, closed.rule)
 
 
-def without_counts(closed: ClosedRules) -> CountedRules:
+def without_counts(closed: closing.ClosedRules) -> CountedRules:
     """Rules without counts of pairs."""
     none = torch.zeros_like(closed.support)
     return CountedRules(closed, PairCounts(none, none, none))
@@ -239,5 +238,5 @@ def _count_block(
     return PairCounts(
         support=torch.bincount(facts.rule, minlength=len(rule_key)).double(),
         body_pairs=n_pairs[rule_key // edges.n_predicates],
-        pca_pairs=counting.sum_by_subject(edges, block, row_pairs, rule_key),
+        pca_pairs=path_rules.sum_by_subject(edges, block, row_pairs, rule_key),
     )

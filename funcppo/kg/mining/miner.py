@@ -12,6 +12,11 @@ second sample, and vote with the counts that they have then. A choice by estimat
 the rules with a vote are counted once more, exactly or from a third sample, and are written with these counts.
 
 `mine_rules` is the entry point.
+
+The best rules of each fact: every fact votes for the rules with the highest scores that derive it from other facts.
+
+A rule without a vote is redundant: wherever it is right, another rule is, with no less confidence. Of two equal rules
+the one that was found first gets the vote.
 """
 
 from __future__ import annotations
@@ -26,29 +31,134 @@ from torch import Tensor
 
 from funcppo.core import random
 from funcppo.core.types import F32, F64, I32, I64
-from funcppo.kg.logic import sorting
+from funcppo.kg.logic import row_index
 from funcppo.kg.mining import (
     closing,
     constant_rules,
-    counting,
     long_paths,
     mined_rules,
     path_rules,
     paths,
-    voting,
 )
-from funcppo.kg.mining.budget import Budget, ProgressCallback, ignore_progress
 from funcppo.kg.mining.closing import ClosedRules
 from funcppo.kg.mining.config import MAX_EXTENDED_LENGTH, MiningConfig
-from funcppo.kg.mining.counting import CountedPart
 from funcppo.kg.mining.long_paths import CountedRules, LongPathSearch
-from funcppo.kg.mining.mined_rules import FoundRules, MinedRules, Thresholds
-from funcppo.kg.mining.path_rules import (
-    Bodies,
-    BodySample,
+from funcppo.kg.mining.mined_rules import (
+    Budget,
+    FoundRules,
+    MinedRules,
+    ProgressCallback,
+    Thresholds,
+    concatenate_rules,
+    held_out_smoothed_confidence,
+    ignore_progress,
+    no_rules,
+    select_rules,
 )
+from funcppo.kg.mining.path_rules import Bodies, BodySample, CountedPart
 from funcppo.kg.mining.paths import EdgeIndex
-from funcppo.kg.mining.voting import Votes
+
+MIN_COMPACTED_RULES = 1 << 16  # rules without a vote are kept up to this many
+
+
+class Votes(NamedTuple):
+    """The votes of each fact so far, the best first; rules without a vote may still be among `rules`."""
+
+    rules: MinedRules
+    cost: F64[Tensor, "R"]  # rows that counting each rule again takes
+    rule: I64[Tensor, "N V"]  # row of `rules`; -1 for none
+    score: F64[Tensor, "N V"]  # 0 for none
+
+
+def no_votes(n_facts: int, votes_per_fact: int, device: torch.device) -> Votes:
+    """No fact has voted."""
+    score = torch.zeros(
+        (n_facts, votes_per_fact), dtype=torch.float64, device=device
+    )
+    rule = torch.full_like(score, -1, dtype=torch.int64)
+    rules = no_rules(device)
+    return Votes(rules, rules.support, rule, score)
+
+
+def score_to_beat(votes: Votes) -> F64[Tensor, "N"]:
+    """What a rule's score must exceed to get a vote of each fact."""
+    return votes.score[:, -1]
+
+
+def add_votes(votes: Votes, found: FoundRules) -> Votes:
+    """The votes after some more rules, and the facts that these derive from others."""
+    score = held_out_smoothed_confidence(found.rules)
+    is_better = score[found.rule] > score_to_beat(votes)[found.fact]
+    row = is_better.nonzero().squeeze(1)
+    if not len(row):
+        return votes
+    changed, fact = row_index.unique_inverse(found.fact[row])
+    n_before, n_votes = len(votes.cost), votes.rule.shape[1]
+
+    # The former votes of these facts, then the new ones.
+    numbers = torch.arange(len(changed), device=fact.device)
+    fact = torch.cat([numbers.repeat_interleave(n_votes), fact])
+    rule = torch.cat(
+        [votes.rule[changed].flatten(), found.rule[row] + n_before]
+    )
+    scores = torch.cat([votes.score[changed].flatten(), score[found.rule[row]]])
+
+    # By fact, then by descending score; stable, so that of equal rules the earlier one is first.
+    order = torch.sort(scores, descending=True, stable=True).indices
+    order = order[row_index.sort_keys(fact[order]).order]
+    first = torch.searchsorted(fact[order], numbers)
+    best = order[first[:, None] + torch.arange(n_votes, device=fact.device)]
+    best_rule = rule[best]
+
+    # Number the new rules that won consecutively.
+    is_new = best_rule >= n_before
+    elected = row_index.unique_values(best_rule[is_new]) - n_before
+    number = n_before + torch.searchsorted(elected, best_rule - n_before)
+    rules = [votes.rules, select_rules(found.rules, elected)]
+    best_rule = torch.where(is_new, number, best_rule)
+    grown = Votes(
+        concatenate_rules(rules),
+        torch.cat([votes.cost, found.cost[elected]]),
+        votes.rule.index_copy(0, changed, best_rule),
+        votes.score.index_copy(0, changed, scores[best]),
+    )
+    limit = max(MIN_COMPACTED_RULES, grown.rule.numel())
+    return compact(grown) if len(grown.cost) > limit else grown
+
+
+def rules_with_votes(votes: Votes) -> FoundRules:
+    """The rules that have a vote, in the order in which they were found."""
+    compacted = compact(votes)
+    none = votes.rule[:0, 0]
+    return FoundRules(compacted.rules, compacted.cost, none, none)
+
+
+def compact(votes: Votes) -> Votes:
+    """The votes without the rules that have none."""
+    rule = row_index.unique_values(votes.rule.flatten())
+    rule = rule[rule >= 0]
+    number = torch.searchsorted(rule, votes.rule)
+    return Votes(
+        select_rules(votes.rules, rule),
+        votes.cost[rule],
+        torch.where(votes.rule >= 0, number, -1),
+        votes.score,
+    )
+
+
+def replace_rules(
+    votes: Votes, rows: I64[Tensor, "r"], rules: MinedRules
+) -> Votes:
+    """The votes with other counts of some rules."""
+    columns = zip(votes.rules, rules)
+    return votes._replace(
+        rules=MinedRules(
+            *(column.index_copy(0, rows, new) for column, new in columns)
+        )
+    )
+
+
+# -- miner
 
 # of one core, where the graph is sparse and where it is dense
 EXPECTED_ROWS_PER_SECOND = (2_000_000, 14_000_000)
@@ -204,8 +314,8 @@ def mine_rules(
     context = _make_context(binary, n_predicates, n_constants, cfg, progress)
     n_votes = cfg.votes_per_fact
     state = _State(
-        votes=voting.no_votes(len(binary), n_votes, facts.device),
-        sampled_votes=voting.no_votes(
+        votes=no_votes(len(binary), n_votes, facts.device),
+        sampled_votes=no_votes(
             len(binary), SAMPLED_VOTES * n_votes, facts.device
         ),
         bodies=(path_rules.no_bodies(facts.device),),
@@ -391,10 +501,10 @@ def _sample_parts(
 
 def _score_to_beat(state: _State, is_sampled: bool) -> F64[Tensor, "N"]:
     """What the score of a rule must exceed that was counted from all sources, or from a sample."""
-    exact = voting.score_to_beat(state.votes)
+    exact = score_to_beat(state.votes)
     if not is_sampled:
         return exact
-    return torch.maximum(exact, voting.score_to_beat(state.sampled_votes))
+    return torch.maximum(exact, score_to_beat(state.sampled_votes))
 
 
 def _add_part(state: _State, part: _PathPart) -> _State:
@@ -408,9 +518,9 @@ def _add_part(state: _State, part: _PathPart) -> _State:
     if part.found is None:
         return state
     if part.is_sampled:
-        votes = voting.add_votes(state.sampled_votes, part.found)
+        votes = add_votes(state.sampled_votes, part.found)
         return replace(state, sampled_votes=votes)
-    return replace(state, votes=voting.add_votes(state.votes, part.found))
+    return replace(state, votes=add_votes(state.votes, part.found))
 
 
 def _search_long_paths(
@@ -443,7 +553,7 @@ def _count_closed(state: _State, search: LongPathSearch) -> Iterator[_State]:
     )
     # None are counted only where the budget is spent, and no batch begins.
     counted = search.count_first(closed) or closed
-    rules = search.select_promising(counted, voting.score_to_beat(state.votes))
+    rules = search.select_promising(counted, score_to_beat(state.votes))
     report = StageReport(
         name=f"rules of length {search.length}",
         rows_planned=float(long_paths.expected_rows(rules).sum()),
@@ -455,13 +565,13 @@ def _count_closed(state: _State, search: LongPathSearch) -> Iterator[_State]:
     )
 
     def add(state: _State, batch: CountedRules) -> _State:
-        found = search.find_rules(batch, voting.score_to_beat(state.votes))
+        found = search.find_rules(batch, score_to_beat(state.votes))
         if found is None:
             return state
         return replace(
             state,
             n_uncounted=state.n_uncounted - len(batch.counts.support),
-            votes=voting.add_votes(state.votes, found),
+            votes=add_votes(state.votes, found),
         )
 
     batches = search.iter_batches(rules)
@@ -487,7 +597,7 @@ def _find_closed(
     def add(state: _State, closed: ClosedRules | None) -> _State:
         if closed is None:
             return replace(state, closed=(*state.closed, None))
-        to_beat = voting.score_to_beat(state.votes)
+        to_beat = score_to_beat(state.votes)
         rules = search.select_promising(
             long_paths.without_counts(closed), to_beat
         )
@@ -533,7 +643,7 @@ def _search_constants(
         return replace(
             state,
             n_candidates=state.n_candidates + len(above.cost),
-            votes=voting.add_votes(state.votes, above),
+            votes=add_votes(state.votes, above),
         )
 
     parts = constant_rules.find_constant_rules(context.edges, search, budget)
@@ -590,7 +700,7 @@ def _count_sampled(context: MiningContext, state: _State) -> Iterator[_State]:
     As many as the budget allows are counted exactly, the cheapest ones; the others are estimated from another sample.
     """
     budget = context.budget
-    found = voting.rules_with_votes(state.sampled_votes)
+    found = rules_with_votes(state.sampled_votes)
     if not len(found.cost):
         return
 
@@ -599,7 +709,7 @@ def _count_sampled(context: MiningContext, state: _State) -> Iterator[_State]:
     budget.start_stage("exact counts", float(exact_rules.cost.sum()))
     is_counted = torch.zeros_like(found.cost, dtype=torch.bool)
     thresholds = _thresholds(context.cfg)
-    for part in counting.count_exactly(
+    for part in path_rules.count_exactly(
         context.edges,
         exact_rules,
         context.priority,
@@ -614,7 +724,7 @@ def _count_sampled(context: MiningContext, state: _State) -> Iterator[_State]:
         state = replace(
             state,
             n_counted=state.n_counted + len(part.rows),
-            votes=voting.add_votes(state.votes, counted),
+            votes=add_votes(state.votes, counted),
         )
         yield state
     rest = mined_rules.take(found, (~is_counted).nonzero().squeeze(1))
@@ -636,7 +746,7 @@ def _estimate_sampled(
     max_rows = _estimate_rows(context.budget)
     context.budget.start_stage("estimated counts", max_rows)
 
-    for part in counting.estimate(
+    for part in path_rules.estimate(
         context.edges,
         found,
         context.second_priority,
@@ -652,7 +762,7 @@ def _estimate_sampled(
         state = replace(
             state,
             n_counted=state.n_counted + len(known.cost),
-            votes=voting.add_votes(state.votes, known),
+            votes=add_votes(state.votes, known),
         )
         yield state
 
@@ -660,27 +770,27 @@ def _estimate_sampled(
 def _recount_kept(context: MiningContext, state: _State) -> Iterator[_State]:
     """Count the rules that have a vote by estimates again: exactly, or from a sample that did not choose them."""
     budget = context.budget
-    votes = voting.compact(state.votes)
+    votes = compact(state.votes)
     rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
-    found = mined_rules.take(voting.rules_with_votes(votes), rows)
+    found = mined_rules.take(rules_with_votes(votes), rows)
     exact = _affordable(found, budget.rows_left(RECOUNT_SHARE))
     rows = rows[exact]
     found = mined_rules.take(found, exact)
     budget.start_stage("counts of the rules kept", float(found.cost.sum()))
-    for part in counting.count_exactly(
+    for part in path_rules.count_exactly(
         context.edges,
         found,
         context.priority,
         budget,
         RECOUNT_SHARE,
     ):
-        votes = voting.replace_rules(votes, rows[part.rows], part.rules)
+        votes = replace_rules(votes, rows[part.rows], part.rules)
         yield replace(state, votes=votes)
 
     rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
-    found = mined_rules.take(voting.rules_with_votes(votes), rows)
+    found = mined_rules.take(rules_with_votes(votes), rows)
     max_rows = _estimate_rows(budget)
-    for part in counting.estimate(
+    for part in path_rules.estimate(
         context.edges,
         found,
         context.third_priority,
@@ -688,7 +798,7 @@ def _recount_kept(context: MiningContext, state: _State) -> Iterator[_State]:
         max_rows,
     ):
         known = part.rules.std_error.isfinite()
-        votes = voting.replace_rules(
+        votes = replace_rules(
             votes,
             rows[part.rows][known],
             mined_rules.select_rules(part.rules, known),
@@ -705,22 +815,22 @@ def _estimate_rows(budget: Budget) -> float:
 
 def _count_pca_pairs(context: MiningContext, state: _State) -> Iterator[_State]:
     """Count the PCA pairs of the rules with a vote: exactly, and estimates where the budget is spent."""
-    rules = voting.compact(state.votes).rules
+    rules = compact(state.votes).rules
     is_path = rules.end_constants[:, 0] == 0
     for count_part, is_counted in (
         (_constant_pca_pairs, ~is_path),
         (_path_pca_pairs, is_path),
         (_estimated_pca_pairs, is_path),
     ):
-        votes = voting.compact(state.votes)
+        votes = compact(state.votes)
         is_unknown = votes.rules.pca_std_error.isinf() & is_counted
         score = mined_rules.smoothed_confidence(votes.rules)
         order = torch.sort(score, descending=True, stable=True).indices
         rows = order[is_unknown[order]]
-        found = mined_rules.take(voting.rules_with_votes(votes), rows)
+        found = mined_rules.take(rules_with_votes(votes), rows)
         context.budget.start_stage("PCA confidences", float(found.cost.sum()))
         for part in count_part(context, found):
-            votes = voting.replace_rules(votes, rows[part.rows], part.rules)
+            votes = replace_rules(votes, rows[part.rows], part.rules)
             state = replace(state, votes=votes)
             yield state
 
@@ -738,7 +848,7 @@ def _path_pca_pairs(
     context: MiningContext, found: FoundRules
 ) -> Iterator[CountedPart]:
     """The PCA pairs of path rules, as far as the budget goes."""
-    return counting.count_exactly(
+    return path_rules.count_exactly(
         context.edges,
         found,
         context.priority,
@@ -752,7 +862,7 @@ def _estimated_pca_pairs(
 ) -> Iterator[CountedPart]:
     """Estimates of the PCA pairs of path rules whose other counts are exact."""
     max_rows = _estimate_rows(context.budget)
-    for part in counting.estimate(
+    for part in path_rules.estimate(
         context.edges,
         found,
         context.second_priority,
@@ -774,8 +884,8 @@ def _make_result(
     interrupt: KeyboardInterrupt | None,
 ) -> MiningResult:
     """The rules that have a vote in the end, by descending smoothed confidence, and what was left out."""
-    rules = _sort_rules(voting.compact(state.votes).rules)
-    n_seen = len(voting.rules_with_votes(state.sampled_votes).cost)
+    rules = _sort_rules(compact(state.votes).rules)
+    n_seen = len(rules_with_votes(state.sampled_votes).cost)
     budget = context.budget
 
     if state.n_uncounted:
@@ -820,7 +930,7 @@ def _sort_rules(rules: MinedRules) -> MinedRules:
     ]
     order = torch.arange(len(score), device=score.device)
     for key in keys:
-        order = order[sorting.sort_keys(key[order]).order]
+        order = order[row_index.sort_keys(key[order]).order]
     best_first = torch.sort(score[order], descending=True, stable=True)
     return mined_rules.select_rules(rules, order[best_first.indices])
 

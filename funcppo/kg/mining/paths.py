@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core.types import F32, F64, I32, I64, Bool
-from funcppo.kg.logic import row_index, sorting
+from funcppo.kg.logic import row_index
 from funcppo.kg.logic.joins import expand_ranges
 
 SLOT_BITS = 22  # of a key that are looked up without a search, at most
@@ -157,16 +157,16 @@ def build_edge_index(
     starts = build_key_index(source * n_labels + label, n_entity_ids * n_labels)
     start_label = starts.keys % n_labels
     start_of_edge = torch.repeat_interleave(torch.diff(starts.offsets))
-    end, edge_end = sorting.unique_inverse(label * n_entity_ids + target)
+    end, edge_end = row_index.unique_inverse(label * n_entity_ids + target)
 
     # Sort facts by predicate first, then stably by pair.
-    pair_facts = sorting.sort_keys(predicate).order
+    pair_facts = row_index.sort_keys(predicate).order
     pair_key = (first * n_entity_ids + second)[pair_facts]
-    pair_key, by_pair = sorting.sort_keys(pair_key)
+    pair_key, by_pair = row_index.sort_keys(pair_key)
     pair_facts = pair_facts[by_pair]
     pairs = build_key_index(pair_key, n_entity_ids**2)
     labels = torch.arange(n_labels + 1, device=facts.device)
-    label_order = sorting.sort_keys(start_label)
+    label_order = row_index.sort_keys(start_label)
     entities = torch.arange(n_entity_ids + 1, device=facts.device)
     return EdgeIndex(
         source=source,
@@ -213,7 +213,7 @@ def _sorted_edges(
     )
     order = torch.arange(2 * len(row), device=row.device)
     for key in (columns[3], columns[2], columns[1]):
-        order = order[sorting.sort_keys(key[order]).order]
+        order = order[row_index.sort_keys(key[order]).order]
     fact, source, label, target = (column[order] for column in columns)
     return fact, source, label, target
 
@@ -233,7 +233,7 @@ def _subject_matrix(
 
 def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:
     """Index the runs of an ascending tensor of keys from 0 to below `n_possible`, as are the keys to look up."""
-    is_first = sorting.first_of_run(sorted_keys)
+    is_first = row_index.first_of_run(sorted_keys)
     start = is_first.nonzero().squeeze(1)
     keys = sorted_keys[start]
     n_slots = 1 << min(SLOT_BITS, (n_possible - 1).bit_length())
@@ -462,7 +462,7 @@ def extend(
     if n_slots <= MAX_BODY_SLOTS:
         slot = torch.arange(n_slots, device=body.device)
     else:
-        slot, body = sorting.unique_inverse(body)
+        slot, body = row_index.unique_inverse(body)
     last = slot % n_labels
     return JoinedPairs(
         body_code=block.body_code[slot // n_labels] * n_labels + last,

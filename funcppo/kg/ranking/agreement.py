@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from funcppo.kg.graph.rules import proof_names
-from funcppo.kg.logic.question_types import LeftOut, make_label
+from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import details_lines, ranking, recount
 from funcppo.kg.ranking.details_lines import (

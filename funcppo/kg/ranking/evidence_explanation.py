@@ -21,7 +21,7 @@ from funcppo.kg.graph.rules import (
 )
 from funcppo.kg.graph.text import format_name
 from funcppo.kg.logic import triple_index
-from funcppo.kg.logic.question_types import LeftOut, Questions
+from funcppo.kg.logic.derive import LeftOut, Questions
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.scores import aggregation, bellman_ford_paths, evidence
 from funcppo.kg.scores.aggregation import (

@@ -19,14 +19,16 @@ from torch import Tensor
 from funcppo.core.types import F32, F64, I32, I64
 from funcppo.kg.logic import triple_index
 from funcppo.kg.logic.consequences import Derivations
-from funcppo.kg.logic.firing_chunks import (
+from funcppo.kg.logic.derive import (
     FiringWork,
+    LeftOut,
+    Questions,
     candidate_atoms,
     open_questions,
+    select_questions,
 )
 from funcppo.kg.logic.kb import KBSizes
-from funcppo.kg.logic.question_types import LeftOut, Questions, select_questions
-from funcppo.kg.logic.sorting import sort_keys
+from funcppo.kg.logic.row_index import sort_keys
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import scorers
 from funcppo.kg.ranking.ranking import Scorer, ScorerBySide

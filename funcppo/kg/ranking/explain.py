@@ -16,21 +16,13 @@ from torch import Tensor
 
 from funcppo.config import Config
 from funcppo.core.types import F32, I64
-from funcppo.kg.logic import (
-    derivability,
-    derivations,
-    fixpoint,
-    proof,
-    proof_builder,
-    query_answering,
-)
+from funcppo.kg.logic import derivability, fixpoint, proof, prove
 from funcppo.kg.logic.fixpoint import FactTable
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.proof import Atom, Proof
-from funcppo.kg.logic.proof_builder import Choice, Program
-from funcppo.kg.logic.query_answering import QueryResult
+from funcppo.kg.logic.prove import Choice, Program, QueryResult
+from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.logic.triple_index import TAIL
-from funcppo.kg.logic.typed_torch import unique_rows_with_inverse
 from funcppo.kg.ranking import scorers
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search.env import EnvState, World
@@ -94,7 +86,7 @@ def rule_choices(
 
 def build_program(task: ProverTask) -> Program:
     """The facts and rules that proofs are built from and checked against."""
-    return proof_builder.make_program(
+    return prove.make_program(
         task.kb.facts.tolist(),
         task.kb.rules.tolist(),
         task.sizes.n_constants,
@@ -118,9 +110,9 @@ def smallest_proof(
     if height == 0:
         return prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS).proof
     derive = partial(
-        derivations.find_derivation, task.kb, task.sizes, task.least_model
+        prove.find_derivation, task.kb, task.sizes, task.least_model
     )
-    built = proof_builder.from_model(
+    built = prove.from_model(
         program,
         derive,
         _to_tuple(atom),
@@ -185,7 +177,7 @@ def prove_from_other_facts(
     Raises:
       RowBudgetExceeded: they make more.
     """
-    return query_answering.prove_ground(
+    return prove.prove_ground(
         task.kb,
         task.sizes,
         tuple(atom.tolist()),
@@ -242,7 +234,7 @@ def _prove_by_search(
         return None
     choice_ids = result.trace[0, :n_choices].tolist()
     choices = _with_probabilities(cfg, world, params, atom, choice_ids)
-    return proof_builder.from_trace(program, _to_tuple(atom), choices)
+    return prove.from_trace(program, _to_tuple(atom), choices)
 
 
 def _prove_by_rule(
@@ -320,7 +312,7 @@ def _apply_rule(
     probability: float | None,
 ) -> Proof:
     """The proof by a rule over facts that satisfy its body."""
-    body = derivations.find_ground_body(
+    body = prove.find_ground_body(
         task.kb,
         task.sizes,
         facts,
@@ -333,9 +325,7 @@ def _apply_rule(
         return rule, body or ()
 
     # The body consists of facts, so the root is the only goal that is derived.
-    built = proof_builder.from_model(
-        program, derive_root, goal, leave_one_out=True
-    )
+    built = prove.from_model(program, derive_root, goal, leave_one_out=True)
     root, *leaves = built.nodes
     root = dataclasses.replace(root, probability=probability)
     return Proof(nodes=(root, *leaves))

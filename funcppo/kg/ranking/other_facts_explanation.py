@@ -10,7 +10,7 @@ from torch import Tensor
 from funcppo.core.files import Json
 from funcppo.core.types import I64
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic.question_types import make_label
+from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.scores import other_facts
 from funcppo.kg.search.task import ProverTask

@@ -18,11 +18,11 @@ from torch import Tensor
 from funcppo.config import Config
 from funcppo.core.files import shorten
 from funcppo.core.types import F64
-from funcppo.kg.logic import consequences, derivability, firing_chunks, joins
+from funcppo.kg.logic import consequences, derivability, derive, joins
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.consequences import Derivations
+from funcppo.kg.logic.derive import Questions, make_label
 from funcppo.kg.logic.kb import KnowledgeBase
-from funcppo.kg.logic.question_types import Questions, make_label
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking.ranking import Scorer, ScorerBySide
 from funcppo.kg.scores import baselines, other_facts
@@ -625,15 +625,15 @@ def iter_answer_derivations(
         entity=facts[:, HEAD + TAIL - side],
         left_out=facts[:, side],
     )
-    others = firing_chunks.open_questions(atoms[~is_fact], side)
+    others = derive.open_questions(atoms[~is_fact], side)
     for questions in (others, own):
-        for chunk, firings in firing_chunks.iter_firing_chunks(
+        for chunk, firings in derive.iter_firing_chunks(
             plan,
             questions,
             object_identity=task.least_model.object_identity,
         ):
             left_out = chunk.left_out[firings.question]
-            fired = firing_chunks.fired_atoms(chunk, firings, sizes).long()
+            fired = derive.fired_atoms(chunk, firings, sizes).long()
             row = kbase.find_atoms(atom_index, sizes, fired)
             is_asked = torch.where(
                 is_fact[row], left_out == firings.candidate, left_out == 0

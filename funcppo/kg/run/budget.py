@@ -16,7 +16,7 @@ from dataclasses import replace
 from funcppo.config import PPOConfig
 from funcppo.core.deadline import Clock, Deadline
 from funcppo.core.settings import is_cuda
-from funcppo.kg.logic.firing_chunks import GPU_CHUNK_FACTOR
+from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.scores import aggregation
 from funcppo.kg.scores.aggregation import AggregationConfig, Capacity

@@ -41,7 +41,7 @@ from funcppo.kg.logic.consequences import (
     count_rules,
     with_confidence,
 )
-from funcppo.kg.logic.firings import FiringPlan, plan_firings
+from funcppo.kg.logic.derive import FiringPlan, plan_firings
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.triple_index import HEAD, TAIL

@@ -22,9 +22,8 @@ from funcppo.config import AdamConfig, Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.types import I64
-from funcppo.kg.logic import firing_chunks, triple_index
-from funcppo.kg.logic.firing_chunks import FiringWork
-from funcppo.kg.logic.question_types import LeftOut, select_questions
+from funcppo.kg.logic import derive, triple_index
+from funcppo.kg.logic.derive import FiringWork, LeftOut, select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.run import budget
 from funcppo.kg.run.choices import MIN_GAIN
@@ -173,7 +172,7 @@ def collect_questions(
     rows, most, n_left_out = fitting_questions(
         listed.evidence, cfg.max_size_quantile
     )
-    n_join_rows = firing_chunks.max_join_rows(facts.plan, asked)
+    n_join_rows = derive.max_join_rows(facts.plan, asked)
     note = _describe_listing(
         listed, n_all, n_derived, work.n_left_out, n_join_rows
     )

@@ -15,8 +15,8 @@ from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import I64
-from funcppo.kg.logic.question_types import LeftOut
-from funcppo.kg.logic.sorting import unique_values
+from funcppo.kg.logic.derive import LeftOut
+from funcppo.kg.logic.row_index import unique_values
 from funcppo.kg.run import evidence_fit
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import Note

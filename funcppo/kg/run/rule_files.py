@@ -37,9 +37,12 @@ from funcppo.kg.graph.rules import (
 from funcppo.kg.logic import consequences, kb
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.mining import mined_rules, miner
-from funcppo.kg.mining.budget import ProgressCallback, ignore_progress
 from funcppo.kg.mining.config import MiningConfig, default_config
-from funcppo.kg.mining.mined_rules import MinedRules
+from funcppo.kg.mining.mined_rules import (
+    MinedRules,
+    ProgressCallback,
+    ignore_progress,
+)
 from funcppo.kg.mining.miner import (
     AnnounceCallback,
     MiningResult,

@@ -19,7 +19,7 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.settings import Size, UnitInterval
 from funcppo.core.types import F32, F64, I64
-from funcppo.kg.logic.question_types import LeftOut
+from funcppo.kg.logic.derive import LeftOut
 from funcppo.kg.ranking import evidence_ranking, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence

@@ -13,7 +13,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import shorten
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic.firings import FiringPlan
+from funcppo.kg.logic.derive import FiringPlan
 from funcppo.kg.ranking import scorers
 from funcppo.kg.run import evidence_fit, priors
 from funcppo.kg.run.config import Note, RunConfig

@@ -12,7 +12,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve
-from funcppo.kg.logic.firings import FiringPlan
+from funcppo.kg.logic.derive import FiringPlan
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
 from funcppo.kg.run import budget, evidence_fit, priors, validation
 from funcppo.kg.run.budget import RunTime

@@ -28,7 +28,7 @@ from torch.nn.functional import embedding_bag
 from funcppo.core.settings import PositiveFloat, Size, check_fields
 from funcppo.core.types import F32, I64, Bool
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
-from funcppo.kg.logic.sorting import unique_inverse
+from funcppo.kg.logic.row_index import unique_inverse
 from funcppo.kg.scores.evidence import Evidence, FactIndex, n_labels
 
 # where the buckets of degrees begin: 0, 1, 2, 3-4, 5-8, 9 and more

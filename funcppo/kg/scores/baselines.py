@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core.types import F32, F64, I32, I64
-from funcppo.kg.logic import fixpoint, sorting
+from funcppo.kg.logic import fixpoint, row_index
 from funcppo.kg.logic.consequences import Derivations
 from funcppo.kg.logic.fixpoint import LeastModel
 from funcppo.kg.logic.kb import KnowledgeBase, rule_confidence
@@ -151,7 +151,7 @@ def _rules_by_atom(
         is_counted = confidence[part.rule] > 0
         row, rule = part.atom_row[is_counted], part.rule[is_counted]
         keys.append(row * base + place[rule])
-    key = sorting.sort_values(torch.cat(keys))
+    key = row_index.sort_values(torch.cat(keys))
 
     atom = torch.arange(n_atoms + 1, device=confidence.device)
     bounds = torch.searchsorted(key, atom * base)

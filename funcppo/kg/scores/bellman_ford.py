@@ -34,9 +34,9 @@ from funcppo.config import AdamConfig
 from funcppo.core import random, tree
 from funcppo.core.settings import Size, UnitInterval, check_fields
 from funcppo.core.types import F32, I64, Bool
+from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.joins import expand_ranges
-from funcppo.kg.logic.question_types import LeftOut, make_label
-from funcppo.kg.logic.sorting import sort_keys, unique_inverse
+from funcppo.kg.logic.row_index import sort_keys, unique_inverse
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import message_sums
 from funcppo.kg.scores.message_sums import MessageOrders

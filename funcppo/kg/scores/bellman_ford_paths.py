@@ -18,8 +18,8 @@ from torch.nn.functional import pad
 
 from funcppo.core import tree
 from funcppo.core.types import F64, I64
-from funcppo.kg.logic import sorting
-from funcppo.kg.logic.question_types import LeftOut, Questions, make_label
+from funcppo.kg.logic import row_index
+from funcppo.kg.logic.derive import LeftOut, Questions, make_label
 from funcppo.kg.scores import bellman_ford
 from funcppo.kg.scores.bellman_ford import Graph
 from funcppo.kg.scores.network_prior import NetworkPrior
@@ -184,7 +184,7 @@ def _keep_best(
     kept = (walks.value > -torch.inf).nonzero().squeeze(1)
     order = torch.argsort(walks.value[kept], descending=True, stable=True)
     kept = kept[order]
-    key, order = sorting.sort_keys(target[kept])
+    key, order = row_index.sort_keys(target[kept])
     kept = kept[order]
     rank = torch.arange(len(key), device=key.device)
     rank = rank - torch.searchsorted(key, key)

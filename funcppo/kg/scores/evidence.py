@@ -1,8 +1,8 @@
 """What speaks for and against each candidate of a question: exact counts over the facts.
 
-For a candidate speak the rules that derive it (`logic.firings`): each with the number of its groundings, its fan-out,
+For a candidate speak the rules that derive it (`logic.derive`): each with the number of its groundings, its fan-out,
 which is the number of candidates that it derives for the question, its groundings for all of these, and, where that is
-asked for, the probability of a random walk along its body (`logic.chains`). For or against it speak the facts that link
+asked for, the probability of a random walk along its body. For or against it speak the facts that link
 it to the question's entity, how many known answers of the relation asked for it is, and its degrees by relation.
 
 A question whose answer is a known fact leaves that fact out of everything, for all of its candidates alike: out of
@@ -25,23 +25,26 @@ from torch import Tensor
 from funcppo.core import random
 from funcppo.core.settings import NonNegativeInt, Seed, Size, check_fields
 from funcppo.core.types import F32, I64, Bool
-from funcppo.kg.logic import row_index, sorting, triple_index
-from funcppo.kg.logic.firing_chunks import (
-    FiringWork,
-    map_firing_chunks,
-    sorted_firings,
-)
-from funcppo.kg.logic.firings import FiringPlan, plan_firings
-from funcppo.kg.logic.joins import expand_ranges
-from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
-from funcppo.kg.logic.question_types import (
+from funcppo.kg.logic import row_index, triple_index
+from funcppo.kg.logic.derive import (
     WALK_UNIT,
+    FiringPlan,
     Firings,
+    FiringWork,
     LeftOut,
     Questions,
     make_label,
+    map_firing_chunks,
+    plan_firings,
+    sorted_firings,
 )
-from funcppo.kg.logic.sorting import unique_inverse, unique_values, value_counts
+from funcppo.kg.logic.joins import expand_ranges
+from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+from funcppo.kg.logic.row_index import (
+    unique_inverse,
+    unique_values,
+    value_counts,
+)
 from funcppo.kg.logic.triple_index import HEAD, TAIL, TripleIndex
 from funcppo.kg.scores import link_embedding, network_prior
 from funcppo.kg.scores.network_prior import NetworkPrior
@@ -224,7 +227,7 @@ def index_facts(
     # An entity is seen from the other one, so the label of a link is that of its second entity.
     first, second = torch.cat([head, tail]), torch.cat([tail, head])
     label = torch.cat([as_tail, as_head])
-    key, order = sorting.sort_keys(first * (sizes.n_constants + 1) + second)
+    key, order = row_index.sort_keys(first * (sizes.n_constants + 1) + second)
     degrees = count_degrees(kb, sizes)
     return FactIndex(
         degree_key=degrees.key,
@@ -323,7 +326,9 @@ def _weigh_firings(
 ) -> Evidence:
     """The evidence of the candidates that rules derive, or of a selection of them."""
     base = sizes.n_constants + 1
-    is_first = sorting.first_of_run(firings.question * base + firings.candidate)
+    is_first = row_index.first_of_run(
+        firings.question * base + firings.candidate
+    )
     row = is_first.cumsum(0) - 1  # the candidate of each firing
     question = firings.question[is_first]
     entity = firings.candidate[is_first]
@@ -649,8 +654,8 @@ def _place_in_question(
     Args:
       question: ascending.
     """
-    order = sorting.argsort_floats(value)
-    order = order[sorting.sort_keys(question[order]).order]
+    order = row_index.argsort_floats(value)
+    order = order[row_index.sort_keys(question[order]).order]
     index = torch.arange(len(question), device=question.device)
     start = torch.searchsorted(question, question)
     return torch.empty_like(index).scatter(0, order, index - start)

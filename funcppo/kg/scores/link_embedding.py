@@ -26,7 +26,7 @@ from funcppo import optim
 from funcppo.config import AdamConfig
 from funcppo.core import random
 from funcppo.core.types import F32, I64
-from funcppo.kg.logic.question_types import LeftOut, Questions
+from funcppo.kg.logic.derive import LeftOut, Questions
 from funcppo.kg.logic.triple_index import HEAD
 from funcppo.kg.scores.question_config import EmbeddingConfig
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from funcppo.core import tree
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.logic import row_index
+from funcppo.kg.logic.derive import LeftOut, Questions, make_label
 from funcppo.kg.logic.joins import expand_ranges
-from funcppo.kg.logic.question_types import LeftOut, Questions, make_label
 from funcppo.kg.scores import bellman_ford
 from funcppo.kg.scores.bellman_ford import (
     Graph,

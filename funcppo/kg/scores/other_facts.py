@@ -32,11 +32,11 @@ from funcppo.kg.logic.consequences import (
     CountCallback,
     iter_consequences,
 )
+from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
-from funcppo.kg.logic.question_types import make_label
+from funcppo.kg.logic.row_index import int_list
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.logic.typed_torch import int_list
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.baselines import rule_confidences
 from funcppo.kg.scores.evidence import Degrees

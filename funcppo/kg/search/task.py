@@ -24,10 +24,10 @@ from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset, entity_ids
 from funcppo.kg.logic import (
     derivability,
-    fact_proofs,
-    firing_chunks,
+    derive,
     fixpoint,
     partial_fixpoint,
+    prove,
     resolve,
     triple_index,
 )
@@ -40,12 +40,12 @@ from funcppo.kg.logic.consequences import (
     with_confidence,
 )
 from funcppo.kg.logic.derivability import DerivabilityIndex
-from funcppo.kg.logic.firings import FiringPlan, plan_firings
+from funcppo.kg.logic.derive import FiringPlan, plan_firings
 from funcppo.kg.logic.fixpoint import LeastModel
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import ResolveConfig
-from funcppo.kg.logic.typed_torch import unique_rows
+from funcppo.kg.logic.row_index import unique_rows
 from funcppo.kg.scores.other_facts import OtherFactCounts, count_other_facts
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network
@@ -366,7 +366,7 @@ def with_answers(
     Args:
       queries: atoms of two arguments, each of which is replaced in turn.
       sides: the arguments that are replaced.
-      derived: what `firing_chunks.derive_answers` derives for them, in any order; None to derive it.
+      derived: what `derive.derive_answers` derives for them, in any order; None to derive it.
     """
     plan = task.answers_plan
     if plan is None:
@@ -376,7 +376,7 @@ def with_answers(
 
     queries = queries.long().to(kb.facts.device)
     if derived is None:
-        derived = firing_chunks.derive_answers(
+        derived = derive.derive_answers(
             plan, queries, sides, object_identity=identity
         )
     facts = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
@@ -690,13 +690,13 @@ def _unproved_facts(
     """The known facts among valid and test that other facts do not prove; a note on those that are not decided."""
     held_out = unique_rows(torch.from_numpy(held_out_triples(dataset)))
     facts = held_out[kbase.contains(kb, sizes, held_out)]
-    found = fact_proofs.fact_heights(
+    found = prove.fact_heights(
         kb,
         sizes,
         facts,
         max_height=settings.max_height,
         max_atoms=cfg.max_atoms,
-        budget=RowBudget(fact_proofs.MAX_FACT_ROWS),
+        budget=RowBudget(prove.MAX_FACT_ROWS),
         object_identity=settings.object_identity,
         memory_share=cfg.memory_share,
     )
@@ -706,7 +706,7 @@ def _unproved_facts(
         notes.append(
             f"{found.n_undecided:,} of {len(facts):,} triples of valid and test that are known facts count as not "
             "provable: whether other facts prove them was not decided within "
-            f"{fact_proofs.MAX_FACT_ROWS:,} rows of joins"
+            f"{prove.MAX_FACT_ROWS:,} rows of joins"
         )
     return facts[found.height < 0], notes
 

@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import strategies as st
 
-from funcppo.kg.logic import proof_builder
+from funcppo.kg.logic import prove
 from funcppo.kg.logic.proof import check_proof
 
 C = 3  # constants 1..3, variables from 4
@@ -68,7 +68,7 @@ def programs(draw):
                 *body,
             ]
         )
-    return proof_builder.make_program(sorted(facts), rules, C)
+    return prove.make_program(sorted(facts), rules, C)
 
 
 def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
@@ -86,7 +86,7 @@ def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
 NAMES = ["france", "germany", "europe"]
 
 
-COUNTRIES = proof_builder.make_program(
+COUNTRIES = prove.make_program(
     # neighborOf(france, germany), locatedIn(germany, europe)
     [(1, 1, 2), (2, 2, 3)],
     [[(2, X, Y), (1, X, Z), (2, Z, Y)], [(1, X, Y), (1, Y, X)]],
@@ -113,9 +113,7 @@ def proved_by_model(program):
     return [
         (
             model[atom][0],
-            proof_builder.from_model(
-                program, derive, atom, leave_one_out=False
-            ),
+            prove.from_model(program, derive, atom, leave_one_out=False),
         )
         for atom in sorted(model)
     ]

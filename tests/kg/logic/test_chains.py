@@ -5,11 +5,9 @@ import itertools
 import pytest
 import torch
 
-from funcppo.kg.logic import chains, joins, kb
-from funcppo.kg.logic.firings import plan_firings
-from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
-from funcppo.kg.logic.question_types import Questions
-from funcppo.kg.logic.rules import Rule
+from funcppo.kg.logic import derive, joins, kb
+from funcppo.kg.logic.derive import Questions, plan_firings
+from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded, Rule
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from tests.oracles import Program
 
@@ -19,7 +17,7 @@ H, A, B = 1, 2, 3
 
 
 def steps(head, *body):
-    return chains.chain_steps(Rule(0, head, body), N_CONSTANTS)
+    return derive.chain_steps(Rule(0, head, body), N_CONSTANTS)
 
 
 def test_the_steps_of_a_chain_lead_from_the_given_argument_to_the_other():
@@ -73,7 +71,7 @@ def walk(questions, n_atoms, **options):
     assert not plan.groups  # no rule is left to joins
     options = dict(left_out="fact", object_identity=False) | options
     return list(
-        chains.iter_chain_firings(plan.chains, sizes, questions, **options)
+        derive.iter_chain_firings(plan.chains, sizes, questions, **options)
     )
 
 
@@ -116,7 +114,7 @@ def test_neighbours_are_the_same_found_by_search(monkeypatch):
     """Where a table of all offsets would be too large."""
     questions = ask((H, TAIL, 1, 0), (H, HEAD, 8, 0), (H, TAIL, 19, 0))
     whole = walk(questions, 4, with_walks=True)
-    monkeypatch.setattr(chains, "MAX_OFFSETS", 0)
+    monkeypatch.setattr(derive, "MAX_OFFSETS", 0)
     searched = walk(questions, 4, with_walks=True)
     for expected, found in zip(whole, searched, strict=True):
         for one, other in zip(expected, found, strict=True):
@@ -126,7 +124,7 @@ def test_neighbours_are_the_same_found_by_search(monkeypatch):
     built, sizes = kb.build(**none.arrays())
     plan = plan_firings(built, sizes).chains
     assert not list(
-        chains.iter_chain_firings(
+        derive.iter_chain_firings(
             plan,
             sizes,
             ask((H, TAIL, 1, 0)),
@@ -155,7 +153,7 @@ def test_a_fact_that_is_left_out_is_not_walked_backwards_either(left_out):
     plan = plan_firings(*kb.build(**program.arrays()))
 
     def candidates(answer):
-        parts = chains.iter_chain_firings(
+        parts = derive.iter_chain_firings(
             plan.chains,
             plan.sizes,
             ask((H, TAIL, 1, answer)),

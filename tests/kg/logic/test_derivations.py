@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from funcppo.kg.logic import fixpoint, kb
-from funcppo.kg.logic.derivations import find_derivation, find_ground_body
+from funcppo.kg.logic.prove import find_derivation, find_ground_body
 from tests import oracles
 from tests.kg.logic.test_fixpoint import EDGE, GRAPH, MANY, PATH, heights
 from tests.oracles import Program, programs

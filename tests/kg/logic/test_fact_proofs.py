@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from funcppo.kg.logic import fact_proofs, kb
+from funcppo.kg.logic import kb, prove
 from funcppo.kg.logic.joins import RowBudget
 from tests import oracles
 from tests.oracles import Program, programs
@@ -31,7 +31,7 @@ CIRCLE = Program(
 
 def heights(program, max_height, max_rows=MANY, facts=None, **options):
     base, sizes = kb.build(**program.arrays())
-    found = fact_proofs.fact_heights(
+    found = prove.fact_heights(
         base,
         sizes,
         base.facts if facts is None else facts,
@@ -92,7 +92,7 @@ def test_what_a_bound_leaves_undecided_is_counted_and_not_proved():
     assert heights(CIRCLE, None, max_rows=0) == ([-1] * 5, 5)
     base, sizes = kb.build(**CIRCLE.arrays())
     budget = RowBudget(MANY)
-    fact_proofs.fact_heights(
+    prove.fact_heights(
         base,
         sizes,
         base.facts,

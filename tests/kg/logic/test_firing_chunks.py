@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from funcppo.core import cores
 from funcppo.core.deadline import Deadline
-from funcppo.kg.logic import firing_chunks, firings, fixpoint, joins, kb
-from funcppo.kg.logic.firing_chunks import FiringWork
+from funcppo.kg.logic import derive, fixpoint, joins, kb
+from funcppo.kg.logic.derive import FiringWork
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from tests.oracles import Program, programs
@@ -24,7 +24,7 @@ def test_derived_answers_are_the_atoms_of_one_step_that_agree_with_a_query(
     program, identity
 ):
     world, sizes = kb.build(**program.arrays())
-    plan = firings.plan_firings(world, sizes)
+    plan = derive.plan_firings(world, sizes)
     model = fixpoint.least_model(
         world, sizes, max_height=1, max_atoms=10**6, object_identity=identity
     )
@@ -37,7 +37,7 @@ def test_derived_answers_are_the_atoms_of_one_step_that_agree_with_a_query(
     if not queries:
         return
     for sides in ((HEAD,), (TAIL,), (HEAD, TAIL)):
-        found = firing_chunks.derive_answers(
+        found = derive.derive_answers(
             plan,
             torch.tensor(queries),
             sides,
@@ -79,16 +79,16 @@ STARS = Program(
 def test_half_of_the_memory_halves_the_chunks_and_not_what_they_hold(
     monkeypatch,
 ):
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 4)
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(derive, "MAX_CHUNK_FIRINGS", 4)
     world, sizes = kb.build(**STARS.arrays())
     queries = world.facts.long() + torch.tensor([1, 0, 0])  # like(X, ?)
-    asked = firing_chunks.open_questions(queries, TAIL)
+    asked = derive.open_questions(queries, TAIL)
     sizes_of: dict[float, list[int]] = {}
     found: dict[float, list[int]] = {}
     for share in (1.0, 0.5):
-        plan = firings.plan_firings(world, sizes, share)
-        chunks = list(firing_chunks.iter_firing_chunks(plan, asked))
+        plan = derive.plan_firings(world, sizes, share)
+        chunks = list(derive.iter_firing_chunks(plan, asked))
         sizes_of[share] = [len(chunk.questions.entity) for chunk in chunks]
         candidates = [chunk.firings.candidate for chunk in chunks]
         found[share] = torch.cat(candidates).tolist()
@@ -112,11 +112,11 @@ def test_any_number_of_threads_gives_the_same_firings(
     program, identity, n_threads
 ):
     world, sizes = kb.build(**program.arrays())
-    plan = firings.plan_firings(world, sizes)
+    plan = derive.plan_firings(world, sizes)
     queries = world.facts.long()
     if not len(queries) or world.facts.shape[1] <= TAIL:
         return
-    asked = firing_chunks.open_questions(queries, TAIL)
+    asked = derive.open_questions(queries, TAIL)
     threads_of_parts = set()
 
     def compute(questions, found):
@@ -125,11 +125,11 @@ def test_any_number_of_threads_gives_the_same_firings(
 
     def run(n_threads, work, most_rows=10**6):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
-            patch.setattr(firing_chunks, "MIN_PART_ROWS", 1)
-            patch.setattr(firing_chunks, "MAX_CHUNK_JOIN_ROWS", most_rows)
+            patch.setattr(derive, "PILOT_QUESTIONS", 1)
+            patch.setattr(derive, "MIN_PART_ROWS", 1)
+            patch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", most_rows)
             return joined(
-                firing_chunks.map_firing_chunks(
+                derive.map_firing_chunks(
                     compute,
                     plan,
                     asked,
@@ -153,22 +153,22 @@ def test_any_number_of_threads_gives_the_same_firings(
 def test_a_chunk_has_as_many_parts_as_there_is_work_for(monkeypatch):
     """The first one, whose work is unknown, has one, and each of several has two questions."""
     world, sizes = kb.build(**STARS.arrays())
-    plan = firings.plan_firings(world, sizes)
+    plan = derive.plan_firings(world, sizes)
     queries = world.facts.long() + torch.tensor([1, 0, 0])
-    asked = firing_chunks.open_questions(queries, TAIL)
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(firing_chunks, "MIN_PART_ROWS", 1)
+    asked = derive.open_questions(queries, TAIL)
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(derive, "MIN_PART_ROWS", 1)
 
     def sizes_of_parts():
-        chunks = firing_chunks.iter_firing_chunks(plan, asked)
+        chunks = derive.iter_firing_chunks(plan, asked)
         return [len(chunk.questions.entity) for chunk in chunks]
 
     for n_threads in ("1", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", n_threads)
         assert sizes_of_parts() == [1, 2, 2, 2, 2]
-    monkeypatch.setattr(firing_chunks, "MAX_PARTS", 3)
+    monkeypatch.setattr(derive, "MAX_PARTS", 3)
     assert sizes_of_parts() == [1, 2, 3, 3]
-    monkeypatch.setattr(firing_chunks, "MIN_PART_ROWS", 1000)
+    monkeypatch.setattr(derive, "MIN_PART_ROWS", 1000)
     assert sizes_of_parts() == [1, 8]
 
 
@@ -176,8 +176,8 @@ def test_parts_that_are_computed_at_once_are_half_of_a_chunk_at_most(
     monkeypatch,
 ):
     """Temporary tensors of each are held: with as many parts as threads they were those of the whole chunk."""
-    monkeypatch.setattr(firing_chunks, "MIN_PART_ROWS", 1)
-    done = firing_chunks._Done(
+    monkeypatch.setattr(derive, "MIN_PART_ROWS", 1)
+    done = derive._Done(
         began=0.0, n_links_before=0, n_questions=16, n_firings=160, n_rows=1600
     )
     n_parts = done.count_parts(4096)
@@ -185,16 +185,16 @@ def test_parts_that_are_computed_at_once_are_half_of_a_chunk_at_most(
 
 
 def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_GROWTH", 100)
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(derive, "MAX_CHUNK_GROWTH", 100)
     world, sizes = kb.build(**STARS.arrays())
-    plan = firings.plan_firings(world, sizes)
+    plan = derive.plan_firings(world, sizes)
     queries = world.facts.long() + torch.tensor([1, 0, 0])
-    asked = firing_chunks.open_questions(queries, TAIL)
+    asked = derive.open_questions(queries, TAIL)
     now = [0.0]
     work = FiringWork(deadline=Deadline(at=6.0, clock=lambda: now[0]))
     n_questions = []
-    for chunk in firing_chunks.iter_firing_chunks(plan, asked, work=work):
+    for chunk in derive.iter_firing_chunks(plan, asked, work=work):
         n_questions.append(len(chunk.questions.entity))
         now[0] += n_questions[-1]  # a second each
         if work.deadline.is_over:
@@ -204,13 +204,13 @@ def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):
 
 def test_the_budget_bounds_the_rows_and_the_joins_of_all_chunks(monkeypatch):
     world, sizes = kb.build(**CHAIN.arrays())
-    plan = firings.plan_firings(world, sizes)
-    asked = firing_chunks.open_questions(world.facts.long(), TAIL)
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_GROWTH", 1)
+    plan = derive.plan_firings(world, sizes)
+    asked = derive.open_questions(world.facts.long(), TAIL)
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(derive, "MAX_CHUNK_GROWTH", 1)
 
     def run(budget, work=None):
-        chunks = firing_chunks.iter_firing_chunks(
+        chunks = derive.iter_firing_chunks(
             plan, asked, work=work, budget=budget
         )
         return sum(len(chunk.firings.rule) for chunk in chunks)

@@ -11,10 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.kg.logic import chains, firing_chunks, joins, kb
-from funcppo.kg.logic.firings import iter_firings, plan_firings
+from funcppo.kg.logic import derive, joins, kb
+from funcppo.kg.logic.derive import (
+    WALK_UNIT,
+    Questions,
+    iter_firings,
+    plan_firings,
+)
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
-from funcppo.kg.logic.question_types import WALK_UNIT, Questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from tests import oracles
 from tests.oracles import Program, programs
@@ -241,9 +245,7 @@ def test_walks_are_the_same_bits_on_a_gpu(identity):
         built, sizes = kb.build(**program.arrays(), device=device)
         plan = plan_firings(built, sizes, with_walks=True)
         asked = Questions(*(column.to(device) for column in rows))
-        found[device] = firing_chunks.sorted_firings(
-            plan, asked, "fact", identity
-        )
+        found[device] = derive.sorted_firings(plan, asked, "fact", identity)
     for one, other in zip(found["cpu"], found["cuda"], strict=True):
         assert torch.equal(one, other.cpu())
 
@@ -304,7 +306,7 @@ def test_paths_that_come_back_to_an_entity_do_not_count(program, left_out):
     options = {"left_out": left_out, "object_identity": True}
     assert fire(program, rows, **options) == expected
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "MAX_OFFSETS", 0)
+        patch.setattr(derive, "MAX_OFFSETS", 0)
         patch.setattr(joins, "MAX_CHUNK_ROWS", 3)
         assert fire(program, rows, **options) == expected
 

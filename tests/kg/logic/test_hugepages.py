@@ -7,25 +7,25 @@ import mmap
 import pytest
 import torch
 
-from funcppo.kg.logic import hugepages
+from funcppo.kg.logic import row_index
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
     table = torch.arange(
-        hugepages.MIN_HUGE_PAGE_BYTES // dtype.itemsize, dtype=dtype
+        row_index.MIN_HUGE_PAGE_BYTES // dtype.itemsize, dtype=dtype
     ).view(2, -1)
-    copied = hugepages.on_huge_pages(table)
+    copied = row_index.on_huge_pages(table)
     assert copied.dtype == dtype and torch.equal(copied, table)
     assert (copied.data_ptr() != table.data_ptr()) == hasattr(
         mmap, "MADV_HUGEPAGE"
     )
     small = table[:, 1:]
-    assert hugepages.on_huge_pages(small) is small
+    assert row_index.on_huge_pages(small) is small
 
 
 def test_without_huge_pages_the_table_is_returned(monkeypatch):
-    monkeypatch.setattr(hugepages, "MIN_HUGE_PAGE_BYTES", 1)
+    monkeypatch.setattr(row_index, "MIN_HUGE_PAGE_BYTES", 1)
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     table = torch.arange(10)
-    assert hugepages.on_huge_pages(table) is table
+    assert row_index.on_huge_pages(table) is table

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from funcppo.core.deadline import Deadline
 from funcppo.kg.logic import joins
-from funcppo.kg.logic.joins import ConjunctiveQuery, iter_answers, ragged_arange
-from funcppo.kg.logic.relations import Relation, make_literal
+from funcppo.kg.logic.joins import (
+    ConjunctiveQuery,
+    Relation,
+    iter_answers,
+    make_literal,
+    ragged_arange,
+)
 
 N_CONSTANTS = 3
 VARIABLES = (4, 5, 6, 7)

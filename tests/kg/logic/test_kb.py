@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import tree, types
-from funcppo.kg.logic import hugepages, kb
+from funcppo.kg.logic import kb, row_index
 
 C = 5
 # one fact twice
@@ -99,7 +99,7 @@ def test_tables_in_huge_pages_answer_alike(case):
     facts, top = case
     world, sizes = build(facts, top)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hugepages, "MIN_HUGE_PAGE_BYTES", 1)
+        patch.setattr(row_index, "MIN_HUGE_PAGE_BYTES", 1)
         other, other_sizes = build(facts, top)
     assert other_sizes == sizes
     assert all(

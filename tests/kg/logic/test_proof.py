@@ -16,7 +16,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import proof as proof_
-from funcppo.kg.logic import proof_builder
+from funcppo.kg.logic import prove
 from funcppo.kg.logic.proof import Node, Proof
 from tests.kg.logic.proof_cases import (
     COUNTRIES,
@@ -36,7 +36,7 @@ from tests.kg.logic.proof_cases import (
 
 
 def test_france_is_in_europe_because_germany_is():
-    proof = proof_builder.from_trace(
+    proof = prove.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)]
     )
     assert proof.nodes == (
@@ -178,7 +178,7 @@ def test_a_tampered_proof_is_rejected(program, data):
 
 
 def test_every_change_of_the_worked_example_is_rejected():
-    nodes = proof_builder.from_trace(
+    nodes = prove.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, None), ("fact", 0, None)]
     ).nodes
     offered = [
@@ -359,9 +359,7 @@ def test_padding_is_no_constant():
         probability=None,
         children=(1,),
     )
-    program = proof_builder.make_program(
-        [(1, 1, 0)], [[(2, X, Y), (1, X, Y)]], C
-    )
+    program = prove.make_program([(1, 1, 0)], [[(2, X, Y), (1, X, Y)]], C)
     assert checked(program, Proof(nodes=(rule, leaf))) == [
         "root: expected constants from 1 to 3 for variables, got [(4, 1), (5, 0)]"
     ]
@@ -374,16 +372,14 @@ def chain(n):
     """even_after(k) from even_after(k - 1): a proof with 2 n + 1 nodes, n deep."""
     facts = [(1, k, k + 1) for k in range(1, n + 1)] + [(2, 1, 0)]
     v, w = n + 2, n + 3
-    return proof_builder.make_program(
-        facts, [[(2, v, 0), (1, w, v), (2, w, 0)]], n + 1
-    )
+    return prove.make_program(facts, [[(2, v, 0), (1, w, v), (2, w, 0)]], n + 1)
 
 
 def test_a_proof_thousands_deep_is_built_checked_written_and_read():
     n = 5000
     program = chain(n)
     root = (2, n + 1, 0)
-    by_model = proof_builder.from_model(
+    by_model = prove.from_model(
         program,
         lambda a: (0, [(1, a[1] - 1, a[1]), (2, a[1] - 1, 0)]),
         root,
@@ -394,7 +390,7 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
         for k in range(n - 1, -1, -1)
         for step in (("rule", 0, None), ("fact", k, None))
     ]
-    by_trace = proof_builder.from_trace(program, root, choices)
+    by_trace = prove.from_trace(program, root, choices)
     for proof in (by_model, by_trace):
         assert len(proof.nodes) == 2 * n + 1
         assert checked(program, proof, max_height=n, leave_one_out=True) == []
@@ -408,12 +404,12 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
 
 def test_a_subproof_used_often_is_stored_and_shown_once():
     """Doubling at every height: 2**60 leaves as a tree, 61 nodes here."""
-    program = proof_builder.make_program(
+    program = prove.make_program(
         [(1, 1, 1)],
         [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)],
         1,
     )
-    proof = proof_builder.from_model(
+    proof = prove.from_model(
         program,
         lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2),
         (61, 1, 1),
@@ -441,7 +437,7 @@ def test_reading_json_gives_the_proof_that_was_written(program, name):
 
 def test_the_json_of_a_proof_is_decoded_without_the_data():
     """Goals and substitutions by the tables of names alone: locatedIn(france, europe) by X, Y and Z."""
-    proof = proof_builder.from_trace(
+    proof = prove.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)]
     )
     predicates = {1: "neighborOf", 2: "locatedIn"}
@@ -475,7 +471,7 @@ def test_the_json_of_a_proof_is_decoded_without_the_data():
 
 
 def test_the_json_of_a_later_format_is_refused():
-    proof = proof_builder.from_trace(
+    proof = prove.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, None), ("fact", 0, None)]
     )
     document = json.loads(proof_.to_json(proof, *[str] * 4))
@@ -508,7 +504,7 @@ VALUES = st.recursive(
 )
 @settings(max_examples=200)
 def test_json_that_is_no_proof_is_a_value_error_or_is_rejected(field, value):
-    proof = proof_builder.from_trace(
+    proof = prove.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)]
     )
     document = json.loads(
@@ -545,7 +541,7 @@ def test_what_is_no_json_of_a_proof_is_one_line(text):
 @given(st.text(), st.text())
 @settings(max_examples=100)
 def test_dot_labels_read_back_as_the_names_they_hold(name, rule):
-    proof = proof_builder.from_trace(
+    proof = prove.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)]
     )
     dot = proof_.to_dot(proof, lambda a: name, lambda r: rule)
@@ -569,7 +565,7 @@ def test_dot_labels_read_back_as_the_names_they_hold(name, rule):
     "name", ['a "b" \\', "\\N{x} <b>&amp;</b>", "two\nlines", "größe; } //"]
 )
 def test_graphviz_reads_what_is_written(name):
-    proof = proof_builder.from_trace(
+    proof = prove.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)]
     )
     dot = proof_.to_dot(proof, lambda a: name, lambda r: name)

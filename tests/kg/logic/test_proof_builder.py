@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.kg.logic import proof_builder
-from funcppo.kg.logic.proof_builder import Choice
+from funcppo.kg.logic import prove
+from funcppo.kg.logic.prove import Choice
 from tests.kg.logic.proof_cases import (
     COUNTRIES,
     C,
@@ -92,7 +92,7 @@ def unifier(left, right, n_constants):
 def test_a_trace_of_choices_worked_by_hand():
     """france is next to germany, which is in europe; the last goal is a fact and needs no choice."""
     choices = [Choice("rule", 0, 0.83), Choice("fact", 0, 0.5)]
-    proof = proof_builder.from_trace(COUNTRIES, (2, 1, 3), choices)
+    proof = prove.from_trace(COUNTRIES, (2, 1, 3), choices)
     assert [
         (node.goal, node.rule, node.probability) for node in proof.nodes
     ] == [
@@ -103,7 +103,7 @@ def test_a_trace_of_choices_worked_by_hand():
 
 
 def test_a_program_leaves_padding_atoms_out():
-    program = proof_builder.make_program(
+    program = prove.make_program(
         [[1, 1, 0]],
         [[[1, X, 0], [1, X, 0], [0, 0, 0]], [[1, 2, 0], [0, 0, 0], [0, 0, 0]]],
         C,
@@ -131,7 +131,7 @@ def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(
     for choices in itertools.islice(
         traces(program, root, max_height=3, budget=40), 5
     ):
-        proof = proof_builder.from_trace(program, root, choices)
+        proof = prove.from_trace(program, root, choices)
         assert proof.nodes[0].goal == root
         assert checked(program, proof, max_height=3, leave_one_out=True) == []
         chosen = [
@@ -148,12 +148,12 @@ def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(
 
 def test_bindings_found_later_are_seen_in_earlier_nodes():
     """p(X,Y) :- q(X,Z), q(Z,Y): Z is open when q(X,Z) is resolved by q(V,W) :- r(V,W); r's fact binds it."""
-    program = proof_builder.make_program(
+    program = prove.make_program(
         [(3, 1, 2), (2, 2, 3)],
         [[(1, X, Y), (2, X, Z), (2, Z, Y)], [(2, Y, X), (3, Y, X)]],
         C,
     )
-    proof = proof_builder.from_trace(
+    proof = prove.from_trace(
         program,
         (1, 1, 3),
         [("rule", 0, None), ("rule", 1, None), ("fact", 0, None)],
@@ -169,37 +169,28 @@ def test_bindings_found_later_are_seen_in_earlier_nodes():
 
 def test_an_open_root_is_bound_by_its_proof():
     """locatedIn(Y, europe), whose variable has the id of one of the rule's."""
-    proof = proof_builder.from_trace(
+    proof = prove.from_trace(
         COUNTRIES, (2, Y, 3), [("rule", 0, None), ("fact", 0, None)]
     )
     assert proof.nodes[0].goal == (2, 1, 3) and checked(COUNTRIES, proof) == []
-    unsafe = proof_builder.make_program(
-        [(2, 1, 1)], [[(1, X, Y), (2, X, X)]], C
-    )
+    unsafe = prove.make_program([(2, 1, 1)], [[(1, X, Y), (2, X, X)]], C)
     with pytest.raises(ValueError, match="unbound"):
-        proof_builder.from_trace(
+        prove.from_trace(
             unsafe, (1, X, Y), [("rule", 0, None), ("fact", 0, None)]
         )
 
 
 def test_a_known_root_is_derived_when_it_is_left_out():
     """Two neighbours: each is a fact, and the other's symmetric image."""
-    program = proof_builder.make_program(
-        [(1, 1, 2), (1, 2, 1)], COUNTRIES.rules, C
-    )
+    program = prove.make_program([(1, 1, 2), (1, 2, 1)], COUNTRIES.rules, C)
     derive = lambda atom: (1, [(1, atom[2], atom[1])])
-    proof = proof_builder.from_model(
-        program, derive, (1, 1, 2), leave_one_out=True
-    )
+    proof = prove.from_model(program, derive, (1, 1, 2), leave_one_out=True)
     assert [node.rule for node in proof.nodes] == [1, None]
     assert checked(program, proof, max_height=1, leave_one_out=True) == []
-    assert (
-        proof_builder.from_trace(program, (1, 1, 2), [("rule", 1, None)])
-        == proof
-    )
+    assert prove.from_trace(program, (1, 1, 2), [("rule", 1, None)]) == proof
     assert (
         len(
-            proof_builder.from_model(
+            prove.from_model(
                 program, derive, (1, 1, 2), leave_one_out=False
             ).nodes
         )
@@ -209,15 +200,15 @@ def test_a_known_root_is_derived_when_it_is_left_out():
 
 def test_a_root_met_again_is_not_a_fact_there():
     """p(1, 2) by symmetry twice meets p(1, 2), a fact, which is no leaf of its own proof."""
-    program = proof_builder.make_program([(1, 1, 2)], COUNTRIES.rules, C)
+    program = prove.make_program([(1, 1, 2)], COUNTRIES.rules, C)
     with pytest.raises(ValueError, match="leave 1 goals unproved"):
-        proof_builder.from_trace(
+        prove.from_trace(
             program, (1, 1, 2), [("rule", 1, None), ("rule", 1, None)]
         )
 
 
 def test_a_choice_that_does_not_apply_is_named():
-    known = proof_builder.make_program(
+    known = prove.make_program(
         [(1, 1, 1), (1, 1, 2)], [[(1, X, X), (1, X, Y)]], C
     )
     for root, choices, text in (
@@ -239,4 +230,4 @@ def test_a_choice_that_does_not_apply_is_named():
         ),
     ):
         with pytest.raises(ValueError, match=text):
-            proof_builder.from_trace(known, root, choices)
+            prove.from_trace(known, root, choices)

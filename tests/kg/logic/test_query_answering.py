@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.kg.logic import fixpoint, kb, query_answering
+from funcppo.kg.logic import fixpoint, kb
+from funcppo.kg.logic import prove as proving
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.proof import check_proof
 from tests import oracles
@@ -33,9 +34,7 @@ def prove(
         max_atoms=max_atoms,
         object_identity=object_identity,
     )
-    return query_answering.prove_ground(
-        *kb.build(**program.arrays()), atom, **limits
-    )
+    return proving.prove_ground(*kb.build(**program.arrays()), atom, **limits)
 
 
 def test_a_path_round_a_loop_has_a_proof_as_high_as_it_is_long():
@@ -242,7 +241,7 @@ def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(
         padded = (*fact, *[0] * (sizes.atom_width - len(fact)))
         matching = {
             found.rule.id: found
-            for found in query_answering.matching_rules(
+            for found in proving.matching_rules(
                 world, sizes, padded, object_identity=object_identity
             )
         }
@@ -267,7 +266,7 @@ def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(
                 found = matching[i]
                 expected = next((k for k, fit in enumerate(fits) if not fit), 0)
                 assert (
-                    query_answering.unsatisfied_prefix(model, found)
+                    proving.unsatisfied_prefix(model, found)
                     == found.rule.body[:expected]
                 )
 
@@ -318,14 +317,14 @@ def test_failed_rules_name_what_no_atom_satisfies():
     found = prove(LOOP, (PATH, 4, 1))
     assert found.verdict == Verdict.REFUTED
     base, sizes = kb.build(**LOOP.arrays())
-    failed = query_answering.failed_rules(
+    failed = proving.failed_rules(
         base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=5
     )
     assert failed.n_matching == 2
     assert [rule for rule, _ in failed.rules] == [0, 1]
     assert failed.rules[0].goals == ((EDGE, 4, 1),)
     assert [goal[:2] for goal in failed.rules[1].goals] == [(PATH, 4)]
-    first = query_answering.failed_rules(
+    first = proving.failed_rules(
         base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=1
     )
     assert len(first.rules) == 1 and first.n_matching == 2

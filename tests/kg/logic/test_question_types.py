@@ -2,7 +2,7 @@
 
 import torch
 
-from funcppo.kg.logic.question_types import Questions, select_questions
+from funcppo.kg.logic.derive import Questions, select_questions
 
 
 def test_a_selection_takes_the_same_rows_of_every_column():

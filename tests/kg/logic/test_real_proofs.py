@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.logic import kb, query_answering
+from funcppo.kg.logic import kb, prove
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.proof import check_proof
 from tests.learning import DATA
@@ -99,7 +99,7 @@ def test_proofs_hold_by_the_lines_of_the_files(name, max_height, n):
     sample = Random(0).sample(data.test.tolist(), n)
     heights = []
     for atom in sample:
-        found = query_answering.prove_ground(
+        found = prove.prove_ground(
             world,
             sizes,
             tuple(atom),
@@ -118,7 +118,7 @@ def test_facts_are_proved_without_themselves(name):
     data, world, sizes = world_of(name)
     facts = {tuple(fact) for fact in data.facts.tolist()}
     for atom in Random(1).sample(data.train.tolist(), 8):
-        found = query_answering.prove_ground(
+        found = prove.prove_ground(
             world, sizes, tuple(atom), max_height=1, max_atoms=1_000_000
         )
         assert found.is_fact
@@ -146,7 +146,7 @@ def test_tampered_proofs_are_rejected():
     )
     random, n_rejected = Random(2), 0
     for atom in random.sample(data.test.tolist(), 12):
-        found = query_answering.prove_ground(
+        found = prove.prove_ground(
             world, sizes, tuple(atom), max_height=2, max_atoms=1_000_000
         ).proof
         if found is None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.kg.logic.relations import (
+from funcppo.kg.logic.joins import (
     UNIT_TABLE,
     Relation,
     Table,

@@ -69,9 +69,9 @@ def test_a_row_encodes_to_its_key_again_and_an_unknown_prefix_is_reported(
 
 @given(row_tables())
 @settings(max_examples=100)
-def test_unique_rows_are_those_of_a_set(table):
+def test_unique_columns_are_those_of_a_set(table):
     rows, bits = table
-    columns = row_index.unique_rows(columns_of(rows), bits)
+    columns = row_index.unique_columns(columns_of(rows), bits)
     assert list(
         map(list, zip(*(column.tolist() for column in columns)))
     ) == sorted(map(list, {tuple(r) for r in rows}))

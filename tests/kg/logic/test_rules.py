@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.kg.logic.rules import Rule, most_general_unifier, substitute_rule
+from funcppo.kg.logic.joins import Rule, most_general_unifier, substitute_rule
 from tests import sld
 
 N_CONSTANTS = 2

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.logic import sorting
+from funcppo.kg.logic import row_index
 
 
 @st.composite
@@ -18,7 +18,7 @@ def key_tensors(draw):
     """Random keys with repetitions: from the smallest that are packed to ones that do not fit beside a position."""
     n = draw(
         st.sampled_from(
-            [0, 1, 2, 100, sorting.MIN_PACKED, 2 * sorting.MIN_PACKED]
+            [0, 1, 2, 100, row_index.MIN_PACKED, 2 * row_index.MIN_PACKED]
         )
     )
     high = draw(st.sampled_from([1, 7, 2**20, 2**51, 2**52, 2**63 - 1]))
@@ -31,8 +31,8 @@ def key_tensors(draw):
 @given(key_tensors())
 def test_they_are_those_of_torch(key):
     expected, order = torch.sort(key, stable=True)
-    assert torch.equal(sorting.sort_values(key), expected)
-    found = sorting.sort_keys(key)
+    assert torch.equal(row_index.sort_values(key), expected)
+    found = row_index.sort_keys(key)
     assert found.key.dtype == key.dtype
     assert torch.equal(found.key, expected)
     assert torch.equal(found.order, order)
@@ -40,47 +40,47 @@ def test_they_are_those_of_torch(key):
     distinct, inverse, counts = torch.unique(
         key, return_inverse=True, return_counts=True
     )
-    assert torch.equal(sorting.unique_values(key), distinct)
-    found = sorting.unique_inverse(key)
+    assert torch.equal(row_index.unique_values(key), distinct)
+    found = row_index.unique_inverse(key)
     assert torch.equal(found.key, distinct)
     assert torch.equal(found.inverse, inverse)
-    assert torch.equal(sorting.value_counts(key), counts)
+    assert torch.equal(row_index.value_counts(key), counts)
     assert torch.equal(
-        sorting.first_of_run(expected).nonzero().squeeze(1),
+        row_index.first_of_run(expected).nonzero().squeeze(1),
         torch.cat([counts.new_zeros(1), counts.cumsum(0)])[: len(counts)],
     )
 
 
-@given(st.integers(0, 2**30), st.sampled_from([5, 3 * sorting.MIN_PACKED]))
+@given(st.integers(0, 2**30), st.sampled_from([5, 3 * row_index.MIN_PACKED]))
 def test_floats_are_ordered_as_by_torch(seed, n):
     generator = torch.Generator().manual_seed(seed)
     value = torch.randn(n, generator=generator)
     value = torch.cat([value, -value, value.round(), -value.round()])
     value = torch.cat([value, torch.tensor([torch.inf, -torch.inf, 1e-42])])
     expected = torch.argsort(value, stable=True)
-    assert torch.equal(sorting.argsort_floats(value), expected)
+    assert torch.equal(row_index.argsort_floats(value), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_the_type_of_the_keys_stays(dtype):
-    key = torch.arange(2 * sorting.MIN_PACKED, dtype=dtype).flip(0) // 3
-    assert sorting.sort_keys(key).key.dtype == dtype
-    assert sorting.unique_values(key.view(2, -1)).dtype == dtype
+    key = torch.arange(2 * row_index.MIN_PACKED, dtype=dtype).flip(0) // 3
+    assert row_index.sort_keys(key).key.dtype == dtype
+    assert row_index.unique_values(key.view(2, -1)).dtype == dtype
 
 
 def test_the_keys_stay_as_they_were():
-    key = torch.arange(2 * sorting.MIN_PACKED).flip(0)
+    key = torch.arange(2 * row_index.MIN_PACKED).flip(0)
     before = key.clone()
-    sorting.sort_values(key)
-    sorting.unique_inverse(key)
+    row_index.sort_values(key)
+    row_index.unique_inverse(key)
     assert torch.equal(key, before)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_sorts_the_same():
-    key = torch.randint(0, 99, (3 * sorting.MIN_PACKED,))
+    key = torch.randint(0, 99, (3 * row_index.MIN_PACKED,))
     for here, there in zip(
-        sorting.sort_keys(key), sorting.sort_keys(key.cuda())
+        row_index.sort_keys(key), row_index.sort_keys(key.cuda())
     ):
         assert torch.equal(here, there.cpu())
 
@@ -101,8 +101,8 @@ def test_no_call_sorts_more_than_its_share(values):
     _RecordedArray.n_sorted.clear()
     array = np.array(values, dtype=np.int64).view(_RecordedArray)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorting, "MAX_SORTED_AT_ONCE", 16)
-        sorting._sort_in_place(array)
+        patch.setattr(row_index, "MAX_SORTED_AT_ONCE", 16)
+        row_index._sort_in_place(array)
     assert array.tolist() == sorted(values)
     assert max(_RecordedArray.n_sorted) <= 16
 
@@ -110,8 +110,8 @@ def test_no_call_sorts_more_than_its_share(values):
 @given(key_tensors())
 def test_many_keys_are_sorted_as_few(key):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorting, "MAX_SORTED_AT_ONCE", 100)
-        values, keys = sorting.sort_values(key), sorting.sort_keys(key)
-    assert torch.equal(values, sorting.sort_values(key))
+        patch.setattr(row_index, "MAX_SORTED_AT_ONCE", 100)
+        values, keys = row_index.sort_values(key), row_index.sort_keys(key)
+    assert torch.equal(values, row_index.sort_values(key))
     assert torch.equal(keys.key, values)
-    assert torch.equal(keys.order, sorting.sort_keys(key).order)
+    assert torch.equal(keys.order, row_index.sort_keys(key).order)

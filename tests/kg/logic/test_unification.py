@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.kg.logic.unification import canonicalize, substitute, unify
+from funcppo.kg.logic.resolve import canonicalize, substitute, unify
 from tests import sld
 
 C = 3  # constants 1..3; 4.. are variables

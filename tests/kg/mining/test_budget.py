@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from funcppo.kg.mining.budget import Budget
+from funcppo.kg.mining.mined_rules import Budget
 
 
 class FakeClock:

@@ -7,7 +7,7 @@ import itertools
 import torch
 from hypothesis import given, settings
 
-from funcppo.kg.mining import circularity
+from funcppo.kg.mining import closing
 from tests.kg.mining.brute_force import edge_sets, edges_of, graphs
 
 
@@ -29,12 +29,12 @@ def test_a_path_that_walks_along_the_fact_itself_is_circular():
     fact, body = torch.tensor([0]), torch.tensor([[0, 1, 0]])
     one = torch.tensor([1.0])
     alone = edges_of([(1, 1, 2)])
-    assert circularity.is_circular(alone, fact, body, one).tolist() == [True]
+    assert closing.is_circular(alone, fact, body, one).tolist() == [True]
 
     # likes(1,3), likes(4,3) and likes(4,2) derive it too, and so do the walks that go out or come back along it.
     others = edges_of([(1, 1, 2), (1, 1, 3), (1, 4, 2), (1, 4, 3)])
     n_paths = torch.tensor([4.0])
-    found = circularity.is_circular(others, fact, body, n_paths)
+    found = closing.is_circular(others, fact, body, n_paths)
     assert found.tolist() == [False]
 
 
@@ -55,7 +55,7 @@ def test_circular_facts_are_those_that_have_no_path_without_themselves(facts):
                     expected.append(count_walks(rest, body, x, y) == 0)
         if cases:
             table = torch.tensor(cases)
-            found = circularity.is_circular(
+            found = closing.is_circular(
                 edges, table[:, 0], table[:, 1:], torch.tensor(n_paths)
             )
             assert found.tolist() == expected

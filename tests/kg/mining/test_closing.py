@@ -6,9 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from funcppo.kg.mining import closing, paths
-from funcppo.kg.mining.budget import Budget
-from funcppo.kg.mining.mined_rules import path_labels
+from funcppo.kg.mining import closing, long_paths, paths
+from funcppo.kg.mining.mined_rules import Budget, path_labels
 from tests.kg.mining.brute_force import edges_of, graphs, path_counts
 
 
@@ -59,7 +58,7 @@ def test_a_square_closes_its_fourth_side():
 def test_closed_rules_are_those_of_brute_force(length, chunk_rows, facts):
     edges = edges_of(facts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closing, "CHUNK_ROWS", chunk_rows)
+        patch.setattr(long_paths, "CHUNK_ROWS", chunk_rows)
         _, parts = closed_rules(edges, length)
     closed = closing.concatenate_closed(
         [closing.no_closed_rules(edges.label.device), *parts]
@@ -100,7 +99,7 @@ def test_heads_with_too_much_work_are_left_out_and_counted(monkeypatch):
 def test_a_head_with_too_many_closed_pairs_is_none(monkeypatch):
     facts = [(1, x, y) for x in range(1, 7) for y in range(1, 7)] + [(2, 1, 2)]
     monkeypatch.setattr(closing, "MAX_CLOSED_PAIRS", 500)
-    monkeypatch.setattr(closing, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(long_paths, "CHUNK_ROWS", 5)
     _, parts = closed_rules(edges_of(facts), 5)
     assert [part is None for part in parts] == [False, True]
 

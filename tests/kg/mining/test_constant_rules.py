@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from funcppo.kg.mining import constant_rules
-from funcppo.kg.mining.budget import Budget
+from funcppo.kg.mining.mined_rules import Budget
 from tests.kg.mining.brute_force import (
     brute_force,
     clauses_of,

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 
 from funcppo.core import tree
-from funcppo.kg.mining import counting, mined_rules, paths
-from funcppo.kg.mining.budget import Budget
-from funcppo.kg.mining.mined_rules import FoundRules
+from funcppo.kg.mining import mined_rules, path_rules, paths
+from funcppo.kg.mining.mined_rules import Budget, FoundRules
 from funcppo.kg.mining.paths import SourceRange
 from tests.kg.mining.brute_force import (
     brute_force,
@@ -65,7 +64,7 @@ def test_exact_counts_are_those_of_brute_force(cost, facts):
     budget = Budget(max_rows=10**12, seconds=1e9)
     found = to_count(LABELS, cost)
     rows = []
-    for part in counting.count_exactly(edges, found, priority, budget, 1.0):
+    for part in path_rules.count_exactly(edges, found, priority, budget, 1.0):
         rows += part.rows.tolist()
         clauses = clauses_of(part.rules)
         assert counts_of(part.rules) == brute_force(facts, clauses)
@@ -84,10 +83,10 @@ def test_the_budget_ends_exact_counts():
     budget.spend(5)
     found = to_count(LABELS)
     assert not list(
-        counting.count_exactly(edges, found, torch.zeros(7), budget, 0.5)
+        path_rules.count_exactly(edges, found, torch.zeros(7), budget, 0.5)
     )
     assert list(
-        counting.count_exactly(edges, found, torch.zeros(7), budget, 1.0)
+        path_rules.count_exactly(edges, found, torch.zeros(7), budget, 1.0)
     )
 
 
@@ -124,9 +123,9 @@ def test_estimates_are_within_their_error_and_unbiased():
             length = int((row[0, 1:] >= 0).sum())
             every = SourceRange(priority)
             some = every._replace(high=0.3)
-            true = counting.count_rules(edges, row, length, every).sums
-            sums = counting.count_rules(edges, row, length, some).sums
-            rules = counting.estimate_rules(edges, row, some, sums)
+            true = path_rules.count_rules(edges, row, length, every).sums
+            sums = path_rules.count_rules(edges, row, length, some).sums
+            rules = path_rules.estimate_rules(edges, row, some, sums)
             truth = true.support / true.body_pairs
             error = mined_rules.confidence(rules) - truth
             assert 0 < float(rules.std_error) < 0.2
@@ -143,10 +142,10 @@ def test_an_estimate_from_all_sources_is_exact():
     priority = torch.linspace(0, 0.999, edges.n_entity_ids)
     budget = Budget(max_rows=10**9, seconds=1e9)
     found = to_count([[0, 3], [2, 0, 3]])
-    (exact, longer) = counting.count_exactly(
+    (exact, longer) = path_rules.count_exactly(
         edges, found, priority, budget, 1.0
     )
-    estimates = list(counting.estimate(edges, found, priority, budget, 10**9))
+    estimates = list(path_rules.estimate(edges, found, priority, budget, 10**9))
     for part, other in zip((exact, longer), estimates):
         for column, estimated in zip(part.rules, other.rules):
             assert torch.equal(column, estimated)
@@ -162,18 +161,18 @@ def test_an_estimate_that_costs_more_than_a_chunk_is_made_range_by_range(
     )
     chunk = paths.CHUNK_ROWS
     ranges = []
-    count_rules = counting.count_rules
+    count_rules = path_rules.count_rules
 
     def record(edges, labels, length, sources):
         ranges.append((sources.low, sources.high))
         return count_rules(edges, labels, length, sources)
 
-    monkeypatch.setattr(counting, "count_rules", record)
+    monkeypatch.setattr(path_rules, "count_rules", record)
 
     def estimates(cost):
         budget = Budget(max_rows=10**12, seconds=1e9)
         found = to_count([[0, 3], [2, 0]], cost)
-        parts = counting.estimate(
+        parts = path_rules.estimate(
             edges, found, priority, budget, 0.4 * 2 * cost
         )
         rules = [part.rules for part in parts]
@@ -197,8 +196,8 @@ def test_a_sample_that_shows_no_difference_has_an_error_all_the_same():
     priority = torch.linspace(0, 0.999, edges.n_entity_ids)
     some = SourceRange(priority, 0.0, 0.05)
     labels = padded([[0, 2]])
-    sums = counting.count_rules(edges, labels, 1, some).sums
-    rules = counting.estimate_rules(edges, labels, some, sums)
+    sums = path_rules.count_rules(edges, labels, 1, some).sums
+    rules = path_rules.estimate_rules(edges, labels, some, sums)
     assert mined_rules.confidence(rules).tolist() == [1.0]
     assert 0 < float(rules.std_error) < 0.2
 
@@ -207,8 +206,8 @@ def test_a_sample_without_a_source_of_the_body_has_an_unknown_error():
     edges = edges_of([(1, 6, 1), (2, 6, 1)])
     some = SourceRange(torch.arange(7) / 7, 0.0, 0.5)
     labels = padded([[0, 2]])
-    sums = counting.count_rules(edges, labels, 1, some).sums
-    rules = counting.estimate_rules(edges, labels, some, sums)
+    sums = path_rules.count_rules(edges, labels, 1, some).sums
+    rules = path_rules.estimate_rules(edges, labels, some, sums)
     assert rules.std_error.tolist() == [float("inf")]
 
 

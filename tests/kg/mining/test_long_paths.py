@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.mining import closing, long_paths, paths
-from funcppo.kg.mining.budget import Budget
 from funcppo.kg.mining.mined_rules import (
+    Budget,
     Thresholds,
     held_out_smoothed_confidence,
 )

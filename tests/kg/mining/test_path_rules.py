@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from funcppo.kg.mining import path_rules, paths
-from funcppo.kg.mining.budget import Budget
-from funcppo.kg.mining.mined_rules import Thresholds
+from funcppo.kg.mining.mined_rules import Budget, Thresholds
 from tests.kg.mining.brute_force import (
     brute_force,
     clauses_of,

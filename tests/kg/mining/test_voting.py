@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from funcppo.kg.mining import voting
+from funcppo.kg.mining import miner
 from funcppo.kg.mining.mined_rules import (
     MAX_RULE_ATOMS,
     FoundRules,
@@ -51,10 +51,10 @@ def random_rules(random, n_rules):
 def test_each_fact_has_its_best_rules(n_votes, seed):
     random = Random(seed)
     parts = [random_rules(random, random.randint(1, 6)) for _ in range(4)]
-    votes = voting.no_votes(N_FACTS, n_votes, torch.device("cpu"))
+    votes = miner.no_votes(N_FACTS, n_votes, torch.device("cpu"))
     of_fact = {fact: [] for fact in range(N_FACTS)}
     for part in parts:
-        votes = voting.add_votes(votes, part)
+        votes = miner.add_votes(votes, part)
         score = held_out_smoothed_confidence(part.rules).tolist()
         for fact, rule in zip(part.fact.tolist(), part.rule.tolist()):
             if score[rule] > 0:
@@ -73,9 +73,9 @@ def test_each_fact_has_its_best_rules(n_votes, seed):
         assert [labels[i] for i in votes.rule[fact].tolist()] == [
             label for _, label in padded
         ]
-    assert voting.score_to_beat(votes).tolist() == votes.score[:, -1].tolist()
+    assert miner.score_to_beat(votes).tolist() == votes.score[:, -1].tolist()
 
-    elected = voting.rules_with_votes(votes)
+    elected = miner.rules_with_votes(votes)
     assert set(elected.rules.labels[:, 0].tolist()) == {
         label for rules in best.values() for _, label in rules
     }
@@ -85,23 +85,23 @@ def test_rules_without_a_vote_are_dropped_and_the_rest_numbered_again(
     monkeypatch,
 ):
     random = Random(0)
-    votes = voting.no_votes(N_FACTS, 1, torch.device("cpu"))
-    monkeypatch.setattr(voting, "MIN_COMPACTED_RULES", 0)
+    votes = miner.no_votes(N_FACTS, 1, torch.device("cpu"))
+    monkeypatch.setattr(miner, "MIN_COMPACTED_RULES", 0)
     for _ in range(20):
-        votes = voting.add_votes(votes, random_rules(random, 5))
+        votes = miner.add_votes(votes, random_rules(random, 5))
         assert len(votes.cost) <= N_FACTS
-    whole = voting.compact(votes)
+    whole = miner.compact(votes)
     used = whole.rule[whole.rule >= 0].unique()
     assert used.tolist() == list(range(len(whole.cost)))
 
 
 def test_counts_of_rules_are_replaced_in_place_of_others():
-    votes = voting.no_votes(N_FACTS, 1, torch.device("cpu"))
-    votes = voting.add_votes(votes, random_rules(Random(1), 6))
+    votes = miner.no_votes(N_FACTS, 1, torch.device("cpu"))
+    votes = miner.add_votes(votes, random_rules(Random(1), 6))
     rows = torch.tensor([1])
     other = MinedRules(*(column[rows] for column in votes.rules))
     other = other._replace(pca_pairs=torch.tensor([7.0]).double())
-    replaced = voting.replace_rules(votes, rows, other)
+    replaced = miner.replace_rules(votes, rows, other)
     expected = torch.zeros(len(votes.cost))
     expected[1] = 7
     assert replaced.rules.pca_pairs.tolist() == expected.tolist()

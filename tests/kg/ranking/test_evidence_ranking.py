@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from funcppo.core import random
-from funcppo.kg.logic import firing_chunks, fixpoint
+from funcppo.kg.logic import derive, fixpoint
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import evidence_ranking, ranking, scorers
 from funcppo.kg.ranking.candidates import RankingProtocol
@@ -36,7 +36,7 @@ def parts_of(task, facts, split):
 
 
 def test_the_base_score_ranks_as_noisy_or_3(task, monkeypatch):
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 2)
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 2)
     facts = evidence.index_facts(task.kb, task.sizes)
     split = task.dataset.valid
     shown = []

@@ -12,7 +12,7 @@ from funcppo.config import PPOConfig
 from funcppo.core import tree
 from funcppo.core.settings import write_config
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import firing_chunks, firings, partial_fixpoint
+from funcppo.kg.logic import derive, partial_fixpoint
 from funcppo.kg.ranking import rank_metrics, ranking, scorers
 from funcppo.kg.run import (
     budget,
@@ -1003,16 +1003,16 @@ def test_what_answers_queries_is_planned_once_and_valid_is_answered_once(
 
     def count_plans(*args, **settings):
         planned.append(args)
-        return firings.plan_firings(*args, **settings)
+        return derive.plan_firings(*args, **settings)
 
     for module in (choices, partial_fixpoint, task_module, evidence):
         monkeypatch.setattr(module, "plan_firings", count_plans, raising=False)
-    derive_answers = firing_chunks.derive_answers
+    derive_answers = derive.derive_answers
 
     def refuse(*args, **settings):
         raise AssertionError("evidence has the answers")
 
-    monkeypatch.setattr(firing_chunks, "derive_answers", refuse)
+    monkeypatch.setattr(derive, "derive_answers", refuse)
     family = loaders.load("family_tree:30:0")
     monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: family)
     config = replace(
@@ -1022,7 +1022,7 @@ def test_what_answers_queries_is_planned_once_and_valid_is_answered_once(
     assert run.task.answers_plan is not None
     assert len(planned) == 1
 
-    monkeypatch.setattr(firing_chunks, "derive_answers", derive_answers)
+    monkeypatch.setattr(derive, "derive_answers", derive_answers)
     queries = torch.from_numpy(validation.validation_queries(run))
     sides = ranking.ranked_sides(run.task)
     expected = task_module.with_answers(run.task, queries, sides)

@@ -13,8 +13,8 @@ from funcppo.config import AdamConfig, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import firing_chunks
-from funcppo.kg.logic.question_types import select_questions
+from funcppo.kg.logic import derive
+from funcppo.kg.logic.derive import select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import evidence_ranking, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
@@ -133,8 +133,8 @@ def test_the_largest_questions_are_left_out_and_counted(task):
 def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
     task, monkeypatch
 ):
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 16)
-    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 200)
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 16)
+    monkeypatch.setattr(derive, "MAX_CHUNK_FIRINGS", 200)
     facts = evidence.index_facts(task.kb, task.sizes)
     shown = []
     bounded = collect_questions(

@@ -16,8 +16,8 @@ from funcppo.kg.logic import kb
 from funcppo.kg.logic.consequences import count_rules
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.mining import miner
-from funcppo.kg.mining.budget import ignore_progress
 from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.mining.mined_rules import ignore_progress
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.rule_files import count_mined_rules
 from funcppo.kg.search.config import ProverTaskConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from funcppo.core import random, tree
-from funcppo.kg.logic.question_types import make_label
+from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import bellman_ford as network
 from funcppo.kg.scores.bellman_ford import NetworkConfig, Questions, StepConfig

@@ -9,7 +9,7 @@ import torch
 from torch.func import grad
 
 from funcppo.core import random, tree
-from funcppo.kg.logic.question_types import Questions
+from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import bellman_ford, bellman_ford_paths, network_prior
 from funcppo.kg.scores.bellman_ford_paths import best_paths

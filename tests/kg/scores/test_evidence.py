@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random
-from funcppo.kg.logic import firing_chunks, joins, kb, triple_index
+from funcppo.kg.logic import derive, joins, kb, triple_index
 from funcppo.kg.logic.consequences import count_rules, with_confidence
-from funcppo.kg.logic.question_types import WALK_UNIT
+from funcppo.kg.logic.derive import WALK_UNIT
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import (
     bellman_ford,
@@ -226,8 +226,8 @@ def test_parts_are_the_whole(with_walks, cfg):
     whole = collect(VILLAGE, ask(rows), cfg, with_walks=with_walks)
     assert len(whole.walk) == with_walks * len(whole.rule)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(firing_chunks, "PILOT_QUESTIONS", 2)
-        patch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 5)
+        patch.setattr(derive, "PILOT_QUESTIONS", 2)
+        patch.setattr(derive, "MAX_CHUNK_FIRINGS", 5)
         parts = list(
             evidence.iter_evidence(built, sizes, facts, ask(rows), None, cfg)
         )
@@ -256,8 +256,8 @@ def test_sampled_candidates_depend_on_the_question_alone(monkeypatch):
     rows = [(2, TAIL, i, 0) for i in range(1, 11)]
     cfg = EvidenceConfig(n_best=1, n_sampled=2, seed=3)
     whole = collect(program, ask(rows), cfg)
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_GROWTH", 1)
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(derive, "MAX_CHUNK_GROWTH", 1)
     parts = list(
         evidence.iter_evidence(built, sizes, facts, ask(rows), None, cfg)
     )
@@ -281,13 +281,13 @@ def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
             )
         )
 
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", len(rows))
-    (alone,) = parts(work := firing_chunks.FiringWork())
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", len(rows))
+    (alone,) = parts(work := derive.FiringWork())
     assert len(alone.label) == len(rows) > 8
 
     # Too few rows for two questions: each that a rule answers is a part of its own, and the evidence is the same.
-    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_JOIN_ROWS", 1)
-    halved = firing_chunks.FiringWork()
+    monkeypatch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", 1)
+    halved = derive.FiringWork()
     single = parts(halved)
     assert all(len(p.label) == 1 for p in single if len(p.rule))
     joined = evidence.concatenate(single)
@@ -296,7 +296,7 @@ def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
     assert halved.n_rows > work.n_rows > 0 and not halved.n_left_out
 
     # Where large questions are left out, none of these has a candidate, and all that need a join are counted.
-    bounded = firing_chunks.FiringWork(leaves_out=True)
+    bounded = derive.FiringWork(leaves_out=True)
     left = evidence.concatenate(parts(bounded))
     assert not len(left.entity) and len(left.label) == len(rows)
     n_derivable = int((torch.diff(whole.candidate_offsets) > 0).sum())
@@ -309,11 +309,9 @@ def test_a_chunk_is_bounded_by_rows_and_not_by_the_number_of_joins(
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
     arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
-    work = firing_chunks.FiringWork()
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", len(rows))
-    monkeypatch.setattr(
-        firing_chunks, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS
-    )
+    work = derive.FiringWork()
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", len(rows))
+    monkeypatch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS)
     assert len(list(evidence.iter_evidence(*arguments, work))) == 1
     assert 0 < work.n_rows < joins.JOIN_OVERHEAD_ROWS
 
@@ -332,10 +330,10 @@ def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
 def test_many_links_make_smaller_chunks(monkeypatch):
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
-    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 4)
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 4)
     arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
     n_parts = len(list(evidence.iter_evidence(*arguments)))
-    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_LINKS", 1)
+    monkeypatch.setattr(derive, "MAX_CHUNK_LINKS", 1)
     assert len(list(evidence.iter_evidence(*arguments))) > n_parts
 
 

@@ -7,7 +7,7 @@ import torch
 
 from funcppo.core import random, tree
 from funcppo.kg.logic import row_index
-from funcppo.kg.logic.question_types import Questions, make_label
+from funcppo.kg.logic.derive import Questions, make_label
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import bellman_ford, evidence, network_prior
 from funcppo.kg.scores.question_config import BellmanFordConfig

@@ -10,7 +10,7 @@ from funcppo import train_step
 from funcppo.core import random, tree
 from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import fact_proofs, fixpoint, triple_index
+from funcppo.kg.logic import fixpoint, prove, triple_index
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import explain
 from funcppo.kg.ranking import scorers as scorers_
@@ -272,7 +272,7 @@ def test_a_known_fact_is_derivable_by_other_facts_alone(
 
 
 def test_known_facts_that_are_not_decided_are_noted(monkeypatch):
-    monkeypatch.setattr(fact_proofs, "MAX_FACT_ROWS", 0)
+    monkeypatch.setattr(prove, "MAX_FACT_ROWS", 0)
     task = prover_task.build_task(
         LEAKY, ProverTaskConfig(max_height=1, smoothing=5.0)
     )

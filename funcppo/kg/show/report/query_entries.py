@@ -23,10 +23,10 @@ from funcppo.kg.answers import (
 )
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import format_atom, format_rule
-from funcppo.kg.logic import query_answering
+from funcppo.kg.logic import prove
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.logic.query_answering import FailedRules, QueryResult
+from funcppo.kg.logic.prove import FailedRules, QueryResult
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import evidence_explanation, rank_metrics
 from funcppo.kg.ranking.explain import (
@@ -265,7 +265,7 @@ def failed_rules(
       found: what the attempt to prove it has found.
       atom: ground [W].
     """
-    return query_answering.failed_rules(
+    return prove.failed_rules(
         task.kb,
         task.sizes,
         found.model,
