@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from funcppo import checkpoint as checkpoints
-from funcppo import loggers, metrics_log
+from funcppo import logs
 from funcppo.compiled_step import CHECKPOINT_SECONDS, prepare_step
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
@@ -58,7 +58,7 @@ from funcppo.learner import (
     own_state,
     settings_text,
 )
-from funcppo.loggers import LoggerName
+from funcppo.logs import LoggerName
 from funcppo.losses import Scalars
 from funcppo.rollout import apply_agent, initial_memory
 from funcppo.runtime.capture import CapturedStep, capture
@@ -191,20 +191,20 @@ class MetricsLog:
         Raises:
           FieldError: a name is unknown or a package is missing.
         """
-        loggers.check_loggers(names)
+        logs.check_loggers(names)
         self._path = Path(folder) / METRICS_FILE
         self.names = names
         self._open = ExitStack()
-        self._loggers: list[loggers.MetricsLogger] | None = None
+        self._loggers: list[logs.LogFn] | None = None
 
     def __call__(self, progress: Progress[Any]) -> None:
         """Log an update."""
         if self._loggers is None:
             self._loggers = self._start(progress)
         rows = _log_rows(progress)
-        metrics_log.append(self._path, *rows)
-        for logger in self._loggers:
-            logger.log(metrics_log.mean_over_seeds(rows)[0])
+        logs.append(self._path, *rows)
+        for log in self._loggers:
+            log(logs.mean_over_seeds(rows)[0])
 
     @property
     def folder(self) -> Path:
@@ -215,24 +215,24 @@ class MetricsLog:
         """Write what is held back."""
         self._open.close()
 
-    def _start(self, progress: Progress[Any]) -> list[loggers.MetricsLogger]:
+    def _start(self, progress: Progress[Any]) -> list[logs.LogFn]:
         """Open the files, which go on after the update before this one."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        metrics_log.truncate(
+        logs.truncate(
             self._path,
             progress.update - 1,
-            metrics_log.run_header(progress.record),
+            logs.run_header(progress.record),
         )
-        opened = loggers.open_loggers(
+        opened = logs.open_loggers(
             self.names,
             self._path.parent,
-            metrics_log.mean_over_seeds(metrics_log.read(self._path)),
+            logs.mean_over_seeds(logs.read(self._path)),
             settings_text(progress.learner.cfg),
         )
         return self._open.enter_context(opened)
 
 
-def _log_rows(progress: Progress[Any]) -> list[metrics_log.Row]:
+def _log_rows(progress: Progress[Any]) -> list[logs.Row]:
     """The metrics of an update, and the mean returns of the evaluation that followed: a row, or one for each seed."""
     # One wait for the device.
     numbers = torch.stack(tree.leaves(progress.metrics)).cpu()
@@ -254,13 +254,13 @@ def _log_row(
     progress: Progress[Any],
     metrics: Metrics,
     evaluation: PolicyEvaluation | None,
-) -> metrics_log.Row:
+) -> logs.Row:
     """The row of one state."""
     row = {
         "update": progress.update,
         "steps": progress.n_steps,
         "seconds": progress.seconds,
-        **metrics_log.to_scalars(metrics),
+        **logs.to_scalars(metrics),
     }
     if evaluation is not None:
         row["greedy_return"] = evaluation.greedy.mean

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import metrics_log
+from funcppo import logs
 from funcppo.core import tree
 from funcppo.envs import wrappers
 from funcppo.runtime import distributed
@@ -107,7 +107,7 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path):
         assert out == [updates, *[""] * (n - 1)]
     end = fp.train(LEARNER, 6 * N_STEPS, checkpoint=path)
     assert_trees_equal(end.state, want.state, rtol=0, atol=0)
-    rows = metrics_log.read(log / "metrics.jsonl")
+    rows = logs.read(log / "metrics.jsonl")
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import metrics_log, trainer
+from funcppo import logs, trainer
 from funcppo.core import tree
 from funcppo.trainer import init_many, saved_update
 from tests.learning import assert_trees_equal, one_thread
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_written_whenever_its_time_has_come(
 def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
     log = fp.MetricsLog(tmp_path, "csv")
     fp.train_many(LEARNER, 64, callbacks=[log], **OPTIONS)
-    rows = metrics_log.read(tmp_path / "metrics.jsonl")
+    rows = logs.read(tmp_path / "metrics.jsonl")
     assert [(row["update"], row["seed"]) for row in rows] == [
         (1, 5),
         (1, 2),
@@ -106,7 +106,7 @@ def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
 
 def test_a_log_of_several_seeds_may_be_a_folder(tmp_path):
     fp.train_many(LEARNER, 64, log=tmp_path / "log", **OPTIONS)
-    rows = metrics_log.read(tmp_path / "log" / "metrics.jsonl")
+    rows = logs.read(tmp_path / "log" / "metrics.jsonl")
     assert [row["seed"] for row in rows] == [5, 2, 5, 2]
 
 

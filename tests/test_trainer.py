@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import metrics_log, trainer
+from funcppo import logs, trainer
 from funcppo.core import tree
 from funcppo.envs import wrappers
 from funcppo.runtime.capture import capture, without_cuda_graphs
@@ -72,7 +72,7 @@ def test_metrics_are_logged_and_a_continued_run_continues_them(tmp_path):
         )
     log = fp.MetricsLog(tmp_path / "log", "csv")
     fp.train(LEARNER, 128, callbacks=[log], **options)
-    rows = metrics_log.read(tmp_path / "log" / "metrics.jsonl")
+    rows = logs.read(tmp_path / "log" / "metrics.jsonl")
     assert [row["update"] for row in rows] == [1, 2, 3, 4]
     assert [row["steps"] for row in rows] == [32, 64, 96, 128]
     assert ["greedy_return" in row for row in rows] == [False, True] * 2
@@ -95,14 +95,14 @@ def test_a_log_by_name_is_that_of_the_callback_and_is_continued(kind, tmp_path):
         fp.train(
             LEARNER, 128, log=kind(str(folder)), callbacks=[fail], **options
         )
-    assert len(metrics_log.read(folder / "metrics.jsonl")) == 2
+    assert len(logs.read(folder / "metrics.jsonl")) == 2
     fp.train(LEARNER, 128, log=kind(str(folder)), **options)
-    rows = metrics_log.read(folder / "metrics.jsonl")
+    rows = logs.read(folder / "metrics.jsonl")
     assert [row["update"] for row in rows] == [1, 2, 3, 4]
 
     log = fp.MetricsLog(tmp_path / "callback")
     fp.train(LEARNER, 128, callbacks=[log])
-    others = metrics_log.read(tmp_path / "callback" / "metrics.jsonl")
+    others = logs.read(tmp_path / "callback" / "metrics.jsonl")
     assert [x["loss"] for x in rows] == [x["loss"] for x in others]
 
 
@@ -467,7 +467,7 @@ def test_an_interrupt_saves_the_last_state_that_callbacks_have_seen(
     log = fp.MetricsLog(tmp_path)
     rest = fp.train(LEARNER, TOTAL_STEPS, callbacks=[log], **options)
     assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
-    rows = metrics_log.read(tmp_path / "metrics.jsonl")
+    rows = logs.read(tmp_path / "metrics.jsonl")
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 

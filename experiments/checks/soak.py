@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 import funcppo as fp
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.provenance import describe_machine
-from funcppo.metrics_log import to_scalars
+from funcppo.logs import to_scalars
 from funcppo.runtime import memory
 
 MAX_GROWTH_BYTES = 1 << 20

@@ -396,7 +396,7 @@ class Evaluate:
     ) -> JsonObject:
         """The JSON of --json, without the total time."""
         from funcppo.kg.ranking import result_log, scorers
-        from funcppo.metrics_log import package_versions
+        from funcppo.logs import package_versions
         from funcppo.runtime import memory
 
         task = setup.evaluator.task

@@ -42,7 +42,7 @@ from funcppo.core.settings import (
     check_fields,
 )
 from funcppo.kg.graph.config import DataConfig
-from funcppo.loggers import LoggerName
+from funcppo.logs import LoggerName
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
 TargetArgument: TypeAlias = Annotated[

@@ -50,7 +50,7 @@ from funcppo.core.settings import (
     write_config,
 )
 from funcppo.kg.run.config import CHECKPOINT_FILE, RESULTS_FILE
-from funcppo.loggers import LoggerName, check_loggers
+from funcppo.logs import LoggerName, check_loggers
 from funcppo.rl.settings import (
     GSDE_DEFAULTS,
     PUBLISHED,
@@ -500,11 +500,11 @@ def _stored_strategy(
     record: StrategyRecord | None, folder: Path
 ) -> JsonObject | None:
     """How the step was run; where no update was left to make, what the files of the run say."""
-    from funcppo import metrics_log
+    from funcppo import logs
 
     if record is not None:
         return dataclasses.asdict(record)
-    header = metrics_log.read_header(folder / METRICS_FILE)
+    header = logs.read_header(folder / METRICS_FILE)
     results = folder / RESULTS_FILE
     stored = (
         files.parse_object(results, results.read_bytes())
@@ -518,7 +518,7 @@ def _results(
     config: RLConfig, folder: Path, record: StrategyRecord | None
 ) -> JsonObject:
     """The contents of results.json, without the time."""
-    from funcppo import metrics_log
+    from funcppo import logs
     from funcppo.rl import run
 
     returns = run.read_returns(folder)
@@ -531,7 +531,7 @@ def _results(
         "returns": run.summarize(returns),
         "n_unfinished_episodes": int(returns.n_unfinished[-1]),
         "strategy": _stored_strategy(record, folder),
-        "versions": metrics_log.package_versions(),
+        "versions": logs.package_versions(),
         "device": config.device,
     }
 

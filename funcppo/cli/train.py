@@ -81,7 +81,7 @@ from funcppo.kg.scores.question_config import (
     QuestionConfig,
 )
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.loggers import check_loggers, open_loggers
+from funcppo.logs import check_loggers, open_loggers
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -711,7 +711,7 @@ class Train:
         run_time: RunTime,
     ) -> _TrainingResult:
         """Train until the last update, the end of the time or an interrupt; these take effect after an update."""
-        from funcppo import metrics_log
+        from funcppo import logs
         from funcppo.kg.run import training
         from funcppo.runtime.monitor import Monitor
 
@@ -719,7 +719,7 @@ class Train:
         is_bounded = self.steps is None
         deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
         with Monitor() as monitor:
-            log = metrics_log.read_header(self.out / METRICS_FILE)
+            log = logs.read_header(self.out / METRICS_FILE)
             captured, record, peers = _prepare_train_step(
                 _with_eager_strategy(run) if self.debug else run,
                 monitor,
@@ -734,7 +734,7 @@ class Train:
                 monitor, console, self.log_compiles, exporter
             )
 
-            rows = metrics_log.read(self.out / METRICS_FILE)
+            rows = logs.read(self.out / METRICS_FILE)
             settings = dataclasses.asdict(run.run_config)
             with (
                 open_loggers(self.log, self.out, rows, settings) as loggers,
@@ -902,22 +902,22 @@ def _training_note(run: Run, numbers: dict[str, float]) -> str:
 
 def _truncate_metrics(run: Run, folder: Path) -> list[str]:
     """Make the metrics log end where the checkpoint does; notes on what it had lost."""
-    from funcppo import metrics_log
+    from funcppo import logs
     from funcppo.kg.run.run import last_logged_update
 
     last_update = last_logged_update(run)
-    return metrics_log.truncate(folder / METRICS_FILE, last_update)
+    return logs.truncate(folder / METRICS_FILE, last_update)
 
 
 def _write_header(
     run: Run, folder: Path, record: StrategyRecord, graphs: GraphsChoice
 ) -> None:
     """Write to the first line of the metrics log how the updates after it are computed."""
-    from funcppo import metrics_log
+    from funcppo import logs
     from funcppo.kg.run.run import last_logged_update
 
-    header = {**metrics_log.run_header(record), "graphs": graphs}
-    metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run), header)
+    header = {**logs.run_header(record), "graphs": graphs}
+    logs.truncate(folder / METRICS_FILE, last_logged_update(run), header)
 
 
 def absolute_or_name(name: str) -> str:
@@ -1064,7 +1064,7 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
-    from funcppo import metrics_log
+    from funcppo import logs
     from funcppo.kg.run import training, validation
     from funcppo.kg.search.task import false_negative_rate
 
@@ -1118,7 +1118,7 @@ def _evaluate(
         "phase_seconds": run_time.phases,
         "phase_peak_bytes": run_time.peak_bytes,
         "notes": notes,
-        "versions": metrics_log.package_versions(),
+        "versions": logs.package_versions(),
         "device": run.run_config.device,
     }
 

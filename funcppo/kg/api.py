@@ -67,7 +67,7 @@ from funcppo.kg.run.subject import (
 )
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show.report import figures, measurement, page
-from funcppo.loggers import LoggerName
+from funcppo.logs import LoggerName
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from funcppo import envs, learner, metrics_log, nets
+from funcppo import envs, learner, logs, nets
 from funcppo.core.files import Json
 from funcppo.core.settings import METRICS_FILE, FieldError
 from funcppo.core.types import F64, I64
@@ -152,7 +152,7 @@ def read_returns(folder: Path) -> Returns:
       ValueError: it holds none, or a line is no row.
     """
     path = folder / METRICS_FILE
-    rows = metrics_log.read(path) if path.exists() else []
+    rows = logs.read(path) if path.exists() else []
     evaluated = [row for row in rows if row.get("greedy_return") is not None]
     if not evaluated:
         raise ValueError(
@@ -161,7 +161,7 @@ def read_returns(folder: Path) -> Returns:
     return _stack_returns(evaluated)
 
 
-def _stack_returns(rows: Sequence[metrics_log.Row]) -> Returns:
+def _stack_returns(rows: Sequence[logs.Row]) -> Returns:
     """The evaluations that all seeds have a row of."""
     seeds = tuple(dict.fromkeys(row["seed"] for row in rows))
     by_seed = [

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from funcppo import checkpoint, metrics_log
+from funcppo import checkpoint, logs
 from funcppo.cli import rl
 from funcppo.cli.file_lock import lock_folder
 from funcppo.rl.settings import published_settings, read_config
@@ -34,7 +34,7 @@ def trained(tmp_path_factory):
 
 def read_rows(folder):
     """The rows of a log without their times."""
-    rows = metrics_log.read(folder / "metrics.jsonl")
+    rows = logs.read(folder / "metrics.jsonl")
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
@@ -76,7 +76,7 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
         str(seed): value for seed, value in last.items()
     }
     assert results["strategy"]["skip_code"] == "short_run"
-    header = metrics_log.read_header(trained / "metrics.jsonl")
+    header = logs.read_header(trained / "metrics.jsonl")
     assert header == {name: results[name] for name in ("strategy", "versions")}
 
 

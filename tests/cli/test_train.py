@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import checkpoint, compiled_step, metrics_log
+from funcppo import checkpoint, compiled_step, logs
 from funcppo.cli import common
 from funcppo.cli import train as train_module
 from funcppo.cli.options import parse_options
@@ -50,7 +50,7 @@ from tests.runtime.test_capture import on_gpu
 
 
 def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
-    rows = metrics_log.read(trained / METRICS_FILE)
+    rows = logs.read(trained / METRICS_FILE)
     assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
     assert read_config(trained).steps == 128
     results = json.loads((trained / RESULTS_FILE).read_text())
@@ -59,7 +59,7 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     assert (strategy["strategy"], strategy["failures"]) == ("eager", [])
     assert strategy["skip_reason"] == "eager was asked for"
     assert strategy["skip_code"] == "not_requested"
-    assert metrics_log.read_header(trained / METRICS_FILE) == {
+    assert logs.read_header(trained / METRICS_FILE) == {
         "strategy": strategy,
         "graphs": results["graphs"],
         "versions": results["versions"],
@@ -76,8 +76,8 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
 def test_every_field_of_the_files_is_documented(trained):
     text = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     documented = set(re.findall(r"`([^`]+)`", text))
-    rows = metrics_log.read(trained / METRICS_FILE)
-    header = metrics_log.read_header(trained / METRICS_FILE)
+    rows = logs.read(trained / METRICS_FILE)
+    header = logs.read_header(trained / METRICS_FILE)
     results = json.loads((trained / RESULTS_FILE).read_text())
     written = {*header, *results, *(name for row in rows for name in row)}
     of_graphs = {"capture_ms", *get_args(ReplayMode)}
@@ -109,7 +109,7 @@ def test_settings_come_from_a_file_and_metrics_go_where_they_are_asked_for(
     assert_equal_runs(tmp_path / "run", trained)
     with open(tmp_path / "run" / "metrics.csv") as file:
         updates = [row["update"] for row in csv.DictReader(file)]
-    rows = metrics_log.read(trained / METRICS_FILE)
+    rows = logs.read(trained / METRICS_FILE)
     assert updates == [str(row["update"]) for row in rows]
 
 
@@ -143,9 +143,9 @@ def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
     """The reason is in the log in place of that of a CPU, which has none; the result is the same."""
     words = ("countries_s1", "--out", tmp_path, "--graphs", "off", *TRAINED)
     assert funcppo(monkeypatch, "train", *words) == 0
-    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    rows = logs.read(tmp_path / METRICS_FILE)
     assert rows[-1]["fallback_reason"] == "turned off by --graphs off"
-    header = metrics_log.read_header(tmp_path / METRICS_FILE)
+    header = logs.read_header(tmp_path / METRICS_FILE)
     assert header["graphs"] == "off"
     assert_equal_runs(tmp_path, trained)
 
@@ -206,7 +206,7 @@ def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
     assert funcppo(monkeypatch, *words) == 0
     assert read_config(out).dataset == "countries_s2"
     assert read_files().keys() == before.keys()
-    rows = metrics_log.read(out / METRICS_FILE)
+    rows = logs.read(out / METRICS_FILE)
     assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
 
 
@@ -239,9 +239,7 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     assert set(resumed) == set(whole)
     for name in whole:
         assert np.array_equal(resumed[name], whole[name]), name
-    updates = [
-        row["update"] for row in metrics_log.read(tmp_path / METRICS_FILE)
-    ]
+    updates = [row["update"] for row in logs.read(tmp_path / METRICS_FILE)]
     assert updates == [0, 1, 2, 3, 4]
 
 
@@ -261,7 +259,7 @@ def assert_equal_runs(folder, trained):
     for name in whole:
         assert np.array_equal(arrays[name], whole[name]), name
     rows, whole_rows = (
-        metrics_log.read(path / METRICS_FILE) for path in (folder, trained)
+        logs.read(path / METRICS_FILE) for path in (folder, trained)
     )
     for name in ("update", "loss", "valid_metric", "best_valid_metric"):
         assert [row.get(name) for row in rows] == [
@@ -397,7 +395,7 @@ def test_more_steps_extend_a_finished_run(monkeypatch, capsys, tmp_path):
     for name in whole:
         if name.startswith("train_state."):
             assert np.array_equal(arrays[name], whole[name]), name
-    rows = metrics_log.read(short / METRICS_FILE)
+    rows = logs.read(short / METRICS_FILE)
     assert [row["update"] for row in rows] == list(range(9))
     assert read_config(short).steps == 256
 
@@ -417,7 +415,7 @@ def test_the_schedules_of_an_extended_run_span_the_new_total(
     """The learning rate falls by 1/4 of the initial one an update; by 1/8 and from 1/2 on, when it is extended."""
     shutil.copytree(trained, tmp_path / "run")
     assert continued(tmp_path / "run", monkeypatch, "--steps", "256") == 0
-    rows = metrics_log.read(tmp_path / "run" / METRICS_FILE)
+    rows = logs.read(tmp_path / "run" / METRICS_FILE)
     rates = [row["learning_rate"] / 0.001 for row in rows[1:]]
     expected = [1, 3 / 4, 2 / 4, 1 / 4, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
     assert rates == pytest.approx(expected)
@@ -493,7 +491,7 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
         arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
         assert funcppo(patch, "train", *arguments) == 130
     assert len(calls) == 2
-    assert [r["update"] for r in metrics_log.read(tmp_path / METRICS_FILE)] == [
+    assert [r["update"] for r in logs.read(tmp_path / METRICS_FILE)] == [
         0,
         1,
     ]
@@ -974,7 +972,7 @@ def test_a_run_whose_loss_is_not_finite_stops_with_the_last_good_checkpoint(
     assert int(saved["train_state.update"]) == 1 and all(
         np.isfinite(x).all() for x in saved.values() if x.dtype.kind == "f"
     )
-    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    rows = logs.read(tmp_path / METRICS_FILE)
     assert [row["n_nonfinite_minibatches"] for row in rows[1:]] == [0, 4, 4, 4]
 
 
@@ -1121,7 +1119,7 @@ def test_a_run_keeps_how_long_its_updates_would_take_for_when_it_is_resumed(
     for seconds, more in ((1.0, ()), (None, ("--resume",))):
         time_updates_as(seconds, monkeypatch)
         assert funcppo(monkeypatch, *words, *SMALL, *more) == 0
-        record = metrics_log.read_header(tmp_path / METRICS_FILE)["strategy"]
+        record = logs.read_header(tmp_path / METRICS_FILE)["strategy"]
         assert record["uncompiled_seconds"] == 4.0
         assert record["skip_code"] == "short_run"
 
@@ -1133,7 +1131,7 @@ def test_no_update_is_timed_in_a_run_that_ends_too_soon_to_repay_compiling(
     time_updates_as(None, monkeypatch)
     words = ("train", "countries_s1", "--out", tmp_path, "--seconds", "2")
     assert funcppo(monkeypatch, *words, *SMALL) == 0
-    record = metrics_log.read_header(tmp_path / METRICS_FILE)["strategy"]
+    record = logs.read_header(tmp_path / METRICS_FILE)["strategy"]
     assert 0.0 <= record["uncompiled_seconds"] <= 2.0
     assert record["skip_code"] == "short_run"
 

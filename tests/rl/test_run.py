@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from funcppo import metrics_log
+from funcppo import logs
 from funcppo.core.settings import METRICS_FILE
 from funcppo.envs.wrappers import MomentsConfig
 from funcppo.nets.networks import GSDEConfig
@@ -30,10 +30,10 @@ def row(update, seed, greedy, sampled):
 
 def test_returns_are_read_from_the_rows_with_an_evaluation(tmp_path):
     path = tmp_path / METRICS_FILE
-    metrics_log.truncate(path, 0)
-    metrics_log.append(path, {"seed": 3, "update": 1, "steps": 10})
-    metrics_log.append(path, row(2, 3, 1.0, 2.0), row(2, 4, 3.0, 4.0))
-    metrics_log.append(path, row(4, 3, 5.0, 6.0), row(4, 4, 7.0, 8.0))
+    logs.truncate(path, 0)
+    logs.append(path, {"seed": 3, "update": 1, "steps": 10})
+    logs.append(path, row(2, 3, 1.0, 2.0), row(2, 4, 3.0, 4.0))
+    logs.append(path, row(4, 3, 5.0, 6.0), row(4, 4, 7.0, 8.0))
     got = run.read_returns(tmp_path)
     assert got.seeds == (3, 4) and got.steps.tolist() == [20, 40]
     assert got.greedy.tolist() == [[1.0, 5.0], [3.0, 7.0]]

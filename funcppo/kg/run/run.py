@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo import checkpoint, metrics_log, train_step
+from funcppo import checkpoint, logs, train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.settings import Size, UnitInterval
@@ -369,7 +369,7 @@ class Run:
     n_validation_queries: int
     """How many valid queries a validation ranks."""
 
-    pending_row: metrics_log.Row | None
+    pending_row: logs.Row | None
     """The line of the metrics log that waits for the validation of the present parameters; None if none is due."""
 
     questions: QuestionSetup | None = None

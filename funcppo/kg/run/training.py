@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from funcppo import compiled_step, metrics_log, train_step
+from funcppo import compiled_step, logs, train_step
 from funcppo.config import Config
 from funcppo.core.deadline import Deadline
 from funcppo.core.settings import CONFIG_FILE, METRICS_FILE, write_config
@@ -46,12 +46,7 @@ from funcppo.kg.search import network
 from funcppo.kg.search.env import World
 from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import PhaseCallback, ignore_phase
-from funcppo.loggers import (
-    LoggerName,
-    MetricsLogger,
-    check_loggers,
-    open_loggers,
-)
+from funcppo.logs import LogFn, LoggerName, check_loggers, open_loggers
 from funcppo.runtime import collectives, distributed
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.collectives import Group
@@ -326,7 +321,7 @@ def train(
     on_validation: ProgressCallback = ignore_progress,
     checkpoint_seconds: float = compiled_step.CHECKPOINT_SECONDS,
     observer: Telemetry | None = None,
-    loggers: Sequence[MetricsLogger] = (),
+    loggers: Sequence[LogFn] = (),
     peers: Peers | None = None,
 ) -> Iterator[tuple[Run, dict[str, float]]]:
     """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
@@ -406,7 +401,7 @@ class _Loop:
     on_validation: ProgressCallback
     checkpoint_seconds: float
     observer: Telemetry | None
-    loggers: Sequence[MetricsLogger]
+    loggers: Sequence[LogFn]
     peers: Peers | None
     # of all processes; None where the run's own is whole
     whole_state: TrainState | None = None
@@ -427,16 +422,12 @@ class _Loop:
         Raises:
           ValidationStopped: a validation was due, and was stopped.
         """
-        metrics_log.truncate(
-            self.folder / METRICS_FILE, last_logged_update(run)
-        )
+        logs.truncate(self.folder / METRICS_FILE, last_logged_update(run))
         state = run.state._replace(train_state=self.captured.state)
         run = dataclasses.replace(run, state=state)
         return run if run.pending_row is None else self._validate(run)
 
-    def step(
-        self, update: int, run: Run
-    ) -> tuple[metrics_log.Row, dict[str, float]]:
+    def step(self, update: int, run: Run) -> tuple[logs.Row, dict[str, float]]:
         """Make one update; its line of the metrics log, and its metrics alone."""
         start = time.perf_counter()
         with self.monitor.timer("replay"):
@@ -445,7 +436,7 @@ class _Loop:
                 if self.peers
                 else self.captured.step()
             )
-        metrics = metrics_log.to_scalars(device_metrics)  # waits for the device
+        metrics = logs.to_scalars(device_metrics)  # waits for the device
         seconds = time.perf_counter() - start
         row = {"update": update, "seconds": seconds} | metrics
         if self.observer:
@@ -454,7 +445,7 @@ class _Loop:
         return row, metrics
 
     def record_update(
-        self, run: Run, row: metrics_log.Row, *, stopping: bool, is_bad: bool
+        self, run: Run, row: logs.Row, *, stopping: bool, is_bad: bool
     ) -> Run:
         """The run after an update, logged, and validated and saved if that is due; pending where that is stopped.
 
@@ -530,11 +521,11 @@ class _Loop:
             raise ValidationStopped
         self.on_validation(n_started, n_candidates)
 
-    def _append(self, row: metrics_log.Row) -> None:
+    def _append(self, row: logs.Row) -> None:
         """Add a line to the metrics log, and log it."""
-        metrics_log.append(self.folder / METRICS_FILE, row)
-        for logger in self.loggers:
-            logger.log(row)
+        logs.append(self.folder / METRICS_FILE, row)
+        for log in self.loggers:
+            log(row)
 
     def _save(self, run: Run) -> None:
         """Write a checkpoint, and begin the time until the next one anew."""

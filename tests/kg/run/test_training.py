@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import (
-    checkpoint,
-    compiled_step,
-    metrics_log,
-    minibatch,
-    train_step,
-)
+from funcppo import checkpoint, compiled_step, logs, minibatch, train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
@@ -56,8 +50,8 @@ def assert_equal_runs(folder, uninterrupted):
     assert set(arrays) == set(whole)
     for name in whole:
         assert np.array_equal(arrays[name], whole[name]), name
-    rows = metrics_log.read(folder / METRICS_FILE)
-    whole_rows = metrics_log.read(uninterrupted / METRICS_FILE)
+    rows = logs.read(folder / METRICS_FILE)
+    whole_rows = logs.read(uninterrupted / METRICS_FILE)
     assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
     for name in ("loss", "valid_metric", "best_valid_metric"):
         assert [row.get(name) for row in rows] == [
@@ -139,7 +133,7 @@ def test_every_validation_has_its_metric_and_the_best_so_far_in_the_log(
         lambda *_, **__: {"auc_pr": next(quality)},
     )
     trained(run, tmp_path)
-    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    rows = logs.read(tmp_path / METRICS_FILE)
     assert [
         (row["valid_metric"], row["best_valid_metric"], row["best_update"])
         for row in rows
@@ -177,7 +171,7 @@ def test_without_valid_queries_the_log_has_no_metric_of_valid(run, tmp_path):
     dataset = replace(run.task.dataset, valid=run.task.dataset.valid[:0])
     task = replace(run.task, dataset=dataset)
     trained(replace(run, task=task), tmp_path)
-    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    rows = logs.read(tmp_path / METRICS_FILE)
     assert {row.get("valid_metric") for row in rows} == {None}
 
 
@@ -186,7 +180,7 @@ def test_a_run_stopped_in_a_validation_is_yielded_as_it_is_saved(run, tmp_path):
     after, metrics = trained(run, tmp_path, stop_at=2)
     assert len(metrics) == int(after.state.train_state.update) == 2
     assert saved_update(tmp_path) == after.pending_row["update"] == 2
-    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    rows = logs.read(tmp_path / METRICS_FILE)
     assert float(after.state.best_valid_metric) == rows[0]["best_valid_metric"]
 
 
@@ -202,7 +196,7 @@ def test_a_run_stopped_in_its_last_validation_is_yielded_when_resumed(
     )
     ((ended, numbers),) = updates
     assert ended.pending_row is None and numbers["update"] == N_UPDATES
-    last = metrics_log.read(tmp_path / METRICS_FILE)[-1]
+    last = logs.read(tmp_path / METRICS_FILE)[-1]
     assert float(ended.state.best_valid_metric) == last["best_valid_metric"]
 
 
@@ -261,7 +255,7 @@ def test_a_run_with_infinite_rewards_stops_and_keeps_its_last_good_checkpoint(
         for array in arrays.values()
         if array.dtype.kind == "f"
     )
-    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    rows = logs.read(tmp_path / METRICS_FILE)
     assert rows.pop(0)["update"] == 0
     assert [row["n_nonfinite_minibatches"] for row in rows] == [0, 2, 2]
     assert [row["n_applied_minibatches"] for row in rows] == [2, 0, 0]
@@ -631,8 +625,8 @@ def test_an_update_with_a_capacity_equals_the_update_without(
         atol=1e-5,
     )
     assert (
-        "dropped_fraction" not in metrics_log.to_scalars(metrics)
-        and metrics_log.to_scalars(limited_metrics)["dropped_fraction"] == 0.0
+        "dropped_fraction" not in logs.to_scalars(metrics)
+        and logs.to_scalars(limited_metrics)["dropped_fraction"] == 0.0
     )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from funcppo import metrics_log
+from funcppo import logs
 from funcppo.core import files
 from funcppo.core.files import Json
 from funcppo.core.settings import METRICS_FILE
@@ -180,7 +180,7 @@ def _read_files(folder: Path) -> _Files:
     notes: list[str] = []
     path = folder / METRICS_FILE
     if path.is_file():
-        log = metrics_log.read(path)
+        log = logs.read(path)
     else:
         notes.append(f"{METRICS_FILE} is missing: there are no learning curves")
     path = folder / RESULTS_FILE

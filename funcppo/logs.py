@@ -1,0 +1,402 @@
+"""The metrics log of a run, metrics.jsonl, and the same rows for CSV, TensorBoard and Weights & Biases.
+
+metrics.jsonl has a first line with the format version, then one line for each update: `truncate` makes it ready to be
+continued, `append` adds the line of an update, `read` returns all of them. `open_loggers` makes the other logs from it,
+so that after a crash they hold what it holds; then each row is logged there too. This module imports PyTorch when it
+is needed, so that the help of a program does not wait for it.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import io
+import json
+import math
+import numbers
+import os
+import platform
+import secrets
+import shutil
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from funcppo.core import files
+from funcppo.core.files import Json, shorten
+from funcppo.core.settings import FieldError
+from funcppo.version import VERSION
+
+if TYPE_CHECKING:
+    from funcppo.runtime.compile import StrategyRecord
+    from funcppo.train_step import Metrics
+
+
+Row = Json  # numbers and texts of one update, by name
+LoggerName = Literal["jsonl", "csv", "tensorboard", "wandb"]
+LogFn: TypeAlias = Callable[[Row], None]
+CSV_FILE = "metrics.csv"
+TENSORBOARD_FOLDER = "tensorboard"
+_WANDB_ACCOUNT = "an account of W&B (`wandb login`), or WANDB_MODE=offline"
+
+
+def to_scalars(metrics: Metrics) -> dict[str, float]:
+    """The metrics of one update as Python numbers, with one wait for the device.
+
+    Returns:
+      n_episodes, episode_return, episode_length: number of episodes that ended, and the means over them.
+      n_truncated_episodes, explained_variance: as in `RolloutMetrics`.
+      loss, policy_loss, ...: as in `LossMetrics`, NaN if no minibatch was applied; dropped_fraction only if the
+        capacity is limited.
+      grad_norm, learning_rate, n_applied_minibatches, n_nonfinite_minibatches: as in `Metrics`.
+    """
+    import torch
+
+    from funcppo.core import tree
+
+    values = torch.stack(tree.leaves(metrics)).tolist()
+    numbers: Any = tree.unflatten(metrics, values)
+    rollout = numbers.rollout
+    # without an episode the sums are 0, and so are the means
+    n_episodes = max(rollout.n_episodes, 1.0)
+    scalars = {
+        "n_episodes": rollout.n_episodes,
+        "episode_return": rollout.episode_return_sum / n_episodes,
+        "episode_length": rollout.episode_length_sum / n_episodes,
+        "n_truncated_episodes": rollout.n_truncated_episodes,
+        "explained_variance": rollout.explained_variance,
+    }
+    for name, number in numbers.loss._asdict().items():
+        is_measured = number != ()
+        if is_measured:
+            scalars[name] = number
+    for name in (
+        "grad_norm",
+        "learning_rate",
+        "n_applied_minibatches",
+        "n_nonfinite_minibatches",
+    ):
+        scalars[name] = getattr(numbers, name)
+    return scalars
+
+
+def append(path: Path, *rows: Row) -> None:
+    """Add the line of one update, or its lines.
+
+    Raises:
+      OSError: names the file, which may hold a part of the line: `truncate` removes it.
+    """
+    with files.named_errors(path), open(path, "ab") as file:
+        file.write(b"".join(_to_line(row) for row in rows))
+
+
+def mean_over_seeds(rows: Sequence[Row]) -> list[Row]:
+    """One row an update, with the means of its rows of several seeds; other rows stay as they are.
+
+    Numbers that are not finite, and those that a row lacks, are left out of a mean.
+    """
+    by_update: dict[int, list[Row]] = {}
+    for row in rows:
+        by_update.setdefault(row["update"], []).append(row)
+    return [_mean_row(group) for group in by_update.values()]
+
+
+def _mean_row(rows: list[Row]) -> Row:
+    """The mean of the rows of an update."""
+    if "seed" not in rows[0]:
+        return rows[0]
+    mean: Row = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        finite = [value for value in values if math.isfinite(value)]
+        mean[name] = sum(finite) / len(finite) if finite else math.nan
+    del mean["seed"]
+    return mean | {"update": rows[0]["update"]}
+
+
+def is_row(value: object) -> bool:
+    """Whether a value of JSON is the row of an update."""
+    return isinstance(value, dict) and isinstance(value.get("update"), int)
+
+
+def read(path: Path) -> list[Row]:
+    """Read the rows of a log.
+
+    An unfinished last line is left out: the program ended while it was written.
+
+    Raises:
+      ValueError: a line is not a row, or another version of funcppo wrote the file. Names the file and the line.
+    """
+    rows: list[Row] = []
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        place = f"{path}:{number}"
+        row = files.parse_object(place, line)
+        if number == 1:
+            files.check_format(path, row.get(files.FORMAT_KEY))
+            continue
+        if not is_row(row):
+            shown = shorten(line.decode(errors="replace"))
+            raise ValueError(
+                f"{place}: expected the metrics of an update, got {shown}"
+            )
+        rows.append(row)
+    return rows
+
+
+def read_header(path: Path) -> Json:
+    """Read what the first line of a log says beside its format; nothing where there is no log or no such line."""
+    if not path.exists():
+        return {}
+    first, *others = path.read_bytes().split(b"\n")
+    row = files.parse_object(f"{path}:1", first) if others else {}
+    if files.FORMAT_KEY not in row:
+        return {}
+    return {
+        name: value for name, value in row.items() if name != files.FORMAT_KEY
+    }
+
+
+def package_versions() -> Json:
+    """The versions that the last bits of a result depend on."""
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "funcppo": VERSION,
+    }
+
+
+def run_header(record: StrategyRecord | None) -> Json:
+    """What the first line of a log says of the updates after it: how they are made, and the versions.
+
+    Args:
+      record: how the step is run; None where it is eager, and no strategy was chosen.
+    """
+    return {
+        "strategy": record and dataclasses.asdict(record),
+        "versions": package_versions(),
+    }
+
+
+def truncate(
+    path: Path, last_update: int, header: Json | None = None
+) -> list[str]:
+    """Make a log ready for the updates after a checkpoint: drop later rows.
+
+    Args:
+      path: the log; it is created if it is missing.
+      last_update: number of the last update in the checkpoint.
+      header: what the first line says beside the format; None for what it says already.
+
+    Returns:
+      A note if the last line was unfinished, and one if updates up to the checkpoint have no line.
+    """
+    header = read_header(path) if header is None else header
+    kept = [_to_line({files.FORMAT_KEY: files.FORMAT, **header})]
+    notes = []
+    logged: set[int] = set()
+    if path.exists():
+        for row in read(path):
+            if row["update"] <= last_update:
+                kept.append(_to_line(row))
+                logged.add(row["update"])
+        *lines, unfinished = path.read_bytes().split(b"\n")
+        if unfinished:
+            notes.append(f"{path}:{len(lines) + 1}: unfinished line dropped")
+
+    n_missing = last_update - len(logged - {0})
+    if n_missing > 0:
+        notes.append(
+            f"{path}: {n_missing} of the updates 1 to {last_update} have no line"
+        )
+    files.write_atomically(path, lambda file: file.write(b"".join(kept)))
+    return notes
+
+
+def _to_line(row: Row) -> bytes:
+    """A row as JSON, which has no NaN: null stands for a number that is not finite."""
+    finite_row = {
+        name: None
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in row.items()
+    }
+    return json.dumps(finite_row).encode() + b"\n"
+
+
+# Other places
+
+
+def check_loggers(names: Sequence[LoggerName]) -> None:
+    """Check that the packages of some loggers are there, and W&B's account where it is online.
+
+    Raises:
+      FieldError: a name is unknown, a package is missing, or W&B has no account.
+    """
+    for name in names:
+        if name not in get_args(LoggerName):
+            expected = f"one of {', '.join(get_args(LoggerName))}"
+            raise FieldError("log", expected, name)
+        if name not in ("tensorboard", "wandb"):
+            continue
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            extra = f"the extra `{name}` (pip install 'funcppo[{name}]')"
+            raise FieldError("log", extra, str(error)) from None
+    if "wandb" in names and not _has_wandb_account():
+        raise FieldError("log", _WANDB_ACCOUNT, "none")
+
+
+def _has_wandb_account() -> bool:
+    """Whether W&B is offline, by a variable or by `wandb offline`, or finds a key, valid or not."""
+    import wandb
+
+    mode = os.environ.get("WANDB_MODE") or wandb.setup().settings.mode
+    is_offline = mode in ("offline", "dryrun", "disabled")
+    return is_offline or wandb.login(prompt=False, verify=False)
+
+
+@contextmanager
+def open_loggers(
+    names: Sequence[LoggerName],
+    folder: Path,
+    rows: Sequence[Row],
+    settings: Mapping[str, Any],
+) -> Generator[list[LogFn], None, None]:
+    """Open loggers for the rest of a run, and close them at its end.
+
+    Args:
+      names: which; jsonl is metrics.jsonl itself and adds nothing.
+      folder: of the run; receives metrics.csv, tensorboard/ and wandb/.
+      rows: the lines of metrics.jsonl so far; without any the run is new, and its files take the place of older ones.
+      settings: of the run, for W&B.
+
+    Yields:
+      Functions that log the row of an update.
+
+    Raises:
+      FieldError: a name is unknown, a package is missing, or W&B has no account.
+      OSError: a file cannot be written.
+    """
+    check_loggers(names)
+    opened: list[LogFn] = []
+    with ExitStack() as stack:
+        for name in dict.fromkeys(names):
+            if name == "csv":
+                opened.append(_open_csv(folder / CSV_FILE, rows))
+            elif name == "tensorboard":
+                path = folder / TENSORBOARD_FOLDER
+                opened.append(_open_tensorboard(path, rows, stack))
+            elif name == "wandb":
+                opened.append(_open_wandb(folder, rows, settings, stack))
+        yield opened
+
+
+def _open_csv(path: Path, rows: Sequence[Row]) -> LogFn:
+    """A line an update; the file is written again where a row has a column that it lacks."""
+    lines = [_csv_row(row) for row in rows]
+    columns: list[str] = []
+
+    def rewrite() -> None:
+        text = io.StringIO(newline="")
+        names = (name for line in lines for name in line)
+        columns[:] = dict.fromkeys(("update", *names))
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(lines)
+        content = text.getvalue().encode()
+        files.write_atomically(path, lambda file: file.write(content))
+
+    def log(row: Row) -> None:
+        lines.append(_csv_row(row))
+        if not lines[-1].keys() <= set(columns):
+            rewrite()
+            return
+        with (
+            files.named_errors(path),
+            open(path, "a", newline="", encoding="utf-8") as file,
+        ):
+            csv.DictWriter(file, columns).writerow(lines[-1])
+
+    rewrite()
+    return log
+
+
+def _csv_row(row: Row) -> Row:
+    """A line of metrics.jsonl as cells; a number that is not finite is empty, as it is null there."""
+    return {
+        name: ""
+        if value is None
+        or (isinstance(value, float) and not math.isfinite(value))
+        else value
+        for name, value in row.items()
+    }
+
+
+def _open_tensorboard(
+    folder: Path, rows: Sequence[Row], stack: ExitStack
+) -> LogFn:
+    """Scalars of TensorBoard, under their names in metrics.jsonl."""
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    # Event files cannot be cut at an update, so all of them are written again.
+    with files.named_errors(folder):
+        if folder.exists():
+            shutil.rmtree(folder)
+        writer = SummaryWriter(str(folder))
+    stack.callback(writer.close)
+
+    def log(row: Row) -> None:
+        for name, value in _scalars(row).items():
+            writer.add_scalar(name, value, row["update"])
+
+    for row in rows:
+        log(row)
+    return log
+
+
+def _open_wandb(
+    folder: Path,
+    rows: Sequence[Row],
+    settings: Mapping[str, Any],
+    stack: ExitStack,
+) -> LogFn:
+    """A run of Weights & Biases, online or offline as its own variables say (WANDB_MODE, WANDB_PROJECT)."""
+    import wandb
+
+    id_file = folder / "wandb" / "funcppo-id.txt"
+    with files.named_errors(id_file):
+        id_file.parent.mkdir(exist_ok=True)
+        if not rows or not id_file.exists():
+            id_file.write_text(secrets.token_hex(4))
+        run_id = id_file.read_text()
+    try:
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "funcppo"),
+            name=folder.name,
+            dir=str(folder),
+            config=dict(settings),
+            id=run_id,
+            resume="allow",
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise FieldError("log", _WANDB_ACCOUNT, reason) from None
+    stack.callback(run.finish)
+    return lambda row: run.log(_scalars(row), step=row["update"])
+
+
+def _scalars(row: Row) -> dict[str, float]:
+    """The finite numbers of a line."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if name != "update"
+        and isinstance(value, numbers.Real)
+        and math.isfinite(value)
+    }

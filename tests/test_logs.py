@@ -1,0 +1,372 @@
+"""The metrics log: what its rows hold, how it is continued, and that every logger holds the same rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from funcppo import logs
+from funcppo.core.settings import FieldError
+from funcppo.logs import open_loggers
+from funcppo.losses import LossMetrics
+from funcppo.train_step import Metrics, RolloutMetrics
+
+
+def metrics(n_episodes=4.0, dropped_fraction=()):
+    """Metrics of one update with a different number in every field."""
+    scalar = torch.tensor
+    return Metrics(
+        rollout=RolloutMetrics(
+            n_episodes=scalar(n_episodes),
+            episode_return_sum=scalar(2.0 if n_episodes else 0.0),
+            episode_length_sum=scalar(10.0 if n_episodes else 0.0),
+            n_truncated_episodes=scalar(1.0),
+            explained_variance=scalar(0.25),
+        ),
+        loss=LossMetrics(
+            loss=scalar(-1.0),
+            policy_loss=scalar(-2.0),
+            value_loss=scalar(3.0),
+            entropy=scalar(0.5),
+            approx_kl=scalar(0.125),
+            clip_fraction=scalar(0.75),
+            dropped_fraction=dropped_fraction,
+            nonfinite_fraction=scalar(0.125),
+        ),
+        grad_norm=scalar(6.0),
+        n_applied_minibatches=scalar(7.0),
+        n_nonfinite_minibatches=scalar(8.0),
+        learning_rate=scalar(0.0625),
+    )
+
+
+def test_a_row_holds_every_metric_under_its_name():
+    assert logs.to_scalars(metrics()) == {
+        "n_episodes": 4.0,
+        "episode_return": 0.5,
+        "episode_length": 2.5,
+        "n_truncated_episodes": 1.0,
+        "explained_variance": 0.25,
+        "loss": -1.0,
+        "policy_loss": -2.0,
+        "value_loss": 3.0,
+        "entropy": 0.5,
+        "approx_kl": 0.125,
+        "clip_fraction": 0.75,
+        "nonfinite_fraction": 0.125,
+        "grad_norm": 6.0,
+        "learning_rate": 0.0625,
+        "n_applied_minibatches": 7.0,
+        "n_nonfinite_minibatches": 8.0,
+    }
+
+
+def test_the_dropped_fraction_is_there_where_it_is_measured():
+    assert (
+        logs.to_scalars(metrics(dropped_fraction=torch.tensor(0.5)))[
+            "dropped_fraction"
+        ]
+        == 0.5
+    )
+
+
+def test_means_over_no_episode_are_zero():
+    scalars = logs.to_scalars(metrics(n_episodes=0.0))
+    assert (
+        scalars["n_episodes"]
+        == scalars["episode_return"]
+        == scalars["episode_length"]
+        == 0.0
+    )
+
+
+def test_a_number_that_is_not_finite_is_null_since_json_has_none(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    logs.truncate(path, 0)
+    row = {"update": 1, "loss": float("nan"), "explained_variance": -torch.inf}
+    logs.append(path, row)
+    assert logs.read(path) == [
+        {"update": 1, "loss": None, "explained_variance": None}
+    ]
+
+
+def test_a_log_starts_with_its_format_and_returns_its_rows(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    logs.truncate(path, 0)
+    for update in (1, 2):
+        logs.append(path, {"update": update, "loss": 0.5 / update})
+    assert json.loads(path.read_text().splitlines()[0]) == {"format": 2}
+    assert logs.read(path) == [
+        {"update": 1, "loss": 0.5},
+        {"update": 2, "loss": 0.25},
+    ]
+
+
+@pytest.mark.parametrize("last_update", [0, 1, 2, 3, 9])
+def test_truncation_drops_the_rows_after_the_checkpoint(last_update, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"update": i, "episode_return": 0.5} for i in (1, 2, 3)]
+    path.write_text(
+        "".join(json.dumps(line) + "\n" for line in [{"format": 2}, *lines])
+    )
+    logs.truncate(path, last_update)
+    logs.append(path, {"update": last_update + 1, "episode_return": 0.75})
+    rows = [
+        {"update": update, "episode_return": 0.5}
+        for update in (1, 2, 3)
+        if update <= last_update
+    ]
+    assert logs.read(path) == [
+        *rows,
+        {"update": last_update + 1, "episode_return": 0.75},
+    ]
+    assert path.read_text().count("format") == 1
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"format": 2}\n{"update": 1}\n{"update": 2, "los')
+    assert logs.read(path) == [{"update": 1}]
+    notes = logs.truncate(path, 1)
+    assert notes == [f"{path}:3: unfinished line dropped"]
+    logs.append(path, {"update": 2})
+    assert logs.read(path) == [{"update": 1}, {"update": 2}]
+    assert logs.truncate(path, 2) == []
+
+
+def test_an_unfinished_first_line_is_dropped_too(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"form')
+    assert logs.truncate(path, 0) == [f"{path}:1: unfinished line dropped"]
+    assert path.read_text() == '{"format": 2}\n'
+
+
+def test_updates_without_a_line_are_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"format": 2}\n{"update": 0}\n{"update": 1}\n')
+    note = f"{path}: 2 of the updates 1 to 3 have no line"
+    assert logs.truncate(path, 3) == [note]
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="no /dev/full on this system"
+)
+def test_a_full_disk_names_the_file():
+    with pytest.raises(OSError) as error:
+        logs.append(Path("/dev/full"), {"update": 1})
+    assert error.value.filename == "/dev/full"
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", '{"loss": 1}', '{"format": 2}', '{"update": "1"}']
+)
+def test_a_bad_line_is_named(line, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"format": 2}}\n{{"update": 1}}\n{line}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:3: expected "):
+        logs.read(path)
+
+
+def test_the_first_line_keeps_what_it_says_of_the_run(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert logs.read_header(path) == {}
+    logs.truncate(path, 0, {"strategy": "eager"})
+    logs.append(path, {"update": 1, "loss": 1.0})
+    logs.truncate(path, 1)
+    assert logs.read_header(path) == {"strategy": "eager"}
+    assert logs.read(path) == [{"update": 1, "loss": 1.0}]
+    logs.truncate(path, 1, {"strategy": "forward"})
+    assert logs.read_header(path) == {"strategy": "forward"}
+    assert len(logs.read(path)) == 1
+
+
+def test_a_log_without_a_whole_first_line_says_nothing(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for text in ("", '{"format": 2', '{"update": 1}\n'):
+        path.write_text(text)
+        assert logs.read_header(path) == {}
+
+
+NAN = float("nan")
+# the validation of the initial parameters, an update, an update with a validation
+ROWS = [
+    {"update": 0, "valid_metric": 0.25},
+    {"update": 1, "loss": 1.5, "fallback_reason": 'no "GPU", none'},
+    {"update": 2, "loss": NAN, "valid_metric": 0.5, "codes": ["a", "b"]},
+]
+
+
+def write(folder, rows, names, earlier=()):
+    with open_loggers(names, folder, earlier, {"steps": 3}) as opened:
+        for log in opened:
+            for row in rows:
+                log(row)
+
+
+def read_csv(folder) -> list[dict]:
+    """The cells that are not empty."""
+    with open(folder / logs.CSV_FILE, newline="", encoding="utf-8") as file:
+        return [
+            {name: cell for name, cell in row.items() if cell}
+            for row in csv.DictReader(file)
+        ]
+
+
+CELLS = [
+    {"update": "0", "valid_metric": "0.25"},
+    {"update": "1", "loss": "1.5", "fallback_reason": 'no "GPU", none'},
+    {"update": "2", "valid_metric": "0.5", "codes": "['a', 'b']"},
+]
+
+
+def test_a_csv_file_has_a_column_for_each_name(tmp_path):
+    write(tmp_path, ROWS, ["csv"])
+    assert read_csv(tmp_path) == CELLS
+
+
+def test_a_resumed_csv_file_is_that_of_the_log(tmp_path):
+    """What came after the checkpoint is dropped, and a half-written line too."""
+    write(tmp_path, [*ROWS[:2], {"update": 2, "loss": 9.0}], ["csv"])
+    with open(tmp_path / logs.CSV_FILE, "a") as file:
+        file.write("3,")
+    write(tmp_path, ROWS[2:], ["csv"], earlier=ROWS[:2])
+    assert read_csv(tmp_path) == CELLS
+
+
+def scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    events = accumulator.EventAccumulator(str(folder / logs.TENSORBOARD_FOLDER))
+    events.Reload()
+    return {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_has_the_finite_numbers_once_after_a_resume(tmp_path):
+    pytest.importorskip("tensorboard")
+    write(tmp_path, [*ROWS[:2], {"update": 2, "loss": 9.0}], ["tensorboard"])
+    write(tmp_path, ROWS[2:], ["tensorboard"], earlier=ROWS[:2])
+    assert scalars(tmp_path) == {
+        "valid_metric": [(0, 0.25), (2, 0.5)],
+        "loss": [(1, 1.5)],
+    }
+
+
+HEADER_BYTES = 7  # of the file, and of a record: checksum, length, kind
+BLOCK_BYTES = 32768
+
+
+def iter_records(data: bytes):
+    """The records of a file in LevelDB's log format, which may be cut at the ends of blocks."""
+    record, at = b"", HEADER_BYTES
+    while at + HEADER_BYTES <= len(data):
+        left = BLOCK_BYTES - at % BLOCK_BYTES
+        if left < HEADER_BYTES:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        record += data[at + HEADER_BYTES :][:length]
+        at += HEADER_BYTES + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def wandb_records(path, make_record):
+    """The records of a run, whose end W&B's process may write after `finish` has returned."""
+    deadline = time.monotonic() + 600  # against a hang
+    while True:
+        records = []
+        for data in iter_records(path.read_bytes()):
+            record = make_record()
+            record.ParseFromString(data)
+            records.append(record)
+        if any(record.HasField("exit") for record in records):
+            return records
+        assert time.monotonic() < deadline, "the run has no end"
+        time.sleep(0.05)
+
+
+def wandb_history(folder) -> list[tuple[int, dict[str, str]]]:
+    """The step and the values of each line of the offline runs in a folder, which have one id."""
+    from wandb.proto import wandb_internal_pb2
+
+    lines, ids = [], set()
+    for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
+        for record in wandb_records(path, wandb_internal_pb2.Record):
+            if record.HasField("run"):
+                ids.add(record.run.run_id)
+            values = {
+                item.key or ".".join(item.nested_key): item.value_json
+                for item in record.history.item
+            }
+            if values:
+                step = int(values["_step"])
+                names = [n for n in values if not n.startswith("_")]
+                lines.append((step, {n: values[n] for n in names}))
+    assert len(ids) == 1
+    return lines
+
+
+def test_an_offline_run_of_wandb_goes_on_under_its_id(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    write(tmp_path, ROWS[:2], ["wandb"])
+    # W&B names the folder of an offline run by the second, and writes over one of the same name.
+    second = int(time.time())
+    while int(time.time()) == second:
+        time.sleep(0.05)
+    write(tmp_path, ROWS[2:], ["wandb"], earlier=ROWS[:2])
+    assert wandb_history(tmp_path) == [
+        (0, {"valid_metric": "0.25"}),
+        (1, {"loss": "1.5"}),
+        (2, {"valid_metric": "0.5"}),
+    ]
+
+
+def test_several_loggers_and_one_named_twice(tmp_path):
+    pytest.importorskip("tensorboard")
+    write(tmp_path, ROWS, ["csv", "jsonl", "tensorboard", "csv"])
+    assert read_csv(tmp_path) == CELLS
+    assert scalars(tmp_path)["loss"] == [(1, 1.5)]
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(FieldError, match=r"log: .*'funcppo\[wandb\]'"):
+        logs.check_loggers(["csv", "wandb"])
+
+
+@pytest.mark.parametrize("key", [True, False])
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_an_account_is_missed_before_the_work_begins(monkeypatch, mode, key):
+    """Offline none is needed."""
+    wandb = SimpleNamespace(
+        setup=lambda: SimpleNamespace(settings=SimpleNamespace(mode=mode)),
+        login=lambda prompt, verify: key,
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if key or mode == "offline":
+        logs.check_loggers(["wandb"])
+        return
+    with pytest.raises(FieldError, match=r"log: .*WANDB_MODE=offline, got"):
+        logs.check_loggers(["wandb"])
+
+
+def test_an_unknown_logger_is_refused():
+    with pytest.raises(FieldError, match=r"log: expected one of jsonl, csv,"):
+        logs.check_loggers(["mlflow"])  # type: ignore[list-item]
