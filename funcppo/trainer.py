@@ -23,7 +23,7 @@ from collections.abc import (
     Sized,
 )
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import (
@@ -272,73 +272,49 @@ def _log_row(
 
 
 class LoopOptions(TypedDict, total=False):
-    """The fields of `LoopSettings`, as keyword arguments; `train` says what they mean."""
+    """What `train` and `train_many` do after an update; `train` says what each option means."""
 
     callbacks: Sequence[Callback]
     log: str | Path | MetricsLog | None
-    evaluate_every: int | None
+    evaluate_every: int | None  # updates
     n_episodes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopSettings:
-    """What `train` and `train_many` do after an update."""
+def _read_options(
+    options: LoopOptions,
+) -> tuple[list[Callback], int | None, int]:
+    """The log and the callbacks, updates between two evaluations, and the number of episodes of one.
 
-    callbacks: Sequence[Callback] = ()
-    log: str | Path | MetricsLog | None = None
-    evaluate_every: int | None = None  # updates
-    n_episodes: int = N_EPISODES
-
-    def __post_init__(self) -> None:
-        """Check kinds and ranges.
-
-        Raises:
-          TypeError: the callbacks are no list of functions, or the log is none.
-          ValueError: a number is out of range.
-        """
-        check_positive(
-            evaluate_every=self.evaluate_every, n_episodes=self.n_episodes
-        )
-        check_callbacks(self.callbacks)
-        log: object = self.log
-        if not isinstance(log, str | Path | MetricsLog | None):
-            raise TypeError(
-                f"log: expected a folder or an fp.MetricsLog, got {log!r}"
-            )
-
-    def all_callbacks(self) -> list[Callback]:
-        """The log, and the callbacks: what one of them raises loses no row."""
-        log = self.log
-        if isinstance(log, str | Path):
-            log = MetricsLog(log)
-        return [*self.callbacks] if log is None else [log, *self.callbacks]
-
-
-def loop_settings(options: LoopOptions) -> LoopSettings:
-    """The settings of some keyword arguments; the folder of a log is created: an error comes before the first update.
+    The log comes first, so that what a callback raises loses no row. Its folder is created: an error comes before the
+    first update.
 
     Raises:
       TypeError: an option is unknown or of the wrong kind.
       ValueError: a number is out of range, or no log can be written in its folder.
     """
-    names = [field.name for field in fields(LoopSettings)]
     for name in options:
-        if name not in names:
+        if name not in LoopOptions.__annotations__:
+            names = ", ".join(LoopOptions.__annotations__)
             raise TypeError(
-                f"{name}: expected an option of the function, or one of {', '.join(names)}"
+                f"{name}: expected an option of the function, or one of {names}"
             )
-    settings = LoopSettings(**options)
-    if settings.log is not None:
-        folder = log_folder(settings.log)
-        _make_folder(
-            folder, f"log: {folder}: expected a folder that can be written"
+    evaluate_every = options.get("evaluate_every")
+    n_episodes = options.get("n_episodes", N_EPISODES)
+    check_positive(evaluate_every=evaluate_every, n_episodes=n_episodes)
+    callbacks = options.get("callbacks", ())
+    check_callbacks(callbacks)
+    log: object = options.get("log")
+    if log is None:
+        return [*callbacks], evaluate_every, n_episodes
+    if not isinstance(log, str | Path | MetricsLog):
+        raise TypeError(
+            f"log: expected a folder or an fp.MetricsLog, got {log!r}"
         )
-    return settings
-
-
-def log_folder(log: str | Path | MetricsLog) -> Path:
-    """The folder of a log."""
-    return log.folder if isinstance(log, MetricsLog) else Path(log)
+    log = log if isinstance(log, MetricsLog) else MetricsLog(log)
+    _make_folder(
+        log.folder, f"log: {log.folder}: expected a folder that can be written"
+    )
+    return [log, *callbacks], evaluate_every, n_episodes
 
 
 def train(
@@ -390,7 +366,7 @@ def train(
             "got one of a single process"
         )
     check_positive(total_steps=total_steps, checkpoint_every=checkpoint_every)
-    settings = loop_settings(options)
+    callbacks, evaluate_every, n_episodes = _read_options(options)
     check_device(device)
     learner = with_length(learner, total_steps)
     path = checkpoint_path(checkpoint)
@@ -404,94 +380,86 @@ def train(
     is_compiled = compile_step and not is_finished
     compiled = compile(learner, state) if is_compiled else None
 
-    evaluator = Evaluator(learner=learner, n_episodes=settings.n_episodes)
-    schedule = UpdateIntervals(
-        evaluate_every=settings.evaluate_every,
-        evaluate=lambda state: evaluator.evaluate(learner.gather(state), seed),
-        checkpoint_every=checkpoint_every,
-        save=partial(save_checkpoint, path, learner),
-    )
-    stepper = Stepper(
+    evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
+    loop = Loop(
         learner=learner,
         seeds=None,
         step=(compiled or learner).step,
         record=compiled.record if compiled else None,
+        callbacks=callbacks,
+        evaluate=lambda state: evaluator.evaluate(learner.gather(state), seed),
+        evaluate_every=evaluate_every,
+        save=partial(save_checkpoint, path, learner),
+        checkpoint_every=checkpoint_every,
     )
-    result = make_updates(stepper, state, schedule, settings.all_callbacks())
+    result = make_updates(loop, state)
     return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepper:
-    """What makes the updates of a run."""
+class Loop(Generic[EvaluationT]):
+    """What makes the updates of a run, and what is done between them."""
 
     learner: Learner[Any, Any]
     seeds: tuple[int, ...] | None  # None: one state, not several
     step: Callable[[State], tuple[State, Metrics]]
-    record: StrategyRecord | None  # how it is run; None: eagerly
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateIntervals(Generic[EvaluationT]):
-    """What is done between updates, and how often."""
-
+    record: StrategyRecord | None  # how the step is run; None: eagerly
+    callbacks: Sequence[Callback]
     evaluate: Callable[[State], EvaluationT]
     evaluate_every: int | None  # updates
     save: Callable[[State], None]
     checkpoint_every: int | None = None  # updates; the last one is saved too
     checkpoint_seconds: float = math.inf  # after the last checkpoint
 
-    def is_save_due(self, update: int, n_updates: int, seconds: float) -> bool:
+    def is_save_due(self, update: int, seconds: float) -> bool:
         """Whether the state after an update is saved, so many seconds after the last checkpoint."""
+        n_updates = self.learner.cfg.ppo.n_updates
         every = self.checkpoint_every or n_updates
         is_late = seconds > self.checkpoint_seconds
         return is_late or _is_due(update, every, n_updates)
 
 
 def make_updates(
-    stepper: Stepper,
-    state: State,
-    schedule: UpdateIntervals[EvaluationT],
-    callbacks: Sequence[Callback],
+    loop: Loop[EvaluationT], state: State
 ) -> TrainResult[EvaluationT]:
     """Update a state until the last update, or until a callback stops it; close the logs among the callbacks.
 
     A state is saved after the callbacks have seen it, so that what they write is never behind a checkpoint. On a CPU a
     KeyboardInterrupt saves the last such state; on a GPU the update may have overwritten a part of it.
     """
-    n_updates = stepper.learner.cfg.ppo.n_updates
+    n_updates = loop.learner.cfg.ppo.n_updates
     first_update = update = _update_of(state)
     saved_at = start = time.perf_counter()
     evaluations: list[EvaluationT] = []
     is_stopped = False
     lost: Tensor | None = None
 
-    with _closing_logs(callbacks):
+    with _closing_logs(loop.callbacks):
         while update < n_updates and not is_stopped:
-            with _saved_at_interrupt(stepper, schedule, state, update):
-                state, metrics = _make_update(stepper, state, update + 1)
+            with _saved_at_interrupt(loop, state, update):
+                state, metrics = _make_update(loop, state, update + 1)
                 lost = _count_lost(metrics, lost)
                 evaluation = None
-                if _is_due(update + 1, schedule.evaluate_every, n_updates):
-                    evaluation = schedule.evaluate(state)
+                if _is_due(update + 1, loop.evaluate_every, n_updates):
+                    evaluation = loop.evaluate(state)
                     evaluations.append(evaluation)
 
-                is_save_due = schedule.is_save_due(
-                    update + 1, n_updates, time.perf_counter() - saved_at
+                is_save_due = loop.is_save_due(
+                    update + 1, time.perf_counter() - saved_at
                 )
                 made = range(first_update, update + 1)
                 progress = _progress(
-                    stepper, state, metrics, made, start, evaluation
+                    loop, state, metrics, made, start, evaluation
                 )
                 is_stopped = _call(
-                    callbacks,
+                    loop.callbacks,
                     progress,
-                    partial(schedule.save, state) if is_save_due else None,
+                    partial(loop.save, state) if is_save_due else None,
                 )
             update += 1
 
             if is_save_due or is_stopped:
-                schedule.save(state)
+                loop.save(state)
                 saved_at = time.perf_counter()
 
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
@@ -536,33 +504,33 @@ def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
 
 
 def _make_update(
-    stepper: Stepper, state: State, update: int
+    loop: Loop[Any], state: State, update: int
 ) -> tuple[State, Metrics]:
     """The state after an update, and its metrics; with others within the deadline of all."""
-    group = stepper.learner.group
+    group = loop.learner.group
     if group is None:
-        return stepper.step(state)
+        return loop.step(state)
     with group.processes.collective(f"in update {update}"):
-        state, metrics = stepper.step(state)
+        state, metrics = loop.step(state)
         _update_of(state)  # waits for the device
     return state, metrics
 
 
 @contextmanager
 def _saved_at_interrupt(
-    stepper: Stepper, schedule: UpdateIntervals[Any], state: State, update: int
+    loop: Loop[Any], state: State, update: int
 ) -> Generator[None, None, None]:
     """Save the state before an update that a KeyboardInterrupt ends midway; see `make_updates`."""
     try:
         yield
     except KeyboardInterrupt:
         # A gather of several processes would wait for those that go on.
-        is_alone = stepper.learner.group is None
+        is_alone = loop.learner.group is None
         is_whole = (
             state.key.device.type == "cpu" and _update_of(state) == update
         )
         if is_alone and is_whole:
-            schedule.save(state)
+            loop.save(state)
         raise
 
 
@@ -663,7 +631,7 @@ def _restart_environments(learner: Learner[Any, Any], state: State) -> State:
 
 
 def _progress(
-    stepper: Stepper,
+    loop: Loop[EvaluationT],
     state: State,
     metrics: Metrics,
     made: range,
@@ -671,12 +639,12 @@ def _progress(
     evaluation: EvaluationT | None,
 ) -> Progress[EvaluationT]:
     """What callbacks receive after the updates that were made since `start`."""
-    ppo = stepper.learner.cfg.ppo
+    ppo = loop.learner.cfg.ppo
     seconds = time.perf_counter() - start
-    n_learners = 1 if stepper.seeds is None else len(stepper.seeds)
+    n_learners = 1 if loop.seeds is None else len(loop.seeds)
     return Progress(
-        learner=stepper.learner,
-        seeds=stepper.seeds,
+        learner=loop.learner,
+        seeds=loop.seeds,
         state=state,
         metrics=metrics,
         update=made.stop,
@@ -684,7 +652,7 @@ def _progress(
         seconds=seconds,
         steps_per_second=len(made) * batch_size(ppo) * n_learners / seconds,
         evaluation=evaluation,
-        record=stepper.record,
+        record=loop.record,
     )
 
 
@@ -1222,7 +1190,7 @@ def train_many(
         )
     seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     check_positive(total_steps=total_steps, seeds=len(seeds))
-    settings = loop_settings(options)
+    callbacks, evaluate_every, n_episodes = _read_options(options)
     if learner.cfg.env.host is not None:
         raise ValueError(
             "learner: expected an environment that can be vectorised, got one that steps on the host; "
@@ -1234,16 +1202,20 @@ def train_many(
     first = init_many(learner, seeds, device, scalars)
     state, notes = restore_latest(learner, first, path)
 
-    evaluator = Evaluator(learner=learner, n_episodes=settings.n_episodes)
-    schedule = UpdateIntervals(
-        evaluate_every=settings.evaluate_every,
+    evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
+    step, record = prepare_many(learner, state, strategy)
+    loop = Loop(
+        learner=learner,
+        seeds=seeds,
+        step=step,
+        record=record,
+        callbacks=callbacks,
         evaluate=partial(evaluator.evaluate_many, seeds=seeds),
-        checkpoint_seconds=CHECKPOINT_SECONDS,
+        evaluate_every=evaluate_every,
         save=partial(save_checkpoint, path, learner),
+        checkpoint_seconds=CHECKPOINT_SECONDS,
     )
-    stepper = prepare_many(learner, seeds, state, strategy)
-    callbacks = settings.all_callbacks()
-    result = make_updates(stepper, state, schedule, callbacks)
+    result = make_updates(loop, state)
     return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
 
 
@@ -1289,12 +1261,9 @@ def init_many(
 
 
 def prepare_many(
-    learner: Learner[Any, Any],
-    seeds: tuple[int, ...],
-    state: State,
-    strategy: str,
-) -> Stepper:
-    """The step of stacked states; of a finished run it is not compiled.
+    learner: Learner[Any, Any], state: State, strategy: str
+) -> tuple[Callable[[State], tuple[State, Metrics]], StrategyRecord]:
+    """The step of stacked states, which is not compiled for a finished run, and how it is run.
 
     Raises:
       ValueError: environment or network is not pure, or cannot be vectorised, which is tried on one step.
@@ -1310,12 +1279,7 @@ def prepare_many(
         vmap_parts(EAGER_PARTS),
         "eager" if is_finished else strategy,
     )
-    return Stepper(
-        learner=learner,
-        seeds=seeds,
-        step=partial(_step, captured),
-        record=record,
-    )
+    return partial(_step, captured), record
 
 
 def _step(

@@ -201,7 +201,7 @@ def test_an_environment_that_is_not_pure_is_named_before_anything_is_compiled(
     cartpole = fp.envs.cartpole()
 
     def step(cfg, world, state, action, key):
-        reached, timestep = classic.cartpole_step(
+        reached, timestep = cartpole.step_functional(
             cfg, world, state, action, key
         )
         return reached._replace(motion=change(state)), timestep
