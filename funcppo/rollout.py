@@ -203,7 +203,8 @@ def backpropagate(
 
     # From the last step, after which nothing is remembered, to the first.
     grads, before = tree.map(
-        lambda x: x.unflatten(0, done.shape), (memory_grads, memories)
+        lambda x: x.unflatten(0, done.shape),  # pyright: ignore[reportUnknownLambdaType]
+        (memory_grads, memories),
     )
     xs = (grads, encoded, done, before)
     last = tree.map(lambda x: torch.zeros_like(x[0]), grads)
@@ -231,7 +232,10 @@ def _encode_steps(
 ) -> Any:
     """The observations of T steps, read at once."""
     encoded = encode(agent, world, params, _rows(obs))
-    return tree.map(lambda x: x.unflatten(0, done.shape), encoded)
+    return tree.map(
+        lambda x: x.unflatten(0, done.shape),  # pyright: ignore[reportUnknownLambdaType]
+        encoded,
+    )
 
 
 def _advance(

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Any, Protocol, TypeAlias, cast
 
 # FILE.PID.part, while the process writes the file.
 _PART_NAME = re.compile(r"(.+)\.([0-9]{1,9})\.part")
@@ -174,7 +174,7 @@ def parse_object(place: object, text: bytes) -> Json:
     if not isinstance(value, dict):
         shown = text[:MAX_SHOWN_BYTES].decode(errors="replace").strip()
         raise ValueError(f"{place}: expected a JSON object, got {shown}")
-    return value
+    return cast(Json, value)
 
 
 def escape_unprintable(text: str) -> str:

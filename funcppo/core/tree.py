@@ -293,7 +293,7 @@ def keeps_loops() -> bool:
     """Whether `graph_scan` works here: in a compiled function, but not under `torch.vmap` or `torch.func.grad`."""
     return (
         compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
     )
 
 

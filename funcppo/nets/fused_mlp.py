@@ -1,3 +1,4 @@
+# pyright: standard
 """An actor and a critic of two hidden layers each by kernels, and the gradient of PPO's loss in their parameters.
 
 `mlp_outputs` is one operator and `mlp_gradient` another; a third has the critic's values of some rows. On a GPU each

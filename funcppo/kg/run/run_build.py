@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from funcppo import checkpoint, metrics_log, train_step
+from funcppo import checkpoint, logs, train_step
 from funcppo.core import random
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import shorten
@@ -334,7 +334,7 @@ def _check_meta(
         "score": (f"one of {', '.join(scores)}", lambda x: x in scores),
         "pending_row": (
             "the metrics of an update",
-            lambda x: x is None or metrics_log.is_row(x),
+            lambda x: x is None or logs.is_row(x),
         ),
         "rule_metric": (
             "a number from 0 to 1 or null",
