@@ -1,11 +1,10 @@
-"""Weak and strong scaling of learning over processes, and what the collective itself costs.
+"""Weak and strong scaling of learning over processes.
 
     python experiments/benchmarks/scaling.py --device cuda --processes 1 2 4 --out experiments/results/scaling-h200.json
     python experiments/benchmarks/scaling.py --device cpu --work cartpole-32 --mode eager --processes 1 2
 
-Each row is one work in some processes of torchrun: the median, lowest and highest time of an update, and of gathering a
-gradient of its size, as one of many in a CUDA graph (on a CPU by itself). Strong scaling: the same environments and
-shards in any number of processes. Weak scaling: as many more environments as processes, one shard each. The efficiency
+Each row is one work in some processes of torchrun: the median, lowest and highest time of an update. Strong scaling: the
+same environments and shards in any number of processes. Weak scaling: as many more environments as processes, one shard each. The efficiency
 is the time of one process over that of the row, for strong scaling divided by the number of processes.
 
 The work: CartPole, 128 steps (16 of cartpole-32), 4 epochs x 4 minibatches, a 64-64 network; an iteration of the prover
@@ -43,7 +42,6 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.run.training import with_capacity
 from funcppo.kg.search import task as prover_task
 from funcppo.runtime import collectives
-from funcppo.runtime.capture import capture
 
 # environments and steps
 CARTPOLE = {
@@ -64,7 +62,6 @@ PROVER = {
 WORK = (*CARTPOLE, *PROVER)
 SCALING = ("strong", "weak")
 PREFIX = "row: "  # begins a line that is meant for the parent
-GRAPH_GATHERS = 64  # in the graph by which they are timed
 POLL_SECONDS = 0.05
 
 
@@ -94,9 +91,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="timed updates")
     parser.add_argument(
         "--data", default=str(DATA), help="folder of the standard data sets"
-    )
-    parser.add_argument(
-        "--after", type=Path, help="time nothing before this file is there"
     )
     parser.add_argument("--out", type=Path, help="record to write")
     parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
@@ -131,8 +125,6 @@ def run_cells(args: argparse.Namespace) -> Iterator[Row]:
             for i, cell in enumerate(cells)
         ]
         messages = [read_message(process) for process in started]
-        if args.after is not None:
-            wait_for(args.after)
         for i, (cell, process) in enumerate(zip(cells, started)):
             row = messages[i]
             if row is not None:
@@ -233,34 +225,8 @@ def measure(args: argparse.Namespace, cell: Cell, n_shards: int) -> None:
         / statistics.median(times),
         "n_params": tree.ravel(state.params).numel(),
     }
-    if learner.group is not None:
-        row["gather_ms"] = time_gather(learner, state, args)
-        row["n_gathers"] = 1 + ppo.n_epochs * ppo.n_minibatches
     if is_main:
         print(PREFIX + json.dumps(row), flush=True)
-
-
-def time_gather(
-    learner: fp.Learner[Any, Any], state: Any, args: argparse.Namespace
-) -> float:
-    """Milliseconds of gathering the gradients of all shards; on a GPU as one of many in a CUDA graph."""
-    group = learner.group
-    assert group is not None
-    n_own = learner.cfg.ppo.n_shards // group.world_size
-    gradients = tree.ravel(state.params).expand(n_own, -1).contiguous()
-    if args.device == "cpu":
-        return statistics.median(
-            time_calls(lambda: group.all_gather(gradients), args)
-        )
-
-    def gather_often(rows: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
-        for _ in range(GRAPH_GATHERS):
-            rows = group.all_gather(rows)[:n_own]
-        return rows, ()
-
-    captured = capture(gather_often, gradients, strict=True)
-    times = time_calls(captured.step, args)
-    return statistics.median(times) / GRAPH_GATHERS
 
 
 def make_learner(

@@ -415,7 +415,6 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "routes": lambda of: statuses(of, tuple("ABCDEFG")),
     "hopes": lambda of: statuses(of, ("H",)),
     "ingredients": lambda of: statuses(of, ("I",)),
-    "baselines": lambda of: statuses(of, ("0",)),
     "messages": messages,
     "others": others,
     "silent": silent,
