@@ -3,9 +3,10 @@
     python experiments/benchmarks/scaling.py --device cuda --processes 1 2 4 --out experiments/results/scaling-h200.json
     python experiments/benchmarks/scaling.py --device cpu --work cartpole-32 --mode eager --processes 1 2
 
-Each row is one work in some processes of torchrun: the median, lowest and highest time of an update. Strong scaling: the
-same environments and shards in any number of processes. Weak scaling: as many more environments as processes, one shard each. The efficiency
-is the time of one process over that of the row, for strong scaling divided by the number of processes.
+Each row is one work in some processes of torchrun: the median, lowest and highest time of an update. Strong scaling:
+the same environments and shards in any number of processes. Weak scaling: as many more environments as processes, one
+shard each. The efficiency is the time of one process over that of the row, for strong scaling divided by the number of
+processes.
 
 The work: CartPole, 128 steps (16 of cartpole-32), 4 epochs x 4 minibatches, a 64-64 network; an iteration of the prover
 on the embedded Countries S3; and those on Family of `prover.py`. All rows compile side by side, each in processes of

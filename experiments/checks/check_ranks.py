@@ -23,14 +23,6 @@ HITS_AT = (1, 3, 10)
 MAX_PRINTED = 20
 TOLERANCE = 1e-9  # the program adds floating-point numbers in another order
 
-FORMAT_1_KEYS = {
-    "better": "n_better",
-    "equal": "n_equal",
-    "candidates": "n_candidates",
-    "line": "quantised_score",
-    "others": "other_quantised_scores",
-}
-
 Line = dict[str, Any]  # of the details
 Metrics = dict[str, dict[str, float]]  # by name and tie policy
 
@@ -44,10 +36,8 @@ def main() -> None:
     parser.add_argument("details", type=Path)
     parser.add_argument("--summary", type=Path, help="what --json wrote")
     args = parser.parse_args()
-    lines = [
-        current_keys(json.loads(line))
-        for line in args.details.read_text().splitlines()
-    ]
+    text = args.details.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
     errors = [
         error
         for number, line in enumerate(lines, 1)
@@ -71,16 +61,6 @@ def main() -> None:
         print(error, file=sys.stderr)
     print(f"{len(lines)} lines, {len(errors)} contradictions")
     sys.exit(bool(errors))
-
-
-def current_keys(line: Line) -> Line:
-    """The line under the keys of format 2; a line of format 1 has others."""
-    if "better" not in line:
-        return line
-    renamed = {
-        FORMAT_1_KEYS.get(name, name): value for name, value in line.items()
-    }
-    return renamed | {"reciprocal_rank": line["rank"]["reciprocal"]}
 
 
 def sides(lines: list[Line]) -> list[str]:
