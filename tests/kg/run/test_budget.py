@@ -28,7 +28,7 @@ from funcppo.kg.scores.question_config import (
 )
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
-from tests.kg.run.test_question_training import seating
+from tests.kg.run.test_evidence_fit import seating
 
 CONFIG = RunConfig(dataset="graph")
 N_TRIPLES = 1000

@@ -21,8 +21,8 @@ from funcppo.kg.scores.question_config import (
 )
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task, ignore_phase
-from tests.kg.run.test_question_run import CONFIG
-from tests.kg.run.test_question_training import seating
+from tests.kg.run.test_evidence_fit import seating
+from tests.kg.run.test_fits_of_a_run import CONFIG
 
 CFG = EmbeddingConfig(
     rank=8, n_folds=2, n_epochs=25, batch_size=32, learning_rate=0.05

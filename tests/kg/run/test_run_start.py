@@ -1,4 +1,6 @@
-"""The settings, the height and the score of a new run."""
+"""The settings, the height, the score and the fits of a new run."""
+
+from __future__ import annotations
 
 import dataclasses
 import math
@@ -6,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from funcppo.kg.ranking import scorers
+from funcppo.kg.graph import loaders
 from funcppo.kg.run import run_start, validation
 from funcppo.kg.run.budget import with_time_bounds
-from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.kg.search.task import COUNTRIES_REGIONS, ignore_phase
-from tests.kg.run.runs import CONFIG
+from tests.kg.run.runs import CONFIG, trained
 
 
 def test_queries_that_cannot_be_ranked_are_refused_before_training(tmp_path):
@@ -53,14 +54,6 @@ def test_the_score_that_ranks_valid_better_is_chosen(
         f"policy: score {chosen} chosen: MRR untrained on 3 valid triples: "
         f"success {success:.4f}, best-proof {best_proof:.4f}"
     ]
-
-
-def test_equal_scores_choose_success_and_a_set_score_is_taken(run, monkeypatch):
-    monkeypatch.setattr(validation, "evaluate_policy", lambda *_: {"mrr": 0.5})
-    is_open = replace(run, run_config=replace(CONFIG, score="auto"))
-    assert run_start._choose_score(is_open, ignore_phase).run.score == "success"
-    as_set = run_start._choose_score(run, ignore_phase)
-    assert (as_set.run.score, as_set.notes) == ("best-proof", [])
 
 
 def open_settings(**fields):
@@ -132,39 +125,28 @@ def test_a_height_whose_search_is_too_long_is_not_tried(
     )
 
 
-def test_the_rough_count_of_a_search_is_of_the_valid_queries_there_are(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(validation, "MAX_VALIDATION_SUCCESSORS", 1)
-    monkeypatch.setattr(validation, "MIN_VALIDATION_QUERIES", 10**6)
-    config = replace(open_settings(), dataset="countries_s3")
+def test_negatives_are_derived_where_t_p_is_held_in_part(tmp_path):
+    dataset = "family_tree:60:3"
+    n_facts = len(loaders.load(dataset).facts)
+    prover = replace(CONFIG.prover, max_atoms=n_facts + 1)
+    config = replace(CONFIG, dataset=dataset, prover=prover)
     run = run_start.prepare_run(config, tmp_path, resume=False)
-    assert any("a search for 24 valid queries" in note for note in run.notes)
+    assert run.run_config.prover.hard_negative_fraction == 1.0
+    assert any(note.startswith("all negatives are") for note in run.notes)
+    trained(run, tmp_path)
 
-
-def test_a_trial_of_a_height_counts_the_places_of_its_tables(
-    tmp_path, monkeypatch
-):
-    """A bound of what the searches of height 2 compute admits it, one less does not."""
-    counts = []
-
-    def counted_step(cfg, *inputs):
-        counts.append(cfg.rows_per_step * cfg.resolve.max_successors)
-        return evaluate_step(cfg, *inputs)
-
-    monkeypatch.setattr(scorers, "make_search_step", lambda _: counted_step)
-    config = replace(
-        open_settings(), dataset="countries_s2", n_validation_queries=24
-    )
-    run = run_start.prepare_run(
-        replace(config, prover=replace(config.prover, max_height=2)),
-        tmp_path,
-        resume=False,
-    )
-    assert run.task.max_height == 2
-    bound = sum(counts)
-    for limit, is_tried in ((bound, True), (bound - 1, False)):
-        monkeypatch.setattr(run_start, "MAX_TRIAL_SUCCESSORS", limit)
+    # What is set stays, and none are needed without negatives.
+    for change in (
+        {"hard_negative_fraction": 0.5},
+        {"negatives_per_positive": 0},
+        {"max_atoms": 1000 * n_facts},
+    ):
+        config = replace(
+            CONFIG, dataset=dataset, prover=replace(prover, **change)
+        )
+        if "hard_negative_fraction" in change:
+            with pytest.raises(ValueError, match="hard-negative-fraction 1"):
+                run_start.prepare_run(config, tmp_path, resume=False)
+            continue
         run = run_start.prepare_run(config, tmp_path, resume=False)
-        notes = "; ".join(run.notes)
-        assert ("height 2 not tried" not in notes) == is_tried
+        assert run.run_config.prover == config.prover

@@ -1,7 +1,6 @@
 """Which queries a validation ranks, which parameters it keeps, and the settings of its searches."""
 
 import dataclasses
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -159,56 +158,6 @@ def test_a_validation_by_rules_ranks_fewer_queries_where_it_is_long(
         assert noted == (n_queries < 24)
 
 
-def test_the_search_settings_bound_rows_and_successors(run):
-    """By hand: 4096 successors in all, at most 512 rows, 16 times as many on a GPU, not below the beam of 64."""
-    env_cfg = run.cfg.env.cfg
-
-    def settings(max_successors, score, device="cpu"):
-        resolve = replace(env_cfg.resolve, max_successors=max_successors)
-        cfg = replace(
-            run.cfg,
-            env=replace(run.cfg.env, cfg=replace(env_cfg, resolve=resolve)),
-        )
-        run_config = replace(CONFIG, device=device)
-        config = validation.run_search_config(
-            replace(run, cfg=cfg, run_config=run_config), score
-        )
-        return config.rows_per_step, config.beam, config.slots
-
-    assert settings(4, "success") == (512, 64, 256)
-    assert settings(16, "success") == (256, 64, 128)
-    assert settings(1024, "best-proof") == (64, 64, 32)
-    assert settings(1024, "greedy") == (4, 1, 4)
-    assert settings(16, "success", "cuda") == (16 * 256, 64, 16 * 128)
-
-
-@pytest.mark.parametrize(
-    ("max_successors", "device", "needs_search", "chunk_size"),
-    [
-        (4, "cpu", False, 2048),
-        (32, "cpu", False, 2048),  # 65,536 successors
-        (1024, "cpu", False, 64),
-        (100_000, "cpu", False, 1),
-        (1024, "cpu", True, 2048),
-        (1024, "cuda", False, 2048),
-    ],
-)
-def test_chunks_that_rules_score_on_a_cpu_are_soon_over(
-    max_successors, device, needs_search, chunk_size, run, monkeypatch
-):
-    """By hand: at most 65,536 successors, between which the deadline of a validation is read."""
-    monkeypatch.setattr(scorers, "needs_search", lambda *_: needs_search)
-    env_cfg = run.cfg.env.cfg
-    resolve = replace(env_cfg.resolve, max_successors=max_successors)
-    cfg = replace(
-        run.cfg,
-        env=replace(run.cfg.env, cfg=replace(env_cfg, resolve=resolve)),
-    )
-    run = replace(run, cfg=cfg, run_config=replace(CONFIG, device=device))
-    config = validation.run_search_config(run, "success")
-    assert config.chunk_size == chunk_size
-
-
 def test_validation_queries_are_a_fixed_sample(run):
     first, again = (
         validation.validation_queries(run),
@@ -228,17 +177,6 @@ def test_as_many_valid_queries_are_ranked_as_the_run_may(tmp_path, monkeypatch):
         part = run_start.prepare_run(config, tmp_path, resume=False)
         assert len(validation.validation_queries(part)) == n_queries
         assert not any("a validation ranks" in note for note in part.notes)
-
-
-def test_test_rows_are_all_rows_of_a_run_that_searches_proofs(run):
-    test = run.task.dataset.test
-    assert validation.test_rows(run).tolist() == list(range(len(test)))
-
-
-def test_a_run_without_test_has_no_test_rows(run):
-    dataset = replace(run.task.dataset, test=run.task.dataset.test[:0])
-    without = replace(run, task=replace(run.task, dataset=dataset))
-    assert not len(validation.test_rows(without))
 
 
 def ranked_within(run, seconds, monkeypatch):
@@ -281,12 +219,6 @@ def test_where_there_is_time_test_is_ranked_whole(run, monkeypatch):
     )
 
 
-def test_without_a_deadline_test_is_ranked_whole(run, monkeypatch):
-    n_test = len(run.task.dataset.test)
-    found, sizes, _ = ranked_within(run, math.inf, monkeypatch)
-    assert found.n_queries == n_test and sizes == [n_test]
-
-
 def test_where_time_ends_before_test_a_random_sample_has_an_interval(
     run, monkeypatch
 ):
@@ -301,11 +233,6 @@ def test_where_time_ends_before_test_a_random_sample_has_an_interval(
         assert metrics["n_queries"] == found.n_queries
         low, high = metrics["mrr_interval"]
         assert low <= metrics["mrr"] <= high
-
-
-def test_without_any_time_nothing_is_ranked(run, monkeypatch):
-    found, _, seconds = ranked_within(run, 0.5, monkeypatch)
-    assert found == ({}, 0, {}) and seconds <= 2.0
 
 
 def test_the_interval_of_a_mean_over_a_part_worked_by_hand(run):

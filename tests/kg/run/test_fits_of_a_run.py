@@ -12,11 +12,8 @@ from funcppo.config import PPOConfig
 from funcppo.core import tree
 from funcppo.core.settings import write_config
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import derive, partial_fixpoint
 from funcppo.kg.ranking import rank_metrics, ranking, scorers
 from funcppo.kg.run import (
-    budget,
-    choices,
     evidence_fit,
     priors,
     run_build,
@@ -26,19 +23,17 @@ from funcppo.kg.run import (
 )
 from funcppo.kg.run import run as run_module
 from funcppo.kg.run.config import RunConfig
-from funcppo.kg.run.run import DEFAULT_STEPS, save_checkpoint
-from funcppo.kg.scores import evidence
+from funcppo.kg.run.run import save_checkpoint
 from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
     QuestionConfig,
 )
-from funcppo.kg.search import task as task_module
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task, ignore_phase
 from funcppo.runtime.monitor import Monitor
-from tests.kg.run.test_question_training import seating
+from tests.kg.run.test_evidence_fit import seating
 
 CONFIG = RunConfig(
     dataset="seating",
@@ -161,29 +156,6 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
     ranked = ranking.rank_split(answered, queries, scorer, protocol)
     expected = validation.summarise(run, ranked)["mrr"]
     assert run.rule_metric == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_fit_of_one_epoch_has_none_in_the_order_of_the_list(
-    tmp_path, monkeypatch
-):
-    """Every fit of several epochs begins in that order, so that none depends on what was tried before."""
-    started = []
-    fit_listwise = evidence_fit.iter_epochs
-
-    def watch(*args):
-        started.append(args[-1] is not None)
-        return fit_listwise(*args)
-
-    monkeypatch.setattr(evidence_fit, "iter_epochs", watch)
-    for changes, is_made in (
-        ({}, True),
-        ({"listwise": replace(CONFIG.listwise, n_epochs=1)}, False),
-    ):
-        started.clear()
-        run_start.prepare_run(
-            replace(CONFIG, **changes), tmp_path, resume=False
-        )
-        assert started and all(made == is_made for made in started)
 
 
 def test_the_power_of_the_odds_that_ranks_valid_best_is_where_training_starts(
@@ -625,56 +597,6 @@ def test_rules_answer_on_few_valid_triples_if_they_gain_beyond_chance(
     assert run.rule_margin == 0.0
 
 
-@pytest.mark.parametrize(
-    ("n_triples", "is_countries", "is_few"),
-    [
-        (0, False, False),
-        (1, False, True),
-        (499, False, True),
-        (500, False, False),
-        (24, True, False),
-    ],
-)
-def test_what_few_valid_triples_are(n_triples, is_countries, is_few, tmp_path):
-    task = run_start.prepare_run(CONFIG, tmp_path, resume=False).task
-    valid = task.dataset.valid[[0] * n_triples]
-    dataset = replace(task.dataset, valid=valid)
-    task = replace(task, dataset=dataset, is_countries=is_countries)
-    assert run_module.has_few_valid(task) == is_few
-
-
-@pytest.mark.parametrize(("rate", "n_notes"), [(0.1, 1), (0.0, 0)])
-def test_a_run_asks_valid_about_linked_candidates_after_a_fit(
-    tmp_path, rate, n_notes
-):
-    """Not at learning rate 0, where PPO starts from the rule confidences."""
-    listwise = replace(CONFIG.listwise, learning_rate=rate)
-    options = QuestionConfig(embedding=False)
-    config = replace(CONFIG, listwise=listwise, questions=options)
-    run = run_start.prepare_run(config, tmp_path, resume=False)
-    found = [note for note in run.notes if "linked candidates: " in note]
-    assert len(found) == n_notes
-
-
-@pytest.mark.parametrize(("least", "is_few"), [(1, False), (500, True)])
-def test_few_valid_triples_change_weights_of_all_labels_beyond_chance_alone(
-    least, is_few, tmp_path, monkeypatch
-):
-    asked = []
-
-    def watch(fitted, metric, *, beyond_chance):
-        asked.append(beyond_chance)
-        return fitted
-
-    monkeypatch.setattr(run_module, "MIN_VALID_TRIPLES", least)
-    monkeypatch.setattr(evidence_fit, "raise_prior", watch)
-    monkeypatch.setattr(evidence_fit, "lower_linked", watch)
-    options = QuestionConfig(embedding=False)
-    config = replace(CONFIG, questions=options)
-    run_start.prepare_run(config, tmp_path, resume=False)
-    assert asked == [is_few, is_few]
-
-
 def test_few_valid_queries_do_not_lower_linked_candidates(tmp_path):
     """Those of which none is linked may be so by chance."""
     run = run_start.prepare_run(CONFIG, tmp_path, resume=False)
@@ -810,32 +732,6 @@ def test_a_network_has_the_weight_that_ranks_valid_best(tmp_path):
     assert without_valid.quality is None
 
 
-@pytest.mark.parametrize("option", [True, "auto"])
-def test_at_learning_rate_0_a_network_weighs_nothing_at_the_start(
-    option, tmp_path
-):
-    """So that PPO alone starts from the rule confidences; auto trains no network."""
-    options = QuestionConfig(
-        bellman_ford=option, embedding=False, walks=False, degrees=False
-    )
-    listwise = replace(CONFIG.listwise, learning_rate=0.0)
-    config = replace(
-        CONFIG, questions=options, bellman_ford=BELLMAN_FORD, listwise=listwise
-    )
-    run = run_start.prepare_run(config, tmp_path / "one", resume=False)
-    assert run.run_config.questions.bellman_ford is (option is True)
-    rules = replace(config, questions=replace(options, bellman_ford=False))
-    plain = run_start.prepare_run(rules, tmp_path / "other", resume=False)
-    params = run.state.start_params.score
-    weight = params.network_prior_weight
-    assert len(weight) == (len(params.linked_weight) if option is True else 0)
-    assert not weight.any()
-    for name, one, other in zip(
-        params._fields, params, plain.state.start_params.score
-    ):
-        assert name == "network_prior_weight" or torch.equal(one, other)
-
-
 def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(
     tmp_path,
 ):
@@ -899,29 +795,6 @@ def test_a_fit_that_is_no_better_than_its_error_leaves_the_weights_untrained():
     assert not better(quality([0.3, 0.1, 0.0, 0.1]), none)
     assert not better(quality([0.5, -0.4, 0.0, 0.0]), none)
     assert not better(none, none)
-
-
-def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
-    tmp_path, monkeypatch
-):
-    config = replace(CONFIG, steps=None)
-    run = run_start.prepare_run(config, tmp_path, resume=False)
-    assert run.run_config.steps == DEFAULT_STEPS
-    assert not any("PPO makes" in note for note in run.notes)
-
-    n_firings = run.questions.policy.capacity.n_firings
-    # a rollout of 64 questions, one pass of gradients, three times as long
-    monkeypatch.setattr(budget, "MAX_PPO_FIRINGS", 3.5 * 64 * 4 * n_firings)
-    run = run_start.prepare_run(config, tmp_path, resume=False)
-    assert run.run_config.steps == 3 * 64 and run.cfg.ppo.n_updates == 3
-    (note,) = [note for note in run.notes if "PPO makes" in note]
-    assert note.startswith("PPO makes 3 of 1875 updates: ")
-
-    # A number that is set is kept, and proofs have no such bound.
-    assert run_start.prepare_run(CONFIG, tmp_path, resume=False).run_config.steps == 256  # fmt: skip
-    proofs = replace(config, learner="proofs")
-    run = run_start.prepare_run(proofs, tmp_path, resume=False)
-    assert run.run_config.steps == DEFAULT_STEPS
 
 
 @pytest.mark.parametrize("has_facts", [False, True])
@@ -993,41 +866,3 @@ def test_where_queries_derive_their_answers_metrics_are_the_same(
         assert found[name] == metrics
     one = validation.evaluate_policy(bare, params, split, protocol)
     assert one["mrr"] == expected["evidence, trained"]["mrr"]
-
-
-def test_what_answers_queries_is_planned_once_and_valid_is_answered_once(
-    tmp_path, monkeypatch
-):
-    """Where each query derives its own answers: these are the candidates whose evidence is listed."""
-    planned = []
-
-    def count_plans(*args, **settings):
-        planned.append(args)
-        return derive.plan_firings(*args, **settings)
-
-    for module in (choices, partial_fixpoint, task_module, evidence):
-        monkeypatch.setattr(module, "plan_firings", count_plans, raising=False)
-    derive_answers = derive.derive_answers
-
-    def refuse(*args, **settings):
-        raise AssertionError("evidence has the answers")
-
-    monkeypatch.setattr(derive, "derive_answers", refuse)
-    family = loaders.load("family_tree:30:0")
-    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: family)
-    config = replace(
-        CONFIG, prover=ProverTaskConfig(max_height=1, max_atoms=20)
-    )
-    run = run_start.prepare_run(config, tmp_path, resume=False)
-    assert run.task.answers_plan is not None
-    assert len(planned) == 1
-
-    monkeypatch.setattr(derive, "derive_answers", derive_answers)
-    queries = torch.from_numpy(validation.validation_queries(run))
-    sides = ranking.ranked_sides(run.task)
-    expected = task_module.with_answers(run.task, queries, sides)
-    answered = run.valid_evidence.task
-    assert torch.equal(answered.least_model.atoms, expected.least_model.atoms)
-    for found, wanted in zip(answered.filter_index, expected.filter_index):
-        for of_side, wanted_of_side in zip(found, wanted):
-            assert torch.equal(of_side, wanted_of_side)
