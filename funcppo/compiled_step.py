@@ -14,13 +14,17 @@ from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core.deadline import Deadline
 from funcppo.runtime import compile as compilation
-from funcppo.runtime import cudagraph_trees
-from funcppo.runtime.agreement import Agree, alone
-from funcppo.runtime.capture import CapturedStep, capture, clear_graph_pools
+from funcppo.runtime.capture import (
+    CapturedStep,
+    are_trees_demanded,
+    capture,
+    capture_loop_bodies,
+    clear_graph_pools,
+)
+from funcppo.runtime.collectives import Agree, alone
 from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
-from funcppo.runtime.graphed import capture_loop_bodies
-from funcppo.runtime.reasons import FailureCode
+from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import Metrics, Parts, TrainState
 
 # Seconds that the updates of a run take uncompiled, from which compiling repays, by type of device. On a GPU compiling
@@ -70,7 +74,7 @@ def prepare_step(
     )
 
     # Where graphs of compiled functions are asked for, nothing is decided.
-    decides = strategy == "auto" and not cudagraph_trees.are_demanded()
+    decides = strategy == "auto" and not are_trees_demanded()
     bodies = None
     if decides and device_type in COMPILE_MIN_SECONDS:
         bodies, seconds = _measure_updates(
@@ -110,7 +114,7 @@ def prepare_step(
     if is_reason:
         reason = f"compiling would take longer than it saves: {numbers} (--strategy one-graph compiles)"
         record = dataclasses.replace(
-            record, skip_reason=reason, skip_code=FailureCode.SHORT_RUN
+            record, skip_reason=reason, skip_code=ReasonCode.SHORT_RUN
         )
     return captured, record
 

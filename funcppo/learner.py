@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import (
@@ -32,6 +32,7 @@ from torch import Tensor
 from funcppo import train_step
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
 from funcppo.core import random, tree
+from funcppo.core.settings import FieldError
 from funcppo.core.types import I64, Obs, Params, State, World
 from funcppo.envs import base
 from funcppo.envs.checks import (
@@ -506,6 +507,7 @@ def compile(
     strategy: str = "auto",
     backend: str = "inductor",
     tolerance: float | None = None,
+    graphs: Literal["auto", "off", "trees"] = "auto",
 ) -> CompiledLearner[Params, State]:
     """Compile the step of a learner by the fastest strategy that works here, and capture it as a CUDA graph on a GPU.
 
@@ -518,6 +520,8 @@ def compile(
       backend: a backend of `torch.compile`.
       tolerance: largest relative difference from the eager step; `runtime.equivalence.BF16_TOLERANCE` for matrix
         products in bfloat16. None: the default of `runtime.equivalence`.
+      graphs: how a GPU replays the step. auto: as one CUDA graph where it can be recorded; off: as none; trees: by
+        those that PyTorch records of compiled functions (`mode="reduce-overhead"`), to compare with.
 
     Returns:
       A learner with a `step` of the same contract, and the `record` of what was tried.
@@ -528,6 +532,10 @@ def compile(
       TypeError: what is handed in is no state, or its params and moments differ in dtype.
       Exception: whatever a strategy that is chosen by name raises.
     """
+    from funcppo.runtime.capture import (
+        cudagraph_trees_only,
+        without_cuda_graphs,
+    )
     from funcppo.runtime.compile import choices
     from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
 
@@ -535,13 +543,21 @@ def compile(
         tolerance = DEFAULT_TOLERANCE
     _check_state(state)
     check_functions(learner, state)
+    allowed = {
+        "auto": nullcontext(),
+        "off": without_cuda_graphs("turned off by graphs='off'"),
+        "trees": cudagraph_trees_only(),
+    }
+    if graphs not in allowed:
+        raise FieldError("graphs", ", ".join(allowed), graphs)
     group = learner.group
-    if group is None:
-        return _compile(learner, state, strategy, backend, tolerance)
-    with group.processes.deadline("compiling the training step"):
-        compiled = _compile(learner, state, strategy, backend, tolerance)
-        group.check_equal(choices(compiled.record))
-    return compiled
+    with allowed[graphs]:
+        if group is None:
+            return _compile(learner, state, strategy, backend, tolerance)
+        with group.processes.deadline("compiling the training step"):
+            compiled = _compile(learner, state, strategy, backend, tolerance)
+            group.check_equal(choices(compiled.record))
+        return compiled
 
 
 class _NetworkResult(NamedTuple):
@@ -644,8 +660,8 @@ def _compile(
     tolerance: float,
 ) -> CompiledLearner[Params, State]:
     """The compiled learner; of several processes each tries what the others try."""
-    from funcppo.runtime.agreement import alone
     from funcppo.runtime.capture import capture
+    from funcppo.runtime.collectives import alone
     from funcppo.runtime.compile import (
         ROLLOUT_PARTS,
         select_strategy,

@@ -64,7 +64,7 @@ from funcppo.rollout import apply_agent, initial_memory
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.distributed import launched_size
-from funcppo.runtime.reasons import FallbackCode
+from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
 
 N_EPISODES = 32  # of an evaluation, for each of the two policies
@@ -75,7 +75,7 @@ N_RESAMPLES = 2000  # of a bootstrap
 PREVIOUS_NAME = "previous-{name}"  # of the checkpoint before the latest
 RESTART_KEY = 2**31  # the child of a key that resets environments anew
 # why a step of an evaluation is no CUDA graph: nobody expects one
-UNREMARKABLE = (None, FallbackCode.NO_GPU, FallbackCode.DISABLED)
+UNREMARKABLE = (None, ReasonCode.NO_GPU, ReasonCode.DISABLED)
 RESTART_NOTE = (
     "{path}: the environments step on the host and are not in the checkpoint: new episodes begin, "
     "so that the run does not continue bit for bit"

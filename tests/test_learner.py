@@ -680,9 +680,10 @@ def test_a_state_of_another_learner_is_refused(fast):
         fast[1].step(small(network=fp.nets.mlp(8)).init(KEY))
 
 
-def test_an_unknown_strategy_is_refused(fast):
-    with pytest.raises(ValueError, match="strategy"):
-        fp.compile(fast[0], fast[0].init(KEY), strategy="quickest")
+@pytest.mark.parametrize("option", ["strategy", "graphs"])
+def test_what_is_no_way_to_compile_is_refused(fast, option):
+    with pytest.raises(ValueError, match=f"{option}: expected auto"):
+        fp.compile(fast[0], fast[0].init(KEY), **{option: "quickest"})
 
 
 @pytest.mark.parametrize(

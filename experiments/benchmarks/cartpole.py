@@ -50,9 +50,8 @@ from funcppo.envs.base import NoWorld
 from funcppo.nets import networks as mlp
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
-from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.capture import CapturedStep, capture, capture_loop_bodies
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
-from funcppo.runtime.graphed import capture_loop_bodies
 
 # Environments and learners of each work; 0 learners: one, without vmap.
 WORK = {

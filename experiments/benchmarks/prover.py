@@ -51,8 +51,7 @@ from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
-from funcppo.runtime.capture import CapturedStep, capture
-from funcppo.runtime.graphed import capture_loop_bodies
+from funcppo.runtime.capture import CapturedStep, capture, capture_loop_bodies
 
 SMALL_PPO = PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
 LARGE_PPO = PPOConfig(n_envs=128, n_steps=128, n_epochs=5, n_minibatches=16)

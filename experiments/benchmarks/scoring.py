@@ -51,7 +51,7 @@ from funcppo.kg.search.slot_scheduler import (
 from funcppo.kg.search.task import ProverTask
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
-from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback
 
 CHUNK_SLOTS, MAX_DEPTH = 512, 20

@@ -220,14 +220,14 @@ def graphs_allowed(graphs: GraphsChoice, device: str) -> Iterator[None]:
             f"--graphs {graphs}: expected --device cuda, got {device}, which has no CUDA graphs: --graphs auto runs "
             "the same step without them"
         )
-    from funcppo.runtime import capture, cudagraph_trees
+    from funcppo.runtime import capture
 
     if graphs == "off":
         with capture.without_cuda_graphs("turned off by --graphs off"):
             yield
         return
     if graphs == "trees":
-        with cudagraph_trees.cudagraph_trees_only():
+        with capture.cudagraph_trees_only():
             yield
         return
     try:

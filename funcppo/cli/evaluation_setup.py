@@ -30,7 +30,7 @@ from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import distributed
-from funcppo.runtime.reasons import FailureCode, failure_code
+from funcppo.runtime.reasons import ReasonCode, failure_code
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ class Uncompiled(NamedTuple):
     """Why a search is not compiled."""
 
     reason: str
-    code: FailureCode
+    code: ReasonCode
 
 
-NO_SEARCH = Uncompiled("the score needs no search", FailureCode.NO_SEARCH)
+NO_SEARCH = Uncompiled("the score needs no search", ReasonCode.NO_SEARCH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,16 +304,16 @@ def why_not_compile(
     if options.compile == "on":
         return None
     if options.compile == "off":
-        return Uncompiled("--compile off", FailureCode.NOT_REQUESTED)
+        return Uncompiled("--compile off", ReasonCode.NOT_REQUESTED)
     if not is_cuda(options.device):
         return Uncompiled(
-            "--compile auto compiles on a GPU only", FailureCode.NO_GPU
+            "--compile auto compiles on a GPU only", ReasonCode.NO_GPU
         )
     if n_candidates < COMPILE_MIN_CANDIDATES:
         return Uncompiled(
             f"--compile auto: expected at least {COMPILE_MIN_CANDIDATES:,} candidates, which repay it, "
             f"got {n_candidates:,}",
-            FailureCode.SHORT_RUN,
+            ReasonCode.SHORT_RUN,
         )
     return None
 
@@ -592,7 +592,7 @@ def _compile_step(
             raise ValueError(
                 f"--compile on: expected a search that can be compiled, got: {line}"
             ) from error
-        code = FailureCode.DISABLED if turned_off_by else failure_code(error)
+        code = ReasonCode.DISABLED if turned_off_by else failure_code(error)
         note = f"the search is not compiled: {line}"
         return run.search_step, Uncompiled(line, code), note
     seconds = time.perf_counter() - start
@@ -627,7 +627,7 @@ def _tune_batch_size(
     from funcppo.kg.run import validation
     from funcppo.kg.search.slot_scheduler import evaluate_step
     from funcppo.kg.search.task import inference_world
-    from funcppo.runtime import cudagraph_trees
+    from funcppo.runtime.capture import are_trees_demanded
 
     task = run.task
     params = run.state.best_params
@@ -640,7 +640,7 @@ def _tune_batch_size(
     ).to(task.kb.facts.device)
     if scorers.needs_search(task, cfg):
         make_step = partial(scorers.make_search_step, run.run_config.device)
-        if cudagraph_trees.are_demanded():
+        if are_trees_demanded():
             # Each size would be compiled.
             make_step = lambda: evaluate_step
         cfg, trials = autotune.tune_slots(

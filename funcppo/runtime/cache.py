@@ -32,7 +32,7 @@ import torch
 
 from funcppo.core.files import write_atomically
 from funcppo.core.settings import as_compiled
-from funcppo.runtime import agreement
+from funcppo.runtime import collectives
 from funcppo.runtime.cache_key import (
     PACKAGE_FOLDER,
     CallKey,
@@ -209,7 +209,7 @@ class CompiledFunction(Generic[Result]):
         if code is None:
             code = self._code_by_key[key] = self._load_or_compile(key, args)
             if code is not self._guarded:  # which settles by its backend
-                agreement.settle()
+                collectives.settle()
         return code(*args)
 
     @functools.cached_property
@@ -219,7 +219,7 @@ class CompiledFunction(Generic[Result]):
         _raise_recompile_limit()
         if self._function_id is None:
             self._note_uncached("its module does not have it by its name")
-        options = agreement.backend_options("inductor", self._all_options)
+        options = collectives.backend_options("inductor", self._all_options)
         return torch.compile(self._fn, fullgraph=True, dynamic=False, **options)
 
     @functools.cached_property

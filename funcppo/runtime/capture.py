@@ -6,28 +6,37 @@
 A CUDA graph reads and writes fixed addresses, so the new state is copied over the old one. The copy happens inside the
 captured region, but outside any compiled function: a compiler might move one leaf's write before another leaf's read.
 
+    step = GraphedStep(evaluate_step)                               # step(cfg, world, ..., state): one launch a call
+    captured = capture_loop_bodies(train_step, EAGER_PARTS, state)  # one launch for each step of each loop
+
+These capture at the first call, and again for every other cfg, world and shape of the inputs. The world must stay at
+its addresses. `cudagraph_trees_only` lets PyTorch record the compiled functions instead (`mode="reduce-overhead"`), to
+compare the two.
+
 A graph is launched on the current stream. All captures of a device share one memory pool, so two of them must not run
 at the same time, unless they are made within `separate_graph_pools`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from funcppo.core import tree
-from funcppo.runtime import cudagraph_trees
-from funcppo.runtime.agreement import Agree, alone
-from funcppo.runtime.reasons import FallbackCode
+from funcppo.runtime.collectives import Agree, alone, backend_options
+from funcppo.runtime.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 Output = TypeVar("Output")
 Tree = TypeVar("Tree")
+Carry = TypeVar("Carry")
+Result = TypeVar("Result")
 
 # how a step is replayed, if at all; "cuda-graph-trees": its compiled functions are, by PyTorch
 ReplayMode = Literal[
@@ -44,6 +55,7 @@ ReplayMode = Literal[
 _memory_pools: dict[int, _POOL_HANDLE] = {}  # by device index
 _reasons_to_stay_eager: list[str] = []  # of `without_cuda_graphs`
 _demands: list[None] = []  # one for each open `with_cuda_graphs_only`
+_tree_demands: list[None] = []  # one for each open `cudagraph_trees_only`
 _separations: list[None] = []  # one for each open `separate_graph_pools`
 
 
@@ -51,7 +63,7 @@ class CaptureError(RuntimeError):
     """A function cannot be captured; the message says why, and so does a stable code."""
 
     def __init__(
-        self, message: str, code: FallbackCode = FallbackCode.OTHER
+        self, message: str, code: ReasonCode = ReasonCode.OTHER
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -73,7 +85,7 @@ class CapturedStep(Generic[State, Output]):
     # compiled functions replay CUDA graphs of their own
     replay_mode: ReplayMode
     fallback_reason: str  # why the step is no CUDA graph; empty if it is one
-    fallback_code: FallbackCode | None  # the same as a code; None if it is one
+    fallback_code: ReasonCode | None  # the same as a code; None if it is one
     n_graphs: int  # CUDA graphs recorded here
     # time to record, without the warm-up and its compilations; 0 if nothing was recorded
     capture_ms: float
@@ -119,13 +131,13 @@ def capture(
     reason, code = (
         _reason_against_graph(tree.leaves(buffers))
         if use_cuda_graph
-        else ("disabled by use_cuda_graph=False", FallbackCode.DISABLED)
+        else ("disabled by use_cuda_graph=False", ReasonCode.DISABLED)
     )
 
     reason, code = _agree_on(agree, reason, code)
 
     replay_mode: ReplayMode = "none"
-    if code is None and cudagraph_trees.are_demanded():
+    if code is None and are_trees_demanded():
         replay_mode = "cuda-graph-trees"
     elif code is None:
         captured = None
@@ -161,12 +173,12 @@ def capture(
 
 
 def _agree_on(
-    agree: Agree, reason: str, code: FallbackCode | None
-) -> tuple[str, FallbackCode | None]:
+    agree: Agree, reason: str, code: ReasonCode | None
+) -> tuple[str, ReasonCode | None]:
     """Why there is no CUDA graph, here or else in another process; empty and None if there is one in all."""
     found = agree("recording a CUDA graph", reason)
     if found and code is None:
-        return found, FallbackCode.OTHER
+        return found, ReasonCode.OTHER
     return reason, code
 
 
@@ -212,6 +224,21 @@ def separate_graph_pools() -> Iterator[None]:
         _separations.pop()
 
 
+@contextmanager
+def cudagraph_trees_only() -> Iterator[None]:
+    """Let PyTorch record what is compiled meanwhile, and no capture of ours."""
+    _tree_demands.append(None)
+    try:
+        yield
+    finally:
+        _tree_demands.pop()
+
+
+def are_trees_demanded() -> bool:
+    """Whether `cudagraph_trees_only` is open."""
+    return bool(_tree_demands)
+
+
 def clear_graph_pools() -> None:
     """Let later captures begin with an empty memory pool; existing captures keep theirs."""
     _memory_pools.clear()
@@ -225,17 +252,17 @@ def _clone_contiguous(state: State) -> State:
 
 def _reason_against_graph(
     leaves: list[Tensor],
-) -> tuple[str, FallbackCode | None]:
+) -> tuple[str, ReasonCode | None]:
     """Why a CUDA graph is not even tried, as text and as code; empty and None if it may be."""
     if _reasons_to_stay_eager:
-        return _reasons_to_stay_eager[-1], FallbackCode.DISABLED
+        return _reasons_to_stay_eager[-1], ReasonCode.DISABLED
     devices = {leaf.device for leaf in leaves}
     if not any(device.type == "cuda" for device in devices):
-        return "no CUDA tensor in the state", FallbackCode.NO_GPU
+        return "no CUDA tensor in the state", ReasonCode.NO_GPU
     if len(devices) > 1:
         names = ", ".join(sorted(str(device) for device in devices))
         reason = f"the state lies on several devices: {names}"
-        return reason, FallbackCode.SEVERAL_DEVICES
+        return reason, ReasonCode.SEVERAL_DEVICES
     return "", None
 
 
@@ -377,11 +404,11 @@ def _check_capturable(buffers: State, new_state: State, out: object) -> None:
             raise CaptureError(
                 f"output {name}: expected a tensor on {device}, got one on {leaf.device}; "
                 "a graph cannot write to the host",
-                FallbackCode.CPU_TENSOR,
+                ReasonCode.CPU_TENSOR,
             )
 
 
-def _root_cause(error: BaseException) -> tuple[str, FallbackCode]:
+def _root_cause(error: BaseException) -> tuple[str, ReasonCode]:
     """The first failure, explained: the end of a broken capture raises an error of its own on top of it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CaptureError):
@@ -391,19 +418,17 @@ def _root_cause(error: BaseException) -> tuple[str, FallbackCode]:
     return str(cause), cause.code
 
 
-def _code_of(error: BaseException) -> FallbackCode:
+def _code_of(error: BaseException) -> ReasonCode:
     """The code of an exception in a warm-up or a capture."""
     line = _first_line(error)
     if isinstance(error, CaptureError):
         return error.code
     if isinstance(error, torch.cuda.OutOfMemoryError):
-        return FallbackCode.OUT_OF_MEMORY
+        return ReasonCode.OUT_OF_MEMORY
     if _is_about_a_generator(line):
-        return FallbackCode.GENERATOR
+        return ReasonCode.GENERATOR
     return (
-        FallbackCode.HOST_SYNC
-        if "captur" in line.lower()
-        else FallbackCode.OTHER
+        ReasonCode.HOST_SYNC if "captur" in line.lower() else ReasonCode.OTHER
     )
 
 
@@ -452,3 +477,325 @@ def _relative_to_cwd(filename: str) -> str:
         if path.is_relative_to(folder)
         else filename
     )
+
+
+# ---- Repeated calls, and loops, that replay graphs.
+
+_Capture = CapturedStep[Any, tuple[()]]  # states of several types in one table
+
+
+class _GraphCache:
+    """Captures of pure functions, each made at its first call."""
+
+    def __init__(self, *, strict: bool = False, agree: Agree = alone) -> None:
+        """Capture nothing yet; `strict` and `agree` are those of `capture`."""
+        self._strict = strict
+        self._agree = agree
+        self._captures: dict[tuple[object, ...], _Capture] = {}
+
+    def captures(self) -> list[_Capture]:
+        """All captures so far."""
+        return list(self._captures.values())
+
+    def fallback_reasons(self) -> list[str]:
+        """Why calls do not replay graphs; empty if all do."""
+        reasons = {captured.fallback_reason for captured in self.captures()}
+        return sorted(reasons - {""})
+
+    def _get_or_capture(
+        self,
+        key: tuple[object, ...],
+        fn: Callable[[State], tuple[State, tuple[()]]],
+        make_initial_state: Callable[[], State],
+    ) -> CapturedStep[State, tuple[()]]:
+        if key not in self._captures:
+            self._captures[key] = capture(
+                fn,
+                make_initial_state(),
+                strict=self._strict,
+                agree=self._agree,
+            )
+        return self._captures[key]
+
+
+def _capture_key(
+    cfg: object, world: object, inputs: object
+) -> tuple[object, ...]:
+    """What a graph is captured for: the settings, the addresses of the world, and the shapes of the inputs."""
+    world_leaves = tree.leaves(world)
+    input_leaves = tree.leaves(inputs)
+    world_key = [(x.data_ptr(), x.shape) for x in world_leaves]
+    input_key = [(x.shape, x.dtype) for x in input_leaves]
+    return (cfg, *world_key, *input_key)
+
+
+class GraphedStep(_GraphCache, Generic[State]):
+    """A pure `step(cfg, world, *inputs, state) -> state` whose calls on a GPU replay a CUDA graph.
+
+    It returns its buffers, which the next call overwrites. A call with the state that the last call returned, and with
+    the same other arguments, continues in place. Any other call copies its arguments into the buffers first.
+    """
+
+    def __init__(self, step: Callable[..., State]) -> None:
+        """Capture nothing yet.
+
+        Args:
+          step: the pure function.
+        """
+        super().__init__()
+        self._step = step
+        # the arguments of a call that continues in place
+        self._in_place_args: tuple[object, ...] = ()
+
+    def __call__(self, cfg: object, world: object, *inputs: object) -> State:
+        """Return the next state.
+
+        Args:
+          cfg: frozen settings.
+          world: data that stays at its addresses.
+          *inputs: the other arguments of the step; the state is the last one.
+
+        Raises:
+          CaptureError: as by `capture`.
+        """
+        args = (cfg, world, *inputs)
+        if not _are_identical(args, self._in_place_args):
+            key = _capture_key(cfg, world, inputs)
+            self._captured = self._get_or_capture(
+                key, partial(self._advance, cfg, world), lambda: inputs
+            )
+            self._captured.load(inputs)
+            state = self._captured.state[-1]
+            self._in_place_args = (*args[:-1], state)
+        self._captured.step()
+        return self._captured.state[-1]
+
+    def release(self) -> None:
+        """Let go of all graphs and their buffers; later calls capture anew."""
+        self._captures.clear()
+        self._in_place_args = ()
+        if hasattr(self, "_captured"):
+            del self._captured
+        clear_graph_pools()
+
+    def _advance(
+        self, cfg: object, world: object, inputs: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[()]]:
+        """The inputs with the state replaced by the next one."""
+        state = self._step(cfg, world, *inputs)
+        return (*inputs[:-1], state), ()
+
+
+def _are_identical(
+    args: tuple[object, ...], others: tuple[object, ...]
+) -> bool:
+    if len(args) != len(others):
+        return False
+    return all(a is b for a, b in zip(args, others))
+
+
+class ScanState(NamedTuple):
+    """Buffers of a loop between two steps."""
+
+    # arguments of the body that are the same in every step
+    inputs: tuple[object, ...]
+    carry: Any  # what the body passes on
+    xs: object  # inputs of all n steps [n, ...]
+    # outputs of all n steps [n, ...]; those of steps to come are not filled
+    ys: Any
+    step_index: Tensor  # number of the next step [1]
+
+
+class GraphedScan(_GraphCache):
+    """A `scan` over parts of a training step; on a GPU its body is captured once, and launched for each step.
+
+    As `tree.scan` it is a pure function: what it returns is not overwritten by later calls.
+    """
+
+    def __call__(
+        self, fn: partial[tuple[Carry, Output]], carry: Carry, xs: object
+    ) -> tuple[Carry, Output]:
+        """Return the last carry, and the outputs of all steps stacked.
+
+        Args:
+          fn: `partial(part, cfg, world, *inputs)`, where `part(cfg, world, *inputs, carry, x) -> (carry, y)`.
+          carry: the carry before the first step.
+          xs: inputs of the steps, along the leading axis of every leaf.
+
+        Raises:
+          CaptureError: as by `capture`.
+        """
+        cfg, world, *inputs = fn.args
+        inputs = tuple(inputs)
+        body = partial(fn.func, cfg, world, **fn.keywords)
+        key = (
+            fn.func,
+            *fn.keywords.items(),
+            *_capture_key(cfg, world, (inputs, carry, xs)),
+        )
+        make_initial_state = partial(
+            _initial_scan_state, body, inputs, carry, xs
+        )
+        loop = self._get_or_capture(
+            key, partial(_run_body, body), make_initial_state
+        )
+
+        # The step index begins at 0 at every call, also after one that was interrupted.
+        first_index = torch.zeros_like(loop.state.step_index)
+        ys = loop.state.ys
+        loop.load(ScanState(inputs, carry, xs, ys, step_index=first_index))
+        for _ in range(tree.length(xs)):
+            loop.step()
+        result = (loop.state.carry, loop.state.ys)
+        return tree.map(torch.clone, result)
+
+
+def _initial_scan_state(
+    body: Callable[..., tuple[Any, Any]],
+    inputs: tuple[object, ...],
+    carry: object,
+    xs: object,
+) -> ScanState:
+    """The loop before its first step; the body runs once, for the shapes of its output."""
+    n_steps = tree.length(xs)
+    _, y = body(*inputs, carry, tree.item(xs, 0))
+    device = tree.leaves(carry)[0].device
+    step_index = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def make_rows(leaf: Tensor) -> Tensor:
+        return leaf.new_zeros((n_steps, *leaf.shape))
+
+    ys = tree.map(make_rows, y)
+    return ScanState(inputs, carry, xs, ys=ys, step_index=step_index)
+
+
+def _run_body(
+    body: Callable[..., tuple[Any, Any]], loop: ScanState
+) -> tuple[ScanState, tuple[()]]:
+    """The loop after one more step.
+
+    The outputs are written into their rows of `ys` here. As new tensors, all rows would be copied in every step.
+    """
+    index = loop.step_index
+
+    def read_row(rows: Tensor) -> Tensor:
+        return rows.index_select(0, index)[0]
+
+    def write_row(rows: Tensor, row: Tensor) -> Tensor:
+        return rows.index_copy_(0, index, row[None])
+
+    x = tree.map(read_row, loop.xs)
+    carry, y = body(*loop.inputs, loop.carry, x)
+    tree.map(write_row, loop.ys, y)
+    next_loop = loop._replace(carry=carry, step_index=index + 1)
+    return next_loop, ()
+
+
+def capture_loop_bodies(
+    step: Callable[..., tuple[State, Output]],
+    parts: Any,
+    state: State,
+    *,
+    strict: bool = False,
+    agree: Agree = alone,
+) -> CapturedStep[State, Output]:
+    """Capture the body of each loop of a training step as a CUDA graph, instead of the whole step as one.
+
+    Warm-up and capture then take a few loop bodies instead of all of them, which saves seconds with eager kernels. The
+    price is one launch for each step of a loop, and the few hundred kernels between the loops launched one by one.
+
+    Args:
+      step: `step(state, parts=...)`; its loops are `parts.scan` over functions of `parts`.
+      parts: the parts to run, except their scan, `train_step.Parts`.
+      state: the first state. One step from it is computed and dropped, to capture the loop bodies.
+      strict: raise instead of falling back to calls of the bodies.
+      agree: as of `capture`.
+
+    Returns:
+      The step and its buffers; `n_graphs` and `capture_ms` are those of the loop bodies.
+
+    Raises:
+      CaptureError: as by `capture`.
+    """
+    scan = GraphedScan(strict=strict, agree=agree)
+    graphed_parts = dataclasses.replace(parts, scan=scan)
+    captured = capture(
+        partial(step, parts=graphed_parts), state, use_cuda_graph=False
+    )
+    captured.fn(captured.state)
+
+    reasons = scan.fallback_reasons()
+    captures = scan.captures()
+    codes = [body.fallback_code for body in captures if body.fallback_code]
+    return dataclasses.replace(
+        captured,
+        replay_mode="none" if reasons else "cuda-graph-per-loop-body",
+        fallback_reason="; ".join(reasons),
+        fallback_code=codes[0] if codes else None,
+        n_graphs=sum(body.n_graphs for body in captures),
+        capture_ms=sum(body.capture_ms for body in captures),
+    )
+
+
+# ---- CUDAGraph Trees: the CUDA graphs that PyTorch records of compiled functions by itself.
+
+# what `mode="reduce-overhead"` stands for; a mode excludes other options
+CUDAGRAPH_OPTIONS: dict[str, Any] = {"triton.cudagraphs": True}
+
+
+def _initialize_thread() -> None:
+    """Let the current thread have trees.
+
+    PyTorch 2.13 does so by itself. In 2.10 the thread that imports them has some, and so have its threads of autograd.
+    """
+    from torch._inductor import cudagraph_trees
+
+    threads = cudagraph_trees.local
+    has_trees = hasattr(threads, "tree_manager_containers")
+    if has_trees or torch._C._is_key_in_tls("tree_manager_containers"):  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    threads.tree_manager_containers = {}
+    threads.tree_manager_locks = defaultdict(threading.Lock)
+
+
+class TreeFunction(Generic[Result]):
+    """A compiled function of which PyTorch records a CUDA graph, one for each kind of arguments.
+
+    Every call begins a step of the trees and clones what it returns. So each recording is the root of a tree, whatever
+    is called before or after it, and no later replay overwrites a result.
+
+    Attributes:
+      is_called: whether it has been called, other than within another compiled function.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Result], options: dict[str, Any]
+    ) -> None:
+        """Compile nothing yet.
+
+        Args:
+          fn: a pure function of trees of tensors and frozen settings.
+          options: further options of Inductor.
+        """
+        self._fn = fn
+        self.is_called = False
+        self._compiled = torch.compile(
+            fn,
+            fullgraph=True,
+            dynamic=False,
+            **backend_options("inductor", options | CUDAGRAPH_OPTIONS),
+        )
+
+    def __call__(self, *args: object) -> Result:
+        """Return the function's value.
+
+        Raises:
+          Exception: whatever the compiler raises.
+        """
+        if torch.compiler.is_compiling():
+            return self._fn(*args)
+        _initialize_thread()
+        torch.compiler.cudagraph_mark_step_begin()
+        result = tree.map(torch.clone, self._compiled(*args))
+        self.is_called = True
+        return result

@@ -27,22 +27,27 @@ from torch.optim.adam import adam
 
 from funcppo.core import tree
 from funcppo.core.settings import FieldError
-from funcppo.runtime import cache, cudagraph_trees, reasons
-from funcppo.runtime.agreement import (
+from funcppo.runtime import cache, reasons
+from funcppo.runtime.cache import CompiledFunction
+from funcppo.runtime.capture import (
+    CapturedStep,
+    ReplayMode,
+    TreeFunction,
+    are_trees_demanded,
+)
+from funcppo.runtime.collectives import (
     Agree,
     alone,
     attempt_together,
     backend_options,
 )
-from funcppo.runtime.cache import CompiledFunction
-from funcppo.runtime.capture import CapturedStep, ReplayMode
 from funcppo.runtime.equivalence import (
     DEFAULT_TOLERANCE,
     TF32_TOLERANCE,
     check_output,
     check_update,
 )
-from funcppo.runtime.reasons import FailureCode, FallbackCode
+from funcppo.runtime.reasons import ReasonCode
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "forward", "eager")
@@ -70,7 +75,7 @@ class Failure:
     error_type: str  # class of the exception
     message: str  # first line of its text
     torch_version: str = torch.__version__
-    code: FailureCode = FailureCode.OTHER
+    code: ReasonCode = ReasonCode.OTHER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +92,9 @@ class StrategyRecord:
     replay_mode: ReplayMode = "none"
     # why nothing is compiled; empty if something is
     skip_reason: str = ""
-    skip_code: FailureCode | None = None  # the same as a code
+    skip_code: ReasonCode | None = None  # the same as a code
     # why a step on a GPU is not replayed; None if it is, and on a CPU
-    fallback_code: FallbackCode | None = None
+    fallback_code: ReasonCode | None = None
     # of all updates of a run, at most the time left for them, by which auto decided whether to compile; None if that
     # was not measured
     uncompiled_seconds: float | None = None
@@ -97,12 +102,12 @@ class StrategyRecord:
     rollout: Literal["kernel", "steps"] = "steps"
     # why it is no kernel; empty if it is one, and where there is no GPU
     rollout_reason: str = ""
-    rollout_code: FailureCode | None = None  # the same as a code
+    rollout_code: ReasonCode | None = None  # the same as a code
     # "kernels": kernels of Triton compute the network of the update and its gradient; "operators": those of PyTorch do
     network: Literal["kernels", "operators"] = "operators"
     # why these are no kernels; empty if they are, and where there is no GPU
     network_reason: str = ""
-    network_code: FailureCode | None = None  # the same as a code
+    network_code: ReasonCode | None = None  # the same as a code
 
 
 class SelectedStrategy(NamedTuple):
@@ -171,8 +176,8 @@ def compile_function(
     options.update(inductor_options)
     prepare = _load_passes if use_custom_passes else _load_lowering
     compiled: Any = (
-        cudagraph_trees.TreeFunction(fn, {**prepare(), **options})
-        if cudagraph_trees.are_demanded()
+        TreeFunction(fn, {**prepare(), **options})
+        if are_trees_demanded()
         else CompiledFunction(fn, options, prepare)
     )
     return cast("Callable[Args, Result]", compiled)
@@ -276,7 +281,7 @@ def _strategies_to_try(strategy: str) -> tuple[str, ...]:
     if strategy != "auto":
         return (strategy,)
     # There are graphs of compiled functions only.
-    needs_compiler = cudagraph_trees.are_demanded()
+    needs_compiler = are_trees_demanded()
     return STRATEGIES[:-1] if needs_compiler else STRATEGIES
 
 
@@ -289,7 +294,7 @@ def with_capture(
             name="cuda-graph",
             error_type="CaptureError",
             message=captured.fallback_reason,
-            code=FailureCode.NOT_CAPTURED,
+            code=ReasonCode.NOT_CAPTURED,
         )
         record = dataclasses.replace(
             record,
@@ -315,23 +320,23 @@ def with_host_environment(record: StrategyRecord) -> StrategyRecord:
         name="rollout_step",
         error_type="HostEnvironment",
         message="the environment steps on the host, which can be neither compiled nor captured",
-        code=FailureCode.HOST_ENVIRONMENT,
+        code=ReasonCode.HOST_ENVIRONMENT,
     )
     return dataclasses.replace(record, failures=(failure, *record.failures))
 
 
 def _common_reason_to_stay_eager(
     strategy: str, agree: Agree
-) -> tuple[str, FailureCode | None]:
+) -> tuple[str, ReasonCode | None]:
     """As `_reason_to_stay_eager`, of this process or of another that learns with it."""
     reason, code = _reason_to_stay_eager(strategy)
     found = agree("compiling", reason)
     if found and code is None:
-        return f"another process stays eager: {found}", FailureCode.DISABLED
+        return f"another process stays eager: {found}", ReasonCode.DISABLED
     return reason, code
 
 
-def _reason_to_stay_eager(strategy: str) -> tuple[str, FailureCode | None]:
+def _reason_to_stay_eager(strategy: str) -> tuple[str, ReasonCode | None]:
     """Why nothing is compiled for a strategy that is asked for, as text and as code; empty and None if something is.
 
     Raises:
@@ -342,18 +347,18 @@ def _reason_to_stay_eager(strategy: str) -> tuple[str, FailureCode | None]:
     if strategy not in choices:
         raise FieldError("strategy", ", ".join(choices), strategy)
     reason = reason_against_compiling()
-    if cudagraph_trees.are_demanded() and (strategy == "eager" or reason):
+    if are_trees_demanded() and (strategy == "eager" or reason):
         expected = "one that compiles, for CUDAGraph Trees"
         if reason:
             expected = f"{expected}, but {reason} turns the compiler off"
         raise FieldError("strategy", expected, strategy)
     if strategy == "eager":
-        return "eager was asked for", FailureCode.NOT_REQUESTED
+        return "eager was asked for", ReasonCode.NOT_REQUESTED
     if reason and strategy != "auto":
         expected = f"auto or eager, since {reason} turns the compiler off"
         raise FieldError("strategy", expected, strategy)
     if reason:
-        return f"{reason} turns the compiler off", FailureCode.DISABLED
+        return f"{reason} turns the compiler off", ReasonCode.DISABLED
     return "", None
 
 
@@ -437,10 +442,10 @@ class _Trial:
         if self.strategies[0] != "one-graph":
             return
         reason = parts.kernels.reason_against(cfg)
-        code = FailureCode.UNSUPPORTED
-        if not reason and cudagraph_trees.are_demanded():
+        code = ReasonCode.UNSUPPORTED
+        if not reason and are_trees_demanded():
             reason = "CUDAGraph Trees are asked for"
-            code = FailureCode.NOT_REQUESTED
+            code = ReasonCode.NOT_REQUESTED
         if reason:
             self._note_no_kernel("network", reason, code)
         else:
@@ -536,9 +541,9 @@ class _Trial:
         self, parts: Any, steps: list[tuple[Any, ...]]
     ) -> Callable[..., Any] | None:
         """The whole rollout as one kernel, after a check on its first steps; None if there is none."""
-        if cudagraph_trees.are_demanded():
+        if are_trees_demanded():
             reason = "CUDAGraph Trees are asked for"
-            self._note_no_kernel("rollout", reason, FailureCode.NOT_REQUESTED)
+            self._note_no_kernel("rollout", reason, ReasonCode.NOT_REQUESTED)
             return None
         # Each with what computes the values afterwards, or None if the step does.
         forms = [(x.actor_step, x.values) for x in self.kernels]
@@ -634,7 +639,7 @@ class _Trial:
             yield strategy, partial(attempt, strategy, eager, False)
 
     def _note_no_kernel(
-        self, place: str, reason: str, code: FailureCode
+        self, place: str, reason: str, code: ReasonCode
     ) -> None:
         """Note why no kernel has the place of the rollout or of the network."""
         self.found[f"{place}_reason"] = reason

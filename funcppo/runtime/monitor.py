@@ -34,7 +34,7 @@ from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
 from funcppo.core import tree
 from funcppo.runtime import cache, reasons
 from funcppo.runtime.capture import CapturedStep
-from funcppo.runtime.reasons import FallbackCode
+from funcppo.runtime.reasons import ReasonCode
 
 # most recent times of each name that count in its median
 TIMING_WINDOW_SIZE = 512
@@ -99,7 +99,7 @@ class Monitor(logging.Handler):
         # why CUDAGraph Trees ran graphs without recording them
         self.cudagraph_skip_reasons: list[str] = []
         self.fallback_reason = ""  # why the step in use is no CUDA graph
-        self.fallback_code: FallbackCode | None = None  # the same as a code
+        self.fallback_code: ReasonCode | None = None  # the same as a code
         self._times: dict[str, deque[float | _GpuInterval]] = {}
         self._addresses: dict[str, int] = {}
         self._warmup_counts = _Counts(0, 0, 0)

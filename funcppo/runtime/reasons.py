@@ -11,95 +11,96 @@ import traceback
 from collections.abc import Mapping, Sequence
 from enum import StrEnum, unique
 from pathlib import Path
-from typing import TypeVar
-
-Code = TypeVar("Code")
 
 
 @unique
-class FallbackCode(StrEnum):
-    """Why a step is not replayed as a CUDA graph."""
+class ReasonCode(StrEnum):
+    """Why something is not as fast as it may be."""
 
-    NO_GPU = "no_gpu"
+    OTHER = "other"
+    OUT_OF_MEMORY = "out_of_memory"
     DISABLED = "disabled"
+    NO_GPU = "no_gpu"
     SEVERAL_DEVICES = "several_devices"
     CPU_TENSOR = "cpu_tensor"
     HOST_SYNC = "host_sync"
     GENERATOR = "generator"
-    OUT_OF_MEMORY = "out_of_memory"
-    OTHER = "other"
-
-
-@unique
-class FailureCode(StrEnum):
-    """Why a strategy, a part of the training step, or a compiled search is not in use."""
-
-    DISABLED = "disabled"
     NOT_REQUESTED = "not_requested"
     WRONG_RESULT = "wrong_result"
     UNSUPPORTED = "unsupported"
     COMPILER_ERROR = "compiler_error"
     NOT_CAPTURED = "not_captured"
-    OUT_OF_MEMORY = "out_of_memory"
     SHORT_RUN = "short_run"
     HOST_ENVIRONMENT = "host_environment"
-    NO_GPU = "no_gpu"
     NO_SEARCH = "no_search"
-    OTHER = "other"
-
-
-@unique
-class SkipCode(StrEnum):
-    """Why CUDAGraph Trees ran a graph without recording it."""
-
     MUTATED_INPUTS = "mutated_inputs"
     CPU_OPERATOR = "cpu_operator"
-    SEVERAL_DEVICES = "several_devices"
     DYNAMIC_SHAPES = "dynamic_shapes"
     INCOMPATIBLE_OPERATOR = "incompatible_operator"
-    OTHER = "other"
-
-
-@unique
-class RecompileCode(StrEnum):
-    """Why a function was compiled again."""
-
     SHAPE = "shape"
     DTYPE = "dtype"
     DEVICE = "device"
     GRAD_MODE = "grad_mode"
     VALUE = "value"
-    OTHER = "other"
 
+
+# why a step is not replayed as a CUDA graph
+FALLBACKS = (
+    ReasonCode.NO_GPU,
+    ReasonCode.DISABLED,
+    ReasonCode.SEVERAL_DEVICES,
+    ReasonCode.CPU_TENSOR,
+    ReasonCode.HOST_SYNC,
+    ReasonCode.GENERATOR,
+    ReasonCode.OUT_OF_MEMORY,
+    ReasonCode.OTHER,
+)
+# why a strategy, a part of the training step, or a compiled search is not in use
+FAILURES = (
+    ReasonCode.DISABLED,
+    ReasonCode.NOT_REQUESTED,
+    ReasonCode.WRONG_RESULT,
+    ReasonCode.UNSUPPORTED,
+    ReasonCode.COMPILER_ERROR,
+    ReasonCode.NOT_CAPTURED,
+    ReasonCode.OUT_OF_MEMORY,
+    ReasonCode.SHORT_RUN,
+    ReasonCode.HOST_ENVIRONMENT,
+    ReasonCode.NO_GPU,
+    ReasonCode.NO_SEARCH,
+    ReasonCode.OTHER,
+)
 
 # The first code with a word that the text holds, in lower case.
-_SKIP_WORDS: Mapping[SkipCode, Sequence[str]] = {
-    SkipCode.MUTATED_INPUTS: ("mutated inputs",),
-    SkipCode.CPU_OPERATOR: ("cpu device", "cpu scalar", "cpu tensor"),
-    SkipCode.SEVERAL_DEVICES: ("multiple device",),
-    SkipCode.DYNAMIC_SHAPES: (
+_SKIP_WORDS: Mapping[ReasonCode, Sequence[str]] = {
+    ReasonCode.MUTATED_INPUTS: ("mutated inputs",),
+    ReasonCode.CPU_OPERATOR: ("cpu device", "cpu scalar", "cpu tensor"),
+    ReasonCode.SEVERAL_DEVICES: ("multiple device",),
+    ReasonCode.DYNAMIC_SHAPES: (
         "dynamic shape",
         "symbolic shape",
         "unbacked",
         "symint",
     ),
-    SkipCode.INCOMPATIBLE_OPERATOR: ("incompatible op", "deterministic"),
+    ReasonCode.INCOMPATIBLE_OPERATOR: ("incompatible op", "deterministic"),
 }
 # Guards of Dynamo, and what `cache_key` says; arguments may have any of the bare words as names.
-_RECOMPILE_WORDS: Mapping[RecompileCode, Sequence[str]] = {
-    RecompileCode.SHAPE: (
+_RECOMPILE_WORDS: Mapping[ReasonCode, Sequence[str]] = {
+    ReasonCode.SHAPE: (
         *("size mismatch", "rank mismatch", "stride mismatch"),
         *(".size()", ".stride()", "differs: shape ", "differs: stride "),
     ),
-    RecompileCode.DTYPE: ("dtype mismatch", "differs: dtype "),
-    RecompileCode.DEVICE: (
+    ReasonCode.DTYPE: ("dtype mismatch", "differs: dtype "),
+    ReasonCode.DEVICE: (
         "device index mismatch",
         "dispatch key set mismatch",
         "differs: device ",
     ),
-    RecompileCode.GRAD_MODE: ("requires_grad mismatch", "changed: grad_mode"),
-    RecompileCode.VALUE: ("==", " is ", "len(", "type(", "differs"),
+    ReasonCode.GRAD_MODE: ("requires_grad mismatch", "changed: grad_mode"),
+    ReasonCode.VALUE: ("==", " is ", "len(", "type(", "differs"),
 }
+SKIPS = (*_SKIP_WORDS, ReasonCode.OTHER)
+RECOMPILES = (*_RECOMPILE_WORDS, ReasonCode.OTHER)
 _UNSUPPORTED = (
     *("Unsupported", "UserError", "GuardOnDataDependentSymNode"),
     "UnsupportedError",  # of `row_tensor`
@@ -107,41 +108,43 @@ _UNSUPPORTED = (
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")
 
 
-def skip_code(text: str) -> SkipCode:
+def skip_code(text: str) -> ReasonCode:
     """The code of a reason that CUDAGraph Trees log."""
-    return _first_match(_SKIP_WORDS, text) or SkipCode.OTHER
+    return _first_match(_SKIP_WORDS, text)
 
 
-def recompile_code(text: str) -> RecompileCode:
+def recompile_code(text: str) -> ReasonCode:
     """The code of the guard that failed."""
-    return _first_match(_RECOMPILE_WORDS, text) or RecompileCode.OTHER
+    return _first_match(_RECOMPILE_WORDS, text)
 
 
-def failure_code(error: BaseException) -> FailureCode:
+def failure_code(error: BaseException) -> ReasonCode:
     """The code of an exception that a strategy or a part raised."""
     classes = type(error).__mro__
     names = {cls.__name__ for cls in classes}
     modules = tuple(cls.__module__ for cls in classes)
     if "EquivalenceError" in names:
-        return FailureCode.WRONG_RESULT
+        return ReasonCode.WRONG_RESULT
     if "OutOfMemoryError" in names:
-        return FailureCode.OUT_OF_MEMORY
+        return ReasonCode.OUT_OF_MEMORY
     if "CaptureError" in names:
-        return FailureCode.NOT_CAPTURED
+        return ReasonCode.NOT_CAPTURED
     if names & set(_UNSUPPORTED):
-        return FailureCode.UNSUPPORTED
+        return ReasonCode.UNSUPPORTED
     if any(module.startswith(_COMPILER_MODULES) for module in modules):
-        return FailureCode.COMPILER_ERROR
-    return FailureCode.OTHER
+        return ReasonCode.COMPILER_ERROR
+    return ReasonCode.OTHER
 
 
-def _first_match(words: Mapping[Code, Sequence[str]], text: str) -> Code | None:
-    """The first code with a word in the text."""
+def _first_match(
+    words: Mapping[ReasonCode, Sequence[str]], text: str
+) -> ReasonCode:
+    """The first code with a word in the text; `OTHER` if there is none."""
     lower = text.lower()
     for code, parts in words.items():
         if any(part in lower for part in parts):
             return code
-    return None
+    return ReasonCode.OTHER
 
 
 def error_line(error: BaseException) -> str:

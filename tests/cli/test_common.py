@@ -14,8 +14,7 @@ import torch._dynamo.config  # it reads the environment once
 
 import funcppo
 from funcppo.cli import common
-from funcppo.runtime import cudagraph_trees
-from funcppo.runtime.capture import capture
+from funcppo.runtime.capture import are_trees_demanded, capture
 from funcppo.runtime.compile import reason_against_compiling
 
 
@@ -213,9 +212,9 @@ def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
     for graphs in ("auto", "off"):
         with common.graphs_allowed(graphs, "cpu"):
             capture(lambda state: (state, ()), torch.ones(1))
-            assert not cudagraph_trees.are_demanded()
+            assert not are_trees_demanded()
     with common.graphs_allowed("trees", "cuda"):
-        assert cudagraph_trees.are_demanded()
+        assert are_trees_demanded()
 
 
 def test_the_version_of_a_package_that_is_not_installed():

@@ -20,7 +20,7 @@ from funcppo.kg.run import validation
 from funcppo.kg.search.task import ignore_phase
 from funcppo.runtime import distributed, memory
 from funcppo.runtime.equivalence import EquivalenceError
-from funcppo.runtime.reasons import FailureCode
+from funcppo.runtime.reasons import ReasonCode
 
 RESULT = {"peak_bytes": 10, "memory_limit_bytes": 10, "n_missed": 0}
 SEARCHED = RESULT | {
@@ -191,10 +191,10 @@ def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
     for asked, device, n, expected in (
         ("auto", "cuda", enough, None),
         ("auto", "cuda:1", enough, None),
-        ("auto", "cuda", enough - 1, FailureCode.SHORT_RUN),
-        ("auto", "cpu", 100 * enough, FailureCode.NO_GPU),
+        ("auto", "cuda", enough - 1, ReasonCode.SHORT_RUN),
+        ("auto", "cpu", 100 * enough, ReasonCode.NO_GPU),
         ("on", "cpu", 1, None),
-        ("off", "cuda", enough, FailureCode.NOT_REQUESTED),
+        ("off", "cuda", enough, ReasonCode.NOT_REQUESTED),
     ):
         options = Evaluate(target="x", compile=asked, device=device)
         got = evaluation_setup.why_not_compile(options, n)
@@ -218,13 +218,13 @@ def test_a_search_that_is_not_compiled_has_its_reason(trained, monkeypatch):
     monkeypatch.setattr(
         evaluation_setup, "_tune_batch_size", untuned_batch_size
     )
-    assert uncompiled("success").code is FailureCode.NO_GPU
+    assert uncompiled("success").code is ReasonCode.NO_GPU
     # as on a GPU, where it is tried
     monkeypatch.setattr(evaluation_setup, "why_not_compile", lambda *_: None)
     reason = uncompiled("success")
-    assert (*reason,) == ("off by one", FailureCode.WRONG_RESULT)
+    assert (*reason,) == ("off by one", ReasonCode.WRONG_RESULT)
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    assert uncompiled("success").code is FailureCode.DISABLED
+    assert uncompiled("success").code is ReasonCode.DISABLED
 
 
 def untuned_batch_size(run, score, split, memory_limit):

@@ -18,8 +18,7 @@ from funcppo.cli.mine import Mine
 from funcppo.kg.ranking import scorers
 from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.kg.show.serve import server
-from funcppo.runtime import cudagraph_trees
-from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime.capture import GraphedStep, TreeFunction
 from tests.cli.runner import funcppo
 from tests.kg.show.report.graphs import SMALL
 from tests.runtime.test_capture import on_gpu
@@ -180,7 +179,7 @@ def test_each_thread_of_the_server_has_the_device_as_its_own(
 
 def test_searches_by_trees_of_graphs_are_recorded_as_such(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda fn, **options: fn)
-    step = cudagraph_trees.TreeFunction(lambda x: x + 1, {})
+    step = TreeFunction(lambda x: x + 1, {})
     assert scorers.search_replay(step) == ("none", {})
     step(torch.zeros(1))
     assert scorers.search_replay(step) == ("cuda-graph-trees", {})
@@ -194,7 +193,7 @@ try:
     runpy.run_module("funcppo", run_name="__main__")
 except SystemExit as stop:
     assert stop.code == 0, stop.code
-names = ("capture", "graphed", "cudagraph_trees", "compile")
+names = ("capture", "compile")
 print([name for name in names if f"funcppo.runtime.{name}" in sys.modules])
 """
 

@@ -40,9 +40,8 @@ from funcppo.kg.run.config import (
 from funcppo.kg.run.run import saved_update
 from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.runtime import compile as compilation
-from funcppo.runtime.capture import ReplayMode
+from funcppo.runtime.capture import GraphedStep, ReplayMode
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
-from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
 from tests.cli.runner import SMALL, TRAINED, contains, funcppo

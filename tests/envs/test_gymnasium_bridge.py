@@ -13,7 +13,7 @@ import torch
 import funcppo as fp
 from funcppo import train_step
 from funcppo.envs import base, wrappers
-from funcppo.runtime.reasons import FailureCode
+from funcppo.runtime.reasons import ReasonCode
 from tests.learning import assert_trees_equal, one_thread
 from tests.runtime.test_capture import on_gpu
 
@@ -520,7 +520,7 @@ def test_trials_step_no_environment(compiled):
     assert n_calls == 0
     assert fast.record.strategy == "one-graph"
     failures = {f.name: f.code for f in fast.record.failures}
-    assert failures == {"rollout_step": FailureCode.HOST_ENVIRONMENT}
+    assert failures == {"rollout_step": ReasonCode.HOST_ENVIRONMENT}
 
 
 def test_a_compiled_step_equals_the_eager_one(compiled):

@@ -17,9 +17,9 @@ from funcppo.nets import fused_mlp, networks
 from funcppo.nets.fused_mlp import Settings
 from funcppo.rollout import RolloutState
 from funcppo.runtime import compile
-from funcppo.runtime.agreement import alone
+from funcppo.runtime.collectives import alone
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
-from funcppo.runtime.reasons import FailureCode
+from funcppo.runtime.reasons import ReasonCode
 from tests.learning import WORLD, assert_trees_equal, double
 from tests.nets.guessing import guessing
 
@@ -447,7 +447,7 @@ def test_kernels_are_for_one_graph() -> None:
 def test_a_network_without_kernels_is_recorded_with_its_reason() -> None:
     reason = {
         "network_reason": "the network has 1 hidden layers, not 2",
-        "network_code": FailureCode.UNSUPPORTED,
+        "network_code": ReasonCode.UNSUPPORTED,
     }
     assert find_kernels(make_learner("CartPole-v1", {}, 8)) == ([], reason)
 
@@ -487,7 +487,7 @@ def test_kernels_that_compute_other_numbers_are_not_used(
         train_step.collect, parts, learner.cfg, WORLD, state, "one-graph"
     )
     assert record.strategy == "one-graph" and record.network == "operators"
-    assert record.network_code == FailureCode.WRONG_RESULT
+    assert record.network_code == ReasonCode.WRONG_RESULT
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -511,7 +511,7 @@ def test_values_by_kernels_that_are_wrong_are_not_used(
     )
     (failure,) = record.failures
     assert failure.name == "build_batch by kernels"
-    assert failure.code == FailureCode.WRONG_RESULT
+    assert failure.code == ReasonCode.WRONG_RESULT
 
 
 def no_final_value(

@@ -20,7 +20,7 @@ from funcppo.runtime import cache, reasons
 from funcppo.runtime.cache import CompiledFunction
 from funcppo.runtime.env_kernel.rollout_kernel import prepare_triton
 from funcppo.runtime.monitor import Monitor
-from funcppo.runtime.reasons import RecompileCode
+from funcppo.runtime.reasons import ReasonCode
 
 LIMIT = torch.tensor(1.0)
 # Where a size does not matter, vectors have 4 elements: Inductor calls the C++ compiler once for equal sources.
@@ -248,9 +248,9 @@ def test_inside_another_graph_it_is_the_function_itself():
 @pytest.mark.parametrize(
     ("changed", "code"),
     [
-        (torch.ones(3), RecompileCode.SHAPE),
-        (torch.ones(4, dtype=torch.float64), RecompileCode.DTYPE),
-        (torch.ones(4, device="meta"), RecompileCode.DEVICE),
+        (torch.ones(3), ReasonCode.SHAPE),
+        (torch.ones(4, dtype=torch.float64), ReasonCode.DTYPE),
+        (torch.ones(4, device="meta"), ReasonCode.DEVICE),
     ],
 )
 def test_compiling_again_fails_where_it_is_not_allowed(changed, code):

@@ -19,7 +19,7 @@ from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.minibatch import MinibatchParts
 from funcppo.runtime import compile as compilation
-from funcppo.runtime.agreement import alone
+from funcppo.runtime.collectives import alone
 from funcppo.runtime.compile import (
     STRATEGIES,
     StrategyRecord,
@@ -32,7 +32,7 @@ from funcppo.runtime.compile import (
 from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
-from funcppo.runtime.reasons import FailureCode, FallbackCode
+from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import EAGER_PARTS, Parts, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
@@ -511,12 +511,12 @@ def test_a_step_that_is_no_graph_is_a_failure_on_a_gpu_only():
         on_gpu, replay_mode="cuda-graph"
     )
     waits = Outcome(
-        "none", "it waits for the GPU", fallback_code=FallbackCode.HOST_SYNC
+        "none", "it waits for the GPU", fallback_code=ReasonCode.HOST_SYNC
     )
     record = with_capture(on_gpu, waits)
-    assert record.fallback_code is FallbackCode.HOST_SYNC
+    assert record.fallback_code is ReasonCode.HOST_SYNC
     (failure,) = record.failures
-    assert failure.code is FailureCode.NOT_CAPTURED
+    assert failure.code is ReasonCode.NOT_CAPTURED
     assert (failure.name, failure.error_type, failure.message) == (
         "cuda-graph",
         "CaptureError",
@@ -613,35 +613,3 @@ def test_others_hear_of_a_strategy_that_fails_here():
     )
     failures = [failure for what, failure in peers.own if what == "one-graph"]
     assert len(failures) == 1 and failures[0]
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_symbolic_sizes_spare_no_compilation_of_a_learner_of_another_size(
-    dynamic,
-):
-    """Its sizes are settings, Python numbers that the graph is specialised to, whatever `dynamic` says."""
-    graphs = []
-
-    def count(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    sample = torch.compile(
-        EAGER_PARTS.sample_randomness,
-        backend=count,
-        fullgraph=True,
-        dynamic=dynamic,
-    )
-    key = random.key(0)
-    for n_envs in (4, 6, 10):
-        cfg = cartpole_config(
-            max_steps=5, n_envs=n_envs, n_steps=2, n_updates=1, n_minibatches=2
-        )
-        assert_trees_equal(
-            sample(cfg, WORLD, key),
-            EAGER_PARTS.sample_randomness(cfg, WORLD, key),
-            rtol=0,
-            atol=0,
-        )
-    assert len(graphs) == 3

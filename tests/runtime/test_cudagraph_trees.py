@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import cache, partial
 
 import pytest
@@ -11,14 +10,14 @@ from torch._inductor.utils import get_first_incompatible_cudagraph_node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo.core import random
-from funcppo.runtime.capture import capture, without_cuda_graphs
-from funcppo.runtime.compile import select_strategy, with_capture
-from funcppo.runtime.cudagraph_trees import (
+from funcppo.runtime.capture import (
     CUDAGRAPH_OPTIONS,
     TreeFunction,
-    are_demanded,
+    are_trees_demanded,
+    capture,
     cudagraph_trees_only,
 )
+from funcppo.runtime.compile import select_strategy, with_capture
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
@@ -32,13 +31,6 @@ CFG = cartpole_config(
 @cache
 def state(device: str = "cpu"):
     return init(CFG, WORLD, random.key(0, device))
-
-
-def test_the_options_are_those_of_the_mode():
-    assert (
-        torch._inductor.list_mode_options("reduce-overhead")
-        == CUDAGRAPH_OPTIONS
-    )
 
 
 RECORDED_OPERATORS = {
@@ -57,22 +49,13 @@ UNRECORDED_OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("is_deterministic", [False, True])
-def test_the_operators_that_are_not_recorded_are_those_of_the_documentation(
-    is_deterministic,
-):
-    """Also under deterministic algorithms, where versions of PyTorch before 2.11 record fewer."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(is_deterministic)
-    try:
-        for name, fn in (RECORDED_OPERATORS | UNRECORDED_OPERATORS).items():
-            traced = make_fx(
-                fn, tracing_mode="symbolic", _allow_non_fake_inputs=True
-            )(torch.ones(8))
-            refused = get_first_incompatible_cudagraph_node(traced)
-            assert (refused is None) == (name in RECORDED_OPERATORS), name
-    finally:
-        torch.use_deterministic_algorithms(before)
+def test_the_operators_that_are_not_recorded_are_those_of_the_documentation():
+    for name, fn in (RECORDED_OPERATORS | UNRECORDED_OPERATORS).items():
+        traced = make_fx(
+            fn, tracing_mode="symbolic", _allow_non_fake_inputs=True
+        )(torch.ones(8))
+        refused = get_first_incompatible_cudagraph_node(traced)
+        assert (refused is None) == (name in RECORDED_OPERATORS), name
 
 
 def test_a_result_outlives_the_next_call_and_each_call_begins_a_step(
@@ -108,43 +91,16 @@ def test_a_result_outlives_the_next_call_and_each_call_begins_a_step(
     assert options["options"] == {"size_asserts": False} | CUDAGRAPH_OPTIONS
 
 
-def test_each_thread_has_trees(monkeypatch):
-    """Also in versions of PyTorch that give them to the thread alone that imports them, as in a test of another."""
-    from torch._inductor import cudagraph_trees
-
-    def has_none(threads):
-        raise AssertionError
-
-    monkeypatch.setattr(
-        cudagraph_trees, "_initialize_tls", has_none, raising=False
-    )
-    monkeypatch.setattr(torch, "compile", lambda fn, **options: fn)
-
-    def managers(x):
-        name = "tree_manager_containers"
-        found.append(cudagraph_trees.get_obj(cudagraph_trees.local, name))
-        return x
-
-    found = []
-    function = TreeFunction(managers, {})
-    for _ in range(2):
-        thread = threading.Thread(target=function, args=[torch.ones(1)])
-        thread.start()
-        thread.join()
-    function(torch.ones(1))
-    assert len(found) == 3 and len({id(trees) for trees in found}) == 3
-
-
 def test_the_demand_ends_with_its_block():
-    assert not are_demanded()
+    assert not are_trees_demanded()
     with cudagraph_trees_only():
         with cudagraph_trees_only():
-            assert are_demanded()
-        assert are_demanded()
+            assert are_trees_demanded()
+        assert are_trees_demanded()
         captured = capture(lambda s: (s, ()), pair("cpu"))
         assert captured.fallback_reason == "no CUDA tensor in the state"
         assert captured.replay_mode == "none"
-    assert not are_demanded()
+    assert not are_trees_demanded()
 
 
 def test_a_strategy_that_compiles_nothing_is_refused(monkeypatch):
@@ -158,19 +114,6 @@ def test_a_strategy_that_compiles_nothing_is_refused(monkeypatch):
             ValueError, match=message + ", but TORCH_COMPILE_DISABLE"
         ):
             select("auto")
-
-
-def test_where_no_strategy_compiles_the_last_failure_is_raised(monkeypatch):
-    """Instead of falling back to eager functions, of which there are no graphs."""
-
-    def refuses(*args, **kwargs):
-        raise LookupError("no compiler")
-
-    monkeypatch.setattr("funcppo.runtime.compile.compile_function", refuses)
-    select = partial(select_strategy, collect, EAGER_PARTS, CFG, WORLD, state())
-    with cudagraph_trees_only(), pytest.raises(LookupError):
-        select("auto", "aot_eager")
-    assert select("auto", "aot_eager").record.strategy == "eager"
 
 
 @on_gpu
@@ -201,13 +144,3 @@ def test_a_training_step_replays_one_graph_for_each_compiled_function():
         want, _ = train_step(CFG, WORLD, want)
     got = captured.state
     assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
-
-
-@on_gpu
-def test_no_graph_is_recorded_of_a_state_on_a_gpu_by_capture():
-    with cudagraph_trees_only():
-        captured = capture(lambda s: (s, s.a), pair("cuda"))
-        assert captured.replay_mode == "cuda-graph-trees"
-        assert captured.n_graphs == 0 and captured.fallback_code is None
-        with without_cuda_graphs("off"):
-            assert capture(lambda s: (s, s.a), pair("cuda")).fallback_reason

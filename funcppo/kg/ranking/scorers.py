@@ -55,11 +55,16 @@ from funcppo.kg.search.task import (
     with_answers,
     with_other_facts,
 )
-from funcppo.runtime import cudagraph_trees, memory
-from funcppo.runtime.capture import CapturedStep, ReplayMode
-from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime import memory
+from funcppo.runtime.capture import (
+    CapturedStep,
+    GraphedStep,
+    ReplayMode,
+    TreeFunction,
+    are_trees_demanded,
+)
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
-from funcppo.runtime.reasons import FallbackCode
+from funcppo.runtime.reasons import ReasonCode
 
 # Of log scores: sums of tens of terms, each rounded to float32.
 SEARCH_TOLERANCE = 1e-4
@@ -127,12 +132,12 @@ def make_search_step(
         asked for.
     """
     step: SearchStep = evaluate_step
-    if compiled or cudagraph_trees.are_demanded():
+    if compiled or are_trees_demanded():
         from funcppo.runtime.compile import compile_function
 
         step = compile_function(evaluate_step)
     is_gpu = torch.device(device).type == "cuda"
-    if is_gpu and not cudagraph_trees.are_demanded():
+    if is_gpu and not are_trees_demanded():
         return GraphedStep(step)
     return step
 
@@ -190,18 +195,18 @@ class SearchReplay(NamedTuple):
 
     replay_mode: ReplayMode  # "none" where no call replayed a CUDA graph
     # How often a capture fell back, by code; the sentences are `graph_fallback_notes`.
-    fallback_codes: dict[FallbackCode, int]
+    fallback_codes: dict[ReasonCode, int]
 
 
 def search_replay(step: SearchStep | None) -> SearchReplay:
     """How calls of a search step were replayed so far."""
-    if isinstance(step, cudagraph_trees.TreeFunction):
+    if isinstance(step, TreeFunction):
         # what PyTorch does not record is counted by the monitor
         return SearchReplay(
             "cuda-graph-trees" if step.is_called else "none", {}
         )
     modes: set[ReplayMode] = set()
-    codes: dict[FallbackCode, int] = {}
+    codes: dict[ReasonCode, int] = {}
     for captured in search_captures(step):
         modes.add(captured.replay_mode)
         code = captured.fallback_code

@@ -44,7 +44,7 @@ from funcppo.kg.scores.question_config import (
 )
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import memory
-from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime.capture import GraphedStep
 
 Config = TypeVar("Config", EmbeddingConfig, BellmanFordConfig)
 

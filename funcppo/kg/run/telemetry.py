@@ -17,15 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from funcppo.core.files import write_atomically
-from funcppo.runtime import host_transfer
+from funcppo.runtime import host_transfer, reasons
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.compile import StrategyRecord
-from funcppo.runtime.reasons import (
-    FailureCode,
-    FallbackCode,
-    RecompileCode,
-    SkipCode,
-)
+from funcppo.runtime.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -134,10 +129,10 @@ LOSSES = {"total": "loss", "policy": "policy_loss", "value": "value_loss"}
 # the label of a metric, and all its values
 LABELS: dict[str, tuple[str, Sequence[str]]] = {
     "loss": ("part", tuple(LOSSES)),
-    "graph_fallbacks": ("reason", tuple(FallbackCode)),
-    "graph_skips": ("reason", tuple(SkipCode)),
-    "strategy_failures": ("reason", tuple(FailureCode)),
-    "recompiles": ("reason", tuple(RecompileCode)),
+    "graph_fallbacks": ("reason", reasons.FALLBACKS),
+    "graph_skips": ("reason", reasons.SKIPS),
+    "strategy_failures": ("reason", reasons.FAILURES),
+    "recompiles": ("reason", reasons.RECOMPILES),
     "device_memory_bytes": (
         "kind",
         ("allocated", "reserved", "peak", "total"),
@@ -209,7 +204,7 @@ class Telemetry:
         self._set("graph_enabled", captured.replay_mode != "none")
         self._set("graph_capture_seconds", captured.capture_ms / 1e3)
 
-    def record_failure(self, code: FailureCode) -> None:
+    def record_failure(self, code: ReasonCode) -> None:
         """Count a strategy, a part or a compiled search that is not in use."""
         self._add("strategy_failures", 1, code)
 

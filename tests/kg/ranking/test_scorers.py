@@ -24,9 +24,9 @@ from funcppo.kg.search.slot_scheduler import (
     score_by_rules,
     score_candidates,
 )
+from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.equivalence import EquivalenceError
-from funcppo.runtime.graphed import GraphedStep
-from funcppo.runtime.reasons import FallbackCode
+from funcppo.runtime.reasons import ReasonCode
 from tests.runtime.test_capture import on_gpu
 
 
@@ -385,7 +385,7 @@ def test_a_step_that_is_not_replayed_says_why():
     )
     replay = scorers.search_replay(step)
     assert replay.replay_mode == "none"
-    assert replay.fallback_codes == {FallbackCode.NO_GPU: 1}
+    assert replay.fallback_codes == {ReasonCode.NO_GPU: 1}
     assert scorers.search_replay(None) == ("none", {})
 
 

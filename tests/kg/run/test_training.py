@@ -25,10 +25,10 @@ from funcppo.kg.search import network as net
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
-from funcppo.runtime.agreement import alone
+from funcppo.runtime.collectives import alone
 from funcppo.runtime.compile import SelectedStrategy, StrategyRecord
 from funcppo.runtime.monitor import Monitor
-from funcppo.runtime.reasons import FailureCode
+from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import EAGER_PARTS
 from tests.kg.run.runs import CONFIG, N_UPDATES, trained
 from tests.learning import assert_trees_equal, compiled
@@ -378,7 +378,7 @@ def test_a_run_on_a_gpu_is_compiled_if_its_updates_take_long_enough(
     assert auto_run.n_timed == (update_seconds is not None)
     assert record.uncompiled_seconds == pytest.approx(total)
     assert record.skip_code == (
-        FailureCode.SHORT_RUN if selected == "eager" else None
+        ReasonCode.SHORT_RUN if selected == "eager" else None
     )
     line = compiled_step.describe_strategy(record)
     assert f"{total:g} s" in line and ("repaid" in line) == bool(
@@ -512,7 +512,7 @@ def test_a_short_run_without_a_compiler_says_what_turns_it_off(
     )
     short = replace(run, run_config=replace(CONFIG, strategy="auto"))
     _, record = training.prepare_train_step(short)
-    assert record.skip_code == FailureCode.DISABLED
+    assert record.skip_code == ReasonCode.DISABLED
     assert "TORCH_COMPILE_DISABLE=1 turns" in record.skip_reason
 
 

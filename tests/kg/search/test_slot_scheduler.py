@@ -15,7 +15,7 @@ from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network as net
 from funcppo.kg.search.beam_search import UNPROVED_PENALTY, SearchConfig
 from funcppo.kg.search.slot_scheduler import score_candidates
-from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback
 from tests.kg.logic.test_resolve import C, P, program
 from tests.learning import assert_trees_equal

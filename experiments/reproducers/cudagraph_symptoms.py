@@ -1,7 +1,12 @@
 """How CUDAGraph Trees (`mode="reduce-overhead"`) fail: the symptom, what the monitor says, and the cure.
 
+    python -m pytest experiments/reproducers/cudagraph_symptoms.py
+
 funcppo replays whole iterations by `capture`; these are for who meets the alternative. Every case needs a GPU.
 """
+
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportOptionalMemberAccess=false
+# pyright: reportPossiblyUnboundVariable=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import torch
 import torch._inductor.cudagraph_trees
 
 from funcppo.runtime.monitor import Monitor
-from funcppo.runtime.reasons import SkipCode
+from funcppo.runtime.reasons import ReasonCode
 from tests.runtime.test_capture import on_gpu
 
 pytestmark = on_gpu
@@ -194,7 +199,7 @@ def test_symbolic_sizes_are_skipped_on_demand_until_they_are_fixed():
             sized((8, 5)),
         )
         assert bad.cudagraph_recordings == 0
-        assert set(bad.cudagraph_skip_codes()) == {SkipCode.DYNAMIC_SHAPES}
+        assert set(bad.cudagraph_skip_codes()) == {ReasonCode.DYNAMIC_SHAPES}
         torch._dynamo.reset()
         good = run(
             torch.compile(
@@ -216,8 +221,8 @@ def test_a_size_that_depends_on_values_is_skipped_until_it_is_a_mask():
         )
     assert bad.cudagraph_recordings == 0
     assert set(bad.cudagraph_skip_codes()) <= {
-        SkipCode.INCOMPATIBLE_OPERATOR,
-        SkipCode.DYNAMIC_SHAPES,
+        ReasonCode.INCOMPATIBLE_OPERATOR,
+        ReasonCode.DYNAMIC_SHAPES,
     }
     assert bad.cudagraph_skip_reasons
     good = run(
@@ -245,7 +250,7 @@ def test_what_is_incompatible_under_deterministic_algorithms_is_named():
         torch.use_deterministic_algorithms(before)
     if strict.cudagraph_recordings == 0:
         codes = set(strict.cudagraph_skip_codes())
-        assert codes == {SkipCode.INCOMPATIBLE_OPERATOR}
+        assert codes == {ReasonCode.INCOMPATIBLE_OPERATOR}
     else:
         assert not strict.cudagraph_skip_reasons
 
@@ -324,7 +329,7 @@ def test_a_parameter_may_be_mutated_where_another_tensor_may_not():
     xs = [torch.zeros(8, device="cuda") for _ in range(5)]
     bad = run(tree_compiled(count), xs)
     assert bad.cudagraph_recordings == 0
-    assert set(bad.cudagraph_skip_codes()) == {SkipCode.MUTATED_INPUTS}
+    assert set(bad.cudagraph_skip_codes()) == {ReasonCode.MUTATED_INPUTS}
     assert n_calls.tolist() == [5.0] * 8  # right, and launch by launch
 
     torch._dynamo.reset()
@@ -416,7 +421,7 @@ def test_a_graph_over_two_gpus_is_skipped_with_the_reason_until_it_is_split():
             [torch.zeros(8, device="cuda:0")] * 4,
         )
     assert bad.cudagraph_recordings == 0
-    assert set(bad.cudagraph_skip_codes()) == {SkipCode.SEVERAL_DEVICES}
+    assert set(bad.cudagraph_skip_codes()) == {ReasonCode.SEVERAL_DEVICES}
     torch._dynamo.reset()
     good = run(
         tree_compiled(lambda x: x * 2), [torch.zeros(8, device="cuda:0")] * 4
