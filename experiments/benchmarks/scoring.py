@@ -39,7 +39,7 @@ from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import autotune, ranking, scorers
+from funcppo.kg.ranking import autotune, policy_score, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
@@ -171,7 +171,7 @@ def make_designs(
 ) -> dict[str, tuple[Score, int]]:
     """The score and the slots of every design."""
     world = prover_task.inference_world(policy.task)
-    plain_step = partial(scorers.make_search_step, args.device)
+    plain_step = partial(policy_score.make_search_step, args.device)
     compiled_step = (
         evaluate_step
         if args.eager
@@ -182,7 +182,7 @@ def make_designs(
     )
 
     beam = 1 if args.score == "greedy" else BEAM
-    search = scorers.search_config(
+    search = policy_score.search_config(
         policy.task,
         policy.cfg,
         args.score,
@@ -241,7 +241,7 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
     test = task.dataset.test
     if args.queries_ranked is not None:
         test = test[ranking.stratified_sample(test, args.queries_ranked)]
-    search = scorers.search_config(
+    search = policy_score.search_config(
         task,
         cfg,
         "success",
@@ -265,8 +265,8 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
 
     memory.reset_peak(args.device)
     start = time.perf_counter()
-    scorer = scorers.make_policy_scorer(search, task, params, evaluate_step)
-    ranked = ranking.rank_split(task, test, scorer, RankingProtocol())
+    score = policy_score.PolicyScore(search, task, params, evaluate_step)
+    ranked = ranking.rank_split(task, test, score, RankingProtocol())
     summary = ranking.summarise_ranking(
         ranked, list(task.dataset.predicates), with_auc=False
     )
@@ -304,15 +304,11 @@ def list_candidates(
 ) -> Tensor:
     """The distinct candidates that N_NEGATIVES negatives a query and side make, in order."""
 
-    def score_nothing(atoms: Tensor) -> Tensor:
-        return torch.zeros(len(atoms), device=atoms.device)
-
     protocol = RankingProtocol(
         n_negatives=N_NEGATIVES, score_unprovable=with_unprovable
     )
-    return ranking.rank_split(
-        task, split, score_nothing, protocol
-    ).scored_atom.to(torch.int32)
+    listed = ranking.list_split(task, split, protocol, by_side=False)
+    return listed.distinct[0].atom.to(torch.int32)
 
 
 def time_scoring(

@@ -192,7 +192,7 @@ class Check:
         """The comparisons, one after another."""
         from funcppo.kg.ranking import agreement
 
-        subject = agreement.make_subject(setup.evaluator, setup.score)
+        subject = agreement.make_subject(setup.evaluator)
         split = getattr(setup.evaluator.task.dataset, split_name)
         sample = self._draw_sample(len(subject.logic.rules), split, details)
         rows, lines = sample.rows, sample.lines

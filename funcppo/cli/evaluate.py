@@ -395,13 +395,13 @@ class Evaluate:
         self, setup: EvaluationSetup, records: list[Record]
     ) -> JsonObject:
         """The JSON of --json, without the total time."""
-        from funcppo.kg.ranking import result_log, scorers
+        from funcppo.kg.ranking import policy_score, result_log
         from funcppo.logs import package_versions
         from funcppo.runtime import memory
 
         task = setup.evaluator.task
         uncompiled = setup.uncompiled
-        replay = scorers.search_replay(setup.search_step)
+        replay = policy_score.search_replay(setup.search_step)
         return {
             **result_log.summarise_records(
                 records, task.dataset.predicates, with_auc=task.is_countries
@@ -452,7 +452,7 @@ def _rows_left(rows: np.ndarray, done: set[int]) -> np.ndarray:
 
 def _notes(setup: EvaluationSetup) -> list[str]:
     """What was chosen, left out or fallen back from, one line each."""
-    from funcppo.kg.ranking.scorers import graph_fallback_notes
+    from funcppo.kg.ranking.policy_score import graph_fallback_notes
 
     task_notes = setup.evaluator.task.notes
     fallback_notes = graph_fallback_notes(setup.search_step)
@@ -491,7 +491,7 @@ def _count_scored(
     query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
 ) -> int:
     """The number of candidates scored for a query; the metrics record it."""
-    from funcppo.kg.ranking.scorers import search_captures
+    from funcppo.kg.ranking.policy_score import search_captures
 
     n_scored = sum(record["n_scored"] for record in query)
     if exporter:

@@ -35,18 +35,12 @@ from funcppo.runtime.reasons import ReasonCode, failure_code
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
     from funcppo.kg.answers import Answerer
-    from funcppo.kg.logic.proof import Proof
-    from funcppo.kg.ranking.evaluator import (
-        Evaluator,
-        OtherFactsFinder,
-        ProofFinder,
-    )
-    from funcppo.kg.ranking.ranking import RankingProtocol, Scorer, ScorerBySide
+    from funcppo.kg.ranking.evaluator import Evaluator, ProofFinder
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.subject import Subject
+    from funcppo.kg.scores.score import Score
     from funcppo.kg.search.beam_search import (
         ScoreName,
         SearchConfig,
@@ -203,10 +197,10 @@ class SearchStats:
         }
 
 
-class _PolicyScorer(NamedTuple):
-    """A scorer by a policy."""
+class _PolicyScore(NamedTuple):
+    """A score by a policy."""
 
-    scorer: Scorer
+    score: Score
     step: SearchStep
     uncompiled: Uncompiled | None  # None: the search is compiled
     notes: list[str]  # on its batch size, and on compiling
@@ -231,12 +225,12 @@ def prepare_evaluation(
     Raises:
       ValueError: an option is bad or does not fit the target, or the memory limit is too small.
     """
+    from funcppo.kg.ranking.evaluator import Evaluator
     from funcppo.kg.ranking.ranking import (
         RankingProtocol,
         estimate_candidates,
         ranked_sides,
     )
-    from funcppo.kg.run.subject import make_subject_scorer
     from funcppo.kg.search.task import with_ranking_on
 
     select_device(options.device)
@@ -250,13 +244,12 @@ def prepare_evaluation(
     protocol = RankingProtocol(
         sides=ranked_sides(task),
         n_negatives=n_negatives,
-        score_unprovable=score == "greedy",
+        score_unprovable=score.scores_unprovable,
         seed=options.seed,
     )
     uncompiled: Uncompiled | None = NO_SEARCH
     step: SearchStep | None = None
     if policy_run is None or policy_run.questions is not None:
-        scorer = make_subject_scorer(subject, task)
         _check_memory(memory_limit, options.device)
     else:
         on_phase("choosing the batch size")
@@ -264,9 +257,9 @@ def prepare_evaluation(
         n_candidates = estimate_candidates(
             task, split[: options.queries], protocol
         )
-        scorer, step, uncompiled, more = _make_policy_scorer(
+        score, step, uncompiled, more = _make_policy_score(
             policy_run,
-            score,
+            score.name,
             split,
             memory_limit,
             search_stats,
@@ -275,13 +268,17 @@ def prepare_evaluation(
         )
         notes = [*notes, *more]
 
-    subject = subject._replace(task=task, notes=notes)
-    evaluator = _build_evaluator(
-        options, subject, scorer, protocol, with_proofs=with_proofs
+    subject = subject._replace(task=task, score=score, notes=notes)
+    evaluator = Evaluator(
+        task=task,
+        protocol=protocol,
+        score=score,
+        prove=_make_prover(subject) if with_proofs else None,
+        all_scores=options.all_scores,
     )
     return EvaluationSetup(
         evaluator=evaluator,
-        score=score,
+        score=score.name,
         log_settings=_log_settings(options, subject, n_negatives),
         search_stats=search_stats,
         notes=notes,
@@ -461,6 +458,7 @@ def load_subject(
     """
     from funcppo.kg.graph import loaders
     from funcppo.kg.run import subject
+    from funcppo.kg.scores.score import parse
 
     if is_run_folder(target):
         check_read_as_trained(target, data_config)
@@ -480,11 +478,11 @@ def load_subject(
                 )
         return subject.open_run_subject(Path(target), score, device, on_phase)
 
-    subject.check_untrained_score(score, target)
-    height = subject.height_of_score(score, prover.max_height)
+    if score != "auto":
+        parse(score)  # before the data are read
     return subject.dataset_subject(
         loaders.load(target, rules, cfg=data_config),
-        replace(prover, max_height=height),
+        prover,
         score,
         device,
         on_phase,
@@ -526,7 +524,7 @@ def open_answerer(
     return answerer, notes
 
 
-def _make_policy_scorer(
+def _make_policy_score(
     run: Run,
     score: str,
     split: np.ndarray,
@@ -534,25 +532,25 @@ def _make_policy_scorer(
     search_stats: SearchStats,
     choice: CompileChoice,
     uncompiled: Uncompiled | None,
-) -> _PolicyScorer:
-    """Build the scorer of a run's policy with the batch size that is fastest here within the memory limit.
+) -> _PolicyScore:
+    """Build the score of a run's policy with the batch size that is fastest here within the memory limit.
 
     Args:
       choice: "on": where it cannot be compiled, that is an error.
       uncompiled: why its search is not to be compiled; None to try.
     """
-    from funcppo.kg.ranking import scorers
+    from funcppo.kg.ranking import policy_score
 
     cfg, notes = _choose_batch_size(
         run, cast("ScoreName", score), split, memory_limit
     )
     step = run.search_step
-    if not scorers.needs_search(run.task, cfg):
+    if not policy_score.needs_search(run.task, cfg):
         uncompiled = NO_SEARCH
     if uncompiled is None:
         step, uncompiled, note = _compile_step(run, cfg, split, choice)
         notes = [*notes, note]
-    scorer = scorers.make_policy_scorer(
+    value = policy_score.PolicyScore(
         cfg,
         run.task,
         run.state.best_params,
@@ -560,7 +558,7 @@ def _make_policy_scorer(
         on_scored=search_stats.add,
         on_halved=search_stats.add_halving,
     )
-    return _PolicyScorer(scorer, step, uncompiled, notes)
+    return _PolicyScore(value, step, uncompiled, notes)
 
 
 def _compile_step(
@@ -573,11 +571,11 @@ def _compile_step(
     """
     import torch
 
-    from funcppo.kg.ranking import scorers
+    from funcppo.kg.ranking import policy_score
     from funcppo.runtime.compile import reason_against_compiling
 
     device = run.run_config.device
-    step = scorers.make_search_step(device, compiled=True)
+    step = policy_score.make_search_step(device, compiled=True)
     sample = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
     start = time.perf_counter()
     turned_off_by = reason_against_compiling()
@@ -585,7 +583,7 @@ def _compile_step(
         if turned_off_by:
             raise RuntimeError(f"{turned_off_by} turns the compiler off")
         params = run.state.best_params
-        scorers.compile_search_step(cfg, run.task, params, sample, step)
+        policy_score.compile_search_step(cfg, run.task, params, sample, step)
     except Exception as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         if choice == "on":
@@ -623,7 +621,7 @@ def _tune_batch_size(
     """The settings that score fastest on this machine within the memory limit, and a note on them."""
     import torch
 
-    from funcppo.kg.ranking import autotune, scorers
+    from funcppo.kg.ranking import autotune, policy_score
     from funcppo.kg.run import validation
     from funcppo.kg.search.slot_scheduler import evaluate_step
     from funcppo.kg.search.task import inference_world
@@ -638,8 +636,10 @@ def _tune_batch_size(
     sample = torch.unique(
         torch.from_numpy(split[:TUNING_SAMPLE_SIZE]), dim=0
     ).to(task.kb.facts.device)
-    if scorers.needs_search(task, cfg):
-        make_step = partial(scorers.make_search_step, run.run_config.device)
+    if policy_score.needs_search(task, cfg):
+        make_step = partial(
+            policy_score.make_search_step, run.run_config.device
+        )
         if are_trees_demanded():
             # Each size would be compiled.
             make_step = lambda: evaluate_step
@@ -648,7 +648,7 @@ def _tune_batch_size(
         )
         batch = f"{cfg.slots} slots, {cfg.rows_per_step} rows a step"
     else:
-        world = scorers.with_derivations(task, sample)
+        world = policy_score.with_derivations(task, sample)
         cfg, trials = autotune.tune_chunk_size(
             cfg, world, params, sample, memory_limit
         )
@@ -658,39 +658,6 @@ def _tune_batch_size(
     speed = f"the smallest of {len(trials)} sizes that is nearly the fastest: {best.rows_per_second:,.0f} rows/s"
     memory = f"{best.peak_bytes / 1e6:,.0f} of {memory_limit / 1e6:,.0f} MB"
     return cfg, [f"{batch}, {speed}, {memory}"]
-
-
-def _build_evaluator(
-    options: EvaluationOptions,
-    subject: Subject,
-    scorer: Scorer | ScorerBySide,
-    protocol: RankingProtocol,
-    *,
-    with_proofs: bool,
-) -> Evaluator:
-    """The evaluator of a subject."""
-    from funcppo.kg.ranking.evaluator import FIRST_CHUNK_QUERIES, Evaluator
-    from funcppo.kg.ranking.evidence_ranking import MIN_CHUNK_QUERIES
-    from funcppo.kg.search.beam_search import UNPROVED_PENALTY
-
-    # A greedy path that ends without a proof has a score too: its penalty is the largest score of such a path.
-    proof_threshold = (
-        UNPROVED_PENALTY if subject.score == "greedy" else -float("inf")
-    )
-    return Evaluator(
-        task=subject.task,
-        protocol=protocol,
-        scorer=scorer,
-        prove=_make_prover(subject) if with_proofs else _no_proofs,
-        proof_threshold=proof_threshold,
-        all_scores=options.all_scores,
-        find_other_facts=_make_other_facts_finder(subject)
-        if with_proofs
-        else None,
-        min_chunk_queries=MIN_CHUNK_QUERIES
-        if subject.score == "evidence"
-        else FIRST_CHUNK_QUERIES,
-    )
 
 
 def _make_prover(subject: Subject) -> ProofFinder:
@@ -705,20 +672,6 @@ def _make_prover(subject: Subject) -> ProofFinder:
     return partial(most_probable_proofs, run, program=program)
 
 
-def _make_other_facts_finder(subject: Subject) -> OtherFactsFinder | None:
-    """A function from answers to what their other facts add; None but for a score that reads them."""
-    from funcppo.kg.ranking import other_facts_explanation, scorers
-
-    if not scorers.has_other_facts(subject.score):
-        return None
-    return partial(other_facts_explanation.explain_answers, subject.task)
-
-
-def _no_proofs(atoms: Tensor) -> list[Proof | None]:
-    """No proof of any atom."""
-    return [None] * len(atoms)
-
-
 def _log_settings(
     options: EvaluationOptions, subject: Subject, n_negatives: int | None
 ) -> JsonObject:
@@ -730,7 +683,7 @@ def _log_settings(
         "height": subject.task.max_height,
         "smoothing": subject.task.cfg.smoothing,
         "object_identity": subject.task.cfg.object_identity,
-        "score": subject.score,
+        "score": subject.score.name,
         "params_digest": None if run is None else digest(run.state.best_params),
         "negatives": n_negatives,
         "seed": options.seed,

@@ -197,7 +197,7 @@ class Predict:
 
     def _run(self) -> int:
         """Answer with a file that no other process writes; the exit status."""
-        from funcppo.kg.ranking.scorers import graph_fallback_notes
+        from funcppo.kg.ranking.policy_score import graph_fallback_notes
 
         self._check_shareable()
         set_target_threads(self.target, self.threads)
@@ -532,7 +532,7 @@ class Predict:
         """The answers of some queries."""
         from funcppo.kg.run.subject import describe_numbers
 
-        score = answerer.subject.score
+        score = answerer.subject.score.name
         legend = describe_numbers(answerer.subject) if self.explain else ""
         found = answerer.answer(
             [asked.query for asked in queries],
@@ -590,18 +590,18 @@ class Predict:
         seconds: float,
     ) -> None:
         """Write the answers of --json and of --csv."""
-        from funcppo.kg.ranking import scorers
+        from funcppo.kg.ranking import policy_score
 
         subject = answerer.subject
         step = subject.search_step
         result: JsonObject = {
             "dataset": answerer.dataset.name,
-            "score": subject.score,
+            "score": subject.score.name,
             "trained": subject.policy_run is not None,
             "height": subject.task.max_height,
-            "notes": [*subject.notes, *scorers.graph_fallback_notes(step)],
+            "notes": [*subject.notes, *policy_score.graph_fallback_notes(step)],
             "graphs": self.graphs,
-            **scorers.search_replay(step)._asdict(),
+            **policy_score.search_replay(step)._asdict(),
             "queries": answered,
             "seconds": seconds,
         }
@@ -723,7 +723,7 @@ class Predict:
         cfg = subject.task.cfg
         return {
             "fingerprint": answerer.dataset.fingerprint,
-            "score": subject.score,
+            "score": subject.score.name,
             "height": subject.task.max_height,
             "smoothing": cfg.smoothing,
             "object_identity": cfg.object_identity,
@@ -736,7 +736,7 @@ class Predict:
         self, answerer: Answerer, file: RelationFile, n_facts: int
     ) -> None:
         """Print how many facts there are and, without --out, the first of them."""
-        score = answerer.subject.score
+        score = answerer.subject.score.name
         relation = format_name(str(self.relation))
         headline = f"{n_facts:,} new facts of {relation}, score {score}"
         if self.out is not None:

@@ -316,7 +316,7 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
     import torch
 
     from funcppo.kg.answers import explain_answer, most_probable_proof
-    from funcppo.kg.ranking import evidence_explanation, ranking
+    from funcppo.kg.ranking import explain, ranking
     from funcppo.kg.run.subject import describe_default_score
 
     query = torch.tensor(atom)
@@ -345,11 +345,11 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
             *(
                 line
                 for explanation in explanations
-                for line in evidence_explanation.to_lines(dataset, explanation)
+                for line in explain.explanation_lines(dataset, explanation)
             ),
             *default,
         ],
-        [evidence_explanation.to_json(dataset, e) for e in explanations],
+        [explain.explanation_json(dataset, e) for e in explanations],
     )
 
 
@@ -545,7 +545,7 @@ def _answer_scores(
 
     scored = subject.run_subject(run)
     scores = Answerer(scored).score(atoms, 1 + variables.index(True))
-    return _Scores(scored.score, torch.tensor(scores, dtype=torch.float64))
+    return _Scores(scored.score.name, torch.tensor(scores, dtype=torch.float64))
 
 
 def _named_places(

@@ -51,7 +51,7 @@ def iter_queries(
     import numpy as np
 
     from funcppo.kg.ranking import evaluator as evaluation
-    from funcppo.kg.ranking.scorers import graph_fallback_notes
+    from funcppo.kg.ranking.policy_score import graph_fallback_notes
     from funcppo.runtime import memory
 
     # A window is ranked whole, so that its records do not depend on what is done.

@@ -1234,7 +1234,7 @@ def _print_results(
     run: Run, results: JsonObject, console: Console, deadline: Deadline
 ) -> None:
     """Print the table of test metrics, notes, and a proof."""
-    from funcppo.kg.ranking import scorers
+    from funcppo.kg.ranking import policy_score
 
     if results["test"]:
         candidates = (
@@ -1260,7 +1260,7 @@ def _print_results(
             )
         )
 
-    notes = scorers.graph_fallback_notes(run.search_step)
+    notes = policy_score.graph_fallback_notes(run.search_step)
     rate = results["false_negative_rate"]
     if rate is not None:
         notes.append(

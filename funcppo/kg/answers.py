@@ -1,6 +1,6 @@
 """Answers of open queries r(h, X) and r(X, t), whether any split holds them or not; and all new facts of a relation.
 
-A `Predictor` lists the entities that the rules derive for each query, scores them by the scorers that rank splits, and
+A `Predictor` lists the entities that the rules derive for each query, scores them by the score that ranks splits, and
 orders them. Known true answers, of all splits and of facts.txt, are left out and counted, or listed and marked. The
 rules are applied to the facts of train and of facts.txt, as in an evaluation. An evaluation ranks the entity of a query
 among its own answers; on request it is left out and counted, unless some triple of the relation, or the head of a rule,
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core import files, record_log, tree
+from funcppo.core import files, record_log
 from funcppo.core.files import Json, named_errors, shorten, write_atomically
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset
@@ -57,23 +57,14 @@ from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.prove import Program
 from funcppo.kg.logic.row_index import unique_rows, unique_values
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL, TripleIndex
-from funcppo.kg.ranking import (
-    evidence_explanation,
-    evidence_ranking,
-    explain,
-    other_facts_explanation,
-    rank_metrics,
-    ranking,
-    scorers,
-)
-from funcppo.kg.ranking.evidence_explanation import Explanation, Weights
-from funcppo.kg.ranking.other_facts_explanation import OtherFacts
-from funcppo.kg.ranking.ranking import Scorer, ScorerBySide
-from funcppo.kg.run.run import QuestionSetup, Run, make_fact_scorer
-from funcppo.kg.run.subject import Subject, make_subject_scorer
+from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
+from funcppo.kg.ranking.explain import Explanation
+from funcppo.kg.run.run import Run, make_weights
+from funcppo.kg.run.subject import Subject
 from funcppo.kg.scores import aggregation, evidence, link_embedding
-from funcppo.kg.scores.aggregation import Params
 from funcppo.kg.scores.evidence import FactIndex
+from funcppo.kg.scores.learned import LearnedScore, Weights
+from funcppo.kg.scores.score import Score, Term
 from funcppo.kg.search.task import ProverTask, is_unproved_fact, known_triples
 
 PROVED, NOT_DERIVABLE, UNPROVED = "proved", "not derivable", "unproved"
@@ -134,10 +125,6 @@ class UnprovedAnswers(NamedTuple):
     rank: I64[Tensor, "n"]  # after all ranked answers
 
 
-# The scorer of a task, which may have an index of other atoms than the one that the maker was made for.
-ScorerMaker = Callable[[ProverTask], Scorer | ScorerBySide]
-
-
 class _Listing(NamedTuple):
     """The entities listed for some queries of one side, each pair once, ascending by query and entity."""
 
@@ -154,10 +141,8 @@ class Predictor:
 
     task: ProverTask
     """The data set and what its rules derive."""
-    make_scorer: ScorerMaker
-    """The scorer of all candidates."""
-    make_fact_scorer: ScorerMaker
-    """The scorer of facts, each of which is left out while it is scored."""
+    by: Score
+    """The score of all candidates."""
     known: TripleIndex
     """True triples, of all splits and of facts.txt."""
     derivable: TripleIndex | None
@@ -166,8 +151,6 @@ class Predictor:
     """Index of the facts, where T_P is held in part."""
     has_loops: Bool[Tensor, "P+1"]
     """Relations of which a known triple, or the head of a rule, links an entity to itself."""
-    reads_derivations: bool
-    """Whether the scorers read which rules derive an atom."""
 
     def rank(
         self,
@@ -239,12 +222,12 @@ class Predictor:
         log_odds = torch.full(
             (len(atoms),), -torch.inf, dtype=torch.float64, device=atoms.device
         )
-        for rows, make_scorer in (
-            (~is_fact, self.make_scorer),
-            (is_fact, self.make_fact_scorer),
+        for rows, score_rows in (
+            (~is_fact, scoring.score_atoms),
+            (is_fact, scoring.score_facts),
         ):
             if rows.any():
-                values = self._score_distinct(atoms[rows], side, make_scorer)
+                values = self._score_distinct(atoms[rows], side, score_rows)
                 log_odds = log_odds.masked_scatter(rows, values)
         return log_odds
 
@@ -423,7 +406,7 @@ class Predictor:
         # Queries are distinct and ascend by predicate and entity, as the questions of the evidence do.
         parts = [atoms.new_zeros(0)]
         n_before = 0
-        for questions, part in evidence_ranking.query_evidence(
+        for questions, part in scoring.query_evidence(
             self.task, self.facts, atoms, side
         ):
             row = (n_before + part.question).to(atoms.device)
@@ -432,16 +415,17 @@ class Predictor:
         return torch.cat(parts)
 
     def _score_distinct(
-        self, atoms: Tensor, side: int, make_scorer: ScorerMaker
+        self,
+        atoms: Tensor,
+        side: int,
+        score_rows: Callable[[ProverTask, Score, Tensor, int], Tensor],
     ) -> Tensor:
-        """The log-odds of atoms by the scorer of a side, each distinct atom scored once."""
-        distinct = unique_rows(atoms)
-        task = self.task_for(distinct) if self.reads_derivations else self.task
-        scorer = make_scorer(task)
-        if isinstance(scorer, ScorerBySide):
-            scorer = scorer.of(side)
+        """The log-odds of atoms as answers about a side, each distinct atom scored once."""
+        task = self.task
+        if self.by.facts is None:  # rules or a search read what T_P holds
+            task = self.task_for(unique_rows(atoms))
         scored = ranking.score_distinct_atoms(
-            scorer, atoms, self.task.sizes, side
+            partial(score_rows, task, self.by), atoms, self.task.sizes, side
         )
         return scored.log_odds[scored.row]
 
@@ -461,7 +445,7 @@ class Predictor:
         )
         ascending = atoms[order].to(task.kb.facts.device, torch.int32)
         rows = [atoms.new_zeros(0)]
-        for part in scorers.iter_task_derivations(task, ascending):
+        for part in scoring.iter_task_derivations(task, ascending):
             rows.append(part.atom_row.to(atoms.device))
         is_derived = torch.isin(
             torch.arange(len(atoms), device=atoms.device), torch.cat(rows)
@@ -470,20 +454,17 @@ class Predictor:
         return is_derived & ~is_unproved_fact(task, atoms)
 
 
-def make_predictor(
-    task: ProverTask,
-    make_scorer: ScorerMaker,
-    make_fact_scorer: ScorerMaker | None = None,
-    *,
-    reads_derivations: bool = True,
-) -> Predictor:
-    """Index the known and the derivable triples of a task.
+def make_predictor(task: ProverTask, score: Score) -> Predictor:
+    """Index the known and the derivable triples of a task, to rank answers by the score that ranks splits.
 
-    Args:
-      make_scorer: the scorer that ranks splits.
-      make_fact_scorer: where that does not leave a fact out of its own score; None for the same scorer.
-      reads_derivations: whether the scorers read which rules derive an atom.
+    Raises:
+      ValueError: the score tells candidates that no rule derives apart.
     """
+    if score.scores_unprovable:
+        raise ValueError(
+            f"--score {score.name}: expected a score of what the rules derive, {score.name} ranks all other entities "
+            "too"
+        )
     device = task.entity_pool.device
     n_constants = task.sizes.n_constants
     known = torch.from_numpy(known_triples(task.dataset)).to(device)
@@ -491,8 +472,7 @@ def make_predictor(
     is_whole = model.complete
     return Predictor(
         task=task,
-        make_scorer=make_scorer,
-        make_fact_scorer=make_fact_scorer or make_scorer,
+        by=score,
         known=triple_index.build_triple_index(known, n_constants),
         derivable=triple_index.build_triple_index(model.atoms, n_constants)
         if is_whole
@@ -501,7 +481,6 @@ def make_predictor(
         if is_whole
         else evidence.index_facts(task.kb, task.sizes, task.cfg.memory_share),
         has_loops=_relations_with_loops(task, known),
-        reads_derivations=reads_derivations,
     )
 
 
@@ -550,33 +529,6 @@ def _order(
         n_new=int((~is_known).sum()),
         n_known=n_known,
         n_self=n_self,
-    )
-
-
-def make_subject_predictor(subject: Subject) -> Predictor:
-    """The predictor of a subject, which ranks answers by the scorer that ranks splits.
-
-    Raises:
-      ValueError: the score is greedy, which tells candidates without a proof apart.
-    """
-    if subject.score == "greedy":
-        raise ValueError(
-            "--score greedy: expected a score of what the rules derive, greedy ranks all other entities too"
-        )
-    of_facts: ScorerMaker | None = None
-    run = subject.policy_run
-    if run is not None and run.questions is not None:
-        left_out = run.run_config.questions.left_out
-        assert left_out != "auto", "a stored run has what it chose"
-        fact_scorer = make_fact_scorer(
-            run.task, run.questions, run.state.best_params, left_out
-        )
-        of_facts = lambda task: fact_scorer
-    return make_predictor(
-        subject.task,
-        partial(make_subject_scorer, subject),
-        of_facts,
-        reads_derivations=of_facts is None,
     )
 
 
@@ -636,18 +588,18 @@ def _best_rules(
     base = run.task.sizes.n_constants + 1
     atoms = atoms.long()
     wanted = (atoms[:, 0] * base + atoms[:, HEAD]) * base + atoms[:, TAIL]
-    params = _score_params(run, setup)
+    weights = run_weights(run)
     best: dict[int, tuple[int, float]] = {}
 
-    for questions, part in evidence_ranking.query_evidence(
+    for questions, part in scoring.query_evidence(
         run.task, setup.facts, atoms, TAIL
     ):
         prefix = questions.predicate * base + questions.entity
         key = prefix[part.question] * base + part.entity
         amounts = aggregation.firing_amounts(
-            setup.policy.aggregation,
-            setup.aggregation,
-            params,
+            weights.cfg,
+            weights.world,
+            weights.params,
             aggregation.whole(part),
         )
         for row in (
@@ -661,27 +613,22 @@ def _best_rules(
     return [best.get(key) for key in wanted.tolist()]
 
 
-def _score_params(run: Run, setup: QuestionSetup) -> Params:
-    """The weights of evidence, on its device."""
-    device = setup.facts.degree.device
-    return tree.map(lambda x: x.to(device), run.state.best_params.score)
+def run_weights(run: Run) -> Weights:
+    """The best weights of a run that learns from questions."""
+    assert run.questions is not None, "the run learns from questions"
+    left_out = run.run_config.questions.left_out
+    assert left_out != "auto", "a stored run has what it chose"
+    return make_weights(
+        run.task, run.questions, run.state.best_params, left_out
+    )
 
 
 def explain_answer(run: Run, atom: Tensor, side: int) -> Explanation | None:
     """The evidence of an atom as an answer about one side; None if no rule derives it, or the run weighs none."""
-    setup = run.questions
-    if setup is None:
+    if run.questions is None:
         return None
-    left_out = run.run_config.questions.left_out
-    assert left_out != "auto", "a stored run has what it chose"
-    weights = Weights(
-        facts=setup.facts,
-        cfg=setup.policy.aggregation,
-        world=setup.aggregation,
-        params=_score_params(run, setup),
-        left_out=left_out,
-    )
-    return evidence_explanation.explain_answer(run.task, weights, atom, side)
+    score = LearnedScore(run.score, run_weights(run))
+    return explain.explain_answer(run.task, score, atom, side)
 
 
 # -- answers in names
@@ -694,8 +641,10 @@ class AnswerProof(NamedTuple):
     proof: Proof | None  # None if the search found none
     # what a run weighs that learnt from questions, as an answer to the query
     evidence: Explanation | None
-    # what other facts of the relation add, by a score that reads them
-    other_facts: OtherFacts | None = None
+    # what the score of rules adds up beside them, as an answer about a side: what other facts of the relation say
+    atom: tuple[int, ...] = ()
+    side: int = TAIL
+    terms: Sequence[Term] = ()
 
     def __repr__(self) -> str:
         """The lines of the proof and the evidence, for people."""
@@ -703,18 +652,17 @@ class AnswerProof(NamedTuple):
 
     def to_lines(self) -> list[str]:
         """The proof as an indented tree, and the evidence or what other facts add."""
-        score_lines: list[str] = []
-        if self.other_facts is not None:
-            score_lines.append(
-                other_facts_explanation.to_line(self.dataset, self.other_facts)
-            )
+        score_lines = [
+            explain.other_facts_line(self.dataset, self.atom, self.side, term)
+            for term in self.terms
+        ]
         if self.proof is None:
             return ["no proof was found", *score_lines]
         names = proof_names(self.dataset)
         text = proof.to_text(self.proof, names.format_atom, names.format_rule)
         lines = text.rstrip("\n").split("\n")
         if self.evidence is not None:
-            lines += evidence_explanation.to_lines(self.dataset, self.evidence)
+            lines += explain.explanation_lines(self.dataset, self.evidence)
         return lines + score_lines
 
     def to_json(self) -> Json:
@@ -724,12 +672,12 @@ class AnswerProof(NamedTuple):
             names = proof_names(self.dataset)
             fields["proof"] = json.loads(proof.to_json(self.proof, *names))
         if self.evidence is not None:
-            fields["evidence"] = evidence_explanation.to_json(
+            fields["evidence"] = explain.explanation_json(
                 self.dataset, self.evidence
             )
-        if self.other_facts is not None:
-            fields["other_facts"] = other_facts_explanation.to_json(
-                self.dataset, self.other_facts
+        for term in self.terms:
+            fields["other_facts"] = explain.other_facts_json(
+                self.dataset, self.atom, self.side, term
             )
         return fields
 
@@ -808,7 +756,7 @@ class Answerer:
           ValueError: the score is greedy.
         """
         self.subject = subject
-        self.predictor = make_subject_predictor(subject)
+        self.predictor = make_predictor(subject.task, subject.score)
 
     @property
     def dataset(self) -> Dataset:
@@ -995,12 +943,13 @@ class Answerer:
             found = explain.smallest_proof(task, atom, self._program)
         if found is None:
             found = self._proof_from_other_facts(atom)
-        others = None
-        if scorers.has_other_facts(self.subject.score):
-            (others,) = other_facts_explanation.explain_answers(
-                task, atom[None], side
+        terms: list[Term] = []
+        if self.subject.score.facts is None:
+            (terms,) = explain.explain_atoms(
+                task, self.subject.score, atom[None], side
             )
-        return AnswerProof(self.dataset, found, evidence, others)
+        ids = tuple(atom.tolist())
+        return AnswerProof(self.dataset, found, evidence, ids, side, terms)
 
     def _proof_from_other_facts(self, atom: Tensor) -> Proof | None:
         """A smallest proof of an atom that may be a fact; None if there is none, or it takes too much work."""

@@ -62,7 +62,6 @@ from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import (
     Subject,
     dataset_subject,
-    make_subject_scorer,
     run_subject,
 )
 from funcppo.kg.search.config import ProverTaskConfig
@@ -407,7 +406,7 @@ class Knowledge:
     @property
     def score(self) -> str:
         """The name of the score."""
-        return self._subject.score
+        return self._subject.score.name
 
     @property
     def trained(self) -> bool:
@@ -584,9 +583,8 @@ class Knowledge:
             raise ValueError(f"{self.dataset.name}: its {split} split is empty")
         protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
         ranking.check_split(task, queries, protocol)
-        scorer = make_subject_scorer(self._subject, task)
         metrics = ranking.summarise_ranking(
-            ranking.rank_split(task, queries, scorer, protocol),
+            ranking.rank_split(task, queries, self._subject.score, protocol),
             list(self.dataset.predicates),
             with_auc=task.is_countries,
         )
@@ -808,7 +806,7 @@ def open(
             f"{folder}: expected the folder of a run, or a graph (funcppo.load(file)), got a file"
         )
     run = run_start.open_run(folder, device)
-    return Knowledge(run_subject(run, score, str(folder)), run, folder)
+    return Knowledge(run_subject(run, score), run, folder)
 
 
 def _fit(

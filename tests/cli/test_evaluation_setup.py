@@ -15,7 +15,7 @@ from funcppo.cli.evaluation_setup import (
     prepare_evaluation,
     search_notes,
 )
-from funcppo.kg.ranking import scorers
+from funcppo.kg.ranking import policy_score
 from funcppo.kg.run import validation
 from funcppo.kg.search.task import ignore_phase
 from funcppo.runtime import distributed, memory
@@ -206,7 +206,7 @@ def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
 def test_a_search_that_is_not_compiled_has_its_reason(trained, monkeypatch):
     """The compiler is turned off, it is wrong, it was not to be tried, or there is no search."""
     wrong = Mock(side_effect=EquivalenceError("off by one"))
-    monkeypatch.setattr(scorers, "compile_search_step", wrong)
+    monkeypatch.setattr(policy_score, "compile_search_step", wrong)
 
     def uncompiled(score, **options):
         evaluate = Evaluate(target=str(trained), score=score, **options)
@@ -214,7 +214,7 @@ def test_a_search_that_is_not_compiled_has_its_reason(trained, monkeypatch):
 
     assert uncompiled("best-proof") == evaluation_setup.NO_SEARCH
     assert uncompiled("noisy-or") == evaluation_setup.NO_SEARCH
-    monkeypatch.setattr(scorers, "needs_search", lambda task, cfg: True)
+    monkeypatch.setattr(policy_score, "needs_search", lambda task, cfg: True)
     monkeypatch.setattr(
         evaluation_setup, "_tune_batch_size", untuned_batch_size
     )

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from funcppo.cli import common, predict, report, serve
 from funcppo.cli.mine import Mine
-from funcppo.kg.ranking import scorers
+from funcppo.kg.ranking import policy_score
 from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.kg.show.serve import server
 from funcppo.runtime.capture import GraphedStep, TreeFunction
@@ -61,7 +61,9 @@ def run(tmp_path_factory):
 def captured_search(monkeypatch):
     """Searches are captured as on a GPU; on a CPU each falls back and says why."""
     monkeypatch.setattr(
-        scorers, "make_search_step", lambda device: GraphedStep(evaluate_step)
+        policy_score,
+        "make_search_step",
+        lambda device: GraphedStep(evaluate_step),
     )
 
 
@@ -180,9 +182,9 @@ def test_each_thread_of_the_server_has_the_device_as_its_own(
 def test_searches_by_trees_of_graphs_are_recorded_as_such(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda fn, **options: fn)
     step = TreeFunction(lambda x: x + 1, {})
-    assert scorers.search_replay(step) == ("none", {})
+    assert policy_score.search_replay(step) == ("none", {})
     step(torch.zeros(1))
-    assert scorers.search_replay(step) == ("cuda-graph-trees", {})
+    assert policy_score.search_replay(step) == ("cuda-graph-trees", {})
 
 
 IMPORTED_BY_MINING = """

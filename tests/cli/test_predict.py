@@ -407,7 +407,7 @@ def test_new_facts_are_those_of_the_queries_best_first(
             "--csv a.settings.json: expected another file than that of --json",
         ),
         (["p(e1, X)", "--min-score", "2"], "--min-score: expected...from 0 to"),
-        (["p(e1, X)", "--score", "evidence"], "is no trained run"),
+        (["p(e1, X)", "--score", "evidence"], "trained run has others"),
         (["p(e1, X)", "--queries", "x"], "got 2 of them"),
         (["p(e1, X)", "--unproved"], "expected a run with link embeddings"),
         (

@@ -28,7 +28,8 @@ from funcppo.core import tree
 from funcppo.core.settings import CONFIG_FILE, METRICS_FILE, write_config
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.ranking import scorers
+from funcppo.kg.ranking import policy_score
+from funcppo.kg.ranking.policy_score import PolicyScore
 from funcppo.kg.run import run as run_module
 from funcppo.kg.run import run_start, training, validation
 from funcppo.kg.run.config import (
@@ -465,9 +466,8 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
     trained, monkeypatch, tmp_path
 ):
     """A signal in the validation after update 2: it ends at the next chunk, and the run is resumed bit for bit."""
-    score_chunks = scorers.make_policy_scorer
 
-    def make_scorer(*args):
+    def make_score(*args):
         *others, on_progress = args
 
         def interrupted(n_started, n_candidates):
@@ -475,7 +475,7 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
                 os.kill(os.getpid(), signal.SIGINT)
             on_progress(n_started, n_candidates)
 
-        return score_chunks(*others, interrupted)
+        return PolicyScore(*others, interrupted)
 
     validate = validation.validate
     calls = []
@@ -486,7 +486,7 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "validate", noted)
-        patch.setattr(scorers, "make_policy_scorer", make_scorer)
+        patch.setattr(validation, "PolicyScore", make_score)
         arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
         assert funcppo(patch, "train", *arguments) == 130
     assert len(calls) == 2
@@ -529,7 +529,7 @@ def test_an_interrupt_in_the_final_test_says_how_to_continue(
     shutil.copytree(trained, run)
     (run / RESULTS_FILE).unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(scorers, "make_untrained_scorer", interrupted)
+        patch.setattr(validation, "policy_score", interrupted)
         assert continued(run, patch) == 130
     assert "interrupted after update 4; `funcppo" in capsys.readouterr().out
     assert continued(run, monkeypatch) == 0
@@ -1020,7 +1020,9 @@ def test_the_reason_is_printed_if_search_steps_are_not_replayed_on_a_gpu(
 ):
     """Here for want of a GPU."""
     monkeypatch.setattr(
-        scorers, "make_search_step", lambda device: GraphedStep(evaluate_step)
+        policy_score,
+        "make_search_step",
+        lambda device: GraphedStep(evaluate_step),
     )
     args = (
         "countries_s2",

@@ -44,7 +44,7 @@ from funcppo.envs.wrappers import (
 )
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.ranking import scorers
+from funcppo.kg.ranking import policy_score
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.scores.aggregation import AggregationConfig, Capacity
 from funcppo.kg.scores.bellman_ford import NetworkConfig, StepConfig
@@ -174,7 +174,7 @@ def values_outside(kind, range_):
 def configs():
     """A valid config of each type."""
     cfg, _, _ = small_problem()
-    search = scorers.search_config(
+    search = policy_score.search_config(
         small_task(),
         cfg,
         "best-proof",

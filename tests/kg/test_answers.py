@@ -29,7 +29,7 @@ from funcppo.kg.answers import (
 )
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import explain, rank_metrics, ranking, scorers
+from funcppo.kg.ranking import explain, rank_metrics, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.run import run_start
 from funcppo.kg.run.config import RunConfig
@@ -40,6 +40,7 @@ from funcppo.kg.scores.question_config import (
     ListwiseConfig,
     QuestionConfig,
 )
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
 
@@ -77,9 +78,7 @@ def make_task(**settings):
 
 
 def predictor_of(task, score=NOISY_OR):
-    return make_predictor(
-        task, lambda task: scorers.make_untrained_scorer(task, score)
-    )
+    return make_predictor(task, parse(score))
 
 
 def split_queries(task, split):
@@ -98,7 +97,7 @@ def test_candidates_and_scores_are_those_of_a_ranking(height, score):
     ranked = ranking.rank_split(
         task,
         split,
-        scorers.make_untrained_scorer(task, score),
+        parse(score),
         RankingProtocol(),
     )
     queries = split_queries(task, split)
@@ -118,7 +117,7 @@ def test_known_answers_are_marked_and_have_their_score_in_a_ranking():
     ranked = ranking.rank_split(
         task,
         split,
-        scorers.make_untrained_scorer(task, NOISY_OR),
+        parse(NOISY_OR),
         RankingProtocol(),
     )
     queries = split_queries(task, split)

@@ -29,7 +29,7 @@ from funcppo.kg.ranking.details_lines import (
     RecountedRow,
 )
 from funcppo.kg.ranking.evaluator import Evaluator
-from funcppo.kg.ranking.evidence_explanation import Explanation
+from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.ranking.ranking import Ranking
 from funcppo.kg.ranking.recount import (
     Atom,
@@ -38,13 +38,11 @@ from funcppo.kg.ranking.recount import (
     OtherFactShares,
     RankCounts,
 )
-from funcppo.kg.ranking.scorers import split_other_facts
 from funcppo.kg.scores.bellman_ford_paths import KnownPath
 from funcppo.kg.scores.other_facts import other_fact_shares
+from funcppo.kg.scores.score import OTHER_FACTS, Score
 from funcppo.kg.search.task import ProverTask, known_triples, with_other_facts
 
-RULE_SCORES = ("max-confidence", "noisy-or")
-POLICY_SCORES = ("success", "best-proof", "greedy", "evidence")
 # log-odds; float64 sums in another order, as the recount makes them, differ by less
 LOG_ODDS_TOLERANCE = 1e-7
 # the same of scores of a search, which are float32
@@ -78,7 +76,6 @@ class Subject:
     """What is compared: an evaluator, and its data as the recount reads them."""
 
     evaluator: Evaluator
-    score: str  # the name of the evaluator's score
     logic: Logic
     facts: Atoms
 
@@ -104,12 +101,8 @@ class _RowDifference(NamedTuple):
     line: str | None  # of a details file: empty if it agrees; None without one
 
 
-def make_subject(evaluator: Evaluator, score: str) -> Subject:
-    """Read the data of an evaluator's task for the recount.
-
-    Args:
-      score: the name of the evaluator's score.
-    """
+def make_subject(evaluator: Evaluator) -> Subject:
+    """Read the data of an evaluator's task for the recount."""
     dataset = evaluator.task.dataset
     logic = Logic(
         rules=tuple(
@@ -123,7 +116,6 @@ def make_subject(evaluator: Evaluator, score: str) -> Subject:
     )
     return Subject(
         evaluator=evaluator,
-        score=score,
         logic=logic,
         facts=facts,
     )
@@ -270,8 +262,10 @@ class _ScoreSource:
     ) -> None:
         task = subject.evaluator.task
         self.subject = subject
-        self.name, self.has_other_facts = split_other_facts(subject.score)
-        self.is_recounted = _is_rule_score(subject.score)
+        score = subject.evaluator.score
+        self.name = score.name.removesuffix(OTHER_FACTS)
+        self.has_other_facts = "other-facts" in score.needs
+        self.is_recounted = has_recount(score)
         self.lists_all = subject.evaluator.protocol.score_unprovable
         atoms = recount.read_atoms(ranked.scored_atom.tolist())
         sides = ranked.scored_side.tolist()
@@ -406,9 +400,11 @@ class _ScoreSource:
         return -math.inf
 
 
-def _is_rule_score(score: str) -> bool:
-    """Whether a score follows from the confidences of rules."""
-    return score.startswith(RULE_SCORES)
+def has_recount(score: Score) -> bool:
+    """Whether the recount knows a score: those that follow from the confidences of rules and other facts."""
+    return score.name.removesuffix(OTHER_FACTS).startswith(
+        ("max-confidence", "noisy-or")
+    )
 
 
 def _rows(ranked: Ranking) -> list[_Row]:
@@ -594,7 +590,7 @@ def _summarise_rows(
     n_verdicts = 0 if scores.lists_all else n_candidates
     if scores.lists_all:
         verdict_notes = [
-            f"verdicts not compared: {scores.subject.score} scores every candidate"
+            f"verdicts not compared: {scores.subject.evaluator.score} scores every candidate"
         ]
     agreements = [
         _summarise(
@@ -661,8 +657,8 @@ def _rank_notes(
         notes.append(
             f"{n_near} ranks differ by the rounding of scores alone, and count as equal"
         )
-    score = scores.subject.score
-    if score.startswith(POLICY_SCORES):
+    score = scores.subject.evaluator.score
+    if score.needs & {"search", "questions"}:
         notes.append(f"scores are the policy's ({score})")
     elif not scores.is_recounted:
         notes.append(f"scores are taken as they are ({score})")
@@ -728,13 +724,13 @@ def _proof_errors(
 ) -> list[str] | None:
     """What is wrong with the engine's proof of an atom; None if a policy's search finds none."""
     evaluator = subject.evaluator
+    assert evaluator.prove is not None, "the evaluator finds proofs"
     try:
         (proof,) = evaluator.prove(query[None])
     except AssertionError as error:  # the engine checks its proofs too
         return [str(error)]
     if proof is None:
-        has_rule_score = _is_rule_score(subject.score)
-        return ["there is no proof"] if has_rule_score else None
+        return ["there is no proof"] if has_recount(evaluator.score) else None
     if recount.read_atoms([proof.nodes[0].goal]) != [atom]:
         return ["it proves another atom"]
     return recount.proof_errors(
@@ -813,7 +809,7 @@ def compare_evidence(
         ]
         lines += [
             f"{name}: path {', '.join(map(format_atom, path.facts))}: expected known facts that lead to the answer"
-            for path in (found.paths if found else ())
+            for path in _paths_of(found)
             if not _is_known_path(subject, row, left_out, path)
         ]
     return Agreement(
@@ -832,7 +828,8 @@ def _evidence_counts(found: Explanation | None) -> dict[str, object]:
     """The counts of the engine, by what they count; empty if no rule derives the candidate."""
     if found is None:
         return {}
-    counts: dict[str, object] = {"known answers": found.own_degree}
+    (own_degree,) = found.of_kind("own-degree")
+    counts: dict[str, object] = {"known answers": own_degree.detail}
     for rule in found.rules:
         counts |= {
             f"rule {rule.rule}": (
@@ -844,10 +841,17 @@ def _evidence_counts(found: Explanation | None) -> dict[str, object]:
         if rule.walk is not None:
             counts |= {f"walk of rule {rule.rule}": rule.walk}
     # Those of no fact are not listed.
-    for degree in found.degrees:
-        counts |= {_degree_name(degree.predicate, degree.place): degree.n_facts}
-    links = sorted((fact.predicate, fact.place) for fact in found.facts)
+    for term in found.of_kind("degree"):
+        predicate, place, n_facts = term.detail
+        counts |= {_degree_name(predicate, place): n_facts}
+    links = sorted(term.detail[:2] for term in found.of_kind("fact"))
     return counts | {"linking facts": links}
+
+
+def _paths_of(found: Explanation | None) -> Sequence[KnownPath]:
+    """The paths that a Bellman-Ford network reads an answer from."""
+    networks = found.of_kind("bellman-ford") if found else []
+    return [path for term in networks for path in term.detail]
 
 
 def _degree_name(predicate: int, place: int) -> str:
@@ -984,5 +988,5 @@ def rank_sample(
     queries = split[query_id]
     ranking.check_split(evaluator.task, queries, evaluator.protocol)
     return ranking.rank_split(
-        evaluator.task, queries, evaluator.scorer, evaluator.protocol, query_id
+        evaluator.task, queries, evaluator.score, evaluator.protocol, query_id
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,21 +21,16 @@ from funcppo.kg.graph.rules import format_atom, proof_names
 from funcppo.kg.logic import proof
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import SIDE_NAMES
-from funcppo.kg.ranking import (
-    other_facts_explanation,
-    rank_metrics,
-    ranking,
-)
+from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.candidates import RankingProtocol
-from funcppo.kg.ranking.other_facts_explanation import OtherFacts
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
-from funcppo.kg.ranking.ranking import Ranking, Scorer, ScorerBySide
+from funcppo.kg.ranking.ranking import Ranking
 from funcppo.kg.ranking.result_log import Record
+from funcppo.kg.scores.score import Score
 from funcppo.kg.search.task import ProverTask
 
 # Queries are ranked in chunks: scoring many candidates at once is fast, and what is ranked together is lost together
 # when the process is killed.
-FIRST_CHUNK_QUERIES = 1
 TARGET_CHUNK_SECONDS = 1.0
 # listed candidates of a chunk, which bound its memory
 MAX_CHUNK_CANDIDATES = 1 << 20
@@ -59,32 +54,22 @@ class ProofFinder(Protocol):
         ...
 
 
-class OtherFactsFinder(Protocol):
-    """Finds what the other facts of answers add to their scores."""
-
-    def __call__(
-        self, atoms: I64[Tensor, "n W"], side: int, /
-    ) -> list[OtherFacts]:
-        """The other facts of each atom as an answer about a side."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluator:
     """How queries are ranked and what is recorded of them."""
 
     task: ProverTask
     protocol: RankingProtocol
-    scorer: Scorer | ScorerBySide
-    prove: ProofFinder
-    # log score up to which an answer counts as not proved
-    proof_threshold: float
+    score: Score
+    # finds the proofs of proved answers; None where records hold no proofs and no terms of scores
+    prove: ProofFinder | None
     # records hold the scores of all candidates that were scored
     all_scores: bool
-    # records hold what other facts of the relation add, by a score that reads them; None by others
-    find_other_facts: OtherFactsFinder | None = None
-    # queries that are ranked together at least, where each call of the scorer has a cost of its own
-    min_chunk_queries: int = FIRST_CHUNK_QUERIES
+
+    @property
+    def min_chunk_queries(self) -> int:
+        """The fewest queries that are ranked together: to collect their evidence has a cost of its own."""
+        return scoring.MIN_CHUNK_QUERIES if self.score.facts else 1
 
 
 def evaluate_queries(
@@ -110,7 +95,7 @@ def evaluate_queries(
         ranked = ranking.rank_split(
             evaluator.task,
             split[chunk],
-            evaluator.scorer,
+            evaluator.score,
             evaluator.protocol,
             chunk,
         )
@@ -162,7 +147,7 @@ def rank_window(
     ranked = ranking.rank_split(
         evaluator.task,
         split[rows],
-        evaluator.scorer,
+        evaluator.score,
         evaluator.protocol,
         rows,
     )
@@ -234,7 +219,10 @@ def _with_proofs(
         any(record["status"] == "proved" for record in sides)
         for sides in records
     ]
-    proofs = iter(evaluator.prove(answers[is_proved]) if any(is_proved) else ())
+    proved_answers = answers[is_proved]
+    proofs = iter([None] * len(proved_answers))
+    if evaluator.prove is not None and len(proved_answers):
+        proofs = iter(evaluator.prove(proved_answers))
     for sides, proved in zip(records, is_proved):
         found = next(proofs) if proved else None
         fields = found and _proof_to_dict(evaluator.task.dataset, found)
@@ -249,44 +237,24 @@ def _with_other_facts(
     records: list[list[Record]],
     answers: I64[Tensor, "Q W"],
 ) -> list[list[Record]]:
-    """The records of queries with what the other facts of each answer add, by a score that reads them."""
-    find, dataset = evaluator.find_other_facts, evaluator.task.dataset
-    if find is None:
+    """The records of queries with what other facts add to each proved answer, by a score that reads them; else null."""
+    task, score = evaluator.task, evaluator.score
+    if "other-facts" not in score.needs or evaluator.prove is None:
         return records
-
-    def explain(atoms: I64[Tensor, "n W"], side: int) -> list[object]:
-        return [
-            other_facts_explanation.to_json(dataset, others)
-            for others in find(atoms, side)
-        ]
-
-    return _with_field(evaluator, records, answers, "other_facts", explain)
-
-
-def _with_field(
-    evaluator: Evaluator,
-    records: list[list[Record]],
-    answers: I64[Tensor, "Q W"],
-    name: str,
-    explain: Callable[[I64[Tensor, "n W"], int], list[object]],
-) -> list[list[Record]]:
-    """The records of queries with a field that explains the score of each proved answer; null of others.
-
-    Args:
-      explain: gives the field of some atoms as answers about a side.
-    """
     by_side: list[list[Record]] = []
     for place, side in enumerate(evaluator.protocol.sides):
-        of_side = [sides[place] for sides in records]
+        of_side = [{**sides[place], "other_facts": None} for sides in records]
         is_proved = [record["status"] == "proved" for record in of_side]
         proved = answers[is_proved]
-        found = iter(explain(proved, side) if len(proved) else ())
-        by_side.append(
-            [
-                {**record, name: next(found) if p else None}
-                for record, p in zip(of_side, is_proved)
-            ]
-        )
+        terms = explain.explain_atoms(task, score, proved, side)
+        found = iter(zip(proved.tolist(), terms, strict=True))
+        for record, p in zip(of_side, is_proved):
+            if p:
+                atom, (term,) = next(found)
+                record["other_facts"] = explain.other_facts_json(
+                    task.dataset, atom, side, term
+                )
+        by_side.append(of_side)
     return [list(sides) for sides in zip(*by_side)]
 
 
@@ -309,7 +277,7 @@ def _answer_record(evaluator: Evaluator, ranked: Ranking, i: int) -> Record:
         "n_candidates": int(ranked.counts.n_candidates[i]),
         "answer_provable": answer_provable,
         "status": _answer_status(
-            answer_provable, log_score, evaluator.proof_threshold
+            answer_provable, log_score, evaluator.score.proof_threshold
         ),
         "log_score": log_score,
         "quantised_score": quantised_score,

@@ -1,13 +1,18 @@
-"""Proofs of single atoms, checked before they are returned.
+"""Why an answer holds and why it has its score: checked proofs, and the terms that add up to a score.
 
 `most_probable_proof` gives the proof that a policy finds most probable, with the probability of each choice;
 `smallest_proof` gives a proof of the smallest height without a policy, `smallest_proofs` those of many atoms. All build
-proofs from a `Program`, which `build_program` makes once for many atoms.
+proofs from a `Program`, which `build_program` makes once for many atoms, and check them before they return.
+
+`explain_answer` gives the place of an answer among the candidates of its question with the terms of its score, counts
+over known facts which `funcppo check` recounts; `explain_atoms` gives those of scores by rules.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,15 +20,29 @@ import torch
 from torch import Tensor
 
 from funcppo.config import Config
+from funcppo.core.files import Json
 from funcppo.core.types import F32, I64
-from funcppo.kg.logic import derivability, fixpoint, proof, prove
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.rules import (
+    format_atom,
+    format_rule,
+    free_variable,
+    proof_names,
+)
+from funcppo.kg.graph.text import format_name
+from funcppo.kg.logic import derivability, fixpoint, proof, prove, triple_index
+from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.fixpoint import FactTable
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.proof import Atom, Proof
 from funcppo.kg.logic.prove import Choice, Program, QueryResult
 from funcppo.kg.logic.row_index import unique_rows_with_inverse
-from funcppo.kg.logic.triple_index import TAIL
-from funcppo.kg.ranking import scorers
+from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
+from funcppo.kg.ranking import policy_score, scoring
+from funcppo.kg.scores import evidence
+from funcppo.kg.scores.evidence import EvidenceConfig
+from funcppo.kg.scores.learned import CountedFacts, WeighedRule
+from funcppo.kg.scores.score import OtherFactsDetail, Score, Term
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search.env import EnvState, World
 from funcppo.kg.search.network import Params
@@ -32,6 +51,8 @@ from funcppo.kg.search.task import ProverTask, inference_world
 
 # rows that the joins make for the proof of a known fact
 MAX_FACT_PROOF_ROWS = 30_000_000
+# rules, and relations with facts of the candidate, that are printed
+MAX_PRINTED = 5
 
 
 def most_probable_proof(
@@ -159,7 +180,7 @@ def _first_rules(
     none = task.sizes.n_rules
     distinct, place = unique_rows_with_inverse(atoms.long())
     first = torch.full((len(distinct),), none, device=task.kb.facts.device)
-    for row, rule in scorers.iter_answer_derivations(task, TAIL, distinct):
+    for row, rule in scoring.iter_answer_derivations(task, TAIL, distinct):
         first = first.scatter_reduce(0, row, rule, "amin")
     rules = first[place.to(first.device)].tolist()
     return [rule if rule < none else None for rule in rules]
@@ -217,7 +238,7 @@ def _prove_by_search(
     beam: int,
 ) -> Proof | None:
     """The most probable proof that a beam search finds."""
-    search = scorers.search_config(
+    search = policy_score.search_config(
         task,
         cfg,
         "success",
@@ -386,3 +407,343 @@ def _choice_probabilities(
 def _to_tuple(atom: Tensor) -> Atom:
     """The atom as plain integers."""
     return tuple(int(term) for term in atom.tolist())
+
+
+# -- what a score is made of
+
+
+class Explanation(NamedTuple):
+    """An answer among the candidates of its question, and what adds to its score."""
+
+    predicate: int
+    side: int  # the argument that is asked for
+    given: int  # the other argument
+    candidate: int
+    is_fact: bool  # known, and left out of all counts
+    score: float
+    probability: float  # among the candidates of the question
+    place: int  # of the candidate by score, from 1
+    n_candidates: int  # that the rules derive and that are not known answers
+    terms: tuple[Term, ...]  # which add up to the score
+
+    def of_kind(self, kind: str) -> list[Term]:
+        """The terms of a kind."""
+        return [term for term in self.terms if term.kind == kind]
+
+    def log_odds(self, kind: str) -> float:
+        """What all terms of a kind add."""
+        return sum(term.log_odds for term in self.of_kind(kind))
+
+    @property
+    def rules(self) -> tuple[WeighedRule, ...]:
+        """The rules that derive the candidate, the largest share first."""
+        return self.of_kind("rules")[0].detail
+
+
+def explain_answer(
+    task: ProverTask, score: Score, atom: Tensor, side: int
+) -> Explanation | None:
+    """What adds to the score of an atom as an answer about one side; None if no rule derives it.
+
+    Args:
+      task: of height 1.
+      score: one that reads the evidence of questions.
+      atom: ground and of two arguments [W]; a known fact is left out of all counts.
+    """
+    assert score.facts is not None, "the score reads evidence"
+    predicate, answer = int(atom[0]), int(atom[side])
+    given = int(atom[HEAD + TAIL - side])
+    known = evidence.binary_facts(task.kb)
+    is_fact = bool((known == atom.long().to(known.device)).all(1).any())
+    question = predicate, side, given, answer if is_fact else 0
+    columns = torch.tensor(question, device=known.device)[:, None]
+
+    found = evidence.collect_evidence(
+        task.kb,
+        task.sizes,
+        score.facts,
+        Questions(*columns),
+        triple_index.build_triple_index(known, task.sizes.n_constants),
+        EvidenceConfig(
+            left_out=score.left_out,
+            object_identity=task.least_model.object_identity,
+        ),
+    )
+    rows = (found.entity == answer).nonzero().squeeze(1).tolist()
+    if not rows:
+        return None
+    (row,) = rows
+    candidates = scoring.QuestionCandidates(task, found)
+    scores = score.log_odds(candidates).double()
+    return Explanation(
+        predicate=predicate,
+        side=side,
+        given=given,
+        candidate=answer,
+        is_fact=is_fact,
+        score=float(scores[row]),
+        probability=float(torch.softmax(scores, 0)[row]),
+        place=1 + int((scores > scores[row]).sum()),
+        n_candidates=len(scores),
+        terms=tuple(score.explain(candidates, row)),
+    )
+
+
+def explain_atoms(
+    task: ProverTask, score: Score, atoms: I64[Tensor, "n W"], side: int
+) -> list[list[Term]]:
+    """What a score of rules adds up beside these, for each of some atoms as an answer about a side.
+
+    Args:
+      task: with the counts that the score reads.
+      atoms: ground and of two arguments, in any order.
+    """
+    distinct, place = unique_rows_with_inverse(atoms.long())
+    found = scoring.TaskCandidates(task, distinct.int(), side)
+    return [score.explain(found, row) for row in place.tolist()]
+
+
+def explanation_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
+    """The terms of a score as lines of text."""
+    e = explanation
+    lines = [
+        f"as an answer to {_question_text(dataset, e)}: place {e.place} of {_count(e.n_candidates, 'candidate')}, "
+        f"probability {e.probability:.3f}, log-odds {e.score:+.2f} (score {_logistic(e.score):.4f}), the sum of:"
+    ]
+    for kind, describe in _DESCRIPTIONS.items():
+        terms = e.of_kind(kind)
+        if terms:
+            lines += describe(dataset, e, terms)
+    return lines
+
+
+def _describe_rules(
+    dataset: Dataset, e: Explanation, terms: list[Term]
+) -> list[str]:
+    """The rules with their shares, as lines of text."""
+    rules, log_sum = e.rules, terms[0].log_odds
+    is_one = len(rules) == 1
+    derive = "rule derives" if is_one else "rules derive"
+    whose, weight = "its" if is_one else "their", math.exp(log_sum)
+    lines = [
+        f"  {log_sum:+.2f}  {len(rules)} {derive} it, the log of {whose} weight {weight:.3g}:"
+    ]
+    for rule in rules[:MAX_PRINTED]:
+        walk = ""
+        if rule.walk is not None:
+            walk = f"; a random walk ends here with probability {rule.walk:.3g}"
+        lines.append(
+            f"      {rule.share:6.1%} by rule {rule.rule}: {format_rule(dataset, dataset.rules[rule.rule])}"
+        )
+        lines.append(
+            f"             right for {rule.support:,} of {_count(rule.body_pairs, 'pair')} in train; derives this by "
+            f"{_count(rule.n_groundings, 'grounding')}, {_count(rule.fan_out, 'candidate')} by "
+            f"{rule.n_all_groundings:,} in all{walk}"
+        )
+    rest = rules[MAX_PRINTED:]
+    if rest:
+        others = sum(rule.share for rule in rest)
+        lines.append(f"      {others:6.1%} by {_count(len(rest), 'other')}")
+    return lines
+
+
+def _describe_facts(
+    dataset: Dataset, e: Explanation, terms: list[Term]
+) -> list[str]:
+    """The facts between the candidate and the question's entity, as lines of text."""
+    return [
+        f"  {term.log_odds:+.2f}  {'against' if term.log_odds < 0 else 'for'}: "
+        f"{_fact_text(dataset, e, term.detail)} is a fact"
+        for term in terms
+    ]
+
+
+def _describe_linked(
+    dataset: Dataset, e: Explanation, terms: list[Term]
+) -> list[str]:
+    """That there are such facts, as a line of text."""
+    given = format_name(proof_names(dataset).format_term(e.given))
+    return [f"  {terms[0].log_odds:+.2f}  some fact links it to {given}"]
+
+
+def _describe_own_degree(
+    dataset: Dataset, e: Explanation, terms: list[Term]
+) -> list[str]:
+    """How many other facts of the relation have the candidate, as a line of text."""
+    return [
+        f"  {term.log_odds:+.2f}  {_degree_text(dataset, e.side, term.detail, e.predicate, 'other fact')}"
+        for term in terms
+    ]
+
+
+def _describe_degrees(
+    dataset: Dataset, e: Explanation, terms: list[Term]
+) -> list[str]:
+    """How many facts the candidate has in other relations and places, as lines of text."""
+    lines = [f"  {e.log_odds('degree'):+.2f}  how many other facts it has:"]
+    for term in terms[:MAX_PRINTED]:
+        predicate, place, n_facts = term.detail
+        text = _degree_text(dataset, place, n_facts, predicate, "fact")
+        lines.append(f"      {term.log_odds:+.2f}  {text}")
+    rest = terms[MAX_PRINTED:]
+    if rest:
+        weight = sum(term.log_odds for term in rest)
+        n_others = _count(len(rest), "other number")
+        lines.append(f"      {weight:+.2f}  by {n_others} of facts")
+    return lines
+
+
+def _describe_embedding(
+    dataset: Dataset, e: Explanation, terms: list[Term]
+) -> list[str]:
+    """What link embeddings add, as a line of text."""
+    return [
+        f"  {term.log_odds:+.2f}  prior by link embeddings, which proves nothing"
+        for term in terms
+        if term.log_odds
+    ]
+
+
+def _describe_network(
+    dataset: Dataset, e: Explanation, terms: list[Term]
+) -> list[str]:
+    """What a Bellman-Ford network adds and which facts it reads, as lines of text."""
+    added, paths = terms[0].log_odds, terms[0].detail
+    if not added:
+        return []
+    reads = "; it reads it from:" if paths else ""
+    return [
+        f"  {added:+.2f}  prior by a Bellman-Ford network, which proves nothing{reads}",
+        *(
+            f"      {path.importance:+.2f} {', '.join(format_atom(dataset, fact) for fact in path.facts)}"
+            for path in paths
+        ),
+    ]
+
+
+_DESCRIPTIONS = {
+    "rules": _describe_rules,
+    "fact": _describe_facts,
+    "linked": _describe_linked,
+    "own-degree": _describe_own_degree,
+    "degree": _describe_degrees,
+    "embedding": _describe_embedding,
+    "bellman-ford": _describe_network,
+}
+
+
+def explanation_json(
+    dataset: Dataset, explanation: Explanation
+) -> dict[str, object]:
+    """The terms of a score as JSON values, with the names of the data set."""
+    e = explanation
+    own_degree, network = e.of_kind("own-degree"), e.of_kind("bellman-ford")
+    paths = network[0].detail if network else ()
+    return {
+        "question": _question_text(dataset, e),
+        "candidate": proof_names(dataset).format_term(e.candidate),
+        "is_fact": e.is_fact,
+        "score": e.score,
+        "probability": e.probability,
+        "place": e.place,
+        "n_candidates": e.n_candidates,
+        "rules": [
+            rule._asdict()
+            | {"rule_text": format_rule(dataset, dataset.rules[rule.rule])}
+            for rule in e.rules
+        ],
+        "rule_score": e.log_odds("rules"),
+        "facts": [
+            {
+                "fact": _fact_text(dataset, e, term.detail),
+                "weight": term.log_odds,
+            }
+            for term in e.of_kind("fact")
+        ],
+        "linked_weight": e.log_odds("linked"),
+        "own_degree": own_degree[0].detail,
+        "own_degree_weight": e.log_odds("own-degree"),
+        "degree_weight": e.log_odds("degree"),
+        "degrees": [
+            {
+                "relation": dataset.predicates[term.detail.predicate - 1],
+                "side": SIDE_NAMES[term.detail.place],
+                "n_facts": term.detail.n_facts,
+                "weight": term.log_odds,
+            }
+            for term in e.of_kind("degree")
+        ],
+        "embedding_weight": e.log_odds("embedding"),
+        "bellman_ford_weight": e.log_odds("bellman-ford"),
+        "paths": [
+            {
+                "importance": path.importance,
+                "facts": [format_atom(dataset, fact) for fact in path.facts],
+            }
+            for path in paths
+        ],
+    }
+
+
+def other_facts_line(
+    dataset: Dataset, atom: Sequence[int], side: int, term: Term
+) -> str:
+    """What other facts of the relation add to an answer about a side, as a line of text."""
+    detail: OtherFactsDetail = term.detail
+    relation = dataset.predicates[atom[0] - 1]
+    number = f"{detail.n_facts:,}" if detail.n_facts else "no"
+    facts = "other fact" if detail.n_facts == 1 else "other facts"
+    return (
+        f"{term.log_odds:+.4f} log-odds by other facts: it is the {SIDE_NAMES[side]} of {number} {facts} of "
+        f"{relation}; {detail.share_of_facts:.4f} of its facts have another one there, "
+        f"{detail.share_of_derived:.4f} of what its rules derive beside them"
+    )
+
+
+def other_facts_json(
+    dataset: Dataset, atom: Sequence[int], side: int, term: Term
+) -> Json:
+    """What other facts of the relation add to an answer about a side, as JSON values."""
+    return {
+        "relation": dataset.predicates[atom[0] - 1],
+        "side": SIDE_NAMES[side],
+        **term.detail._asdict(),
+        "log_odds": term.log_odds,
+    }
+
+
+def _logistic(log_odds: float) -> float:
+    """The score that a table of answers shows."""
+    return float(torch.sigmoid(torch.tensor(log_odds, dtype=torch.float64)))
+
+
+def _count(n: int, noun: str) -> str:
+    """A number of things as text."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _degree_text(
+    dataset: Dataset, place: int, n_facts: int, predicate: int, noun: str
+) -> str:
+    """How many facts of a relation have the candidate at a place."""
+    relation = format_name(dataset.predicates[predicate - 1])
+    return f"it is the {SIDE_NAMES[place]} of {_count(n_facts, noun)} of {relation}"
+
+
+def _question_text(dataset: Dataset, e: Explanation) -> str:
+    """The question, with a variable for what is asked that is no entity's name."""
+    variable = free_variable(dataset)
+    return _atom_text(dataset, e.predicate, e.side, variable, e.given)
+
+
+def _fact_text(dataset: Dataset, e: Explanation, fact: CountedFacts) -> str:
+    """A fact between the candidate and the question's entity."""
+    return _atom_text(dataset, fact.predicate, fact.place, e.candidate, e.given)
+
+
+def _atom_text(
+    dataset: Dataset, predicate: int, place: int, term: int, other: int
+) -> str:
+    """An atom of two arguments as text, one of them at a place."""
+    arguments = (term, other) if place == HEAD else (other, term)
+    return format_atom(dataset, (predicate, *arguments))

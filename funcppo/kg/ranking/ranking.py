@@ -1,20 +1,22 @@
-"""Filtered ranking of the queries of a split under a scorer.
+"""Filtered ranking of the queries of a split under a score.
 
 `rank_split` ranks queries of a task and returns a `Ranking`: the rank counts of every query and every score behind
-them. `list_split` lists their candidates once, and `rank_listed` ranks these by any number of scorers. `candidates`
+them. `list_split` lists their candidates once, and `rank_listed` ranks these by any number of scores. `candidates`
 lists what an answer is ranked among, `rank_metrics.rank_counts_listed` counts the candidates that score higher or the
 same, and `rank_metrics.ranks` makes a rank of these counts, by each rule for ties.
 `summarise_ranking` turns all into MRR, Hits@k and the rest; `summarise_counts` does so from the counts alone.
 
-A scorer sees each distinct atom once, whatever the number of queries that it is a candidate of; a `ScorerBySide` has
-one for each side. Candidates that T_P does not derive score 0 and tie at the bottom, so scoring the provable ones gives
-the same ranks as scoring every entity (for every score but `greedy`, whose protocol sets `score_unprovable`).
+Each distinct atom is scored once, whatever the number of queries that it is a candidate of, or once for each side where
+its score depends on the side. Candidates that T_P does not derive score 0 and tie at the bottom, so scoring the
+provable ones gives the same ranks as scoring every entity (for every score but `greedy`, whose protocol sets
+`score_unprovable`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import KBSizes
 from funcppo.kg.logic.triple_index import HEAD, TAIL, FilterIndex
-from funcppo.kg.ranking import rank_metrics
+from funcppo.kg.ranking import rank_metrics, scoring
 from funcppo.kg.ranking.candidates import (
     CandidateTable,
     RankingProtocol,
@@ -32,36 +34,18 @@ from funcppo.kg.ranking.candidates import (
     list_candidates,
 )
 from funcppo.kg.ranking.rank_metrics import Metrics, RankCounts
+from funcppo.kg.scores.evidence import FactIndex
+from funcppo.kg.scores.score import Score
+from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import ProverTask, with_answers
 
 # Error of the log-odds of a score in float32: its difference between batch shapes, devices and compilers.
 LOG_ODDS_TOLERANCE = 4e-6
 # queries whose candidates are counted for an estimate of the work
 ESTIMATE_QUERIES = 100
+# log-odds of distinct atoms as answers about a side
+ScoreAtoms = Callable[[Tensor, int], Tensor]
 HEADLINE_METRICS = ("mrr", "hits@1", "hits@3", "hits@10")
-
-
-class Scorer(Protocol):
-    """A function that scores candidates."""
-
-    def __call__(self, atoms: I32[Tensor, "L W"], /) -> F64[Tensor, "L"]:
-        """The log-odds of each atom's score, a probability: -inf for a score of 0, +inf for a score of 1.
-
-        Args:
-          atoms: distinct, in lexicographic order.
-        """
-        ...
-
-
-class ScorerBySide(NamedTuple):
-    """A scorer for each side: an atom may have one score as an answer about its head and another about its tail."""
-
-    head: Scorer
-    tail: Scorer
-
-    def of(self, side: int) -> Scorer:
-        """The scorer of answers about a side."""
-        return self.head if side == HEAD else self.tail
 
 
 class Ranking(NamedTuple):
@@ -109,7 +93,7 @@ class DistinctAtoms(NamedTuple):
 
 
 class ListedQueries(NamedTuple):
-    """Queries with their candidates, which any number of scorers may rank."""
+    """Queries with their candidates, which any number of scores may rank."""
 
     queries: I32[Tensor, "Q0 W"]
     sides: tuple[int, ...]
@@ -139,24 +123,61 @@ class _SideRanks(NamedTuple):
 def rank_split(
     task: ProverTask,
     split: np.ndarray,
-    scorer: Scorer | ScorerBySide,
+    score: Score,
     ranking_protocol: RankingProtocol,
     query_id: np.ndarray | None = None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Ranking:
     """Rank queries of a task's split, filtered by the triples of all splits and of facts.txt.
 
     Args:
       split: the queries, atoms [Q, W]; see `check_split` for those that can be ranked.
       query_id: their rows in the split; None means the first ones.
+      on_progress: called with the number of atoms that have a score, where evidence is collected for them.
     """
     listed = list_split(
         task,
         split,
         ranking_protocol,
         query_id,
-        by_side=isinstance(scorer, ScorerBySide),
+        by_side=scoring.is_by_side(task, score),
     )
-    return rank_listed(listed, scorer)
+    score_atoms = partial(
+        scoring.score_atoms, task, score, on_progress=on_progress
+    )
+    return rank_listed(listed, score_atoms)
+
+
+def rank_by_questions(
+    task: ProverTask,
+    split: np.ndarray,
+    facts: FactIndex,
+    scores: Sequence[Score],
+    ranking_protocol: RankingProtocol,
+    on_progress: ProgressCallback = ignore_progress,
+) -> Iterator[Ranking]:
+    """Yield the rankings of queries by several scores, for which the evidence of their questions is collected once.
+
+    Args:
+      facts: what the evidence is collected from.
+    """
+    listed = list_split(task, split, ranking_protocol, by_side=True)
+    values = {
+        side: scoring.score_by_questions(
+            task, facts, scores, distinct.atom.int(), side, on_progress
+        )
+        for side, distinct in zip(listed.sides, listed.distinct)
+    }
+    for i in range(len(scores)):
+        column = {side: table[:, i] for side, table in values.items()}
+        yield rank_listed(listed, partial(_take_column, column))
+
+
+def _take_column(
+    column: dict[int, F64[Tensor, "n"]], atoms: Tensor, side: int
+) -> F64[Tensor, "n"]:
+    """Values that were computed for the atoms of each side."""
+    return column[side].contiguous()
 
 
 def list_split(
@@ -170,7 +191,7 @@ def list_split(
     """List the candidates of queries of a task's split, for `rank_listed`.
 
     Args:
-      by_side: the scorers are a `ScorerBySide`.
+      by_side: an atom has a score for each side.
 
     Other arguments are those of `rank_split`.
     """
@@ -194,8 +215,8 @@ def count_candidates(
     task: ProverTask, split: np.ndarray, ranking_protocol: RankingProtocol
 ) -> int:
     """Count the distinct candidates that a ranking of a split scores."""
-    ranked = rank_split(task, split, _zero_scores, ranking_protocol)
-    return len(ranked.scored_atom)
+    listed = list_split(task, split, ranking_protocol, by_side=False)
+    return len(listed.distinct[0].atom)
 
 
 def estimate_candidates(
@@ -210,11 +231,6 @@ def estimate_candidates(
     sample = split[:: max(1, len(split) // ESTIMATE_QUERIES)]
     n_candidates = count_candidates(task, sample, ranking_protocol)
     return n_candidates * len(split) // len(sample)
-
-
-def _zero_scores(atoms: Tensor, /) -> Tensor:
-    """The same score for all atoms."""
-    return torch.zeros(len(atoms), dtype=torch.float64, device=atoms.device)
 
 
 def check_split(
@@ -247,7 +263,7 @@ def list_queries(
       queries: binary and ground, with answers in the pool; not checked here, see `check_queries`.
       query_id: the number by which the corruptions of a query are sampled, so that they do not depend on the batch.
       pool: the entities to rank against, ascending.
-      by_side: the scorers are a `ScorerBySide`.
+      by_side: an atom has a score for each side.
     """
     tables = [
         list_candidates(
@@ -272,12 +288,14 @@ def list_queries(
     )
 
 
-def rank_listed(
-    listed: ListedQueries, scorer: Scorer | ScorerBySide
-) -> Ranking:
-    """Rank queries whose candidates are listed, by side for a `ScorerBySide`."""
+def rank_listed(listed: ListedQueries, score_atoms: ScoreAtoms) -> Ranking:
+    """Rank queries whose candidates are listed.
+
+    Args:
+      score_atoms: gives the log-odds of distinct atoms, in lexicographic order, as answers about a side; 0 for all.
+    """
     queries, tables, sides = listed.queries, listed.tables, listed.sides
-    scored = _score_listed(scorer, listed)
+    scored = _score_listed(score_atoms, listed)
 
     n_queries, n_sides = len(queries), len(tables)
     query_row = torch.arange(n_queries, device=queries.device)
@@ -465,18 +483,13 @@ def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
 
 
 def _score_listed(
-    scorer: Scorer | ScorerBySide, listed: ListedQueries
+    score_atoms: ScoreAtoms, listed: ListedQueries
 ) -> ScoredAtoms:
-    """Score the candidates of all sides: each distinct atom once, or once for each side where the scorer tells them
-    apart."""
-    if not isinstance(scorer, ScorerBySide):
-        assert not listed.by_side, "candidates are listed for the scorer"
-        (distinct,) = listed.distinct
-        return _score_distinct(scorer, distinct, side=0)
-    assert listed.by_side, "candidates are listed for the scorer"
+    """Score the candidates of all sides: each distinct atom once, or once for each side."""
+    sides = listed.sides if listed.by_side else (0,)
     parts = [
-        _score_distinct(scorer.of(side), distinct, side)
-        for distinct, side in zip(listed.distinct, listed.sides)
+        _score_distinct(score_atoms, distinct, side)
+        for distinct, side in zip(listed.distinct, sides, strict=True)
     ]
     n_before = np.cumsum([0, *(len(part.atom) for part in parts)]).tolist()
     return ScoredAtoms(
@@ -488,10 +501,14 @@ def _score_listed(
 
 
 def score_distinct_atoms(
-    scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes, side: int
+    score_atoms: ScoreAtoms,
+    listed_atom: I64[Tensor, "L W"],
+    sizes: KBSizes,
+    side: int,
 ) -> ScoredAtoms:
     """Score each distinct atom once."""
-    return _score_distinct(scorer, _distinct_atoms(listed_atom, sizes), side)
+    distinct = _distinct_atoms(listed_atom, sizes)
+    return _score_distinct(score_atoms, distinct, side)
 
 
 def _distinct_atoms(
@@ -508,14 +525,14 @@ def _distinct_atoms(
 
 
 def _score_distinct(
-    scorer: Scorer, distinct: DistinctAtoms, side: int
+    score_atoms: ScoreAtoms, distinct: DistinctAtoms, side: int
 ) -> ScoredAtoms:
     """The scores of distinct atoms."""
     atom, row = distinct
     return ScoredAtoms(
         atom=atom,
         side=torch.full_like(atom[:, 0], side),
-        log_odds=scorer(atom.to(torch.int32)),
+        log_odds=score_atoms(atom.to(torch.int32), side),
         row=row,
     )
 

@@ -50,10 +50,11 @@ from funcppo.kg.mining.config import (
     ROWS_PER_SECOND,
     MiningConfig,
 )
-from funcppo.kg.ranking import rank_metrics, ranking, scorers
+from funcppo.kg.ranking import rank_metrics, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol, check_queries
 from funcppo.kg.ranking.ranking import ListedQueries
 from funcppo.kg.run import rule_files
+from funcppo.kg.scores.score import OTHER_FACTS, Candidates, parse
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import (
     MAX_DERIVATIONS_PER_ATOM,
@@ -112,7 +113,7 @@ class SettingsChoice(NamedTuple):
 
     # with a height, a smoothing and an object identity
     settings: ProverTaskConfig
-    # of rule confidences, a name that `make_untrained_scorer` takes
+    # of rule confidences
     score: str
     # for each height that was tried, ascending
     by_height: tuple[HeightCandidate, ...]
@@ -147,6 +148,26 @@ class _Candidates(NamedTuple):
 
     listed: ListedQueries
     derivations: list[Derivations]  # of the distinct candidates
+
+
+class _HeldCandidates(Candidates):
+    """The candidates of a trial, which share their derivations."""
+
+    def __init__(self, kb: KnowledgeBase, held: _Candidates) -> None:
+        self.kb = kb
+        self._held = held
+
+    def __len__(self) -> int:
+        """The number of distinct candidates."""
+        return len(self._held.listed.distinct[0].atom)
+
+    def derivations(self) -> list[Derivations]:
+        """The rules that derive each candidate."""
+        return self._held.derivations
+
+    def derived_within(self, height: int) -> Tensor:
+        """True: the rules derive each of them within the height of the trial."""
+        return torch.ones(len(self), dtype=torch.bool)
 
 
 class _Options(NamedTuple):
@@ -657,13 +678,11 @@ def _rank(
 
     A score with other facts is ranked as the one without: what the rules say chooses the settings of all.
     """
-    name, _ = scorers.split_other_facts(score)
-    rule_score = scorers.rule_score(name)
-
-    def score_atoms(atoms: Tensor, /) -> Tensor:
-        return rule_score(kb, candidates.derivations, len(atoms))
-
-    ranked = ranking.rank_listed(candidates.listed, score_atoms)
+    found = _HeldCandidates(kb, candidates)
+    value = parse(score.removesuffix(OTHER_FACTS))
+    ranked = ranking.rank_listed(
+        candidates.listed, lambda *_: value.log_odds(found)
+    )
     expected = rank_metrics.expected_reciprocal_ranks(ranked.counts)
     return float(expected.mean()), len(ranked.scored_atom)
 

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,10 +21,10 @@ from funcppo.core import random, tree
 from funcppo.core.settings import Size, UnitInterval
 from funcppo.core.types import F32, F64, I64
 from funcppo.kg.logic.derive import LeftOut
-from funcppo.kg.ranking import evidence_ranking, ranking
+from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.candidates import RankingProtocol
-from funcppo.kg.ranking.evidence_ranking import EvidenceScore, QuestionEvidence
-from funcppo.kg.ranking.ranking import Ranking, ScorerBySide
+from funcppo.kg.ranking.ranking import Ranking
+from funcppo.kg.ranking.scoring import QuestionEvidence
 from funcppo.kg.run.config import (
     CHECKPOINT_FILE,
     PREVIOUS_CHECKPOINT_FILE,
@@ -44,17 +45,17 @@ from funcppo.kg.scores.aggregation import (
     Capacity,
 )
 from funcppo.kg.scores.evidence import Evidence, FactIndex
+from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.network_prior import NetworkPrior
 from funcppo.kg.scores.question_config import (
     QuestionConfig,
 )
 from funcppo.kg.scores.questions import Params, PolicyConfig, QuestionWorld
+from funcppo.kg.scores.score import Score, parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam_search import ScoreName
 from funcppo.kg.search.slot_scheduler import (
-    ProgressCallback,
     SearchStep,
-    ignore_progress,
 )
 from funcppo.kg.search.task import (
     ProverTask,
@@ -172,46 +173,25 @@ def reweigh(policy: PolicyConfig, **settings: bool | float) -> PolicyConfig:
     return dataclasses.replace(policy, aggregation=aggregation)
 
 
-def make_scorer(
+def make_weights(
     task: ProverTask,
     setup: QuestionSetup,
     params: Params,
-    on_progress: ProgressCallback = ignore_progress,
-) -> ScorerBySide:
-    """The scorer of candidates by given weights."""
-    score = _score(setup, params)
-    return evidence_ranking.make_scorer(task, setup.facts, score, on_progress)
+    left_out: LeftOut = "fact",
+) -> Weights:
+    """Given weights with what the score reads beside evidence.
 
-
-def make_fact_scorer(
-    task: ProverTask, setup: QuestionSetup, params: Params, left_out: LeftOut
-) -> ScorerBySide:
-    """The scorer of known facts by given weights, each as an answer that is left out of its question."""
-    score = _score(setup, params)
-    return evidence_ranking.make_fact_scorer(task, setup.facts, score, left_out)
-
-
-def make_scorers(
-    task: ProverTask,
-    setup: QuestionSetup,
-    rule_scores: Sequence[str],
-    params: Sequence[Params],
-    on_progress: ProgressCallback = ignore_progress,
-) -> list[ScorerBySide]:
-    """Scorers of the same candidates by rule scores and by several weights, for which evidence is collected once."""
-    scores = [
-        evidence_ranking.make_rule_score(task, name) for name in rule_scores
-    ]
-    scores += [_score(setup, one) for one in params]
-    return evidence_ranking.make_scorers(task, setup.facts, scores, on_progress)
-
-
-def _score(setup: QuestionSetup, params: Params) -> EvidenceScore:
-    """The score of evidence by given weights."""
+    Args:
+      left_out: what a question about a known fact leaves out, as in training.
+    """
     device = setup.facts.degree.device
-    weights = tree.map(lambda x: x.to(device), params.score)
-    return evidence_ranking.make_learned_score(
-        setup.policy.aggregation, setup.aggregation, weights
+    return Weights(
+        facts=setup.facts,
+        cfg=setup.policy.aggregation,
+        world=setup.aggregation,
+        params=tree.map(lambda x: x.to(device), params.score),
+        left_out=left_out,
+        smoothing=float(task.cfg.smoothing or 0.0),
     )
 
 
@@ -233,14 +213,12 @@ class ValidEvidence:
         self.queries = queries
         atoms = torch.from_numpy(np.ascontiguousarray(queries))
         self._parts: Mapping[int, list[QuestionEvidence]] = {
-            side: list(
-                evidence_ranking.query_evidence(task, facts, atoms, side)
-            )
+            side: list(scoring.query_evidence(task, facts, atoms, side))
             for side in sides
         }
         # The candidates that have evidence are the answers that rules derive.
         derived = [
-            evidence_ranking.evidence_atoms(part, task.sizes)
+            scoring.evidence_atoms(part, task.sizes)
             for parts in self._parts.values()
             for part in parts
         ]
@@ -294,16 +272,19 @@ class ValidEvidence:
 
     def rank(self, setup: QuestionSetup, params: Params) -> Ranking:
         """The queries, ranked by given weights."""
-        return self._rank_by(_score(setup, params))
+        weights = make_weights(self.task, setup, params)
+        return self._rank_by(LearnedScore("evidence", weights))
 
     def rank_by_rules(self, name: str) -> Ranking:
         """The queries, ranked by a rule score, such as noisy-or."""
-        return self._rank_by(evidence_ranking.make_rule_score(self.task, name))
+        return self._rank_by(parse(name))
 
-    def _rank_by(self, score: EvidenceScore) -> Ranking:
+    def _rank_by(self, score: Score) -> Ranking:
         """The queries, ranked by a score of their evidence."""
-        scorer = evidence_ranking.make_scorer_of(self.task, self._parts, score)
-        return ranking.rank_listed(self._listed, scorer)
+        score_atoms = partial(
+            scoring.score_collected, self.task, self._parts, score
+        )
+        return ranking.rank_listed(self._listed, score_atoms)
 
 
 def has_few_valid(task: ProverTask) -> bool:

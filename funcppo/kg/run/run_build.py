@@ -14,7 +14,7 @@ from funcppo.core.files import shorten
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.derive import FiringPlan
-from funcppo.kg.ranking import scorers
+from funcppo.kg.ranking import policy_score, scoring
 from funcppo.kg.run import evidence_fit, priors
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.run import (
@@ -40,6 +40,7 @@ from funcppo.kg.run.validation import (
     with_valid_evidence,
 )
 from funcppo.kg.scores import bellman_ford, link_embedding, network_prior
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
@@ -69,7 +70,9 @@ def build_run(
         on_phase,
         deadline=deadline,
     )
-    task = scorers.with_score_counts(task, run_config.rule_score, on_phase)
+    task = scoring.with_score_counts(
+        task, parse(run_config.rule_score), on_phase
+    )
     notes = _task_notes(task)
     settings = task.cfg
     is_default = settings.hard_negative_fraction == 0.0
@@ -99,7 +102,7 @@ def build_run(
         score="best-proof",
         state=initial_run_state(initial_train_state(cfg, task, run_config)),
         notes=tuple(notes),
-        search_step=scorers.make_search_step(run_config.device),
+        search_step=policy_score.make_search_step(run_config.device),
         n_validation_queries=n_queries,
         pending_row={"update": 0},
     )
@@ -138,7 +141,9 @@ def _build_question_run(
         plan=plan,
     )
 
-    task = scorers.with_score_counts(task, run_config.rule_score, on_phase)
+    task = scoring.with_score_counts(
+        task, parse(run_config.rule_score), on_phase
+    )
     setup = set_up(task, run_config.questions)
     cfg = evidence_fit.learner_config(setup.policy, ppo_config(run_config))
     world = question_world(setup, run_config.device)
@@ -154,7 +159,7 @@ def _build_question_run(
             train_step.init(cfg, world, key), embedding, network
         ),
         notes=tuple(_task_notes(task)),
-        search_step=scorers.make_search_step(run_config.device),
+        search_step=policy_score.make_search_step(run_config.device),
         n_validation_queries=min(
             run_config.n_validation_queries or len(dataset.valid),
             len(dataset.valid),

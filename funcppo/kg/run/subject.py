@@ -1,20 +1,19 @@
-"""What scores candidates: a trained run, or rule confidences over a data set; its task and the name of its score."""
+"""What scores candidates: a trained run, or rule confidences over a data set; its task and its score."""
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
-import re
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.core.files import shorten
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.ranking import scorers
-from funcppo.kg.ranking.ranking import Scorer, ScorerBySide, selection_metric
+from funcppo.kg.ranking import scoring
+from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import run_start, training, validation
 from funcppo.kg.run.choices import (
     SettingsChoice,
@@ -22,9 +21,9 @@ from funcppo.kg.run.choices import (
     describe_choice,
 )
 from funcppo.kg.run.config import CHOICE_SECONDS
-from funcppo.kg.run.run import Run
+from funcppo.kg.run.run import Run, RunScore
 from funcppo.kg.scores import link_embedding
-from funcppo.kg.search.beam_search import ScoreName
+from funcppo.kg.scores.score import Score, parse
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.slot_scheduler import SearchStep
 from funcppo.kg.search.task import (
@@ -36,21 +35,15 @@ from funcppo.kg.search.task import (
 )
 from funcppo.runtime.distributed import Processes
 
-PROOF_SCORES = ("success", "best-proof", "greedy")
-POLICY_SCORES = (*PROOF_SCORES, "evidence")
 # of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
 COMPARISON_SHARE = 0.9
-UNTRAINED_SCORES = (
-    "exists@H, max-confidence, noisy-or, noisy-or@P or noisy-or-top-N (all but exists@H with -other-facts at their "
-    "end, or not)"
-)
 
 
 class Subject(NamedTuple):
     """A task and how its candidates are scored."""
 
     task: ProverTask
-    score: str
+    score: Score
     # the run whose policy gives the scores; None for a score without a policy
     policy_run: Run | None
     notes: list[str]  # what was chosen, one line each
@@ -81,13 +74,12 @@ def open_run_subject(
       ValueError: the folder holds no run, or the run does not have the score.
     """
     run = run_start.open_run(folder, device, on_phase)
-    return run_subject(run, score, str(folder), on_phase)
+    return run_subject(run, score, on_phase)
 
 
 def run_subject(
     run: Run,
     score: str = "auto",
-    name: str = "",
     on_phase: PhaseCallback = ignore_phase,
 ) -> Subject:
     """A run with one of its scores.
@@ -95,32 +87,35 @@ def run_subject(
     Args:
       run: at a checkpoint.
       score: auto for its default score.
-      name: of the run, for the error.
       on_phase: receives what is being done.
 
     Raises:
       ValueError: the run does not have the score.
     """
     is_open = score == "auto"
-    score = run.default_score if is_open else score
-    own_scores = ("evidence",) if run.questions else PROOF_SCORES
-    if score in POLICY_SCORES and score not in own_scores:
-        raise ValueError(
-            f"--score {score}: {name} learnt from {run.run_config.learner}, expected "
-            f"{', '.join(own_scores)}, {UNTRAINED_SCORES}"
-        )
+    name = run.default_score if is_open else score
+    value = parse(name, trained_scores(run))
     embedding = run.state.embedding
     if not link_embedding.n_models(embedding):
         embedding = None
-    if score not in POLICY_SCORES:
+    if not value.needs & {"search", "questions"}:
         notes = [describe_default_score(run)] if is_open else []
-        task = scorers.with_score_counts(run.task, score, on_phase)
-        return Subject(task, score, None, notes, embedding)
+        task = scoring.with_score_counts(run.task, value, on_phase)
+        return Subject(task, value, None, notes, embedding)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]
     if training.is_finished(run):
         notes = []
-    return Subject(run.task, score, run, notes, embedding)
+    return Subject(run.task, value, run, notes, embedding)
+
+
+def trained_scores(run: Run) -> dict[str, Score]:
+    """The scores of candidates by the best parameters of a run, by name."""
+    names: tuple[RunScore, ...] = ("success", "best-proof", "greedy")
+    if run.questions is not None:
+        names = ("evidence",)
+    params = run.state.best_params
+    return {name: validation.policy_score(run, params, name) for name in names}
 
 
 def describe_default_score(run: Run) -> str:
@@ -154,7 +149,7 @@ def describe_numbers(subject: Subject) -> str:
     run = subject.policy_run
     if run is None:
         others = ""
-        if scorers.has_other_facts(subject.score):
+        if "other-facts" in subject.score.needs:
             others = (
                 ", and from whether the answer has other facts of the relation"
             )
@@ -169,21 +164,6 @@ def describe_numbers(subject: Subject) -> str:
         f"score: {subject.score}, of the whole answer; p: the probability with which the policy chooses the step; the "
         "product of all p is the probability of the proof"
     )
-
-
-def check_untrained_score(score: str, name: str) -> None:
-    """Check that a score needs no training.
-
-    Args:
-      name: of the data set, for the error.
-
-    Raises:
-      ValueError: it needs a policy.
-    """
-    if score in POLICY_SCORES:
-        raise ValueError(
-            f"--score {score}: {name} is no trained run, expected {UNTRAINED_SCORES}"
-        )
 
 
 def dataset_subject(
@@ -210,7 +190,10 @@ def dataset_subject(
     Raises:
       ValueError: there are no rules, or a setting or the score is bad.
     """
-    is_open = score == "auto" or score.startswith("exists@")
+    value = None if score == "auto" else parse(score)
+    cfg = _with_height(cfg, value)
+    # Whether T_P derives a candidate says nothing of how rules are counted.
+    is_open = value is None or "rules" not in value.needs
     count_notes: list[str] = []
     if cfg.object_identity is not True:
         dataset, count_notes = with_rule_counts(dataset, on_phase)
@@ -233,11 +216,28 @@ def dataset_subject(
         dataset, choice, device, on_phase, deadline, processes
     )
     notes += count_notes
-    if score == "auto":
-        score = chosen_score
-    task = scorers.with_score_counts(task, score, on_phase)
+    value = value or parse(chosen_score)
+    task = scoring.with_score_counts(task, value, on_phase)
     described = describe_choice(choice, task.max_height)
-    return Subject(task, score, None, [*described, *notes])
+    return Subject(task, value, None, [*described, *notes])
+
+
+def _with_height(
+    cfg: ProverTaskConfig, score: Score | None
+) -> ProverTaskConfig:
+    """The settings with the height that a score asks for, unless one is set.
+
+    Raises:
+      ValueError: less is set.
+    """
+    if score is None or "heights" not in score.needs:
+        return cfg
+    height = score.min_height
+    if cfg.max_height is not None and cfg.max_height < height:
+        raise ValueError(
+            f"--score {score.name}: expected --height {height} or more, got {cfg.max_height}"
+        )
+    return dataclasses.replace(cfg, max_height=cfg.max_height or height)
 
 
 def _report_phase(
@@ -316,50 +316,3 @@ def _build_chosen_task(
             return task, candidate.score, notes
         notes.append(f"height {height} not taken: {problem}")
     raise AssertionError("a choice has settings for a height")
-
-
-def height_of_score(score: str, height: int | None) -> int | None:
-    """The height that is set, if only by the score exists@H.
-
-    Args:
-      height: as set beside the score; None if it is not.
-
-    Raises:
-      ValueError: exists@H asks for more than the height, or H is no height.
-    """
-    kind, _, number = score.partition("@")
-    if kind != "exists":
-        return height
-    if not re.fullmatch("[0-9]{1,9}", number):
-        raise ValueError(
-            f"--score: expected exists@H with H from 0 to 999999999, got {shorten(score)}"
-        )
-    needed = max(int(number), 1)
-    if height is not None and height < needed:
-        raise ValueError(
-            f"--score {score}: expected --height {needed} or more, got {height}"
-        )
-    return needed if height is None else height
-
-
-def make_subject_scorer(
-    subject: Subject, task: ProverTask
-) -> Scorer | ScorerBySide:
-    """The scorer of a subject, with the search settings of a validation.
-
-    Args:
-      task: the subject's, perhaps with an index of other atoms.
-    """
-    run = subject.policy_run
-    if run is None:
-        return scorers.make_untrained_scorer(task, subject.score)
-    if subject.score == "evidence":
-        return validation.run_policy_scorer(
-            run, run.state.best_params, "evidence"
-        )
-    return scorers.make_policy_scorer(
-        validation.run_search_config(run, cast("ScoreName", subject.score)),
-        task,
-        run.state.best_params,
-        run.search_step,
-    )

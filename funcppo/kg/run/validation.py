@@ -20,18 +20,16 @@ from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.joins import RowBudgetExceeded
-from funcppo.kg.ranking import (
-    calibration,
-    evidence_ranking,
-    rank_metrics,
-    ranking,
-    scorers,
-)
+from funcppo.kg.ranking import calibration, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.calibration import Bins
+from funcppo.kg.ranking.policy_score import (
+    PolicyScore,
+    needs_search,
+    search_config,
+)
 from funcppo.kg.ranking.ranking import (
     RankedRows,
     RankingProtocol,
-    ScorerBySide,
     random_rows,
     ranked_sides,
     selection_metric,
@@ -49,10 +47,11 @@ from funcppo.kg.run.run import (
     ValidQuality,
     has_few_valid,
     is_better,
-    make_scorer,
-    make_scorers,
+    make_weights,
     untrained_params,
 )
+from funcppo.kg.scores.learned import LearnedScore
+from funcppo.kg.scores.score import OTHER_FACTS, Score, parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam_search import (
     ScoreName,
@@ -183,8 +182,10 @@ def _gains_beyond_chance(run: Run, on_progress: ProgressCallback) -> bool:
     protocol = RankingProtocol(sides=ranked_sides(run.task))
     qualities: list[ValidQuality] = []
     for params in (state.train_state.params, state.start_params):
-        scorer = run_policy_scorer(run, params, run.score, on_progress)
-        ranked = ranking.rank_split(run.task, queries, scorer, protocol)
+        score = policy_score(run, params, run.score, on_progress)
+        ranked = ranking.rank_split(
+            run.task, queries, score, protocol, on_progress=on_progress
+        )
         ranks = rank_metrics.expected_reciprocal_ranks(ranked.counts)
         qualities.append(ValidQuality(float(ranks.mean()), ranks))
     return is_better(*qualities)
@@ -222,9 +223,8 @@ def rule_metric(run: Run, name: str | None = None) -> float | None:
         queries = validation_queries(run)
         if not len(queries):
             return None
-        scorer = scorers.make_untrained_scorer(run.task, name)
         protocol = RankingProtocol(sides=ranked_sides(run.task))
-        ranked = ranking.rank_split(run.task, queries, scorer, protocol)
+        ranked = ranking.rank_split(run.task, queries, parse(name), protocol)
     else:
         return None
     return summarise(run, ranked)[selection_metric(run.task)]
@@ -247,9 +247,9 @@ def choose_other_facts(
       deadline: ends the count of other facts.
     """
     name, before = run.run_config.rule_score, run.rule_metric
-    variant = scorers.variant_with_other_facts(name)
-    if before is None or variant is None:
+    if before is None or not parse(name).takes_other_facts:
         return OtherFactsChoice(run, None, [])
+    variant = f"{name}{OTHER_FACTS}"
     report_or_stop = partial(_report_or_stop, ignore_phase, deadline)
     try:
         report_or_stop("counting")
@@ -325,8 +325,13 @@ def evaluate_policy(
       ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
     ranking.check_split(run.task, split, ranking_protocol)
-    scorer = run_policy_scorer(run, params, score or run.score, on_progress)
-    ranked = ranking.rank_split(run.task, split, scorer, ranking_protocol)
+    ranked = ranking.rank_split(
+        run.task,
+        split,
+        policy_score(run, params, score or run.score, on_progress),
+        ranking_protocol,
+        on_progress=on_progress,
+    )
     return summarise(run, ranked)
 
 
@@ -340,7 +345,7 @@ def evaluate_scores(
     """The metrics of scores that need no training and of the parameters that a run is evaluated with, by name.
 
     Args:
-      rule_scores: names that `scorers.make_untrained_scorer` takes.
+      rule_scores: names of scores that need no training.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
@@ -563,28 +568,27 @@ def iter_rankings(
     scores, in the same order.
 
     Args:
-      rule_scores: names that `scorers.make_untrained_scorer` takes.
+      rule_scores: names of scores that need no training.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
     ranking.check_split(run.task, split, protocol)
     if run.questions is not None and not _has_facts(run, split):
-        scorer_of = _evidence_scorers(run, rule_scores, on_phase)
-        yield from _iter_parts(run.task, split, protocol, scorer_of)
+        yield from _rank_by_evidence_of(
+            run, split, protocol, rule_scores, on_phase
+        )
         return
 
     for name in rule_scores:
         on_phase(f"ranking by {name}")
-        scorer = scorers.make_untrained_scorer(run.task, name)
-        yield name, ranking.rank_split(run.task, split, scorer, protocol)
+        yield name, ranking.rank_split(run.task, split, parse(name), protocol)
     if run.questions is not None:
-        scorer_of = _evidence_scorers(run, (), on_phase)
-        yield from _iter_parts(run.task, split, protocol, scorer_of)
+        yield from _rank_by_evidence_of(run, split, protocol, (), on_phase)
         return
     for name, params in policies(run).items():
         on_progress = partial(on_phase, f"ranking by {name}")
-        policy = run_policy_scorer(run, params, run.score, on_progress)
+        policy = policy_score(run, params, run.score, on_progress)
         yield name, ranking.rank_split(run.task, split, policy, protocol)
 
 
@@ -595,38 +599,35 @@ def _has_facts(run: Run, split: np.ndarray) -> bool:
     return bool(kbase.contains(task.kb, task.sizes, atoms).any())
 
 
-def _evidence_scorers(
-    run: Run, rule_scores: Sequence[str], on_phase: PhaseCallback
-) -> dict[str, ScorerBySide]:
-    """The scorers of a run that learns from questions, by name; evidence is collected once for all of them."""
-    assert run.questions is not None, "the run learns from questions"
-    by_name = policies(run)
-    made = make_scorers(
-        run.task,
-        run.questions,
-        rule_scores,
-        list(by_name.values()),
-        partial(on_phase, "ranking by evidence"),
-    )
-    return dict(zip((*rule_scores, *by_name), made))
-
-
-def _iter_parts(
-    task: ProverTask,
+def _rank_by_evidence_of(
+    run: Run,
     split: np.ndarray,
     protocol: RankingProtocol,
-    scorer_of: Mapping[str, ScorerBySide],
+    rule_scores: Sequence[str],
+    on_phase: PhaseCallback,
 ) -> Iterator[tuple[str, ranking.Ranking]]:
-    """Yield the rankings of a split by some scorers; of its parts, where answers are derived by query."""
+    """Yield the rankings of a split by rules and by weights of evidence, collected once; of its parts by query."""
+    task, setup = run.task, run.questions
+    assert setup is not None, "the run learns from questions"
+    scores: list[Score] = [parse(name) for name in rule_scores]
+    scores += [
+        LearnedScore(name, make_weights(task, setup, params))
+        for name, params in policies(run).items()
+    ]
     parts = [(task, split)]
     if task.answers_plan is not None:
         parts = _iter_answered(task, split, protocol)
     for answered, queries in parts:
-        for name, scorer in scorer_of.items():
-            yield (
-                name,
-                ranking.rank_split(answered, queries, scorer, protocol),
-            )
+        rankings = ranking.rank_by_questions(
+            answered,
+            queries,
+            setup.facts,
+            scores,
+            protocol,
+            partial(on_phase, "ranking by evidence"),
+        )
+        for score, ranked in zip(scores, rankings, strict=True):
+            yield score.name, ranked
 
 
 def _iter_answered(
@@ -723,9 +724,11 @@ def _rank_valid(
     on_progress(0, len(queries))
     if run.questions is not None and run.valid_evidence is not None:
         return _rank_by_evidence(run, run.questions, params)
-    scorer = run_policy_scorer(run, params, run.score, on_progress)
+    score = policy_score(run, params, run.score, on_progress)
     protocol = RankingProtocol(sides=ranked_sides(run.task))
-    return ranking.rank_split(run.task, queries, scorer, protocol)
+    return ranking.rank_split(
+        run.task, queries, score, protocol, on_progress=on_progress
+    )
 
 
 def policies(run: Run) -> dict[str, Any]:
@@ -743,20 +746,29 @@ def policies(run: Run) -> dict[str, Any]:
     }
 
 
-def run_policy_scorer(
+def policy_score(
     run: Run,
     params: Any,
-    score: RunScore,
+    name: RunScore,
     on_progress: ProgressCallback = ignore_progress,
-) -> ranking.Scorer | ranking.ScorerBySide:
-    """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
-    if score == EVIDENCE_SCORE:
+) -> Score:
+    """The score of candidates by a policy, with the search settings of `run_search_config`.
+
+    Args:
+      on_progress: called with the number of candidates that a search has started, and of all.
+    """
+    if name == EVIDENCE_SCORE:
         assert run.questions is not None, "the run learns from questions"
-        return make_scorer(run.task, run.questions, params, on_progress)
-    cfg = run_search_config(run, score)
-    return scorers.make_policy_scorer(
-        cfg, run.task, params, run.search_step, on_progress
-    )
+        left_out = run.run_config.questions.left_out
+        weights = make_weights(
+            run.task,
+            run.questions,
+            params,
+            "fact" if left_out == "auto" else left_out,
+        )
+        return LearnedScore(name, weights)
+    cfg = run_search_config(run, name)
+    return PolicyScore(cfg, run.task, params, run.search_step, on_progress)
 
 
 def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
@@ -768,7 +780,7 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
         rows *= GPU_ROWS_FACTOR
     rows_per_step = max(beam, rows)
 
-    cfg = scorers.search_config(
+    cfg = search_config(
         run.task,
         run.cfg,
         score,
@@ -777,7 +789,7 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
         rows_per_step=rows_per_step,
         chunk_size=CHUNK_SIZE,
     )
-    if is_cuda(run.run_config.device) or scorers.needs_search(run.task, cfg):
+    if is_cuda(run.run_config.device) or needs_search(run.task, cfg):
         return cfg
     # Without a search a chunk holds the successors of all its candidates.
     most = max(1, MAX_CHUNK_SUCCESSORS // max_successors)
@@ -835,7 +847,7 @@ def count_test_queries(run: Run) -> int:
     if run.questions is None:
         return len(test)
     factor = budget.work_factor(run.task.kb.facts.device.type)
-    return evidence_ranking.count_queries_within(
+    return scoring.count_queries_within(
         run.task,
         run.questions.facts,
         test[random_rows(len(test), len(test))],
@@ -884,16 +896,14 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     held = budget.max_valid_firings(run.run_config)
     max_rows = held * 25  # a minute or less on one core
     max_firings = int(held * run.task.cfg.memory_share)
-    n_queries, needed_seconds = evidence_ranking.count_queries_within(
+    n_queries, needed_seconds = scoring.count_queries_within(
         run.task, setup.facts, queries, sides, max_firings, max_rows
     )
     bound = f"have over {max_firings:,} firings or {max_rows:,} rows of joins"
     if needed_seconds > seconds:
         n_within = int(n_queries * seconds / needed_seconds)
         # The first ones are collected already.
-        n_queries = min(
-            n_queries, max(evidence_ranking.PILOT_QUERIES, n_within)
-        )
+        n_queries = min(n_queries, max(scoring.PILOT_QUERIES, n_within))
         bound = f"take over {seconds:.0f} seconds (--seconds)"
         # A resumed run validates on the same ones.
         config = dataclasses.replace(

@@ -18,8 +18,9 @@ weights give the log of the sum of the odds of the confidences, each to a power.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import unique_inverse
 from funcppo.kg.scores.evidence import Evidence, FactIndex, n_labels
 
+TermKind = Literal[
+    "rules", "own-degree", "embedding", "bellman-ford", "links", "degrees"
+]
 # where the buckets of degrees begin: 0, 1, 2, 3-4, 5-8, 9 and more
 DEGREE_BUCKETS = (1, 2, 3, 5, 9)
 N_BUCKETS = len(DEGREE_BUCKETS) + 1
@@ -212,23 +216,63 @@ def score(
     batch: Batch,
 ) -> F32[Tensor, "L"]:
     """The score of each candidate, a logit among the candidates of its question."""
+    total, *others = terms(cfg, world, params, batch, weighed_kinds(cfg))
+    for added in others:
+        total = total + added
+    return total
+
+
+def weighed_kinds(cfg: AggregationConfig) -> tuple[TermKind, ...]:
+    """The kinds of evidence that are weighed, in the order in which they add up."""
+    is_weighed: dict[TermKind, bool] = {
+        "rules": True,
+        "own-degree": True,
+        "embedding": cfg.uses_embedding,
+        "bellman-ford": cfg.uses_bellman_ford,
+        "links": cfg.uses_links,
+        "degrees": cfg.uses_degrees,
+    }
+    return tuple(kind for kind, is_in in is_weighed.items() if is_in)
+
+
+def terms(
+    cfg: AggregationConfig,
+    world: AggregationWorld,
+    params: Params,
+    batch: Batch,
+    kinds: Sequence[TermKind],
+) -> list[F32[Tensor, "L"]]:
+    """What each kind of evidence adds to the score of each candidate."""
+    label = batch.label
+    found: list[Tensor] = []
+    for kind in kinds:
+        if kind == "rules":
+            added = _rule_scores(cfg, world, params, batch)
+        elif kind == "own-degree":
+            bucket = degree_bucket(batch.own_degree)
+            added = params.own_degree_weight[label, bucket]
+        elif kind == "embedding":
+            added = params.prior_weight[label] * batch.prior
+        elif kind == "bellman-ford":
+            added = params.network_prior_weight[label] * batch.network_prior
+        elif kind == "links":
+            added = _link_scores(params, batch)
+        else:
+            added = _degree_scores(world, params, batch)
+        found.append(added)
+    return found
+
+
+def _rule_scores(
+    cfg: AggregationConfig,
+    world: AggregationWorld,
+    params: Params,
+    batch: Batch,
+) -> F32[Tensor, "L"]:
+    """The logarithm of what the rules that derive each candidate add up to."""
     amount = firing_amounts(cfg, world, params, batch)
     zero = torch.zeros_like(params.linked_weight[batch.label])
-    total = torch.log(zero.index_add(0, batch.firing_row, amount) + MIN_SUM)
-    total = (
-        total
-        + params.own_degree_weight[batch.label, degree_bucket(batch.own_degree)]
-    )
-    if cfg.uses_embedding:
-        total = total + params.prior_weight[batch.label] * batch.prior
-    if cfg.uses_bellman_ford:
-        weight = params.network_prior_weight[batch.label]
-        total = total + weight * batch.network_prior
-    if cfg.uses_links:
-        total = total + _link_scores(params, batch, zero)
-    if cfg.uses_degrees:
-        total = total + _degree_scores(world, params, batch)
-    return total
+    return torch.log(zero.index_add(0, batch.firing_row, amount) + MIN_SUM)
 
 
 def firing_amounts(
@@ -277,10 +321,9 @@ def share_or_walk(cfg: AggregationConfig, batch: Batch) -> F32[Tensor, "N"]:
     return torch.where(batch.walk > 0, batch.walk, of_all)
 
 
-def _link_scores(
-    params: Params, batch: Batch, zero: F32[Tensor, "L"]
-) -> F32[Tensor, "L"]:
+def _link_scores(params: Params, batch: Batch) -> F32[Tensor, "L"]:
     """What the links of each candidate add to its score."""
+    zero = torch.zeros_like(params.linked_weight[batch.label])
     label = batch.label[batch.link_row]
     weight = params.link_weight[batch.link_label, label]
     weight = torch.where(batch.link_mask, weight, 0.0)

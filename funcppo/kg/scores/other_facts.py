@@ -38,8 +38,8 @@ from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import int_list
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import evidence
-from funcppo.kg.scores.baselines import rule_confidences
 from funcppo.kg.scores.evidence import Degrees
+from funcppo.kg.scores.rules import rule_confidences
 
 
 class OtherFactCounts(NamedTuple):

@@ -19,7 +19,7 @@ from funcppo.core import tree
 from funcppo.core.settings import Size, check_fields
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic.resolve import Goals, ResolveConfig, resolve
-from funcppo.kg.scores import baselines
+from funcppo.kg.scores import rules
 from funcppo.kg.search.env import Observation, World, make_observation
 from funcppo.kg.search.network import Params, exceeds_capacity
 from funcppo.nets.networks import Agent
@@ -197,7 +197,7 @@ def log_odds(cfg: SearchConfig, result: SearchResult) -> F64[Tensor, "B"]:
     """
     if cfg.score == "success":
         return result.log_score.double() - result.failed_log_mass.double()
-    return baselines.log_odds(result.log_score)
+    return rules.log_odds(result.log_score)
 
 
 def _select_rows(cfg: SearchConfig, search: SearchState) -> _RowSelection:

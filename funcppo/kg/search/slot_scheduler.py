@@ -22,7 +22,7 @@ from torch import Tensor
 from funcppo.core import tree
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic.resolve import Goals, resolve
-from funcppo.kg.scores import baselines
+from funcppo.kg.scores import rules
 from funcppo.kg.search.beam_search import (
     UNPROVED_PENALTY,
     SearchConfig,
@@ -385,7 +385,7 @@ def score_by_rules(
             best_action,
             best_action + UNPROVED_PENALTY,
         )
-    return baselines.log_odds(best_derivation)
+    return rules.log_odds(best_derivation)
 
 
 def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:

@@ -20,8 +20,9 @@ from funcppo.kg.logic import (
 )
 from funcppo.kg.logic.consequences import count_rules, with_confidence
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import ranking, scorers
+from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from tests.oracles import programs
@@ -86,7 +87,7 @@ def test_a_split_is_ranked_as_with_the_whole():
         ready,
         replace(ready, least_model=found[0], derivability_index=found[1]),
     ):
-        scorer = scorers.make_untrained_scorer(each, "noisy-or")
+        scorer = parse("noisy-or")
         counts.append(
             ranking.rank_split(
                 each, data.test, scorer, RankingProtocol()

@@ -1,16 +1,16 @@
 """The comparison with a recount: the engine agrees on generated graphs, and an error in it is reported."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 import torch
 
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import agreement, explain, recount, scorers
+from funcppo.kg.ranking import agreement, explain, recount
 from funcppo.kg.ranking.evaluator import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task, with_other_facts
 
@@ -45,12 +45,11 @@ def subject_of(seed=1, score="noisy-or@3", n_known=0, **settings):
     evaluator = Evaluator(
         task=task,
         protocol=RankingProtocol(sides=ranked_sides(task)),
-        scorer=scorers.make_untrained_scorer(task, score),
+        score=parse(score),
         prove=lambda atoms: explain.smallest_proofs(task, atoms, program),
-        proof_threshold=-math.inf,
         all_scores=False,
     )
-    return agreement.make_subject(evaluator, score)
+    return agreement.make_subject(evaluator)
 
 
 def rank(subject):
@@ -182,11 +181,8 @@ def test_a_wrong_rank_is_reported_with_both_values(subject):
 
 def test_a_wrong_score_is_reported(subject):
     """Ranks by another score are not those of the recount."""
-    task = subject.evaluator.task
-    scorer = scorers.make_untrained_scorer(task, "exists@1")
-    assert compare(with_evaluator(subject, scorer=scorer))[
-        "ranks"
-    ].n_disagreeing
+    ranked = rank(with_evaluator(subject, score=parse("exists@1")))
+    assert compare_ranks(subject, ranked)["ranks"].n_disagreeing
 
 
 def test_a_score_that_keeps_the_ranks_is_reported(subject):
@@ -212,10 +208,9 @@ def test_other_facts_that_were_counted_wrong_are_reported(field):
     counts = task.other_facts
     assert counts is not None
     wrong = counts._replace(**{field: getattr(counts, field) + 1})
-    scorer = scorers.make_untrained_scorer(
-        dataclasses.replace(task, other_facts=wrong), subject.score
-    )
-    scores = compare(with_evaluator(subject, scorer=scorer))["scores"]
+    wrong_task = dataclasses.replace(task, other_facts=wrong)
+    ranked = rank(with_evaluator(subject, task=wrong_task))
+    scores = compare_ranks(subject, ranked)["scores"]
     assert 0 < scores.n_disagreeing <= scores.n_compared
 
 

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,11 +12,8 @@ from funcppo.kg.ranking import (
     agreement,
     details_lines,
     evaluator,
-    other_facts_explanation,
     result_log,
-    scorers,
 )
-from funcppo.kg.search.task import with_other_facts
 from tests.kg.ranking.test_agreement import compare_ranks, subject_of
 
 SETTINGS = {
@@ -33,18 +29,7 @@ SETTINGS = {
 def recording_subject(score="noisy-or@3"):
     """A subject whose evaluator records everything."""
     subject = subject_of(score=score, max_height=1, smoothing=5.0, n_known=3)
-    task = subject.evaluator.task
-    find_other_facts = None
-    if scorers.has_other_facts(score):
-        find_other_facts = partial(
-            other_facts_explanation.explain_answers, with_other_facts(task)
-        )
-
-    everything = dataclasses.replace(
-        subject.evaluator,
-        all_scores=True,
-        find_other_facts=find_other_facts,
-    )
+    everything = dataclasses.replace(subject.evaluator, all_scores=True)
     return dataclasses.replace(subject, evaluator=everything)
 
 

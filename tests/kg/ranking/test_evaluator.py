@@ -15,12 +15,13 @@ from funcppo.kg.ranking import (
     rank_metrics,
     ranking,
     result_log,
-    scorers,
 )
 from funcppo.kg.ranking.evaluator import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
+from tests.kg.ranking.scores import FunctionScore
 
 TWO_STEPS = ProverTaskConfig(max_height=2)
 ONE_STEP = ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False)
@@ -33,16 +34,11 @@ def make_evaluator(
     **protocol,
 ) -> Evaluator:
     task = prover_task.build_task(dataset, prover)
-    scorer, prove = (
-        scorers.make_untrained_scorer(task, score),
-        lambda atoms: [None] * len(atoms),
-    )
     return Evaluator(
         task=task,
         protocol=RankingProtocol(**protocol),
-        scorer=scorer,
-        prove=prove,
-        proof_threshold=-float("inf"),
+        score=parse(score),
+        prove=None,
         all_scores=False,
     )
 
@@ -80,7 +76,7 @@ def test_the_records_of_a_query_are_worked_by_hand():
     task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
     b, d = (dataset.entities.index(name) + 1 for name in "bd")
 
-    def scorer(atoms):
+    def score(atoms):
         return torch.where((atoms[:, 1] == b) & (atoms[:, 2] == d), -1.0, -0.5)
 
     root = Node(
@@ -90,9 +86,8 @@ def test_the_records_of_a_query_are_worked_by_hand():
     evaluator_ = Evaluator(
         task=task,
         protocol=RankingProtocol(),
-        scorer=scorer,
+        score=FunctionScore(score),
         prove=lambda atoms: calls.append(atoms.tolist()) or [proof],
-        proof_threshold=-float("inf"),
         all_scores=True,
     )
     head, tail = all_records(evaluator_, dataset.valid)
@@ -138,13 +133,11 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
 # -- the ranking of a whole split
 
 
-@pytest.mark.parametrize("first_chunk", [1, 3, 1000])
-def test_records_hold_the_ranking_of_the_whole_split(first_chunk, monkeypatch):
-    monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", first_chunk)
+def test_records_hold_the_ranking_of_the_whole_split():
     evaluator_ = make_evaluator(loaders.load("family_tree:60:0"), "exists@1")
     split = evaluator_.task.dataset.valid
     ranked = ranking.rank_split(
-        evaluator_.task, split, evaluator_.scorer, evaluator_.protocol
+        evaluator_.task, split, evaluator_.score, evaluator_.protocol
     )
     harmonics = rank_metrics.harmonic_numbers(
         int(ranked.counts.n_candidates.max())
@@ -233,7 +226,7 @@ def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
     scorer = lambda atoms: torch.full(
         (len(atoms),), -0.25 + offset, dtype=torch.float64
     )
-    evaluator_ = dataclasses.replace(evaluator_, scorer=scorer)
+    evaluator_ = dataclasses.replace(evaluator_, score=FunctionScore(scorer))
     split = evaluator_.task.dataset.valid
     found = [
         r
@@ -286,24 +279,3 @@ def test_windows_are_larger_where_queries_derive_their_own_answers(monkeypatch):
         for x in (held, by_query)
     ]
     assert sizes == [[1] * 20, [5] * 4]
-
-
-@pytest.mark.parametrize(
-    "candidates, min_windows, at_least, size",
-    [(1 << 30, 4, 1, 5), (1 << 30, 100, 1, 1), (1, 4, 1, 1), (1, 4, 10, 10)],
-)
-def test_a_window_is_bounded_by_candidates_and_by_a_share_of_the_queries(
-    monkeypatch, candidates, min_windows, at_least, size
-):
-    monkeypatch.setattr(evaluator, "WINDOW_CANDIDATES", candidates)
-    monkeypatch.setattr(evaluator, "MIN_WINDOWS", min_windows)
-    dataset = loaders.load("family_tree:30:1")
-    evaluator_ = dataclasses.replace(
-        make_evaluator(dataset, "noisy-or"), min_chunk_queries=at_least
-    )
-    rows = np.arange(20)
-    windows = evaluator.plan_windows(evaluator_, dataset.test, rows)
-    assert [len(window) for window in windows[:-1]] == [size] * (
-        len(windows) - 1
-    )
-    assert sum(map(len, windows)) == 20 and len(windows[-1]) <= size

@@ -15,6 +15,7 @@ from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
+from tests.kg.ranking.scores import FunctionScore
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +25,14 @@ def family():
     )
 
 
-def hashed_scorer(n_levels):
+def hashed_score(n_levels):
     """A score of each atom from its ids, with ties; none of it depends on the batch."""
 
     def score(atoms):
         code = atoms[:, 0] * 7919 + atoms[:, 1] * 104729 + atoms[:, 2] * 1299709
         return -(code % n_levels).to(torch.float32)
 
-    return score
+    return FunctionScore(score)
 
 
 # -- a worked example
@@ -54,12 +55,15 @@ def test_a_query_is_ranked_by_hand():
     c = dataset.entities.index("c") + 1
     seen = []
 
-    def scorer(atoms):
+    def score(atoms):
         seen.append(atoms.tolist())
         return torch.where(atoms[:, 2] == c, -0.25, -1.0)
 
     ranked = ranking.rank_split(
-        task, dataset.valid, scorer, RankingProtocol(sides=(TAIL,))
+        task,
+        dataset.valid,
+        FunctionScore(score),
+        RankingProtocol(sides=(TAIL,)),
     )
     assert seen == [[[2, 2, 3], [2, 2, 4]]]  # one call, each atom once
     assert [counts.tolist() for counts in ranked.counts] == [[1], [0], [3]]
@@ -108,14 +112,14 @@ def test_pooled_average_precision_by_hand():
 def test_rank_counts_are_those_of_one_query_at_a_time(
     family, n_levels, score_unprovable
 ):
-    dataset, scorer = family.dataset, hashed_scorer(n_levels)
+    dataset, hashed = family.dataset, hashed_score(n_levels)
     splits = np.concatenate(
         [dataset.facts, dataset.train, dataset.valid, dataset.test]
     )
     true = {tuple(triple) for triple in splits.tolist()}
     queries = dataset.test[:5]
     protocol = RankingProtocol(score_unprovable=score_unprovable)
-    ranked = ranking.rank_split(family, queries, scorer, protocol)
+    ranked = ranking.rank_split(family, queries, hashed, protocol)
     for row in range(len(ranked.side)):
         side, query = int(ranked.side[row]), queries[int(ranked.query_row[row])]
         assert int(ranked.query_row[row]) == row % len(queries)
@@ -127,7 +131,7 @@ def test_rank_counts_are_those_of_one_query_at_a_time(
             if tuple(atom.tolist()) not in true or (atom == query).all()
         ]
         atoms = torch.from_numpy(np.stack(atoms))
-        score = torch.round(scorer(atoms).double() * 10_000).long()
+        score = torch.round(hashed.function(atoms).double() * 10_000).long()
         provable = fixpoint.atom_height(family.least_model, atoms.long()) >= 0
         if not score_unprovable:
             score = torch.where(provable, score, ZERO_SCORE)
@@ -156,37 +160,33 @@ def test_rank_counts_are_those_of_one_query_at_a_time(
 @settings(max_examples=10)
 def test_a_rank_does_not_depend_on_the_batch(family, order, n):
     """Sampled corruptions are keyed by `query_id`."""
-    scorer, protocol = (
-        hashed_scorer(5),
+    score, protocol = (
+        hashed_score(5),
         RankingProtocol(n_negatives=4, score_unprovable=True),
     )
-    every = ranking.rank_split(
-        family, family.dataset.test[:8], scorer, protocol
-    )
+    every = ranking.rank_split(family, family.dataset.test[:8], score, protocol)
     rows = np.array(order[:n])
     some = ranking.rank_split(
-        family, family.dataset.test[rows], scorer, protocol, query_id=rows
+        family, family.dataset.test[rows], score, protocol, query_id=rows
     )
     for some_counts, counts in zip(some.counts, every.counts):
         assert torch.equal(some_counts.view(2, n), counts.view(2, 8)[:, rows])
 
 
 @pytest.mark.parametrize("by_side", [False, True])
-def test_candidates_that_are_listed_once_rank_as_by_each_scorer_alone(
+def test_candidates_that_are_listed_once_rank_as_by_each_score_alone(
     family, by_side
 ):
     protocol = RankingProtocol()
     split = family.dataset.test
-    listed = ranking.list_split(family, split, protocol, by_side=by_side)
     for n_levels in (1, 3, 1000):
-        score = hashed_scorer(n_levels)
-        scorer = score
-        if by_side:
-            scorer = ranking.ScorerBySide(
-                head=score, tail=lambda atoms, score=score: 2 * score(atoms)
-            )
-        found = ranking.rank_listed(listed, scorer)
-        expected = ranking.rank_split(family, split, scorer, protocol)
+        score = hashed_score(n_levels)
+        score.needs = frozenset({"other-facts"} if by_side else {"rules"})
+        listed = ranking.list_split(family, split, protocol, by_side=by_side)
+        found = ranking.rank_listed(
+            listed, lambda atoms, _, score=score: score.function(atoms)
+        )
+        expected = ranking.rank_split(family, split, score, protocol)
         for name, values in expected._asdict().items():
             for ours, theirs in zip(
                 tree.leaves(getattr(found, name)), tree.leaves(values)
@@ -202,7 +202,7 @@ def test_where_all_scores_are_equal_every_candidate_ties(family):
     ranked = ranking.rank_split(
         family,
         family.dataset.test,
-        lambda atoms: torch.zeros(len(atoms)),
+        FunctionScore(lambda atoms: torch.zeros(len(atoms))),
         protocol,
     )
     assert not ranked.counts.n_better.any()

@@ -66,7 +66,6 @@ RENAMED_COUNTRIES = dataclasses.replace(COUNTRIES, name="renamed")
 def test_a_summary_of_records_is_that_of_the_whole_ranking(
     dataset, protocol, score, monkeypatch
 ):
-    monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 3)
     evaluator_ = make_evaluator(dataset, score, **protocol)
     # Countries' records hold all scores anyway.
     evaluator_ = dataclasses.replace(
@@ -74,7 +73,7 @@ def test_a_summary_of_records_is_that_of_the_whole_ranking(
     )
     split = dataset.test if len(dataset.test) else dataset.valid
     ranked = ranking.rank_split(
-        evaluator_.task, split, evaluator_.scorer, evaluator_.protocol
+        evaluator_.task, split, evaluator_.score, evaluator_.protocol
     )
     want = ranking.summarise_ranking(
         ranked, list(dataset.predicates), with_auc=True

@@ -18,7 +18,7 @@ from funcppo.kg.mining.config import (
     ROWS_PER_SECOND,
     MiningConfig,
 )
-from funcppo.kg.ranking import ranking, scorers
+from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
 from funcppo.kg.run import choices
 from funcppo.kg.run.choices import (
@@ -27,6 +27,7 @@ from funcppo.kg.run.choices import (
     choose_settings,
     describe_choice,
 )
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as task_module
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
@@ -69,7 +70,7 @@ def task_mrr(dataset, settings, score):
     ranked = ranking.rank_split(
         task,
         dataset.valid,
-        scorers.make_untrained_scorer(task, score),
+        parse(score),
         RankingProtocol(sides=ranked_sides(task)),
     )
     return ranking.summarise_ranking(ranked, ["r", "s"], with_auc=False)["mrr"]

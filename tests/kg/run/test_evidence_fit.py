@@ -16,7 +16,7 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic import derive
 from funcppo.kg.logic.derive import select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import evidence_ranking, ranking
+from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.run import budget, evidence_fit
 from funcppo.kg.run.evidence_fit import (
@@ -27,6 +27,7 @@ from funcppo.kg.run.evidence_fit import (
 )
 from funcppo.kg.run.run import FirstEpoch
 from funcppo.kg.scores import evidence, questions
+from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.question_config import ListwiseConfig, QuestionConfig
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
@@ -75,13 +76,18 @@ def collected(task):
 
 def valid_mrr(task, collected, params):
     facts = evidence.index_facts(task.kb, task.sizes)
-    score = evidence_ranking.make_learned_score(
-        collected.policy.aggregation, collected.world.aggregation, params.score
+    weights = Weights(
+        facts=facts,
+        cfg=collected.policy.aggregation,
+        world=collected.world.aggregation,
+        params=params.score,
+        left_out="fact",
+        smoothing=0.0,
     )
     ranked = ranking.rank_split(
         task,
         task.dataset.valid,
-        evidence_ranking.make_scorer(task, facts, score),
+        LearnedScore("evidence", weights),
         RankingProtocol(sides=(HEAD, TAIL)),
     )
     return ranking.summarise_ranking(

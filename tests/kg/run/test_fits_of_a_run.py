@@ -12,7 +12,7 @@ from funcppo.config import PPOConfig
 from funcppo.core import tree
 from funcppo.core.settings import write_config
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import rank_metrics, ranking, scorers
+from funcppo.kg.ranking import rank_metrics, ranking
 from funcppo.kg.run import (
     evidence_fit,
     priors,
@@ -30,6 +30,7 @@ from funcppo.kg.scores.question_config import (
     ListwiseConfig,
     QuestionConfig,
 )
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task, ignore_phase
 from funcppo.runtime.monitor import Monitor
@@ -152,8 +153,8 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
     assert metric == pytest.approx(again, abs=1e-6)
     # the rule score ranks the same queries as its own scorer does
     answered = run.valid_evidence.task
-    scorer = scorers.make_untrained_scorer(answered, chosen.rule_score)
-    ranked = ranking.rank_split(answered, queries, scorer, protocol)
+    score = parse(chosen.rule_score)
+    ranked = ranking.rank_split(answered, queries, score, protocol)
     expected = validation.summarise(run, ranked)["mrr"]
     assert run.rule_metric == pytest.approx(expected, abs=1e-12)
 
@@ -809,8 +810,7 @@ def test_rule_scores_are_those_of_the_derivations(
     names = ["exists@1", "max-confidence", "noisy-or"]
     expected = {}
     for name in names:
-        scorer = scorers.make_untrained_scorer(run.task, name)
-        ranked = ranking.rank_split(run.task, split, scorer, protocol)
+        ranked = ranking.rank_split(run.task, split, parse(name), protocol)
         expected[name] = ranking.summarise_ranking(
             ranked, list(run.task.dataset.predicates), with_auc=False
         )

@@ -5,16 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from funcppo.kg.answers import make_subject_predictor
+from funcppo.kg.answers import make_predictor
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import TAIL
 from funcppo.kg.ranking import ranking
 from funcppo.kg.run.choices import choose_settings
 from funcppo.kg.run.subject import (
-    check_untrained_score,
     dataset_subject,
-    height_of_score,
-    make_subject_scorer,
     run_subject,
 )
 from funcppo.kg.search import task as prover_task
@@ -29,7 +26,7 @@ def test_a_data_set_has_what_its_valid_split_chooses():
     dataset = loaders.load("countries_s1")
     choice = choose_settings(dataset, OPEN)
     subject = dataset_subject(dataset, OPEN)
-    assert subject.score == choice.score
+    assert subject.score.name == choice.score
     assert subject.task.cfg == choice.settings
     assert subject.policy_run is None
 
@@ -49,7 +46,7 @@ def test_a_choice_that_has_no_time_takes_the_defaults_and_says_so():
     assert dataset_subject(graph, OPEN).task.max_height == 2
     subject = dataset_subject(graph, OPEN, choice_seconds=1e-9)
     assert subject.task.max_height == 1
-    assert subject.score == "noisy-or@3"
+    assert subject.score.name == "noisy-or@3"
     notes = " ".join(subject.notes)
     assert "height 1 not tried: more time than was left" in notes
 
@@ -63,7 +60,7 @@ def test_the_height_below_is_taken_where_all_that_follows_is_too_much():
     assert choice.settings.max_height == 2
     subject = dataset_subject(graph, cfg)
     assert subject.task.max_height == 1
-    assert subject.score == choice.by_height[0].score
+    assert subject.score.name == choice.by_height[0].score
     assert any("height 2 not taken" in note for note in subject.notes)
     with pytest.raises(ValueError, match="T_P to height 2 stopped"):
         dataset_subject(graph, replace(cfg, max_height=2))
@@ -73,14 +70,14 @@ def test_a_run_has_its_own_score_by_default(run):
     state = run.state._replace(best_valid_metric=torch.tensor(1.0))
     run = replace(run, state=state)
     subject = run_subject(run)
-    assert (subject.score, subject.policy_run) == ("best-proof", run)
+    assert (subject.score.name, subject.policy_run) == ("best-proof", run)
     assert subject.notes == ["the run stands at update 0 of 4"]
     untrained = run_subject(run, "noisy-or")
-    assert (untrained.score, untrained.policy_run) == ("noisy-or", None)
+    assert (untrained.score.name, untrained.policy_run) == ("noisy-or", None)
     assert untrained.notes == []
     assert subject.embedding is None and untrained.embedding is None
-    with pytest.raises(ValueError, match="R learnt from proofs, expected"):
-        run_subject(run, "evidence", "R")
+    with pytest.raises(ValueError, match="'evidence': expected success, best"):
+        run_subject(run, "evidence")
 
 
 def test_a_run_that_stopped_early_is_not_called_unfinished(run):
@@ -114,7 +111,7 @@ def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
     ]
     assert len(calls) == 2
     for subject in subjects:
-        predictor = make_subject_predictor(subject)
+        predictor = make_predictor(subject.task, subject.score)
         split = torch.from_numpy(subject.task.dataset.valid).long()
         for i in range(0, len(split), 4):
             predictor.score(split[i : i + 4], TAIL)
@@ -125,23 +122,16 @@ def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
 def test_a_score_of_all_entities_ranks_no_answers(run):
     subject = run_subject(run, "greedy")
     with pytest.raises(ValueError, match="--score greedy: expected"):
-        make_subject_predictor(subject)
-
-
-def test_a_policy_score_needs_a_run():
-    check_untrained_score("noisy-or@2", "D")
-    with pytest.raises(ValueError, match="--score success: D is no trained"):
-        check_untrained_score("success", "D")
+        make_predictor(subject.task, subject.score)
 
 
 def test_existence_sets_the_height():
-    assert height_of_score("exists@3", None) == 3
-    assert height_of_score("exists@0", None) == 1
-    assert height_of_score("exists@2", 3) == 3
-    assert height_of_score("noisy-or", None) is None
-    for score in ("exists@3", "exists@x"):
-        with pytest.raises(ValueError, match="--score"):
-            height_of_score(score, 2)
+    graph = graph_of_height_2()
+    assert dataset_subject(graph, OPEN, "exists@2").task.max_height == 2
+    cfg = replace(OPEN, max_height=2)
+    assert dataset_subject(graph, cfg, "exists@1").task.max_height == 2
+    with pytest.raises(ValueError, match="exists@3: expected --height 3 or"):
+        dataset_subject(graph, cfg, "exists@3")
 
 
 @pytest.mark.parametrize("is_foreseen", [False, True])
@@ -164,7 +154,7 @@ def test_what_is_too_much_to_hold_is_derived_by_query(monkeypatch, is_foreseen):
         ranking.rank_split(
             part.task,
             dataset.test,
-            make_subject_scorer(part, part.task),
+            part.score,
             ranking.RankingProtocol(),
         ).counts
         for part in (held, subject)

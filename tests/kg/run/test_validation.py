@@ -12,9 +12,10 @@ from funcppo.core import tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import calibration, ranking, scorers
+from funcppo.kg.ranking import calibration, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.run import run_start, validation
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search.task import ignore_phase
 from tests.kg.run.runs import CONFIG
 
@@ -286,7 +287,7 @@ def test_calibration_ranks_valid_before_and_after_training(run):
         ("trained", run.state.best_params, 1.0),
         ("trained_at_temperature", run.state.best_params, found.temperature),
     ):
-        scorer = validation.run_policy_scorer(run, params, run.score)
+        scorer = validation.policy_score(run, params, run.score)
         ranked = ranking.rank_split(run.task, queries, scorer, protocol)
         expected = calibration.bin_ranking(
             ranked, among_candidates=False, temperature=temperature
@@ -367,7 +368,7 @@ def test_the_metric_with_other_facts_is_that_of_its_scorer(run):
     assert found.score == "noisy-or-other-facts"
     queries = validation.validation_queries(run)
     protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
-    scorer = scorers.make_untrained_scorer(run.task, found.score)
+    scorer = parse(found.score)
     ranked = ranking.rank_split(run.task, queries, scorer, protocol)
     expected = validation.summarise(run, ranked)["auc_pr"]
     assert validation.rule_metric(found.run, found.score) == expected

@@ -11,7 +11,7 @@ from funcppo.core import random, tree
 from funcppo.core.types import check_shapes_and_dtypes
 from funcppo.envs.base import sample_reset, step_with_autoreset
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import scorers as scorers_
+from funcppo.kg.ranking import policy_score
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network as net
 from funcppo.kg.search import task as prover_task
@@ -182,7 +182,7 @@ def _observe(cfg, world, state):
 
 
 def _evaluation(cfg, world, state):
-    how = scorers_.search_config(
+    how = policy_score.search_config(
         small_task(),
         cfg,
         "success",

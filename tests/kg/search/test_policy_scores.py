@@ -6,15 +6,17 @@ import torch
 from funcppo import train_step
 from funcppo.core import random
 from funcppo.kg.logic import consequences
-from funcppo.kg.ranking import ranking
-from funcppo.kg.ranking import scorers as scorers_
+from funcppo.kg.ranking import ranking, scoring
+from funcppo.kg.ranking.policy_score import PolicyScore, search_config
 from funcppo.kg.ranking.ranking import RankingProtocol
-from funcppo.kg.scores import baselines
+from funcppo.kg.scores import rules
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search import beam_search
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.env import PROVED, RUNNING
 from funcppo.kg.search.slot_scheduler import score_candidates
+from tests.kg.ranking.scores import FunctionScore
 from tests.kg.search.small_tasks import PPO, perturbed, small_task
 
 
@@ -26,7 +28,7 @@ def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
     params = train_step.init(
         cfg, prover_task.training_world(task), random.key(0)
     ).params
-    how = scorers_.search_config(
+    how = search_config(
         task,
         cfg,
         "best-proof",
@@ -35,18 +37,15 @@ def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
         rows_per_step=64,
         chunk_size=64,
     )
-    scorers = (
-        scorers_.make_policy_scorer(how, task, params, None),
-        scorers_.make_untrained_scorer(task, "max-confidence"),
-    )
+    scores = PolicyScore(how, task, params, None), parse("max-confidence")
     mine, theirs = (
         ranking.rank_split(
             task,
             task.dataset.test[:80],
-            scorer,
+            score,
             RankingProtocol(),
         )
-        for scorer in scorers
+        for score in scores
     )
     assert torch.equal(mine.counts.n_better, theirs.counts.n_better)
     assert torch.equal(mine.counts.n_equal, theirs.counts.n_equal)
@@ -65,7 +64,7 @@ def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
         cfg, prover_task.training_world(task), random.key(0)
     ).params
     params = perturbed(params)
-    how = scorers_.search_config(
+    how = search_config(
         task,
         cfg,
         "best-proof",
@@ -75,7 +74,8 @@ def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
         chunk_size=64,
     )
     atoms = torch.unique(torch.from_numpy(task.dataset.test[:60]), dim=0)
-    quick = scorers_.make_policy_scorer(how, task, params, None)(atoms)
+    score = PolicyScore(how, task, params, None)
+    quick = scoring.score_atoms(task, score, atoms, 0)
     searched = score_candidates(
         how, prover_task.inference_world(task), params, atoms
     )[0]
@@ -124,12 +124,14 @@ def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
         )
     for score, want in (
         ("success", success.double().logit()),
-        ("greedy", baselines.log_odds(greedy)),
+        ("greedy", rules.log_odds(greedy)),
     ):
-        how = scorers_.search_config(
+        how = search_config(
             task, cfg, score, slots=8, beam=64, rows_per_step=64, chunk_size=16
         )
-        got = scorers_.make_policy_scorer(how, task, params, None)(atoms)
+        got = scoring.score_atoms(
+            task, PolicyScore(how, task, params, None), atoms, 0
+        )
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
     assert torch.isfinite(success.log()).any() and (greedy < -50).any()
 
@@ -138,13 +140,12 @@ def test_listing_provable_candidates_ranks_as_scoring_every_one():
     task = small_task(
         "family_tree:60:1", max_height=1, hard_negative_fraction=0.0
     )
-    scorer = scorers_.make_untrained_scorer(task, "noisy-or")
 
     def everywhere(atoms):
         found = consequences.iter_derivations(
             task.kb, task.sizes, task.least_model, 1, atoms
         )
-        return baselines.noisy_or(task.kb, found, len(atoms))
+        return rules.noisy_or(task.kb, found, len(atoms))
 
     some, every = (
         ranking.rank_split(
@@ -153,7 +154,10 @@ def test_listing_provable_candidates_ranks_as_scoring_every_one():
             s,
             RankingProtocol(score_unprovable=whole),
         )
-        for s, whole in ((scorer, False), (everywhere, True))
+        for s, whole in (
+            (parse("noisy-or"), False),
+            (FunctionScore(everywhere), True),
+        )
     )
     assert len(every.scored_atom) > len(some.scored_atom)
     for a, b in zip(some.counts, every.counts):

@@ -12,8 +12,8 @@ from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint, prove, triple_index
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import explain
-from funcppo.kg.ranking import scorers as scorers_
+from funcppo.kg.ranking import explain, scoring
+from funcppo.kg.ranking.policy_score import PolicyScore, search_config
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from tests.kg.search.small_tasks import PPO, SETTINGS, small_problem, small_task
@@ -66,14 +66,11 @@ def test_object_identity_works_with_the_oracle_and_is_refused_otherwise():
         prover_task.training_world(task),
     )
     params = train_step.init(cfg, world, random.key(0)).params
-    how = scorers_.search_config(
+    how = search_config(
         task, cfg, "success", slots=8, beam=64, rows_per_step=64, chunk_size=64
     )
-    assert (
-        scorers_.make_policy_scorer(how, task, params, None)(lost)
-        .isneginf()
-        .all()
-    )
+    score = PolicyScore(how, task, params, None)
+    assert scoring.score_atoms(task, score, lost, 0).isneginf().all()
     atom = task.least_model.atoms[task.least_model.height > 0][0]
     assert (
         explain.most_probable_proof(task, cfg, params, atom.long()) is not None

@@ -16,7 +16,7 @@ from funcppo.core.settings import METRICS_FILE
 from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.ranking import scorers
+from funcppo.kg.ranking import policy_score
 from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import training
 from funcppo.kg.run.config import RESULTS_FILE, read_config
@@ -125,7 +125,7 @@ def _measure_run(
     """The numbers of a run."""
     task, dataset = run.task, run.task.dataset
     notes = [*task.notes, *run.notes, *files.results.get("notes", [])]
-    notes += scorers.graph_fallback_notes(run.search_step)
+    notes += policy_score.graph_fallback_notes(run.search_step)
     notes += [*files.notes, *_iter_log_notes(files.log)]
 
     return RunMeasurements(
@@ -145,7 +145,7 @@ def _measure_run(
         data_fingerprint=fingerprint(dataset),
         results=files.results,
         notes=tuple(dict.fromkeys(notes)),
-        search_replay=scorers.search_replay(run.search_step),
+        search_replay=policy_score.search_replay(run.search_step),
         update=int(run.state.train_state.update),
         n_updates=run.cfg.ppo.n_updates,
         is_trained=training.is_finished(run),

@@ -28,7 +28,7 @@ from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.prove import FailedRules, QueryResult
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import evidence_explanation, rank_metrics
+from funcppo.kg.ranking import explain, rank_metrics
 from funcppo.kg.ranking.explain import (
     MAX_FACT_PROOF_ROWS,
     prove_from_other_facts,
@@ -162,7 +162,7 @@ def _side_entry(
     explanation = explain_answer(run, atom, side)
     evidence: list[str] = []
     if explanation is not None:
-        evidence = evidence_explanation.to_lines(answerer.dataset, explanation)
+        evidence = explain.explanation_lines(answerer.dataset, explanation)
 
     n_better = int(ranked.n_better[place])
     trained = list(ranked.ranked.values())[-1]

@@ -18,7 +18,7 @@ from funcppo.core import tree
 from funcppo.core.types import F64, I64
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import evidence_ranking, explain
+from funcppo.kg.ranking import explain, scoring
 from funcppo.kg.ranking.ranking import ranked_sides
 from funcppo.kg.run import validation
 from funcppo.kg.run.run import QuestionSetup, Run
@@ -92,7 +92,7 @@ def _weigh_evidence(
     """Yield all firings of the questions that some atoms ask."""
     policies = list(validation.policies(run).values())
     for side in ranked_sides(run.task):
-        for _, part in evidence_ranking.query_evidence(
+        for _, part in scoring.query_evidence(
             run.task, setup.facts, atoms, side
         ):
             batch = aggregation.whole(part)

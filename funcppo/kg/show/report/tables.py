@@ -17,7 +17,7 @@ from funcppo.core.files import Json
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.ranking import calibration
 from funcppo.kg.ranking.calibration import Bins
-from funcppo.kg.ranking.scorers import SearchReplay
+from funcppo.kg.ranking.policy_score import SearchReplay
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.validation import TEMPERED, TRAINED, UNTRAINED
 

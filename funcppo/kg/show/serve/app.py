@@ -342,7 +342,7 @@ def _make_templates(explorer: Explorer) -> jinja2.Environment:
         "link": _link,
         "graph_name": explorer.dataset.name,
         "is_trained": subject.policy_run is not None,
-        "score_name": subject.score,
+        "score_name": subject.score.name,
         "numbers": describe_numbers(subject),
         "smoothing": subject.task.cfg.smoothing or 0.0,
         "version": VERSION,

@@ -33,7 +33,7 @@ from funcppo.kg.ranking.explain import (
     MAX_FACT_PROOF_ROWS,
     prove_from_other_facts,
 )
-from funcppo.kg.ranking.scorers import graph_fallback_notes
+from funcppo.kg.ranking.policy_score import graph_fallback_notes
 from funcppo.kg.show.report import query_entries
 from funcppo.kg.show.report.names import display
 from funcppo.kg.show.serve.errors import RequestError
@@ -179,7 +179,7 @@ class Explorer:
         return {
             "name": dataset.name,
             "trained": subject.policy_run is not None,
-            "score": subject.score,
+            "score": subject.score.name,
             "height": subject.task.max_height,
             "n_entities": dataset.n_constants,
             "n_relations": dataset.n_predicates,
@@ -340,7 +340,7 @@ class Explorer:
             "side": found.side,
             "relation": name,
             "given": given_name,
-            "score": self.answerer.subject.score,
+            "score": self.answerer.subject.score.name,
             "trained": self.answerer.subject.policy_run is not None,
             "n_new": found.n_new,
             "n_known": found.n_known,
@@ -374,7 +374,7 @@ class Explorer:
             "side": SIDE_NAMES[place],
             "query": format_query(self.dataset, query),
             "score": score,
-            "score_name": subject.score,
+            "score_name": subject.score.name,
             "trained": subject.policy_run is not None,
             "verdict": Verdict.UNKNOWN.name.lower(),
             "proof": None,

@@ -43,7 +43,7 @@ def test_probabilities_among_candidates_add_up_to_1_for_each_row(runs):
     ranked = rank_split(
         run.task,
         run.task.dataset.test,
-        validation.run_policy_scorer(run, run.state.best_params, "evidence"),
+        validation.policy_score(run, run.state.best_params, "evidence"),
         RankingProtocol(),
     )
     p = calibration.probabilities(ranked, among_candidates=True)
@@ -61,7 +61,7 @@ def test_a_score_that_is_a_probability_is_taken_as_it_is(runs):
     ranked = rank_split(
         run.task,
         run.task.dataset.test,
-        validation.run_policy_scorer(run, run.state.best_params, "success"),
+        validation.policy_score(run, run.state.best_params, "success"),
         RankingProtocol(),
     )
     p = calibration.probabilities(ranked, among_candidates=False)

@@ -1,10 +1,8 @@
-"""Scores of atoms that need no training: the confidences of the rules that derive an atom, combined.
+"""Combinations of the confidences of the rules that derive an atom, as scores that need no training.
 
-`max_confidence` and `noisy_or` read the derivations that `consequences.iter_derivations` yields; `exists`
-asks only whether T_P derives an atom. A score is a number p from 0 to 1 and is returned as its log-odds,
-log(p / (1 - p)), in float64: they keep apart what is near 0 and what is near 1, however many rules derive an atom. They
-are -inf for 0 and +inf for 1; atoms that a rule of confidence 1 derives are certain, and equal, whatever other rules
-derive them.
+A score is a number p from 0 to 1 and is returned as its log-odds, log(p / (1 - p)), in float64: they keep apart what is
+near 0 and what is near 1, however many rules derive an atom. They are -inf for 0 and +inf for 1; atoms that a rule of
+confidence 1 derives are certain, and equal, whatever other rules derive them.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.core.types import F32, F64, I32, I64
+from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic import fixpoint, row_index
 from funcppo.kg.logic.consequences import Derivations
 from funcppo.kg.logic.fixpoint import LeastModel
@@ -167,15 +165,12 @@ def _best_rules(rules: _RulesByAtom, n_best: int) -> Derivations:
     return Derivations(atom_row[is_best], rules.rule[is_best])
 
 
-def exists(
+def is_derived(
     model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]
-) -> F64[Tensor, "L"]:
-    """Whether T_P derives the atom within `max_height` steps, as log-odds: +inf or -inf."""
+) -> Bool[Tensor, "L"]:
+    """Whether T_P derives each atom within `max_height` steps."""
     height = fixpoint.atom_height(model, atoms.long())
-    is_derived = height >= 0
-    is_low_enough = height <= max_height
-    infinity = torch.full_like(height, torch.inf, dtype=torch.float64)
-    return torch.where(is_derived & is_low_enough, infinity, -infinity)
+    return (height >= 0) & (height <= max_height)
 
 
 def rule_confidences(kb: KnowledgeBase) -> F64[Tensor, "R"]:

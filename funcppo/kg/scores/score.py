@@ -1,0 +1,334 @@
+"""Scores of candidates: the evidence that each reads, the log-odds that it gives, and why.
+
+A `Score` is a value. `log_odds` reads what is known of some candidates (`Candidates`), `explain` lists what adds to the
+score of one of them, and `+` adds scores. `parse` makes a score of a name; `register` gives `parse` a new name:
+
+    class Mean(Score):
+        def log_odds(self, found): ...
+
+    register("mean", "mean", lambda match: Mean(match.string))
+
+A score p from 0 to 1 is given as its log-odds, log(p / (1 - p)): -inf for 0 and +inf for 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.core.files import shorten
+from funcppo.core.types import F64, I32, I64, Bool
+from funcppo.kg.logic.consequences import Derivations
+from funcppo.kg.logic.derivability import DerivabilityIndex
+from funcppo.kg.logic.derive import LeftOut
+from funcppo.kg.logic.kb import KnowledgeBase
+from funcppo.kg.scores import other_facts, rules
+from funcppo.kg.scores.evidence import Evidence, FactIndex
+from funcppo.kg.scores.other_facts import OtherFactCounts
+
+# What a score reads: the rules that derive a candidate, whether T_P does within a height, other facts of the candidate,
+# the evidence of its question, or the candidate itself, for a search.
+Need = Literal["rules", "heights", "other-facts", "questions", "search"]
+# ends the name of a score that counts other facts too
+OTHER_FACTS = "-other-facts"
+
+
+class Term(NamedTuple):
+    """A part of the score of a candidate."""
+
+    kind: str  # such as "rules", "fact" or "other-facts"
+    log_odds: float  # that it adds
+    detail: Any = None  # the counts behind it
+
+
+class OtherFactsDetail(NamedTuple):
+    """The counts behind what other facts add."""
+
+    n_facts: (
+        int  # other facts of the relation, of the candidate on the asked side
+    )
+    # of the facts of the relation, and of what its rules derive beside them, those that have other facts there
+    share_of_facts: float
+    share_of_derived: float
+
+
+class Candidates:
+    """Distinct candidates as answers about one side, and what is known of them; a subclass gives what it can."""
+
+    kb: KnowledgeBase  # facts, and rules with their confidences
+    atoms: I32[Tensor, "L W"]  # the candidates, in lexicographic order
+    evidence: Evidence  # of their questions
+    # the rules that derive each atom, where an index holds them
+    index: DerivabilityIndex | None = None
+
+    def __len__(self) -> int:
+        """The number of candidates L."""
+        raise NotImplementedError
+
+    def derivations(self) -> Iterable[Derivations]:
+        """The rules that derive each candidate, a fact from other facts."""
+        raise NotImplementedError
+
+    def derived_within(self, height: int) -> Bool[Tensor, "L"]:
+        """Whether T_P derives each candidate within a height, a fact from other facts."""
+        raise NotImplementedError
+
+    def labels(self) -> I64[Tensor, "L"]:
+        """The relation and the side that each candidate answers, see `make_label`."""
+        raise NotImplementedError
+
+    def other_fact_counts(self) -> OtherFactCounts:
+        """Counts of candidates with other facts, by relation and side."""
+        raise NotImplementedError
+
+    def n_other_facts(self) -> I64[Tensor, "L"]:
+        """How many other facts of its relation each candidate has on the asked side."""
+        raise NotImplementedError
+
+
+class Score:
+    """A score of candidates."""
+
+    needs: frozenset[Need] = frozenset({"rules"})
+    # the least height of T_P that the score can be asked at
+    min_height: int = 1
+    # other facts may be added to it
+    takes_other_facts: bool = True
+    # it tells candidates that no rule derives apart
+    scores_unprovable: bool = False
+    # log-odds of the score up to which an answer is not proved
+    proof_threshold: float = -torch.inf
+    # what the evidence of questions is collected from and what a question leaves out, where the score reads it
+    facts: FactIndex | None = None
+    left_out: LeftOut = "fact"
+
+    def __init__(self, name: str) -> None:
+        """Name the score, as results do."""
+        self.name = name
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return self.name
+
+    def __add__(self, other: Score) -> Score:
+        """Return the score whose log-odds are the sum of both."""
+        return _Sum(self, other)
+
+    def log_odds(self, found: Candidates) -> Tensor:
+        """Return the log-odds of each candidate's score, [L]."""
+        raise NotImplementedError
+
+    def explain(self, found: Candidates, row: int) -> list[Term]:
+        """Return what adds to the score of one candidate, beside the rules of its proof."""
+        return []
+
+    @property
+    def is_by_side(self) -> bool:
+        """Whether an atom has one score as an answer about its head and another about its tail."""
+        return bool(self.needs & {"other-facts", "questions"})
+
+
+class _Sum(Score):
+    """The sum of two scores."""
+
+    def __init__(self, first: Score, second: Score) -> None:
+        is_ending = second.name.startswith("-")
+        super().__init__(
+            first.name + ("" if is_ending else " + ") + second.name
+        )
+        self._parts = first, second
+        self.needs = first.needs | second.needs
+        self.min_height = max(first.min_height, second.min_height)
+        self.takes_other_facts = "other-facts" not in self.needs
+        self.scores_unprovable = first.scores_unprovable
+        self.proof_threshold = first.proof_threshold
+        self.facts = first.facts or second.facts
+        self.left_out = first.left_out
+
+    def log_odds(self, found: Candidates) -> Tensor:
+        """Return the sum of the log-odds."""
+        first, second = (part.log_odds(found) for part in self._parts)
+        return first + second.to(first.device)
+
+    def explain(self, found: Candidates, row: int) -> list[Term]:
+        """Return the terms of both scores."""
+        return [
+            term for part in self._parts for term in part.explain(found, row)
+        ]
+
+
+# -- scores by rules
+
+
+class MaxConfidence(Score):
+    """The largest confidence of a rule that derives a candidate."""
+
+    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Return the log-odds of the confidence."""
+        return rules.max_confidence(found.kb, found.derivations(), len(found))
+
+
+class NoisyOr(Score):
+    """The noisy-or of the rules that derive a candidate, see `rules.noisy_or`."""
+
+    def __init__(
+        self, name: str, power: float = 1.0, n_best: int | None = None
+    ) -> None:
+        """Set the power of the confidences and how many rules count; None for all."""
+        super().__init__(name)
+        self._power, self._n_best = power, n_best
+
+    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Return the log-odds of the noisy-or."""
+        arguments = found.kb, found.derivations(), len(found)
+        if self._n_best is None:
+            return rules.noisy_or(*arguments, power=self._power)
+        return rules.noisy_or_of_best(
+            *arguments, n_best=self._n_best, power=self._power
+        )
+
+
+class Exists(Score):
+    """1 for candidates that T_P derives within a height, else 0."""
+
+    needs: frozenset[Need] = frozenset({"heights"})
+    takes_other_facts = False
+
+    def __init__(self, name: str, height: int) -> None:
+        """Set the height."""
+        super().__init__(name)
+        self.min_height = height
+
+    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Return +inf or -inf."""
+        is_derived = found.derived_within(self.min_height)
+        infinity = torch.full_like(is_derived, torch.inf, dtype=torch.float64)
+        return torch.where(is_derived, infinity, -infinity)
+
+
+class OtherFacts(Score):
+    """A log-likelihood ratio: whether a candidate has other facts of the asked relation, see `other_facts`."""
+
+    needs: frozenset[Need] = frozenset({"other-facts"})
+
+    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Return the logarithm of the ratio."""
+        counts = found.other_fact_counts()
+        shares = other_facts.other_fact_shares(found.kb, counts)
+        table = other_facts.log_likelihood_ratios(shares)
+        return table[found.labels(), (found.n_other_facts() > 0).long()]
+
+    def explain(self, found: Candidates, row: int) -> list[Term]:
+        """Return the ratio of a candidate with its counts."""
+        counts = found.other_fact_counts()
+        shares = other_facts.other_fact_shares(found.kb, counts)
+        label = int(found.labels()[row])
+        detail = OtherFactsDetail(
+            int(found.n_other_facts()[row]),
+            float(shares.of_facts[label]),
+            float(shares.of_derived[label]),
+        )
+        return [Term("other-facts", float(self.log_odds(found)[row]), detail)]
+
+
+# -- names
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form that the name of a score may have."""
+
+    text: str  # for people
+    pattern: re.Pattern[str]
+    make: Callable[[re.Match[str]], Score]
+
+
+class _Registry:
+    """The forms that names have, in the order of errors."""
+
+    forms: ClassVar[dict[str, _Form]] = {}
+
+
+def register(
+    form: str, pattern: str, make: Callable[[re.Match[str]], Score]
+) -> None:
+    """Give scores names that `parse` reads.
+
+    Args:
+      form: such as "noisy-or@P"; a form of the same text is replaced.
+      pattern: a regular expression for the whole name.
+      make: gets the match of a name and returns its score.
+    """
+    _Registry.forms |= {form: _Form(form, re.compile(pattern), make)}
+
+
+def parse(name: str, trained: Mapping[str, Score] | None = None) -> Score:
+    """Return the score of a name.
+
+    Args:
+      trained: scores that a trained run has beside those by rules; None without a run.
+
+    Raises:
+      ValueError: there is no such score.
+    """
+    if trained and name in trained:
+        return trained[name]
+    base = name.removesuffix(OTHER_FACTS)
+    for form in _Registry.forms.values():
+        match = form.pattern.fullmatch(base)
+        if match is None:
+            continue
+        score = form.make(match)
+        if base == name:
+            return score
+        if score.takes_other_facts:
+            return score + OtherFacts(OTHER_FACTS)
+    raise ValueError(
+        f"score {shorten(name)}: expected {describe_names(trained or ())}"
+    )
+
+
+def describe_names(trained: Iterable[str] = ()) -> str:
+    """Return all names of scores as text.
+
+    Args:
+      trained: those of a trained run.
+    """
+    forms = ", ".join([*trained, *_Registry.forms])
+    without = "" if trained else "; a trained run has others"
+    return (
+        f"{forms}; H, N and P from 1, P to 99; at its end {OTHER_FACTS} or not (all but exists@H and those of a "
+        f"trained run){without}"
+    )
+
+
+def _make_noisy_or(match: re.Match[str]) -> Score:
+    """Return the noisy-or that a name says."""
+    n_best, power = match.groups()
+    return NoisyOr(
+        match.string,
+        power=float(power or 1),
+        n_best=int(n_best) if n_best else None,
+    )
+
+
+register(
+    "exists@H",
+    r"exists@([1-9][0-9]{0,8})",
+    lambda match: Exists(match.string, int(match[1])),
+)
+register(
+    "max-confidence",
+    "max-confidence",
+    lambda match: MaxConfidence(match.string),
+)
+register(
+    "noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-top-N@P",
+    r"noisy-or(?:-top-([1-9][0-9]{0,3}))?(?:@([1-9][0-9]?(?:\.[0-9]+)?))?",
+    _make_noisy_or,
+)

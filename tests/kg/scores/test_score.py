@@ -1,0 +1,285 @@
+"""Scores as values: names, what each gives candidates worked by hand, sums, and a new one in one object."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import evaluator, explain, ranking
+from funcppo.kg.ranking.evaluator import Evaluator
+from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.scores import score as score_module
+from funcppo.kg.scores.score import MaxConfidence, Score, parse, register
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+from tests.kg.ranking.scores import score_by_name
+
+ONE_STEP = ProverTaskConfig(max_height=1)
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exists@2",
+        "max-confidence",
+        "max-confidence-other-facts",
+        "noisy-or",
+        "noisy-or@3",
+        "noisy-or@1.5-other-facts",
+        "noisy-or-top-5@2",
+    ],
+)
+def test_a_name_is_that_of_its_score(name):
+    score = parse(name)
+    assert score.name == str(score) == name
+    assert ("other-facts" in score.needs) == name.endswith("-other-facts")
+    assert score.min_height == (2 if name == "exists@2" else 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "best",
+        "auto",
+        "evidence",
+        "success",
+        "exists",
+        "exists@",
+        "exists@0",
+        "exists@x",
+        "exists@²",
+        "exists@" + "9" * 20,
+        "exists@1-other-facts",
+        "max-confidence@2",
+        "max-plus",
+        "noisy-or@",
+        "noisy-or@0",
+        "noisy-or@-1",
+        "noisy-or@100",
+        "noisy-or@inf",
+        "noisy-or@nan",
+        "noisy-or-top-",
+        "noisy-or-top-0",
+        "noisy-or-top-5@",
+        "noisy-or-joint",
+        "noisy-or-linked-last",
+        "noisy-or-other-facts-other-facts",
+    ],
+)
+def test_another_name_is_one_error(name):
+    with pytest.raises(
+        ValueError, match=r"^score .*: expected exists@H, "
+    ) as e:
+        parse(name)
+    assert str(e.value).count("\n") == 0 and len(str(e.value)) < 300
+
+
+def test_a_run_adds_its_scores_to_the_names():
+    learnt = MaxConfidence("success")
+    assert parse("success", {"success": learnt}) is learnt
+    with pytest.raises(ValueError, match="'evidence': expected success, exi"):
+        parse("evidence", {"success": learnt})
+
+
+# -- values
+
+
+def test_scores_by_rules_are_worked_by_hand():
+    """far(a, c) by rule 0 and far(a, b) by rule 1 with confidences 1 / 2 and 1 / 3; far(a, a) by none."""
+    train = [
+        ("a", "hop", "b"),
+        ("b", "hop", "c"),
+        ("c", "hop", "d"),
+        ("b", "far", "d"),
+        ("b", "far", "c"),
+    ]
+    dataset = loaders.from_triples(
+        train, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)"
+    )
+    task = prover_task.build_task(dataset, ONE_STEP)
+    a, b, c = (dataset.entities.index(name) + 1 for name in "abc")
+    atoms = torch.tensor([[2, a, a], [2, a, b], [2, a, c]], dtype=torch.int32)
+    for name, scores in (
+        ("exists@1", [0, 1, 1]),
+        ("max-confidence", [0, 1 / 3, 1 / 2]),
+        ("noisy-or", [0, 1 / 3, 1 / 2]),
+        # (p^2)^(1/2): powers matter only where several rules count
+        ("noisy-or@2", [0, 1 / 3, 1 / 2]),
+    ):
+        torch.testing.assert_close(
+            score_by_name(task, name, atoms).sigmoid(),
+            torch.tensor(scores, dtype=torch.float64),
+            rtol=1e-12,
+            atol=0,
+        )
+
+
+@pytest.mark.parametrize("power", [1, 2, 7])
+def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
+    """far(a, c) by both rules: (1 - (1 - p^n) (1 - q^n))^(1 / n) of their confidences p and q."""
+    train = [
+        ("a", "hop", "b"),
+        ("b", "hop", "c"),
+        ("a", "hop", "c"),
+        ("c", "hop", "d"),
+        ("b", "far", "d"),
+        ("b", "far", "c"),
+    ]
+    dataset = loaders.from_triples(
+        train, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)"
+    )
+    task = prover_task.build_task(dataset, ONE_STEP)
+    a, c = (dataset.entities.index(name) + 1 for name in "ac")
+    p, q = (task.kb.support / task.kb.body_pairs).tolist()  # in float32
+    assert 0 < p < 1 and 0 < q < 1
+    atom = torch.tensor([[2, a, c]], dtype=torch.int32)
+    score = score_by_name(task, f"noisy-or@{power}", atom)
+    expected = (1 - (1 - p**power) * (1 - q**power)) ** (1 / power)
+    assert score.sigmoid().tolist() == [pytest.approx(expected, rel=1e-5)]
+
+
+def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
+    """far(a, X): c and d by confidence 1/2; c has another fact of far as a tail, d has none; a has none as a head."""
+    train = [
+        ("a", "hop", "b"), ("b", "hop", "c"), ("b", "hop", "d"),
+        ("x", "hop", "y"), ("y", "hop", "z"), ("x", "far", "z"),
+        ("z", "far", "c"), ("x", "hop", "w"), ("w", "hop", "v"),
+        ("x", "far", "v"),
+    ]  # fmt: skip
+    rules = "far(X, Y) :- hop(X, Z), hop(Z, Y)"
+    dataset = loaders.from_triples(train, rules=rules)
+    task = prover_task.build_task(
+        dataset, ProverTaskConfig(max_height=1, smoothing=None)
+    )
+    far = dataset.predicates.index("far") + 1
+    a, c, d, x, z = (dataset.entities.index(name) + 1 for name in "acdxz")
+    atoms = torch.tensor(
+        [[far, a, a], [far, a, c], [far, a, d], [far, x, z]], dtype=torch.int32
+    )
+    atoms = atoms[torch.argsort(atoms[:, 1] * 10 + atoms[:, 2])]
+    plain = score_by_name(task, "max-confidence", atoms)
+
+    # Facts: far of (x, z), (x, v), (z, c). Of their heads two have another fact, of their tails none.
+    head_facts, tail_facts = (2 + 1) / (3 + 2), 1 / (3 + 2)
+    # Derived beside them, by confidence 1/2: (a, c), (a, d). No head has a fact, one tail has.
+    head_derived, tail_derived = 1 / (1 + 2), (1 / 2 + 1) / (1 + 2)
+    ratio = {HEAD: (head_facts, head_derived), TAIL: (tail_facts, tail_derived)}
+    n_facts = {(x, z): {HEAD: 1, TAIL: 0}, (a, c): {HEAD: 0, TAIL: 1}}
+    score = parse("max-confidence-other-facts")
+    for side in (HEAD, TAIL):
+        found = score_by_name(task, score.name, atoms, side)
+        terms = explain.explain_atoms(task, score, atoms, side)
+        for atom, log_odds, before, (term,) in zip(
+            atoms.tolist(), found.tolist(), plain.tolist(), terms, strict=True
+        ):
+            own, derived = ratio[side]
+            n = n_facts.get((atom[1], atom[2]), {}).get(side, 0)
+            assert term.detail[0] == n
+            assert term.detail[1:] == pytest.approx(ratio[side])
+            if not n:
+                own, derived = 1 - own, 1 - derived
+            added = math.log(own / derived)
+            assert log_odds == pytest.approx(before + added, rel=1e-14)
+            assert term.log_odds == pytest.approx(added, rel=1e-14)
+            line = explain.other_facts_line(dataset, atom, side, term)
+            assert line.startswith(f"{added:+.4f} log-odds by other facts: it ")
+            fields = explain.other_facts_json(dataset, atom, side, term)
+            assert (fields["relation"], fields["n_facts"]) == ("far", n)
+    assert torch.isinf(plain).any()  # what no rule derives stays so
+
+
+@pytest.mark.parametrize("with_derivations", [True, False])
+def test_queries_that_ask_the_same_question_score_candidates_alike(
+    with_derivations,
+):
+    """Nothing leaks: no candidate's score depends on which answer is held out."""
+    cells = np.random.default_rng(0).permutation(200)[:100]
+    triples = [
+        (f"e{i % 10}", "rs"[i // 100], f"e{i // 10 % 10}") for i in cells
+    ]
+    dataset = loaders.from_triples(
+        triples[:50],
+        test=triples[50:],
+        rules="r(X, Y) :- s(Y, X)\nr(X, Y) :- s(X, Z), r(Z, Y)\ns(X, Y) :- r(X, Y)",
+    )
+    task = prover_task.build_task(
+        dataset, ONE_STEP, with_derivations=with_derivations
+    )
+    score = parse("noisy-or-other-facts")
+    n_compared = 0
+    for side in (HEAD, TAIL):
+        protocol = RankingProtocol(sides=(side,))
+        found: dict[tuple[int, ...], float] = {}
+        for query in dataset.test:
+            ranked = ranking.rank_split(task, query[None], score, protocol)
+            rows = zip(
+                map(tuple, ranked.scored_atom.tolist()),
+                ranked.log_odds.tolist(),
+                strict=True,
+            )
+            for atom, log_odds in rows:
+                n_compared += atom in found
+                assert found.setdefault(atom, log_odds) == log_odds
+    assert n_compared > 100
+
+
+# -- a new score
+
+
+class RuleCount(Score):
+    """How many rules derive a candidate, as log-odds."""
+
+    def log_odds(self, found):
+        count = torch.zeros(len(found), dtype=torch.float64)
+        for part in found.derivations():
+            one = torch.ones(len(part.atom_row), dtype=torch.float64)
+            count = count.index_add(0, part.atom_row, one)
+        return torch.where(count > 0, count, -torch.inf)
+
+
+def test_a_new_score_is_one_object_that_evaluate_ranks_by(monkeypatch):
+    monkeypatch.setattr(
+        score_module._Registry, "forms", dict(score_module._Registry.forms)
+    )
+    register("rule-count", "rule-count", lambda name: RuleCount(name.string))
+    dataset = loaders.load("family_tree:30:0")
+    task = prover_task.build_task(dataset, ONE_STEP)
+    for name in ("rule-count", "rule-count-other-facts"):
+        ranks = Evaluator(
+            task=task,
+            protocol=RankingProtocol(),
+            score=parse(name),
+            prove=None,
+            all_scores=True,
+        )
+        rows = np.arange(len(dataset.test))
+        records = [
+            record
+            for query in evaluator.rank_window(ranks, dataset.test, rows)
+            for record in query
+        ]
+        assert len(records) == 2 * len(rows)
+        scores = {record["quantised_score"] for record in records} - {None}
+        is_count = {score % 10_000 == 0 for score in scores}
+        assert is_count == ({True} if name == "rule-count" else {True, False})
+    with pytest.raises(ValueError, match="noisy-or-top-N@P, rule-count; H"):
+        parse("rule-counts")
+
+
+def test_scores_add_up():
+    dataset = loaders.load("family_tree:30:0")
+    task = prover_task.build_task(dataset, ONE_STEP)
+    atoms = task.least_model.atoms[::9].int()
+    both = parse("max-confidence") + parse("noisy-or@2")
+    assert both.name == "max-confidence + noisy-or@2"
+    got, one, other = (
+        ranking.scoring.score_atoms(task, score, atoms, TAIL)
+        for score in (both, parse("max-confidence"), parse("noisy-or@2"))
+    )
+    assert torch.equal(got, one + other)
