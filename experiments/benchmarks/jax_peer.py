@@ -17,8 +17,8 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 from jax import lax, tree  # pyright: ignore[reportMissingImports]
 
 from funcppo.config import PPOConfig
-from funcppo.envs.minatar.breakout import BRICK_ROWS, MINIMAL_ACTIONS
-from funcppo.envs.minatar.game import SIZE, STICKY_PROBABILITY
+from funcppo.envs.minatar import BREAKOUT_ACTIONS as MINIMAL_ACTIONS
+from funcppo.envs.minatar import BRICK_ROWS, SIZE, STICKY_PROBABILITY
 
 Array = Any
 Network = list[tuple[Array, Array]]  # weight and bias of each layer

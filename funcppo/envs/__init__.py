@@ -30,11 +30,13 @@ if TYPE_CHECKING:
         recall,
     )
     from funcppo.envs.gymnasium_bridge import gymnasium
-    from funcppo.envs.minatar.asterix import asterix
-    from funcppo.envs.minatar.breakout import breakout
-    from funcppo.envs.minatar.freeway import freeway
-    from funcppo.envs.minatar.seaquest import seaquest
-    from funcppo.envs.minatar.space_invaders import space_invaders
+    from funcppo.envs.minatar import (
+        asterix,
+        breakout,
+        freeway,
+        seaquest,
+        space_invaders,
+    )
     from funcppo.interfaces import AnyEnvironment
 
 __all__ = [
@@ -59,12 +61,12 @@ __all__ = [
 # Where each name is defined.
 _SOURCES = {
     "acrobot": "classic",
-    "asterix": "minatar.asterix",
-    "breakout": "minatar.breakout",
-    "freeway": "minatar.freeway",
+    "asterix": "minatar",
+    "breakout": "minatar",
+    "freeway": "minatar",
     "reacher": "classic",
-    "seaquest": "minatar.seaquest",
-    "space_invaders": "minatar.space_invaders",
+    "seaquest": "minatar",
+    "space_invaders": "minatar",
     "cartpole": "classic",
     "check": "checks",
     "gymnasium": "gymnasium_bridge",

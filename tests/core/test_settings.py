@@ -34,7 +34,7 @@ from funcppo.core.settings import (
 )
 from funcppo.envs import classic
 from funcppo.envs.gymnasium_bridge import GymnasiumConfig
-from funcppo.envs.minatar.game import GameConfig
+from funcppo.envs.minatar import GameConfig
 from funcppo.envs.wrappers import (
     ActionRangeConfig,
     FrameStackConfig,

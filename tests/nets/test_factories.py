@@ -6,7 +6,7 @@ import pytest
 
 import funcppo as fp
 from funcppo import nets
-from funcppo.envs.minatar.breakout import breakout
+from funcppo.envs.minatar import breakout
 from funcppo.nets import networks
 
 SPEC = fp.EnvironmentSpec(observation_size=4, action_size=2)

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from funcppo.core import tree
-from funcppo.envs.minatar import asterix
+from funcppo.envs import minatar
 from tests.envs.minatar.reference import (
     assert_plays_alike,
     assert_steps_alike,
     keys,
 )
 
-GAME = asterix.asterix(minimal_actions=False, sticky_probability=0.0)
+GAME = minatar.asterix(minimal_actions=False, sticky_probability=0.0)
 
 
 def first_state(env):
@@ -25,7 +25,7 @@ def step(state, action, units):
     if units:
         drawn = [float(x) for x in units] + [0.0] * (3 - len(units))
         unit = torch.tensor([drawn], dtype=torch.float64)
-    return asterix.transition(GAME.cfg, state, action, unit)
+    return minatar.asterix_transition(GAME.cfg, state, action, unit)
 
 
 def place(env, draws):
@@ -33,7 +33,7 @@ def place(env, draws):
     env.player_x = int(draws.integers(10))
     env.player_y = int(draws.integers(1, 9))
     density = draws.choice([0.0, 0.5, 0.9, 1.0])
-    for i in range(asterix.N_SLOTS):
+    for i in range(minatar.N_SLOTS):
         x = int(draws.integers(10))
         if draws.random() < 0.5:  # near the player
             x = min(max(env.player_x + int(draws.integers(-1, 2)), 0), 9)
@@ -61,11 +61,11 @@ def state_of(env):
         for x in env.entities
     ]
     entities = (torch.tensor([column]) for column in zip(*rows))
-    return asterix.EnvState(
+    return minatar.AsterixState(
         player_y=scalar(env.player_y),
         player_x=scalar(env.player_x),
-        entities=asterix.Entities(*entities),
-        timers=asterix.Timers(
+        entities=minatar.Entities(*entities),
+        timers=minatar.AsterixTimers(
             spawn_speed=scalar(env.spawn_speed),
             spawn=scalar(env.spawn_timer),
             move_speed=scalar(env.move_speed),
@@ -88,14 +88,14 @@ def seen(state):
 
 @pytest.mark.parametrize("ramping", [True, False])
 def test_one_step_from_any_state_equals_the_reference(ramping):
-    game = asterix.asterix(
+    game = minatar.asterix(
         minimal_actions=False, ramping=ramping, sticky_probability=0.0
     )
 
     def step_rows(state, action, units):
         unit = [[*map(float, u), 0.0, 0.0, 0.0][:3] for u in units]
         unit = torch.tensor(unit, dtype=torch.float64)
-        return asterix.transition(game.cfg, state, action, unit)
+        return minatar.asterix_transition(game.cfg, state, action, unit)
 
     reward, n_ends = assert_steps_alike(
         "asterix", game, step_rows,

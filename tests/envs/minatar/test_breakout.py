@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo.envs.minatar import breakout
+from funcppo.envs import minatar
 from tests.envs.minatar.reference import (
     assert_plays_alike,
     assert_steps_alike,
     keys,
 )
 
-GAME = breakout.breakout(minimal_actions=False, sticky_probability=0.0)
+GAME = minatar.breakout(minimal_actions=False, sticky_probability=0.0)
 
 
 def first_state(env):
@@ -48,7 +48,7 @@ def state_of(env):
     def scalar(value):
         return torch.tensor([value])
 
-    return breakout.EnvState(
+    return minatar.BreakoutState(
         ball_y=scalar(env.ball_y),
         ball_x=scalar(env.ball_x),
         direction=scalar(env.ball_dir),

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.envs.minatar import freeway
+from funcppo.envs import minatar
 from tests.envs.minatar.reference import (
     assert_plays_alike,
     assert_steps_alike,
     keys,
 )
 
-GAME = freeway.freeway(minimal_actions=False, sticky_probability=0.0)
+GAME = minatar.freeway(minimal_actions=False, sticky_probability=0.0)
 
 
 def first_state(env):
@@ -33,7 +33,7 @@ def step_rows(state, action, units):
         if u:
             speed[i] = (1 + np.floor(5 * u[0])) * np.sign(u[1] - 0.5)
     speed = torch.from_numpy(speed).long()
-    return freeway.transition(GAME.cfg, state, action, speed)
+    return minatar.freeway_transition(GAME.cfg, state, action, speed)
 
 
 def place(env, draws):
@@ -55,7 +55,7 @@ def state_of(env):
         torch.tensor([[int(value) for value in column]])
         for column in zip(*env.cars)
     )
-    return freeway.EnvState(
+    return minatar.FreewayState(
         position=scalar(env.pos),
         car_x=x,
         car_timer=timer,
@@ -104,7 +104,7 @@ def test_the_game_ends_after_its_time():
 
 
 def test_speeds_are_as_likely_as_in_the_reference():
-    speed = freeway.sample_speeds(keys(2000)).flatten()
+    speed = minatar.sample_speeds(keys(2000)).flatten()
     counts = torch.stack([(speed == s).sum() for s in range(-5, 6) if s])
     # 16,000 draws of ten values: a standard deviation is 38.
     assert ((counts - 1600).abs() < 5 * 38).all()

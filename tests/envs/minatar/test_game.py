@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from funcppo.envs import make
-from funcppo.envs.minatar import game
+from funcppo.envs import make, minatar
 from funcppo.envs.wrappers import StickyActionsConfig
 
 NAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
@@ -14,15 +13,15 @@ NAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 
 def test_a_map_is_true_in_one_cell_and_in_none_off_the_grid():
     y, x = torch.tensor([2, 9, -1]), torch.tensor([3, 10, 0])
-    cells = game.at(y, x)
+    cells = minatar.at(y, x)
     assert cells.nonzero().tolist() == [[0, 2, 3]]
 
 
 def test_an_action_that_the_set_is_without_is_never_done():
-    cfg = game.GameConfig(actions="nlr")
+    cfg = minatar.GameConfig(actions="nlr")
     action = torch.tensor([0, 1, 2])
-    assert game.is_action(cfg, action, "r").tolist() == [False, False, True]
-    assert not game.is_action(cfg, action, "f").any()
+    assert minatar.is_action(cfg, action, "r").tolist() == [False, False, True]
+    assert not minatar.is_action(cfg, action, "f").any()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.envs.minatar import seaquest
-from funcppo.envs.minatar.seaquest import (
+from funcppo.envs import minatar
+from funcppo.envs.minatar import (
     Bullets,
     Enemies,
     EnemyBullets,
-    EnvState,
     Player,
     Swimmers,
-    Timers,
 )
+from funcppo.envs.minatar import SeaquestState as EnvState
+from funcppo.envs.minatar import SeaquestTimers as Timers
 from tests.envs.minatar.reference import (
     assert_plays_alike,
     keys,
@@ -25,7 +25,7 @@ from tests.learning import one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
-GAME = seaquest.seaquest(sticky_probability=0.0)
+GAME = minatar.seaquest(sticky_probability=0.0)
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
 
 
@@ -39,7 +39,7 @@ def step(state, action, units):
     enemy = units[:3] if len(units) >= 3 else [0.0] * 3
     diver = units[-2:] if len(units) in (2, 5) else [0.0] * 2
     unit = torch.tensor([enemy + diver], dtype=torch.float64)
-    return seaquest.transition(GAME.cfg, state, action, unit)
+    return minatar.seaquest_transition(GAME.cfg, state, action, unit)
 
 
 def slots(rows, n, n_columns):
@@ -66,13 +66,13 @@ def state_of(env):
 
     enemies = [*env.e_fish, *env.e_subs]
     n_fish = len(env.e_fish)
-    index = torch.arange(seaquest.N_ENEMIES).unsqueeze(0)
+    index = torch.arange(minatar.N_ENEMIES).unsqueeze(0)
     _, (shot_timer,) = slots(
         [[0]] * n_fish + [[sub[4]] for sub in env.e_subs],
-        seaquest.N_ENEMIES,
+        minatar.N_ENEMIES,
         1,
     )
-    exists, (x, y, right) = slots(env.f_bullets, seaquest.N_BULLETS, 3)
+    exists, (x, y, right) = slots(env.f_bullets, minatar.N_BULLETS, 3)
     flying = np.zeros((2, 10, 10), bool)
     for bullet in env.e_bullets:
         flying[int(bullet[2]), bullet[1], bullet[0]] = True
@@ -89,10 +89,10 @@ def state_of(env):
         ),
         bullets=Bullets(exists, x, y, right == 1),
         enemies=Enemies(
-            swimmers(enemies, seaquest.N_ENEMIES), index >= n_fish, shot_timer
+            swimmers(enemies, minatar.N_ENEMIES), index >= n_fish, shot_timer
         ),
         enemy_bullets=EnemyBullets(*left_and_right),
-        divers=swimmers(env.divers, seaquest.N_DIVERS),
+        divers=swimmers(env.divers, minatar.N_DIVERS),
         timers=Timers(
             time=torch.tensor([1000]),
             enemy_spawn_speed=scalar(env.e_spawn_speed),
@@ -194,7 +194,7 @@ def test_each_step_of_an_episode_equals_the_reference():
     assert max(lengths) > 30 and sum(rewards) > 0
 
 
-def swimmer(x, y, right=True, timer=0, n=seaquest.N_ENEMIES):
+def swimmer(x, y, right=True, timer=0, n=minatar.N_ENEMIES):
     return swimmers([[x, y, right, timer]], n)
 
 
@@ -212,7 +212,7 @@ def test_six_divers_are_worth_the_air_that_is_left():
     )
     assert float(timestep.reward[0]) == 5.0
     assert int(after.player.n_divers[0]) == -1
-    assert int(after.player.oxygen[0]) == seaquest.MAX_OXYGEN
+    assert int(after.player.oxygen[0]) == minatar.MAX_OXYGEN
     assert not bool(timestep.terminated[0])
 
 
@@ -228,7 +228,7 @@ def test_a_board_that_is_full_takes_no_diver():
     x, y = int(state.player.x[0]), 0
     for n_divers, boards in [(5, True), (6, False)]:
         player = state.player._replace(n_divers=torch.tensor([n_divers]))
-        divers = swimmer(x, y, timer=3, n=seaquest.N_DIVERS)
+        divers = swimmer(x, y, timer=3, n=minatar.N_DIVERS)
         after, _ = step(
             state._replace(player=player, divers=divers),
             torch.tensor([NOTHING]),

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from funcppo.envs.minatar import space_invaders
+from funcppo.envs import minatar
 from tests.envs.minatar.reference import (
     assert_plays_alike,
     assert_steps_alike,
     keys,
 )
 
-GAME = space_invaders.space_invaders(
-    minimal_actions=False, sticky_probability=0.0
-)
+GAME = minatar.space_invaders(minimal_actions=False, sticky_probability=0.0)
 
 
 def first_state(env):
@@ -52,7 +50,7 @@ def state_of(env):
     def cells(values):
         return torch.from_numpy(values == 1).unsqueeze(0)
 
-    return space_invaders.EnvState(
+    return minatar.SpaceInvadersState(
         position=scalar(env.pos),
         bullets=cells(env.f_bullet_map),
         alien_bullets=cells(env.e_bullet_map),
@@ -68,7 +66,7 @@ def state_of(env):
 
 @pytest.mark.parametrize("ramping", [True, False])
 def test_one_step_from_any_state_equals_the_reference(ramping):
-    game = space_invaders.space_invaders(
+    game = minatar.space_invaders(
         minimal_actions=False, ramping=ramping, sticky_probability=0.0
     )
 

@@ -1,0 +1,1424 @@
+"""The games of MinAtar: Asterix, Breakout, Freeway, Seaquest and Space Invaders, on a field of 10 x 10 cells.
+
+From any state, one step equals that of the package `minatar` at equal random draws. A game is a state, `reset`, a step
+and `observe`, an image with one channel for each kind of thing; what all games share comes first.
+
+Source: Young & Tian 2019, "MinAtar: an Atari-inspired testbed for thorough and reproducible reinforcement learning
+experiments", arXiv:1903.03176.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.core import random, tree
+from funcppo.core.settings import UnitInterval, check_fields
+from funcppo.core.types import F32, I64, Bool
+from funcppo.envs.wrappers import sticky_actions
+from funcppo.interfaces import (
+    AnyEnvironment,
+    Environment,
+    EnvironmentSpec,
+    NoWorld,
+    Timestep,
+)
+
+SIZE = 10  # cells of a side
+ALL_ACTIONS = "nlurdf"  # nothing, left, up, right, down, fire
+STICKY_PROBABILITY = 0.1  # MinAtar's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GameConfig:
+    """Settings of a game."""
+
+    # Letters of the actions, of `ALL_ACTIONS`; the number of an action is the place of its letter.
+    actions: str = ALL_ACTIONS
+    ramping: bool = True  # the game becomes faster with time, where it can
+    # probability that the last action is repeated
+    sticky_probability: UnitInterval = STICKY_PROBABILITY
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+def is_action(
+    cfg: GameConfig, action: I64[Tensor, "B"], letter: str
+) -> Bool[Tensor, "B"]:
+    """Which rows do the action of a letter; none if the action set is without it."""
+    return action == cfg.actions.find(letter)
+
+
+def at(
+    y: I64[Tensor, "B ..."], x: I64[Tensor, "B ..."]
+) -> Bool[Tensor, "B ... 10 10"]:
+    """Maps that are true in one cell; in none where it is off the grid."""
+    cells = torch.arange(SIZE, device=x.device)
+    is_row = y.unsqueeze(-1) == cells
+    is_column = x.unsqueeze(-1) == cells
+    return is_row.unsqueeze(-1) & is_column.unsqueeze(-2)
+
+
+def image(*channels: Bool[Tensor, "B 10 10"]) -> F32[Tensor, "B 10 10 F"]:
+    """The observation: one channel for each map, 1 where it is true."""
+    return torch.stack(channels, -1).to(torch.float32)
+
+
+def finish(state: Any, next_state: Any, reward: Tensor) -> tuple[Any, Timestep]:
+    """The result of a step: rows that had finished before stay as they are. States have a field `terminal`."""
+    active = ~state.terminal
+    kept = tree.where(active, next_state, state)
+    timestep = Timestep(
+        reward=torch.where(active, reward, 0).to(torch.float32),
+        terminated=kept.terminal,
+        truncated=torch.zeros_like(kept.terminal),
+    )
+    return kept, timestep
+
+
+def game(cfg: GameConfig, n_channels: int, **functions: Any) -> AnyEnvironment:
+    """A game with sticky actions.
+
+    Args:
+      n_channels: of the observation.
+      functions: `reset`, `step_functional` and `observe`.
+    """
+    env: AnyEnvironment = Environment(
+        cfg=cfg,
+        **functions,
+        truncates=False,
+        spec=EnvironmentSpec(
+            observation_size=SIZE * SIZE * n_channels,
+            observation_shape=(SIZE, SIZE, n_channels),
+            action_size=len(cfg.actions),
+        ),
+    )
+    if cfg.sticky_probability == 0.0:
+        return env
+    return sticky_actions(env, cfg.sticky_probability)
+
+
+# Asterix: collect gold and avoid enemies, which cross the field ever faster.
+
+ASTERIX_ACTIONS = "nlurd"
+N_SLOTS = 8  # entities at most, one a line
+RAMP_INTERVAL = 100  # steps between two accelerations
+SPAWN_SPEED = 10  # steps between two entities, at first
+ASTERIX_MOVE_INTERVAL = 5  # steps between two moves of the entities, at first
+GOLD_PROBABILITY = 1 / 3
+
+
+class Entities(NamedTuple):
+    """What crosses the field. Slot i is in line i + 1."""
+
+    exists: Bool[Tensor, "B 8"]
+    x: I64[Tensor, "B 8"]
+    moves_right: Bool[Tensor, "B 8"]
+    is_gold: Bool[Tensor, "B 8"]
+
+
+class AsterixTimers(NamedTuple):
+    """When entities come and move, in steps."""
+
+    spawn_speed: I64[Tensor, "B"]
+    spawn: I64[Tensor, "B"]
+    move_speed: I64[Tensor, "B"]
+    move: I64[Tensor, "B"]
+    ramp: I64[Tensor, "B"]
+    ramp_index: I64[Tensor, "B"]
+
+
+class AsterixState(NamedTuple):
+    """State of each row."""
+
+    player_y: I64[Tensor, "B"]
+    player_x: I64[Tensor, "B"]
+    entities: Entities
+    timers: AsterixTimers
+    terminal: Bool[Tensor, "B"]
+
+
+def asterix_reset(
+    cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> AsterixState:
+    """The player in the middle of an empty field."""
+    zero = torch.zeros_like(key[:, 0])
+    empty = zero.unsqueeze(-1).expand(-1, N_SLOTS)
+    never = empty.to(torch.bool)
+    return AsterixState(
+        player_y=zero + 5,
+        player_x=zero + 5,
+        entities=Entities(never, empty, never, never),
+        timers=AsterixTimers(
+            spawn_speed=zero + SPAWN_SPEED,
+            spawn=zero + SPAWN_SPEED,
+            move_speed=zero + ASTERIX_MOVE_INTERVAL,
+            move=zero + ASTERIX_MOVE_INTERVAL,
+            ramp=zero + RAMP_INTERVAL,
+            ramp_index=zero,
+        ),
+        terminal=zero.to(torch.bool),
+    )
+
+
+def asterix_step(
+    cfg: GameConfig,
+    world: NoWorld,
+    state: AsterixState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[AsterixState, Timestep]:
+    """Move the player and the entities; the reward is 1 for gold."""
+    return asterix_transition(cfg, state, action, random.uniform(key, (3,)))
+
+
+def asterix_transition(
+    cfg: GameConfig,
+    state: AsterixState,
+    action: I64[Tensor, "B"],
+    unit: F32[Tensor, "B 3"],
+) -> tuple[AsterixState, Timestep]:
+    """The step, given uniform numbers for the direction, the kind and the line of an entity that comes."""
+    timers = state.timers
+    spawns = timers.spawn == 0
+    entities = _spawn(state.entities, spawns, unit)
+    spawn_timer = torch.where(spawns, timers.spawn_speed, timers.spawn)
+
+    offset = {
+        letter: is_action(cfg, action, letter).to(torch.int64)
+        for letter in "lrud"
+    }
+    player_x = state.player_x + offset["r"] - offset["l"]
+    player_x = player_x.clamp(0, SIZE - 1)
+    player_y = (state.player_y + offset["d"] - offset["u"]).clamp(1, SIZE - 2)
+
+    # The player meets entities before they move and after it.
+    entities, gold_before, dies_before = _meet(entities, player_y, player_x)
+    moves = timers.move == 0
+    entities = _move(entities, moves)
+    entities, gold_after, dies_after = _meet(entities, player_y, player_x)
+    move_timer = torch.where(moves, timers.move_speed, timers.move)
+
+    timers = timers._replace(spawn=spawn_timer - 1, move=move_timer - 1)
+    next_state = AsterixState(
+        player_y=player_y,
+        player_x=player_x,
+        entities=entities,
+        timers=_accelerate_asterix(timers) if cfg.ramping else timers,
+        terminal=dies_before | dies_after,
+    )
+    return finish(state, next_state, gold_before + gold_after)
+
+
+def _spawn(
+    entities: Entities, spawns: Bool[Tensor, "B"], unit: F32[Tensor, "B 3"]
+) -> Entities:
+    """Put an entity at the edge of a random free line, if there is one."""
+    free = ~entities.exists
+    n_free = free.sum(-1)
+    chosen = 1 + (unit[:, 2] * n_free).to(torch.int64)
+    is_chosen = free & (free.cumsum(-1) == chosen.unsqueeze(-1))
+    is_new = is_chosen & spawns.unsqueeze(-1)
+
+    moves_right = (unit[:, 0] < 0.5).unsqueeze(-1)
+    is_gold = (unit[:, 1] < GOLD_PROBABILITY).unsqueeze(-1)
+    return Entities(
+        exists=entities.exists | is_new,
+        x=torch.where(
+            is_new, torch.where(moves_right, 0, SIZE - 1), entities.x
+        ),
+        moves_right=torch.where(is_new, moves_right, entities.moves_right),
+        is_gold=torch.where(is_new, is_gold, entities.is_gold),
+    )
+
+
+def _move(entities: Entities, moves: Bool[Tensor, "B"]) -> Entities:
+    """Move all entities by a cell; what leaves the field is gone."""
+    x = entities.x + torch.where(entities.moves_right, 1, -1)
+    x = torch.where(moves.unsqueeze(-1), x, entities.x)
+    is_inside = (x >= 0) & (x < SIZE)
+    return entities._replace(exists=entities.exists & is_inside, x=x)
+
+
+def _meet(
+    entities: Entities, player_y: I64[Tensor, "B"], player_x: I64[Tensor, "B"]
+) -> tuple[Entities, I64[Tensor, "B"], Bool[Tensor, "B"]]:
+    """The entities that are left, how much gold is collected, and where the player dies."""
+    line = 1 + torch.arange(N_SLOTS, device=player_x.device)
+    is_met = (
+        entities.exists
+        & (entities.x == player_x.unsqueeze(-1))
+        & (line == player_y.unsqueeze(-1))
+    )
+    gold = is_met & entities.is_gold
+    left = entities._replace(exists=entities.exists & ~gold)
+    return left, gold.sum(-1), (is_met & ~entities.is_gold).any(-1)
+
+
+def _accelerate_asterix(timers: AsterixTimers) -> AsterixTimers:
+    """Shorten the intervals where it is time to."""
+    can_ramp = (timers.spawn_speed > 1) | (timers.move_speed > 1)
+    ramps = can_ramp & (timers.ramp < 0)
+    is_odd = timers.ramp_index % 2 == 1
+    faster_move = ramps & is_odd & (timers.move_speed > 1)
+    faster_spawn = ramps & (timers.spawn_speed > 1)
+    ramp = torch.where(can_ramp, timers.ramp - 1, timers.ramp)
+    return timers._replace(
+        spawn_speed=timers.spawn_speed - faster_spawn.to(torch.int64),
+        move_speed=timers.move_speed - faster_move.to(torch.int64),
+        ramp=torch.where(ramps, RAMP_INTERVAL, ramp),
+        ramp_index=timers.ramp_index + ramps.to(torch.int64),
+    )
+
+
+def asterix_observe(
+    cfg: GameConfig, world: NoWorld, state: AsterixState
+) -> F32[Tensor, "B 10 10 4"]:
+    """Channels: player, enemies, trails, gold."""
+    exists, x, moves_right, is_gold = state.entities
+    line = (1 + torch.arange(N_SLOTS, device=x.device)).expand_as(x)
+    cells = at(line, x) & exists.view(-1, N_SLOTS, 1, 1)
+    trails = at(line, x - torch.where(moves_right, 1, -1))
+    gold = is_gold.view(-1, N_SLOTS, 1, 1)
+    return image(
+        at(state.player_y, state.player_x),
+        (cells & ~gold).any(1),
+        (trails & exists.view(-1, N_SLOTS, 1, 1)).any(1),
+        (cells & gold).any(1),
+    )
+
+
+def asterix(
+    *,
+    minimal_actions: bool = True,
+    ramping: bool = True,
+    sticky_probability: float = STICKY_PROBABILITY,
+) -> AnyEnvironment:
+    """Asterix of MinAtar; observations are images of 10 x 10 cells and 4 channels.
+
+    Args:
+      minimal_actions: nothing and the four moves; else all six actions.
+      ramping: entities come and move ever faster.
+      sticky_probability: that the last action of the episode is repeated.
+    """
+    cfg = GameConfig(
+        actions=ASTERIX_ACTIONS if minimal_actions else ALL_ACTIONS,
+        ramping=ramping,
+        sticky_probability=sticky_probability,
+    )
+    return game(
+        cfg,
+        4,
+        reset=asterix_reset,
+        step_functional=asterix_step,
+        observe=asterix_observe,
+    )
+
+
+# Breakout: a ball that a paddle returns breaks a wall of bricks.
+
+BREAKOUT_ACTIONS = "nlr"
+BRICK_ROWS = (1, 4)  # the first, and the one after the last
+
+
+class BreakoutState(NamedTuple):
+    """State of each row."""
+
+    ball_y: I64[Tensor, "B"]
+    ball_x: I64[Tensor, "B"]
+    direction: I64[
+        Tensor, "B"
+    ]  # 0 up left, 1 up right, 2 down right, 3 down left
+    paddle: I64[Tensor, "B"]  # column
+    bricks: Bool[Tensor, "B 10 10"]
+    strike: Bool[Tensor, "B"]  # the ball hit a brick in the last step
+    last_y: I64[Tensor, "B"]  # of the ball
+    last_x: I64[Tensor, "B"]
+    terminal: Bool[Tensor, "B"]
+
+
+def _all_bricks(like: Tensor) -> Bool[Tensor, "1 10 10"]:
+    rows = torch.arange(SIZE, device=like.device)
+    is_filled = (rows >= BRICK_ROWS[0]) & (rows < BRICK_ROWS[1])
+    return is_filled.view(1, SIZE, 1).expand(1, SIZE, SIZE)
+
+
+def breakout_reset(
+    cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> BreakoutState:
+    """A full wall, and the ball below it at the left or the right."""
+    from_right = random.uniform(key, ()) < 0.5
+    zero = torch.zeros_like(key[:, 0])
+    ball_x = torch.where(from_right, SIZE - 1, zero)
+    return BreakoutState(
+        ball_y=zero + 3,
+        ball_x=ball_x,
+        direction=torch.where(from_right, 3, zero + 2),
+        paddle=zero + 4,
+        bricks=_all_bricks(key).expand(key.shape[0], SIZE, SIZE),
+        strike=zero.to(torch.bool),
+        last_y=zero + 3,
+        last_x=ball_x,
+        terminal=zero.to(torch.bool),
+    )
+
+
+def breakout_step(
+    cfg: GameConfig,
+    world: NoWorld,
+    state: BreakoutState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[BreakoutState, Timestep]:
+    """Move the paddle and the ball; the reward is 1 for a brick.
+
+    Args:
+      key: unused: the step is deterministic.
+    """
+    left = is_action(cfg, action, "l").to(torch.int64)
+    right = is_action(cfg, action, "r").to(torch.int64)
+    paddle = (state.paddle + right - left).clamp(0, SIZE - 1)
+
+    # The ball moves diagonally, and is reflected by the walls at the sides.
+    is_rightward = (state.direction == 1) | (state.direction == 2)
+    x = state.ball_x + torch.where(is_rightward, 1, -1)
+    y = state.ball_y + torch.where(state.direction >= 2, 1, -1)
+    is_outside = (x < 0) | (x >= SIZE)
+    x = x.clamp(0, SIZE - 1)
+    direction = torch.where(is_outside, state.direction ^ 1, state.direction)
+
+    # One of three: the ceiling, a brick, the lowest row.
+    hits_ceiling = y < 0
+    y = y.clamp_min(0)
+    cell = at(y, x)
+    hits_brick = ~hits_ceiling & (state.bricks & cell).flatten(1).any(-1)
+    at_bottom = ~hits_ceiling & ~hits_brick & (y == SIZE - 1)
+
+    # A second brick in a row is passed through.
+    breaks = hits_brick & ~state.strike
+    bricks = state.bricks & ~(cell & breaks.view(-1, 1, 1))
+    is_cleared = at_bottom & ~bricks.flatten(1).any(-1)
+    bricks = bricks | (_all_bricks(x) & is_cleared.view(-1, 1, 1))
+
+    is_met_straight = at_bottom & (state.ball_x == paddle)
+    is_met_aslant = at_bottom & ~is_met_straight & (x == paddle)
+    reverses_y = hits_ceiling | breaks | is_met_straight
+    direction = torch.where(reverses_y, 3 - direction, direction)
+    direction = torch.where(is_met_aslant, direction ^ 2, direction)
+    stays = breaks | is_met_straight | is_met_aslant
+    return finish(
+        state,
+        BreakoutState(
+            ball_y=torch.where(stays, state.ball_y, y),
+            ball_x=x,
+            direction=direction,
+            paddle=paddle,
+            bricks=bricks,
+            strike=hits_brick,
+            last_y=state.ball_y,
+            last_x=state.ball_x,
+            terminal=at_bottom & ~is_met_straight & ~is_met_aslant,
+        ),
+        breaks,
+    )
+
+
+def breakout_observe(
+    cfg: GameConfig, world: NoWorld, state: BreakoutState
+) -> F32[Tensor, "B 10 10 4"]:
+    """Channels: paddle, ball, trail of the ball, bricks."""
+    bottom = torch.full_like(state.paddle, SIZE - 1)
+    return image(
+        at(bottom, state.paddle),
+        at(state.ball_y, state.ball_x),
+        at(state.last_y, state.last_x),
+        state.bricks,
+    )
+
+
+def breakout(
+    *,
+    minimal_actions: bool = True,
+    sticky_probability: float = STICKY_PROBABILITY,
+) -> AnyEnvironment:
+    """Breakout of MinAtar; observations are images of 10 x 10 cells and 4 channels.
+
+    Args:
+      minimal_actions: nothing, left, right; else all six actions.
+      sticky_probability: that the last action of the episode is repeated.
+    """
+    cfg = GameConfig(
+        actions=BREAKOUT_ACTIONS if minimal_actions else ALL_ACTIONS,
+        sticky_probability=sticky_probability,
+    )
+    return game(
+        cfg,
+        4,
+        reset=breakout_reset,
+        step_functional=breakout_step,
+        observe=breakout_observe,
+    )
+
+
+# Freeway: a chicken crosses a road of eight cars.
+
+FREEWAY_ACTIONS = "nud"
+PLAYER_SPEED = 3  # steps between two moves
+TIME_LIMIT = 2500  # steps; the end of the game is a termination, as in MinAtar
+N_CARS = 8
+MAX_CAR_TIMER = 5  # steps between two moves of the slowest car
+START = SIZE - 1  # row of the player
+PLAYER_COLUMN = 4
+
+
+class FreewayState(NamedTuple):
+    """State of each row. Car i drives in lane i + 1."""
+
+    position: I64[Tensor, "B"]  # row of the player
+    car_x: I64[Tensor, "B 8"]
+    car_timer: I64[Tensor, "B 8"]  # steps until the car moves
+    car_speed: I64[Tensor, "B 8"]  # steps between its moves; negative leftwards
+    move_timer: I64[Tensor, "B"]  # steps until the player may move
+    time_left: I64[Tensor, "B"]
+    terminal: Bool[Tensor, "B"]
+
+
+def sample_speeds(key: I64[Tensor, "B 2"]) -> I64[Tensor, "B 8"]:
+    """Random speeds and directions of the cars."""
+    unit = random.uniform(key, (2, N_CARS))
+    magnitude = 1 + (unit[:, 0] * MAX_CAR_TIMER).to(torch.int64)
+    return torch.where(unit[:, 1] < 0.5, -magnitude, magnitude)
+
+
+def freeway_reset(
+    cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> FreewayState:
+    """The player below the lanes, and cars of random speeds at the left."""
+    speed = sample_speeds(key)
+    zero = torch.zeros_like(key[:, 0])
+    return FreewayState(
+        position=zero + START,
+        car_x=torch.zeros_like(speed),
+        car_timer=speed.abs(),
+        car_speed=speed,
+        move_timer=zero + PLAYER_SPEED,
+        time_left=zero + TIME_LIMIT,
+        terminal=zero.to(torch.bool),
+    )
+
+
+def freeway_step(
+    cfg: GameConfig,
+    world: NoWorld,
+    state: FreewayState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[FreewayState, Timestep]:
+    """Move the player and the cars; the reward is 1 for a crossing, after which cars have other speeds."""
+    return freeway_transition(cfg, state, action, sample_speeds(key))
+
+
+def freeway_transition(
+    cfg: GameConfig,
+    state: FreewayState,
+    action: I64[Tensor, "B"],
+    new_speed: I64[Tensor, "B 8"],
+) -> tuple[FreewayState, Timestep]:
+    """The step, given the speeds after a crossing."""
+    is_ready = state.move_timer == 0
+    up = is_ready & is_action(cfg, action, "u")
+    down = is_ready & is_action(cfg, action, "d")
+    offset = down.to(torch.int64) - up.to(torch.int64)
+    position = (state.position + offset).clamp(0, START)
+    move_timer = torch.where(up | down, PLAYER_SPEED, state.move_timer)
+
+    has_crossed = position == 0
+    position = torch.where(has_crossed, START, position)
+    rows = has_crossed.unsqueeze(-1)
+    speed = torch.where(rows, new_speed, state.car_speed)
+    timer = torch.where(rows, new_speed.abs(), state.car_timer)
+
+    # A car hits the player before it moves or after it.
+    moves = timer == 0
+    car_x = torch.where(moves, state.car_x + speed.sign(), state.car_x) % SIZE
+    lane = 1 + torch.arange(N_CARS, device=car_x.device)
+    is_met = (state.car_x == PLAYER_COLUMN) | (car_x == PLAYER_COLUMN)
+    is_hit = (is_met & (lane == position.unsqueeze(-1))).any(-1)
+
+    time_left = state.time_left - 1
+    next_state = FreewayState(
+        position=torch.where(is_hit, START, position),
+        car_x=car_x,
+        car_timer=torch.where(moves, speed.abs(), timer - 1),
+        car_speed=speed,
+        move_timer=(move_timer - 1).clamp_min(0),
+        time_left=time_left,
+        terminal=time_left < 0,
+    )
+    return finish(state, next_state, has_crossed)
+
+
+def freeway_observe(
+    cfg: GameConfig, world: NoWorld, state: FreewayState
+) -> F32[Tensor, "B 10 10 7"]:
+    """Channels: player, cars, and behind each car one for each of the five speeds."""
+    lane = (1 + torch.arange(N_CARS, device=state.car_x.device)).expand_as(
+        state.car_x
+    )
+    back_x = (state.car_x - state.car_speed.sign()) % SIZE
+    trail = at(lane, back_x)
+    speed = state.car_speed.abs().view(-1, N_CARS, 1, 1)
+    trails = [
+        (trail & (speed == s)).any(1) for s in range(1, MAX_CAR_TIMER + 1)
+    ]
+    column = torch.full_like(state.position, PLAYER_COLUMN)
+    return image(
+        at(state.position, column), at(lane, state.car_x).any(1), *trails
+    )
+
+
+def freeway(
+    *,
+    minimal_actions: bool = True,
+    sticky_probability: float = STICKY_PROBABILITY,
+) -> AnyEnvironment:
+    """Freeway of MinAtar; observations are images of 10 x 10 cells and 7 channels.
+
+    Args:
+      minimal_actions: nothing, up, down; else all six actions.
+      sticky_probability: that the last action of the episode is repeated.
+    """
+    cfg = GameConfig(
+        actions=FREEWAY_ACTIONS if minimal_actions else ALL_ACTIONS,
+        sticky_probability=sticky_probability,
+    )
+    return game(
+        cfg,
+        7,
+        reset=freeway_reset,
+        step_functional=freeway_step,
+        observe=freeway_observe,
+    )
+
+
+# Seaquest: a submarine shoots, rescues divers, and must surface for air.
+
+MAX_OXYGEN = 200  # steps under water
+MAX_DIVERS = 6  # on board
+ENEMY_SPAWN_SPEED = 20  # steps between two enemies, at first
+DIVER_SPAWN_SPEED = 30  # steps between two divers
+MOVE_SPEED = 5  # steps that an enemy stays in a cell, at first
+MIN_MOVE_SPEED = 2
+DIVER_MOVE_INTERVAL = 5
+SEAQUEST_SHOT_COOL_DOWN = 5  # steps between two shots of the player
+ENEMY_SHOT_INTERVAL = 10  # steps
+SUBMARINE_PROBABILITY = 1 / 3  # of an enemy; the others are fish
+SEAQUEST_BOTTOM = SIZE - 1
+
+# An enemy comes in each step at most, and crosses the grid in 3 steps a cell then.
+N_ENEMIES = 3 * SIZE
+N_DIVERS = 3  # one in 30 steps, for 60 steps
+N_BULLETS = 2  # one in 5 steps, for 9 steps
+NEVER = 2**62  # later than all births
+
+
+class Swimmers(NamedTuple):
+    """What crosses the grid: enemies, or divers; M slots in no order."""
+
+    exists: Bool[Tensor, "B M"]
+    x: I64[Tensor, "B M"]
+    y: I64[Tensor, "B M"]
+    moves_right: Bool[Tensor, "B M"]
+    move_timer: I64[Tensor, "B M"]
+    birth: I64[
+        Tensor, "B M"
+    ]  # the step; of several in a cell, it says who is met first
+
+
+class Enemies(NamedTuple):
+    """Fish and submarines."""
+
+    swimmers: Swimmers
+    is_submarine: Bool[Tensor, "B M"]
+    shot_timer: I64[Tensor, "B M"]  # of submarines
+
+
+class Player(NamedTuple):
+    """The player's submarine."""
+
+    x: I64[Tensor, "B"]
+    y: I64[Tensor, "B"]
+    faces_right: Bool[Tensor, "B"]
+    oxygen: I64[Tensor, "B"]
+    n_divers: I64[Tensor, "B"]  # on board; -1 after six were brought up
+    is_up: Bool[Tensor, "B"]  # at the surface since the last step
+    shot_timer: I64[Tensor, "B"]
+
+
+class Bullets(NamedTuple):
+    """Bullets of the player, the older one first."""
+
+    exists: Bool[Tensor, "B 2"]
+    x: I64[Tensor, "B 2"]
+    y: I64[Tensor, "B 2"]
+    moves_right: Bool[Tensor, "B 2"]
+
+
+class EnemyBullets(NamedTuple):
+    """Bullets of enemies, by the cells that they are in."""
+
+    leftward: Bool[Tensor, "B 10 10"]
+    rightward: Bool[Tensor, "B 10 10"]
+
+
+class SeaquestTimers(NamedTuple):
+    """When enemies and divers come, and how fast, in steps."""
+
+    time: I64[Tensor, "B"]
+    enemy_spawn_speed: I64[Tensor, "B"]
+    enemy_spawn: I64[Tensor, "B"]
+    diver_spawn: I64[Tensor, "B"]
+    move_speed: I64[Tensor, "B"]
+    n_ramps: I64[Tensor, "B"]
+
+
+class SeaquestState(NamedTuple):
+    """State of each row."""
+
+    player: Player
+    bullets: Bullets
+    enemies: Enemies
+    enemy_bullets: EnemyBullets
+    divers: Swimmers
+    timers: SeaquestTimers
+    terminal: Bool[Tensor, "B"]
+
+
+def _no_swimmers(zero: I64[Tensor, "B"], n: int) -> Swimmers:
+    empty = zero.unsqueeze(-1).expand(-1, n)
+    never = empty.to(torch.bool)
+    return Swimmers(never, empty, empty, never, empty, empty)
+
+
+def seaquest_reset(
+    cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> SeaquestState:
+    """The player alone, at the surface."""
+    zero = torch.zeros_like(key[:, 0])
+    never = zero.to(torch.bool)
+    swimmers = _no_swimmers(zero, N_ENEMIES)
+    slots = zero.unsqueeze(-1).expand(-1, N_BULLETS)
+    sea = never.view(-1, 1, 1).expand(-1, SIZE, SIZE)
+
+    return SeaquestState(
+        player=Player(
+            x=zero + 5,
+            y=zero,
+            faces_right=never,
+            oxygen=zero + MAX_OXYGEN,
+            n_divers=zero,
+            is_up=~never,
+            shot_timer=zero,
+        ),
+        bullets=Bullets(
+            slots.to(torch.bool), slots, slots, slots.to(torch.bool)
+        ),
+        enemies=Enemies(swimmers, swimmers.exists, swimmers.x),
+        enemy_bullets=EnemyBullets(sea, sea),
+        divers=_no_swimmers(zero, N_DIVERS),
+        timers=SeaquestTimers(
+            time=zero,
+            enemy_spawn_speed=zero + ENEMY_SPAWN_SPEED,
+            enemy_spawn=zero + ENEMY_SPAWN_SPEED,
+            diver_spawn=zero + DIVER_SPAWN_SPEED,
+            move_speed=zero + MOVE_SPEED,
+            n_ramps=zero,
+        ),
+        terminal=never,
+    )
+
+
+def seaquest_step(
+    cfg: GameConfig,
+    world: NoWorld,
+    state: SeaquestState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[SeaquestState, Timestep]:
+    """Move everything; the reward is 1 for each enemy that is shot, and up to 10 for air where six divers come up."""
+    return seaquest_transition(cfg, state, action, random.uniform(key, (5,)))
+
+
+def seaquest_transition(
+    cfg: GameConfig,
+    state: SeaquestState,
+    action: I64[Tensor, "B"],
+    unit: F32[Tensor, "B 5"],
+) -> tuple[SeaquestState, Timestep]:
+    """The step, given uniform numbers: direction, kind and line of an enemy; direction and line of a diver."""
+    timers = state.timers
+    enemies = _spawn_enemy(state.enemies, timers, unit[:, :3])
+    divers = _spawn_diver(state.divers, timers, unit[:, 3:])
+
+    player, bullets = _act(cfg, state.player, state.bullets, action)
+    bullets, enemies, n_shot = _move_bullets(bullets, enemies)
+    divers, n_rescued = _move_divers(divers, player)
+    player = player._replace(n_divers=player.n_divers + n_rescued)
+
+    # Submarines move, then their bullets, then fish.
+    is_submarine = enemies.is_submarine
+    shooters = enemies.swimmers.exists & is_submarine
+    submarines = _move_enemies(
+        enemies.swimmers, is_submarine, bullets, player, timers.move_speed
+    )
+    enemy_bullets, shot_timer, is_hit = _move_enemy_bullets(
+        state.enemy_bullets,
+        enemies._replace(swimmers=submarines.swimmers),
+        shooters,
+        player,
+    )
+    fish = _move_enemies(
+        submarines.swimmers,
+        ~is_submarine,
+        submarines.bullets,
+        player,
+        timers.move_speed,
+    )
+
+    is_lost = is_hit | submarines.is_player_met | fish.is_player_met
+    is_lost = is_lost | (player.oxygen <= 0)
+    player, timers, is_drowned, bonus = _breathe(cfg, player, timers)
+    next_state = SeaquestState(
+        player=player,
+        bullets=fish.bullets,
+        enemies=Enemies(fish.swimmers, is_submarine, shot_timer),
+        enemy_bullets=enemy_bullets,
+        divers=divers,
+        timers=timers,
+        terminal=is_lost | is_drowned,
+    )
+    n_shot = n_shot + submarines.n_shot + fish.n_shot
+    return finish(state, next_state, n_shot + bonus)
+
+
+# Seaquest: arrivals
+
+
+def _count_down(timer: Tensor, interval: Tensor | int) -> Tensor:
+    """A timer of something that happens whenever it is 0."""
+    started = torch.where(timer == 0, interval, timer)
+    return (started - 1).clamp_min(0)
+
+
+def _first_free(
+    swimmers: Swimmers, arrives: Bool[Tensor, "B"]
+) -> Bool[Tensor, "B M"]:
+    """The slot of a newcomer, where there is one."""
+    free = ~swimmers.exists
+    is_first = free & (free.cumsum(-1) == 1)
+    return is_first & arrives.unsqueeze(-1)
+
+
+def _add(
+    swimmers: Swimmers,
+    is_new: Bool[Tensor, "B M"],
+    direction: F32[Tensor, "B"],
+    line: F32[Tensor, "B"],
+    move_timer: Tensor,
+    time: I64[Tensor, "B"],
+) -> Swimmers:
+    """Put a newcomer at the edge, by uniform numbers for its direction and its line."""
+    moves_right = direction < 0.5
+    x = torch.where(moves_right, 0, SEAQUEST_BOTTOM)
+    y = 1 + (line * (SIZE - 2)).to(torch.int64)
+    exists = torch.ones_like(moves_right)
+    values = (exists, x, y, moves_right, move_timer, time)
+    return Swimmers(
+        *(
+            torch.where(is_new, value.unsqueeze(-1), old)
+            for value, old in zip(values, swimmers)
+        )
+    )
+
+
+def _spawn_enemy(
+    enemies: Enemies, timers: SeaquestTimers, unit: F32[Tensor, "B 3"]
+) -> Enemies:
+    """A new enemy, unless one of its line swims the other way."""
+    swimmers = enemies.swimmers
+    moves_right = (unit[:, 0] < 0.5).unsqueeze(-1)
+    line = 1 + (unit[:, 2] * (SIZE - 2)).to(torch.int64)
+    opposes = swimmers.exists & (swimmers.y == line.unsqueeze(-1))
+    opposes = opposes & (swimmers.moves_right != moves_right)
+    arrives = (timers.enemy_spawn == 0) & ~opposes.any(-1)
+
+    is_new = _first_free(swimmers, arrives)
+    is_submarine = (unit[:, 1] < SUBMARINE_PROBABILITY).unsqueeze(-1)
+    return Enemies(
+        swimmers=_add(
+            swimmers,
+            is_new,
+            unit[:, 0],
+            unit[:, 2],
+            timers.move_speed,
+            timers.time,
+        ),
+        is_submarine=torch.where(is_new, is_submarine, enemies.is_submarine),
+        shot_timer=torch.where(is_new, ENEMY_SHOT_INTERVAL, enemies.shot_timer),
+    )
+
+
+def _spawn_diver(
+    divers: Swimmers, timers: SeaquestTimers, unit: F32[Tensor, "B 2"]
+) -> Swimmers:
+    is_new = _first_free(divers, timers.diver_spawn == 0)
+    move_timer = torch.full_like(timers.time, DIVER_MOVE_INTERVAL)
+    return _add(divers, is_new, unit[:, 0], unit[:, 1], move_timer, timers.time)
+
+
+# Seaquest: moves
+
+
+def _act(
+    cfg: GameConfig,
+    player: Player,
+    bullets: Bullets,
+    action: I64[Tensor, "B"],
+) -> tuple[Player, Bullets]:
+    """The player moved, or a bullet fired."""
+    does = {letter: is_action(cfg, action, letter) for letter in "lurdf"}
+    dx = does["r"].to(torch.int64) - does["l"].to(torch.int64)
+    dy = does["d"].to(torch.int64) - does["u"].to(torch.int64)
+    fires = does["f"] & (player.shot_timer == 0)
+
+    # A second bullet is younger than the first.
+    first = bullets.exists[:, 0]
+    is_new = fires.unsqueeze(-1) & torch.stack([~first, first], -1)
+    fired = Bullets(
+        exists=bullets.exists | is_new,
+        x=torch.where(is_new, player.x.unsqueeze(-1), bullets.x),
+        y=torch.where(is_new, player.y.unsqueeze(-1), bullets.y),
+        moves_right=torch.where(
+            is_new, player.faces_right.unsqueeze(-1), bullets.moves_right
+        ),
+    )
+    shot_timer = torch.where(fires, SEAQUEST_SHOT_COOL_DOWN, player.shot_timer)
+    moved = player._replace(
+        x=(player.x + dx).clamp(0, SEAQUEST_BOTTOM),
+        y=(player.y + dy).clamp(0, SEAQUEST_BOTTOM - 1),
+        faces_right=(player.faces_right | does["r"]) & ~does["l"],
+        shot_timer=(shot_timer - 1).clamp_min(0),
+    )
+    return moved, fired
+
+
+def _oldest(swimmers: Swimmers, rows: Bool[Tensor, "B M"]) -> Tensor:
+    """Of the swimmers that `rows` names, the one born first."""
+    birth = torch.where(rows, swimmers.birth, NEVER)
+    return rows & (birth == birth.amin(-1, keepdim=True))
+
+
+def _move_bullets(
+    bullets: Bullets, enemies: Enemies
+) -> tuple[Bullets, Enemies, I64[Tensor, "B"]]:
+    """The bullets moved by a cell; each takes an enemy with it, a fish rather than a submarine. And how many."""
+    x = bullets.x + torch.where(bullets.moves_right, 1, -1)
+    is_inside = (x >= 0) & (x < SIZE)
+    flies = bullets.exists & is_inside
+    swimmers = enemies.swimmers
+    left: list[Tensor] = []
+    n_shot = torch.zeros_like(x[:, 0])
+    for i in reversed(range(N_BULLETS)):
+        is_met = swimmers.exists & flies[:, i : i + 1]
+        is_met = is_met & (swimmers.x == x[:, i : i + 1])
+        is_met = is_met & (swimmers.y == bullets.y[:, i : i + 1])
+        fish = is_met & ~enemies.is_submarine
+        has_fish = fish.any(-1, keepdim=True)
+        shot = _oldest(swimmers, torch.where(has_fish, fish, is_met))
+        swimmers = swimmers._replace(exists=swimmers.exists & ~shot)
+        left.append(flies[:, i] & ~is_met.any(-1))
+        n_shot = n_shot + is_met.any(-1).to(torch.int64)
+
+    # The older one is first again, wherever it was.
+    exists = torch.stack(left[::-1], -1)
+    moved = bullets._replace(exists=exists, x=x)
+    return _close_up(moved), enemies._replace(swimmers=swimmers), n_shot
+
+
+def _close_up(bullets: Bullets) -> Bullets:
+    """The bullets with the first slot filled, if there is one."""
+    swaps = ~bullets.exists[:, :1]
+    return Bullets(*(torch.where(swaps, x.flip(-1), x) for x in bullets))
+
+
+def _swim(
+    swimmers: Swimmers, moves: Bool[Tensor, "B M"]
+) -> tuple[I64[Tensor, "B M"], Bool[Tensor, "B M"]]:
+    """Where swimmers are once some have moved by a cell, and which are still on the grid."""
+    x = swimmers.x + torch.where(swimmers.moves_right, 1, -1)
+    x = torch.where(moves, x, swimmers.x)
+    return x, (x >= 0) & (x < SIZE)
+
+
+def _is_at(
+    x: I64[Tensor, "B M"], swimmers: Swimmers, player: Player
+) -> Bool[Tensor, "B M"]:
+    is_column = x == player.x.unsqueeze(-1)
+    return is_column & (swimmers.y == player.y.unsqueeze(-1))
+
+
+def _move_divers(
+    divers: Swimmers, player: Player
+) -> tuple[Swimmers, I64[Tensor, "B"]]:
+    """The divers moved where it is time to, and how many came on board."""
+    moves = divers.exists & (divers.move_timer == 0)
+    x, is_inside = _swim(divers, moves)
+    meets = _is_at(divers.x, divers, player) | _is_at(x, divers, player)
+    meets = meets & divers.exists
+
+    # While there is room; the youngest first.
+    is_younger = divers.birth.unsqueeze(-2) > divers.birth.unsqueeze(-1)
+    n_before = (is_younger & meets.unsqueeze(-2)).sum(-1)
+    n_free = (MAX_DIVERS - player.n_divers).unsqueeze(-1)
+    boards = meets & (n_before < n_free)
+    moved = divers._replace(
+        exists=divers.exists & is_inside & ~boards,
+        x=x,
+        move_timer=torch.where(
+            moves, DIVER_MOVE_INTERVAL, divers.move_timer - 1
+        ),
+    )
+    return moved, boards.sum(-1)
+
+
+class _EnemyMoves(NamedTuple):
+    """What moving enemies comes to."""
+
+    swimmers: Swimmers
+    bullets: Bullets
+    n_shot: I64[Tensor, "B"]
+    is_player_met: Bool[Tensor, "B"]
+
+
+def _move_enemies(
+    swimmers: Swimmers,
+    of_kind: Bool[Tensor, "B M"],
+    bullets: Bullets,
+    player: Player,
+    move_speed: I64[Tensor, "B"],
+) -> _EnemyMoves:
+    """Enemies of a kind moved where it is time to, some of them into bullets."""
+    active = swimmers.exists & of_kind
+    moves = active & (swimmers.move_timer == 0)
+    x, is_inside = _swim(swimmers, moves)
+    meets_before = active & _is_at(swimmers.x, swimmers, player)
+    meets_after = moves & _is_at(x, swimmers, player)
+
+    # Of several that arrive in a cell with bullets, the youngest are shot; of several bullets, the oldest hit.
+    arrives = moves & is_inside & ~meets_after
+    at_bullet = x.unsqueeze(-1) == bullets.x.unsqueeze(-2)
+    at_bullet = at_bullet & (
+        swimmers.y.unsqueeze(-1) == bullets.y.unsqueeze(-2)
+    )
+    at_bullet = at_bullet & arrives.unsqueeze(-1) & bullets.exists.unsqueeze(-2)
+    is_younger = swimmers.birth.unsqueeze(-2) > swimmers.birth.unsqueeze(-1)
+    in_cell = x.unsqueeze(-2) == x.unsqueeze(-1)
+    in_cell = in_cell & (swimmers.y.unsqueeze(-2) == swimmers.y.unsqueeze(-1))
+    n_before = (is_younger & in_cell & arrives.unsqueeze(-2)).sum(-1)
+    is_shot = arrives & (n_before < at_bullet.sum(-1))
+
+    shares_cell = (at_bullet[..., 0] & at_bullet[..., 1]).any(-1)
+    rank = torch.stack([torch.zeros_like(shares_cell), shares_cell], -1)
+    hits = at_bullet.sum(-2) > rank.to(torch.int64)
+    timer = torch.where(
+        moves, move_speed.unsqueeze(-1), swimmers.move_timer - 1
+    )
+    return _EnemyMoves(
+        swimmers=swimmers._replace(
+            exists=swimmers.exists & is_inside & ~is_shot,
+            x=x,
+            move_timer=torch.where(active, timer, swimmers.move_timer),
+        ),
+        bullets=_close_up(bullets._replace(exists=bullets.exists & ~hits)),
+        n_shot=is_shot.sum(-1),
+        is_player_met=(meets_before | meets_after).any(-1),
+    )
+
+
+def _move_enemy_bullets(
+    bullets: EnemyBullets,
+    enemies: Enemies,
+    shooters: Bool[Tensor, "B M"],
+    player: Player,
+) -> tuple[EnemyBullets, I64[Tensor, "B M"], Bool[Tensor, "B"]]:
+    """New bullets of submarines, all bullets moved by a cell, the timers of shots, and where the player is hit.
+
+    Args:
+      enemies: where they are after their move.
+      shooters: submarines of before it, those that were just shot included.
+    """
+    swimmers = enemies.swimmers
+    shoots = shooters & (enemies.shot_timer == 0)
+    timer = torch.where(shoots, ENEMY_SHOT_INTERVAL, enemies.shot_timer - 1)
+    shot_timer = torch.where(shooters, timer, enemies.shot_timer)
+    cells = at(swimmers.y, swimmers.x) & shoots.unsqueeze(-1).unsqueeze(-1)
+    to_right = swimmers.moves_right.unsqueeze(-1).unsqueeze(-1)
+    rightward = bullets.rightward | (cells & to_right).any(1)
+    leftward = bullets.leftward | (cells & ~to_right).any(1)
+
+    cell = at(player.y, player.x)
+    edge = torch.zeros_like(leftward[:, :, :1])
+    moved = EnemyBullets(
+        leftward=torch.cat([leftward[:, :, 1:], edge], -1),
+        rightward=torch.cat([edge, rightward[:, :, :-1]], -1),
+    )
+    flown = leftward | rightward | moved.leftward | moved.rightward
+    return moved, shot_timer, (flown & cell).flatten(1).any(-1)
+
+
+def _breathe(
+    cfg: GameConfig, player: Player, timers: SeaquestTimers
+) -> tuple[Player, SeaquestTimers, Bool[Tensor, "B"], I64[Tensor, "B"]]:
+    """Player and timers after the step, where the player comes up without a diver, and the reward for six."""
+    is_up = player.y == 0
+    comes_up = is_up & ~player.is_up
+    surfaces = comes_up & (player.n_divers != 0)
+    is_full = surfaces & (player.n_divers == MAX_DIVERS)
+    bonus = torch.where(is_full, player.oxygen * 10 // MAX_OXYGEN, 0)
+
+    n_divers = torch.where(is_full, 0, player.n_divers)
+    oxygen = torch.where(is_up, player.oxygen, player.oxygen - 1)
+    after = player._replace(
+        oxygen=torch.where(surfaces, MAX_OXYGEN, oxygen),
+        n_divers=n_divers - surfaces.to(torch.int64),
+        is_up=is_up & (player.is_up | surfaces),
+    )
+    timers = timers._replace(
+        time=timers.time + 1,
+        enemy_spawn=_count_down(timers.enemy_spawn, timers.enemy_spawn_speed),
+        diver_spawn=_count_down(timers.diver_spawn, DIVER_SPAWN_SPEED),
+    )
+    if cfg.ramping:
+        timers = _accelerate_seaquest(timers, surfaces)
+    return after, timers, comes_up & (player.n_divers == 0), bonus
+
+
+def _accelerate_seaquest(
+    timers: SeaquestTimers, surfaces: Bool[Tensor, "B"]
+) -> SeaquestTimers:
+    """Make enemies come faster after each visit of the surface, and move faster after every second one."""
+    can_spawn_faster = timers.enemy_spawn_speed > 1
+    can_move_faster = timers.move_speed > MIN_MOVE_SPEED
+    ramps = surfaces & (can_spawn_faster | can_move_faster)
+    is_odd = timers.n_ramps % 2 == 1
+    moves_faster = ramps & can_move_faster & is_odd
+    spawns_faster = ramps & can_spawn_faster
+    return timers._replace(
+        enemy_spawn_speed=timers.enemy_spawn_speed
+        - spawns_faster.to(torch.int64),
+        move_speed=timers.move_speed - moves_faster.to(torch.int64),
+        n_ramps=timers.n_ramps + ramps.to(torch.int64),
+    )
+
+
+# Seaquest: observation
+
+
+def _cells(
+    swimmers: Swimmers, rows: Bool[Tensor, "B M"], behind: bool = False
+) -> Bool[Tensor, "B 10 10"]:
+    """The cells that some swimmers are in, or those behind them."""
+    back = torch.where(swimmers.moves_right, -1, 1)
+    x = swimmers.x + back if behind else swimmers.x
+    is_seen = (swimmers.exists & rows).unsqueeze(-1).unsqueeze(-1)
+    return (at(swimmers.y, x) & is_seen).any(1)
+
+
+def seaquest_observe(
+    cfg: GameConfig, world: NoWorld, state: SeaquestState
+) -> F32[Tensor, "B 10 10 10"]:
+    """Channels: front and back of the player, bullets, trails, enemies' bullets, fish, submarines, three of divers.
+
+    The last three are the oxygen that is left, the divers on board, and those in the sea.
+    """
+    player, divers = state.player, state.divers
+    enemies, is_submarine = state.enemies.swimmers, state.enemies.is_submarine
+    everyone = torch.ones_like(is_submarine)
+    all_divers = torch.ones_like(divers.exists)
+    bullets = at(state.bullets.y, state.bullets.x)
+    bullets = bullets & state.bullets.exists.unsqueeze(-1).unsqueeze(-1)
+
+    cells = torch.arange(SIZE, device=player.x.device)
+    n_lit = player.oxygen.clamp_min(0) * 10 // MAX_OXYGEN
+    bottom = (cells == SEAQUEST_BOTTOM).view(1, -1, 1)
+    oxygen = bottom & (cells < n_lit.view(-1, 1, 1))
+    on_board = bottom & (
+        cells >= SEAQUEST_BOTTOM - player.n_divers.view(-1, 1, 1)
+    )
+    trails = _cells(enemies, everyone, behind=True)
+    return image(
+        at(player.y, player.x),
+        at(player.y, player.x + torch.where(player.faces_right, -1, 1)),
+        bullets.any(1),
+        trails | _cells(divers, all_divers, behind=True),
+        state.enemy_bullets.leftward | state.enemy_bullets.rightward,
+        _cells(enemies, ~is_submarine),
+        _cells(enemies, is_submarine),
+        oxygen,
+        on_board & (cells < SEAQUEST_BOTTOM),
+        _cells(divers, all_divers),
+    )
+
+
+def seaquest(
+    *,
+    minimal_actions: bool = True,
+    ramping: bool = True,
+    sticky_probability: float = STICKY_PROBABILITY,
+) -> AnyEnvironment:
+    """Seaquest of MinAtar; observations are images of 10 x 10 cells and 10 channels.
+
+    Args:
+      minimal_actions: all six actions, as without.
+      ramping: enemies come and move faster after each visit of the surface.
+      sticky_probability: that the last action of the episode is repeated.
+    """
+    cfg = GameConfig(
+        actions=ALL_ACTIONS,
+        ramping=ramping,
+        sticky_probability=sticky_probability,
+    )
+    return game(
+        cfg,
+        10,
+        reset=seaquest_reset,
+        step_functional=seaquest_step,
+        observe=seaquest_observe,
+    )
+
+
+# Space Invaders: a cannon shoots aliens, which come closer ever faster.
+
+SPACE_INVADERS_ACTIONS = "nlrf"
+SPACE_INVADERS_SHOT_COOL_DOWN = 5  # steps between two shots of the player
+SPACE_INVADERS_MOVE_INTERVAL = (
+    12  # steps between two moves of the aliens, at first
+)
+MIN_MOVE_INTERVAL = 6
+ALIEN_SHOT_INTERVAL = 10  # steps
+ALIEN_ROWS, ALIEN_COLUMNS = 4, (2, 8)
+SPACE_INVADERS_BOTTOM = SIZE - 1
+
+
+class SpaceInvadersState(NamedTuple):
+    """State of each row."""
+
+    position: I64[Tensor, "B"]  # column of the cannon
+    bullets: Bool[Tensor, "B 10 10"]  # of the player
+    alien_bullets: Bool[Tensor, "B 10 10"]
+    aliens: Bool[Tensor, "B 10 10"]
+    direction: I64[Tensor, "B"]  # of the aliens, -1 or 1
+    move_interval: I64[Tensor, "B"]
+    move_timer: I64[Tensor, "B"]
+    alien_shot_timer: I64[Tensor, "B"]
+    shot_timer: I64[Tensor, "B"]
+    terminal: Bool[Tensor, "B"]
+
+
+def _all_aliens(like: Tensor) -> Bool[Tensor, "1 10 10"]:
+    cells = torch.arange(SIZE, device=like.device)
+    is_column = (cells >= ALIEN_COLUMNS[0]) & (cells < ALIEN_COLUMNS[1])
+    is_row = cells < ALIEN_ROWS
+    return (is_row.unsqueeze(-1) & is_column).unsqueeze(0)
+
+
+def space_invaders_reset(
+    cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> SpaceInvadersState:
+    """The cannon in the middle, and all aliens on their way to the left."""
+    zero = torch.zeros_like(key[:, 0])
+    empty = zero.to(torch.bool).view(-1, 1, 1).expand(-1, SIZE, SIZE)
+    return SpaceInvadersState(
+        position=zero + 5,
+        bullets=empty,
+        alien_bullets=empty,
+        aliens=_all_aliens(key).expand_as(empty),
+        direction=zero - 1,
+        move_interval=zero + SPACE_INVADERS_MOVE_INTERVAL,
+        move_timer=zero + SPACE_INVADERS_MOVE_INTERVAL,
+        alien_shot_timer=zero + ALIEN_SHOT_INTERVAL,
+        shot_timer=zero,
+        terminal=zero.to(torch.bool),
+    )
+
+
+def _any(cells: Bool[Tensor, "B 10 10"]) -> Bool[Tensor, "B"]:
+    return cells.flatten(1).any(-1)
+
+
+def _where(
+    rows: Bool[Tensor, "B"], a: Tensor, b: Tensor
+) -> Bool[Tensor, "B 10 10"]:
+    return torch.where(rows.view(-1, 1, 1), a, b)
+
+
+def _shift(cells: Bool[Tensor, "B 10 10"], down: bool) -> Tensor:
+    """The map moved by one row; what leaves the grid is gone."""
+    edge = torch.zeros_like(cells[:, :1])
+    if down:
+        return torch.cat([edge, cells[:, :-1]], 1)
+    return torch.cat([cells[:, 1:], edge], 1)
+
+
+def space_invaders_step(
+    cfg: GameConfig,
+    world: NoWorld,
+    state: SpaceInvadersState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+) -> tuple[SpaceInvadersState, Timestep]:
+    """Move the cannon, bullets and aliens; the reward is 1 for each alien that is shot.
+
+    Args:
+      key: unused: the step is deterministic.
+    """
+    fires = is_action(cfg, action, "f") & (state.shot_timer == 0)
+    left = is_action(cfg, action, "l").to(torch.int64)
+    right = is_action(cfg, action, "r").to(torch.int64)
+    position = (state.position + right - left).clamp(0, SPACE_INVADERS_BOTTOM)
+    cannon = at(torch.full_like(position, SPACE_INVADERS_BOTTOM), position)
+
+    bullets = _shift(
+        state.bullets | (cannon & fires.view(-1, 1, 1)), down=False
+    )
+    alien_bullets = _shift(state.alien_bullets, down=True)
+    is_hit = _any((alien_bullets | state.aliens) & cannon)
+    advanced, is_reached = _advance(state, cannon)
+
+    # The lowest alien of the nearest column shoots.
+    shoots = state.alien_shot_timer == 0
+    shot = _nearest_alien(advanced.aliens, position)
+    alien_bullets = alien_bullets | (shot & shoots.view(-1, 1, 1))
+    alien_shot_timer = torch.where(
+        shoots, ALIEN_SHOT_INTERVAL, state.alien_shot_timer
+    )
+
+    killed = advanced.aliens & bullets
+    shot_timer = torch.where(
+        fires, SPACE_INVADERS_SHOT_COOL_DOWN, state.shot_timer
+    )
+    next_state = advanced._replace(
+        position=position,
+        bullets=bullets & ~killed,
+        alien_bullets=alien_bullets,
+        aliens=advanced.aliens & ~killed,
+        move_timer=advanced.move_timer - 1,
+        alien_shot_timer=alien_shot_timer - 1,
+        shot_timer=(shot_timer - 1).clamp_min(0),
+        terminal=is_hit | is_reached,
+    )
+    reward = killed.flatten(1).sum(-1)
+    return finish(state, _next_wave(cfg, next_state), reward)
+
+
+def _advance(
+    state: SpaceInvadersState, cannon: Bool[Tensor, "B 10 10"]
+) -> tuple[SpaceInvadersState, Bool[Tensor, "B"]]:
+    """The state with the aliens moved where it is time to, and where they have won by it."""
+    moves = state.move_timer == 0
+    aliens = state.aliens
+    n_aliens = aliens.flatten(1).sum(-1)
+    at_edge = torch.where(
+        state.direction < 0, aliens[:, :, 0].any(-1), aliens[:, :, 9].any(-1)
+    )
+
+    # At the edge they turn and come down by a row.
+    sideways = _where(
+        state.direction < 0, aliens.roll(-1, 2), aliens.roll(1, 2)
+    )
+    turns = moves & at_edge
+    lands = turns & aliens[:, SPACE_INVADERS_BOTTOM].any(-1)
+    moved = _where(at_edge, aliens.roll(1, 1), sideways)
+    aliens = _where(moves, moved, aliens)
+    interval = torch.minimum(n_aliens, state.move_interval)
+    advanced = state._replace(
+        aliens=aliens,
+        direction=torch.where(turns, -state.direction, state.direction),
+        move_timer=torch.where(moves, interval, state.move_timer),
+    )
+    return advanced, lands | (moves & _any(aliens & cannon))
+
+
+def _nearest_alien(
+    aliens: Bool[Tensor, "B 10 10"], position: I64[Tensor, "B"]
+) -> Bool[Tensor, "B 10 10"]:
+    """The cell of the lowest alien in the column next to the cannon; of two columns the left one."""
+    cells = torch.arange(SIZE, device=position.device)
+    distance = (cells - position.unsqueeze(-1)).abs()
+    order = 2 * distance + (cells > position.unsqueeze(-1)).to(torch.int64)
+    has_alien = aliens.any(1)
+    column = torch.where(has_alien, order, 10 * SIZE).argmin(-1)
+    in_column = aliens & (cells == column.view(-1, 1, 1))
+    row = torch.where(in_column.any(-1), cells, -1).amax(-1)
+    return at(row, column)
+
+
+def _next_wave(
+    cfg: GameConfig, state: SpaceInvadersState
+) -> SpaceInvadersState:
+    """The state with all aliens again, and faster, where the last one was shot."""
+    is_cleared = ~_any(state.aliens)
+    is_faster = is_cleared & (state.move_interval > MIN_MOVE_INTERVAL)
+    interval = state.move_interval - is_faster.to(torch.int64)
+    return state._replace(
+        aliens=_where(is_cleared, _all_aliens(state.aliens), state.aliens),
+        move_interval=interval if cfg.ramping else state.move_interval,
+    )
+
+
+def space_invaders_observe(
+    cfg: GameConfig, world: NoWorld, state: SpaceInvadersState
+) -> F32[Tensor, "B 10 10 6"]:
+    """Channels: cannon, aliens, aliens moving left, aliens moving right, bullets of the player, bullets of aliens."""
+    bottom = torch.full_like(state.position, SPACE_INVADERS_BOTTOM)
+    is_leftward = (state.direction < 0).view(-1, 1, 1)
+    return image(
+        at(bottom, state.position),
+        state.aliens,
+        state.aliens & is_leftward,
+        state.aliens & ~is_leftward,
+        state.bullets,
+        state.alien_bullets,
+    )
+
+
+def space_invaders(
+    *,
+    minimal_actions: bool = True,
+    ramping: bool = True,
+    sticky_probability: float = STICKY_PROBABILITY,
+) -> AnyEnvironment:
+    """Space Invaders of MinAtar; observations are images of 10 x 10 cells and 6 channels.
+
+    Args:
+      minimal_actions: nothing, left, right, fire; else all six actions.
+      ramping: each wave of aliens moves faster.
+      sticky_probability: that the last action of the episode is repeated.
+    """
+    cfg = GameConfig(
+        actions=SPACE_INVADERS_ACTIONS if minimal_actions else ALL_ACTIONS,
+        ramping=ramping,
+        sticky_probability=sticky_probability,
+    )
+    return game(
+        cfg,
+        6,
+        reset=space_invaders_reset,
+        step_functional=space_invaders_step,
+        observe=space_invaders_observe,
+    )
