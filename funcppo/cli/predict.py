@@ -54,7 +54,7 @@ from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.kg.graph.text import escape_unprintable, format_name
 from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.show.report.names import score_text
+from funcppo.kg.show.report.tables import score_text
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 

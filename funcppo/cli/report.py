@@ -31,8 +31,7 @@ from funcppo.kg.run.config import RESULTS_FILE, read_config
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
-    from funcppo.kg.show.report.figures import Picture
-    from funcppo.kg.show.report.measurement import RunReport
+    from funcppo.kg.show.report.figures import Picture, RunReport
     from funcppo.kg.show.report.tables import RunMeasurements
 
 RunArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
@@ -172,17 +171,17 @@ class Report:
 
     def _draw_returns(self) -> Picture:
         """The picture of runs that learnt to act."""
-        from funcppo.kg.show.report import return_curves
+        from funcppo.kg.show.report import figures
         from funcppo.rl.run import read_returns
         from funcppo.rl.settings import read_config
 
         check_runs(self.runs, self.out, self.json, read_config, _log_of)
-        runs: list[return_curves.RunReturns] = []
+        runs: list[figures.RunReturns] = []
         for folder in (Path(run).resolve() for run in self.runs):
             returns = read_returns(folder)
             env = read_config(folder).env
-            runs.append(return_curves.RunReturns(folder.name, env, returns))
-        return return_curves.draw(runs)
+            runs.append(figures.RunReturns(folder.name, env, returns))
+        return figures.draw_return_curves(runs)
 
     def _to_json(self, reports: list[RunReport]) -> JsonObject:
         """The JSON of --json."""
@@ -260,14 +259,14 @@ def measure_runs(
       ValueError: a run is bad, or two are on different data.
     """
     from funcppo.kg.run import run_start
-    from funcppo.kg.show.report import measurement
+    from funcppo.kg.show.report import figures
 
     folders = [Path(run) for run in runs]
     reports: list[RunReport] = []
     with show_status(make_console(use_stderr=True), "reading data") as status:
-        measurement.check_same_data(folders)
+        figures.check_same_data(folders)
         for folder in folders:
-            report = measurement.measure(
+            report = figures.measure(
                 run_start.open_run(folder, device, status.update),
                 folder,
                 max_ranked=max_ranked,

@@ -154,7 +154,7 @@ class Serve:
 
     def _warn(self) -> None:
         """Warn of a host that others reach."""
-        from funcppo.kg.show.serve.guard import is_loopback
+        from funcppo.kg.show.serve.server import is_loopback
 
         if not is_loopback(self.host):
             print(

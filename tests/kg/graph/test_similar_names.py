@@ -7,6 +7,7 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcppo.kg.graph import text as names_like
 from funcppo.kg.graph.loaders import from_triples
 from funcppo.kg.graph.rules import parse_query
 from funcppo.kg.graph.text import (

@@ -23,11 +23,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from funcppo.kg.run.subject import describe_numbers
-from funcppo.kg.show.report.names import display, score_text
+from funcppo.kg.show.report.tables import display, score_text
 from funcppo.kg.show.serve import proof_tree
 from funcppo.kg.show.serve.errors import RequestError
 from funcppo.kg.show.serve.explorer import Explorer
-from funcppo.kg.show.serve.guard import Guard, is_api
 from funcppo.kg.show.serve.resources import (
     RESOURCES,
     Resource,
@@ -35,7 +34,7 @@ from funcppo.kg.show.serve.resources import (
     read_arguments,
     read_fields,
 )
-from funcppo.kg.show.serve.worker import Worker
+from funcppo.kg.show.serve.server import Guard, Worker, is_api
 from funcppo.runtime.capture import CaptureError
 from funcppo.version import VERSION
 

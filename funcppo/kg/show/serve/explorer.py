@@ -34,8 +34,8 @@ from funcppo.kg.ranking.explain import (
     prove_from_other_facts,
 )
 from funcppo.kg.ranking.policy_score import graph_fallback_notes
-from funcppo.kg.show.report import query_entries
-from funcppo.kg.show.report.names import display
+from funcppo.kg.show.report import tables
+from funcppo.kg.show.report.tables import display
 from funcppo.kg.show.serve.errors import RequestError
 from funcppo.kg.show.serve.known_facts import KnownFacts
 from funcppo.kg.show.serve.name_index import NameIndex
@@ -411,7 +411,7 @@ class Explorer:
             return
 
         why["verdict"] = Verdict.REFUTED.name.lower()
-        failed = query_entries.failed_rules(task, found, atom)
+        failed = tables.failed_rules(task, found, atom)
         why["n_matching_rules"] = failed.n_matching
         for rule, goals in failed.rules:
             failed_rule: FailedRule = {

@@ -17,7 +17,7 @@ from funcppo.kg.logic.consequences import iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import TAIL
-from funcppo.kg.show.report import rule_uses
+from funcppo.kg.show.report import tables
 from funcppo.kg.show.report.tables import RuleUse
 from funcppo.kg.show.serve.values import Learning, Name, Rule, Rules
 
@@ -192,7 +192,7 @@ class RuleView:
         run = self._answerer.subject.policy_run
         if run is None or not len(atoms):
             return {}
-        return rule_uses.uses_by_rule(run, atoms, proofs)
+        return tables.uses_by_rule(run, atoms, proofs)
 
     def _relation_name(self, relation: int) -> Name:
         """A relation with its name."""

@@ -1,12 +1,295 @@
-"""The socket and the process of the explorer. Needs the extra `serve`."""
+"""Serve the explorer: limits of requests, the worker that answers them, and the socket (extra `serve`).
+
+Every request passes the guard: its method, its Host header, sizes, and headers of safety. One thread does the work of
+requests, one after the other, with a bound on the queue and on the time of each: the caches of a run are not made for
+several threads, and an operation of PyTorch uses all cores that it may use.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import importlib.util
+import ipaddress
+import queue
+import re
 import socket
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from funcppo.core.deadline import Clock
+from funcppo.kg.show.serve.errors import RequestError
+
+MAX_QUERY_BYTES = 8192
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+# makes the response of an error: status, line, whether the API was asked
+ProblemResponse = Callable[[int, str, bool], Response]
+
+
+class Guard:
+    """Middleware that refuses what no page of the explorer sends."""
+
+    def __init__(
+        self, app: ASGIApp, host: str, problem: ProblemResponse
+    ) -> None:
+        """Guard an application.
+
+        Args:
+          host: the name or address that is listened on.
+          problem: makes the response of a refusal.
+        """
+        self._app = app
+        self._host = host
+        self._problem = problem
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http":
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send_guarded)
+            return
+        status, line = refusal
+        response = self._problem(status, line, is_api(scope))
+        if status == 405:
+            response.headers["Allow"] = "GET"
+        await response(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and line of a refusal; None for a request that is answered."""
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, []).append(value)
+        hosts = headers.get(b"host", [])
+        if len(hosts) != 1 or not is_allowed_host(
+            hosts[0].decode("latin-1"), self._host
+        ):
+            return (
+                400,
+                f"Host header: expected the address of this server ({self._host} or localhost)",
+            )
+        if scope["method"] != "GET":
+            return 405, "expected the method GET"
+        if len(scope["query_string"]) > MAX_QUERY_BYTES:
+            return (
+                414,
+                f"query string: expected at most {MAX_QUERY_BYTES} bytes (names may be given by their ids)",
+            )
+        # Another site may link to a page, but not make a browser ask for data.
+        is_foreign = headers.get(b"sec-fetch-site") == [b"cross-site"]
+        is_link = headers.get(b"sec-fetch-mode") == [b"navigate"]
+        if is_foreign and not is_link:
+            return 403, "expected a request of this site, got one of another"
+        return None
+
+
+def is_api(scope: Scope) -> bool:
+    """Whether a request asks for JSON."""
+    path: str = scope["path"]
+    return path.startswith("/api/") or path == "/openapi.json"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is that of this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def is_allowed_host(header: str, host: str) -> bool:
+    """Whether a Host header names this server.
+
+    A site of others whose name was made to lead here (DNS rebinding) still has its own name in the header.
+
+    Args:
+      header: name or address, perhaps with a port, which a tunnel may have changed.
+      host: that is listened on. Where it is not of this machine alone, every address is allowed.
+    """
+    match = re.fullmatch(
+        r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@]+)(:[0-9]{1,5})?", header
+    )
+    if match is None:
+        return False
+    name = match[1].strip("[]").lower()
+    if is_loopback(name) or name == host.lower():
+        return True
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return not is_loopback(host)
+    return False
+
+
+T = TypeVar("T")
+
+
+class _Interrupted(BaseException):
+    """Raised in the thread; no handler of `Exception` in the work catches it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """Work that waits for the thread."""
+
+    work: Callable[[], Any]
+    submitted: float
+    future: Future[Any] = field(default_factory=Future)
+
+
+class Worker:
+    """The thread and its queue.
+
+    Attributes:
+      seconds: that a request may wait, and that its work may take.
+      clock: measures how long a request waits.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        max_waiting: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+          max_waiting: requests that wait while one is worked on; more are refused.
+        """
+        self.seconds = seconds
+        self.clock = clock
+        self._queue: queue.Queue[_Job] = queue.Queue(max_waiting)
+        # guards which job a deadline belongs to
+        self._lock = threading.Lock()
+        self._running: _Job | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """The future result of work.
+
+        Raises:
+          RequestError: too many requests wait.
+        """
+        job = _Job(work, self.clock())
+        try:
+            self._queue.put_nowait(job)
+        except queue.Full:
+            raise RequestError(
+                503,
+                f"busy: {self._queue.maxsize} requests wait already; try again in some seconds",
+            ) from None
+        return job.future
+
+    def stop(self) -> None:
+        """End the running work and refuse what waits."""
+        error = RequestError(503, "stopped: the server ends")
+        with suppress(queue.Empty):
+            while True:
+                job = self._queue.get_nowait()
+                if job.future.set_running_or_notify_cancel():
+                    job.future.set_exception(error)
+        running = self._running
+        if running is not None:
+            self._interrupt(running, error)
+
+    def _run(self) -> None:
+        """Do one job after another."""
+        while True:
+            job = self._queue.get()
+            # The client may have gone.
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            if self.clock() - job.submitted > self.seconds:
+                error = RequestError(
+                    503,
+                    f"busy: waited for {self.seconds:g} s behind other requests; try again",
+                )
+                job.future.set_exception(error)
+            else:
+                self._do(job)
+
+    def _do(self, job: _Job) -> None:
+        """Do a job within its time."""
+        late = RequestError(
+            503,
+            f"stopped: the answer takes longer than {self.seconds:g} s (`--seconds` of `funcppo serve`)",
+        )
+        timer = threading.Timer(self.seconds, self._interrupt, [job, late])
+        timer.daemon = True
+        # The future of interrupted work has its error already.
+        with suppress(_Interrupted, InvalidStateError):
+            with self._lock:
+                self._running = job
+            timer.start()
+            try:
+                result = job.work()
+            except Exception as error:
+                self._finish(job)
+                job.future.set_exception(error)
+            else:
+                self._finish(job)
+                job.future.set_result(result)
+        timer.cancel()
+
+    def _finish(self, job: _Job) -> None:
+        """No deadline interrupts the thread after this, not even one that has passed and is not yet noticed."""
+        with self._lock:
+            # Taking an error back where none stands slows CPython 3.11 down for good, and hangs it when traced.
+            if self._running is not job:
+                _raise_in_thread(self._thread, None)
+            self._running = None
+
+    def _interrupt(self, job: _Job, error: RequestError) -> None:
+        """Answer a job that is still running with an error at once, and end its work.
+
+        It ends between two instructions of Python; an operation of PyTorch goes on to its end, and other work waits.
+        """
+        with self._lock:
+            if self._running is job:
+                self._running = None
+                job.future.set_exception(error)
+                _raise_in_thread(self._thread, _Interrupted)
+
+
+def _raise_in_thread(
+    thread: threading.Thread, error: type[BaseException] | None
+) -> None:
+    """Have CPython raise an error in a thread; None takes back one that has not been raised yet."""
+    identifier = ctypes.c_ulong(thread.ident or 0)
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(identifier, raised)
+
 
 if TYPE_CHECKING:
     import asyncio
@@ -14,7 +297,7 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-    from funcppo.kg.show.serve.worker import Worker
+    pass
 
 PACKAGES = ("starlette", "uvicorn", "jinja2")
 # one more ends the oldest that waits for a request, or else the oldest

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from funcppo.kg.run import run_start
-from funcppo.kg.show.report import measurement
+from funcppo.kg.show.report import figures
 from tests.cli.runner import funcppo
 from tests.kg.show.report.graphs import SMALL, write_graph
 
@@ -36,7 +36,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 def reports(runs):
     """What a report measures of the runs, by what they learn from."""
     return {
-        name: measurement.measure(
+        name: figures.measure(
             run_start.open_run(folder),
             folder,
             n_queries=14,

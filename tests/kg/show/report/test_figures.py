@@ -9,7 +9,7 @@ import matplotlib.legend
 import numpy as np
 import pytest
 
-from funcppo.kg.show.report import figures, return_curves, tables
+from funcppo.kg.show.report import figures, tables
 from funcppo.kg.show.report.tables import (
     LearntWeights,
     MovedRelation,
@@ -184,7 +184,7 @@ def test_a_slow_machine_draws_without_a_warning(shown, kind, slow_clock):
 
 @pytest.mark.filterwarnings("error")
 def test_a_slow_machine_draws_returns_without_a_warning(slow_clock):
-    figures.to_svg(return_curves.draw([run_of("a", "CartPole-v1", 3)]))
+    figures.to_svg(figures.draw_return_curves([run_of("a", "CartPole-v1", 3)]))
     assert next(slow_clock) > 0.0
 
 

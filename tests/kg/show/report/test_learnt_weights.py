@@ -8,7 +8,7 @@ import torch
 from funcppo.core import tree
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.run import evidence_fit, run_start, validation
-from funcppo.kg.show.report import learnt_weights
+from funcppo.kg.show.report import tables
 from tests.kg.show.report.graphs import ALSO, INVERSE, LIKES
 
 
@@ -40,7 +40,7 @@ def test_each_weight_is_said_by_what_it_weighs(runs):
         linked_weight=((2 * inverse + 1,), -1.0),
         feature_weight=((2 * also, int(run.questions.aggregation.shape[2]), 0), 1.5),
     )  # fmt: skip
-    found = learnt_weights.learnt_weights(run)
+    found = tables.learnt_weights(run)
     rule = format_rule(run.task.dataset, run.task.dataset.rules[2])
     assert found.n_moved == 5
     assert [tuple(weight) for weight in found.weights] == [
@@ -65,7 +65,7 @@ def test_each_weight_is_said_by_what_it_weighs(runs):
 
 def test_degrees_and_the_prior_have_names_too(runs):
     run = run_start.open_run(runs["questions"])
-    describe = learnt_weights._describe_places(run.task.dataset, run.questions)
+    describe = tables._describe_places(run.task.dataset, run.questions)
     likes = run.task.dataset.predicates.index(LIKES) + 1
     _, degree = describe["degree_weight"]
     label = 2 * likes
@@ -89,7 +89,7 @@ def test_a_walk_is_named_where_it_is_weighed(runs):
     run = run_start.open_run(runs["questions"])
 
     def name(setup):
-        _, feature = learnt_weights._describe_places(run.task.dataset, setup)[
+        _, feature = tables._describe_places(run.task.dataset, setup)[
             "feature_weight"
         ]
         return feature([0, 0, 4])
@@ -102,7 +102,7 @@ def test_a_walk_is_named_where_it_is_weighed(runs):
 
 def test_what_training_did_not_move_is_not_listed(runs):
     run = changed_run(run_start.open_run(runs["questions"]))
-    found = learnt_weights.learnt_weights(run)
+    found = tables.learnt_weights(run)
     assert found == (0, (), ())
 
 
@@ -113,9 +113,9 @@ def test_the_most_moved_weights_are_listed_and_all_are_counted(
         run_start.open_run(runs["questions"]),
         linked_weight=(slice(2, 6), torch.tensor([1.0, -3.0, 2.0, 0.5])),
     )
-    whole = learnt_weights.learnt_weights(run)
-    monkeypatch.setattr(learnt_weights, "MAX_WEIGHTS", 2)
-    found = learnt_weights.learnt_weights(run)
+    whole = tables.learnt_weights(run)
+    monkeypatch.setattr(tables, "MAX_WEIGHTS", 2)
+    found = tables.learnt_weights(run)
     assert [weight.after for weight in whole.weights] == [-3.0, 2.0, 1.0, 0.5]
     assert found.weights == whole.weights[:2]
     assert found.n_moved == whole.n_moved == len(whole.weights)
@@ -124,4 +124,4 @@ def test_the_most_moved_weights_are_listed_and_all_are_counted(
 
 def test_a_run_that_searches_proofs_has_none(runs):
     run = run_start.open_run(runs["proofs"])
-    assert learnt_weights.learnt_weights(run) is None
+    assert tables.learnt_weights(run) is None

@@ -7,7 +7,7 @@ import pytest
 
 from funcppo.kg.graph import loaders
 from funcppo.kg.run import run_start
-from funcppo.kg.show.report import measurement, page
+from funcppo.kg.show.report import figures, page
 from tests.kg.show.report.graphs import write_graph
 
 
@@ -31,7 +31,7 @@ def test_a_run_that_is_ranked_by_rules_says_so_before_the_numbers(runs):
     state = run.state._replace(best_valid_metric=metric)
     for rule_metric, is_said in ((0.5, True), (0.2, False), (None, False)):
         judged = dataclasses.replace(run, state=state, rule_metric=rule_metric)
-        measured = measurement.measure(judged, folder, max_ranked=1)
+        measured = figures.measure(judged, folder, max_ranked=1)
         html = page.render([measured])
         assert (
             "predict and serve: answers are ranked by the rule score" in html
@@ -46,7 +46,7 @@ def test_missing_files_are_noted_and_missing_lines_counted(runs, tmp_path):
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:2] + lines[4:]))
     run = run_start.open_run(folder)
-    found = measurement.measure(run, folder, max_ranked=1).measured
+    found = figures.measure(run, folder, max_ranked=1).measured
     assert not found.is_finished and found.results == {}
     assert found.is_trained
     assert any(
@@ -55,7 +55,7 @@ def test_missing_files_are_noted_and_missing_lines_counted(runs, tmp_path):
     assert "metrics.jsonl: 2 updates have no line" in found.notes
 
     (folder / "metrics.jsonl").unlink()
-    found = measurement.measure(run, folder, max_ranked=1).measured
+    found = figures.measure(run, folder, max_ranked=1).measured
     assert any(
         note.startswith("metrics.jsonl is missing") for note in found.notes
     )
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_named(runs, tmp_path):
     run = run_start.open_run(folder)
     (folder / "results.json").write_text("{")
     with pytest.raises(ValueError, match=r"results\.json"):
-        measurement.measure(run, folder)
+        figures.measure(run, folder)
 
 
 def test_other_data_are_refused_and_the_same_under_another_path_not(
@@ -84,9 +84,9 @@ def test_other_data_are_refused_and_the_same_under_another_path_not(
         copies[name] = tmp_path / name / "run"
     with (tmp_path / "other" / "graph" / "train.txt").open("a") as file:
         file.write("e1\t<b>likes</b>\te1\n")
-    measurement.check_same_data([runs["questions"], copies["same"]])
+    figures.check_same_data([runs["questions"], copies["same"]])
     with pytest.raises(ValueError, match="other triples"):
-        measurement.check_same_data([runs["questions"], copies["other"]])
+        figures.check_same_data([runs["questions"], copies["other"]])
 
 
 def test_data_are_the_same_whatever_the_length_of_the_rules(tmp_path):
@@ -96,7 +96,7 @@ def test_data_are_the_same_whatever_the_length_of_the_rules(tmp_path):
         "locatedIn(X, Y) :- neighborOf(X, Z), neighborOf(Z, W), locatedIn(W, Y)\n"
     )
     prints = [
-        measurement.fingerprint(loaders.load(name, str(rules)))
+        figures.fingerprint(loaders.load(name, str(rules)))
         for name in ("countries_s1", "countries_s2")
         for rules in (short, long)
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from funcppo.kg.ranking import calibration
 from funcppo.kg.show.report import page, tables
-from funcppo.kg.show.report.measurement import RunReport
+from funcppo.kg.show.report.figures import RunReport
 from funcppo.kg.show.report.tables import (
     LearntWeights,
     MovedRelation,

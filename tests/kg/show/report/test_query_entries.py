@@ -8,21 +8,21 @@ from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.run import run_start
 from funcppo.kg.run.subject import run_subject
 from funcppo.kg.search.task import ignore_phase
-from funcppo.kg.show.report import query_entries, ranked_split
+from funcppo.kg.show.report import tables
 
 
 @pytest.mark.parametrize("name", ["questions", "proofs"])
 def test_better_candidates_are_as_many_as_the_rank_says(runs, name):
     run = run_start.open_run(runs[name])
     answerer = Answerer(run_subject(run))
-    ranked = ranked_split.rank_test(run, None, ignore_phase)
+    ranked = tables.rank_test(run, None, ignore_phase)
     n_listed = 0
     for i, row in enumerate(ranked.query_row):
         if not ranked.provable[i]:
             continue
         atom, side = ranked.queries[row].tolist(), int(ranked.side[i])
         query = OpenQuery(atom[0], side, atom[HEAD + TAIL - side])
-        better = query_entries.better_entities(
+        better = tables.better_entities(
             answerer, query, int(ranked.answer_score[i])
         )
         assert len(better.entity) == ranked.n_better[i]
@@ -60,16 +60,14 @@ def test_why_not_names_the_goal_that_nothing_satisfies(runs):
     tail = next(
         e for e in ids.values() if (likes, e, head) not in known and e != head
     )
-    lines = query_entries.why_not(
-        run.task, torch.tensor([relation, head, tail])
-    )
+    lines = tables.why_not(run.task, torch.tensor([relation, head, tail]))
     assert lines[0].startswith("rule 0: '$p$ \"q\"'(X, Y) :- ")
     assert "nothing derived satisfies '<b>likes</b>'(" in lines[1]
 
 
 def test_no_entries_without_ranked_queries(runs):
     run = run_start.open_run(runs["questions"])
-    ranked = ranked_split.rank_test(run, 0, ignore_phase)
+    ranked = tables.rank_test(run, 0, ignore_phase)
     answerer = Answerer(run_subject(run))
-    shown = query_entries.choose_queries(answerer, ranked, 5)
-    assert list(query_entries.iter_entries(answerer, ranked, shown)) == []
+    shown = tables.choose_queries(answerer, ranked, 5)
+    assert list(tables.iter_entries(answerer, ranked, shown)) == []

@@ -13,7 +13,7 @@ from funcppo.kg.ranking.ranking import RankingProtocol, rank_split
 from funcppo.kg.run import run_build, run_start, validation
 from funcppo.kg.run.subject import run_subject
 from funcppo.kg.search.task import ignore_phase
-from funcppo.kg.show.report import query_entries, ranked_split
+from funcppo.kg.show.report import tables
 
 
 @pytest.mark.parametrize("name", ["questions", "proofs"])
@@ -33,9 +33,9 @@ def test_rows_have_the_reciprocal_ranks_that_the_mrr_averages(reports):
 
 def test_fewer_queries_are_ranked_if_asked_for(runs):
     run = run_start.open_run(runs["questions"])
-    ranked = ranked_split.rank_test(run, 3, ignore_phase)
+    ranked = tables.rank_test(run, 3, ignore_phase)
     assert len(ranked.queries) == 3 and len(ranked.side) == 6
-    assert ranked_split.rank_test(run, 0, ignore_phase).ranked == {}
+    assert tables.rank_test(run, 0, ignore_phase).ranked == {}
 
 
 def test_probabilities_among_candidates_add_up_to_1_for_each_row(runs):
@@ -86,7 +86,7 @@ def test_ranks_are_the_same_where_queries_derive_their_answers(
     monkeypatch.setattr(validation, "MAX_CHUNK_ANSWERS", 20)
 
     found, expected = (
-        ranked_split.rank_test(run, None, ignore_phase) for run in (bare, held)
+        tables.rank_test(run, None, ignore_phase) for run in (bare, held)
     )
     n = len(found.queries)
     for ranked in (found, expected):
@@ -100,8 +100,8 @@ def test_ranks_are_the_same_where_queries_derive_their_answers(
         assert found.ranked[name].metrics["mrr"] == ranks.metrics["mrr"]
 
     answerer = Answerer(run_subject(bare))
-    shown = query_entries.choose_queries(answerer, found, n)
-    entries = list(query_entries.iter_entries(answerer, found, shown))
+    shown = tables.choose_queries(answerer, found, n)
+    entries = list(tables.iter_entries(answerer, found, shown))
     assert sum(entry.status == "proved" for entry in entries) == n - 2
     for entry in entries:
         for side in entry.sides:

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from funcppo.kg.show.report import figures, return_curves
-from funcppo.kg.show.report.return_curves import RunReturns
+from funcppo.kg.show.report import figures
+from funcppo.kg.show.report.figures import RunReturns
 from funcppo.rl.run import Returns
 
 
@@ -23,7 +23,7 @@ def run_of(name, env, n_seeds, shift=0.0):
 
 
 def test_a_curve_is_the_interquartile_mean_with_its_interval():
-    got = return_curves.curve(run_of("a", "CartPole-v1", 8), "greedy")
+    got = figures.curve(run_of("a", "CartPole-v1", 8), "greedy")
     assert got.steps.tolist() == [10, 20] and got.n_seeds == 8
     np.testing.assert_allclose(got.iqm, [3.5, 103.5])
     assert (got.low < got.iqm).all() and (got.iqm < got.high).all()
@@ -31,7 +31,7 @@ def test_a_curve_is_the_interquartile_mean_with_its_interval():
 
 
 def test_one_seed_has_no_band():
-    got = return_curves.curve(run_of("a", "CartPole-v1", 1), "sampled")
+    got = figures.curve(run_of("a", "CartPole-v1", 1), "sampled")
     assert got.low.tolist() == got.iqm.tolist() == got.high.tolist()
 
 
@@ -41,7 +41,7 @@ def test_runs_are_drawn_beside_each_other_and_environments_below():
         run_of("b<&", "CartPole-v1", 2, shift=5.0),
         run_of("c", "Pendulum-v1", 2),
     ]
-    picture = return_curves.draw(runs)
+    picture = figures.draw_return_curves(runs)
     panels = picture.figure.axes
     assert [axes.get_title() for axes in panels] == [
         "CartPole-v1, greedy",

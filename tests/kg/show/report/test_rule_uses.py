@@ -9,7 +9,7 @@ from funcppo.core import tree
 from funcppo.kg import answers
 from funcppo.kg.ranking import explain
 from funcppo.kg.run import run_start
-from funcppo.kg.show.report.rule_uses import rule_uses
+from funcppo.kg.show.report.tables import rule_uses
 
 
 def opened(runs, name):

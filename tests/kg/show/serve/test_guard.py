@@ -2,7 +2,7 @@
 
 import pytest
 
-from funcppo.kg.show.serve.guard import is_allowed_host, is_loopback
+from funcppo.kg.show.serve.server import is_allowed_host, is_loopback
 
 
 @pytest.mark.parametrize(

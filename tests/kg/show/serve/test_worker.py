@@ -8,7 +8,7 @@ import time
 import pytest
 
 from funcppo.kg.show.serve.errors import RequestError
-from funcppo.kg.show.serve.worker import Worker
+from funcppo.kg.show.serve.server import Worker
 
 
 def no_time_passes():
@@ -55,7 +55,7 @@ def test_work_that_takes_too_long_is_ended_in_one_line():
 
 TRACED_AFTER_WORK = """
 import sys
-from funcppo.kg.show.serve.worker import Worker
+from funcppo.kg.show.serve.server import Worker
 assert Worker(60, 8).submit(lambda: 2).result(60) == 2
 sys.settrace(lambda *event: None)
 (lambda: None)()
