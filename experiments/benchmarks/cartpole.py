@@ -36,7 +36,6 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
-from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
@@ -76,11 +75,7 @@ ppo_config = partial(
     PPOConfig, n_steps=N_STEPS, n_epochs=4, n_minibatches=N_MINIBATCHES
 )
 
-# The most that an H200 does: multiplications and additions a second, bytes a second, and the seconds that an empty
-# kernel of a CUDA graph takes. Rows hold the distance to them.
-FLOPS_PER_SECOND = {"highest": 67e12, "high": 495e12, "bfloat16": 990e12}
-BYTES_PER_SECOND = 4.8e12
-KERNEL_LAUNCH_SECONDS = 1.5e-6
+PRECISIONS = ("highest", "high", "bfloat16")
 
 MATMUL_DTYPE = {"bfloat16": torch.bfloat16}
 JAX_PRECISION = {
@@ -117,7 +112,7 @@ def main() -> None:
         "--precision",
         nargs="*",
         default=["highest"],
-        choices=list(FLOPS_PER_SECOND),
+        choices=PRECISIONS,
         help="high: TF32",
     )
     parser.add_argument(
@@ -199,11 +194,7 @@ class CartPoleCase:
         cold_seconds = side_by_side.seconds_since_start()
         self.step = captured.step
 
-        with FlopCounterMode(display=False) as counter:
-            want, out = self.step_function(self.eager_parts)(self.state)
-        self.least_ms = least_milliseconds(
-            counter.get_total_flops(), self.state, out, self.precision
-        )
+        want, _ = self.step_function(self.eager_parts)(self.state)
         return {
             "replay_mode": captured.replay_mode,
             "cold_s": cold_seconds,
@@ -218,7 +209,7 @@ class CartPoleCase:
         """Median and spread of an iteration, and its kernels."""
         row = time_steps(self.step, self.synchronise)
         if self.device == "cuda":
-            row |= profile_kernels(self.step) | {"least_ms": self.least_ms}
+            row |= profile_kernels(self.step)
         return row
 
     def capture(self) -> CapturedStep[Any, Any]:
@@ -340,19 +331,6 @@ def relative_difference(got: Any, want: Any, before: Any) -> float:
     return float(difference / change)
 
 
-def least_milliseconds(
-    flops: int, state: Any, out: Any, precision: str
-) -> dict[str, float]:
-    """The least that an H200 takes for the arithmetic of products, and to read and write the state once."""
-    n_bytes = sum(
-        x.numel() * x.element_size() for x in tree.leaves((state, state, out))
-    )
-    return {
-        "flops": 1e3 * flops / FLOPS_PER_SECOND[precision],
-        "bytes": 1e3 * n_bytes / BYTES_PER_SECOND,
-    }
-
-
 def time_steps(step: Callable[[], Any], synchronise: Callable[[], Any]) -> Row:
     """Median and spread of a step in milliseconds, and the median of its processor time.
 
@@ -413,7 +391,6 @@ def profile_kernels(step: Callable[[], Any]) -> Row:
     )
     return {
         "kernels": len(events),
-        "launches_ms": 1e3 * KERNEL_LAUNCH_SECONDS * len(events),
         "kernels_ms": sum(total for total, _, _ in by_cost) / 1e3,
         "costliest": [
             f"{n} x {total / n:.1f} us {name}"

@@ -9,10 +9,8 @@ Work:
     family-large               the same with 250-d atoms and 512 hidden units
     family-130                 that with 8 residual layers and 130 places for successors, of which at most 22 are filled
 
-Modes are those of cartpole.py (`--mode`). Minibatches run on the successors that there are (`--successors packed`) or
-on a place for each that there may be (`padded`). Rows are as those of cartpole.py, with rollout_ms, steps a second, the
-share of places that are filled, where the seconds of the cold start went, how many actions of a rollout are not the
-eager ones, and how far learning eagerly from the same rollout differs.
+Modes are those of cartpole.py (`--mode`). Minibatches run on the successors that there are. Rows are as those of
+cartpole.py, with rollout_ms, steps a second, and where the seconds of the cold start went.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
@@ -35,7 +32,6 @@ from experiments.benchmarks import side_by_side
 from experiments.benchmarks.cartpole import (
     LOOP_BODY_MODES,
     MODES,
-    least_milliseconds,
     profile_kernels,
     relative_difference,
     time_steps,
@@ -91,12 +87,6 @@ def main() -> None:
         choices=MODES,
     )
     parser.add_argument(
-        "--successors",
-        nargs="*",
-        default=["packed"],
-        choices=["packed", "padded"],
-    )
-    parser.add_argument(
         "--processes",
         type=int,
         default=8,
@@ -104,8 +94,8 @@ def main() -> None:
     )
     parser.add_argument(
         "--cell",
-        nargs=5,
-        metavar=("WORK", "MODE", "DEVICE", "LAYOUT", "DATA"),
+        nargs=4,
+        metavar=("WORK", "MODE", "DEVICE", "DATA"),
         help=argparse.SUPPRESS,
     )
     args = parser.parse_args()
@@ -114,16 +104,9 @@ def main() -> None:
         return side_by_side.run_cell(case.prepare, case.measure)
 
     cells = {}
-    for work, mode, layout in itertools.product(
-        args.work, args.mode, args.successors
-    ):
-        cells[f"{work} {mode} {args.device} {layout}"] = [
-            work,
-            mode,
-            args.device,
-            layout,
-            args.data,
-        ]
+    for work, mode in itertools.product(args.work, args.mode):
+        name = f"{work} {mode} {args.device} packed"
+        cells[name] = [work, mode, args.device, args.data]
     side_by_side.run_cells(
         __file__, cells, args.processes, args.device, args.out
     )
@@ -133,7 +116,7 @@ class ProverCase:
     """One work, run in one mode."""
 
     def __init__(
-        self, work: str, mode: str, device: str, layout: str, data_folder: str
+        self, work: str, mode: str, device: str, data_folder: str
     ) -> None:
         dataset, settings, ppo = WORK[work]
         self.mode, self.device = mode, device
@@ -145,8 +128,7 @@ class ProverCase:
         self.state = train_step.init(
             self.cfg, self.world, random.key(0, device)
         )
-        if layout == "packed":
-            self.cfg = with_capacity(self.cfg, self.world, self.state)
+        self.cfg = with_capacity(self.cfg, self.world, self.state)
 
     def prepare(self) -> Row:
         """Compile, capture, take one step and compare it with the eager one."""
@@ -164,30 +146,12 @@ class ProverCase:
         }
         self.step = captured.step
 
-        # Against the eager step, and against eager learning from the same compiled rollout.
-        with FlopCounterMode(display=False) as counter:
-            eager_state, metrics = iteration(self.state)
-        eager_update = dataclasses.replace(
-            parts, minibatch_step=train_step.EAGER_PARTS.minibatch_step
+        eager_state, _ = iteration(self.state)
+        row["difference_from_eager"] = relative_difference(
+            captured.state, eager_state, self.state
         )
-        eager_update_state = iteration(self.state, parts=eager_update)[0]
-        row |= {
-            "difference_from_eager": relative_difference(
-                captured.state, eager_state, self.state
-            ),
-            "learning_differs": relative_difference(
-                captured.state, eager_update_state, self.state
-            ),
-            "actions_differ": self.count_different_actions(parts),
-            "least_ms": None,
-        }
-        if self.device == "cuda":
-            row["least_ms"] = least_milliseconds(
-                counter.get_total_flops(), self.state, metrics, "highest"
-            )
-
         self.rollout_step = self.capture(self.rollout, parts).step
-        return row | self.successor_counts()
+        return row
 
     def measure(self) -> Row:
         """Median and spread of an iteration and of its rollout, and kernels."""
@@ -251,28 +215,6 @@ class ProverCase:
             key=collected.key,
         )
         return after, collected.batch
-
-    def count_different_actions(self, parts: train_step.Parts) -> int:
-        """Actions of the first rollout that are not the eager ones: a tie decided otherwise, and what follows."""
-        compiled = train_step.collect(
-            self.cfg, self.world, self.state, parts
-        ).batch.action
-        eager = train_step.collect(
-            self.cfg, self.world, self.state, train_step.EAGER_PARTS
-        ).batch.action
-        return int((compiled != eager).sum())
-
-    def successor_counts(self) -> Row:
-        """Places for successors of a state, of a minibatch where these are packed, and the share that is filled."""
-        agent = self.cfg.update_agent or self.cfg.agent
-        mask = self.rollout(self.state, train_step.EAGER_PARTS)[
-            1
-        ].obs.action_mask
-        return {
-            "successors": mask.shape[1] - 1,  # the last action is END
-            "capacity": agent.cfg.capacity,
-            "filled": float(mask[:, :-1].float().mean()),
-        }
 
     def synchronise(self) -> None:
         """Wait for the device."""

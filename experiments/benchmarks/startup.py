@@ -152,7 +152,7 @@ def run_process(work: str, mode: str, device: str) -> float:
         from experiments.benchmarks.prover import ProverCase
         from funcppo import train_step
 
-        case = ProverCase("s3", mode, device, "packed", "")
+        case = ProverCase("s3", mode, device, "")
         step = partial(train_step.train_step, case.cfg, case.world)
         captured = case.capture(step, case.compile_parts())
     captured.step()
