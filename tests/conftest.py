@@ -36,10 +36,6 @@ for profile, n_examples in (("suite", MAX_EXAMPLES), ("long", 300)):
     )
 hypothesis.settings.load_profile("suite")
 
-# Files whose tests compile the same graphs: one worker runs them, and finds in the second what the first has compiled.
-SAME_GRAPHS = {
-    "tests/test_laws.py": "tests/runtime/test_compile.py",
-}
 # Files that take longest: they run first, so that no worker is left alone with one of them in the end.
 LONGEST = (
     "tests/test_laws.py",
@@ -87,19 +83,6 @@ def try_few_examples(test):
     if asked is not None and asked.max_examples > MAX_EXAMPLES:
         fewer = hypothesis.settings(asked, max_examples=MAX_EXAMPLES)
         setattr(getattr(test, "__func__", test), name, fewer)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Give a file of tests to one worker, and files that compile the same graphs to the same one."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            scope = super()._split_scope(nodeid)
-            return SAME_GRAPHS.get(scope, scope)
-
-    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -58,7 +58,6 @@ class Case(NamedTuple):
     fn: Callable[..., Any]
     args: Callable[[int], tuple[Any, ...]]
     threads: dict[int, int]
-    backend: str = "aot_eager"  # inductor compiles to machine code
 
 
 @cache
@@ -141,7 +140,7 @@ CASES = {
         PENDULUM.env.step_functional, partial(env_step, PENDULUM), {0: 2}
     ),
     "cartpole rollout_step": Case(
-        rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, backend="inductor"
+        rollout.rollout_step, partial(act, CARTPOLE), {0: 3}
     ),
     "pendulum rollout_step": Case(
         rollout.rollout_step, partial(act, PENDULUM), {0: 3}
@@ -149,19 +148,16 @@ CASES = {
     "gae": Case(
         partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}
     ),
-    "build_batch": Case(
-        build_batch, partial(estimate, CARTPOLE), {}, backend="inductor"
-    ),
+    "build_batch": Case(build_batch, partial(estimate, CARTPOLE), {}),
     "sample_randomness": Case(
         sample_randomness,
         lambda seed: (CARTPOLE, WORLD, random.key(seed)),
         {0: 2},
-        backend="inductor",
     ),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
     "cartpole minibatch_step": Case(
-        minibatch_step, partial(learn, CARTPOLE), {0: 5}, backend="inductor"
+        minibatch_step, partial(learn, CARTPOLE), {0: 5}
     ),
     "pendulum minibatch_step": Case(
         minibatch_step, partial(learn, PENDULUM), {0: 5}
@@ -182,35 +178,29 @@ def tensors(tree_: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_writes_to_no_argument(name):
+def test_it_writes_to_no_argument_and_keeps_what_it_threads(name):
+    """Structure, shapes and dtypes of what it threads are the same."""
     case = CASES[name]
     args = case.args(0)
-    values, versions = (
-        [x.clone() for x in tensors(args)],
-        [x._version for x in tensors(args)],
-    )
-    case.fn(*args)
+    values = [x.clone() for x in tensors(args)]
+    versions = [x._version for x in tensors(args)]
+    out = case.fn(*args)
     assert [x._version for x in tensors(args)] == versions
     assert all(torch.equal(a, b) for a, b in zip(tensors(args), values))
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, case in CASES.items() if case.threads]
-)
-def test_it_keeps_structure_shapes_and_dtypes(name):
-    case = CASES[name]
-    args = case.args(0)
-    out = case.fn(*args)
     spec = lambda x: (tree.paths(x), [(t.shape, t.dtype) for t in tensors(x)])
     for output, argument in case.threads.items():
         assert spec(out[output]) == spec(args[argument])
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_equals_eager_and_is_traced_once(name):
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)],
+)
+def test_compiled_equals_eager_and_is_traced_once(name, backend):
     """Inductor fuses and reorders float32: 1e-5 relative, 1e-6 absolute."""
     case = CASES[name]
-    fast = compiled(case.fn, backend=case.backend)
+    fast = compiled(case.fn, backend=backend)
     with torch.no_grad():
         fast(*case.args(0))
         with torch.compiler.set_stance("fail_on_recompile"):
@@ -231,7 +221,7 @@ def test_the_laws_catch_a_function_that_writes():
     CASES["writes"] = Case(writes, lambda seed: (torch.zeros(2),), {})
     try:
         with pytest.raises(AssertionError):
-            test_it_writes_to_no_argument("writes")
+            test_it_writes_to_no_argument_and_keeps_what_it_threads("writes")
     finally:
         del CASES["writes"]
 
