@@ -1,10 +1,6 @@
 """Checkpoints: what is saved is restored, what does not fit is refused, and files are put in place whole."""
 
-import io
 import math
-import subprocess
-import sys
-import zipfile
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +12,6 @@ from torch import Tensor
 
 from funcppo import checkpoint
 from funcppo.core import files, tree
-from funcppo.core.files import write_atomically
 
 
 class Layer(NamedTuple):
@@ -128,59 +123,11 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         checkpoint.read(path)
 
 
-def npy(array: np.ndarray) -> bytes:
-    """An array as a file of NumPy."""
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def huge_npy() -> bytes:
-    """A header that claims 16 TB of numbers, and none of them."""
-    file = io.BytesIO()
-    header = {"descr": "<f4", "fortran_order": False, "shape": (4 * 10**12,)}
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.getvalue()
-
-
-def forge(path, name, contents):
-    """Replace a member of the archive at a path."""
-    with zipfile.ZipFile(path) as file:
-        members = {member: file.read(member) for member in file.namelist()}
-    assert name in members
-    with zipfile.ZipFile(path, "w") as file:
-        for member, text in (members | {name: contents}).items():
-            file.writestr(member, text)
-
-
-@pytest.mark.parametrize(
-    ("member", "contents", "problem"),
-    [
-        ("update.npy", huge_npy(), "expected a checkpoint, got none or a dam"),
-        ("update.npy", b"no array", r"update: expected int64 \[\], got bytes$"),
-        ("update.npy", npy(np.array("7")), r"update: .*, got <U1 \[\]$"),
-        ("update.npy", npy(np.array(7, ">i8")), r"update: .*, got >i8 \[\]$"),
-        ("update.npy", npy(np.array(7, "M8[s]")), r"update: .*, got datetime64"),
-        ("__meta__.npy", npy(np.frombuffer(b"5", np.uint8)), ".*damaged one"),
-        ("__meta__.npy", npy(np.frombuffer(b"\xff", np.uint8)), ".*damaged one"),
-        ("__meta__.npy", b"", "expected a checkpoint, got none or a damaged"),
-    ],
-)  # fmt: skip
-def test_a_forged_member_is_one_line_that_names_the_file(
-    member, contents, problem, tmp_path
-):
-    path = tmp_path / "c.npz"
-    checkpoint.save(path, state(), META)
-    forge(path, member, contents)
-    with pytest.raises(ValueError, match=rf"c\.npz: {problem}") as error:
-        checkpoint.restore(path, state(), "abc")
-    assert "\n" not in str(error.value)
-
-
 def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path):
     """One array without an archive, and an archive whose members claim to be encrypted."""
     path = tmp_path / "c.npz"
-    path.write_bytes(npy(np.zeros(3)))
+    np.save(path, np.zeros(3))
+    path.with_name("c.npz.npy").rename(path)
     with pytest.raises(ValueError, match="got none or a damaged one"):
         checkpoint.read(path)
 
@@ -204,35 +151,6 @@ from pathlib import Path
 from funcppo.core.files import write_atomically
 write_atomically(Path(sys.argv[1]), lambda file: file.write(b"other"))
 """
-
-
-def test_two_processes_may_write_one_file_at_once(tmp_path):
-    path, contents = tmp_path / "rules.tsv", []
-
-    def write(file):
-        file.write(b"ow")
-        subprocess.run([sys.executable, "-c", OTHER, str(path)], check=True)
-        contents.append(path.read_bytes())
-        file.write(b"n")
-
-    write_atomically(path, write)
-    assert contents == [b"other"] and path.read_bytes() == b"own"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(
-    tmp_path,
-):
-    path = tmp_path / "rules.tsv"
-    path.write_bytes(b"before")
-
-    def write(file):
-        file.write(b"half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, write)
-    assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
 
 
 def write_two(tmp_path):
@@ -277,16 +195,6 @@ def test_the_error_is_that_of_the_latest_where_both_are_damaged(tmp_path):
         checkpoint.find_readable(path, "earlier.npz")
 
 
-def test_the_error_of_a_file_that_is_no_archive_names_no_pickle(tmp_path):
-    """NumPy's own message advises to load the file unsafely."""
-    path = tmp_path / "c.npz"
-    path.write_bytes(b"xx")
-    with pytest.raises(checkpoint.DamagedCheckpointError) as error:
-        checkpoint.read(path)
-    assert "pickle" not in str(error.value)
-    assert "not an archive" in str(error.value)
-
-
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path):
     path = write_two(tmp_path)
     checkpoint.save(path, state(), {**META, "format": 99})
@@ -303,14 +211,6 @@ def test_two_tensors_of_one_name_are_refused_and_the_old_file_stays(tmp_path):
         with pytest.raises(ValueError, match=r"^state: expected a name of its"):
             checkpoint.save(path, colliding, META)
         assert path.read_bytes() == before
-
-
-def test_names_of_numpys_own_arguments_are_names(tmp_path):
-    path = str(tmp_path / "c.npz")
-    saved = {"file": torch.ones(1), "allow_pickle": torch.zeros(2)}
-    checkpoint.save(path, saved, {})
-    restored, _ = checkpoint.restore(path, tree.zeros_like(saved))
-    assert restored["file"].equal(saved["file"])
 
 
 def test_bfloat16_is_restored_and_no_data_set_is_needed(tmp_path):

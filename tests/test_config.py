@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import subprocess
-import sys
 from dataclasses import fields, replace
 from functools import partial, wraps
 
@@ -104,15 +102,6 @@ def test_a_config_is_hashable_and_equal_by_value(cfg):
     )
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(cfg, dataclasses.fields(cfg)[0].name, None)
-
-
-def test_settings_are_read_without_importing_torch():
-    """The command line's help does so."""
-    code = "import sys, funcppo.config; sys.exit('torch' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], check=False).returncode
-        == 0
-    )
 
 
 def test_a_problem_is_acted_and_learnt_with_the_same_agent_by_default():

@@ -184,24 +184,6 @@ def test_a_function_without_the_world_or_of_other_arguments_is_named(name, use):
         use(small(replace(CARTPOLE, **{name: lambda: 0})))
 
 
-@pytest.mark.parametrize("use", [train, train_many, compile_step, check])
-def test_the_random_part_of_a_reset_is_named_too(use):
-    def none():
-        pass
-
-    for changes in (
-        {"sample_reset": none, "reset_from_sample": CARTPOLE.reset},
-        {
-            "sample_reset": lambda cfg, world, key: key,
-            "reset_from_sample": none,
-        },
-    ):
-        name = next(name for name, fn in changes.items() if fn is none)
-        line = f"^{name}: expected a result, got TypeError: .*none"
-        with pytest.raises(ValueError, match=line):
-            use(small(replace(CARTPOLE, **changes)))
-
-
 @pytest.mark.parametrize(
     ("network", "problem"),
     [
@@ -322,22 +304,6 @@ def test_observations_that_a_network_cannot_read_are_refused_in_one_line(
     with pytest.raises(ValueError, match=r"^network: expected one") as error:
         learner.step(learner.init(fp.random.key(0)))
     assert text in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("network", [fp.nets.mlp(8), fp.nets.gru(8)])
-def test_images_for_a_network_of_vectors_are_named_with_what_reads_them(
-    network,
-):
-    env = fp.envs.make("MinAtar/Breakout-v1")
-    line = (
-        r"^network: expected .*, torch\.float32 \[4, 10, 10, 4\], got: [^\n]*; "
-        r"fp\.nets\.cnn\(\) reads images, fp\.envs\.wrappers\.flatten_observation\(env\) observes vectors$"
-    )
-    with pytest.raises(ValueError, match=line):
-        small(env, network).init(KEY)
-    flat = fp.envs.wrappers.flatten_observation(env)
-    small(flat, fp.nets.mlp(8)).init(KEY)
-    small(env, fp.nets.cnn()).init(KEY)
 
 
 @pytest.mark.parametrize(
@@ -496,21 +462,6 @@ def test_params_that_are_no_tree_of_tensors_are_refused_in_one_line():
             small(network=network).init(KEY)
 
 
-def test_a_registered_dataclass_holds_params_that_are_learnt():
-    registered = small(
-        network=linear(Registered, lambda params: (params.motion, params.steps))
-    )
-    pair = small(network=linear(lambda *xs: xs, lambda params: params))
-    state, _ = registered.step(registered.init(KEY))
-    assert isinstance(state.params, Registered) and state.params.steps.any()
-    assert_trees_equal(
-        tuple(children(state.params)[0]),
-        pair.step(pair.init(KEY))[0].params,
-        rtol=0,
-        atol=0,
-    )
-
-
 @pytest.fixture(scope="module")
 def fast():
     learner = small()
@@ -644,11 +595,6 @@ def evaluated(learner):
     return lambda state: fp.evaluate_policy(
         learner, state, n_episodes=2, max_steps=3
     )
-
-
-def test_an_evaluation_of_what_is_no_state_is_refused():
-    with pytest.raises(TypeError, match=r"^state: expected a TrainState"):
-        evaluated(small())(None)
 
 
 @pytest.mark.parametrize("can_reset", [True, False])

@@ -351,17 +351,3 @@ def test_learners_of_several_shards_under_vmap_equal_their_single_runs():
     assert_trees_equal(got, want, rtol=0, atol=1e-10)
     with pytest.raises(ValueError, match="n_shards: expected a state with one"):
         train_step(cfg, WORLD, together, vmap_parts(EAGER_PARTS))
-
-
-def test_a_state_of_the_environment_without_rows_is_refused():
-    cfg = sharded(n_shards=2)
-
-    def reset(*args):
-        state = cfg.env.reset(*args)
-        return state._replace(steps=state.steps.sum())
-
-    broken = replace(cfg, env=replace(cfg.env, reset=reset))
-    with pytest.raises(
-        ValueError, match=r"steps: expected 4 rows, .* got \[\]"
-    ):
-        init(broken, WORLD, random.key(0))

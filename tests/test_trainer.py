@@ -81,31 +81,6 @@ def test_metrics_are_logged_and_a_continued_run_continues_them(tmp_path):
     assert [float(row["loss"]) for row in cells] == [r["loss"] for r in rows]
 
 
-@pytest.mark.parametrize("kind", [str, fp.MetricsLog])
-def test_a_log_by_name_is_that_of_the_callback_and_is_continued(kind, tmp_path):
-    """A row is there though a callback fails; of two runs that continue one another there is one log."""
-
-    def fail(progress):
-        if progress.update == 2:
-            raise KeyError
-
-    options = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 1}
-    folder = tmp_path / "by name"
-    with pytest.raises(KeyError):
-        fp.train(
-            LEARNER, 128, log=kind(str(folder)), callbacks=[fail], **options
-        )
-    assert len(logs.read(folder / "metrics.jsonl")) == 2
-    fp.train(LEARNER, 128, log=kind(str(folder)), **options)
-    rows = logs.read(folder / "metrics.jsonl")
-    assert [row["update"] for row in rows] == [1, 2, 3, 4]
-
-    log = fp.MetricsLog(tmp_path / "callback")
-    fp.train(LEARNER, 128, callbacks=[log])
-    others = logs.read(tmp_path / "callback" / "metrics.jsonl")
-    assert [x["loss"] for x in rows] == [x["loss"] for x in others]
-
-
 @pytest.mark.parametrize("train", [fp.train, fp.train_many])
 @pytest.mark.parametrize(
     ("options", "line"),
@@ -244,20 +219,6 @@ def test_a_log_that_cannot_be_written_is_named_before_any_update(
             train(LEARNER, 32, log=log(folder), callbacks=[updates.append])
         assert "\n" not in str(error.value)
     assert not updates
-
-
-@pytest.mark.parametrize("train", [fp.train, fp.train_many])
-def test_what_is_no_path_of_a_checkpoint_is_refused_in_one_line(train):
-    with pytest.raises(
-        TypeError, match=r"^checkpoint: expected a path, got 3$"
-    ):
-        train(LEARNER, 32, checkpoint=3)
-
-
-def test_a_checkpoint_is_written_at_the_end_without_an_interval(tmp_path):
-    path = tmp_path / "run.npz"
-    fp.train(LEARNER, 32, checkpoint=path)
-    assert path.exists()
 
 
 def test_a_callback_that_raises_loses_no_update_that_was_due(tmp_path):
@@ -545,10 +506,3 @@ def test_a_device_that_there_is_not_is_refused_in_one_line(device):
         with pytest.raises(ValueError, match=r"^device: expected") as error:
             train(learner, 64, device=device)
         assert "\n" not in str(error.value)
-
-
-def test_the_folder_of_a_checkpoint_is_made_before_training(tmp_path):
-    path = tmp_path / "a" / "b.npz"
-    seen = [lambda progress: path.parent.is_dir()]
-    assert fp.train(LEARNER, 64, callbacks=seen, checkpoint=path).is_stopped
-    assert path.exists()

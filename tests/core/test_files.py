@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -14,7 +13,6 @@ from funcppo.core.files import (
     parse_object,
     remove_stale_parts,
     shorten,
-    sync_folder,
     write_atomically,
 )
 
@@ -40,16 +38,6 @@ def test_a_failure_leaves_the_old_contents_and_nothing_else(tmp_path):
     with pytest.raises(ValueError, match="stop"):
         write_atomically(path, fail)
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
-
-
-def test_the_old_contents_stand_while_the_new_ones_are_written(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    seen = []
-    write_atomically(
-        path, lambda file: (file.write(b"new"), seen.append(path.read_bytes()))
-    )
-    assert seen == [b"old"] and path.read_bytes() == b"new"
 
 
 def test_a_link_is_followed(tmp_path):
@@ -109,21 +97,6 @@ def test_the_file_that_is_replaced_is_kept_on_request(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["earlier", "file"]
 
 
-def test_a_failure_keeps_both_the_file_and_the_one_before_it(tmp_path):
-    path, earlier = tmp_path / "file", tmp_path / "earlier"
-    path.write_bytes(b"2")
-    earlier.write_bytes(b"1")
-
-    def fill_the_disk(file):
-        file.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left on device"):
-        write_atomically(path, fill_the_disk, earlier.name)
-    assert path.read_bytes() == b"2" and earlier.read_bytes() == b"1"
-    assert sorted(os.listdir(tmp_path)) == ["earlier", "file"]
-
-
 def test_the_folder_is_on_the_disk_after_the_rename(tmp_path, monkeypatch):
     """What is synchronised, and which names the folder has at that time."""
     synced = []
@@ -135,23 +108,6 @@ def test_the_folder_is_on_the_disk_after_the_rename(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", record)
     write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
     assert synced == [(False, False), (True, True)]
-
-
-@pytest.mark.parametrize(
-    ("code", "is_error"), [(errno.EINVAL, False), (errno.EIO, True)]
-)
-def test_a_folder_that_cannot_be_synced_is_no_error_but_a_broken_disk_is(
-    code, is_error, tmp_path, monkeypatch
-):
-    def fail(descriptor):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    if is_error:
-        with pytest.raises(OSError):
-            sync_folder(tmp_path)
-    else:
-        sync_folder(tmp_path)
 
 
 def test_an_object_is_read_with_or_without_a_byte_order_mark():

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo import optim
 from funcppo.core import tree
 from funcppo.core.tree import graph_scan, keeps_loops, scan
 from funcppo.nets.networks import Dense
@@ -42,18 +41,6 @@ def test_raveling_goes_with_vmap():
     assert torch.equal(
         tree.leaves(torch.vmap(tree.unravel)(many, flat))[0], many[0].weight
     )
-
-
-def test_adam_over_a_flat_vector_is_adam_over_the_tree():
-    grads = tree.map(torch.sin, params())
-    want, _ = optim.update(
-        optim.AdamConfig(), grads, optim.init(params()), params(), 0.1
-    )
-    flat = tree.ravel(params())
-    got, _ = optim.update(
-        optim.AdamConfig(), tree.ravel(grads), optim.init(flat), flat, 0.1
-    )
-    assert torch.equal(got, tree.ravel(want))
 
 
 @tree.register_dataclass

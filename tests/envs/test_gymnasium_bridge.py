@@ -424,16 +424,6 @@ def test_a_result_of_another_length_is_named_in_one_line(env_class, line, mode):
     assert "\n" not in str(error.value)
 
 
-def test_a_registered_environment_of_another_length_is_named_in_one_line():
-    """Its wrappers unpack what it returns."""
-    gym.register("FourValues-v0", FourValues, max_episode_steps=9)
-    env = fp.envs.gymnasium("FourValues-v0", disable_env_checker=True)
-    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
-    line = "FourValues-v0: step: expected .observation, reward, .*, got tuple"
-    with pytest.raises(ValueError, match=f"^{line}"):
-        fp.train(ppo, 16)
-
-
 def test_gymnasium_is_asked_for_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     line = r"needs gymnasium \(pip install 'funcppo\[gymnasium\]'\)"
@@ -562,20 +552,6 @@ def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
     assert_trees_equal(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_a_network_with_memory_plays_behind_the_bridge():
-    """Its memory begins anew with each episode, of three steps here: after 24 steps, but not after 8 and 16."""
-    env = fp.envs.gymnasium(Counter)
-    ppo = fp.ppo(env=env, network=fp.nets.gru(4), n_envs=2, **SMALL)
-    state = ppo.init(fp.random.key(0))
-    fast = fp.compile(ppo, state, backend="eager")
-    is_empty = []
-    for _ in range(3):
-        state, _ = fast.step(state)
-        leaves = fp.tree.leaves(state.memory)
-        is_empty.append(not any(bool(x.any()) for x in leaves))
-    assert is_empty == [False, False, True]
-
-
 def test_the_stand_in_keeps_the_laws():
     env = wrappers.normalize_observation(fp.envs.gymnasium(Image))
     stand_in = wrappers.stand_in_env(env)
@@ -649,20 +625,3 @@ def test_a_continued_run_begins_new_episodes_and_says_so(tmp_path):
     count = float(results[0].state.env_state.moments.n[0])
     assert count >= 2 + 32 + 2 + 32
     assert_trees_equal(results[0].state, results[1].state, rtol=0, atol=0)
-
-
-@pytest.mark.long
-def test_cartpole_is_learnt_as_well_as_in_the_environment_of_the_package():
-    """20 updates at equal settings; random policies reach about 22. Seeds are fixed."""
-    returns = []
-    for env in (fp.envs.cartpole(), fp.envs.gymnasium("CartPole-v1")):
-        ppo = fp.ppo(
-            env=env, network=fp.nets.mlp(32, 32), n_envs=16, n_steps=64,
-            n_updates=20, learning_rate=5e-3,
-        )  # fmt: skip
-        result = fp.train(ppo, 20 * 1024)
-        evaluation = fp.evaluate_policy(ppo, result.state, n_episodes=16)
-        returns.append(evaluation.sampled.mean)
-    ours, theirs = returns
-    assert min(ours, theirs) > 120
-    assert 0.5 < ours / theirs < 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import rollout, trainer
+from funcppo import trainer
 from funcppo.core import random, tree
 from funcppo.nets import networks
 from funcppo.nets.networks import GSDE, Dense, GSDEConfig, MLPConfig
@@ -17,7 +17,7 @@ from funcppo.nets.networks import MLPParams as MLPParams
 from funcppo.rollout import rollout_keys
 from funcppo.train_step import sample_randomness
 from tests.learning import WORLD
-from tests.nets.guessing import SPECS, guessing, mean_reward
+from tests.nets.guessing import guessing
 
 MLP = MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
 CFG = GSDEConfig(mlp=MLP, first_log_std=-1.0)
@@ -167,24 +167,6 @@ def test_an_evaluation_holds_keys_as_a_rollout_does(n_steps, noise_steps):
     assert not torch.equal(held.action_key[0], held.action_key[6])
 
 
-@pytest.mark.parametrize(
-    "outer",
-    [
-        lambda inner: fp.nets.gru(4, then=inner),
-        lambda inner: fp.nets.gru(4, hidden=(), then=inner),
-    ],
-)
-def test_a_memory_before_it_holds_keys_too(outer):
-    agent = outer(fp.nets.gsde(4, noise_steps=3))(SPECS["continuous"])
-    assert agent.action_key_steps == 3
-    params = agent.init(agent.cfg, random.key(0))
-    memory = rollout.initial_memory(agent, 5, torch.device("cpu"))
-    output, _ = rollout.apply_agent(
-        agent, WORLD, params, torch.ones(5, 1), memory
-    )
-    assert agent.distribution.sample(random.key(1), output).shape == (5, 2)
-
-
 def test_uniform_parameters_are_within_those_of_pytorch():
     """1 / sqrt(n_in) bounds weights and biases; 200 numbers of a layer come within 5 % of it."""
     cfg = GSDEConfig(
@@ -200,11 +182,6 @@ def test_uniform_parameters_are_within_those_of_pytorch():
     assert not net.heads.weight[1, :, 1:].any()
     assert not net.heads.bias[1, :, 1:].any()
     assert net.heads.weight[0].all() and net.heads.weight[1, :, 0].all()
-
-
-def test_it_learns_what_the_mlp_learns():
-    first, last = mean_reward("continuous", fp.nets.gsde(16), 80)
-    assert last > -0.1 and first < -1
 
 
 def test_a_run_that_is_continued_ends_with_the_bits_of_one_that_was_not(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -196,16 +195,6 @@ def test_programs_cover_the_rows_of_every_learner(
     assert n_rows <= n_programs * n_rows_of_program
 
 
-@pytest.mark.parametrize(
-    ("n_obs", "expected"), [(64, (32, 32)), (65, (64, 16))]
-)
-def test_programs_have_more_rows_of_wide_observations(
-    n_obs: int, expected: tuple[int, int]
-) -> None:
-    x = torch.zeros(1024, n_obs)
-    assert fused_mlp._backward_programs(x) == expected
-
-
 NETWORKS = [
     ("CartPole-v1", {}),
     ("CartPole-v1", {"activation": "relu"}),
@@ -390,39 +379,6 @@ def test_other_networks_have_no_kernels(
 ) -> None:
     learner = make_learner("CartPole-v1", network, *hidden)
     assert fused_mlp.reason_against(learner.cfg) == reason
-
-
-def test_networks_of_other_kinds_have_no_kernels() -> None:
-    learner = fp.ppo(
-        env=fp.envs.make("CartPole-v1"),
-        network=fp.nets.gru(8),
-        n_envs=4,
-        n_steps=8,
-    )
-    reason = fused_mlp.reason_against(learner.cfg)
-    assert reason == "the network is none of `fp.nets.mlp`"
-
-
-def test_another_network_of_the_update_has_no_kernels() -> None:
-    cfg = make_learner("CartPole-v1", {}).cfg
-    reason = fused_mlp.reason_against(replace(cfg, update_agent=cfg.agent))
-    assert reason == "the update has a network of its own"
-
-
-def test_very_wide_observations_have_no_kernels() -> None:
-    cfg = make_learner("CartPole-v1", {}).cfg
-    network = networks.MLPConfig(n_obs=1025, n_actions=2)
-    cfg = replace(cfg, agent=networks.mlp_agent(network))
-    reason = fused_mlp.reason_against(cfg)
-    assert reason == "an observation of 1025 numbers, more than 1024"
-
-
-def test_many_outputs_have_no_kernels() -> None:
-    cfg = make_learner("CartPole-v1", {}).cfg
-    network = networks.MLPConfig(n_obs=4, n_actions=17)
-    cfg = replace(cfg, agent=networks.mlp_agent(network))
-    reason = fused_mlp.reason_against(cfg)
-    assert reason == "17 outputs, more than 16"
 
 
 def find_kernels(learner: Any, strategy: str = "one-graph") -> Any:

@@ -481,8 +481,3 @@ def success(network, n_updates=10):
 def test_a_memory_learns_to_recall_a_cue(cell):
     result = success(CELLS[cell](16, hidden=(16,)))
     assert result.greedy.mean == 1.0 and result.sampled.mean > 0.9
-
-
-def test_no_network_without_memory_learns_to_recall_a_cue():
-    """The mean of 64 episodes of 1 or -1 is within five standard errors of 0."""
-    assert abs(success(fp.nets.mlp(16, 16)).greedy.mean) < 5 / 8

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from funcppo.core import garbage_collection
+from funcppo.core import host
 from funcppo.core.files import (
     named_errors,
     remove_stale_parts,
@@ -1171,7 +1171,7 @@ def _read_triple_files(
     return read
 
 
-@garbage_collection.paused()
+@host.paused_collection()
 def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     """The data set with the rules of a file in place of its own."""
     text = read_text(path)

@@ -39,9 +39,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo.core import garbage_collection
-from funcppo.core.cores import MAX_THREADS, map_in_threads
+from funcppo.core import host
 from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import MAX_THREADS, map_in_threads
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import joins, row_index, triple_index
 from funcppo.kg.logic.joins import (
@@ -768,7 +768,7 @@ class FiringPlan:
         return _n_ids(self.sizes)
 
 
-@garbage_collection.paused()
+@host.paused_collection()
 def plan_firings(
     kb: KnowledgeBase,
     sizes: KBSizes,

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.cores import map_in_threads
 from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import map_in_threads
 from funcppo.core.types import I32, I64
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import (

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.core import cores
+from funcppo.core import host
 from funcppo.core.deadline import Deadline
 from funcppo.kg.logic import derive, fixpoint, joins, kb
 from funcppo.kg.logic.derive import FiringWork
@@ -181,7 +181,7 @@ def test_parts_that_are_computed_at_once_are_half_of_a_chunk_at_most(
         began=0.0, n_links_before=0, n_questions=16, n_firings=160, n_rows=1600
     )
     n_parts = done.count_parts(4096)
-    assert n_parts // 2 >= cores.MAX_THREADS
+    assert n_parts // 2 >= host.MAX_THREADS
 
 
 def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):

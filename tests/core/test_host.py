@@ -1,10 +1,13 @@
-"""Threads share work: its results come in the order of the parts."""
+"""Threads share work in order; nothing searches for cycles in a pause."""
 
+from __future__ import annotations
+
+import gc
 import threading
 
 import pytest
 
-from funcppo.core import cores
+from funcppo.core import host
 
 
 @pytest.mark.parametrize(
@@ -14,12 +17,12 @@ from funcppo.core import cores
 def test_threads_are_those_of_the_setting_or_of_the_cores(
     monkeypatch, setting, expected
 ):
-    monkeypatch.setattr(cores, "AVAILABLE_CORES", 5)
+    monkeypatch.setattr(host, "AVAILABLE_CORES", 5)
     if setting is None:
         monkeypatch.delenv("OMP_NUM_THREADS")
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", setting)
-    assert cores.count_threads() == expected
+    assert host.count_threads() == expected
 
 
 def test_results_come_in_order_and_parts_run_side_by_side():
@@ -31,7 +34,7 @@ def test_results_come_in_order_and_parts_run_side_by_side():
         both_run.wait(timeout=600)
         return part * 10
 
-    assert list(cores.map_in_threads(compute, [3, 1], 2)) == [30, 10]
+    assert list(host.map_in_threads(compute, [3, 1], 2)) == [30, 10]
     assert len(callers) == 2 and threading.get_ident() not in callers
 
 
@@ -41,7 +44,7 @@ def test_one_thread_is_that_of_the_caller(parts, n_threads):
         return part, threading.get_ident()
 
     expected = [(part, threading.get_ident()) for part in parts]
-    assert list(cores.map_in_threads(compute, parts, n_threads)) == expected
+    assert list(host.map_in_threads(compute, parts, n_threads)) == expected
 
 
 def test_an_error_of_a_part_ends_the_work():
@@ -50,7 +53,23 @@ def test_an_error_of_a_part_ends_the_work():
             raise ValueError("part 2")
         return part
 
-    results = cores.map_in_threads(compute, [1, 2, 3], 2)
+    results = host.map_in_threads(compute, [1, 2, 3], 2)
     assert next(results) == 1
     with pytest.raises(ValueError, match="part 2"):
         list(results)
+
+
+def test_a_pause_ends_as_it_began():
+    assert gc.isenabled()
+    with host.paused_collection():
+        assert not gc.isenabled()
+        with host.paused_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_an_error_ends_a_pause():
+    with pytest.raises(KeyError), host.paused_collection():
+        raise KeyError
+    assert gc.isenabled()

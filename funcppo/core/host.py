@@ -1,14 +1,16 @@
-"""Work of several parts that the cores of a CPU share.
+"""Work of the host: independent parts that share the cores of a CPU, and pauses of garbage collection.
 
-Parts are independent, so that their results are the same for any number of threads, unlike the last bits of an
-operation of PyTorch on several threads.
+Results of parts are the same for any number of threads, unlike the last bits of an operation of PyTorch on several
+threads. Garbage collection searches for cycles of objects, which takes a share of the time to make many small ones.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 AVAILABLE_CORES = (
@@ -46,3 +48,15 @@ def count_threads() -> int:
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     n_threads = int(wanted) if wanted.isdecimal() else AVAILABLE_CORES
     return max(1, min(n_threads, MAX_THREADS))
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Make objects without a search for cycles, where there are many and none of them is in a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
