@@ -103,7 +103,7 @@ SKIPS = (*_SKIP_WORDS, ReasonCode.OTHER)
 RECOMPILES = (*_RECOMPILE_WORDS, ReasonCode.OTHER)
 _UNSUPPORTED = (
     *("Unsupported", "UserError", "GuardOnDataDependentSymNode"),
-    "UnsupportedError",  # of `row_tensor`
+    "UnsupportedError",  # of `env_kernel`
 )
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")
 

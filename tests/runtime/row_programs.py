@@ -12,9 +12,9 @@ from funcppo.runtime.env_kernel.rollout_kernel import (
     HEADER,
     INDENT,
     threefry_source,
+    write_row_program,
 )
-from funcppo.runtime.env_kernel.row_program import write_row_program
-from funcppo.runtime.env_kernel.row_tensor import (
+from funcppo.runtime.env_kernel.tensor import (
     TRACED_ROWS,
     memory_tensor,
     named_tensor,

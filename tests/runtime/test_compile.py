@@ -29,7 +29,7 @@ from funcppo.runtime.compile import (
     select_strategy,
     with_capture,
 )
-from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
+from funcppo.runtime.env_kernel.tensor import UnsupportedError
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
 from funcppo.runtime.reasons import ReasonCode

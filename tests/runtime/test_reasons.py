@@ -7,7 +7,7 @@ import torch
 
 from funcppo.runtime import reasons
 from funcppo.runtime.capture import CaptureError
-from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
+from funcppo.runtime.env_kernel.tensor import UnsupportedError
 from funcppo.runtime.equivalence import EquivalenceError
 from funcppo.runtime.monitor import Monitor
 from funcppo.runtime.reasons import ReasonCode

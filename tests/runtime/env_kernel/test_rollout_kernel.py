@@ -18,7 +18,7 @@ from funcppo.runtime.env_kernel.rollout_kernel import (
     RolloutKernel,
     StepArguments,
 )
-from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
+from funcppo.runtime.env_kernel.tensor import UnsupportedError
 from tests.runtime import numpy_triton
 
 N_STEPS = 5

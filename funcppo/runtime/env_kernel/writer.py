@@ -1,4 +1,4 @@
-"""Writes the code of a program of rows (`row_program`): its lines, tiles, and operators on each number by itself."""
+"""Writes the code of a program of rows (`rollout_kernel`): its lines, tiles, and operators on each number by itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from funcppo.runtime.env_kernel import row_tiles
-from funcppo.runtime.env_kernel.row_tensor import (
+from funcppo.runtime.env_kernel import tiles
+from funcppo.runtime.env_kernel.tensor import (
     MAX_NUMBERS_A_ROW,
     MAX_TILE_WIDTH,
     TRITON_DTYPES,
@@ -63,7 +63,7 @@ class _Operation(NamedTuple):
 
 
 class Writer:
-    """Writes the code of one graph; the operators (`row_operators`) call it."""
+    """Writes the code of one graph; the operators (`operators`) call it."""
 
     def __init__(self, max_held: int | None) -> None:
         self.max_held = max_held
@@ -129,10 +129,10 @@ class Writer:
 
     def load_tile(self, x: RowTensor, offsets: NDArray[Any]) -> Expression:
         """Numbers of a tensor in memory, as one expression [1, P]."""
-        place = row_tiles.index_code(offsets)
+        place = tiles.index_code(offsets)
         if place is None:
             raise UnsupportedError("params in an order of no rule")
-        mask = row_tiles.mask(offsets.size)
+        mask = tiles.mask(offsets.size)
         code = self.load_expression(x, f"({place})", mask)
         return self.line(code, "wide", once=True)
 
@@ -162,7 +162,7 @@ class Writer:
         """A tensor whose tiles hold its last axes, and show all their numbers."""
         if x.shown is None:
             return x
-        n_tile = row_tiles.n_tile_axes(x.shown // x.width, x.row_dim)
+        n_tile = tiles.n_tile_axes(x.shown // x.width, x.row_dim)
         if n_tile is None:
             n_tile = x.shown.ndim - (0 if x.row_dim is None else x.row_dim + 1)
         return self.take(x, x.shown, x.row_dim, n_tile)
@@ -213,7 +213,7 @@ class Writer:
           expressions: which tile of the tensor each number is in.
           numbers: its place there.
         """
-        dims = row_tiles.varying_axes(expressions)
+        dims = tiles.varying_axes(expressions)
         along = np.moveaxis(expressions, dims[0], 0)
         along = along.reshape(len(along), -1)[:, 0]
         n_changes = int((np.diff(along) != 0).sum())
@@ -239,7 +239,7 @@ class Writer:
         dim: int,
     ) -> Expression:
         """A tile of several, each of which counts up to an end along an axis, from that of the one before on."""
-        coordinate = row_tiles.coordinate(shape, dim)
+        coordinate = tiles.coordinate(shape, dim)
         joined = parts[-1]
         for part, end in zip(reversed(parts[:-1]), reversed(ends[:-1])):
             is_in = self.line(f"{coordinate} < {end}", "wide", once=True)
@@ -253,10 +253,10 @@ class Writer:
         """Some numbers of a tile, as another one."""
         if np.array_equal(places.reshape(-1), np.arange(x.width)):
             return tile
-        place = row_tiles.index_code(places)
+        place = tiles.index_code(places)
         if place is None:
             raise UnsupportedError("a view of a tile in an order of no rule")
-        n = row_tiles.padded(places.size)
+        n = tiles.padded(places.size)
         index = self.line(
             f"tl.broadcast_to({place}, [R, {n}]).to(tl.int32)",
             "wide",
@@ -266,7 +266,7 @@ class Writer:
         source = self.full_tile(
             self.cast(tile, x.dtype, torch.int32) if is_bool else tile, x.width
         )
-        n_times = n // row_tiles.padded(x.width)
+        n_times = n // tiles.padded(x.width)
         if n_times > 1:
             # Triton 3.6 gathers no more numbers than there are.
             shape = f"[R, {n_times}, {n // n_times}]"
@@ -283,9 +283,9 @@ class Writer:
         dtype: torch.dtype,
     ) -> Expression:
         """A tile of single numbers, by the coordinate along the axes where they differ."""
-        dims = row_tiles.varying_axes(expressions)
+        dims = tiles.varying_axes(expressions)
         n_dims = dims[-1] + 1 - dims[0]
-        coordinate = row_tiles.coordinate(expressions.shape, dims[0], n_dims)
+        coordinate = tiles.coordinate(expressions.shape, dims[0], n_dims)
         along = expressions[
             (0,) * dims[0]
             + (slice(None),) * n_dims
@@ -333,7 +333,7 @@ class Writer:
 
     def full_tile(self, x: Expression, width: int) -> Expression:
         """An expression as a tile [R, P]."""
-        shape = f"[R, {row_tiles.padded(width)}]"
+        shape = f"[R, {tiles.padded(width)}]"
         return self.line(f"tl.broadcast_to({column_code(x)}, {shape})", "wide")
 
     def cast(
@@ -374,8 +374,8 @@ class Writer:
         shown = [x for x in args if isinstance(x, RowTensor)]
         if len(shown) == 1 and shown[0].shown is not None:
             (x,) = shown
-            tiles = x._replace(shown=None, row_dim=None)
-            of_tiles = [tiles if y is x else y for y in args]
+            unseen = x._replace(shown=None, row_dim=None)
+            of_tiles = [unseen if y is x else y for y in args]
             result = self.pointwise(template, of_tiles, operand_dtype, dtype)
             return result._replace(shown=x.shown, row_dim=x.row_dim)
         args = [self.settle(x) if isinstance(x, RowTensor) else x for x in args]
@@ -458,7 +458,7 @@ class Writer:
         if np.array_equal(
             places.reshape(-1), np.arange(x.elements.size * x.width)
         ):
-            n_tile = row_tiles.n_tile_axes(places // x.width, row_dim)
+            n_tile = tiles.n_tile_axes(places // x.width, row_dim)
             if n_tile is not None and x.shown is None:
                 return self.take(x, places, row_dim, n_tile)
         return show(x, places, row_dim)
@@ -568,10 +568,10 @@ def _mask_of_others(
 ) -> str:
     """Code of the numbers of a tile whose coordinates but one are these; empty if all are."""
     others = [i for i in range(len(tile)) if i != dim]
-    padding = row_tiles.mask(math.prod(tile))
+    padding = tiles.mask(math.prod(tile))
     masks = [padding] if padding else []
     masks += [
-        f"({row_tiles.coordinate(tile, i)} == {place})"
+        f"({tiles.coordinate(tile, i)} == {place})"
         for i, place in zip(others, index)
         if tile[i] > 1
     ]

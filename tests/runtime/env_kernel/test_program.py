@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from funcppo.core import random
-from funcppo.runtime.env_kernel import row_program
+from funcppo.runtime.env_kernel import rollout_kernel
 from funcppo.runtime.env_kernel.rollout_kernel import INDENT, threefry_source
-from funcppo.runtime.env_kernel.row_tensor import (
+from funcppo.runtime.env_kernel.tensor import (
     TRACED_ROWS,
     UnsupportedError,
     memory_tensor,
@@ -176,7 +176,7 @@ def test_what_no_program_of_rows_can_do_is_refused(
 def test_a_search_is_refused_before_the_function_is_traced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(row_program, "make_fx", None)
+    monkeypatch.setattr(rollout_kernel, "make_fx", None)
     with pytest.raises(UnsupportedError, match=r"operator aten\.searchsorted"):
         run(lambda x: torch.searchsorted(x, x), rows())
 
@@ -187,7 +187,7 @@ def test_lines_that_no_output_needs_are_left_out() -> None:
         return [x + 1]
 
     example = torch.ones(TRACED_ROWS, NUMBERS)
-    program = row_program.write_row_program(
+    program = rollout_kernel.write_row_program(
         fn, [example], [named_tensor("x", example)]
     )
     assert len(program.body) == NUMBERS
@@ -203,7 +203,7 @@ def test_an_index_that_is_checked_is_needed_though_no_output_is() -> None:
 
     example = torch.zeros(TRACED_ROWS, NUMBERS, dtype=torch.int64)
     table = torch.zeros(5)
-    program = row_program.write_row_program(
+    program = rollout_kernel.write_row_program(
         fn,
         [example, table],
         [named_tensor("x", example), memory_tensor("p0", table)],

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.runtime.env_kernel.row_tensor import (
+from funcppo.runtime.env_kernel.tensor import (
     TRACED_ROWS,
     Expression,
     RowTensor,
     UnsupportedError,
     memory_tensor,
 )
-from funcppo.runtime.env_kernel.row_writer import Writer
+from funcppo.runtime.env_kernel.writer import Writer
 
 
 def test_the_same_code_is_written_once() -> None:

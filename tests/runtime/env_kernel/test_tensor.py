@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.runtime.env_kernel.row_tensor import (
+from funcppo.runtime.env_kernel.tensor import (
     MAX_NUMBERS_A_ROW,
     MAX_TILE_WIDTH,
     TRACED_ROWS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from funcppo.runtime.env_kernel import row_tiles
+from funcppo.runtime.env_kernel import tiles
 
 LANGUAGE = types.SimpleNamespace(
     arange=np.arange, minimum=np.minimum, maximum=np.maximum, where=np.where
@@ -25,9 +25,9 @@ def evaluate(code: str) -> NDArray[np.int64]:
     ("width", "n"), [(1, 1), (2, 2), (3, 4), (64, 64), (100, 128)]
 )
 def test_tiles_are_padded_to_a_power_of_two(width: int, n: int) -> None:
-    assert row_tiles.padded(width) == n
-    assert evaluate(row_tiles.axis(width)).tolist() == list(range(n))
-    mask = row_tiles.mask(width)
+    assert tiles.padded(width) == n
+    assert evaluate(tiles.axis(width)).tolist() == list(range(n))
+    mask = tiles.mask(width)
     assert (mask == "") == (width == n)
     if mask:
         assert evaluate(mask).sum() == width
@@ -38,14 +38,14 @@ def test_coordinates_are_those_of_the_axes(shape: tuple[int, ...]) -> None:
     expected = np.indices(shape).reshape(len(shape), -1)
     width = expected.shape[1]
     for dim, size in enumerate(shape):
-        actual = evaluate(row_tiles.coordinate(shape, dim))
+        actual = evaluate(tiles.coordinate(shape, dim))
         assert np.array_equal(actual[:width], expected[dim])
         assert actual.min() >= 0
         assert actual.max() < size
 
 
 def test_a_coordinate_along_two_axes() -> None:
-    actual = evaluate(row_tiles.coordinate((3, 5, 2), 0, 2))[:30]
+    actual = evaluate(tiles.coordinate((3, 5, 2), 0, 2))[:30]
     assert actual.tolist() == [i // 2 for i in range(30)]
 
 
@@ -69,7 +69,7 @@ VIEWS = {
 @pytest.mark.parametrize("name", VIEWS)
 def test_code_of_places(name: str) -> None:
     places = VIEWS[name]
-    code = row_tiles.index_code(places)
+    code = tiles.index_code(places)
     assert code is not None
     actual = evaluate(code)
     assert np.array_equal(actual[: places.size], places.reshape(-1))
@@ -87,20 +87,20 @@ def test_code_of_places(name: str) -> None:
     ids=["one other", "shuffled"],
 )
 def test_places_of_no_rule_have_no_code(places: NDArray[np.int64]) -> None:
-    assert row_tiles.index_code(places) is None
+    assert tiles.index_code(places) is None
 
 
 def test_axes_that_one_expression_holds() -> None:
     expressions = np.array([0, 1]).repeat(20).reshape(2, 1, 4, 5)
     # By learners, rows, and two axes of numbers.
-    assert row_tiles.n_tile_axes(expressions, 1) == 2
-    assert row_tiles.n_tile_axes(expressions[0], 0) == 2
-    assert row_tiles.n_tile_axes(expressions[:1, 0], None) == 3
+    assert tiles.n_tile_axes(expressions, 1) == 2
+    assert tiles.n_tile_axes(expressions[0], 0) == 2
+    assert tiles.n_tile_axes(expressions[:1, 0], None) == 3
     mixed = np.arange(4).reshape(1, 4)
-    assert row_tiles.n_tile_axes(mixed, 0) is None
+    assert tiles.n_tile_axes(mixed, 0) is None
 
 
 def test_axes_along_which_an_array_changes() -> None:
-    assert row_tiles.varying_axes(GRID) == [0, 1]
-    assert row_tiles.varying_axes(np.repeat(GRID[:1], 3, 0)) == [1]
-    assert row_tiles.varying_axes(np.zeros((2, 3))) == []
+    assert tiles.varying_axes(GRID) == [0, 1]
+    assert tiles.varying_axes(np.repeat(GRID[:1], 3, 0)) == [1]
+    assert tiles.varying_axes(np.zeros((2, 3))) == []

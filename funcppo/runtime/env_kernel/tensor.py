@@ -1,4 +1,4 @@
-"""Tensors of many rows as Triton expressions: what a program of rows (`row_program`) knows of a tensor."""
+"""Tensors of many rows as Triton expressions: what a program of rows (`rollout_kernel`) knows of a tensor."""
 
 from __future__ import annotations
 

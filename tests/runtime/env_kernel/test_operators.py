@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcppo.runtime.env_kernel import row_program
-from funcppo.runtime.env_kernel.row_tensor import UnsupportedError
+from funcppo.runtime.env_kernel import rollout_kernel
+from funcppo.runtime.env_kernel.tensor import UnsupportedError
 from tests.runtime.row_programs import run
 
 ROWS = 5
@@ -247,7 +247,7 @@ def test_indices_in_memory_are_refused() -> None:
 
 
 def test_a_long_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_program, "MAX_LINES", 3)
+    monkeypatch.setattr(rollout_kernel, "MAX_LINES", 3)
     with pytest.raises(UnsupportedError, match="lines, more than 3"):
         run(OPERATORS["several maps"], grids())
 

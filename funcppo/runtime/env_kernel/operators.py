@@ -1,4 +1,4 @@
-"""PyTorch's operators in a program of rows (`row_program`), but for those that act on each number by itself.
+"""PyTorch's operators in a program of rows (`rollout_kernel`), but for those that act on each number by itself.
 
 `VIEWS` are numpy functions of the places of numbers; `OPERATORS` write code.
 """
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from funcppo.core import random
-from funcppo.runtime.env_kernel import row_tiles
-from funcppo.runtime.env_kernel.row_tensor import (
+from funcppo.runtime.env_kernel import tiles
+from funcppo.runtime.env_kernel.tensor import (
     MAX_NUMBERS_A_ROW,
     MAX_TILE_WIDTH,
     TRACED_ROWS,
@@ -34,7 +34,7 @@ from funcppo.runtime.env_kernel.row_tensor import (
     unsqueeze,
     without_axis,
 )
-from funcppo.runtime.env_kernel.row_writer import Reduction, Writer
+from funcppo.runtime.env_kernel.writer import Reduction, Writer
 
 aten = torch.ops.aten
 
@@ -309,7 +309,7 @@ def _cat_tiles(
             writer.take(x, numbers, row_dim, n_tile)
             for x, numbers in zip(parts, places)
         ]
-        tiles = array_of(
+        pieces = array_of(
             [x.elements.flat[0] for x in of_parts], (len(parts), 1)
         )
         n = places[0].size
@@ -317,7 +317,12 @@ def _cat_tiles(
             n * i + np.arange(n).reshape(x.shape) for i, x in enumerate(places)
         ]
         return RowTensor(
-            tiles, parts[0].dtype, row_dim, (n,), "", np.concatenate(shown, dim)
+            pieces,
+            parts[0].dtype,
+            row_dim,
+            (n,),
+            "",
+            np.concatenate(shown, dim),
         )
 
     ends = np.cumsum([x.shape[dim] for x in places]).tolist()
@@ -328,8 +333,8 @@ def _cat_tiles(
         along = np.clip(np.arange(ends[-1]) - (end - n), 0, n - 1)
         shown = np.take(numbers, along, dim)
         whole.append(writer.take(x, shown, row_dim, n_tile))
-    tiles = [x.elements.flat[0] for x in whole]
-    joined = writer.join(tiles, ends, whole[0].tile, dim - start)
+    pieces = [x.elements.flat[0] for x in whole]
+    joined = writer.join(pieces, ends, whole[0].tile, dim - start)
     return whole[0]._replace(
         elements=array_of([joined], whole[0].elements.shape)
     )
@@ -652,12 +657,12 @@ def _load_many(
     """Many numbers of a table in memory, at offsets from a place of each row of the program."""
     if start.elements.size > 1 or offsets.size > MAX_TILE_WIDTH:
         raise UnsupportedError("many numbers by computed indices")
-    code = row_tiles.index_code(offsets)
+    code = tiles.index_code(offsets)
     if code is None:
         raise UnsupportedError("a table in an order of no rule")
     masks = [
         column_code(is_there.elements.item()),
-        row_tiles.mask(offsets.size),
+        tiles.mask(offsets.size),
     ]
     tile = writer.line(
         writer.load_expression(
@@ -837,7 +842,7 @@ def _streamed_product(
 ) -> Expression:
     """A product whose matrix is read from memory, as many of its rows at a time as registers hold."""
     n_out = matrix.elements.shape[1]
-    n_read = max(MAX_READ // row_tiles.padded(n_out), 1)
+    n_read = max(MAX_READ // tiles.padded(n_out), 1)
     # products [R, P, N] of numbers with the rows that were read, by P: summed up, as a sum over P waits for all threads
     products: dict[int, Expression] = {}
     for part in row:
@@ -852,7 +857,7 @@ def _streamed_product(
             weights = writer.line(_matrix_code(writer, rows, "None, "), "wide")
             numbers = f"{writer.tile(whole, chunk).code}[:, :, None]"
             code = f"{numbers} * {weights.code}"
-            width = row_tiles.padded(len(chunk))
+            width = tiles.padded(len(chunk))
             if width in products:
                 code = f"{products[width].code} + {code}"
             products[width] = writer.line(code, "wide")
@@ -867,7 +872,7 @@ def _without_padding(
     writer: Writer, tile: Expression, width: int
 ) -> Expression:
     """A tile whose padding is 0: that of a quotient may be no number."""
-    mask = row_tiles.mask(width)
+    mask = tiles.mask(width)
     full = writer.full_tile(tile, width)
     if not mask:
         return full
@@ -887,9 +892,9 @@ def _matrix_code(writer: Writer, matrix: RowTensor, before: str = "") -> str:
     places = [str(first)]
     masks: list[str] = []
     for size, stride, index in zip(offsets.shape, step, (":, None", "None, :")):
-        numbers = f"tl.arange(0, {row_tiles.padded(size)})[{before}{index}]"
+        numbers = f"tl.arange(0, {tiles.padded(size)})[{before}{index}]"
         places.append(f"{stride} * {numbers}")
-        if row_tiles.mask(size):
+        if tiles.mask(size):
             masks.append(f"({numbers} < {size})")
     return writer.load_expression(
         matrix, f"({' + '.join(places)})", " & ".join(masks)
