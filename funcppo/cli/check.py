@@ -57,7 +57,8 @@ class Check:
     proofs of their answers, and counts the evidence that a run weighs which learnt from questions. A data set is
     checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken as they
     are. What --seconds does not suffice for is left out, and a line says so. With --details FILE, the lines of a file
-    that `funcppo evaluate` wrote are compared with the recount: counts, scores and ranks.
+    that `funcppo evaluate` wrote are compared with the recount: counts, scores and ranks, and lines that
+    are not there.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
@@ -222,6 +223,9 @@ class Check:
         yield from agreement.compare_ranks(
             subject, ranked, counts, seconds[1], lines
         )
+        if details is not None:
+            sides = setup.evaluator.protocol.sides
+            yield agreement.compare_line_numbers(details, len(split), sides)
         status.update("checking proofs")
         yield agreement.compare_proofs(subject, ranked, seconds[2])
         status.update("recounting evidence")

@@ -23,6 +23,7 @@ from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import details_lines, ranking, recount
 from funcppo.kg.ranking.details_lines import (
+    Details,
     Line,
     LineSample,
     RecountedOtherFacts,
@@ -644,6 +645,22 @@ def _summarise(
         seconds=seconds,
         disagreements=tuple(disagreements),
         notes=tuple(notes),
+    )
+
+
+def compare_line_numbers(
+    details: Details, n_queries: int, sides: Sequence[int]
+) -> Agreement:
+    """Find the lines that a details file lacks.
+
+    Args:
+      n_queries: of its split.
+      sides: that are ranked.
+    """
+    missing = details_lines.missing_lines(details, n_queries, sides)
+    n_expected = len(details.lines) + len(missing)
+    return _summarise(
+        "lines", "lines", n_expected, n_expected, 0.0, missing, ()
     )
 
 

@@ -17,6 +17,7 @@ from funcppo.core import record_log
 from funcppo.core.files import Json
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import recount, result_log
+from funcppo.kg.ranking.ranking import random_rows
 from funcppo.kg.ranking.recount import (
     Atom,
     OtherFactShares,
@@ -211,6 +212,28 @@ def sample_lines(details: Details, rows: Sequence[int]) -> LineSample:
         if line.query_row in position
     }
     return LineSample(lines, len(details.lines))
+
+
+def missing_lines(
+    details: Details, n_queries: int, sides: Sequence[int]
+) -> list[str]:
+    """A text for each query and side that the evaluation ranked and the file has no line about.
+
+    Args:
+      n_queries: of the split, of which the evaluation may have ranked a sample.
+      sides: that are ranked.
+    """
+    limit = details.settings.get("queries")
+    rows = range(n_queries)
+    if isinstance(limit, int):
+        rows = sorted(random_rows(n_queries, limit).tolist())
+    present = {(line.query_row, line.side) for line in details.lines}
+    return [
+        f"query_row {row}, {SIDE_NAMES[side]}: no line"
+        for row in rows
+        for side in sides
+        if (row, side) not in present
+    ]
 
 
 # -- comparing

@@ -12,6 +12,7 @@ from funcppo.kg.ranking import (
     agreement,
     details_lines,
     evaluator,
+    ranking,
     result_log,
 )
 from tests.kg.ranking.test_agreement import compare_ranks, subject_of
@@ -239,3 +240,13 @@ def test_a_line_that_is_there_twice_and_an_empty_file_are_one_line(
         details_lines.read_details(write(tmp_path, [*records[:2], records[0]]))
     with pytest.raises(ValueError, match="expected a line for each query and"):
         details_lines.read_details(write(tmp_path, []))
+
+
+def test_a_line_that_is_not_there_is_reported(tmp_path, records):
+    details = details_lines.read_details(write(tmp_path, records[:-1]))
+    found = agreement.compare_line_numbers(details, 9, (1, 2))
+    assert (found.n_compared, found.n_disagreeing) == (18, 1)
+    assert found.disagreements == ("query_row 8, tail: no line",)
+    sample = details._replace(settings={**details.settings, "queries": 3})
+    found = details_lines.missing_lines(sample, 9, (1, 2))
+    assert len(found) == (8 in ranking.random_rows(9, 3))
