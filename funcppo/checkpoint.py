@@ -161,11 +161,11 @@ def _to_tensor(
 
 
 def read(path: Path) -> Checkpoint:
-    """Read the arrays and the meta data of a checkpoint, of this format version or an older one.
+    """Read the arrays and the meta data of a checkpoint.
 
     Raises:
       DamagedCheckpointError: there is no such file, or it is not a checkpoint.
-      ValueError: a newer version of funcppo wrote it.
+      ValueError: another version of funcppo wrote it.
     """
     try:
         # NumPy would take a file that is no archive for a pickle, and advise how to load that.

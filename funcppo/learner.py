@@ -465,16 +465,11 @@ def _text(value: object) -> str:
     return repr(value)
 
 
-class SettingDifference(NamedTuple):
-    """The innermost setting in which two texts of settings differ."""
+def find_difference(name: str, expected: str, got: str) -> tuple[str, str, str]:
+    """The innermost setting in which two texts of `settings_text` differ: its name, and both values.
 
-    name: str  # such as "agent.cfg: hidden"
-    expected: str
-    got: str
-
-
-def find_difference(name: str, expected: str, got: str) -> SettingDifference:
-    """Where two different texts of `settings_text` differ first; both of them whole where that is in no named field."""
+    Both texts are whole where the difference is in no named field.
+    """
     pairs = enumerate(zip(expected, got))
     shorter = min(len(expected), len(got))
     n_equal = next((i for i, (a, b) in pairs if a != b), shorter)
@@ -483,11 +478,11 @@ def find_difference(name: str, expected: str, got: str) -> SettingDifference:
         field = fields_before[-1]
         values = [_first_value(text[field.end() :]) for text in (expected, got)]
         if values[0] != values[1]:
-            return SettingDifference(f"{name}: {field[1]}", *values)
+            return (f"{name}: {field[1]}", values[0], values[1])
     kinds = [text.partition("(")[0] for text in (expected, got)]
     if kinds[0] != kinds[1]:
-        return SettingDifference(name, *kinds)
-    return SettingDifference(name, expected, got)
+        return (name, kinds[0], kinds[1])
+    return (name, expected, got)
 
 
 def _first_value(text: str) -> str:

@@ -788,15 +788,15 @@ def save_checkpoint(
 
 def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
     stored = cast(Any, checkpoints.read(path).meta).get("settings", {})
-    # A checkpoint of a version without shards does not name them.
-    stored = {"n_shards": "1"} | stored
     for name, value in settings_text(learner.cfg).items():
         if name == "n_updates" and name in stored:
             _check_length(path, learner.cfg.ppo, int(stored[name]))
         elif stored.get(name) != value:
-            other = find_difference(name, value, str(stored.get(name)))
+            place, expected, got = find_difference(
+                name, value, str(stored.get(name))
+            )
             raise ValueError(
-                f"{path}: made with other settings: {other.name}: expected {other.expected}, got {other.got}"
+                f"{path}: made with other settings: {place}: expected {expected}, got {got}"
             )
     state = checkpoints.restore(path, like)[0]
     n_made = _update_of(state)

@@ -1,4 +1,4 @@
-"""The laws of an environment, tried on one: `check`.
+"""Check that an environment keeps what `funcppo.interfaces` asks of one: `check`.
 
 fp.check(env)
 ValueError: step_functional: state.position: expected torch.float32 [4], got torch.float64 [4]
@@ -61,16 +61,16 @@ def check(
     n_steps: int = N_STEPS,
     seed: int = 0,
 ) -> None:
-    """Run the laws of an environment on random steps of four rows; silent if it keeps them all.
+    """Check an environment on random steps of four rows; silent if it passes.
 
     A state, an observation and a timestep are trees of tensors with the leading axis B, and keep structure, shapes and
     dtypes. The functions write to no argument, repeat their results for the same key, run under `torch.vmap`, and treat
     each row alone. A finished row stays as it is, with reward 0. Rows that have finished begin further episodes.
 
-    Of an environment that steps on the host (`fp.envs.gymnasium`) these are tried: that observations are of their
-    space, rewards finite and flags bools; that a time limit truncates; that equal seeds give equal episodes, in each
-    row alone as among others; and `check_env` of Gymnasium. Whether its functions are pure cannot be told: such steps
-    are neither vectorised nor compiled. A warning says so if no episode ended, and none need ever.
+    Of an environment that steps on the host (`fp.envs.gymnasium`) these are tried: `check_env` of Gymnasium, rewards
+    that are finite and flags that are bools; and that equal seeds give equal episodes, in each row alone as among
+    others. Whether its functions are pure cannot be told: such steps are neither vectorised nor compiled. A warning
+    says so if no episode ended, and none need ever.
 
     Args:
       env: the environment.
