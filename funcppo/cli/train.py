@@ -202,11 +202,6 @@ class Train:
     """Number of valid queries ranked at each validation, a random sample. Default: all of valid where the run learns
     from questions, 1,000 where it learns from proofs; a note says where fewer are ranked because more would compute
     too much."""
-    validation_sample: Literal["random", "by-relation"] = (
-        _DEFAULT.validation_sample
-    )
-    """How these are drawn where they are not all of valid: random, or by-relation (evenly over relations, which counts
-    rare relations for more than test does)."""
     checkpoint_every: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 60.0
     """Save a checkpoint after the update that ends this many seconds after the last one; validations save too. It does
     not change the result."""
@@ -1073,18 +1068,17 @@ def _evaluate(
     n_updates = int(run.state.train_state.update)
     n_all = len(task.dataset.test)
     with show_status(console, "ranking valid, other facts counted"):
-        others = validation.choose_other_facts(
+        run, variant, more = validation.choose_other_facts(
             run, run_time.until(run_time.TEST).share(0.2)
         )
-    run = others.run
     calibrated = _calibrate(run, console, run_time)
-    notes = [*_end_notes(run, calibrated), *others.notes]
+    notes = [*_end_notes(run, calibrated), *more]
     print_notes(console, notes)
     notes = [*run.notes, *notes]
 
     rule_scores = [run.run_config.rule_score]
-    if others.score is not None:
-        rule_scores.append(others.score)
+    if variant is not None:
+        rule_scores.append(variant)
     temperature = calibrated and calibrated.temperature
     test = _test_metrics(run, rule_scores, console, run_time, temperature)
     run_time.end_phase("ranking of test")

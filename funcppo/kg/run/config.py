@@ -147,9 +147,6 @@ class RunConfig:
     """Number of valid queries ranked at each validation, a random sample; None: all of valid where the run learns from
     questions, 1,000 where it learns from proofs. What a validation may compute bounds both."""
 
-    validation_sample: Literal["random", "by-relation"] = "random"
-    """How these are drawn where they are not all: at random, or evenly over relations, as earlier versions did."""
-
     early_stop_validations: PositiveInt | None = None
     """Number of validations in a row without a better result after which training ends; None: it goes to its last
     update."""

@@ -26,7 +26,7 @@ from funcppo.kg.logic import derive, triple_index
 from funcppo.kg.logic.derive import FiringWork, LeftOut, select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.run import budget
-from funcppo.kg.run.choices import MIN_GAIN
+from funcppo.kg.run.choices import MIN_GAIN, best_above
 from funcppo.kg.run.config import Note
 from funcppo.kg.run.run import (
     MIN_GAIN_ERRORS,
@@ -57,28 +57,14 @@ from funcppo.kg.search.task import (
 )
 from funcppo.optim import AdamState
 
-# Questions of similar size share a batch; they are sorted within this many batches.
-SORTED_BATCHES = 8
 # batches of a group of the first epoch, after its first batch, whose questions are sorted by size
 GROUP_BATCHES = 4
-# links that take the memory of a firing
-LINKS_PER_FIRING = 4
-# questions whose candidates are scored at once before PPO starts
-PRIOR_QUESTIONS = 1024
 # powers of the odds to start from, of which valid chooses
 ODDS_POWERS = (1.0, 2.0, 3.0)
-# questions whose priors by a network are computed between two looks at the progress
-NETWORK_PRIOR_QUESTIONS = 256
 # questions that PPO asks beside a network, at most: each needs a pass through it
 MAX_NETWORK_QUESTIONS = 16_384
-# what may be added to the fitted weights of link embeddings
-PRIOR_WEIGHTS = (0.5, 1.0, 2.0)
-# and to those of a candidate that a fact links with the question's entity
-LINKED_WEIGHTS = (-1.0, -2.0, -4.0)
 # Of fewer queries the answers may happen to be unlinked, and others be lost at the last places.
 MIN_LINKED_QUERIES = 100
-# weights of a Bellman-Ford network, of which valid chooses, and the one without that split
-NETWORK_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
 DEFAULT_NETWORK_WEIGHT = 0.5
 
 
@@ -247,7 +233,8 @@ def _list_within_bounds(
     for part in parts:
         listed.append(part)
         n_questions += len(part.label)
-        n_firings += len(part.rule) + len(part.link_label) // LINKS_PER_FIRING
+        # Four links take the memory of a firing.
+        n_firings += len(part.rule) + len(part.link_label) // 4
         show(n_questions, deadline=work.deadline)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
@@ -276,10 +263,8 @@ def with_prior(
 ) -> QuestionWorld:
     """The world with the scores of given weights as the policy that PPO starts from."""
     scores = [world.prior_score[:0]]
-    for start in range(0, len(world.evidence.label), PRIOR_QUESTIONS):
-        part = evidence.slice_questions(
-            world.evidence, start, start + PRIOR_QUESTIONS
-        )
+    for start in range(0, len(world.evidence.label), 1024):
+        part = evidence.slice_questions(world.evidence, start, start + 1024)
         batch = aggregation.whole(part)
         scores.append(
             aggregation.score(
@@ -483,7 +468,7 @@ def _batches(
     order = random.permutation(key, len(world.question))
     rows = world.question[order]
     rows = rows[: max(1, len(rows) // size) * size]
-    for group in rows.split(SORTED_BATCHES * size):
+    for group in rows.split(8 * size):  # sorted by size within eight batches
         _, n_firings, _ = aggregation.question_sizes(world.evidence, group)
         yield from group[torch.argsort(n_firings, stable=True)].split(size)
 
@@ -733,9 +718,9 @@ def _add_network_priors(
     is_asked = is_asked.index_fill(0, world.question, True)
     n_questions = len(listed.label)
     priors = [listed.network_prior[:0]]
-    for start in range(0, n_questions, NETWORK_PRIOR_QUESTIONS):
+    for start in range(0, n_questions, 256):
         on_phase("priors by the Bellman-Ford network", start, n_questions)
-        stop = min(start + NETWORK_PRIOR_QUESTIONS, n_questions)
+        stop = min(start + 256, n_questions)
         part = evidence.slice_questions(listed, start, stop)
         part = evidence.with_network_prior(
             part, network, left_out, is_asked[start:stop]
@@ -820,7 +805,7 @@ def raise_prior(
         return fitted
     of = "link embeddings: {} is added to their weights"
     return _add_to_weights(
-        fitted, metric, "prior_weight", PRIOR_WEIGHTS, of, beyond_chance
+        fitted, metric, "prior_weight", (0.5, 1.0, 2.0), of, beyond_chance
     )
 
 
@@ -849,7 +834,7 @@ def lower_linked(
             return fitted._replace(notes=[*fitted.notes, Note("detail", note)])
     of = "linked candidates: {} is added to their weights"
     return _add_to_weights(
-        fitted, metric, "linked_weight", LINKED_WEIGHTS, of, beyond_chance
+        fitted, metric, "linked_weight", (-1.0, -2.0, -4.0), of, beyond_chance
     )
 
 
@@ -883,12 +868,11 @@ def _add_to_weights(
         qualities[amount] = quality
         mrr[amount] = quality.metric
 
-    # The first one is chosen if they are equal, and nothing added for next to nothing.
-    best = max(mrr, key=lambda amount: mrr[amount])
+    # Nothing is added for next to nothing.
+    best = best_above(mrr, MIN_GAIN)
     listing = ", ".join(f"{amount:g} {mrr[amount]:.4f}" for amount in mrr)
-    if mrr[best] <= mrr[0.0] + MIN_GAIN:
-        best = 0.0
-    elif beyond_chance and not is_better(qualities[best], qualities[0.0]):
+    is_checked = bool(best) and beyond_chance
+    if is_checked and not is_better(qualities[best], qualities[0.0]):
         best = 0.0
         listing += f", no gain above {MIN_GAIN_ERRORS:g} standard errors"
     note = f"{description.format(f'{best:g}')}: valid: {listing}"
@@ -936,15 +920,14 @@ def weigh_network(
 
     found: dict[float, ListwiseFit] = {}
     mrr: dict[float, float] = {}
-    for weight in NETWORK_WEIGHTS:
+    for weight in (0.25, 0.5, 1.0, 2.0):
         params = _with_network_weight(fitted.params, weight)
         quality = metric(setup, params)
         mrr[weight] = quality.metric
         found[weight] = fitted._replace(
             setup=setup, params=params, quality=quality
         )
-    # The first one is chosen if they are equal.
-    best = max(mrr, key=lambda weight: mrr[weight])
+    best = best_above(mrr)
     listing = ", ".join(
         f"{weight:g} {value:.4f}" for weight, value in mrr.items()
     )

@@ -20,6 +20,7 @@ from funcppo.kg.run.choices import (
     MIN_GAIN,
     HeightCandidate,
     SettingsChoice,
+    best_above,
     check_rankable,
     choose_settings,
     describe_choice,
@@ -369,8 +370,7 @@ def _choose_score(
         )
         mrr[score] = quality["mrr"]
 
-    # The first one is chosen if they are equal.
-    chosen = max(candidates, key=lambda score: mrr[score])
+    chosen = best_above(mrr)
     notes: list[Note] = []
     if len(candidates) > 1:
         listing = ", ".join(
@@ -426,8 +426,7 @@ def _choose_odds_power(run: Run, deadline: Deadline) -> _ScoredRun:
         seconds = time.monotonic() - start
         scored[power] = _ScoredRun(chosen, quality["mrr"], [], seconds)
 
-    # The first one is chosen if they are equal.
-    power = max(scored, key=lambda power: scored[power].mrr)
+    power = best_above({p: found.mrr for p, found in scored.items()})
     if len(powers) == 1:
         return scored[power]
     listing = ", ".join(f"{p:g} {found.mrr:.4f}" for p, found in scored.items())

@@ -33,9 +33,9 @@ from funcppo.kg.ranking.ranking import (
     random_rows,
     ranked_sides,
     selection_metric,
-    stratified_sample,
 )
 from funcppo.kg.run import budget
+from funcppo.kg.run.choices import MIN_GAIN
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.run import (
     EVIDENCE_SCORE,
@@ -69,21 +69,10 @@ MIN_VALIDATION_QUERIES = 20
 MAX_VALIDATION_SUCCESSORS_BY_RULES = 10_000_000
 # queries of a validation of proofs, unless a number is set
 MAX_PROOF_QUERIES = 1000
-# resolution steps that the rough count assumes for each height of a proof
-STEPS_PER_HEIGHT = 3
-# Search settings before they are tuned for the machine.
+# of a search, before it is tuned for the machine
 BEAM_WIDTH = 64
-MAX_ROWS_PER_STEP = 512
-MAX_SUCCESSORS_PER_STEP = 4096
-GPU_ROWS_FACTOR = 16  # times as many rows on a GPU
-CHUNK_SIZE = 2048
-# Where rules alone score candidates, a CPU has smaller chunks if the successors of one are more: a deadline or a signal
-# ends a ranking between two chunks.
-MAX_CHUNK_SUCCESSORS = 1 << 16
 # test queries whose ranking tells how many there is time for
 FIRST_ROUND = 16
-# what the metric on valid must gain by a variant of the rule score
-MIN_VARIANT_GAIN = 0.0005
 # rows of joins to count the other facts of candidates by
 MAX_OTHER_FACT_ROWS = 100_000_000
 # Where T_P is not held: queries whose answers tell how many queries are ranked together, and answers of these.
@@ -204,7 +193,7 @@ def validation_quality(
             on_progress=on_progress,
         )
     on_progress(0, len(run.valid_evidence.queries))
-    return summarise(run, _rank_by_evidence(run, run.questions, params))
+    return summarise(run, run.valid_evidence.rank(run.questions, params))
 
 
 def rule_metric(run: Run, name: str | None = None) -> float | None:
@@ -230,25 +219,21 @@ def rule_metric(run: Run, name: str | None = None) -> float | None:
     return summarise(run, ranked)[selection_metric(run.task)]
 
 
-class OtherFactsChoice(NamedTuple):
-    """Whether valid gains where the other facts of candidates count."""
-
-    run: Run  # with the counts that its score reads
-    score: str | None  # its name; None where valid does not prefer it
-    notes: list[Note]  # what valid said, or why it was not asked
-
-
 def choose_other_facts(
     run: Run, deadline: Deadline = NO_DEADLINE
-) -> OtherFactsChoice:
+) -> tuple[Run, str | None, list[Note]]:
     """The variant of the run's rule score with other facts, where it ranks valid better.
 
     Args:
       deadline: ends the count of other facts.
+
+    Returns:
+      The run, with the counts that the variant reads; the variant, None where valid does not prefer it; and a note on
+      what valid said, or why it was not asked.
     """
     name, before = run.run_config.rule_score, run.rule_metric
     if before is None or not parse(name).takes_other_facts:
-        return OtherFactsChoice(run, None, [])
+        return run, None, []
     variant = f"{name}{OTHER_FACTS}"
     report_or_stop = partial(_report_or_stop, ignore_phase, deadline)
     try:
@@ -261,7 +246,7 @@ def choose_other_facts(
         if isinstance(error, RowBudgetExceeded):
             reason = f"counting other facts makes more than {MAX_OTHER_FACT_ROWS:,} rows of joins"
         note = f"{variant}: not tried on valid: {reason}"
-        return OtherFactsChoice(run, None, [Note("cut", note)])
+        return run, None, [Note("cut", note)]
 
     valid = run.valid_evidence
     counted = dataclasses.replace(
@@ -270,34 +255,26 @@ def choose_other_facts(
         valid_evidence=valid and valid.with_other_facts(task),
     )
     after = rule_metric(counted, variant) or 0.0
-    if after <= before + MIN_VARIANT_GAIN:
-        return OtherFactsChoice(run, None, [])
+    if after <= before + MIN_GAIN:
+        return run, None, []
     note = (
         f"{variant}: valid is ranked better, {after:.4f} for {before:.4f}, where it counts whether a candidate has "
         "other facts of the relation; test is ranked with it and without"
     )
-    return OtherFactsChoice(counted, variant, [Note("detail", note)])
+    return counted, variant, [Note("detail", note)]
 
 
 def evidence_quality(
     run: Run, setup: QuestionSetup, params: Any
 ) -> ValidQuality:
     """How well weights of evidence rank the queries of a validation."""
-    ranked = _rank_by_evidence(run, setup, params)
+    assert run.valid_evidence is not None, "there are valid queries"
+    ranked = run.valid_evidence.rank(setup, params)
     metrics = summarise(run, ranked)
     return ValidQuality(
         metrics[selection_metric(run.task)],
         rank_metrics.expected_reciprocal_ranks(ranked.counts),
     )
-
-
-def _rank_by_evidence(
-    run: Run, setup: QuestionSetup, params: Any
-) -> ranking.Ranking:
-    """The queries of a validation, ranked by weights of evidence."""
-    valid = run.valid_evidence
-    assert valid is not None, "there are valid queries"
-    return valid.rank(setup, params)
 
 
 def evaluate_policy(
@@ -723,7 +700,7 @@ def _rank_valid(
     """The queries of a validation, ranked by a policy."""
     on_progress(0, len(queries))
     if run.questions is not None and run.valid_evidence is not None:
-        return _rank_by_evidence(run, run.questions, params)
+        return run.valid_evidence.rank(run.questions, params)
     score = policy_score(run, params, run.score, on_progress)
     protocol = RankingProtocol(sides=ranked_sides(run.task))
     return ranking.rank_split(
@@ -775,9 +752,9 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
     """The settings of a search for scores, before `autotune` has adapted them to the machine."""
     beam = 1 if score == "greedy" else BEAM_WIDTH
     max_successors = run.cfg.env.cfg.resolve.max_successors
-    rows = min(MAX_ROWS_PER_STEP, MAX_SUCCESSORS_PER_STEP // max_successors)
+    rows = min(512, 4096 // max_successors)
     if is_cuda(run.run_config.device):
-        rows *= GPU_ROWS_FACTOR
+        rows *= 16
     rows_per_step = max(beam, rows)
 
     cfg = search_config(
@@ -787,29 +764,21 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
         slots=slots_for_rows(rows_per_step, beam),
         beam=beam,
         rows_per_step=rows_per_step,
-        chunk_size=CHUNK_SIZE,
+        chunk_size=2048,
     )
     if is_cuda(run.run_config.device) or needs_search(run.task, cfg):
         return cfg
-    # Without a search a chunk holds the successors of all its candidates.
-    most = max(1, MAX_CHUNK_SUCCESSORS // max_successors)
-    return dataclasses.replace(cfg, chunk_size=min(CHUNK_SIZE, most))
+    # Without a search a chunk holds the successors of all its candidates, and a deadline or a signal ends a ranking
+    # between two chunks.
+    most = max(1, (1 << 16) // max_successors)
+    return dataclasses.replace(cfg, chunk_size=min(cfg.chunk_size, most))
 
 
 def validation_queries(run: Run) -> np.ndarray:
     """The valid queries that every validation ranks, in their order: a fixed sample."""
     valid = run.task.dataset.valid
-    rows = validation_rows(run.run_config, valid, run.n_validation_queries)
+    rows = random_rows(len(valid), run.n_validation_queries)
     return valid[np.sort(rows)]
-
-
-def validation_rows(
-    run_config: RunConfig, valid: np.ndarray, n: int
-) -> np.ndarray:
-    """The rows of at most `n` valid queries as a run draws them."""
-    if run_config.validation_sample == "by-relation":
-        return stratified_sample(valid, n)
-    return random_rows(len(valid), n)
 
 
 def count_validation_queries(
@@ -821,7 +790,7 @@ def count_validation_queries(
     if not n_queries:
         return 0
 
-    queries = valid[validation_rows(run_config, valid, n_queries)]
+    queries = valid[random_rows(len(valid), n_queries)]
     protocol = RankingProtocol(sides=ranked_sides(task))
     n_candidates = ranking.count_candidates(task, queries, protocol)
     n_successors = cfg.env.cfg.resolve.max_successors
@@ -876,7 +845,7 @@ def max_validation_successors(task: ProverTask) -> int:
 def count_search_successors(max_successors: int, height: int) -> int:
     """A rough count of the successors in the search for one candidate: of its partial proofs, at every step."""
     n_proofs = min(BEAM_WIDTH, max_successors)
-    return n_proofs * max_successors * STEPS_PER_HEIGHT * height
+    return n_proofs * max_successors * 3 * height  # three steps for a height
 
 
 def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
@@ -889,9 +858,7 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     if setup is None or run.valid_evidence or not len(run.task.dataset.valid):
         return run
     valid = run.task.dataset.valid
-    queries = valid[
-        validation_rows(run.run_config, valid, run.n_validation_queries)
-    ]
+    queries = valid[random_rows(len(valid), run.n_validation_queries)]
     sides = ranked_sides(run.task)
     held = budget.max_valid_firings(run.run_config)
     max_rows = held * 25  # a minute or less on one core

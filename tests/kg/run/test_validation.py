@@ -351,41 +351,43 @@ def test_valid_decides_whether_other_facts_are_tried_on_test(
     monkeypatch.setattr(validation, "rule_metric", rule_metric)
     config = replace(run.run_config, rule_score=name)
     run = replace(run, run_config=config, rule_metric=before)
-    found = validation.choose_other_facts(run)
-    assert found.score == chosen
-    assert (found.run.task.other_facts is not None) == bool(chosen)
-    assert len(found.notes) == (chosen is not None)
+    counted, score, notes = validation.choose_other_facts(run)
+    assert score == chosen
+    assert (counted.task.other_facts is not None) == bool(chosen)
+    assert len(notes) == (chosen is not None)
     if chosen:
         assert asked == [chosen]
-        assert found.notes[0].startswith(f"{chosen}: valid is ranked better")
-        assert "0.6000 for 0.5000" in found.notes[0]
+        assert notes[0].startswith(f"{chosen}: valid is ranked better")
+        assert "0.6000 for 0.5000" in notes[0]
 
 
 def test_the_metric_with_other_facts_is_that_of_its_scorer(run):
     config = replace(run.run_config, rule_score="noisy-or")
     run = replace(run, run_config=config, rule_metric=-1.0)
-    found = validation.choose_other_facts(run)
-    assert found.score == "noisy-or-other-facts"
+    counted, score, _ = validation.choose_other_facts(run)
+    assert score == "noisy-or-other-facts"
     queries = validation.validation_queries(run)
     protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
-    scorer = parse(found.score)
+    scorer = parse(score)
     ranked = ranking.rank_split(run.task, queries, scorer, protocol)
     expected = validation.summarise(run, ranked)["auc_pr"]
-    assert validation.rule_metric(found.run, found.score) == expected
+    assert validation.rule_metric(counted, score) == expected
 
 
 def test_counting_other_facts_ends_in_time(run, monkeypatch):
     config = replace(run.run_config, rule_score="noisy-or")
     run = replace(run, run_config=config, rule_metric=0.5)
     name = "noisy-or-other-facts"
-    found = validation.choose_other_facts(run, Deadline(at=-1.0))
-    assert (found.run, found.score) == (run, None)
-    assert found.notes == [
+    counted, score, notes = validation.choose_other_facts(
+        run, Deadline(at=-1.0)
+    )
+    assert (counted, score) == (run, None)
+    assert notes == [
         f"{name}: not tried on valid: there was no time for it (--seconds)"
     ]
     monkeypatch.setattr(validation, "MAX_OTHER_FACT_ROWS", 1)
-    found = validation.choose_other_facts(run)
-    assert (found.run, found.score) == (run, None)
-    assert found.notes == [
+    counted, score, notes = validation.choose_other_facts(run)
+    assert (counted, score) == (run, None)
+    assert notes == [
         f"{name}: not tried on valid: counting other facts makes more than 1 rows of joins"
     ]
