@@ -820,29 +820,18 @@ def _fit(
     """A run trained on a graph within the memory, with its files in a folder."""
     device = options.get("device", RunConfig(dataset="").device)
     with budget.within_memory(memory, device):
-        return _fit_in_memory(graph, folder, on_update, log, memory, options)
-
-
-def _fit_in_memory(
-    graph: Graph,
-    folder: Path,
-    on_update: Callable[[int, dict[str, float]], object],
-    log: Sequence[LoggerName],
-    memory: int | None,
-    options: dict[str, Any],
-) -> Run:
-    """A run trained on a graph, whose parts are planned for the memory."""
-    training.check_new_folder(folder)
-    if not len(graph.dataset.rules):
-        graph = graph.with_mined_rules()
-    if not len(graph.dataset.rules):
-        cfg = rule_files.mining_config(graph.dataset)
-        raise ValueError(rule_files.no_rules_message(graph.dataset.name, cfg))
-    folder.mkdir(parents=True, exist_ok=True)
-    config = dataclasses.replace(graph.store_settings(folder), **options)
-    return training.fit(
-        config, folder, on_update=on_update, log=log, memory_limit=memory
-    )
+        training.check_new_folder(folder)
+        if not len(graph.dataset.rules):
+            graph = graph.with_mined_rules()
+        if not len(graph.dataset.rules):
+            cfg = rule_files.mining_config(graph.dataset)
+            name = graph.dataset.name
+            raise ValueError(rule_files.no_rules_message(name, cfg))
+        folder.mkdir(parents=True, exist_ok=True)
+        config = dataclasses.replace(graph.store_settings(folder), **options)
+        return training.fit(
+            config, folder, on_update=on_update, log=log, memory_limit=memory
+        )
 
 
 def _as_graph(graph: Graph | object) -> Graph:
