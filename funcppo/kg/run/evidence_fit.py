@@ -621,12 +621,6 @@ def plan_first_epoch(
     )
 
 
-def with_walks(setup: QuestionSetup) -> QuestionSetup:
-    """The setup, whose evidence has walks, with a policy that weighs them."""
-    policy = reweigh(setup.policy, uses_walks=True)
-    return dataclasses.replace(setup, policy=policy)
-
-
 def without_walks(setup: QuestionSetup) -> QuestionSetup:
     """The setup with neither walks in its evidence nor a policy that weighs them."""
     plan = dataclasses.replace(setup.facts.plan, with_walks=False)
@@ -685,12 +679,6 @@ def with_network(
         policy=reweigh(setup.policy, uses_bellman_ford=True),
         world=world,
     )
-
-
-def without_network(setup: QuestionSetup) -> QuestionSetup:
-    """The setup with a policy that weighs no Bellman-Ford network."""
-    policy = reweigh(setup.policy, uses_bellman_ford=False)
-    return dataclasses.replace(setup, policy=policy)
 
 
 def n_asked(world: QuestionWorld) -> int:

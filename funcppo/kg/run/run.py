@@ -161,16 +161,17 @@ def untrained_params(setup: QuestionSetup, device: str) -> Params:
     return questions.init(setup.policy, random.key(0, device))
 
 
-def with_odds_power(setup: QuestionSetup, power: float) -> QuestionSetup:
-    """The setup whose untrained weights add powers of the odds."""
-    policy = reweigh(setup.policy, odds_power=power)
-    return dataclasses.replace(setup, policy=policy)
-
-
 def reweigh(policy: PolicyConfig, **settings: bool | float) -> PolicyConfig:
     """The policy with other settings of its aggregation."""
     aggregation = dataclasses.replace(policy.aggregation, **settings)
     return dataclasses.replace(policy, aggregation=aggregation)
+
+
+def with_weights_of(
+    setup: QuestionSetup, **settings: bool | float
+) -> QuestionSetup:
+    """The setup with a policy of other settings of its aggregation, such as uses_walks or odds_power."""
+    return dataclasses.replace(setup, policy=reweigh(setup.policy, **settings))
 
 
 def make_weights(

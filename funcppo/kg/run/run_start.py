@@ -37,7 +37,7 @@ from funcppo.kg.run.run import (
     is_better,
     ppo_config,
     untrained_params,
-    with_odds_power,
+    with_weights_of,
 )
 from funcppo.kg.run.run_build import at_start, build_run, resume_run
 from funcppo.kg.scores import link_embedding
@@ -413,7 +413,7 @@ def _choose_odds_power(run: Run, deadline: Deadline) -> _ScoredRun:
     for power in powers:
         if scored and deadline.is_over:
             break
-        variant = with_odds_power(setup, power)
+        variant = with_weights_of(setup, odds_power=power)
         options = dataclasses.replace(config.questions, odds_power=power)
         chosen = dataclasses.replace(
             run,
@@ -464,7 +464,7 @@ def _start_from_fit(
 
     run = dataclasses.replace(
         run,
-        questions=evidence_fit.without_network(setup),
+        questions=with_weights_of(setup, uses_bellman_ford=False),
         run_config=dataclasses.replace(config, questions=options),
     )
     start = start._replace(valid_seconds=scored.valid_seconds)
@@ -738,7 +738,7 @@ def _fit_walks(
     walking = dataclasses.replace(
         run,
         run_config=dataclasses.replace(run.run_config, listwise=listwise),
-        questions=evidence_fit.with_walks(run.questions),
+        questions=with_weights_of(run.questions, uses_walks=True),
     )
     degrees = plain.setup.policy.aggregation.uses_degrees
     fitted = _fit(walking, degrees, start)

@@ -8,6 +8,7 @@ import torch
 from funcppo.core import tree
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.run import evidence_fit, run_start, validation
+from funcppo.kg.run.run import with_weights_of
 from funcppo.kg.show.report import tables
 from tests.kg.show.report.graphs import ALSO, INVERSE, LIKES
 
@@ -96,7 +97,7 @@ def test_a_walk_is_named_where_it_is_weighed(runs):
 
     plain = evidence_fit.without_walks(run.questions)
     assert name(plain).startswith("log of the share of groundings, rules of")
-    walking = name(evidence_fit.with_walks(run.questions))
+    walking = name(with_weights_of(run.questions, uses_walks=True))
     assert walking.startswith("log of the probability of a random walk")
 
 
