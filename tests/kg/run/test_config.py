@@ -1,7 +1,6 @@
 """The settings of a run: their range, their file, and that reading them is quick."""
 
 import json
-import math
 import subprocess
 import sys
 
@@ -92,12 +91,6 @@ def test_settings_of_a_file_replace_some_of_others(tmp_path):
     assert read_settings(path, BASE) == BASE
 
 
-def test_the_config_of_a_run_is_such_a_file(tmp_path):
-    config = RunConfig(dataset="e", steps=5, rule_score="noisy-or")
-    write_config(config, tmp_path)
-    assert read_settings(tmp_path / CONFIG_FILE, BASE) == config
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -109,12 +102,9 @@ def test_the_config_of_a_run_is_such_a_file(tmp_path):
             "split_ratios: 0.8",
             "split_ratios: expected the name of a setting, got an unknown one (did you mean data.split_ratios?)",
         ),
-        ("1: 2", "1: expected the name of a setting, got an unknown one"),
-        ("ppo: 3", "ppo: expected an object, got 3"),
         ("steps: many", "steps: expected an integer, got 'many'"),
         ("- steps", "expected settings such as `steps: 2000`, got ['steps']"),
         ("steps: [1", "expected YAML of settings, got while parsing"),
-        ("\x00", "expected YAML of settings, got"),
         ("format: 9", "expected format version 2, got 9"),
     ],
 )
@@ -165,10 +155,6 @@ def _without(key):
         ),
         (lambda raw: [raw], "config.json: expected a JSON object, got"),
         (
-            lambda raw: raw | {"steps": 0},
-            "config.json: steps: expected 1 or more, got 0",
-        ),
-        (
             _in_group("data", {"columns": "1,2"}),
             "config.json: data.columns: expected three names or three numbers",
         ),
@@ -181,28 +167,12 @@ def _without(key):
             "config.json: ppo.adam.b1: expected 0 to below 1, got 2",
         ),
         (
-            _in_group("ppo", {"gamma": math.nan}),
-            "config.json: ppo.gamma: expected 0 to 1, got nan",
-        ),
-        (
-            _in_group("prover", {"max_depth": "5"}),
-            "config.json: prover.max_depth: expected an integer, got '5'",
-        ),
-        (
             _in_group("ppo", {"n_minibatches": 3}),
             r"config.json: ppo.n_minibatches: expected a divisor of .* 2048, got 3",
         ),
         (
             lambda raw: raw | {"ppo": 3},
             "config.json: ppo: expected an object, got 3",
-        ),
-        (
-            lambda raw: raw | {"dataset": 5},
-            "config.json: dataset: expected a text, got 5",
-        ),
-        (
-            lambda raw: raw | {"seed": "x"},
-            "config.json: seed: expected an integer, got 'x'",
         ),
         (
             lambda raw: raw | {"device": "tpu"},

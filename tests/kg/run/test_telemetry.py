@@ -231,18 +231,6 @@ def test_each_compilation_and_each_copy_is_observed_once(monkeypatch):
     assert read("funcppo_stage_copy_seconds_sum") == 0.75 and not copies
 
 
-def test_what_a_search_dropped_never_falls():
-    observer = Telemetry()
-    for n in (2, 5, 5):
-        observer.record_search(
-            {"n_pruned": n, "n_overflowed": 2 * n, "n_halvings": 1}
-        )
-    read = observer.registry.get_sample_value
-    assert read("funcppo_search_pruned_total") == 5
-    assert read("funcppo_search_overflow_total") == 10
-    assert read("funcppo_search_halvings_total") == 1
-
-
 def test_the_last_counts_are_in_the_file(tmp_path, monkeypatch):
     """Though the file was written less than a second before."""
     path = tmp_path / "m.prom"
