@@ -169,7 +169,7 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         ),
         (
             ("countries_s1", "--score", "success"),
-            "score 'success': expected exists@H ... a trained run has others",
+            "of a trained run); a trained run has others",
         ),
         (("{run}", "--score", "loud"), "success, best-proof, greedy, exists@H"),
         (
@@ -186,7 +186,7 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         ),
         (
             ("countries_s1", "--score", "success"),
-            "expected exists@H ... a trained run has others",
+            "score 'success': expected exists@H, max-confidence",
         ),
         (
             ("countries_s1", "--queries", "0"),
