@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
-
-class Clock(Protocol):
-    """Seconds since some moment."""
-
-    def __call__(self) -> float: ...
+Clock: TypeAlias = Callable[[], float]  # seconds since some moment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

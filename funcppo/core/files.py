@@ -11,24 +11,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias, cast
+from typing import IO, Any, TypeAlias, cast
 
 # FILE.PID.part, while the process writes the file.
 _PART_NAME = re.compile(r"(.+)\.([0-9]{1,9})\.part")
 
 
-class WriteFn(Protocol):
-    """Writes the contents of a file that is open for writing in binary mode."""
-
-    def __call__(self, file: IO[bytes], /) -> object: ...
-
-
 def write_atomically(
     path: Path,
-    write: WriteFn,
+    write: Callable[[IO[bytes]], object],
     previous: str | None = None,
     *,
     durable: bool = True,
@@ -121,7 +115,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write_and_rename(
-    path: Path, write: WriteFn, previous: str | None, durable: bool
+    path: Path,
+    write: Callable[[IO[bytes]], object],
+    previous: str | None,
+    durable: bool,
 ) -> None:
     # The process id keeps apart two processes that write the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")

@@ -10,10 +10,10 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TypeAlias
 
 from funcppo.core import files
 from funcppo.core.files import Json, write_atomically
@@ -25,25 +25,10 @@ FORMAT = "format"  # the setting that is the version of the records; 1 where the
 SYNC_SECONDS = 1.0  # between two waits for the disk
 
 
-class ParseFn(Protocol):
-    """Parses a line."""
-
-    def __call__(self, place: str, line: bytes, /) -> Record:
-        """The record of a line.
-
-        Args:
-          place: FILE:LINE, for the error.
-
-        Raises:
-          ValueError: it is none.
-        """
-        ...
-
-
-class SelectFn(Protocol):
-    """Chooses which records of an interrupted file stay."""
-
-    def __call__(self, records: list[Record], /) -> list[Record]: ...
+# The record of a line and its place, FILE:LINE; raises ValueError if it is none.
+ParseFn: TypeAlias = Callable[[str, bytes], Record]
+# Which records of an interrupted file stay.
+SelectFn: TypeAlias = Callable[[list[Record]], list[Record]]
 
 
 @dataclass(kw_only=True, slots=True)
