@@ -227,12 +227,12 @@ def index_graph(folder: Path, reader: str, n_threads: int) -> Row:
             str(folder / "graph"),
             "--index",
             str(folder / "indexed"),
-            "--threads",
-            str(n_threads),
+            "--set",
+            f"threads={n_threads}",
             "--json",
             str(result),
-            "--reader",
-            reader,
+            "--set",
+            f"data.reader={reader}",
         ]
     )
     _, status, usage = os.wait4(process.pid, 0)
@@ -308,7 +308,7 @@ def rank(indexed: Path, n_processes: int) -> Row:
     """Run `funcppo evaluate` by several processes, and watch their memory."""
     result = indexed.with_name("ranked.json")
     options = ["evaluate", str(indexed), "--height", "1", "--score", "noisy-or"]
-    options += ["--smoothing", "5", "--object-identity", "False"]
+    options += ["--set", "smoothing=5", "--set", "object_identity=False"]
     process = start_funcppo([*options, "--json", str(result)], n_processes)
     peak = {"pss": 0, "pss_anon": 0, "pss_file": 0}
     while process.poll() is None:

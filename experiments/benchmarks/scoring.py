@@ -106,7 +106,7 @@ def main() -> None:
         "--no-family", action="store_true", help="only the full rankings"
     )
     parser.add_argument(
-        "--ranked",
+        "--max-queries",
         nargs="*",
         choices=RANKED,
         default=["wn18rr"],

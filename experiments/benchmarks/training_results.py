@@ -45,9 +45,9 @@ class Options(NamedTuple):
     rules: str = ""  # that file
 
 
-HARD = "--prover.hard-negative-fraction"
+HARD = "--set prover.hard_negative_fraction"
 DEFAULTS = {
-    "clans:1500:0": Options(f"{HARD} 0.5", None),  # as `make train`
+    "clans:1500:0": Options(f"{HARD}=0.5", None),  # as `make train`
     "countries_S1": Options(mining=None),
     "countries_S2": Options(mining=None),
     "countries_S3": Options(mining=None),
@@ -59,54 +59,54 @@ DEFAULTS = {
     "fb15k-237": Options(),
 }
 
-NETWORK = "--questions.bellman-ford True --bellman-ford.batch-size 64"
+NETWORK = "--set questions.bellman_ford=True --set bellman_ford.batch_size=64"
 EMBEDDING = (
-    "--questions.walks True --questions.embedding True --embedding.rank 256 "
-    "--embedding.batch-size 2048 --embedding.seconds 600"
+    "--set questions.walks=True --set questions.embedding=True --set embedding.rank=256 "
+    "--set embedding.batch_size=2048 --set embedding.seconds=600"
 )
 WN18RR_RULES = (
-    "--constants --max-length 5 --votes-per-fact 5 --min-support 2 "
+    "--constants --max-length 5 --set votes_per_fact=5 --min-support 2 "
     "--min-confidence 0.001 --seconds 900"
 )
 WN18RR = (
-    "--questions.seconds 120 --listwise.max-steps 4000 "
-    "--questions.max-firings 260000000 --questions.degrees True "
-    "--listwise.n-epochs 5 --listwise.max-gradients 2e9 "
-    "--listwise.penalty.rule-weight 1e-5 --listwise.penalty.degree-weight 1e-3 "
-    "--n-validation-queries 3034 --steps 20480 --prover.max-height 1 "
-    "--prover.smoothing 5 --prover.object-identity False --seconds 3600"
+    "--set questions.seconds=120 --set listwise.max_steps=4000 "
+    "--set questions.max_firings=260000000 --set questions.degrees=True "
+    "--set listwise.n_epochs=5 --set listwise.max_gradients=2e9 "
+    "--set listwise.penalty.rule_weight=1e-5 --set listwise.penalty.degree_weight=1e-3 "
+    "--set n_validation_queries=3034 --steps 20480 --set prover.max_height=1 "
+    "--set prover.smoothing=5 --set prover.object_identity=False --seconds 3600"
 )
-WN18RR_EMBEDDING = f"{WN18RR} {EMBEDDING} --embedding.penalty 0.1"
+WN18RR_EMBEDDING = f"{WN18RR} {EMBEDDING} --set embedding.penalty=0.1"
 FB_RULES = "--constants --seconds 300"
 FB_EMBEDDING = (
-    "--questions.seconds 200 --listwise.max-steps 8000 "
-    "--questions.max-firings 500000000 --seconds 3600 "
-    "--questions.degrees False --listwise.n-epochs 3 "
-    "--listwise.max-gradients 1e11 --listwise.penalty.rule-weight 1e-5 "
-    f"--listwise.penalty.link-weight 1e-5 {EMBEDDING} "
-    "--embedding.n-epochs 40 --embedding.penalty 0.05 "
-    "--n-validation-queries 17535 --steps 4096 --prover.max-height 1 "
-    "--prover.smoothing None --prover.object-identity False "
-    "--rule-score noisy-or@2"
+    "--set questions.seconds=200 --set listwise.max_steps=8000 "
+    "--set questions.max_firings=500000000 --seconds 3600 "
+    "--set questions.degrees=False --set listwise.n_epochs=3 "
+    "--set listwise.max_gradients=1e11 --set listwise.penalty.rule_weight=1e-5 "
+    f"--set listwise.penalty.link_weight=1e-5 {EMBEDDING} "
+    "--set embedding.n_epochs=40 --set embedding.penalty=0.05 "
+    "--set n_validation_queries=17535 --steps 4096 --set prover.max_height=1 "
+    "--set prover.smoothing=None --set prover.object_identity=False "
+    "--set rule_score=noisy-or@2"
 )
 FB_NETWORK = (
-    f"{FB_EMBEDDING} --embedding.n-epochs 20 --listwise.n-epochs 2 {NETWORK} "
-    "--bellman-ford.n-steps 4500"
+    f"{FB_EMBEDDING} --set embedding.n_epochs=20 --set listwise.n_epochs=2 {NETWORK} "
+    "--set bellman_ford.n_steps=4500"
 )
-NO_LINKS = "--questions.no-links"
+NO_LINKS = "--set questions.links=off"
 TUNED = {
     "kinships+network": Options(
-        "--questions.bellman-ford auto --seconds 3600 --bellman-ford.seconds 3000",
-        "--votes-per-fact 1",
+        "--set questions.bellman_ford=auto --seconds 3600 --set bellman_ford.seconds=3000",
+        "--set votes_per_fact=1",
     ),
     "wn18rr": Options(WN18RR, WN18RR_RULES),
     "wn18rr+embeddings": Options(WN18RR_EMBEDDING, WN18RR_RULES),
     "wn18rr+embeddings+network": Options(
-        f"{WN18RR_EMBEDDING} {NETWORK} --bellman-ford.n-layers 5 --bellman-ford.n-steps 1200",
+        f"{WN18RR_EMBEDDING} {NETWORK} --set bellman_ford.n_layers=5 --set bellman_ford.n_steps=1200",
         WN18RR_RULES,
     ),
     "fb15k-237": Options(
-        "--questions.seconds 60 --listwise.max-steps 1000 --questions.max-firings 80000000 --seconds 3600",
+        "--set questions.seconds=60 --set listwise.max_steps=1000 --set questions.max_firings=80000000 --seconds 3600",
         FB_RULES,
     ),
     "fb15k-237+embeddings": Options(FB_EMBEDDING, FB_RULES),
@@ -121,48 +121,46 @@ TUNED = {
     "wn18rr+no-links": Options(NO_LINKS),
 }
 
-PROOFS = (
-    "--learner proofs --prover.smoothing None --prover.object-identity False"
-)
+PROOFS = "--learner proofs --set prover.smoothing=None --set prover.object_identity=False"
 HEIGHT_1 = (
-    f"{PROOFS} --prover.max-height 1 --score success --n-validations 4 "
+    f"{PROOFS} --set prover.max_height=1 --set score=success --set n_validations=4 "
     "--steps 120000"
 )
-HEIGHT_2 = f"{PROOFS} --prover.max-height 2 --steps 120000"
+HEIGHT_2 = f"{PROOFS} --set prover.max_height=2 --steps 120000"
 MANY_RULES = (
-    f"{HEIGHT_1} --n-validation-queries 500 --n-validations 12 --steps 5000000 "
-    f"{HARD} 1 --ppo.learning-rate 3e-3 --ppo.entropy-coef 0.3 "
-    "--ppo.n-envs 4096 --ppo.n-minibatches 16 --prover.embed-dim 16 "
-    "--prover.hidden-dim 32"
+    f"{HEIGHT_1} --set n_validation_queries=500 --set n_validations=12 --steps 5000000 "
+    f"{HARD}=1 --set ppo.learning_rate=3e-3 --set ppo.entropy_coef=0.3 "
+    "--set ppo.n_envs=4096 --set ppo.n_minibatches=16 --set prover.embed_dim=16 "
+    "--set prover.hidden_dim=32"
 )
 GIVEN = {
     "countries_S1": Options(
-        f"{PROOFS} --prover.max-height 1 --steps 120000", None
+        f"{PROOFS} --set prover.max_height=1 --steps 120000", None
     ),
     "countries_S2": Options(
-        f"{HEIGHT_2} {HARD} 0.5 --ppo.entropy-coef 0.05", None
+        f"{HEIGHT_2} {HARD}=0.5 --set ppo.entropy_coef=0.05", None
     ),
     "countries_S3": Options(
-        f"{HEIGHT_2} {HARD} 0.5 --ppo.entropy-coef 0.05", None
+        f"{HEIGHT_2} {HARD}=0.5 --set ppo.entropy_coef=0.05", None
     ),
     "family": Options(
-        f"{HEIGHT_2} --score best-proof --n-validations 4 "
-        f"--n-validation-queries 300 {HARD} 0.5 --ppo.entropy-coef 0.3",
+        f"{HEIGHT_2} --set score=best-proof --set n_validations=4 "
+        f"--set n_validation_queries=300 {HARD}=0.5 --set ppo.entropy_coef=0.3",
         None,
     ),
     "family, height 1": Options(
-        f"{HEIGHT_1} {HARD} 1 --ppo.entropy-coef 1", None
+        f"{HEIGHT_1} {HARD}=1 --set ppo.entropy_coef=1", None
     ),
     "family, RNNLogic rules": Options(
-        f"{HEIGHT_1} --n-validations 8 --steps 400000 {HARD} 1 "
-        "--ppo.entropy-coef 1 --ppo.n-envs 512 --ppo.n-minibatches 16 "
-        "--n-validation-queries 300 --ppo.learning-rate 3e-3",
+        f"{HEIGHT_1} --set n_validations=8 --steps 400000 {HARD}=1 "
+        "--set ppo.entropy_coef=1 --set ppo.n_envs=512 --set ppo.n_minibatches=16 "
+        "--set n_validation_queries=300 --set ppo.learning_rate=3e-3",
         None,
         "family/rules_rnnlogic.tsv",
     ),
-    "umls": Options(f"{HEIGHT_1} {HARD} 0.5 --ppo.entropy-coef 1", None),
-    "family_kns": Options(f"{HEIGHT_1} {HARD} 0.5", None),
-    "wn18rr": Options(f"{HEIGHT_1} {HARD} 0.5", None),
+    "umls": Options(f"{HEIGHT_1} {HARD}=0.5 --set ppo.entropy_coef=1", None),
+    "family_kns": Options(f"{HEIGHT_1} {HARD}=0.5", None),
+    "wn18rr": Options(f"{HEIGHT_1} {HARD}=0.5", None),
     "wn18rr, RNNLogic rules": Options(
         MANY_RULES, None, "wn18rr/rules_rnnlogic.tsv"
     ),
@@ -271,7 +269,13 @@ def train(
     """Return the row of one training."""
     if is_frozen:
         # every validation sees the same
-        options = [*options, "--ppo.learning-rate", "0", "--n-validations", "1"]
+        options = [
+            *options,
+            "--set",
+            "ppo.learning_rate=0",
+            "--set",
+            "n_validations=1",
+        ]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         words = ["train", target, "--out", str(out), "--seed", str(seed)]
@@ -303,8 +307,8 @@ def train(
 
 def untrained_scores(target: str, words: list[str], height: int) -> Row:
     """Return what `funcppo evaluate` says of the scores without a policy, by plain counts of rules."""
-    options = ["--height", str(height), "--smoothing", "None"]
-    options += ["--object-identity", "False"]
+    options = ["--height", str(height), "--set", "smoothing=None"]
+    options += ["--set", "object_identity=False"]
     if "--rules" in words:
         options += ["--rules", words[words.index("--rules") + 1]]
     test = {}

@@ -243,21 +243,15 @@ def json_lines(path: Path) -> Values:
 
 def options(checkout: Path, **settings: object) -> list[str]:
     """The command line of some settings, as the programs of a checkout spell it."""
-    if (checkout / "funcppo" / "kg").is_dir():
-        return SPELL_SETTINGS(settings)
-    return [
-        part
-        for name, value in settings.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
-
-
-def SPELL_SETTINGS(settings: dict[str, object]) -> list[str]:
-    return [
-        part
-        for name, value in settings.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    source = checkout / "funcppo" / "cli" / "options.py"
+    has_set = '"--set"' in source.read_text()
+    parts: list[str] = []
+    for name, value in settings.items():
+        if has_set:
+            parts += ["--set", f"{name}={value}"]
+        else:
+            parts += [f"--{name.replace('_', '-')}", str(value)]
+    return parts
 
 
 def mine(checkout: Path, dataset: str, out: Path, *arguments: str) -> None:

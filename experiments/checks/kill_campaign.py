@@ -390,7 +390,7 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
     if device == "cuda":
         return [learner]
     program = ("-m", "funcppo")
-    rules = ("--height", "2", "--score", "noisy-or", "--smoothing", "5")
+    rules = ("--height", "2", "--score", "noisy-or", "--set", "smoothing=5")
     queries = ("--queries", "{data}/queries.txt", "--csv", "{out}")
     works = [
         learner,
@@ -402,14 +402,16 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
             ),
             read=read_outputs,
         ),
-        Work(
-            name="predict",
-            words=(*program, "predict", "{data}", *queries, *rules),
-            read=read_outputs,
-        ),
     ]
     mine = ("mine", "{data}", "--out", "{out}", "--max-length", "3")
     if not is_shared:
+        works.append(
+            Work(
+                name="predict",
+                words=(*program, "predict", "{data}", *queries, *rules),
+                read=read_outputs,
+            )
+        )
         works.append(
             Work(
                 name="mine",
@@ -419,13 +421,20 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
             )
         )
     train = ("train", "family_tree:20:1", "--out", "{out}", "--steps", "1024")
-    train += ("--ppo.n-envs", "8", "--ppo.n-steps", "8", "--ppo.n-shards", "4")
-    train += ("--n-validations", "2", "--n-validation-queries", "6")
+    train += (
+        "--set",
+        "ppo.n_envs=8",
+        "--set",
+        "ppo.n_steps=8",
+        "--set",
+        "ppo.n_shards=4",
+    )
+    train += ("--set", "n_validations=2", "--set", "n_validation_queries=6")
     # a limit of time would sample the test split
-    train += ("--checkpoint-every", "0.001", "--seconds", "None")
+    train += ("--set", "checkpoint_every=0.001", "--seconds", "None")
     for name, more in (
         ("questions", ()),
-        ("proofs", ("--score", "best-proof")),
+        ("proofs", ("--set", "score=best-proof")),
     ):
         works.append(
             Work(

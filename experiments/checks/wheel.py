@@ -27,7 +27,7 @@ assert not {"torch", "numpy"} & set(sys.modules), "importing funcppo imports PyT
 graph = fp.load("countries_s1")
 learner = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(4), n_envs=8, n_steps=8)
 learner.step(learner.init(fp.random.key(0)))
-optional = {"tyro", "rich", "filelock", "ruamel", "matplotlib", "starlette"}
+optional = {"rich", "filelock", "ruamel", "matplotlib", "starlette"}
 optional |= {"prometheus_client", "tensorboard", "wandb"}
 print("core imports", sorted(optional & set(sys.modules)))
 """
@@ -148,7 +148,14 @@ def check_programs(folder: Path, wheel: Path) -> None:
         told = run(funcppo, *words, cwd=folder, status=2)
         check(f"funcppo[{extra}]" in told, told.strip())
     train = ("train", "countries_s1", "--out", "run", "--steps", "512")
-    small = ("--ppo.n-envs", "8", "--learner", "proofs", "--n-validations", "1")
+    small = (
+        "--set",
+        "ppo.n_envs=8",
+        "--learner",
+        "proofs",
+        "--set",
+        "n_validations=1",
+    )
     run(funcppo, *train, *small, cwd=folder)
     told = run(
         funcppo, "predict", "run", "locatedIn(france, X)", "--known", cwd=folder

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import contextlib
 import gc
 import importlib
 import io
-import itertools
 import os
 import re
 import sys
@@ -56,11 +54,7 @@ PROGRAMS = {
 }
 
 # Programs whose work several processes share; the others run in one.
-SHARED_PROGRAMS = ("train", "evaluate", "predict", "mine")
-
-
-# what tyro calls the kinds of numbers
-NUMBER_NAMES = {"INT": "a whole number", "FLOAT": "a number"}
+SHARED_PROGRAMS = ("train", "evaluate")
 
 
 def main() -> NoReturn:
@@ -227,101 +221,18 @@ def parse_program(name: str, arguments: Sequence[str]) -> Program | None:
             importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
         )
     except ModuleNotFoundError as error:
-        if error.name not in ("tyro", "rich", "filelock"):
+        if error.name not in ("rich", "filelock"):
             raise
         exit_with_error(
             f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}"
         )
 
-    messages = io.StringIO()
     try:
-        with contextlib.redirect_stderr(messages):
-            program = parse_options(
-                program_class, arguments, prog=f"funcppo {name}"
-            )
+        return parse_options(program_class, arguments, prog=f"funcppo {name}")
     except SystemExit as stop:
         if not stop.code:
             return None
-        exit_with_error(_usage_error(messages.getvalue()))
-    sys.stderr.write(messages.getvalue())  # warnings
-    return program
-
-
-def _usage_error(text: str) -> str:
-    """The first error of a bad command line as one line.
-
-    Args:
-      text: what tyro prints: a box of errors with rules between them. On a terminal that cannot show a box there are
-        rules alone, and the first rule stands below a title.
-    """
-    lines = [
-        line.strip("│ ")
-        for line in text.splitlines()
-        if not line.startswith(("╭", "╰"))
-    ]
-    parts = [
-        " ".join(part)
-        for is_rule, part in itertools.groupby(lines, _is_rule)
-        if not is_rule
-    ]
-    has_box = "│" in text
-    first_error = " ".join(parts[0 if has_box else 1].split())
-    first_error = first_error.removeprefix("Error parsing ")
-
-    # An error of a nested config reads "ppo.adam: b1: expected ...".
-    nested = re.match(r"([a-z_.-]+): ([a-z0-9_]+)(?=: expected )", first_error)
-    if nested:
-        option = option_name(f"{nested[1]}.{nested[2]}")
-        first_error = option + first_error[nested.end() :]
-    return f"{_plain_value_error(first_error)} (see --help)"
-
-
-def _plain_value_error(error: str) -> str:
-    """An error of Python or tyro on the value of an option, as what was expected and what was given."""
-    union = re.match(
-        r"(--\S+): no type matching (\S+) could be instantiated from \['(.*?)'\]",
-        error,
-    )
-    if union:
-        option, types, value = union.groups()
-        names = [
-            NUMBER_NAMES.get(name, name.strip("{}"))
-            for name in types.split("|")
-        ]
-        return f"{option}: expected {' or '.join(names)}, got {value}"
-
-    choice = re.match(
-        r"invalid choice '(.*)' for argument '(--\S+)'\. Expected one of \((.*)\)\.$",
-        error,
-    )
-    if choice:
-        value, option, names = choice.groups()
-        expected = names.replace("'", "").rstrip(",")
-        return f"{option}: expected one of {expected}, got {value}"
-
-    # The only options with a sequence of values take whole numbers.
-    sequence = re.match(
-        r"(--\S+): Could not find valid parse for arguments: \[(.*)\]$", error
-    )
-    if sequence:
-        option, values = sequence.groups()
-        got = values.replace("'", "").replace(",", "")
-        return f"{option}: expected whole numbers, got {got}"
-
-    number = re.match(
-        r"(--\S+): (?:invalid literal for int\(\) with base 10|could not convert string to float): '(.*)'$",
-        error,
-    )
-    if number:
-        option, value = number.groups()
-        kind = "INT" if "int()" in error else "FLOAT"
-        return f"{option}: expected {NUMBER_NAMES[kind]}, got {value}"
-    return error
-
-
-def _is_rule(line: str) -> bool:
-    """Whether a line is a horizontal rule."""
-    return re.fullmatch("─+|-+", line) is not None
+        raise
 
 
 def _error_line(error: Exception) -> str:

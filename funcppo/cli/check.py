@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from funcppo.cli.common import JsonObject, check_overwrites, write_json
 from funcppo.cli.console import make_console, print_notes, show_status
 from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
 from funcppo.cli.options import (
-    DataOptions,
-    JsonOutput,
+    HIDDEN,
     OptionalFile,
-    TargetArgument,
+    TargetOptions,
+    data_files,
+    is_run_folder,
+    set_target_threads,
 )
-from funcppo.cli.target import data_files, is_run_folder, set_target_threads
-from funcppo.core.settings import PositiveFloat, PositiveInt, Seed, Size
-from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.core.settings import PositiveFloat, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Sample(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(TargetOptions):
     """Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.
 
     The recount is plain Python over sets and shares no code with the prover. It counts the support of rules by
@@ -63,32 +63,21 @@ class Check:
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
 
-    target: TargetArgument
-    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
-    (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
-    rules: OptionalFile = None
-    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
-    data: DataOptions = DEFAULT_CONFIG
-    """How files of triples are read and split."""
     split: Literal["test", "valid"] = "test"
     """Split whose queries are ranked; with --details that of the file."""
     score: str = "auto"
     """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, the one that `evaluate` ranks by."""
     details: OptionalFile = None
     """Compare the lines of a --details FILE of `funcppo evaluate` too, at the settings beside it. Default: no file."""
-    queries: Size = 50
+    max_queries: Size = 50
     """Number of queries, a random sample, of --details of those in FILE; each is ranked on both sides."""
-    n_rules: Size = 1000
+    n_rules: Annotated[Size, HIDDEN] = 1000
     """Number of rules to count, a random sample."""
     seconds: PositiveFloat = 60.0
     """Time limit of the recount, in seconds. Reading the data, choosing the settings and ranking the sample come on
     top; the seconds that they took are printed."""
     seed: Seed = 0
     """Random seed of the samples."""
-    threads: PositiveInt | None = None
-    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
-    json: JsonOutput = None
-    """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
         """Compare the sample and print how much agrees.
@@ -242,9 +231,11 @@ class Check:
         draw = random.Random(self.seed)
         rules = _sample(draw, n_rules, self.n_rules)
         if details is None:
-            return _Sample(rules, _sample(draw, len(split), self.queries), None)
+            return _Sample(
+                rules, _sample(draw, len(split), self.max_queries), None
+            )
         listed = sorted({line.query_row for line in details.lines})
-        rows = [listed[i] for i in _sample(draw, len(listed), self.queries)]
+        rows = [listed[i] for i in _sample(draw, len(listed), self.max_queries)]
         lines = details_lines.sample_lines(details, rows)
         return _Sample(rules, rows, lines)
 

@@ -11,14 +11,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import funcppo
 from funcppo.core import files
+from funcppo.core.files import remove_stale_parts
 from funcppo.core.settings import MAX_PORT, is_cuda
 from funcppo.runtime import distributed
 
@@ -34,6 +35,7 @@ EXIT_TERMINATED = 143  # 128 + SIGTERM
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
 STANDARD_OUTPUT = "standard output"  # its name in errors
 
+LOCK_FILE = "run.lock"  # in the folder of a run
 # after a signal, work in progress may end by itself for so long
 GRACE_SECONDS = 0.5
 
@@ -57,7 +59,7 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
 
 
 def option_name(field: str) -> str:
-    """Return the option of a field of a program: --ppo.n-envs for ppo.n_envs."""
+    """Return the option of a field of a program: --metrics-port for metrics_port."""
     return "--" + field.replace("_", "-")
 
 
@@ -200,15 +202,12 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-GraphsChoice: TypeAlias = Literal["auto", "off", "trees", "manual"]
-
-
 @contextmanager
-def graphs_allowed(graphs: GraphsChoice, device: str) -> Iterator[None]:
-    """Record the CUDA graphs meanwhile that --graphs says.
+def graphs_allowed(graphs: str, device: str) -> Iterator[None]:
+    """Record the CUDA graphs meanwhile that --cuda-graphs says.
 
     Raises:
-      ValueError: --graphs demands graphs, and there is no GPU, or one cannot be recorded.
+      ValueError: --cuda-graphs demands graphs, and there is no GPU, or one cannot be recorded.
     """
     if graphs == "auto":
         yield
@@ -217,13 +216,13 @@ def graphs_allowed(graphs: GraphsChoice, device: str) -> Iterator[None]:
     device = resolve_device(device)
     if graphs in ("trees", "manual") and not is_cuda(device):
         raise ValueError(
-            f"--graphs {graphs}: expected --device cuda, got {device}, which has no CUDA graphs: --graphs auto runs "
-            "the same step without them"
+            f"--cuda-graphs {graphs}: expected --device cuda, got {device}, which has no CUDA graphs: "
+            "--cuda-graphs auto runs the same step without them"
         )
     from funcppo.runtime import capture
 
     if graphs == "off":
-        with capture.without_cuda_graphs("turned off by --graphs off"):
+        with capture.without_cuda_graphs("turned off by --cuda-graphs off"):
             yield
         return
     if graphs == "trees":
@@ -235,7 +234,7 @@ def graphs_allowed(graphs: GraphsChoice, device: str) -> Iterator[None]:
             yield
     except capture.CaptureError as error:
         raise ValueError(
-            f"--graphs manual: expected a CUDA graph, got none: {error}"
+            f"--cuda-graphs manual: expected a CUDA graph, got none: {error}"
         ) from error
 
 
@@ -453,3 +452,83 @@ def defer_interrupt() -> Iterator[Interrupt]:
             repeat.cancel()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a folder, which is made if it is missing, and removed again if left empty.
+
+    Raises:
+      ValueError: another process writes to it; the message names it and the process.
+      OSError: the folder cannot be written.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _hold(folder / LOCK_FILE, folder):
+            yield
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+
+
+@contextmanager
+def lock_output(path: str | Path | None) -> Iterator[None]:
+    """Keep other processes from writing a file, by FILE.lock beside it; remove what killed ones left half-written.
+
+    A device, a pipe, standard output (-) and no file at all (None) are not locked.
+
+    Raises:
+      ValueError: another process writes it; the message names it and the process.
+      OSError: its folder cannot be written.
+    """
+    file = None if path is None or str(path) == "-" else Path(path).resolve()
+    if file is None or (file.exists() and not file.is_file()):
+        yield
+        return
+    with _hold(file.with_name(f"{file.name}.lock"), file):
+        names = (file.name, f"{file.name}.part", f"{file.name}.settings.json")
+        remove_stale_parts(file.parent, names)
+        yield
+
+
+@contextmanager
+def _hold(lock_path: Path, locked: Path) -> Iterator[None]:
+    """Hold a lock file, which holds the id of this process and is removed at the end.
+
+    Raises:
+      ValueError: another process holds it.
+    """
+    # The system releases a lock when its process ends, however it ends, so that a killed process blocks nobody.
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(lock_path, on_acquired=_write_process_id)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"{locked}: expected no other process that writes it, got process {_read_process_id(lock_path)}"
+        ) from None
+    try:
+        yield
+    finally:
+        # While it is held: one who waits for a removed file tries again.
+        with suppress(OSError):
+            lock_path.unlink(missing_ok=True)
+        lock.release()
+
+
+def _write_process_id(descriptor: int) -> None:
+    """Write the id of this process to a lock file that it has just got; on a full disk the lock holds without it."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+
+
+def _read_process_id(lock_path: Path) -> str:
+    """The process that holds a lock file; "unknown" where it has gone meanwhile or the system shows it to no other."""
+    try:
+        return lock_path.read_text() or "unknown"
+    except OSError:
+        return "unknown"

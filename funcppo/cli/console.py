@@ -34,6 +34,8 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 FILE_OUTPUT_WIDTH = 10_000
 LINE_SECONDS = 10.0  # between lines on work in progress, without a terminal
 DEFAULT_MARK = " *"
+WIDE_COLUMNS = 100
+NUMBER_WIDTH = 6  # of 0.1234
 METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr")
 
 
@@ -289,13 +291,20 @@ def make_table(title: str, columns: Sequence[str]) -> Table:
         title=title,
         title_justify="left",
         box=SIMPLE_HEAD,
-        padding=(0, 1),
         pad_edge=False,
     )
-    table.add_column(columns[0], no_wrap=True)
+    # Where a terminal is too narrow, texts are broken, so that no digit is lost.
+    table.add_column(columns[0], overflow="fold")
     for name in columns[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
+        width = max(len(name), NUMBER_WIDTH)
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table, with more space between its columns where there is room."""
+    table.padding = (0, 1) if console.width >= WIDE_COLUMNS else (0, 0)
+    console.print(table)
 
 
 def metrics_table(

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import arg
-
 from funcppo.cli.common import (
     JsonObject,
     check_overwrites,
@@ -21,12 +19,12 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.console import make_console, print_notes, show_status
 from funcppo.cli.options import (
+    HIDDEN,
+    CacheFolder,
     DataOptions,
-    DatasetArgument,
     JsonOutput,
+    Opt,
     OptionalFile,
-)
-from funcppo.cli.target import (
     data_files,
     fixpoint_progress,
     open_dataset,
@@ -94,7 +92,7 @@ class Data:
     Exit status: 0 described, counted or written, 2 bad input.
     """
 
-    dataset: DatasetArgument
+    dataset: str
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
     pykeen:NAME, a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     rules: OptionalFile = None
@@ -103,22 +101,22 @@ class Data:
     """How files of triples are read and split."""
     provable: Literal["test", "valid", "train"] | None = None
     """Count the triples of this split that the rules derive, by height. Default: describe the data set."""
-    index: Annotated[Path | None, arg(metavar="DIR")] = None
+    index: CacheFolder = None
     """Write the data set to a folder that opens at once; one that exists is replaced if this program made it. Default:
     describe the data set."""
-    height: Annotated[
-        Size | Literal["fixpoint"] | None, arg(metavar="N|fixpoint")
-    ] = None
+    height: Annotated[Size | Literal["fixpoint"] | None, Opt("N|fixpoint")] = (
+        None
+    )
     """Maximum height of a proof, or fixpoint for any. Default: 1; 3 with --provable test and valid."""
     object_identity: bool = False
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts). Default: off."""
-    max_atoms: PositiveInt = 50_000_000
+    max_atoms: Annotated[PositiveInt, HIDDEN] = 50_000_000
     """Maximum number of derived atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for
     the split only."""
-    seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 300.0
+    seconds: PositiveFloat = 300.0
     """Time limit of deriving, in seconds. The step that would exceed it is left out and reported."""
-    threads: PositiveInt | None = None
+    threads: Annotated[PositiveInt | None, HIDDEN] = None
     """Number of CPU threads of an operation. Default: all cores."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""

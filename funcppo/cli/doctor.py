@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from tyro.conf import arg
-
 from funcppo.cli.common import (
-    GraphsChoice,
     JsonObject,
     graphs_allowed,
     package_version,
@@ -24,8 +21,14 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.console import make_console, show_status
-from funcppo.cli.options import AutoDeviceOption, JsonOutput
+from funcppo.cli.options import (
+    CacheFolder,
+    CudaGraphs,
+    JsonOutput,
+    Opt,
+)
 from funcppo.config import Config, PPOConfig
+from funcppo.core.settings import DeviceChoice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
     PreparedStep: TypeAlias = tuple[CapturedStep[Any, Any], StrategyRecord]
 
-REPORTED_PACKAGES = ("funcppo", "torch", "optree", "numpy", "tyro", "rich")
+REPORTED_PACKAGES = ("funcppo", "torch", "optree", "numpy", "rich")
 PROFILED_UPDATES = 5
 PROFILED_ROWS = 15  # operators and kernels in the table
 
@@ -51,17 +54,17 @@ class Doctor:
     Exit status: 0 reported, 2 bad input.
     """
 
-    device: AutoDeviceOption = "auto"
+    device: DeviceChoice = "auto"
     """Device to try the training strategies on: cpu, cuda, cuda:N, or auto for a GPU if there is one. A run is prepared
     on its own device."""
-    graphs: GraphsChoice = "auto"
-    """Replay the training step as CUDA graphs on a GPU, as --graphs of `funcppo train`."""
+    cuda_graphs: CudaGraphs = "auto"
+    """Replay the training step as CUDA graphs on a GPU, as --cuda-graphs of `funcppo train`."""
     quick: bool = False
     """Report versions and devices only; do not try the training strategies. Default: off."""
-    fill_cache: Annotated[str | None, arg(metavar="RUN|ENV")] = None
+    fill_cache: Annotated[str | None, Opt("RUN|ENV")] = None
     """Compile the training step of a run of `funcppo train` or `funcppo rl`, or of an environment at its published
     settings, for later processes. Default: a small CartPole agent."""
-    cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    cache_dir: CacheFolder = None
     """Folder for compiled code. Default: $XDG_CACHE_HOME/funcppo."""
     profile: bool = False
     """Make five updates under PyTorch's profiler, and print the operators and kernels with the most time of their own
@@ -84,7 +87,7 @@ class Doctor:
             console.print(f"{name:>10}  {value}")
 
         if not self.quick:
-            with graphs_allowed(self.graphs, self.device):
+            with graphs_allowed(self.cuda_graphs, self.device):
                 report |= self._try_step(console)
         write_json(self.json, report)
         return 0
@@ -106,7 +109,7 @@ class Doctor:
             counts = monitor.report()
 
         _print_record(console, record)
-        console.print(f"{'graphs':>10}  {self.graphs}")
+        console.print(f"{'graphs':>10}  {self.cuda_graphs}")
         console.print(f"ready in {seconds:.0f} s: {folder}")
         if self.profile:
             console.print(table)
@@ -116,7 +119,7 @@ class Doctor:
             )
         return {
             "strategy": dataclasses.asdict(record),
-            "graphs": self.graphs,
+            "graphs": self.cuda_graphs,
             "cache_dir": str(folder),
             "seconds": seconds,
             "profile": table,
@@ -132,7 +135,7 @@ class Doctor:
         if self.fill_cache is None:
             return try_strategies(resolve_device(self.device))
 
-        from funcppo.cli.target import is_run_folder
+        from funcppo.cli.options import is_run_folder
         from funcppo.rl.settings import PUBLISHED, is_rl_run
 
         folder = Path(self.fill_cache)
@@ -197,26 +200,16 @@ def _prepare_run(folder: Path) -> PreparedStep:
 def _prepare_environment(name: str, device: str) -> PreparedStep:
     """The training step of `funcppo rl`, of a run or of an environment at its published settings, from its start."""
     from funcppo import trainer
+    from funcppo.cli.rl import published_config
     from funcppo.compiled_step import prepare_step
     from funcppo.rl import run
-    from funcppo.rl.settings import (
-        RLConfig,
-        published_settings,
-        read_config,
-        settings_of,
-    )
+    from funcppo.rl.settings import read_config, settings_of
     from funcppo.train_step import EAGER_PARTS, vmap_parts
 
     folder = Path(name)
+    config = dataclasses.replace(published_config(name), device=device)
     if folder.is_dir():
         config = read_config(folder)
-    else:
-        published = published_settings(name)
-        settings = {
-            field.name: getattr(published, field.name)
-            for field in dataclasses.fields(published)
-        }
-        config = RLConfig(env=name, device=device, **settings)
     set_threads(config.threads)
     select_device(config.device)
     learner = run.make_learner(config.env, settings_of(config))

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import arg
-
 from funcppo.cli.common import (
-    GraphsChoice,
     Interrupt,
     JsonObject,
     check_overwrites,
     debug_mode,
     defer_interrupt,
     graphs_allowed,
+    lock_output,
     metrics_exported,
     set_caches,
     write_json,
@@ -27,6 +25,7 @@ from funcppo.cli.console import (
     make_console,
     metrics_table,
     print_notes,
+    print_table,
     show_status,
 )
 from funcppo.cli.evaluation_setup import (
@@ -35,26 +34,21 @@ from funcppo.cli.evaluation_setup import (
     prepare_evaluation,
     search_notes,
 )
-from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
-    ChoiceSeconds,
-    DataOptions,
-    DeviceOption,
-    JsonOutput,
-    MetricsFile,
+    HIDDEN,
+    CacheFolder,
+    CudaGraphs,
+    MemoryOption,
     MetricsPort,
+    Opt,
     OptionalFile,
-    TargetArgument,
-)
-from funcppo.cli.target import (
+    ScoreOptions,
     data_files,
     debug_files,
     is_run_folder,
     set_target_threads,
 )
-from funcppo.core.settings import NonNegativeFloat, PositiveInt, Seed, Size
-from funcppo.kg.graph.config import DEFAULT_CONFIG
-from funcppo.kg.run.config import CHOICE_SECONDS
+from funcppo.core.settings import PositiveInt, Seed
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -70,7 +64,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(ScoreOptions):
     """Evaluate a trained run or an untrained score by filtered link-prediction ranking on a split.
 
     A run is evaluated with its policy, a data set with a score that needs no training. Candidates are filtered by all
@@ -88,12 +82,9 @@ class Evaluate:
     Exit status: 0 ranked, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
-    target: TargetArgument
-    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
-    (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     split: Literal["test", "valid"] = "test"
     """Split whose queries are ranked."""
-    negatives: Annotated[str, arg(metavar="all|N")] = "all"
+    negatives: Annotated[str, Opt("all|N")] = "all"
     """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
     """Score of a candidate. For a run: evidence if it learnt from questions; success, best-proof or greedy if from
@@ -104,43 +95,23 @@ class Evaluate:
     relation (not with exists@H).
     Default: auto, that of the run's policy or its rule score, whichever ranks valid better; for a data set the one that
     ranks its valid split best."""
-    rules: OptionalFile = None
-    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
-    data: DataOptions = DEFAULT_CONFIG
-    """How files of triples are read and split."""
-    height: Size | None = None
-    """Maximum height of a proof: rule applications on one branch (data sets only). Default: chosen on the valid
-    split."""
-    smoothing: NonNegativeFloat | Literal["auto"] | None = "auto"
-    """Pseudo-count of wrong predictions added to each rule's leave-one-out body count (data sets only); None: plain
-    counts, without leave-one-out. Default: auto, chosen on the valid split."""
-    object_identity: bool | Literal["auto"] = "auto"
-    """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
-    counts; data sets only). Default: auto, chosen on the valid split."""
-    choice_seconds: ChoiceSeconds = CHOICE_SECONDS
-    """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
-    queries: PositiveInt | None = None
+    max_queries: PositiveInt | None = None
     """Rank at most N queries, a random sample, always the same one. Default: all queries."""
     seed: Seed = 0
     """Random seed of the sampled corruptions; unused with --negatives all."""
-    device: DeviceOption = "cpu"
-    """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     debug: bool = False
     """Run as a bug report needs it: record nothing, wait for each kernel, use deterministic algorithms, print
     tracebacks, and say what to attach. Default: off."""
-    graphs: GraphsChoice = "auto"
-    """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
-    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
-    always, and it is an error where one cannot be recorded."""
     compile: CompileChoice = "auto"
     """Compile the search of a policy as one graph, after its batch size is chosen. auto: on a GPU, for so many
     candidates that it saves more time than it takes, half a minute with an empty cache; on: always, and it is an error
     where that fails; off: never."""
-    cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    cuda_graphs: CudaGraphs = "auto"
+    """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them out;
+    manual: always, and it is an error where one cannot be recorded."""
+    cache_dir: CacheFolder = None
     """Folder for compiled code, as --cache-dir of `funcppo train`. Default: $XDG_CACHE_HOME/funcppo."""
-    threads: PositiveInt | None = None
-    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
-    memory: Annotated[str | None, arg(metavar="BYTES")] = None
+    memory: MemoryOption = None
     """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. The batch
     size is tuned within it. Default: what it holds and three quarters of what is free."""
     details: OptionalFile = None
@@ -149,17 +120,15 @@ class Evaluate:
     """Continue an interrupted evaluation from the lines in the --details FILE. Default: off."""
     overwrite: bool = False
     """Replace the --details FILE if it exists. Default: off."""
-    proofs: bool = True
+    proofs: Annotated[bool, HIDDEN] = True
     """Include a proof of each proved answer in the --details FILE. Default: on."""
-    all_scores: bool = False
+    all_scores: Annotated[bool, HIDDEN] = False
     """Include the scores of all scored candidates in the --details FILE. Default: off."""
     metrics_port: MetricsPort = None
     """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Of several processes
     the n-th of a host serves at PORT + n, from 0 on. Default: not served."""
-    metrics_file: MetricsFile = None
+    metrics_file: OptionalFile = None
     """Write the same metrics to FILE, every second or at the next queries after it. Default: no file."""
-    json: JsonOutput = None
-    """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
         """Rank the split and print the metrics.
@@ -171,7 +140,7 @@ class Evaluate:
         processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             with (
-                graphs_allowed(self.graphs, self.device),
+                graphs_allowed(self.cuda_graphs, self.device),
                 metrics_exported(
                     self.metrics_port, None, "evaluate"
                 ) as exporter,
@@ -182,7 +151,7 @@ class Evaluate:
         with (
             lock_output(self.details),
             debug_mode(self.debug, self._debug_files()),
-            graphs_allowed(self.graphs, self.device),
+            graphs_allowed(self.cuda_graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "evaluate"
             ) as exporter,
@@ -233,7 +202,9 @@ class Evaluate:
         self, processes: Processes, exporter: Exporter | None
     ) -> int:
         """Rank windows of the split, whose records rank 0 writes; the exit status."""
-        from funcppo.cli import shared_evaluation
+        from funcppo.cli.evaluation_setup import (
+            iter_shared_queries,
+        )
 
         setup = self._prepare(make_console(use_stderr=True))
         if exporter:
@@ -245,7 +216,7 @@ class Evaluate:
         rows = self._query_rows(setup.evaluator.task.dataset)
         split = getattr(setup.evaluator.task.dataset, self.split)
         done = processes.share("done")
-        for _ in shared_evaluation.iter_queries(
+        for _ in iter_shared_queries(
             processes, setup, split, rows, set(done), count
         ):
             pass  # rank 0 has the records
@@ -264,9 +235,11 @@ class Evaluate:
             )
         processes = distributed.current_processes()
         if processes is not None:
-            from funcppo.cli import shared_evaluation
+            from funcppo.cli.evaluation_setup import (
+                check_same_setup,
+            )
 
-            shared_evaluation.check_same_setup(processes, setup, self.device)
+            check_same_setup(processes, setup, self.device)
         return setup
 
     def _debug_files(self) -> list[Path]:
@@ -309,9 +282,9 @@ class Evaluate:
             raise ValueError(
                 f"{dataset.name}: its {self.split} split is empty: expected triples, or --split-ratios to hold some out"
             )
-        if self.queries is None:
+        if self.max_queries is None:
             return np.arange(len(split))
-        return np.sort(random_rows(len(split), self.queries))
+        return np.sort(random_rows(len(split), self.max_queries))
 
     def _open_log(self, setup: EvaluationSetup) -> RecordLog | None:
         """The result log at --details, with the records that it holds; None without --details."""
@@ -323,7 +296,7 @@ class Evaluate:
         settings = {
             **setup.log_settings,
             "split": self.split,
-            "queries": self.queries,
+            "queries": self.max_queries,
             "sides": list(sides),
         }
         return result_log.open_log(
@@ -377,7 +350,9 @@ class Evaluate:
         self, setup: EvaluationSetup, rows: np.ndarray, done: set[int]
     ) -> Iterator[list[Record]]:
         """Yield the records of each query without records, by this process alone or with others."""
-        from funcppo.cli import shared_evaluation
+        from funcppo.cli.evaluation_setup import (
+            iter_shared_queries,
+        )
         from funcppo.kg.ranking import evaluator as evaluation
 
         split = getattr(setup.evaluator.task.dataset, self.split)
@@ -387,9 +362,7 @@ class Evaluate:
                 setup.evaluator, split, _rows_left(rows, done)
             )
         processes.share("done", sorted(done))
-        return shared_evaluation.iter_queries(
-            processes, setup, split, rows, done
-        )
+        return iter_shared_queries(processes, setup, split, rows, done)
 
     def _summarise(
         self, setup: EvaluationSetup, records: list[Record]
@@ -417,7 +390,7 @@ class Evaluate:
                 memory.peak_bytes(self.device), *setup.peer_peak_bytes, 0
             ),
             "processes": _n_processes(),
-            "graphs": self.graphs,
+            "graphs": self.cuda_graphs,
             **replay._asdict(),
             "compiled": uncompiled is None,
             "uncompiled_reason": uncompiled.reason if uncompiled else "",
@@ -434,7 +407,9 @@ class Evaluate:
         print_notes(console, [*result["notes"], *search_notes(result)])
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
         default = setup.score if self.score == "auto" else ""
-        console.print(metrics_table(title, {setup.score: result}, default))
+        print_table(
+            console, metrics_table(title, {setup.score: result}, default)
+        )
 
 
 def _n_processes() -> int:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +24,14 @@ from typing import (
 
 from funcppo.cli.common import JsonObject, select_device
 from funcppo.cli.console import make_console, show_status
-from funcppo.cli.target import check_read_as_trained, is_run_folder
+from funcppo.cli.options import check_read_as_trained, is_run_folder
 from funcppo.core.files import shorten
 from funcppo.core.settings import is_cuda
 from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import distributed
+from funcppo.runtime.distributed import Processes
 from funcppo.runtime.reasons import ReasonCode, failure_code
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from funcppo.kg.answers import Answerer
     from funcppo.kg.ranking.evaluator import Evaluator, ProofFinder
+    from funcppo.kg.ranking.result_log import Record
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.subject import Subject
     from funcppo.kg.scores.score import Score
@@ -105,7 +108,7 @@ class EvaluationOptions(Protocol):
     @property
     def compile(self) -> CompileChoice: ...
     @property
-    def queries(self) -> int | None: ...
+    def max_queries(self) -> int | None: ...
 
 
 class Uncompiled(NamedTuple):
@@ -255,7 +258,7 @@ def prepare_evaluation(
         on_phase("choosing the batch size")
         task = with_ranking_on(task, "cpu")
         n_candidates = estimate_candidates(
-            task, split[: options.queries], protocol
+            task, split[: options.max_queries], protocol
         )
         score, step, uncompiled, more = _make_policy_score(
             policy_run,
@@ -699,3 +702,85 @@ def digest(params: object) -> str:
     for leaf in tree.leaves(params):
         digest.update(leaf.numpy(force=True).tobytes())
     return digest.hexdigest()[:16]
+
+
+# -- an evaluation that several processes share
+
+
+def check_same_setup(
+    processes: Processes, setup: EvaluationSetup, device: str
+) -> None:
+    """Check that all processes rank the same data with the same scores on the same kind of GPU.
+
+    Raises:
+      ValueError: one does not; the message names it.
+    """
+    gpu = distributed.gpu_facts(device)
+    processes.check_equal("setup", setup.log_settings | gpu)
+
+
+def iter_shared_queries(
+    processes: Processes,
+    setup: EvaluationSetup,
+    split: np.ndarray,
+    rows: np.ndarray,
+    is_done: Collection[int],
+    on_ranked: Callable[[list[Record]], object] = lambda records: None,
+) -> Iterator[list[Record]]:
+    """Rank the windows that this process takes; on rank 0, yield the records of all queries in the order of `rows`.
+
+    What the other processes counted and noted is added to the setup.
+
+    Args:
+      split: atoms [n, W].
+      rows: of all queries of the evaluation.
+      is_done: rows of the queries that have records already, which are not yielded again.
+      on_ranked: receives the records of each query that this process has ranked.
+    """
+    import numpy as np
+
+    from funcppo.kg.ranking import evaluator as evaluation
+    from funcppo.kg.ranking.policy_score import graph_fallback_notes
+    from funcppo.runtime import memory
+
+    # A window is ranked whole, so that its records do not depend on what is done.
+    done = np.array(sorted(is_done), dtype=rows.dtype)
+    windows = [
+        window
+        for window in evaluation.plan_windows(setup.evaluator, split, rows)
+        if not np.isin(window, done).all()
+    ]
+
+    def rank(task: int) -> bytes:
+        before = setup.search_stats.counts()
+        records = evaluation.rank_window(setup.evaluator, split, windows[task])
+        for query in records:
+            on_ranked(query)
+        after = setup.search_stats.counts()
+        stats = {name: after[name] - before[name] for name in after}
+        result = {
+            "rank": processes.rank,
+            "records": records,
+            "stats": stats,
+            "notes": graph_fallback_notes(setup.search_step),
+            "peak_bytes": memory.peak_bytes(setup.device),
+        }
+        return json.dumps(result, ensure_ascii=False).encode()
+
+    for block in processes.iter_results("window", len(windows), rank):
+        result = json.loads(block)
+        if result["rank"] != processes.rank:
+            _add_result(setup, result)
+        for records in result["records"]:
+            if records[0]["query_row"] not in is_done:
+                yield records
+
+
+def _add_result(setup: EvaluationSetup, result: JsonObject) -> None:
+    """Add what another process counted and noted."""
+    setup.search_stats.add_counts(result["stats"])
+    for note in result["notes"]:
+        line = f"rank {result['rank']}: {note}"
+        if line not in setup.notes:
+            setup.notes.append(line)
+    setup.peer_peak_bytes.append(result["peak_bytes"])

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
-
 from funcppo.cli.common import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
@@ -18,18 +16,31 @@ from funcppo.cli.common import (
     Terminated,
     check_output_path,
     check_overwrites,
+    lock_output,
     select_device,
     write_json,
     write_output,
 )
 from funcppo.cli.console import make_console, print_notes, show_status
 from funcppo.cli.evaluation_setup import default_memory_limit, parse_memory
-from funcppo.cli.file_lock import lock_output
-from funcppo.cli.options import DataOptions, DeviceOption, JsonOutput
-from funcppo.cli.target import data_files
+from funcppo.cli.options import (
+    HIDDEN,
+    DataOptions,
+    JsonOutput,
+    MemoryOption,
+    Opt,
+    data_files,
+)
+from funcppo.core.settings import (
+    DeviceName,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Seed,
+    UnitInterval,
+)
 from funcppo.kg.graph.config import DEFAULT_CONFIG
-from funcppo.kg.mining.config import MiningConfig
-from funcppo.runtime import distributed
+from funcppo.kg.mining.config import MAX_PATH_LENGTH, MiningConfig
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -57,48 +68,48 @@ class Mine:
     Exit status: 0 written, also if no rule was found; 2 bad input; 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
-    dataset: Annotated[Positional[str], arg(metavar="DATASET")]
+    dataset: str
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
     a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl. Only the training
     triples are read; valid and test are not used."""
     data: DataOptions = DEFAULT_CONFIG
     """How files of triples are read and split."""
-    out: Annotated[Path, arg(metavar="FILE|-")]
+    out: Annotated[Path, Opt("FILE|-")]
     """Rule file to write, or to replace; - writes to standard output."""
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
     """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
     three."""
     object_identity: bool = False
     """Count under object identity, as AnyBURL and PyClause do: different variables of a rule bind different entities,
-    none of which the rule names. For --format AnyBURL alone; a quarter of --seconds and of --max-rows is kept for it.
+    none of which the rule names. For --format AnyBURL alone; a quarter of --seconds and of max_rows is kept for it.
     Default: off, the counts are without."""
-    max_length: int | None = None
+    max_length: Annotated[int, Range(1, MAX_PATH_LENGTH)] | None = None
     """Maximum number of atoms in a rule body, 1 to 5. Paths of 4 and 5 atoms are for sparse graphs: relations with too
     many of them are left out. Default: 3; 2 in a tiny dense graph (at most 2,000 facts, at least one for each pair of
     entities); 5 in a large sparse one (more than 50,000 facts, at most three for each entity)."""
-    min_support: int | None = None
+    min_support: PositiveInt | None = None
     """Minimum support: facts that a rule derives from other facts. Default: 5; 3 in a tiny dense graph."""
-    min_confidence: float = _DEFAULT.min_confidence
+    min_confidence: UnitInterval = _DEFAULT.min_confidence
     """Minimum leave-one-out confidence, 0 to 1."""
     constants: bool = False
     """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d), and with h(X,X) in place of h(X,c).
     Default: off; on in a large graph (more than 50,000 facts) that is not sparse."""
-    without_constants: bool = False
+    without_constants: Annotated[bool, HIDDEN] = False
     """Mine no rules with constants in such a graph either. Default: off."""
-    votes_per_fact: int | None = None
+    votes_per_fact: Annotated[PositiveInt | None, HIDDEN] = None
     """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
     graph, and in one of 2,000 to 50,000 facts."""
-    seconds: float = _DEFAULT.seconds
-    """Time limit in seconds, without reading the data. It also sets --max-rows, 7 million a second."""
-    max_rows: int | None = _DEFAULT.max_rows
+    seconds: PositiveFloat = _DEFAULT.seconds
+    """Time limit in seconds, without reading the data. It also sets max_rows, 7 million a second."""
+    max_rows: Annotated[PositiveInt | None, HIDDEN] = _DEFAULT.max_rows
     """Maximum rows of work: what exceeds it is sampled, and what is too much even so is left out. Default: by
     --seconds."""
-    memory: Annotated[str | None, arg(metavar="BYTES")] = None
+    memory: MemoryOption = None
     """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. Default:
     three quarters of what is free."""
-    seed: int = _DEFAULT.seed
+    seed: Seed = _DEFAULT.seed
     """Random seed of the samples."""
-    device: DeviceOption = "cpu"
+    device: DeviceName = "cpu"
     """Device to count on: cpu, cuda, or cuda:N for GPU number N."""
     json: JsonOutput = None
     """Write a summary as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
@@ -110,11 +121,6 @@ class Mine:
           The exit status.
         """
         select_device(self.device)
-        n_processes = distributed.launched_size()
-        if n_processes > 1:
-            raise ValueError(
-                f"mine: expected one process, got {n_processes} of torchrun"
-            )
         self._check_outputs()
         with lock_output(self.out):
             return self._run()
@@ -150,14 +156,16 @@ class Mine:
           ValueError: it is too large.
         """
         from funcppo.kg.graph.loaders import load
+        from funcppo.kg.run import rule_files
 
         dataset = load(self.dataset, facts_only=True, cfg=self.data)
-        limit = check_mining_memory(
-            dataset,
-            self.memory,
-            "--memory",
-            self.device,
-            max_length=self._config(dataset).max_length,
+        limit = (
+            default_memory_limit(self.device)
+            if self.memory is None
+            else parse_memory(self.memory)
+        )
+        rule_files.check_memory(
+            dataset, limit, self.device, self._config(dataset).max_length
         )
         return dataset, limit
 
@@ -183,7 +191,7 @@ class Mine:
         """Check the files to write, before any work."""
         if self.constants and self.without_constants:
             raise ValueError(
-                "--constants, --without-constants: expected one of them"
+                "--constants, --set without_constants: expected one of them"
             )
         if self.object_identity and self.format != "AnyBURL":
             raise ValueError(
@@ -288,47 +296,6 @@ class Mine:
         return notes
 
 
-def check_mining_memory(
-    dataset: Dataset,
-    text: str | None,
-    option: str,
-    device: str,
-    *,
-    max_length: int | None = None,
-) -> int:
-    """The memory limit of mining, in bytes.
-
-    Args:
-      text: the limit of this process, or of the GPU; None for three quarters of what is free, which the processes of a
-        host share.
-      option: the option that sets it, for the error.
-      max_length: of the bodies of rules, in atoms; None for that of the defaults.
-
-    Raises:
-      ValueError: the limit is no number, or mining the data set takes more.
-    """
-    from funcppo.kg.mining import miner
-    from funcppo.kg.run import rule_files
-    from funcppo.runtime import memory
-
-    if max_length is None:
-        max_length = rule_files.mining_config(dataset).max_length
-    used_bytes = memory.used_bytes(device)
-    limit = (
-        default_memory_limit(device)
-        if text is None
-        else parse_memory(text, option)
-    )
-    needed_bytes = used_bytes + miner.needed_bytes(
-        len(dataset.facts), dataset.n_predicates, max_length
-    )
-    if needed_bytes > limit:
-        raise ValueError(
-            f"{option} {limit}: expected at least {needed_bytes} bytes, to mine {len(dataset.facts)} facts"
-        )
-    return limit
-
-
 def _exit_status(interrupt: KeyboardInterrupt | None) -> int:
     """The exit status after mining that an interrupt may have ended."""
     if interrupt is None:
@@ -399,7 +366,7 @@ def _print_summary(
     if not len(rules.rules):
         reason = f"{len(rules.facts)} facts give no rule"
         if not all(stage.is_finished for stage in result.stages):
-            reason = "the limits of --seconds and --max-rows left no rule"
+            reason = "the limits of --seconds and max_rows left no rule"
         console.print(
             f"{rules.name}: {reason} with support {summary['settings']['min_support']} and confidence "
             f"{options.min_confidence:g}; {options.out} holds none"

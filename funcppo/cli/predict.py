@@ -15,48 +15,37 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
-
-from tyro.conf import Positional, arg
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from funcppo.cli.common import (
     JSON_FORMAT,
-    GraphsChoice,
     Interrupt,
     JsonObject,
     check_output_path,
     check_overwrites,
     defer_interrupt,
     graphs_allowed,
+    lock_output,
     select_device,
     write_json,
     write_output,
 )
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.evaluation_setup import open_answerer
-from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
-    ChoiceSeconds,
-    DataOptions,
-    DeviceOption,
+    HIDDEN,
     JsonOutput,
     OptionalFile,
-    TargetArgument,
-)
-from funcppo.cli.target import (
+    ScoreOptions,
     data_files,
     print_notes_to_stderr,
     set_target_threads,
 )
 from funcppo.core.files import shorten
-from funcppo.core.settings import NonNegativeFloat, PositiveInt, Size
-from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.core.settings import PositiveInt, UnitInterval
 from funcppo.kg.graph.text import escape_unprintable, format_name
-from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show.report.tables import score_text
-from funcppo.runtime import distributed
-from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -73,8 +62,6 @@ if TYPE_CHECKING:
 FIRST_BATCH_QUERIES = 1
 MAX_BATCH_QUERIES = 4096
 BATCH_SECONDS = 1.0
-# queries of a task where processes share a file of queries
-SHARED_BATCH_QUERIES = 64
 
 
 class _ParsedQuery(NamedTuple):
@@ -92,7 +79,7 @@ class _AnsweredQuery(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict(ScoreOptions):
     """Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.
 
     Candidates are the entities that the rules derive from the facts of train (and facts.txt). They have the score that
@@ -115,20 +102,17 @@ class Predict:
     Exit status: 0 answered, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
-    target: TargetArgument
-    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
-    (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
-    query: Annotated[Positional[str | None], arg(metavar="QUERY")] = None
+    query: str | None = None
     """Query with one variable, such as "locatedIn(france, X)" or "'citizen of'(?who, China)". Default: the queries of
     --queries, or the facts of --new."""
     k: PositiveInt = 10
     """Number of answers of a query."""
     known: bool = False
     """List known answers too, marked. Default: they are left out and counted."""
-    with_self: bool = False
+    with_self: Annotated[bool, HIDDEN] = False
     """List the entity of a query among its own answers, as `funcppo evaluate` ranks it. Default: only if some triple of
     the relation, or the head of a rule, links an entity to itself."""
-    min_score: NonNegativeFloat = 0.0
+    min_score: Annotated[UnitInterval, HIDDEN] = 0.0
     """Leave out answers with a smaller score."""
     unproved: bool = False
     """List after all others the entities that no rule derives, marked unproved, by their prior by link embeddings. It
@@ -151,32 +135,6 @@ class Predict:
     """Replace --out FILE if it exists, or unfinished answers to --queries. Default: off."""
     csv: JsonOutput = None
     """Write the answers as CSV to FILE; - writes them to standard output in place of the text. Default: no CSV."""
-    score: str = "auto"
-    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, that of the run's policy or its rule
-    score, whichever ranks valid better; for a data set the one that ranks its valid split best."""
-    rules: OptionalFile = None
-    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
-    data: DataOptions = DEFAULT_CONFIG
-    """How files of triples are read and split."""
-    height: Size | None = None
-    """Maximum height of a proof (data sets only). Default: chosen on the valid split."""
-    smoothing: NonNegativeFloat | Literal["auto"] | None = "auto"
-    """Pseudo-count of wrong predictions of each rule (data sets only). Default: auto, chosen on the valid split."""
-    object_identity: bool | Literal["auto"] = "auto"
-    """Bind the variables of a rule to different constants (data sets only). Default: auto, chosen on the valid
-    split."""
-    choice_seconds: ChoiceSeconds = CHOICE_SECONDS
-    """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
-    device: DeviceOption = "cpu"
-    """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
-    graphs: GraphsChoice = "auto"
-    """Replay the search of a policy as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
-    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
-    always, and it is an error where one cannot be recorded."""
-    threads: PositiveInt | None = None
-    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
-    json: JsonOutput = None
-    """Write the answers as JSON to FILE; - writes them to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
         """Answer the queries and print the answers.
@@ -184,14 +142,10 @@ class Predict:
         Returns:
           The exit status.
         """
-        processes = distributed.current_processes()
-        if processes is not None and not processes.is_main:
-            with graphs_allowed(self.graphs, self.device):
-                return self._run()
         self._check_options()
         with (
             lock_output(self._part_target()),
-            graphs_allowed(self.graphs, self.device),
+            graphs_allowed(self.cuda_graphs, self.device),
         ):
             return self._run()
 
@@ -199,7 +153,6 @@ class Predict:
         """Answer with a file that no other process writes; the exit status."""
         from funcppo.kg.ranking.policy_score import graph_fallback_notes
 
-        self._check_shareable()
         set_target_threads(self.target, self.threads)
         answerer, notes = open_answerer(
             self.target,
@@ -220,27 +173,12 @@ class Predict:
         else:
             queries, query_notes = self._read_queries(answerer)
             settings = self._query_settings(answerer, queries)
-            self._check_same_setup(settings)
             status = self._answer_queries(answerer, queries, settings)
             notes += query_notes
         notes += graph_fallback_notes(answerer.subject.search_step)
         # Answers come first; an error stands alone.
         print_notes_to_stderr(notes)
         return status
-
-    def _check_shareable(self) -> None:
-        """Raise ValueError if several processes are to list new facts."""
-        if self.new and distributed.launched_size() > 1:
-            raise ValueError(
-                f"--new: expected one process, got {distributed.launched_size()}: several can share --queries FILE"
-            )
-
-    def _check_same_setup(self, settings: JsonObject) -> None:
-        """Check that all processes answer the same queries from the same data with the same scores."""
-        processes = distributed.current_processes()
-        if processes is not None:
-            gpu = distributed.gpu_facts(self.device)
-            processes.check_equal("setup", settings | gpu)
 
     def _check_options(self) -> None:
         """Check options and outputs, before any work."""
@@ -270,14 +208,10 @@ class Predict:
 
         if self.unproved and self.min_score:
             raise ValueError(
-                "--unproved, --min-score: expected one of them: unproved answers score 0"
+                "--unproved, --set min_score: expected one of them: unproved answers score 0"
             )
         if self.csv == "-" and self.json == "-":
             raise ValueError("--csv -, --json -: expected one of them")
-        if self.min_score > 1:
-            raise ValueError(
-                f"--min-score: expected a number from 0 to 1, got {self.min_score:g}"
-            )
         select_device(self.device)
         self._check_outputs()
 
@@ -328,14 +262,8 @@ class Predict:
         Args:
           settings: what the answers depend on.
         """
-        processes = distributed.current_processes()
-        is_main = processes is None or processes.is_main
-        is_complete = is_main and self._is_complete(settings)
-        if is_complete or not is_main:
-            for _ in self._iter_answers(answerer, queries, len(queries)):
-                pass  # rank 0 has the answers
-            if is_complete:
-                print(f"{self._part_target()} is complete already")
+        if self._is_complete(settings):
+            print(f"{self._part_target()} is complete already")
             return 0
 
         log = self._open_log(queries, settings)
@@ -375,7 +303,7 @@ class Predict:
             suppress(KeyboardInterrupt),
             show_status(make_console(use_stderr=True), "answering") as bar,
         ):
-            for batch in self._iter_answers(answerer, queries, n_before):
+            for batch in self._iter_batches(answerer, queries[n_before:]):
                 records = [query.fields for query in batch]
                 if log:
                     record_log.append(log, records)
@@ -439,7 +367,7 @@ class Predict:
         print_notes_to_stderr(
             [
                 f"left out {n_self:,} derivable {answers} the entity of the query itself: no triple of the relation "
-                f"links an entity to itself (--with-self keeps {'it' if is_one else 'them'})"
+                f"links an entity to itself (--set with_self=on keeps {'it' if is_one else 'them'})"
             ]
         )
 
@@ -468,26 +396,6 @@ class Predict:
             ]
         )
 
-    def _iter_answers(
-        self,
-        answerer: Answerer,
-        queries: Sequence[_ParsedQuery],
-        n_done: int,
-    ) -> Iterator[list[_AnsweredQuery]]:
-        """Answer all queries but the first ones, by this process alone or with others.
-
-        Args:
-          n_done: queries that are answered already; that of rank 0 counts.
-
-        Returns:
-          Yields the answers of some queries after others; on rank 0 those of all.
-        """
-        processes = distributed.current_processes()
-        if processes is None:
-            return self._iter_batches(answerer, queries[n_done:])
-        n_done = processes.share("done", n_done)
-        return self._iter_shared(processes, answerer, queries, n_done)
-
     def _iter_batches(
         self, answerer: Answerer, queries: Sequence[_ParsedQuery]
     ) -> Iterator[list[_AnsweredQuery]]:
@@ -501,30 +409,6 @@ class Predict:
             seconds = time.perf_counter() - start
             fitting = len(batch) * BATCH_SECONDS / max(seconds, 1e-3)
             size = max(1, int(min(4 * size, fitting, MAX_BATCH_QUERIES)))
-
-    def _iter_shared(
-        self,
-        processes: Processes,
-        answerer: Answerer,
-        queries: Sequence[_ParsedQuery],
-        n_done: int,
-    ) -> Iterator[list[_AnsweredQuery]]:
-        """Answer the batches that this process takes; on rank 0, yield the answers of all in order."""
-        # A batch is answered whole, so that its answers do not depend on what is done.
-        is_left = n_done < len(queries)
-        n_skipped = n_done % SHARED_BATCH_QUERIES if is_left else 0
-        starts = range(n_done - n_skipped, len(queries), SHARED_BATCH_QUERIES)
-
-        def answer(task: int) -> bytes:
-            first = starts[task]
-            batch = queries[first : first + SHARED_BATCH_QUERIES]
-            answered = self._answer(answerer, batch)
-            return jsonlib.dumps(answered, ensure_ascii=False).encode()
-
-        for block in processes.iter_results("batch", len(starts), answer):
-            found = [_AnsweredQuery(*fields) for fields in jsonlib.loads(block)]
-            yield found[n_skipped:]
-            n_skipped = 0
 
     def _answer(
         self, answerer: Answerer, queries: Sequence[_ParsedQuery]
@@ -600,7 +484,7 @@ class Predict:
             "trained": subject.policy_run is not None,
             "height": subject.task.max_height,
             "notes": [*subject.notes, *policy_score.graph_fallback_notes(step)],
-            "graphs": self.graphs,
+            "graphs": self.cuda_graphs,
             **policy_score.search_replay(step)._asdict(),
             "queries": answered,
             "seconds": seconds,

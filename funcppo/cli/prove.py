@@ -7,10 +7,9 @@ import json as jsonlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 import numpy as np
-from tyro.conf import Positional, arg
 
 from funcppo.cli.common import (
     JsonObject,
@@ -20,12 +19,8 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.options import (
-    DataOptions,
-    JsonOutput,
-    OptionalFile,
-    TargetArgument,
-)
-from funcppo.cli.target import (
+    HIDDEN,
+    TargetOptions,
     data_files,
     fixpoint_progress,
     is_run_folder,
@@ -34,7 +29,6 @@ from funcppo.cli.target import (
     set_target_threads,
 )
 from funcppo.core.settings import INT32_MAX, PositiveInt, Range
-from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import (
     format_atom,
@@ -59,7 +53,7 @@ if TYPE_CHECKING:
 MAX_PRINTED_ANSWERS = 10  # answers of a query with variables, without --all
 # rules that match a refuted query, in the text and in the JSON
 MAX_FAILED_RULES = 5
-RAISE_LIMITS = "--max-atoms and --max-rows are the limits"
+RAISE_LIMITS = "--set max_atoms=N and --set max_rows=N are the limits"
 EXIT_STATUS = {"proved": 0, "refuted": 1, "unknown": 3}
 EMPTY_GRAPH = "digraph proof {\n}\n"
 
@@ -68,7 +62,7 @@ Atom: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prove:
+class Prove(TargetOptions):
     """Prove a query from facts and rules: print its proof, its answers, or why there is none.
 
     A query without variables never counts as a fact while it is proved. A query that is a known fact is reported as
@@ -81,19 +75,12 @@ class Prove:
     capital or _ are variables, and nothing holds of a constant that the program does not have. A name in single quotes
     is always an entity.
 
-    Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (--max-atoms
-    or --max-rows was reached without a proof, or before the list of --all was complete).
+    Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (max_atoms
+    or max_rows was reached without a proof, or before the list of --all was complete).
     """
 
-    target: TargetArgument
-    """Folder of a training run, or a data set: an embedded name such as countries_s3, a folder with train.txt, a
-    file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
-    query: Annotated[Positional[str], arg(metavar="QUERY")]
+    query: str
     """Atom to prove, such as "locatedIn(france, europe)", "locatedIn(X, europe)" or "'citizen of'(?who, China)"."""
-    rules: OptionalFile = None
-    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
-    data: DataOptions = DEFAULT_CONFIG
-    """How files of triples are read and split."""
     height: Annotated[int, Range(0, INT32_MAX)] | None = None
     """Maximum height of a proof: rule applications on one branch. Default: that of the run; no limit for a data set."""
     all: bool = False
@@ -101,17 +88,13 @@ class Prove:
     object_identity: bool = False
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts). Default: as the run was trained; off for a data set."""
-    max_atoms: PositiveInt = ProverTaskConfig().max_atoms
+    max_atoms: Annotated[PositiveInt, HIDDEN] = ProverTaskConfig().max_atoms
     """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
-    max_rows: PositiveInt = 300_000_000
+    max_rows: Annotated[PositiveInt, HIDDEN] = 300_000_000
     """Maximum number of rows that the joins of T_P may make, about two minutes of work; a step that would make more is
     left out, and if there is no proof before it the verdict is unknown."""
-    threads: PositiveInt | None = None
-    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
-    format: Literal["text", "json", "dot"] = "text"
-    """Output format on standard output; dot is a Graphviz graph of the proof."""
-    json: JsonOutput = None
-    """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
+    dot: bool = False
+    """Print the proof as a Graphviz graph in place of the text. Default: off."""
 
     def run(self) -> int:
         """Answer the query and print the result.
@@ -132,19 +115,16 @@ class Prove:
         options = self._with_settings_of_run()
         if not variables:
             report = _prove_ground(options, dataset, atom)
-        elif self.format == "dot":
+        elif self.dot:
             raise ValueError(
-                f"query {self.query!r}: expected no variables for --format dot, which draws one proof"
+                f"query {self.query!r}: expected no variables for --dot, which draws one proof"
             )
         else:
             report = _answer_open(options, dataset, atom, variables)
 
         write_json(self.json, report.result)
         if self.json != "-":
-            if self.format == "json":
-                write_json("-", report.result)
-            else:
-                write_output(report.text)
+            write_output(report.text)
         # The answer comes first; an error stands alone.
         print_notes_to_stderr([*dataset.notes, *query.notes])
         return EXIT_STATUS[report.result["verdict"]]
@@ -166,8 +146,7 @@ class _Report(NamedTuple):
     """What is written and printed of a query."""
 
     result: JsonObject  # the JSON of --json
-    # for standard output, in the format of --format unless that is json
-    text: str
+    text: str  # for standard output
 
 
 def _fixpoint_fields(options: Prove, model: LeastModel) -> JsonObject:
@@ -236,7 +215,7 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     result["failed_rules"] = failed.rules
     result |= _fixpoint_fields(options, found.model)
 
-    if options.format == "dot":
+    if options.dot:
         return _Report(
             result,
             proof.to_dot(best_proof, names.format_atom, names.format_rule)

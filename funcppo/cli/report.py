@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
-
 from funcppo.cli.common import (
-    GraphsChoice,
     JsonObject,
     check_output_path,
     check_overwrites,
@@ -19,11 +16,18 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.console import make_console, show_status
-from funcppo.cli.options import DeviceOption, JsonOutput
-from funcppo.cli.target import data_files, set_target_threads
+from funcppo.cli.options import (
+    HIDDEN,
+    CudaGraphs,
+    JsonOutput,
+    Opt,
+    data_files,
+    set_target_threads,
+)
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
+    DeviceName,
     NonNegativeInt,
     PositiveInt,
 )
@@ -33,8 +37,6 @@ from funcppo.kg.run.config import RESULTS_FILE, read_config
 if TYPE_CHECKING:
     from funcppo.kg.show.report.figures import Picture, RunReport
     from funcppo.kg.show.report.tables import RunMeasurements
-
-RunArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +55,9 @@ class Report:
     Exit status: 0 written, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
-    runs: RunArguments
+    runs: tuple[str, ...]
     """Folders of training runs on the same data; for returns, of runs of `funcppo rl`."""
-    out: Annotated[str, arg(metavar="FILE")]
+    out: Annotated[str, Opt("FILE")]
     """File to write, with --plot FILE.svg or FILE.png; one that exists is replaced."""
     plot: (
         Literal[
@@ -71,17 +73,15 @@ class Report:
         | None
     ) = None
     """Write this picture in place of the page. Default: the page."""
-    queries: NonNegativeInt = 100
+    shown: NonNegativeInt = 100
     """Number of test queries that are shown with proofs, or over which rules are counted, spread over relations."""
-    ranked: PositiveInt | None = None
+    max_queries: PositiveInt | None = None
     """Rank at most N test queries, spread over relations. Default: those that the end of the training ranks."""
-    device: DeviceOption = "cpu"
+    device: DeviceName = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
-    graphs: GraphsChoice = "auto"
-    """Replay the search of a policy as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
-    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
-    always, and it is an error where one cannot be recorded."""
-    threads: PositiveInt | None = None
+    cuda_graphs: Annotated[CudaGraphs, HIDDEN] = "auto"
+    """Replay the search of a policy as CUDA graphs on a GPU, as --cuda-graphs of `funcppo evaluate`."""
+    threads: Annotated[PositiveInt | None, HIDDEN] = None
     """Number of CPU threads of an operation. Default: as many as the first run was trained with."""
     json: JsonOutput = None
     """Write the tables of the page as JSON to FILE; - writes them to standard output. Default: no JSON."""
@@ -100,11 +100,11 @@ class Report:
         from funcppo.kg.show.report import page
 
         set_target_threads(self.runs[0], self.threads)
-        with graphs_allowed(self.graphs, self.device):
+        with graphs_allowed(self.cuda_graphs, self.device):
             reports = measure_runs(
                 self.runs,
-                self.ranked,
-                self.queries,
+                self.max_queries,
+                self.shown,
                 self.device,
                 has_entries=True,
             )
@@ -158,16 +158,16 @@ class Report:
         check_runs(self.runs, self.out, self.json)
         select_device(self.device)
         set_target_threads(self.runs[0], self.threads)
-        with graphs_allowed(self.graphs, self.device):
+        with graphs_allowed(self.cuda_graphs, self.device):
             reports = measure_runs(
                 self.runs,
-                0 if kind in ("curves", "weights") else self.ranked,
-                self.queries if kind == "rules" else 0,
+                0 if kind in ("curves", "weights") else self.max_queries,
+                self.shown if kind == "rules" else 0,
                 self.device,
             )
         measured = [one.measured for one in reports]
         picture = figures.draw(kind, measured)
-        return picture, replay_record(self.graphs, measured)
+        return picture, replay_record(self.cuda_graphs, measured)
 
     def _draw_returns(self) -> Picture:
         """The picture of runs that learnt to act."""
@@ -197,15 +197,15 @@ class Report:
         return {
             "runs": list(self.runs),
             "out": self.out,
-            **replay_record(self.graphs, runs),
+            **replay_record(self.cuda_graphs, runs),
             "tables": found,
         }
 
 
 def replay_record(
-    graphs: GraphsChoice, runs: Iterable[RunMeasurements]
+    graphs: CudaGraphs, runs: Iterable[RunMeasurements]
 ) -> JsonObject:
-    """What --graphs said, and how the searches of the runs were replayed, for the JSON of --json."""
+    """What --cuda-graphs said, and how the searches of the runs were replayed, for the JSON of --json."""
     replays = [run.search_replay._asdict() for run in runs]
     return {"graphs": graphs, "replays": replays}
 

@@ -7,22 +7,19 @@ import shlex
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
-
-from tyro.conf import Positional, arg
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from funcppo.cli.common import (
-    GraphsChoice,
     Interrupt,
     JsonObject,
     check_overwrites,
     defer_interrupt,
     graphs_allowed,
-    option_name,
+    lock_folder,
     select_device,
     set_threads,
     write_json,
@@ -32,20 +29,20 @@ from funcppo.cli.console import (
     make_console,
     make_table,
     print_notes,
+    print_table,
     show_status,
 )
-from funcppo.cli.file_lock import lock_folder
-from funcppo.cli.options import DeviceOption, JsonOutput, LoggerNames
-from funcppo.config import PPOConfig
+from funcppo.cli.options import (
+    CudaGraphs,
+    JsonOutput,
+    LoggerNames,
+    Opt,
+)
 from funcppo.core import files
 from funcppo.core.files import remove_stale_parts
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
-    LogStd,
-    PositiveInt,
-    Seed,
-    Size,
     iter_differences,
     write_config,
 )
@@ -53,9 +50,7 @@ from funcppo.kg.run.config import CHECKPOINT_FILE, RESULTS_FILE
 from funcppo.logs import LoggerName, check_loggers
 from funcppo.rl.settings import (
     GSDE_DEFAULTS,
-    PUBLISHED,
     RLConfig,
-    RLSettings,
     published_settings,
     read_config,
     settings_of,
@@ -78,7 +73,19 @@ RUN_FILES = (
     CHECKPOINT_FILE,
     PREVIOUS_CHECKPOINT,
 )
-_DEFAULT = published_settings("CartPole-v1")
+
+
+def published_config(env: str) -> RLConfig:
+    """The settings of a run by those published for its environment."""
+    published = published_settings(env or "CartPole-v1")
+    settings = {
+        field.name: getattr(published, field.name)
+        for field in dataclasses.fields(published)
+    }
+    return RLConfig(env=env, **settings)
+
+
+_DEFAULT = published_config("")
 
 
 class _TrainingEnd(NamedTuple):
@@ -100,52 +107,16 @@ class Rl:
     Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
-    env: Annotated[Positional[str], arg(metavar="ENV")] = ""
-    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, funcppo/Reacher-v0,
-    or a game such as MinAtar/Breakout-v1. (required unless --resume)"""
-    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    settings: Annotated[
+        RLConfig,
+        Opt(shown=("env", "seeds", "seed", "steps", "device", "strategy")),
+    ] = _DEFAULT
+    """Settings of the run. What is published for ENV comes before the defaults shown here."""
+    out: Annotated[Path | None, Opt("RUN")] = None
     """Folder that the run is written to; created if it is missing. Default: nothing is kept."""
-    seeds: Size = 1
-    """Number of seeds, which are trained at once in one step."""
-    seed: Seed = 0
-    """First of the random seeds; the others follow it."""
-    steps: PositiveInt | None = None
-    """Environment steps of each seed, rounded up to whole rollouts. Default: as published."""
-    device: DeviceOption = "cpu"
-    """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
-    threads: PositiveInt = 1
-    """Number of CPU threads of an operation, which the last bits of results depend on."""
-    strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
-    """How the training step is executed, as of `funcppo train`; auto compiles it in a run long enough to repay that."""
-    graphs: GraphsChoice = "auto"
-    """Replay the training step as a CUDA graph on a GPU. auto: where it can be recorded; off: never; trees: those
-    that PyTorch records of compiled functions, to compare with; manual: always, and it is an error where it cannot be
-    recorded."""
-    hidden: Annotated[tuple[Size, ...], arg(metavar="N...")] = _DEFAULT.hidden
-    """Units of each hidden layer of actor and critic. Default: as published."""
-    activation: Literal["tanh", "relu"] = _DEFAULT.activation
-    """Activation of the hidden layers. Default: as published."""
-    exploration: Literal["independent", "gsde"] = _DEFAULT.exploration
-    """Noise of continuous actions. independent: from step to step; gsde: a random function of the state (generalised
-    state-dependent exploration). Default: as published."""
-    noise_steps: Size | None = _DEFAULT.noise_steps
-    """Steps for which the random function of gSDE stays the same. Default: as published, else a whole rollout."""
-    first_log_std: LogStd = _DEFAULT.first_log_std
-    """Log deviation of each number of the noise matrix of gSDE before the first update. Default: as published."""
-    orthogonal: bool = _DEFAULT.orthogonal
-    """Orthogonal weights and zero biases at first. With gSDE they may be off: both are uniform then, as those of
-    PyTorch's layers. Default: on. Where the published settings have it off, it is off."""
-    normalize_observation: bool = False
-    """Shift and scale observations by their running moments. Default: as published."""
-    normalize_reward: bool = False
-    """Divide rewards by the running deviation of the discounted return. Default: as published."""
-    clip_action: bool = False
-    """Clip continuous actions to [-1, 1] before the environment sees them. Default: as published."""
-    evaluate_every: PositiveInt | None = None
-    """Updates between two evaluations on environments of their own. Default: a twentieth of the run."""
-    episodes: Size = 32
-    """Number of episodes of each seed in an evaluation, once with the most probable actions and once with sampled
-    ones."""
+    cuda_graphs: CudaGraphs = "auto"
+    """Replay the training step as a CUDA graph on a GPU. auto: where it can be recorded; off: never; manual: always,
+    and it is an error where it cannot be recorded."""
     resume: bool = False
     """Continue from the checkpoint in RUN with the settings in its config.json; only --steps may be given another
     value, a greater one, where no schedule ends with the run. Default: off."""
@@ -158,27 +129,17 @@ class Rl:
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
-    ppo: PPOConfig = _DEFAULT.ppo
-    """Settings of proximal policy optimisation (PPO). What is published for ENV comes before the defaults shown
-    here."""
 
     @classmethod
-    def defaults(cls, arguments: Sequence[str], /) -> Rl:
-        """The options published for the environment that a command line names."""
-        named = [word for word in arguments if word in PUBLISHED]
-        return (
-            cls(**_as_options(published_settings(named[0]))) if named else cls()
-        )
-
-    def stored_options(self) -> Rl | None:
-        """The options of the run to resume; None for a new run."""
-        if not self.resume:
-            return None
-        if self.overwrite:
+    def stored_settings(cls, given: Mapping[str, Any]) -> RLConfig:
+        """The settings of the run to resume, or those published for the environment."""
+        if not given.get("resume"):
+            return published_config(given.get("env", ""))
+        if given.get("overwrite"):
             raise ValueError("--resume, --overwrite: expected one of them")
-        if self.out is None:
+        if given.get("out") is None:
             raise ValueError("--resume: expected --out RUN too, got none")
-        return dataclasses.replace(self, **_as_options(read_config(self.out)))
+        return read_config(given["out"])
 
     def run(self) -> int:
         """Train, and print the returns.
@@ -186,7 +147,7 @@ class Rl:
         Returns:
           The exit status.
         """
-        if not self.env:
+        if not self.settings.env:
             raise ValueError(
                 "ENV: expected an environment, got none (see --help)"
             )
@@ -194,7 +155,7 @@ class Rl:
         with (
             self._folder() as folder,
             lock_folder(folder),
-            graphs_allowed(self.graphs, self.device),
+            graphs_allowed(self.cuda_graphs, self.settings.device),
         ):
             outputs = [("--out", folder / name) for name in RUN_FILES]
             check_overwrites([*outputs, ("--json", self.json)], ())
@@ -225,10 +186,10 @@ class Rl:
         from funcppo.runtime.compile import check_available
 
         start = time.perf_counter()
-        check_available(self.strategy)
+        check_available(self.settings.strategy)
         console = make_console(self.json == "-")
-        set_threads(self.threads)
-        select_device(self.device)
+        set_threads(self.settings.threads)
+        select_device(self.settings.device)
         config = self._config()
         learner = run.make_learner(config.env, settings_of(config))
         if self.resume:
@@ -252,7 +213,7 @@ class Rl:
         self, results: JsonObject, folder: Path, start: float, console: Console
     ) -> None:
         """Write and print the results of a run that began at a time of the performance counter."""
-        results["graphs"] = self.graphs
+        results["graphs"] = self.cuda_graphs
         results["seconds"] = time.perf_counter() - start
         self._write(results, folder)
         _print_results(results, console)
@@ -266,19 +227,17 @@ class Rl:
 
     def _config(self) -> RLConfig:
         """The settings of the run."""
-        theirs = published_settings(self.env)
-        options = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(RLConfig)
-            if field.name != "source"
+        config = self.settings
+        if config.exploration == "gsde":
+            return config
+        # What is published for gSDE is of no use then.
+        theirs = published_settings(config.env)
+        unused = {
+            name: value
+            for name, value in GSDE_DEFAULTS.items()
+            if getattr(config, name) == getattr(theirs, name)
         }
-        options["steps"] = self.steps or theirs.steps
-        if self.exploration == "independent":
-            # What is published for gSDE is of no use then.
-            for name, unused in GSDE_DEFAULTS.items():
-                if options[name] == getattr(theirs, name):
-                    options[name] = unused
-        return RLConfig(**options, source=theirs.source)
+        return dataclasses.replace(config, **unused)
 
     def _begin(self, config: RLConfig, folder: Path) -> None:
         """Write the settings of a new run, in place of the files of an earlier one.
@@ -315,15 +274,6 @@ def _remove_parts(folder: Path, console: Console) -> None:
     )
 
 
-def _as_options(settings: RLConfig | RLSettings) -> JsonObject:
-    """Stored or published settings as options."""
-    return {
-        field.name: getattr(settings, field.name)
-        for field in dataclasses.fields(settings)
-        if field.name != "source"
-    }
-
-
 def _note_missing_checkpoint(folder: Path, console: Console) -> None:
     """Say of a run to resume that it begins anew, where it has no checkpoint."""
     names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT)
@@ -346,9 +296,8 @@ def _check_continues(config: RLConfig, folder: Path) -> None:
     stored = read_config(folder)
     changes: list[str] = []
     for name, old, new in iter_differences(stored, config):
-        option = "ENV" if name == "env" else option_name(name)
         if name not in ("source", "steps"):
-            changes.append(f"{option}: expected {old}, got {new}")
+            changes.append(f"{name}: expected {old}, got {new}")
     if changes:
         raise ValueError(
             f"{folder}: a run is resumed with its own settings: {'; '.join(changes)}"
@@ -551,13 +500,13 @@ def _print_results(results: JsonObject, console: Console) -> None:
             f"{summary['iqm']:.1f}",
             f"{low:.1f} to {high:.1f}",
         )
-    console.print(table)
+    print_table(console, table)
 
     by_seed = make_table("", ("seed", *returns))
     for seed in results["seeds"]:
         cells = [f"{s['by_seed'][str(seed)]:.1f}" for s in returns.values()]
         by_seed.add_row(str(seed), *cells)
-    console.print(by_seed)
+    print_table(console, by_seed)
     n_unfinished = results["n_unfinished_episodes"]
     if n_unfinished:
         print_notes(

@@ -6,10 +6,9 @@ import socket
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from funcppo.cli.common import (
-    GraphsChoice,
     check_overwrites,
     graphs_allowed,
     select_device,
@@ -17,27 +16,16 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.evaluation_setup import open_answerer
 from funcppo.cli.options import (
-    ChoiceSeconds,
-    DataOptions,
-    DeviceOption,
-    JsonOutput,
-    OptionalFile,
-    TargetArgument,
-)
-from funcppo.cli.target import (
+    HIDDEN,
+    ScoreOptions,
     data_files,
     print_notes_to_stderr,
     set_target_threads,
 )
 from funcppo.core.settings import (
-    NonNegativeFloat,
     Port,
     PositiveFloat,
-    PositiveInt,
-    Size,
 )
-from funcppo.kg.graph.config import DEFAULT_CONFIG
-from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.kg.search.config import ProverTaskConfig
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -46,57 +34,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve:
+class Serve(ScoreOptions):
     """Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.
 
     Answers, scores and proofs are those of `funcppo predict`. A data set without training is ranked by rule
     confidences, and every page says so.
 
     By default only programs of this machine can connect. Another host lets everybody in who reaches it: there is no
-    password. Requests other than GET, requests under another name in the Host header, and work of more than --seconds
-    are refused with one line.
+    password. Requests other than GET, requests under another name in the Host header, and work of more than
+    request_seconds are refused with one line.
 
     Ctrl-C ends it. Needs the extra `serve`.
 
     Exit status: 2 bad input, 130 ended by Ctrl-C, 143 by SIGTERM.
     """
 
-    target: TargetArgument
-    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
-    (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     port: Port = 8080
     """Port to listen on; 0 chooses a free one."""
     host: str = "127.0.0.1"
     """Name or address to listen on, such as 0.0.0.0 for all of this machine."""
-    seconds: PositiveFloat = 20.0
+    request_seconds: Annotated[PositiveFloat, HIDDEN] = 20.0
     """Time limit of the work of a request, and of its wait for others, in seconds."""
-    score: str = "auto"
-    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, that of the run's policy or its rule
-    score, whichever ranks valid better; for a data set the one that ranks its valid split best."""
-    rules: OptionalFile = None
-    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
-    data: DataOptions = DEFAULT_CONFIG
-    """How files of triples are read and split."""
-    height: Size | None = None
-    """Maximum height of a proof (data sets only). Default: chosen on the valid split."""
-    smoothing: NonNegativeFloat | Literal["auto"] | None = "auto"
-    """Pseudo-count of wrong predictions of each rule (data sets only). Default: auto, chosen on the valid split."""
-    object_identity: bool | Literal["auto"] = "auto"
-    """Bind the variables of a rule to different constants (data sets only). Default: auto, chosen on the valid
-    split."""
-    choice_seconds: ChoiceSeconds = CHOICE_SECONDS
-    """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
-    device: DeviceOption = "cpu"
-    """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
-    graphs: GraphsChoice = "auto"
-    """Replay the search of a policy as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
-    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
-    always, and it is an error where one cannot be recorded."""
-    threads: PositiveInt | None = None
-    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
-    json: JsonOutput = None
-    """Write the address as JSON to FILE once it answers, with what --graphs says; - writes it to standard output in
-    place of the text. Default: no JSON."""
 
     def run(self) -> int:
         """Serve until a signal.
@@ -111,7 +69,7 @@ class Serve:
         inputs = data_files(self.target, self.rules)
         check_overwrites([("--json", self.json)], inputs)
         listener = server.open_socket(self.host, self.port)
-        with listener, graphs_allowed(self.graphs, self.device):
+        with listener, graphs_allowed(self.cuda_graphs, self.device):
             self._warn()
             set_target_threads(self.target, self.threads)
             answerer, notes = open_answerer(
@@ -138,14 +96,14 @@ class Serve:
         from funcppo.kg.show.serve.explorer import Explorer
 
         explorer = Explorer(answerer)
-        site = Site(explorer, self.seconds)
+        site = Site(explorer, self.request_seconds)
         workers = (site.worker, site.lookups)
         for worker in workers:
             # Each thread has a current GPU of its own.
             worker.submit(partial(select_device, self.device))
 
         address = server.url(listener, self.host)
-        write_json(self.json, {"url": address, "graphs": self.graphs})
+        write_json(self.json, {"url": address, "graphs": self.cuda_graphs})
         if self.json != "-":
             print(f"{address}  (Ctrl-C ends it)")
         sys.stdout.flush()

@@ -39,7 +39,7 @@ from typing import (
 )
 
 from funcppo.core import files
-from funcppo.core.files import Json
+from funcppo.core.files import Json, shorten
 
 ConfigT = TypeVar("ConfigT")
 Fn = TypeVar("Fn", bound=Callable[..., object])
@@ -273,6 +273,69 @@ def _show(value: object) -> str:
     text = str(value) if isinstance(value, float) else repr(value)
     is_long = len(text) > MAX_SHOWN_CHARACTERS
     return text[:MAX_SHOWN_CHARACTERS] + "..." if is_long else text
+
+
+def parse_value(annotation: object, text: str) -> object:
+    """The value of a setting that a text stands for, such as that of an option.
+
+    None stands for itself, on, off, true and false for flags, words with spaces or commas between them for a tuple.
+
+    Raises:
+      ValueError: no value of that type has this text.
+    """
+    found = _parse_text(annotation, text)
+    if found is _NO_VALUE:
+        raise ValueError(
+            f"expected {_describe_type(annotation)}, got {shorten(text)}"
+        )
+    return found
+
+
+_NO_VALUE = object()
+_FLAGS = {"true": True, "on": True, "false": False, "off": False}
+
+
+def _parse_text(annotation: object, text: str) -> object:
+    """As `parse_value`, but `_NO_VALUE` where there is none."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _parse_text(arguments[0], text)
+    if origin is Literal:
+        return next((x for x in arguments if str(x) == text), _NO_VALUE)
+    if origin in (Union, types.UnionType):
+        # A text fits every name, so names come last.
+        members = sorted(arguments, key=lambda member: member is str)
+        found = (_parse_text(member, text) for member in members)
+        return next((x for x in found if x is not _NO_VALUE), _NO_VALUE)
+    if origin is tuple:
+        words = text.replace(",", " ").split()
+        values = tuple(_parse_text(arguments[0], word) for word in words)
+        return _NO_VALUE if _NO_VALUE in values else values
+    if annotation is types.NoneType:
+        return None if text.lower() in ("none", "null") else _NO_VALUE
+    if annotation is bool:
+        return _FLAGS.get(text.lower(), _NO_VALUE)
+    try:
+        return cast(type, annotation)(text)
+    except ValueError:
+        return _NO_VALUE
+
+
+def _describe_type(annotation: object) -> str:
+    """What texts a type has, in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _describe_type(arguments[0])
+    if origin is Literal:
+        names = ", ".join(map(str, arguments))
+        return f"one of {names}" if len(arguments) > 1 else names
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_describe_type, arguments))
+    if origin is tuple:
+        return f"{_describe_type(arguments[0])}, or several"
+    names = {int: "a whole number", float: "a number", bool: "on or off"}
+    names |= {types.NoneType: "none"}
+    return names.get(cast(type, annotation), "a text")
 
 
 class Difference(NamedTuple):

@@ -70,7 +70,7 @@ from funcppo.kg.search.task import ProverTask, is_unproved_fact, known_triples
 PROVED, NOT_DERIVABLE, UNPROVED = "proved", "not derivable", "unproved"
 NO_EMBEDDING = (
     "unproved answers: expected a run with link embeddings, which alone rank them, got none (`funcppo train` has them "
-    "where valid gains by them, or by --questions.embedding True)"
+    "where valid gains by them, or by questions.embedding True)"
 )
 
 

@@ -75,7 +75,7 @@ def estimate(
     return Estimate(float(statistic(returns)), float(low), float(high))
 
 
-N_EVALUATIONS = 20  # of a run, unless --evaluate-every says otherwise
+N_EVALUATIONS = 20  # of a run, unless evaluate_every says otherwise
 POLICIES = ("greedy", "sampled")
 
 

@@ -194,16 +194,17 @@ class RLConfig:
     """Settings of one run; the contents of config.json."""
 
     env: str
-    """Name of the environment, one of `fp.envs.make`."""
+    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, funcppo/Reacher-v0,
+    or a game such as MinAtar/Breakout-v1. (required unless --resume)"""
 
     seeds: Size = 1
-    """Number of seeds, which train at once."""
+    """Number of seeds, which are trained at once in one step."""
 
     seed: Seed = 0
-    """The first of the seeds; the others follow it."""
+    """First of the random seeds; the others follow it."""
 
     steps: PositiveInt
-    """Environment steps of each seed, rounded up to whole rollouts."""
+    """Environment steps of each seed, rounded up to whole rollouts. Default: as published."""
 
     device: DeviceName = "cpu"
     """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
@@ -212,7 +213,7 @@ class RLConfig:
     """Number of CPU threads of an operation."""
 
     strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
-    """How the training step is executed: auto, one-graph, forward or eager."""
+    """How the training step is executed, as of `funcppo train`; auto compiles it in a run long enough to repay that."""
 
     hidden: tuple[Size, ...]
     """Units of each hidden layer of actor and critic."""

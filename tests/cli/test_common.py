@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 
 import pytest
 import torch
 import torch._dynamo.config  # it reads the environment once
 
-import funcppo
 from funcppo.cli import common
 from funcppo.runtime.capture import are_trees_demanded, capture
 from funcppo.runtime.compile import reason_against_compiling
@@ -45,16 +43,6 @@ def test_json_starts_with_the_version_of_its_format(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_json_has_no_character_that_cannot_be_seen(tmp_path, capsys):
-    name = "a\x7f\x9b\u202eb"
-    path = tmp_path / "result.json"
-    common.write_json(str(path), {"name": name})
-    common.write_json("-", {"name": name})
-    for text in (path.read_text(), capsys.readouterr().out):
-        assert json.loads(text)["name"] == name
-        assert text.replace("\n", "").isprintable()
-
-
 def test_debugging_turns_compiler_and_graphs_off_and_shows_where_it_failed(
     tmp_path, capsys
 ):
@@ -75,12 +63,6 @@ def test_debugging_turns_compiler_and_graphs_off_and_shows_where_it_failed(
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_without_debugging_nothing_changes(capsys):
-    with common.debug_mode(False, []):
-        assert reason_against_compiling() == ""
-    assert capsys.readouterr().err == ""
-
-
 def test_an_output_path_is_a_file_in_a_folder_that_exists(
     tmp_path, monkeypatch
 ):
@@ -98,18 +80,6 @@ def test_an_output_path_is_a_file_in_a_folder_that_exists(
     )  # to root all folders are open
     with pytest.raises(ValueError, match="no permission to write it"):
         common.check_output_path("--out", tmp_path / "new")
-
-
-def test_permission_is_that_of_the_folder_or_of_the_device_itself(
-    tmp_path, monkeypatch
-):
-    """A file is replaced, so its folder counts; a pipe is written to, so it counts itself."""
-    os.mkfifo(tmp_path / "pipe")
-    asked = []
-    monkeypatch.setattr(os, "access", lambda path, mode: not asked.append(path))
-    common.check_output_path("--out", tmp_path / "new")
-    common.check_output_path("--out", tmp_path / "pipe")
-    assert asked == [tmp_path, tmp_path / "pipe"]
 
 
 def test_an_output_is_no_input_and_no_other_output(tmp_path):
@@ -195,7 +165,7 @@ def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
         with (
             pytest.raises(
                 ValueError,
-                match=rf"^--graphs {graphs}: expected --device cuda, got cpu, .*--graphs auto runs the same step",
+                match=rf"^--cuda-graphs {graphs}: expected --device cuda, got cpu, .*auto runs the same step",
             ),
             common.graphs_allowed(graphs, "cpu"),
         ):
@@ -204,7 +174,7 @@ def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
     with (
         pytest.raises(
             ValueError,
-            match=r"^--graphs manual: expected a CUDA graph, got none: no CUDA",
+            match=r"^--cuda-graphs manual: expected a CUDA graph, got none: no CUDA",
         ),
         common.graphs_allowed("manual", "auto"),
     ):
@@ -215,14 +185,6 @@ def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
             assert not are_trees_demanded()
     with common.graphs_allowed("trees", "cuda"):
         assert are_trees_demanded()
-
-
-def test_the_version_of_a_package_that_is_not_installed():
-    # Metadata may leave out the build, such as +cu130.
-    installed = common.package_version("torch").partition("+")[0]
-    assert installed == torch.__version__.partition("+")[0]
-    assert common.package_version("funcppo") == funcppo.__version__
-    assert common.package_version("no-such-package-of-ours") == "not installed"
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -248,18 +210,6 @@ def test_a_first_signal_is_deferred_and_a_second_raises(first, second, error):
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_third_signal_is_left_to_the_system():
-    """Here it would come while the second is cleaned up after."""
-    handlers = []
-    with pytest.raises(KeyboardInterrupt), common.defer_interrupt():
-        os.kill(os.getpid(), signal.SIGINT)
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        finally:
-            handlers = [signal.getsignal(number) for number in SIGNALS]
-    assert handlers == [signal.SIG_DFL] * 2
-
-
 @pytest.mark.parametrize(
     ("number", "error"),
     [
@@ -275,15 +225,6 @@ def test_a_signal_is_repeated_if_the_work_does_not_end(
         os.kill(os.getpid(), number)
         while True:
             time.sleep(0.01)
-
-
-def test_a_signal_is_not_repeated_after_the_work(monkeypatch):
-    monkeypatch.setattr(common, "GRACE_SECONDS", 600.0)
-    with common.defer_interrupt():
-        os.kill(os.getpid(), signal.SIGINT)
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join()
 
 
 def test_the_handlers_of_signals_are_restored():

@@ -13,6 +13,7 @@ from funcppo.cli.console import (
     make_console,
     metrics_table,
     print_notes,
+    print_table,
     show_status,
 )
 from funcppo.core.deadline import Deadline
@@ -276,3 +277,20 @@ def test_a_phase_goes_on_with_its_time_after_another(clock):
         seen.append(display.line(at))
     assert "training: 8 of 10, 20 s, about 7 s left" in seen
     assert seen[-1] == "validating: 0 of 10, 0 s"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_of_results_keeps_all_digits(width):
+    names = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "ceiling")
+    row = {name: 0.98765 for name in names} | {"n_queries": 123_456}
+    scores = ("max-confidence-other-facts", "evidence, listwise fit", "x" * 90)
+    file = io.StringIO()
+    console = Console(file=file, width=width)
+    table = metrics_table("test", dict.fromkeys(scores, row), scores[0])
+    print_table(console, table)
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    whole = [line for line in lines if line.count("0.9877") == len(names)]
+    assert len(whole) == len(scores)
+    assert all(line.rstrip().endswith("123456") for line in whole)
+    assert "evidence, listwise fit " in file.getvalue()

@@ -19,8 +19,8 @@ def trained(request, tmp_path_factory):
     """A run on the CPU, to height 1 or 2."""
     out = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        assert funcppo(monkeypatch, "train", FAMILY, "--out", out, "--steps", "64", "--prover.max-height",
-                       request.param, *SMALL) == 0  # fmt: skip
+        assert funcppo(monkeypatch, "train", FAMILY, "--out", out, "--steps", "64", "--set",
+                       f"prover.max_height={request.param}", *SMALL) == 0  # fmt: skip
     return out
 
 
@@ -46,8 +46,9 @@ def test_ranks_are_those_of_the_cpu_but_for_counted_scores(
             trained,
             "--details",
             details,
-            "--no-proofs",
-            "--queries",
+            "--set",
+            "proofs=off",
+            "--max-queries",
             "8",
             "--device",
             device,
@@ -73,8 +74,8 @@ def test_a_run_of_a_gpu_is_evaluated_on_both_devices(
     args = (
         "--strategy",
         "eager",
-        "--prover.hard-negative-fraction",
-        "0.5",
+        "--set",
+        "prover.hard_negative_fraction=0.5",
         *SMALL,
     )
     assert (

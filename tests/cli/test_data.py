@@ -36,7 +36,7 @@ def test_the_rules_reach_what_they_derive(folder, monkeypatch, capsys):
     assert found["derivable"]["test"] == {"p": 1}
     relation = found["relations"][-1]
     assert (relation["name"], relation["functional_share"]) == ("p", None)
-    bounded = described(monkeypatch, capsys, folder, "--max-atoms", 4)
+    bounded = described(monkeypatch, capsys, folder, "--set", "max_atoms=4")
     assert bounded["derivable"]["stop_reason"]
     assert bounded["derivable"]["test"] == {"p": 1}
 

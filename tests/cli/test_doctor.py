@@ -55,7 +55,7 @@ def test_nothing_is_tried_where_the_compiler_is_turned_off(monkeypatch, capsys):
     """It compiled for minutes; a stance or a variable is obeyed, and the report says which."""
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     monkeypatch.setattr(compilation, "_record_calls", None)
-    assert doctor("--device", "cpu", "--graphs", "off", "--profile") == 0
+    assert doctor("--device", "cpu", "--cuda-graphs", "off", "--profile") == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "strategy eager on cpu, replay: none" in output
     assert "graphs off" in output

@@ -6,12 +6,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from funcppo.cli import evaluation_setup
 from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import (
-    SearchStats,
     prepare_evaluation,
     search_notes,
 )
@@ -68,37 +66,6 @@ def test_the_default_memory_is_what_is_held_and_three_quarters_of_what_is_free(
     assert evaluation_setup._memory_limit(options) == 850
     monkeypatch.setattr(distributed, "local_size", lambda: 2)
     assert evaluation_setup._memory_limit(options) == 475
-
-
-def test_negatives_are_all_or_a_number():
-    assert evaluation_setup._parse_negatives("all") is None
-    assert evaluation_setup._parse_negatives("50") == 50
-    for text in ("0", "-1", "many", "1.5", "", "²", "9" * 14):
-        with pytest.raises(
-            ValueError,
-            match="expected all, or a number from 1 to 999999999, got ",
-        ):
-            evaluation_setup._parse_negatives(text)
-
-
-def test_search_stats_add_up_call_by_call():
-    """A finite logarithm is a mass above 0: candidates that lost something."""
-    none = float("-inf")
-    stats = SearchStats()
-    assert stats.as_metrics() == {}
-    result = Mock(
-        pruned_log_mass=torch.tensor([none, -1.0, 0.0]),
-        overflow_log_mass=torch.tensor([none, none, -2.0]),
-    )
-    stats.add(result, 3, 8)
-    stats.add(None, 1, 8)
-    assert stats.as_metrics() == {
-        "row_steps": 16,
-        "active_fraction": 0.25,
-        "n_pruned": 2,
-        "n_overflowed": 1,
-        "n_halvings": 0,
-    }
 
 
 @pytest.mark.parametrize(
@@ -229,12 +196,3 @@ def test_a_search_that_is_not_compiled_has_its_reason(trained, monkeypatch):
 
 def untuned_batch_size(run, score, split, memory_limit):
     return validation.run_search_config(run, score), []
-
-
-def test_halvings_are_counted_and_said():
-    stats = SearchStats()
-    for _ in range(2):
-        stats.add_halving(None)
-    assert stats.counts()["n_halvings"] == 2
-    (line,) = search_notes(SEARCHED | {"n_halvings": 2})[1:]
-    assert line == "memory did not suffice: the slots were halved 2 times"

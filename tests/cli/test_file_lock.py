@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from funcppo.cli.file_lock import lock_folder, lock_output
+from funcppo.cli.common import lock_folder, lock_output
 from tests.cli.runner import SMALL, funcppo
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from funcppo.cli.file_lock import lock_folder
-with lock_folder(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(1000)
-"""
 
 
 def files(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_lock_needs_no_room_on_the_disk(tmp_path, monkeypatch):
-    """The file that is to be written then names the full disk; no lock is left behind."""
-
-    def write(descriptor, contents):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", write)
-    with lock_output(tmp_path / "a.tsv"):
-        assert files(tmp_path) == ["a.tsv.lock"]
-        line = "expected no other process that writes it, got process unknown"
-        with (
-            pytest.raises(ValueError, match=line),
-            lock_output(tmp_path / "a.tsv"),
-        ):
-            pytest.fail("two hold it")
-    assert files(tmp_path) == []
 
 
 def test_a_folder_is_held_by_one_at_a_time(tmp_path):
@@ -72,23 +41,6 @@ def test_a_folder_that_stays_empty_is_removed_with_those_made_for_it(tmp_path):
     assert files(tmp_path) == ["old"]
 
 
-def test_a_killed_process_blocks_nobody(tmp_path):
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        with (
-            pytest.raises(ValueError, match=f"got process {process.pid}$"),
-            lock_folder(tmp_path),
-        ):
-            pytest.fail("two hold it")
-        process.kill()
-    assert files(tmp_path) == ["run.lock"]
-    with lock_folder(tmp_path):
-        pass
-    assert files(tmp_path) == []
-
-
 def test_a_file_is_locked_under_all_its_names(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("file")
@@ -109,14 +61,6 @@ def test_what_killed_processes_left_half_written_is_removed(tmp_path):
     with lock_output(tmp_path / "file"):
         pass
     assert files(tmp_path) == ["file.part", "other.999999999.part"]
-
-
-@pytest.mark.parametrize("path", [None, "-", Path("-"), "/dev/null"])
-def test_what_is_no_file_is_not_locked(path, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with lock_output(path), lock_output(path):
-        assert files(tmp_path) == []
-    assert not Path("/dev/null.lock").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,18 @@
-"""`--graphs` in the programs that ask a run: what it says reaches the search, and is recorded."""
+"""`--cuda-graphs` in the programs that ask a run: what it says reaches the search, and is recorded."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import threading
-from dataclasses import fields
 
 import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from funcppo.cli import common, predict, report, serve
-from funcppo.cli.mine import Mine
 from funcppo.kg.ranking import policy_score
 from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.kg.show.serve import server
-from funcppo.runtime.capture import GraphedStep, TreeFunction
+from funcppo.runtime.capture import GraphedStep
 from tests.cli.runner import funcppo
 from tests.kg.show.report.graphs import SMALL
 from tests.runtime.test_capture import on_gpu
@@ -26,15 +20,20 @@ from tests.runtime.test_capture import on_gpu
 RULES = (
     "p(X, Y) :- q(X, Y).\np(X, Y) :- q(X, Z), q(Z, Y).\nq(X, Y) :- p(Y, X).\n"
 )
-LEARNER = ["--learner", "proofs", "--score", "success"]
-LEARNER += ["--prover.max-height", "2", "--prover.object-identity", "False"]
+LEARNER = ["--learner", "proofs", "--set", "score=success"]
+LEARNER += [
+    "--set",
+    "prover.max_height=2",
+    "--set",
+    "prover.object_identity=False",
+]
 # why nothing is recorded on a CPU: a code and the sentence
 REASONS = {
     "auto": ("no_gpu", "no CUDA tensor in the state"),
-    "off": ("disabled", "turned off by --graphs off"),
+    "off": ("disabled", "turned off by --cuda-graphs off"),
 }
 NOTE = "steps of a search were not replayed as a CUDA graph: "
-DEMANDED = "--graphs manual: expected a CUDA graph, got none: no CUDA tensor in the state"
+DEMANDED = "--cuda-graphs manual: expected a CUDA graph, got none: no CUDA tensor in the state"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def command_of(program, run, folder):
     words = {
         "predict": ["p(e1, X)", "--score", "success"],
         "serve": ["--port", "0", "--score", "success"],
-        "report": ["--queries", "2", "--out", folder / "page.html"],
+        "report": ["--max-queries", "2", "--out", folder / "page.html"],
     }
     return [program, run, *words[program], "--json", folder / "out.json"]
 
@@ -104,7 +103,7 @@ def test_what_the_switch_says_reaches_the_search_and_is_recorded(
 ):
     code, sentence = REASONS[graphs]
     command = command_of(program, run, tmp_path)
-    assert funcppo(monkeypatch, *command, "--graphs", graphs) == 0
+    assert funcppo(monkeypatch, *command, "--set", f"cuda_graphs={graphs}") == 0
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["graphs"] == graphs
 
@@ -130,7 +129,7 @@ def test_a_graph_that_is_demanded_and_not_recorded_is_one_line(
     for module in (predict, report):
         monkeypatch.setattr(module, "select_device", lambda device: None)
     command = command_of(program, run, tmp_path)
-    assert funcppo(monkeypatch, *command, "--graphs", "manual") == 2
+    assert funcppo(monkeypatch, *command, "--set", "cuda_graphs=manual") == 2
     error = capsys.readouterr().err
     assert error.splitlines()[-1] == f"funcppo: {DEMANDED}"
     assert list(tmp_path.iterdir()) == []
@@ -142,7 +141,7 @@ def test_a_page_whose_graph_is_demanded_and_not_recorded_is_one_line(
     monkeypatch.setattr(common, "is_cuda", lambda device: True)
     monkeypatch.setattr(serve, "select_device", lambda device: None)
     command = command_of("serve", run, tmp_path)
-    assert funcppo(monkeypatch, *command, "--graphs", "manual") == 0
+    assert funcppo(monkeypatch, *command, "--set", "cuda_graphs=manual") == 0
     for path in ("api/answers", "answers"):
         assert served[path].status_code == 500
         assert DEMANDED in served[path].text
@@ -151,62 +150,18 @@ def test_a_page_whose_graph_is_demanded_and_not_recorded_is_one_line(
 
 
 @pytest.mark.parametrize("program", ["predict", "report", "serve"])
-@pytest.mark.parametrize("graphs", ["trees", "manual"])
+@pytest.mark.parametrize("graphs", ["manual"])
 def test_graphs_are_not_demanded_of_a_cpu(
     run, monkeypatch, capsys, tmp_path, program, graphs
 ):
     command = command_of(program, run, tmp_path)
-    assert funcppo(monkeypatch, *command, "--graphs", graphs) == 2
+    assert funcppo(monkeypatch, *command, "--set", f"cuda_graphs={graphs}") == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    expected = f"funcppo: --graphs {graphs}: expected --device cuda, got cpu, "
+    expected = (
+        f"funcppo: --cuda-graphs {graphs}: expected --device cuda, got cpu, "
+    )
     assert line.startswith(expected)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_each_thread_of_the_server_has_the_device_as_its_own(
-    run, served, monkeypatch, tmp_path
-):
-    """A current GPU is that of one thread; a graph is recorded on it."""
-    threads = []
-    monkeypatch.setattr(
-        serve,
-        "select_device",
-        lambda device: threads.append((threading.get_ident(), device)),
-    )
-    command = command_of("serve", run, tmp_path)
-    assert funcppo(monkeypatch, *command, "--device", "cpu") == 0
-    assert len(set(threads)) == 3
-    assert {device for _, device in threads} == {"cpu"}
-
-
-def test_searches_by_trees_of_graphs_are_recorded_as_such(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda fn, **options: fn)
-    step = TreeFunction(lambda x: x + 1, {})
-    assert policy_score.search_replay(step) == ("none", {})
-    step(torch.zeros(1))
-    assert policy_score.search_replay(step) == ("cuda-graph-trees", {})
-
-
-IMPORTED_BY_MINING = """
-import runpy
-import sys
-sys.argv = ["funcppo", "mine", "countries_s1", "--out", sys.argv[1]]
-try:
-    runpy.run_module("funcppo", run_name="__main__")
-except SystemExit as stop:
-    assert stop.code == 0, stop.code
-names = ("capture", "compile")
-print([name for name in names if f"funcppo.runtime.{name}" in sys.modules])
-"""
-
-
-def test_mining_can_record_no_graph(tmp_path):
-    """It has no option `--graphs`: what records and compiles is not even imported."""
-    assert "device" in {field.name for field in fields(Mine)}
-    assert "graphs" not in {field.name for field in fields(Mine)}
-    code = [sys.executable, "-c", IMPORTED_BY_MINING, tmp_path / "rules.tsv"]
-    output = subprocess.run(code, capture_output=True, text=True, check=True)
-    assert output.stdout.splitlines()[-1] == "[]"
 
 
 @on_gpu
@@ -217,7 +172,7 @@ def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
     modes = {}
     for graphs in ("auto", "off", "trees", "manual"):
         command = command_of(program, run, tmp_path)
-        words = ["--device", "cuda", "--graphs", graphs]
+        words = ["--device", "cuda", "--set", f"cuda_graphs={graphs}"]
         assert funcppo(monkeypatch, *command, *words) == 0
         result = json.loads((tmp_path / "out.json").read_text())
         (replay,) = result.get("replays", [result])
@@ -236,7 +191,16 @@ def test_a_server_records_graphs_in_its_thread_and_answers_alike(
     run, served, monkeypatch, tmp_path, graphs
 ):
     answers = []
-    for words in (["cpu"], ["cuda", "--graphs", graphs, "--seconds", "600"]):
+    for words in (
+        ["cpu"],
+        [
+            "cuda",
+            "--set",
+            f"cuda_graphs={graphs}",
+            "--set",
+            "request_seconds=600",
+        ],
+    ):
         command = command_of("serve", run, tmp_path)
         assert funcppo(monkeypatch, *command, "--device", *words) == 0
         found = served["api/answers"].json()["answers"]

@@ -53,7 +53,14 @@ def test_what_is_done_of_counting_rules_is_told(graph, monkeypatch, tmp_path):
     "options",
     [
         ["--height", "1", "--score", "noisy-or"],
-        ["--height", "1", "--object-identity", "True", "--smoothing", "5"],
+        [
+            "--height",
+            "1",
+            "--set",
+            "object_identity=True",
+            "--set",
+            "smoothing=5",
+        ],
         ["--height", "2", "--score", "max-confidence"],
         [],
     ],
@@ -148,7 +155,15 @@ def test_a_run_whose_facts_or_atoms_are_not_held_prints_a_proof(
         assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
         graph = indexed
     run = graph.with_name("run")
-    program = ["train", graph, "--out", run, "--prover.max-height", "1"]
+    program = [
+        "train",
+        graph,
+        "-v",
+        "--out",
+        run,
+        "--set",
+        "prover.max_height=1",
+    ]
     assert funcppo(monkeypatch, *program, "--steps", "1024") == 0
     printed = capsys.readouterr().out
     assert "a proof:" in printed

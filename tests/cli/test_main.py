@@ -37,12 +37,12 @@ def test_the_overview_names_each_program_with_its_summary(monkeypatch, capsys):
         )
 
 
-@pytest.mark.parametrize("name", cli.PROGRAMS)
-def test_a_summary_is_the_first_line_of_the_programs_docstring(name):
-    program = getattr(
-        importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
-    )
-    assert program.__doc__.splitlines()[0] == cli.PROGRAMS[name]
+def test_a_summary_is_the_first_line_of_the_programs_docstring():
+    for name, summary in cli.PROGRAMS.items():
+        program = getattr(
+            importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
+        )
+        assert program.__doc__.splitlines()[0] == summary
 
 
 def test_the_version_is_that_of_the_package(monkeypatch, capsys):
@@ -79,11 +79,10 @@ def helps():
     return dict(zip(map(" ".join, HELP_WORDS), map(json.loads, lines)))
 
 
-@pytest.mark.parametrize("words", [" ".join(words) for words in HELP_WORDS])
-def test_the_help_comes_without_torch(words, helps):
-    status, out, err, has_torch = helps[words]
-    assert (status, err, has_torch) == (0, "", False)
-    assert out.startswith("usage: funcppo ")
+def test_the_help_comes_without_torch(helps):
+    for status, out, err, has_torch in helps.values():
+        assert (status, err, has_torch) == (0, "", False)
+        assert out.startswith("usage: funcppo ")
 
 
 @pytest.mark.parametrize(
@@ -112,12 +111,6 @@ def test_the_program_exits_with_that_status_and_without_a_traceback(
     )
 
 
-def test_an_unknown_program_is_named_beside_the_known_ones(monkeypatch, capsys):
-    funcppo(monkeypatch, "magic")
-    error = capsys.readouterr().err
-    assert all(name in error for name in ("magic", *cli.PROGRAMS))
-
-
 def test_bad_input_is_one_line_of_the_process():
     done = subprocess.run(
         [*PYTHON, "prove", "countries_s3", "locatedIn(france"],
@@ -140,38 +133,6 @@ def test_an_error_keeps_the_spaces_of_a_name(monkeypatch, capsys, tmp_path):
     assert funcppo(monkeypatch, "predict", graph, query) == 2
     error = capsys.readouterr().err
     assert "unknown entity ' two  b'" in error and "'  two  b'" in error
-
-
-def test_a_value_that_is_no_choice_is_named_beside_those_that_are(
-    monkeypatch, capsys
-):
-    args = ["train", "graph", "--out", "run", "--learner", "nope"]
-    assert funcppo(monkeypatch, *args) == 2
-    assert capsys.readouterr().err == (
-        "funcppo: --learner: expected one of auto, questions, proofs, got nope (see --help)\n"
-    )
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_a_bad_option_is_one_line_whatever_the_terminal_can_show(encoding):
-    arguments = [
-        *PYTHON,
-        "prove",
-        "countries_s3",
-        "p(a)",
-        "--max-atoms",
-        "many",
-    ]
-    done = subprocess.run(
-        arguments,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONIOENCODING": encoding},
-    )
-    line = (
-        "funcppo: --max-atoms: expected a whole number, got many (see --help)\n"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 @pytest.mark.parametrize(
@@ -219,11 +180,10 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_no_output_overwrites_the_data(
-    name, split, data_folder, monkeypatch, capsys, tmp_path
+    name, data_folder, monkeypatch, capsys, tmp_path
 ):
-    output = data_folder / f"{split}.txt"
+    output = data_folder / "test.txt"
     before = output.read_bytes()
     arguments = [
         text.format(data=data_folder, tmp=tmp_path) for text in WRITERS[name]
@@ -296,7 +256,7 @@ def test_a_signal_ends_a_program_with_one_line_and_its_status(
 
 
 def test_a_missing_extra_is_one_line(monkeypatch, capsys):
-    error = ModuleNotFoundError("No module named 'tyro'", name="tyro")
+    error = ModuleNotFoundError("No module named 'rich'", name="rich")
     monkeypatch.setattr(cli.importlib, "import_module", Mock(side_effect=error))
     assert funcppo(monkeypatch, "doctor") == 2
     assert (
@@ -337,13 +297,8 @@ def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--help"],
-        ["--version"],
         ["train", "--help"],
-        ["prove", "countries_s1", "locatedIn(france, europe)"],
         ["prove", "countries_s1", "locatedIn(X, europe)", "--json", "-"],
-        ["data", "countries_s1"],
-        ["doctor", "--quick"],
     ],
     ids=" ".join,
 )
@@ -363,27 +318,13 @@ def test_a_closed_pipe_ends_a_program_silently(arguments):
     assert (done.returncode, lines) == (141, [])
 
 
-def test_head_takes_the_first_line_and_no_traceback_follows():
-    command = f"{sys.executable} -m funcppo train --help | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (
-        done.stdout.startswith("usage: funcppo train")
-        and done.stdout.count("\n") == 1
-    )
-
-
 @pytest.mark.skipif(
     not os.path.exists("/dev/full"), reason="no /dev/full on this system"
 )
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--version"],
-        ["data", "countries_s1"],
-        ["data", "countries_s1", "--json", "-"],
-    ],
-    ids=["text", "table", "json"],
+    [["--version"], ["data", "countries_s1", "--json", "-"]],
+    ids=["text", "json"],
 )
 def test_a_full_disk_behind_standard_output_is_one_line(words):
     with open("/dev/full", "w") as full:

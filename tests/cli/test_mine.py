@@ -6,12 +6,6 @@ import errno
 import itertools
 import json
 import os
-import re
-import signal
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +16,6 @@ from funcppo.cli.common import Terminated
 from funcppo.kg.graph.loaders import from_triples, load
 from funcppo.kg.graph.rules import (
     RULE_FILE_FORMATS,
-    compatibility_notes,
     detect_format,
     format_rule_table,
     read_clauses,
@@ -30,7 +23,6 @@ from funcppo.kg.graph.rules import (
 )
 from funcppo.kg.mining import config, miner
 from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.mining.mined_rules import ignore_progress
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.config import RESULTS_FILE, read_config
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
@@ -189,8 +181,8 @@ def test_a_file_for_anyburl_says_or_has_what_it_counts_by(tmp_path, capsys):
     arguments += [
         "--min-support",
         "1",
-        "--votes-per-fact",
-        "9",
+        "--set",
+        "votes_per_fact=9",
         "--max-length",
         "2",
     ]
@@ -227,8 +219,8 @@ def test_the_same_seed_gives_the_same_file(tmp_path):
                 "family_tree:400:1",
                 "--out",
                 str(tmp_path / f"{i}"),
-                "--max-rows",
-                "20000",
+                "--set",
+                "max_rows=20000",
                 "--seed",
                 seed,
             )
@@ -322,23 +314,6 @@ def test_bad_input_is_one_line_and_exit_2(
     assert not (tmp_path / "r").exists()
 
 
-def test_a_folder_without_permission_is_an_error_before_mining(
-    monkeypatch, capsys, tmp_path
-):
-    monkeypatch.setattr(
-        os, "access", lambda *_: False
-    )  # to root all folders are open
-    monkeypatch.setattr(rule_files, "mine_dataset", None)
-    assert (
-        funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r")
-        == 2
-    )
-    assert (
-        capsys.readouterr().err
-        == f"funcppo: --out {tmp_path}/r: no permission to write it\n"
-    )
-
-
 def test_a_full_disk_is_one_line_that_names_the_file_and_leaves_the_old_one(
     monkeypatch, capsys, tmp_path
 ):
@@ -361,78 +336,6 @@ def test_a_full_disk_is_one_line_that_names_the_file_and_leaves_the_old_one(
     ]
 
 
-def test_a_pipe_and_a_link_stay_what_they_are(folder, tmp_path):
-    """As root, a file put in the place of /dev/null would be everyone's."""
-    pipe, link, real = tmp_path / "pipe", tmp_path / "link", tmp_path / "real"
-    os.mkfifo(pipe)
-    link.symlink_to(real)
-    with ThreadPoolExecutor() as reader:
-        read = reader.submit(pipe.read_text)
-        assert (
-            mine(folder, "--out", str(pipe))
-            == mine(folder, "--out", str(link))
-            == 0
-        )
-        assert pipe.is_fifo() and link.is_symlink()
-        assert (
-            read.result(10) == real.read_text() and len(real.read_text()) > 100
-        )
-
-
-def test_a_cache_folder_that_cannot_be_made_is_an_error_before_mining(
-    monkeypatch, tmp_path
-):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(rule_files, "mine_dataset", None)
-    with pytest.raises(OSError, match="file"):
-        rule_files.get_or_mine_rules(
-            load("countries_s1"),
-            MiningConfig(),
-            "cpu",
-            ignore_progress,
-            print,
-            tmp_path / "file" / "cache",
-        )
-
-
-def test_a_budget_too_small_to_find_a_rule_says_so_in_the_last_line(
-    folder, tmp_path, capsys
-):
-    out = tmp_path / "mined"
-    assert mine(folder, "--out", str(out), "--seconds", "1e-9") == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "the limits of --seconds and --max-rows left no rule with" in printed
-    assert len(out.read_text().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("triples", "n"),
-    [
-        ([("Ann B", "likes", "bob")], {"AnyBURL": 0, "AMIE": 0}),
-        ([("ann", "likes it", "bob")], {"AnyBURL": 1, "AMIE": 1}),
-        ([("a", "likes", "bob")], {"AnyBURL": 2, "AMIE": 0}),
-    ],
-)
-def test_names_that_the_tools_of_a_format_do_not_know_are_noted(triples, n):
-    """likes(Y, X) names none; likes(X, a) does, and so does likes(a, X)."""
-    a, p, _ = triples[0]
-    rules = f"1\t'{p}'(X,Y) :- '{p}'(Y,X)\n"
-    rules += (
-        f"1\t'{p}'(X,'{a}') :- '{p}'(X,Y)\n1\t'{p}'('{a}',X) :- '{p}'(X,Y)\n"
-        if n["AnyBURL"] == 2
-        else ""
-    )
-    dataset = from_triples(triples, rules=rules)
-    assert compatibility_notes(dataset, "tsv") == []
-    for form, count in n.items():
-        notes = compatibility_notes(dataset, form)
-        assert (
-            notes == []
-            if not count
-            else notes[0].startswith(f"{count} rules hold names in quotes")
-        )
-
-
 def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
     """Also with another time limit; other settings and interrupted searches are not kept."""
     (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
@@ -452,61 +355,14 @@ def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
         "--steps",
         "64",
         *SMALL,
-        "--mining-seconds",
-        "400",
+        "--set",
+        "mining_seconds=400",
         "--seconds",
         "None",
     )
     assert funcppo(monkeypatch, *train, "--out", tmp_path / "run") == 0
     assert "those mined before" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "run/rules.tsv").read_text() == out.read_text()
-
-
-@pytest.mark.skipif(
-    not Path("/dev/full").exists(), reason="no /dev/full on this system"
-)
-def test_a_full_disk_leaves_the_rules_to_training(
-    monkeypatch, capsys, tmp_path
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    full = ("mine", "family_tree:60:2", "--out", "/dev/full")
-    assert funcppo(monkeypatch, *full) == 2
-    assert capsys.readouterr().err.endswith(
-        "funcppo: /dev/full: No space left on device\n"
-    )
-    (kept,) = (tmp_path / "cache").glob("funcppo/*.tsv")
-    assert mine("family_tree:60:2", "--out", str(tmp_path / "rules")) == 0
-    assert kept.read_bytes() == (tmp_path / "rules").read_bytes()
-
-
-def test_the_best_rules_are_printed_with_the_interval_of_their_confidence(
-    capsys, tmp_path
-):
-    out = tmp_path / "rules.tsv"
-    assert mine("family_tree:60:2", "--out", str(out)) == 0
-    lines = re.findall(
-        r"^ +(\d+) of +(\d+)  (\S+) \((\S+) to (\S+)\)  (.*) :- ",
-        capsys.readouterr().out,
-        re.MULTILINE,
-    )
-    assert len(lines) == 5
-    for support, pairs, confidence, low, high, _ in lines:
-        k, n, z2 = int(support), int(pairs), 1.96**2
-        assert float(confidence) == pytest.approx(k / n, abs=5e-4)
-        # The ends of the interval are where (k / n - p)^2 = z^2 p (1 - p) / n.
-        roots = np.roots([n + z2, -(2 * k + z2), k * k / n])
-        ends = [float(low), float(high)]
-        assert ends == pytest.approx(sorted(roots.real), abs=6e-3)
-
-
-def test_a_cache_that_cannot_be_written_is_a_note(
-    monkeypatch, capsys, tmp_path
-):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert mine("family_tree:60:2", "--out", str(tmp_path / "r")) == 0
-    assert "not kept for `funcppo train`" in capsys.readouterr().out
-    assert (tmp_path / "r").read_text()
 
 
 @pytest.mark.parametrize(
@@ -528,49 +384,6 @@ def test_an_interrupt_writes_what_was_found(
     # beside the rules the header, and what the counts are of
     assert len(out.read_text().splitlines()) == 2 + summary["n_rules"]
     assert "interrupted: the rules found by then are kept" in summary["notes"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_search_in_a_valid_file(tmp_path, number):
-    """A search of minutes, stopped as soon as it says that it begins."""
-    out = tmp_path / "rules.tsv"
-    lines = dense_lines(n_entities=60, n_relations=40, n_facts=9000)
-    (tmp_path / "train.txt").write_text(lines)
-    command = (sys.executable, "-m", "funcppo", "mine", str(tmp_path))
-    with subprocess.Popen(
-        [*command, "--out", str(out), "--seconds", "1000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=accept_interrupts,
-    ) as process:
-        assert process.stdout is not None
-        assert "rows of work" in process.stdout.readline()
-        process.send_signal(number)
-        shown, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number, errors
-    assert "Traceback" not in errors
-    assert "interrupted" in shown
-    header, *rules = out.read_text().splitlines()
-    assert header.startswith("#source_weight")
-    assert all(
-        len(line.split("\t")) == header.count("\t") + 1 for line in rules
-    )
-
-
-def accept_interrupts():
-    """Undo what a shell does to its jobs in the background."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def dense_lines(n_entities, n_relations, n_facts):
-    """Random triples."""
-    generator = np.random.default_rng(0)
-    sizes = (n_entities, n_relations, n_entities)
-    rows = {
-        tuple(int(generator.integers(n)) for n in sizes) for _ in range(n_facts)
-    }
-    return "".join(f"e{a}\tr{p}\te{b}\n" for a, p, b in sorted(rows))
 
 
 def family_lines(tree, split="train"):
@@ -608,19 +421,6 @@ def test_training_that_mining_would_not_fit_is_refused(
     assert "--memory 1000000: expected" in capsys.readouterr().err
 
 
-def test_the_summary_says_what_the_limits_were_and_what_was_used(
-    capsys, tmp_path
-):
-    out = str(tmp_path / "rules.tsv")
-    arguments = ("family_tree:400:1", "--out", out, "--memory", "8GB")
-    status, summary = json_of(capsys, mine, *arguments, "--max-rows", "50000")
-    assert status == 0 and summary["memory_limit_bytes"] == 8 * 10**9
-    assert summary["peak_bytes"] > 0
-    assert summary["max_rows"] == 50_000 and summary["rows"] <= 60_000
-    assert summary["stages"][-1]["name"] == "rules of length 3"
-    assert summary["notes"] and not summary["interrupted"]
-
-
 def test_training_without_rules_mines_first_and_keeps_what_it_mined(
     monkeypatch, capsys, tmp_path
 ):
@@ -630,7 +430,15 @@ def test_training_without_rules_mines_first_and_keeps_what_it_mined(
     for split in ("train", "valid", "test"):
         (data / f"{split}.txt").write_text(family_lines(tree, split))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    args = ("train", data, "--steps", "64", "--prover.max-height", "1", *SMALL)
+    args = (
+        "train",
+        data,
+        "--steps",
+        "64",
+        "--set",
+        "prover.max_height=1",
+        *SMALL,
+    )
     assert funcppo(monkeypatch, *args, "--out", out) == 0
     assert (
         "no rules given:" in (output := capsys.readouterr().out)
@@ -671,7 +479,17 @@ def types(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "has_constants"),
-    [((), True), (("--constants",), True), (("--without-constants",), False)],
+    [
+        ((), True),
+        (("--constants",), True),
+        (
+            (
+                "--set",
+                "without_constants=on",
+            ),
+            False,
+        ),
+    ],
 )
 def test_a_large_graph_has_rules_with_constants_unless_they_are_turned_off(
     options, has_constants, types, tmp_path, monkeypatch, capsys
@@ -681,14 +499,3 @@ def test_a_large_graph_has_rules_with_constants_unless_they_are_turned_off(
     assert funcppo(monkeypatch, *arguments) == 0
     assert ("likes(X, tea) :- tries(X, " in out.read_text()) == has_constants
     capsys.readouterr()
-
-
-def test_constants_are_asked_for_or_turned_off_but_not_both(
-    types, tmp_path, monkeypatch, capsys
-):
-    options = ("--constants", "--without-constants")
-    out = tmp_path / "rules.tsv"
-    assert funcppo(monkeypatch, "mine", types, "--out", out, *options) == 2
-    line = "--constants, --without-constants: expected one of them"
-    assert line in capsys.readouterr().err
-    assert not out.exists()

@@ -1,184 +1,126 @@
-"""Options: every one is described in a sentence; metavars, flags and defaults have one style."""
+"""Options: those of a first run come first, all others are set by --set; each is described; an error is one line."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from tyro.conf import arg
 
 from funcppo import cli
-from funcppo.cli.options import DatasetArgument, parse_options
+from funcppo.cli.options import (
+    HIDDEN,
+    Opt,
+    describe,
+    field_docs,
+    parse_options,
+    settings_of,
+)
+from funcppo.config import PPOConfig
+from funcppo.core.settings import PositiveInt
 from tests.cli.runner import funcppo
 
-METAVARS = {
-    "DATASET",
-    "RUN",
-    "RUN|DATASET",
-    "QUERY",
-    "DEVICE",
-    "FILE",
-    "FILE|-",
-    "DIR",
-    "N",
-    "X",
-    "SECONDS",
-    "BYTES",
-    "PORT",
-    "NAME",
-}
-PREPOSITIONS = {"As", "At", "Beside", "By", "For", "From", "In", "Of", "On"}
-METAVARS |= {
-    "ENV",
-    "N...",
-    "RUN...",
-    "PROGRAM...",
-    "all|N",
-    "N|fixpoint",
-    "H,R,T",
-    "X,X,X",
-    "auto|None|X",
-    "auto|X",
-}
+MAX_OPTIONS = 180  # that all programs show
+MAX_TRAIN_OPTIONS = 30
 
 
-def read_help(text: str) -> dict[str, str]:
-    """The help text of each option and argument of a program, by how it is written: `--seed N`.
-
-    The text of an option stands behind it, two spaces away, or on the lines below. A group of options is in a box, or
-    below a title where the output cannot show one. On a wide terminal the groups stand side by side.
-    """
-    options: dict[str, str] = {}
-    name = ""
-    in_arguments = False
-    for line in text.splitlines():
-        if line.startswith("╭") or re.match(r" [a-z]", line):
-            name, in_arguments = "", "positional arguments" in line
-        if not line.startswith(("│ ", "  ")):
-            continue
-        content = line[2:].rstrip(" │")
-        if set(content) <= set("-─"):  # a rule
-            continue
-        if content.startswith("-") or (in_arguments and content[:1].isupper()):
-            name, _, rest = content.partition("  ")
-            options[name] = rest.strip()
-        elif name and content:
-            options[name] = f"{options[name]} {content.strip()}".strip()
-    return options
-
-
-@pytest.fixture
-def help_of(monkeypatch, capsys):
-    """A function from the name of a program to its options and their help."""
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def help_of_program(name: str) -> dict[str, str]:
-        assert funcppo(monkeypatch, name, "--help") == 0
-        options = read_help(capsys.readouterr().out)
-        del options["-h, --help"]
-        return options
-
-    return help_of_program
-
-
-@pytest.mark.parametrize("name", cli.PROGRAMS)
-def test_every_option_is_described_in_a_full_sentence(name, help_of):
-    options = help_of(name)
-    assert len(options) >= 3
-    for option, text in options.items():
-        sentence = re.sub(r" ?\((default: .*|required.*)\)$", "", text)
-        assert sentence[:1].isupper(), (option, text)
-        assert sentence.endswith("."), (option, text)
-        words = sentence.split()
-        assert len(words) >= 4, (option, text)
-        assert words[0] not in PREPOSITIONS, (option, text)  # a fragment
-
-
-@pytest.mark.parametrize("name", cli.PROGRAMS)
-def test_every_option_has_a_uniform_metavar_and_a_default(name, help_of):
-    for option, text in help_of(name).items():
-        metavar = option.split(" ")[-1]
-        is_flag = metavar.startswith("--")
-        is_choice = re.fullmatch(r"\{[^{}|]+\}", metavar)
-        assert is_flag or is_choice or metavar in METAVARS, option
-        assert re.search(
-            r"Default: |\(default: (?!None|True|False|'').+\)$|\(required( unless --resume)?\)$",
-            text,
-        ) or metavar.startswith("{None,"), (option, text)
-
-
-@pytest.mark.parametrize("name", cli.PROGRAMS)
-def test_only_a_flag_that_is_on_has_a_twin_that_turns_it_off(name, help_of):
-    for option, text in help_of(name).items():
-        assert (
-            "--no-" not in option
-            or "Default: on." in text
-            or "(default: on)" in text
-        ), option
-
-
-@pytest.mark.parametrize("name", cli.PROGRAMS)
-def test_a_paragraph_of_a_description_is_one_line(name, monkeypatch, capsys):
-    """tyro breaks a paragraph before a line of the docstring that starts with anything but a letter."""
-    assert funcppo(monkeypatch, name, "--help") == 0
-    description = capsys.readouterr().out.partition("Exit status: ")[0]
-    paragraphs = description.split("\n\n")[1:]
-    assert paragraphs[0] == cli.PROGRAMS[name]
-    assert not any("\n" in paragraph for paragraph in paragraphs)
-
-
-def test_the_number_of_updates_is_no_option_of_train(help_of):
-    options = help_of("train")
-    assert any(option.startswith("--ppo.n-epochs ") for option in options)
-    assert not any(option.startswith("--ppo.n-updates") for option in options)
-
-
-def test_the_options_of_train(help_of):
-    options = help_of("train")
-    assert options["--strategy {auto,one-graph,forward,eager}"].endswith(
-        "(default: auto)"
+def program_class(name):
+    return getattr(
+        importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
     )
-    assert options["--steps N"].startswith("Total number of environment steps")
-    assert options["--ppo.advantage-ddof {None,0,1}"].endswith(
-        "None: no normalisation. (default: None)"
-    )
+
+
+def help_of(monkeypatch, capsys, *words):
+    monkeypatch.setenv("COLUMNS", "80")
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words) == 0
+    return capsys.readouterr().out
+
+
+def option_names(text):
+    return set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", text))
+
+
+@pytest.mark.parametrize("name", cli.PROGRAMS)
+def test_every_setting_is_described_and_has_one_name(name):
+    settings = settings_of(program_class(name))
+    assert len({setting.name for setting in settings}) == len(settings)
+    shown = [setting.option for setting in settings if setting.opt]
+    assert len(set(shown)) == len(shown)
+    for setting in settings:
+        text = field_docs(setting.owner).get(setting.field, "")
+        assert text[:1].isupper(), setting
+        assert text.endswith((".", ")")) and len(text.split()) >= 4, setting
+
+
+def test_help_shows_a_bounded_number_of_options(monkeypatch, capsys):
+    shown = {
+        name: option_names(help_of(monkeypatch, capsys, name, "--help"))
+        for name in cli.PROGRAMS
+    }
+    assert len(shown["train"]) <= MAX_TRAIN_OPTIONS
+    assert sum(map(len, shown.values())) <= MAX_OPTIONS
+    assert len(cli.PROGRAMS) <= 12
+
+
+def test_the_first_screen_of_train_is_what_a_first_run_needs(
+    monkeypatch, capsys
+):
+    text = help_of(monkeypatch, capsys, "train", "--help")
+    assert max(map(len, text.splitlines())) <= 85  # an example is one line
+    first = text[text.index("options of a first run:") :]
+    first = first[: first.index("more options:")]
+    assert len(option_names(first) - {"--steps", "--seconds"}) <= 10
+    assert text.count("    funcppo train ") == 2
+    assert "ppo.gamma" in help_of(monkeypatch, capsys, "train", "--help-all")
+    assert "  ppo.gae_lambda X" not in text
+
+
+def test_one_option_has_one_kind_of_value_in_all_programs():
+    kinds = {}
+    for name in cli.PROGRAMS:
+        for setting in settings_of(program_class(name)):
+            if setting.opt and setting.field not in ("out", "height"):
+                kinds.setdefault(setting.option, set()).add(setting.metavar)
     assert {
-        "DATASET",
-        "--out RUN",
-        "--resume",
-        "--ppo.gamma X",
-        "--prover.max-height N",
-    } <= options.keys()
-    assert "--ppo.half-value-loss, --ppo.no-half-value-loss" in options
+        option: found for option, found in kinds.items() if len(found) > 1
+    } == {}
+
+
+_PPO = PPOConfig(gamma=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A program."""
+    """A program.
 
-    data: DatasetArgument
+    Exit status: 0 always.
+    """
+
+    dataset: str
     """A text that goes on
-    (on the next line) and
-    --on the third."""
-    count: int = 3
+    (on the next line)."""
+    count: PositiveInt = 3
     """Number of things to count."""
     limit: float | None = None
     """Limit of the things. Default: no limit."""
-    share: float | None = None
-    """Share of the things."""
-    folder: Annotated[Path | None, arg(metavar="DIR")] = None
+    folder: Annotated[Path | None, Opt("DIR")] = None
     """Folder of the things."""
-    file: Path = Path("a")
-    """File of the things."""
-    kind: Literal["a", "b"] = "a"
+    kind: Literal["a", "b"] | int = "a"
     """Kind of the things."""
     off: bool = False
     """Whether things are off."""
     on: bool = True
     """Whether things are on."""
+    names: tuple[str, ...] = ()
+    """Names of the things."""
+    sizes: Annotated[tuple[int, ...], HIDDEN] = (1,)
+    """Sizes of the things."""
+    ppo: Annotated[PPOConfig, Opt(shown=("gamma",))] = _PPO
+    """Settings of the things."""
     json: str | None = None
     """Where the things go."""
 
@@ -187,61 +129,89 @@ class Example:
         return self.count
 
 
-def test_the_style_of_options(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit) as stop:
-        parse_options(Example, ["--help"], prog="example")
-    assert not stop.value.code
-    output = capsys.readouterr().out
-    assert (
-        "A text that goes on (on the next line) and --on the third. (required)"
-        in output
-    )  # on one line
-    assert read_help(output) == {
-        "-h, --help": "show this help message and exit",
-        "DATASET": "A text that goes on (on the next line) and --on the third. (required)",
-        "--count N": "Number of things to count. (default: 3)",
-        "--limit X": "Limit of the things. Default: no limit.",
-        "--share X": "Share of the things. (default: None)",
-        "--folder DIR": "Folder of the things. (default: None)",
-        "--file FILE": "File of the things. (default: a)",
-        "--kind {a,b}": "Kind of the things. (default: a)",
-        "--off": "Whether things are off. (default: off)",
-        "--on, --no-on": "Whether things are on. (default: on)",
-        "--json NAME": "Where the things go. (default: None)",
-    }
-
-
 def test_options_are_parsed():
-    assert parse_options(Example, ["s"]) == Example(data="s")
-    arguments = [
-        "s",
-        "--count",
-        "4",
-        "--limit",
-        "0.5",
-        "--folder",
-        "f",
-        "--kind",
-        "b",
-        "--off",
-        "--no-on",
-    ]
-    expected = Example(
-        data="s",
+    assert parse_options(Example, ["s"]) == Example(dataset="s")
+    words = "--count 4 s --limit 0.5 --folder f --kind 7 --off --no-on"
+    words += " --names a b --gamma 1 --set sizes=2,3 --set ppo.n-envs=7"
+    words += " --set ppo.adam.b1=0.5 --set ppo.half_value_loss=off"
+    found = parse_options(Example, words.split())
+    adam = type(PPOConfig().adam)(b1=0.5)
+    ppo = PPOConfig(gamma=1.0, n_envs=7, adam=adam, half_value_loss=False)
+    assert found == Example(
+        dataset="s",
         count=4,
         limit=0.5,
         folder=Path("f"),
-        kind="b",
+        kind=7,
         off=True,
         on=False,
+        names=("a", "b"),
+        sizes=(2, 3),
+        ppo=ppo,
     )
-    assert parse_options(Example, arguments) == expected
     assert parse_options(Example, ["s", "--limit", "None"]).limit is None
+    assert parse_options(Example, ["s", "--limit=-2"]).limit == -2.0
 
 
-def test_a_flag_that_is_off_has_no_twin(capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse_options(Example, ["s", "--no-off"])
-    assert stop.value.code == 2
-    assert "--no-off" in capsys.readouterr().err
+def test_the_text_of_help(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = describe(Example, "example", (), has_all=False)
+    assert text.startswith("usage: example DATASET [options]\n\nA program.\n")
+    for line in (
+        "  DATASET                 A text that goes on (on the next line). (required)",
+        "  --count N               Number of things to count. (default: 3)",
+        "  --limit X               Limit of the things. Default: no limit.",
+        "  --kind a|b|N            Kind of the things. (default: a)",
+        "  --off                   Whether things are off. (default: off)",
+        "  --on, --no-on           Whether things are on. (default: on)",
+    ):
+        assert line in text.splitlines()
+    assert "(default: 0.5)" in text and "  sizes" not in text
+    everything = describe(Example, "example", (), has_all=True)
+    assert "  sizes N...              Sizes of the things." in everything
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("", "DATASET: expected a value, got none"),
+        ("s t", "expected an option, got 't'"),
+        ("s --count", "--count: expected a value, got none"),
+        ("s --count x", "--count: expected a whole number, got 'x'"),
+        ("s --count 0", "--count: expected 1 or more, got 0"),
+        ("s --limit x", "--limit: expected a number or none, got 'x'"),
+        ("s --kind c", "--kind: expected one of a, b or a whole number, got"),
+        ("s --coun 3", "--coun: expected an option, ...did you mean --count?"),
+        ("s --no-off", "--no-off: expected --set off=off"),
+        ("s --gamma 2", "--gamma: expected 0 to 1, got 2.0"),
+        ("s --ppo.gamma 0.9", "--ppo.gamma: expected --set ppo.gamma=0.9 "),
+        ("s --ppo.n-envs=3", "--ppo.n-envs: expected --set ppo.n_envs=3 "),
+        ("s --sizes 3", "--sizes: expected --set sizes=3 "),
+        ("s --set x=3", "--set 'x=3': expected the name of a setting"),
+        ("s --set ppo.gama=1", "(did you mean ppo.gamma?)"),
+        ("s --set gama=1", "(did you mean ppo.gamma?)"),
+        ("s --set ppo.n_envs", "--set ppo.n_envs: expected ppo.n_envs=VALUE"),
+        ("s --set ppo.n_envs=0", "--set ppo.n_envs: expected 1 or more, got 0"),
+        ("s --set sizes=x", "--set sizes: expected a whole number, or several"),
+        ("s --set ppo.n_minibatches=3", "n_minibatches"),
+    ],
+)
+def test_a_bad_command_line_is_one_line(words, problem, capsys):
+    with pytest.raises((ValueError, SystemExit)) as raised:
+        parse_options(Example, words.split())
+    text = str(raised.value)
+    if isinstance(raised.value, SystemExit):
+        assert raised.value.code == 2
+        text = capsys.readouterr().err.strip()
+    assert "\n" not in text
+    pattern = ".*".join(map(re.escape, problem.split("...")))
+    assert re.search(pattern, text), text
+
+
+def test_an_error_of_a_program_is_one_line_and_status_2(monkeypatch, capsys):
+    words = ("train", "countries_s1", "--out", "x", "--ppo.gamma", "0.9")
+    assert funcppo(monkeypatch, *words) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "funcppo: --ppo.gamma: expected --set ppo.gamma=0.9 (see --help-all)\n"
+    )

@@ -59,7 +59,7 @@ def test_a_run_is_trained_resumed_and_ranked(platform, monkeypatch, tmp_path):
 
     words = ("countries_s1", "--out", run, "--resume", "--steps", "160")
     assert funcppo(monkeypatch, "train", *words) == 0
-    words = ("evaluate", run, "--details", details, "--queries", "2")
+    words = ("evaluate", run, "--details", details, "--max-queries", "2")
     assert funcppo(monkeypatch, *words) == 0
     assert details.read_bytes().count(b"\n") >= 2
 

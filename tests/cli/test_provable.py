@@ -147,7 +147,7 @@ def test_rules_that_derive_nothing_leave_the_facts(folder, capsys):
 def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
     folder, capsys
 ):
-    result = counted(capsys, folder, "--max-atoms", "13")
+    result = counted(capsys, folder, "--set", "max_atoms=13")
     assert (
         result["n_atoms_after_step"],
         result["n_derivable_by_height"],
@@ -159,7 +159,7 @@ def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
     )
     assert result["stop_reason"].startswith("stopped at 12 atoms: step 3 ")
     assert result["stop_code"] == "max_atoms"
-    assert provable(folder, "--max-atoms", "13") == 0
+    assert provable(folder, "--set", "max_atoms=13") == 0
     out = capsys.readouterr().out
     rows = [
         line.replace("│", " ").split()
@@ -236,7 +236,7 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
     ("options", "expected"),
     [
         (["--height", "0"], "height: expected 1 or more or fixpoint, got 0"),
-        (["--max-atoms", "0"], "max_atoms: expected 1 or more, got 0"),
+        (["--set", "max_atoms=0"], "max_atoms: expected 1 or more, got 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
         (["--index", "x"], "--provable, --index: expected one of them"),
     ],
@@ -288,8 +288,8 @@ def test_the_step_beyond_max_atoms_counts_the_split_as_if_it_were_held(capsys):
         str(folder / "rules_rnnlogic.tsv"),
         "--height",
         "1",
-        "--max-atoms",
-        "100000",
+        "--set",
+        "max_atoms=100000",
     )
     result = counted(capsys, str(folder), *options)
     assert not result["complete"] and len(result["n_atoms_after_step"]) == 1

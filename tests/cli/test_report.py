@@ -23,7 +23,7 @@ def test_a_page_and_its_tables_are_written(
     monkeypatch, capsys, trained, tmp_path
 ):
     out = tmp_path / "report.html"
-    args = ("report", trained, "--out", out, "--queries", "2", "--json", "-")
+    args = ("report", trained, "--out", out, "--shown", "2", "--json", "-")
     assert funcppo(monkeypatch, *args) == 0
     result = json.loads(capsys.readouterr().out)
     assert set(result["tables"]) == set(figures.KINDS)
@@ -43,7 +43,7 @@ def test_an_unfinished_run_has_a_page_that_says_so(
     (run / "config.json").write_text(json.dumps(config))
     (run / "results.json").unlink()
     out = tmp_path / "r.html"
-    args = ("report", run, "--out", out, "--queries", "0")
+    args = ("report", run, "--out", out, "--shown", "0")
     assert funcppo(monkeypatch, *args) == 0
     text = out.read_text()
     assert "unfinished: the run stands at update 4 of 12" in text
@@ -84,7 +84,7 @@ def test_a_missing_package_is_one_line(monkeypatch, capsys, trained, tmp_path):
 @pytest.mark.parametrize("kind", [k for k in figures.KINDS if k != "weights"])
 def test_a_picture_of_each_kind(monkeypatch, capsys, trained, tmp_path, kind):
     out = tmp_path / "a.svg"
-    args = ("report", trained, "--plot", kind, "--out", out, "--queries", "2")
+    args = ("report", trained, "--plot", kind, "--out", out, "--shown", "2")
     assert funcppo(monkeypatch, *args, "--json", "-") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["plot"] == kind and result["table"]

@@ -13,8 +13,15 @@ import pytest
 from funcppo.kg.show.serve import server
 from tests.cli.runner import funcppo
 
-UNTRAINED = ["--score", "max-confidence", "--height", "1", "--smoothing", "0"]
-UNTRAINED += ["--object-identity", "False"]
+UNTRAINED = [
+    "--score",
+    "max-confidence",
+    "--height",
+    "1",
+    "--set",
+    "smoothing=0",
+]
+UNTRAINED += ["--set", "object_identity=False"]
 
 
 def test_a_process_answers_and_ends_with_a_signal(tmp_path):

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from funcppo.cli.target import (
+from funcppo.cli.options import (
     data_files,
-    fixpoint_progress,
-    is_run_folder,
     open_dataset,
-    print_notes_to_stderr,
     set_target_threads,
 )
 from funcppo.core.settings import write_config
@@ -27,13 +24,6 @@ def rule_file(tmp_path):
     path = tmp_path / "other.txt"
     path.write_text(RULE)
     return str(path)
-
-
-def test_the_folder_of_a_run_holds_a_config(tmp_path):
-    assert not is_run_folder(str(tmp_path))
-    assert not is_run_folder("countries_s1")
-    write_config(RunConfig(dataset="countries_s1"), tmp_path)
-    assert is_run_folder(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -71,26 +61,6 @@ def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
     write_config(RunConfig(dataset=str(tmp_path / "moved")), tmp_path)
     with pytest.raises(ValueError, match="the run needs its data set"):
         open_dataset(str(tmp_path), None)
-
-
-def test_the_rules_of_a_data_set_are_replaced_by_those_of_a_file(rule_file):
-    assert open_dataset("countries_s2", rule_file).rule_weights.tolist() == [
-        0.5
-    ]
-    assert len(open_dataset("countries_s2", None).rules) == len(
-        load("countries_s2").rules
-    )
-
-
-def test_notes_are_printed_on_standard_error(capsys):
-    print_notes_to_stderr(["one", "two"])
-    assert capsys.readouterr() == ("", "note: one\nnote: two\n")
-
-
-def test_progress_off_a_terminal_prints_no_steps(capsys):
-    with fixpoint_progress() as show_step:
-        show_step(3, 1234, 0, 5)
-    assert "T_P" not in capsys.readouterr().out
 
 
 def test_the_files_of_a_target_are_those_of_its_data_rules_and_run(

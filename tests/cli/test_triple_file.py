@@ -13,7 +13,7 @@ from tests.cli.runner import SMALL, funcppo
 
 SPLIT = ("--columns", "s,p,o", "--split-ratios", "0.7,0.2,0.1")
 CONFIG = DataConfig(columns="s,p,o", split_ratios="0.7,0.2,0.1")
-SHORT = (*SMALL, "--prover.max-height", "1", "--steps", "64")
+SHORT = (*SMALL, "--set", "prover.max_height=1", "--steps", "64")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_rules_are_mined_from_the_train_part(
     )
     assert funcppo(monkeypatch, *arguments) == 0
     counted = json.loads(capsys.readouterr().out)
-    checked = ("check", graph, "--rules", rules, *SPLIT, "--queries", "2")
+    checked = ("check", graph, "--rules", rules, *SPLIT, "--max-queries", "2")
     assert funcppo(monkeypatch, *checked) == 0
     assert counted["n_queries"] == len(load(graph, cfg=CONFIG).test)
     assert counted["n_known_facts"] == 0

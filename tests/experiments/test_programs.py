@@ -95,7 +95,7 @@ def test_a_training_has_a_row_for_each_seed_and_one_at_learning_rate_0(
     tmp_path, monkeypatch
 ):
     name = "family_tree:30:0"
-    options = "--steps 64 --ppo.n-envs 8 --strategy eager --learner proofs"
+    options = "--steps 64 --set ppo.n_envs=8 --strategy eager --learner proofs"
     sets = {name: training_results.Options(options, None)}
     tables = {"given": ("given_rules", sets)}
     monkeypatch.setattr(training_results, "TABLES", tables)

@@ -1189,7 +1189,7 @@ def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     if is_mined_with_held_out(text, dataset):
         notes.append(
             f"{path}: mined from all triples, those of valid and test too: their ranks are better than those of unseen "
-            "triples (give `funcppo mine` the same --split-ratios and --split-seed)"
+            "triples (give `funcppo mine` the same --split-ratios and data.split_seed)"
         )
     with_file = _with_notes(with_rules(dataset, clauses, str(path)), notes)
     if len(with_file.rules) < len(clauses):

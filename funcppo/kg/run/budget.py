@@ -342,7 +342,7 @@ def plan_fit(
     steps_per_epoch = max(1, len(world.question) // size)
     max_steps = cfg.max_steps or MAX_LISTWISE_STEPS
     n_epochs = min(cfg.n_epochs, max(min_epochs, max_steps // steps_per_epoch))
-    reason = f"{max_steps:,} gradient steps (--listwise.max-steps)"
+    reason = f"{max_steps:,} gradient steps (listwise.max_steps)"
     notes: list[Note] = []
 
     cost_of_steps = {
@@ -361,7 +361,7 @@ def plan_fit(
             Note(
                 "cut",
                 f"degrees are not weighed: a fit of their {n_weights:,} weights would take too long "
-                "(--questions.degrees True weighs them)",
+                "(questions.degrees=on weighs them)",
             )
         )
         degrees = (False,)
@@ -376,7 +376,7 @@ def plan_fit(
     for share, bound in (
         (
             budget / max(cost, 1),
-            f"the time of {budget:.0e} gradients of firings (--listwise.max-gradients)",
+            f"the time of {budget:.0e} gradients of firings (listwise.max_gradients)",
         ),
         (
             seconds / max(epoch_seconds, 1e-9),

@@ -95,21 +95,26 @@ class RunConfig:
     """Settings of one training run; the contents of config.json."""
 
     dataset: str
-    """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED), a folder with
-    train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
+    """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED,
+    clans:PEOPLE:SEED), pykeen:NAME, a folder with train.txt, a file of triples (.txt, .tsv, .csv, .nt or .parquet), or
+    a Prolog program FILE.pl. (required unless --resume)"""
 
     rules: str | None = None
-    """Rule file to use instead of the data set's own rules; None: the data set's."""
+    """Rule file to use instead of the data set's own rules. Default: the data set's rules; if it has none, rules are
+    mined first."""
 
     data: DataConfig = DEFAULT_CONFIG
     """How files of triples are read and split."""
 
     steps: PositiveInt | None = None
-    """Total number of environment steps, rounded up to whole rollouts; None: 120,000, or fewer where a run that learns
-    from questions would take much longer than a minute for them."""
+    """Total number of environment steps, over all environments; rounded up to whole rollouts. Default: 120,000, or
+    fewer where a run that learns from questions would take much longer than a minute for them. With --resume a larger
+    number extends the run: its schedules and validations then span the new total."""
 
     seconds: PositiveFloat | None = 300.0
-    """Time of the run, reading and mining to the ranking of test; None: no bound."""
+    """Time limit of the whole run in seconds, from reading the data to the ranking of test; None for no limit. It is
+    divided over the phases: what does not fit is sampled or left out, and a note counts it. What a setting of its own
+    bounds (steps, questions.max_questions, listwise.max_gradients) is done whole and does not count."""
 
     seed: Seed = 0
     """Random seed of the initial weights, the training queries and the actions."""
@@ -122,7 +127,10 @@ class RunConfig:
     are slower on two threads than on one."""
 
     strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
-    """How the training step is executed: auto, one-graph, forward or eager."""
+    """How the training step is executed. one-graph: a minibatch update (forward, loss, backward, clipping, Adam)
+    compiled as one graph; forward: forward pass and loss compiled, backward pass by autograd, fused Adam; eager:
+    nothing of the update compiled; auto: eager for a run too short to repay compilation, otherwise the first of these
+    that works and matches eager."""
 
     precision: Literal["highest", "high", "bfloat16"] = "highest"
     """Precision of matrix products: highest (float32), high (TF32) or bfloat16."""

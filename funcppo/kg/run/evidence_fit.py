@@ -891,7 +891,7 @@ def weigh_network(
     )
     if starts_at_rules:
         params = _with_network_weight(fitted.params, 0.0)
-        note = "Bellman-Ford network: weight 0: PPO starts from the rule confidences (--listwise.learning-rate 0)"
+        note = "Bellman-Ford network: weight 0: PPO starts from the rule confidences (listwise.learning_rate 0)"
         return fitted._replace(
             setup=setup,
             params=params,

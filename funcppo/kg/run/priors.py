@@ -84,7 +84,7 @@ def embed(
     if plan.is_too_long and not is_set:
         note = (
             f"link embeddings are not tried: {MIN_EPOCHS} passes over the facts would take over "
-            f"{most:.0f} s (--questions.embedding True trains them)"
+            f"{most:.0f} s (questions.embedding=on trains them)"
         )
         return run, [Note("cut", note)]
 
@@ -131,7 +131,7 @@ def train_network(
     if plan.is_too_long:
         note = (
             f"a Bellman-Ford network is not tried: {MIN_STEPS} steps and the priors of "
-            f"{n_questions:,} questions would take over {seconds:.0f} s (--questions.bellman-ford True trains it)"
+            f"{n_questions:,} questions would take over {seconds:.0f} s (questions.bellman_ford=on trains it)"
         )
         return None, Note("cut", note)
 

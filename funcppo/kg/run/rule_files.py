@@ -47,6 +47,7 @@ from funcppo.kg.mining.miner import (
     AnnounceCallback,
     MiningResult,
 )
+from funcppo.runtime import memory
 
 # Part of the cache key; increase it when the miner finds other rules.
 MINER_VERSION = 8
@@ -111,6 +112,32 @@ def mine_dataset(
         statistics,
         result,
     )
+
+
+def check_memory(
+    dataset: Dataset,
+    limit: int,
+    device: str,
+    max_length: int | None = None,
+) -> None:
+    """Check that a data set can be mined within a memory limit.
+
+    Args:
+      limit: bytes of this process, or of the GPU.
+      max_length: of the bodies of rules, in atoms; None for that of the defaults.
+
+    Raises:
+      ValueError: it takes more.
+    """
+    if max_length is None:
+        max_length = mining_config(dataset).max_length
+    needed_bytes = memory.used_bytes(device) + miner.needed_bytes(
+        len(dataset.facts), dataset.n_predicates, max_length
+    )
+    if needed_bytes > limit:
+        raise ValueError(
+            f"--memory {limit}: expected at least {needed_bytes} bytes, to mine {len(dataset.facts)} facts"
+        )
 
 
 def mining_config(dataset: Dataset, **options: Any) -> MiningConfig:

@@ -85,7 +85,7 @@ def build_run(
         settings = dataclasses.replace(settings, hard_negative_fraction=1.0)
         run_config = dataclasses.replace(run_config, prover=settings)
         task = dataclasses.replace(task, cfg=settings)
-        note = "all negatives are from the sample of T_P (--prover.hard-negative-fraction 1)"
+        note = "all negatives are from the sample of T_P (prover.hard_negative_fraction 1)"
         notes.append(Note("detail", note))
     cfg = learner_config(run_config, task)
     n_queries = count_validation_queries(run_config, task, cfg)
@@ -351,7 +351,10 @@ def _check_meta(
         ),
         "notes": (
             "pairs of a kind and a text",
-            lambda x: isinstance(x, list) and all(len(note) == 2 for note in x),
+            lambda x: (
+                isinstance(x, list)
+                and all(isinstance(note, list) and len(note) == 2 for note in x)
+            ),
         ),
     }
     for name, (expected, is_valid) in checks.items():

@@ -55,10 +55,10 @@ class QuestionConfig:
     """What is unknown while a training question is answered. fact: its own fact; pair: all facts between its two
     entities; auto: pair if no pair of the valid split is linked by a known fact, otherwise fact."""
     max_questions: Size | None = None
-    """Number of questions to learn from, drawn from those of all known facts. Default: as many as --questions.seconds
-    and --questions.max-firings allow."""
+    """Number of questions to learn from, drawn from those of all known facts. Default: as many as questions.seconds
+    and questions.max_firings allow."""
     seconds: PositiveFloat | None = None
-    """Time to collect evidence in, in seconds, if --questions.max-questions is not given. Default: a fifth of the time
+    """Time to collect evidence in, in seconds, if questions.max_questions is not given. Default: a fifth of the time
     of the run (--seconds), at least 60."""
     max_firings: Size | None = None
     """Number of firings (a candidate and a rule that derives it) to hold, about 40 bytes each. Four links count as
@@ -170,7 +170,7 @@ class BellmanFordConfig:
     """Gradient steps of a network. Default: 1,000, and as many more for each 300 seconds that --seconds adds."""
     seconds: PositiveFloat | None = None
     """Seconds that training and the priors of all questions may take, by a count of the work: steps beyond are left
-    out, and all of it where too few are left. --questions.bellman-ford True makes all steps. Default: twice the time
+    out, and all of it where too few are left. questions.bellman_ford=on makes all steps. Default: twice the time
     of the run (--seconds), at least 600."""
     batch_size: Size = 32
     """Questions of a gradient step."""

@@ -41,7 +41,7 @@ class ProverTaskConfig:
     reward: RewardScheme = "balanced"
     """Reward of an episode. proof: +1 for proving a positive query; signed: +1 for proving a positive and -1 for
     proving a negative; balanced: +1 for a correct and -1 for a wrong result, where a negative correctly left unproved
-    counts 1 / --prover.negatives-per-positive."""
+    counts 1 / prover.negatives_per_positive."""
 
     fact_selection: FactSelectionOption = "auto"
     """Who selects the facts of a proof. policy: the policy selects rules and facts; oracle: the policy selects rules,
@@ -69,7 +69,7 @@ class ProverTaskConfig:
 
     max_atoms: PositiveInt = 5_000_000
     """Maximum number of derived atoms (T_P) to hold; if height 1 exceeds it, training uses a sample of the derived
-    atoms, and a larger --prover.max-height is an error."""
+    atoms, and a larger prover.max_height is an error."""
 
     smoothing: NonNegativeFloat | Literal["auto"] | None = None
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count before its confidence is

@@ -843,7 +843,7 @@ def training_world(task: ProverTask) -> World:
     if task.derived_sample is not None and needs_corruptions:
         raise ValueError(
             f"{name}: T_P is held in part: expected all negatives from its sample "
-            f"(--prover.hard-negative-fraction 1), got {cfg.hard_negative_fraction}"
+            f"(prover.hard_negative_fraction 1), got {cfg.hard_negative_fraction}"
         )
 
     train = torch.from_numpy(task.dataset.train).to(task.kb.facts.device)

@@ -189,7 +189,7 @@ def test_records_are_written_to_a_pipe_as_they_come(tmp_path, monkeypatch):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert funcppo(monkeypatch, *EVALUATE, pipe, "--queries", "2") == 0
+    assert funcppo(monkeypatch, *EVALUATE, pipe, "--max-queries", "2") == 0
     assert os.read(reader, 1 << 20).count(b"\n") == 4
     os.close(reader)
 
@@ -198,7 +198,7 @@ def test_a_file_of_another_evaluation_is_not_resumed(
     tmp_path, monkeypatch, capsys
 ):
     path = tmp_path / "ranks.jsonl"
-    assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4") == 0
+    assert funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4") == 0
     before = path.read_bytes()
     for extra, expected in [
         (
@@ -214,17 +214,18 @@ def test_a_file_of_another_evaluation_is_not_resumed(
             "expected a file made with height 2, got 1",
         ),
         (
-            ["--resume", "--smoothing", "5"],
+            ["--resume", "--set", "smoothing=5"],
             "expected a file made with smoothing 5.0, got None",
         ),
         (
-            ["--resume", "--object-identity", "True"],
+            ["--resume", "--set", "object_identity=True"],
             "expected a file made with object_identity True, got False",
         ),
     ]:
         capsys.readouterr()
         assert (
-            funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", *extra) == 2
+            funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", *extra)
+            == 2
         )
         error = capsys.readouterr().err.splitlines()
         assert (
@@ -234,11 +235,14 @@ def test_a_file_of_another_evaluation_is_not_resumed(
         assert path.read_bytes() == before
     path.write_text("not a record\n")
     assert (
-        funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--resume") == 2
+        funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", "--resume")
+        == 2
     )
     assert "ranks.jsonl:1: expected a JSON object" in capsys.readouterr().err
     assert (
-        funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--overwrite")
+        funcppo(
+            monkeypatch, *EVALUATE, path, "--max-queries", "4", "--overwrite"
+        )
         == 0
     )
     assert path.read_bytes() == before
@@ -248,7 +252,9 @@ def test_a_file_of_another_evaluation_is_not_resumed(
     not Path("/dev/full").exists(), reason="no /dev/full on this system"
 )
 def test_a_full_disk_is_one_line(monkeypatch, capsys):
-    assert funcppo(monkeypatch, *EVALUATE, "/dev/full", "--queries", "4") == 2
+    assert (
+        funcppo(monkeypatch, *EVALUATE, "/dev/full", "--max-queries", "4") == 2
+    )
     error = capsys.readouterr().err
     assert (
         "/dev/full: No space left on device: the records written so far stay"
@@ -300,7 +306,8 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
         funcppo(
             monkeypatch,
             *args,
-            "--all-scores",
+            "--set",
+            "all_scores=on",
             "--details",
             path,
             "--json",
@@ -346,7 +353,7 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
 def test_a_file_of_another_format_is_not_resumed(tmp_path, monkeypatch, capsys):
     """Up to format 2, scores were compared otherwise."""
     path = tmp_path / "ranks.jsonl"
-    args = (*EVALUATE, path, "--queries", "4")
+    args = (*EVALUATE, path, "--max-queries", "4")
     assert funcppo(monkeypatch, *args) == 0
     before = path.read_bytes()
     settings = path.with_name("ranks.jsonl.settings.json")

@@ -21,12 +21,25 @@ from tests.cli.runner import SMALL
 from tests.ports import hold_ports, port_of
 
 # What is imported here need not be by each process.
-TRAIN = ("train", "family_tree:20:1", "--steps", "96", "--ppo.n-shards", "4")
+TRAIN = (
+    "train",
+    "family_tree:20:1",
+    "--steps",
+    "96",
+    "--set",
+    "ppo.n_shards=4",
+)
 SIZES = SMALL[:-4]  # without score and learner
 # Lets a process go on when another has ended; after minutes, against a hang, although it has not.
 WAKE_AFTER = "for i in $(seq 1200); do kill -0 {} || break; sleep 0.1; done; kill -CONT {}"
 OPTIONS = {
-    "questions": (*SIZES, "--learner", "questions", "--prover.max-height", "1"),
+    "questions": (
+        *SIZES,
+        "--learner",
+        "questions",
+        "--set",
+        "prover.max_height=1",
+    ),
     "proofs": (*SMALL, "--strategy", "eager"),
 }
 
@@ -131,7 +144,7 @@ def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):
     ended, run = train(3, tmp_path, "proofs")
     assert [x.status for x in ended] == [2, 2, 2]
     assert ended[0].err == (
-        "funcppo: --ppo.n-shards: expected a multiple of the 3 processes, got 4\n"
+        "funcppo: --set ppo.n_shards: expected a multiple of the 3 processes, got 4\n"
     )
     assert not run.exists()
 

@@ -285,7 +285,7 @@ def test_a_network_without_time_is_not_tried(graph, tmp_path):
     assert run.run_config.questions.bellman_ford is False
     (note,) = (note for note in run.notes if "Bellman-Ford" in note)
     assert "a Bellman-Ford network is not tried: " in note
-    assert "--questions.bellman-ford True trains it" in note
+    assert "questions.bellman_ford=on trains it" in note
 
 
 def test_a_network_that_is_set_makes_all_its_steps_and_says_how_long(

@@ -206,9 +206,7 @@ def _run_table(run: RunMeasurements) -> Table:
         rows.append(("training time", f"{run.results['seconds']:,.0f} s"))
 
     settings = tables.changed_settings(run)
-    rows += [
-        (f"--{name.replace('_', '-')}", display(v)) for name, v in settings
-    ]
+    rows += [(name, display(v)) for name, v in settings]
     return Table(("setting", "value"), rows, len(rows))
 
 

@@ -265,8 +265,8 @@ class Site:
     async def _on_capture_error(
         self, request: Request, error: Exception
     ) -> Response:
-        """One line where --graphs demands a CUDA graph that cannot be recorded."""
-        line = f"--graphs manual: expected a CUDA graph, got none: {error}"
+        """One line where --cuda-graphs demands a CUDA graph that cannot be recorded."""
+        line = f"--cuda-graphs manual: expected a CUDA graph, got none: {error}"
         return self.problem(500, line, is_api(request.scope))
 
     async def _on_error(self, request: Request, error: Exception) -> Response:

@@ -243,7 +243,7 @@ class Worker:
         """Do a job within its time."""
         late = RequestError(
             503,
-            f"stopped: the answer takes longer than {self.seconds:g} s (`--seconds` of `funcppo serve`)",
+            f"stopped: the answer takes longer than {self.seconds:g} s (`request_seconds` of `funcppo serve`)",
         )
         timer = threading.Timer(self.seconds, self._interrupt, [job, late])
         timer.daemon = True

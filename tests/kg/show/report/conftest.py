@@ -12,8 +12,13 @@ from tests.cli.runner import funcppo
 from tests.kg.show.report.graphs import SMALL, write_graph
 
 LEARNERS = {
-    "questions": ["--listwise.n-epochs", "1", "--prover.max-height", "1"],
-    "proofs": ["--score", "success", "--prover.max-height", "1"],
+    "questions": [
+        "--set",
+        "listwise.n_epochs=1",
+        "--set",
+        "prover.max_height=1",
+    ],
+    "proofs": ["--set", "score=success", "--set", "prover.max_height=1"],
 }
 
 

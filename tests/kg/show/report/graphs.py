@@ -22,10 +22,10 @@ HOSTILE = (
     "o'brien \\",
 )
 LIKES, INVERSE, ALSO = "<b>likes</b>", '$p$ "q"', "rel\u202e x"
-SMALL = ["--steps", "128", "--strategy", "eager", "--ppo.n-envs", "8"]
-SMALL += ["--ppo.n-steps", "4", "--ppo.n-minibatches", "2"]
-SMALL += ["--prover.embed-dim", "4", "--prover.hidden-dim", "8"]
-SMALL += ["--n-validations", "2", "--n-validation-queries", "6"]
+SMALL = ["--steps", "128", "--strategy", "eager", "--set", "ppo.n_envs=8"]
+SMALL += ["--set", "ppo.n_steps=4", "--set", "ppo.n_minibatches=2"]
+SMALL += ["--set", "prover.embed_dim=4", "--set", "prover.hidden_dim=8"]
+SMALL += ["--set", "n_validations=2", "--set", "n_validation_queries=6"]
 RULES = f"""'{INVERSE}'(X, Y) :- '{LIKES}'(Y, X).
 '{ALSO}'(X, Y) :- '{LIKES}'(X, Y).
 '{ALSO}'(X, Y) :- '{LIKES}'(X, Z), '{LIKES}'(Z, Y).

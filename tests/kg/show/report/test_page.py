@@ -108,7 +108,7 @@ def test_a_page_has_its_parts(reports):
     assert "is no probability" in text
     assert "14 of 14 test queries" in text
     assert text.count('<details class="query"') == 14
-    assert "--ppo.n-envs" in text
+    assert "ppo.n_envs" in text
 
 
 def test_a_page_says_what_learning_moved_and_what_it_did_to_probabilities(

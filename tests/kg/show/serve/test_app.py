@@ -134,7 +134,7 @@ def test_scores_on_the_page_are_those_of_predict(
     name, clients, graph, runs, monkeypatch, capsys
 ):
     target = [graph, "--score", "max-confidence", "--height", "2"]
-    target += ["--object-identity", "False"]
+    target += ["--set", "object_identity=False"]
     target = [runs[name]] if name in runs else target
     capsys.readouterr()
     query = f"'{ALSO}'(?x, e4)"
@@ -265,7 +265,7 @@ def test_work_that_takes_too_long_is_one_line(explorers, monkeypatch):
     response = client.get(f"/api/answers?{query}")
     assert response.status_code == 503
     assert response.json() == {
-        "error": "stopped: the answer takes longer than 0.05 s (`--seconds` of `funcppo serve`)"
+        "error": "stopped: the answer takes longer than 0.05 s (`request_seconds` of `funcppo serve`)"
     }
     assert response.headers["retry-after"] == "5"
     page_of(client, f"/answers?{query}", 503)
