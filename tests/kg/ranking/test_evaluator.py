@@ -177,18 +177,6 @@ def test_a_query_that_cannot_be_ranked_is_refused_before_the_first_chunk():
         )
 
 
-def test_a_chunk_takes_the_target_time_and_holds_no_more_candidates_than_allowed():
-    seconds, candidates = (
-        evaluator.TARGET_CHUNK_SECONDS,
-        evaluator.MAX_CHUNK_CANDIDATES,
-    )
-    assert evaluator._next_chunk_size(100, seconds, 1) == 100
-    assert evaluator._next_chunk_size(100, seconds / 2, 1) == 200
-    assert evaluator._next_chunk_size(100, 0.0, 1) == 400
-    assert evaluator._next_chunk_size(100, 0.0, 2 * candidates) == 50
-    assert evaluator._next_chunk_size(1, 100 * seconds, 100 * candidates) == 1
-
-
 def test_the_records_of_some_queries_are_among_those_of_all():
     """Corruptions are keyed by the row of the split, whatever else is ranked."""
     evaluator_ = make_evaluator(
@@ -259,23 +247,3 @@ def test_windows_hold_every_query_once_and_their_records_are_those_of_chunks():
         for record in query
     ]
     assert records == all_records(evaluator_, dataset.test)
-
-
-def test_windows_are_larger_where_queries_derive_their_own_answers(monkeypatch):
-    """Each window makes all joins, so that small ones cost more."""
-    dataset = loaders.load("family_tree:30:1")
-    held = make_evaluator(dataset, "noisy-or", prover=ONE_STEP)
-    monkeypatch.setattr(prover_task, "MAX_HEADS_PER_ATOM", 0)
-    by_query = dataclasses.replace(
-        held,
-        task=prover_task.build_task(dataset, ONE_STEP, with_derivations=False),
-    )
-    assert by_query.task.answers_plan is not None
-    monkeypatch.setattr(evaluator, "WINDOW_CANDIDATES", 1)
-    monkeypatch.setattr(evaluator, "MIN_WINDOWS", 4)
-    rows = np.arange(20)
-    sizes = [
-        [len(w) for w in evaluator.plan_windows(x, dataset.test, rows)]
-        for x in (held, by_query)
-    ]
-    assert sizes == [[1] * 20, [5] * 4]

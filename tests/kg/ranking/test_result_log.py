@@ -19,9 +19,6 @@ from tests.kg.ranking.test_evaluator import make_evaluator
 CHECK = next(
     (Path(__file__).parents[3] / "experiments").rglob("check_ranks.py")
 )
-FORMAT_1 = (
-    Path(__file__).parent / "golden" / "format_1.jsonl"
-)  # what the program wrote before format 2
 EVALUATE = (
     "evaluate",
     "family_tree:60:0",
@@ -379,18 +376,6 @@ def test_a_file_of_another_format_is_not_resumed(tmp_path, monkeypatch, capsys):
         "expected the settings that ranks.jsonl was made with, got no file"
         in capsys.readouterr().err
     )
-
-
-def test_the_independent_script_reads_format_1(tmp_path):
-    check = lambda path: subprocess.run(
-        [sys.executable, CHECK, path], capture_output=True, text=True
-    )
-    assert check(FORMAT_1).returncode == 0
-    tampered = tmp_path / "tampered.jsonl"
-    tampered.write_text(
-        FORMAT_1.read_text().replace('"equal": 4', '"equal": 3')
-    )
-    assert check(tampered).returncode == 1
 
 
 @pytest.mark.parametrize(
