@@ -38,8 +38,9 @@ from tests.learning import assert_trees_equal, compiled
 def uninterrupted(tmp_path_factory):
     """The folder of a run that was trained to its end."""
     folder = tmp_path_factory.mktemp("run")
-    write_config(CONFIG, folder)
-    trained(run_start.prepare_run(CONFIG, folder, resume=False), folder)
+    run = run_start.prepare_run(CONFIG, folder, resume=False)
+    write_config(run.run_config, folder)
+    trained(run, folder)
     return folder
 
 
@@ -64,7 +65,7 @@ def test_a_run_stopped_anywhere_resumes_bit_for_bit(
     last_update, uninterrupted, run, tmp_path
 ):
     trained(run, tmp_path, stop_at=last_update)
-    resumed = run_start.prepare_run(CONFIG, tmp_path, resume=True)
+    resumed = run_start.prepare_run(run.run_config, tmp_path, resume=True)
     assert int(resumed.state.train_state.update) == last_update
     _, metrics = trained(resumed, tmp_path)
     assert len(metrics) == N_UPDATES - last_update
@@ -115,9 +116,9 @@ def test_a_checkpoint_by_time_does_not_change_the_result(
 ):
     """The run is left at update 3 as a killed process leaves it, resumed, and left with update 1 alone likewise."""
     assert train_at([0, 60], run, tmp_path, 1) == [1]
-    resumed = run_start.prepare_run(CONFIG, tmp_path, resume=True)
+    resumed = run_start.prepare_run(run.run_config, tmp_path, resume=True)
     assert train_at([0, 0, 0, 60], resumed, tmp_path, 2) == [2, 3]
-    resumed = run_start.prepare_run(CONFIG, tmp_path, resume=True)
+    resumed = run_start.prepare_run(run.run_config, tmp_path, resume=True)
     trained(resumed, tmp_path)
     assert_equal_runs(tmp_path, uninterrupted)
 
