@@ -57,19 +57,26 @@ MADE = DOCS / "_made"  # pages and texts that other files are made into
 HELP_WIDTH = 100
 
 
-def help_text(*arguments: str) -> str:
-    """What a command line prints."""
+def help_text(program: str) -> str:
+    """What a program prints on all of its options; where it has no --help-all, --help is all."""
     os.environ["COLUMNS"] = str(HELP_WIDTH)
     output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        cli._run([*arguments, "--help"])
+    for option in ("--help-all", "--help"):
+        with (
+            contextlib.suppress(SystemExit),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            cli._run([program, option])
+        if output.getvalue():
+            break
     return output.getvalue().rstrip()
 
 
 def write_help_texts(app: object) -> None:
     """The page on the command line: every option of each program."""
     lines = ["# Command line", ""]
-    lines += ["Every option, as `funcppo PROGRAM --help-all` prints it.", ""]
+    lines += ["The help of each program, with all of its options.", ""]
     for name, summary in cli.PROGRAMS.items():
         lines += [f"## funcppo {name}", "", summary, ""]
         lines += ["```text", help_text(name), "```", ""]
