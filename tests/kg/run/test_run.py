@@ -40,7 +40,7 @@ def test_a_run_ranks_by_what_ranks_valid_better(
     expected = rule_score if is_rule_score else "best-proof"
     assert run.default_score == expected
     subject = run_subject(run)
-    assert subject.score == expected
+    assert subject.score.name == expected
     assert (subject.policy_run is None) == is_rule_score
     # The policy's own score stays at hand.
     assert run_subject(run, run.score).policy_run is run
@@ -56,5 +56,5 @@ def test_a_policy_that_was_not_validated_is_not_the_default(run):
     run = replace(run, state=state, rule_metric=0.0)
     assert run.default_score_reason == "policy-not-validated"
     subject = run_subject(run)
-    assert subject.score == run.run_config.rule_score
+    assert subject.score.name == run.run_config.rule_score
     assert "not validated" in subject.notes[0]
