@@ -922,7 +922,7 @@ def test_a_run_that_learns_from_questions_through_all_programs(
 
     capsys.readouterr()
     assert funcppo(monkeypatch, "evaluate", out, "--score", "success") == 2
-    assert "learnt from questions, expected evidence" in capsys.readouterr().err
+    assert "'success': expected evidence" in capsys.readouterr().err
 
 
 def test_a_run_prints_few_lines_beside_its_table(monkeypatch, capsys, tmp_path):
