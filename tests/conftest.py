@@ -41,7 +41,6 @@ LONGEST = (
     "tests/test_laws.py",
     "tests/runtime/test_compile.py",
     "tests/runtime/test_cache.py",
-    "tests/kg/logic/test_consequences.py",
     "tests/kg/logic/test_fixpoint.py",
     "tests/test_several_processes.py",
 )

@@ -43,7 +43,7 @@ from funcppo.kg.graph.rules import (
     proof_names,
     read_query,
 )
-from funcppo.kg.logic import derivability, partial_fixpoint, proof, triple_index
+from funcppo.kg.logic import derivability, proof, triple_index
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derivability import DerivabilityIndex
 from funcppo.kg.logic.derive import (
@@ -253,7 +253,7 @@ class Predictor:
             torch.arange(len(atoms), device=atoms.device),
             index.derivation_keys // sizes.n_rules,
         )
-        model = partial_fixpoint.partial_model(
+        model = derivability.partial_model(
             kb,
             sizes,
             atoms[is_derived],

@@ -74,7 +74,7 @@ def make_task(**settings):
         **{"max_height": 1, "smoothing": 5.0, "object_identity": False}
         | settings
     )
-    return build_task(random_dataset(), cfg)
+    return build_task(random_dataset(), cfg, by_query_if_large=True)
 
 
 def predictor_of(task, score=NOISY_OR):
@@ -218,7 +218,7 @@ def test_the_entity_of_a_query_is_left_out_where_nothing_says_that_it_may_be(
     cfg = ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False)
     if max_atoms:
         cfg = dataclasses.replace(cfg, max_atoms=max_atoms)
-    task = build_task(dataset, cfg)
+    task = build_task(dataset, cfg, by_query_if_large=True)
     assert task.least_model.complete == (max_atoms is None)
     predictor = predictor_of(task, "max-confidence")
     queries = [

@@ -6,7 +6,7 @@ depend on the speed of the machine, and by a deadline. Where the first combinati
 later ones are not begun where a random sample of the rules says that they take more.
 
 At height h the rules apply once to the atoms that T_P derives in h - 1 steps, and only the consequences that a sampled
-query may have as candidates are held (`partial_fixpoint`).
+query may have as candidates are held (`derivability`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from funcppo.kg.logic import (
     derivability,
     fixpoint,
     joins,
-    partial_fixpoint,
     triple_index,
 )
 from funcppo.kg.logic import kb as kbase
@@ -382,7 +381,7 @@ def _draw_sample(
     pool, is_countries = entity_pool(dataset)
     sides = _sides(is_countries)
     queries = torch.from_numpy(dataset.valid[rows]).long()
-    answering = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
+    answering = derivability.answering_facts(kb, sizes, queries, sides)
     held_out = torch.from_numpy(held_out_triples(dataset))
     plan = None
     if cfg.max_height in (None, 1):
@@ -627,7 +626,7 @@ def _list_candidates(
         height == 1
         and not kbase.contains(facts_kb, sizes, sample.queries).any()
     ):
-        part = partial_fixpoint.answered_step(
+        part = derivability.answered_step(
             facts_kb,
             sizes,
             sample.queries,
@@ -639,11 +638,10 @@ def _list_candidates(
             progress,
         )
     else:
-        part = partial_fixpoint.restricted_step(
+        part = derivability.restricted_step(
             facts_kb,
             sizes,
             sample.queries,
-            facts_kb.facts[:0],
             max_derivations,
             object_identity,
             budget,

@@ -74,19 +74,6 @@ def build_run(
         task, parse(run_config.rule_score), on_phase
     )
     notes = _task_notes(task)
-    settings = task.cfg
-    is_default = settings.hard_negative_fraction == 0.0
-    if (
-        task.derived_sample is not None
-        and is_default
-        and settings.negatives_per_positive > 0
-    ):
-        # Whether a corruption is derivable is unknown where T_P is held in part.
-        settings = dataclasses.replace(settings, hard_negative_fraction=1.0)
-        run_config = dataclasses.replace(run_config, prover=settings)
-        task = dataclasses.replace(task, cfg=settings)
-        note = "all negatives are from the sample of T_P (prover.hard_negative_fraction 1)"
-        notes.append(Note("detail", note))
     cfg = learner_config(run_config, task)
     n_queries = count_validation_queries(run_config, task, cfg)
     if n_queries < most_validation_queries(run_config, task):

@@ -1,6 +1,6 @@
 """A generalised Bellman-Ford network over known facts, as pure functions.
 
-A question has a label (a relation and the side that is asked for, see `question_types.make_label`) and an entity that
+A question has a label (a relation and the side that is asked for, see `derive.make_label`) and an entity that
 is given. Every entity has a state for the question; after T layers it has heard of all paths of up to T facts from the
 given entity:
 

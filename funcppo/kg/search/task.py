@@ -26,7 +26,6 @@ from funcppo.kg.logic import (
     derivability,
     derive,
     fixpoint,
-    partial_fixpoint,
     prove,
     resolve,
     triple_index,
@@ -70,8 +69,6 @@ MAX_COUNT_ROWS = 100_000_000
 MAX_INDEX_ROWS = 3_000_000_000
 COUNTING = "computing rule confidences"
 INDEXING = "indexing derivations"
-# size of the sample of derived atoms, if T_P is too large to hold
-MAX_SAMPLED_ATOMS = 500_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,17 +88,13 @@ class ProverTask:
     """Sizes of `kb`."""
 
     least_model: LeastModel
-    """T_P up to `max_height`; if it is too large to hold a part of it, nothing if `answers_plan` is there."""
+    """T_P up to `max_height`; nothing if `answers_plan` is there."""
 
     max_height: int
     """Maximum height of a proof."""
 
     derivability_index: DerivabilityIndex | None
     """The rules that derive each atom; None if there are too many derivations to hold, or nothing reads them."""
-
-    derived_sample: Tensor | None
-    """A sample of the derived atoms that are not facts, if `least_model` is a part of T_P; None if it is complete, or
-    nothing trains on it."""
 
     fact_selection: FactSelection
     """Whether the policy or an oracle selects facts."""
@@ -153,7 +146,6 @@ class _DerivedAtoms(NamedTuple):
 
     model: LeastModel  # without atoms if queries derive their own
     derivability_index: DerivabilityIndex | None
-    sample: I32[Tensor, "N W"] | None
     notes: list[str]
 
 
@@ -190,13 +182,12 @@ def build_task(
       on_phase: receives what is being computed.
       deadline: when T_P up to a height above 1 ends; it is an error then.
       with_derivations: index the rules that derive each atom, which searches and training by proofs read.
-      by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers. Otherwise what
-        valid and test need of it is held, and a sample to train on.
+      by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers.
       plan: what the rules of the data set fire from, on the host; None to make it where it is needed.
 
     Raises:
-      ValueError: a setting is not chosen yet, there are no rules, or T_P up to a height above 1 exceeds
-        `cfg.max_atoms` or the deadline.
+      ValueError: a setting is not chosen yet, there are no rules, or T_P exceeds `cfg.max_atoms` or, to a height above
+        1, the deadline.
     """
     settings = proof_settings(cfg)
     if not len(dataset.rules):
@@ -252,7 +243,6 @@ def build_task(
         least_model=derived.model,
         max_height=settings.max_height,
         derivability_index=derived.derivability_index,
-        derived_sample=derived.sample,
         fact_selection=fact_selection,
         entity_pool=pool,
         filter_index=filter_index,
@@ -379,8 +369,8 @@ def with_answers(
         derived = derive.derive_answers(
             plan, queries, sides, object_identity=identity
         )
-    facts = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
-    model = partial_fixpoint.partial_model(
+    facts = derivability.answering_facts(kb, sizes, queries, sides)
+    model = derivability.partial_model(
         kb,
         sizes,
         derived,
@@ -389,7 +379,7 @@ def with_answers(
     )
 
     held_out = torch.from_numpy(held_out_triples(task.dataset)).to(facts.device)
-    known = partial_fixpoint.answering_atoms(held_out, queries, sides, sizes)
+    known = derivability.answering_atoms(held_out, queries, sides, sizes)
     device = task.entity_pool.device
     answered = replace(
         with_ranking_on(replace(task, least_model=model), str(device)),
@@ -419,14 +409,9 @@ def is_unproved_fact(
 
 def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
     """The task with the tensors that a search reads on a device."""
-    searched = (task.kb, task.derivability_index, task.derived_sample)
-    kb, index, sample = tree.map(lambda x: x.to(device), searched)
-    return replace(
-        task,
-        kb=kb,
-        derivability_index=index,
-        derived_sample=sample,
-    )
+    searched = (task.kb, task.derivability_index)
+    kb, index = tree.map(lambda x: x.to(device), searched)
+    return replace(task, kb=kb, derivability_index=index)
 
 
 def _least_model(
@@ -480,12 +465,10 @@ def _derived_atoms(
     deadline: Deadline,
     on_phase: PhaseCallback,
 ) -> _DerivedAtoms:
-    """All that the rules derive up to the height of the settings; a part of it if T_P is too large to hold.
-
-    The part is what valid and test need at height 1, and a sample to train on.
+    """All that the rules derive up to the height of the settings; nothing if each query is to derive its own answers.
 
     Raises:
-      ValueError: even the part is too large.
+      ValueError: T_P is too large to hold, and a search or training reads it.
     """
     is_mapped = dataset.fact_tables is not None
     by_query = partial(_without_atoms, kb, sizes, settings, not is_mapped)
@@ -523,7 +506,7 @@ def _derived_atoms(
     )
     if model.complete:
         if not with_derivations:
-            return _DerivedAtoms(model, None, None, [])
+            return _DerivedAtoms(model, None, [])
         # At height 1 what is counted is what is derived; no join is made where that cannot be held.
         is_known = settings.max_height == 1 and dataset.rule_estimates is None
         n_others = int((counts.body_pairs - counts.circular_support).sum())
@@ -536,50 +519,15 @@ def _derived_atoms(
             MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
             on_phase,
         )
-        return _DerivedAtoms(model, index, None, index_notes)
+        return _DerivedAtoms(model, index, index_notes)
     if by_query_if_large or not with_derivations:
         return by_query(
             f"T_P to height 1 {model.stop_reason}: each query derives its own answers when it is asked"
         )
-    return _held_part(
-        dataset, cfg, kb, sizes, settings, model.stop_reason, on_phase
+    raise ValueError(
+        f"{dataset.name}: T_P to height 1 {model.stop_reason}: expected fewer rules, a larger prover.max_atoms, or a "
+        "run that learns from questions, which needs no T_P (--learner questions)"
     )
-
-
-def _held_part(
-    dataset: Dataset,
-    cfg: ProverTaskConfig,
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    settings: ProofSettings,
-    stop_reason: str,
-    on_phase: PhaseCallback,
-) -> _DerivedAtoms:
-    """What valid and test need of T_P to height 1, and a sample to train on.
-
-    Args:
-      stop_reason: why T_P is not complete.
-
-    Raises:
-      ValueError: even that is too large.
-    """
-    queries = torch.from_numpy(held_out_triples(dataset))
-    try:
-        part = _index_part(
-            kb,
-            sizes,
-            queries,
-            settings,
-            MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
-            on_phase,
-        )
-    except RowBudgetExceeded as error:
-        raise ValueError(
-            f"{dataset.name}: T_P to height 1 {stop_reason}; {error}: expected fewer rules, or a run that learns from "
-            "questions, which needs no index (--learner questions)"
-        ) from None
-    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
-    return part._replace(notes=[note])
 
 
 def _index_derivations(
@@ -616,36 +564,6 @@ def _index_derivations(
     return index, []
 
 
-def _index_part(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    queries: I32[Tensor, "Q W"],
-    settings: ProofSettings,
-    max_derivations: int,
-    on_phase: PhaseCallback,
-) -> _DerivedAtoms:
-    """What queries ask of T_P to height 1, and a sample of it, with the rules that derive each atom.
-
-    Raises:
-      RowBudgetExceeded: the joins make more than `MAX_INDEX_ROWS` rows, or there are too many derivations.
-    """
-    budget = RowBudget(MAX_INDEX_ROWS)
-    show = _show_indexing(on_phase, sizes)
-    identity = settings.object_identity
-    sample = partial_fixpoint.priority_sample(
-        kb, sizes, MAX_SAMPLED_ATOMS, identity, budget, show
-    )
-    part = partial_fixpoint.restricted_step(
-        kb, sizes, queries, sample, max_derivations, identity, budget, show
-    )
-    if part is None:
-        raise RowBudgetExceeded(
-            f"the queries of valid and test need more than {max_derivations} derivations"
-        )
-    model, index = part
-    return _DerivedAtoms(model, index, sample, [])
-
-
 def _n_heads_at_least(kb: KnowledgeBase, counts: RuleCounts) -> int:
     """Atoms that one step derives at least: of each predicate those of the rule that derives most."""
     most = torch.zeros_like(kb.rule_offsets).scatter_reduce(
@@ -670,14 +588,14 @@ def _without_atoms(
 ) -> _DerivedAtoms:
     """A model without what the rules derive, and without facts too where they are mapped from a file."""
     none = kb.facts[:0]
-    model = partial_fixpoint.partial_model(
+    model = derivability.partial_model(
         kb,
         sizes,
         none,
         object_identity=settings.object_identity,
         facts=None if with_facts else none,
     )
-    return _DerivedAtoms(model, None, None, [note])
+    return _DerivedAtoms(model, None, [note])
 
 
 def _unproved_facts(
@@ -833,26 +751,15 @@ def training_world(task: ProverTask) -> World:
     teach nothing.
 
     Raises:
-      ValueError: there are no such facts, or T_P is held in part and negatives other than its sample are set.
+      ValueError: there are no such facts.
     """
-    cfg = task.cfg
-    name = task.dataset.name
-    needs_corruptions = (
-        cfg.negatives_per_positive > 0 and cfg.hard_negative_fraction < 1.0
-    )
-    if task.derived_sample is not None and needs_corruptions:
-        raise ValueError(
-            f"{name}: T_P is held in part: expected all negatives from its sample "
-            f"(prover.hard_negative_fraction 1), got {cfg.hard_negative_fraction}"
-        )
-
     train = torch.from_numpy(task.dataset.train).to(task.kb.facts.device)
     head_predicates = task.kb.rules[:, 0, 0]
     positives = train[torch.isin(train[:, 0], head_predicates)]
     if not len(positives):
         raise ValueError(
-            f"{name}: expected a train fact with the predicate of a rule's head, got none: training learns from known "
-            "facts of what is asked (add some, or ask without training: funcppo predict)"
+            f"{task.dataset.name}: expected a train fact with the predicate of a rule's head, got none: training "
+            "learns from known facts of what is asked (add some, or ask without training: funcppo predict)"
         )
     return inference_world(task)._replace(
         positives=positives, hard_negatives=_hard_negatives(task)
@@ -877,8 +784,6 @@ def _hard_negatives(task: ProverTask) -> I32[Tensor, "N W"]:
     """Provable atoms that are not facts; none unless negatives are sampled from them."""
     if not task.cfg.hard_negative_fraction:
         return task.kb.facts[:0]
-    if task.derived_sample is not None:
-        return task.derived_sample
     return task.least_model.atoms[task.least_model.height > 0]
 
 

@@ -1,13 +1,22 @@
-"""The derivability index: worked by hand, equal to the oracle's derivations, and dead ends that have no proof."""
+"""The index of what derives each atom, and one step of T_P for queries: the part of the whole that they ask for."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import consequences, derivability, fixpoint, kb
 from funcppo.kg.logic.resolve import Goals, make_resolve_config, resolve
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import ranking
+from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.scores.score import parse
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
 from tests import oracles, sld
 from tests.kg.logic.test_resolve import C, P, program
 from tests.oracles import Program, programs
@@ -178,4 +187,134 @@ def provable(goals, root, facts, rules, max_height) -> bool:
     return any(
         not child or provable(child, root, facts, rules, max_height)
         for child in children
+    )
+
+
+# -- test partial fixpoint
+
+
+@given(programs, st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=100)
+def test_it_holds_the_facts_and_what_agrees_with_a_query_in_an_argument(
+    program, random, identity
+):
+    world, sizes = kb.build(**program.arrays())
+    whole = fixpoint.least_model(
+        world, sizes, max_height=1, max_atoms=10**6, object_identity=identity
+    )
+    rows = [tuple(row) for row in whole.atoms.tolist()]
+    queries = random.sample(rows, min(2, len(rows)))
+    table = torch.tensor(queries or [[0] * sizes.atom_width])
+    part = derivability.restricted_step(world, sizes, table, 10**6, identity)
+    assert part is not None
+    model = part[0]
+    wanted = {
+        (place, q[0], q[place])
+        for q in queries
+        for place in range(1, sizes.atom_width)
+    }
+    near = lambda row: any(
+        (place, row[0], row[place]) in wanted
+        for place in range(1, sizes.atom_width)
+    )
+    expected = {
+        row: h
+        for row, h in zip(rows, whole.height.tolist())
+        if h == 0 or near(row)
+    }
+    assert (
+        dict(zip(map(tuple, model.atoms.tolist()), model.height.tolist()))
+        == expected
+    )
+    assert (
+        fixpoint.atom_height(model, model.atoms.long()).tolist()
+        == model.height.tolist()
+    )
+
+
+def test_a_split_is_ranked_as_with_the_whole():
+    data = load("family_tree:60:3")
+    ready = prover_task.build_task(data, ProverTaskConfig(max_height=1))
+    found = derivability.restricted_step(
+        ready.kb,
+        ready.sizes,
+        torch.from_numpy(data.test),
+        10**6,
+    )
+    assert found is not None and len(ready.kb.facts) < len(
+        found[0].atoms
+    ) < len(ready.least_model.atoms)
+    counts = []
+    for each in (
+        ready,
+        replace(ready, least_model=found[0], derivability_index=found[1]),
+    ):
+        scorer = parse("noisy-or")
+        counts.append(
+            ranking.rank_split(
+                each, data.test, scorer, RankingProtocol()
+            ).counts
+        )
+    assert all(torch.equal(a, b) for a, b in zip(*counts))
+
+
+@given(programs, st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=100)
+def test_the_answers_of_queries_have_the_rules_that_derive_them(
+    program, random, identity
+):
+    """For atoms that are no facts, those that both hold and a query asks for: the same rules."""
+    world, sizes = kb.build(**program.arrays())
+    whole = fixpoint.least_model(
+        world, sizes, max_height=1, max_atoms=10**6, object_identity=identity
+    )
+    is_binary = (whole.atoms > 0).sum(1) == 3
+    rows = [tuple(row) for row in whole.atoms[is_binary].tolist()]
+    if not rows:
+        return
+    queries = torch.tensor(random.sample(rows, min(2, len(rows))))
+    expected = derivability.restricted_step(
+        world, sizes, queries, 10**6, identity
+    )
+    found = derivability.answered_step(
+        world, sizes, queries, (HEAD, TAIL), 10**6, identity
+    )
+    assert expected is not None and found is not None
+
+    def derivations(model, index):
+        row = index.derivation_keys // sizes.n_rules
+        rule = (index.derivation_keys % sizes.n_rules).tolist()
+        pairs = zip(map(tuple, model.atoms[row].tolist()), rule)
+        # A restricted step holds what agrees in the padding of wider atoms too.
+        derived = {
+            atom
+            for atom in map(tuple, model.atoms[model.height == 1].tolist())
+            if any(
+                atom[0] == query[0] and atom[place] == query[place]
+                for query in queries.tolist()
+                for place in (HEAD, TAIL)
+            )
+        }
+        pairs = [pair for pair in pairs if pair[0] in derived]
+        assert len(pairs) == len(set(pairs))
+        return derived, set(pairs)
+
+    assert derivations(*found) == derivations(*expected)
+    found = derivability.answered_step(
+        world, sizes, queries, (HEAD, TAIL), -1, identity
+    )
+    assert found is None or not len(found[1].derivation_keys)
+
+
+def test_too_many_derivations_of_queries_give_none():
+    data = load("family_tree:60:3")
+    ready = prover_task.build_task(data, ProverTaskConfig(max_height=1))
+    assert (
+        derivability.restricted_step(
+            ready.kb,
+            ready.sizes,
+            torch.from_numpy(data.facts),
+            10,
+        )
+        is None
     )

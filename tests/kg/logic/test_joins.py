@@ -1,4 +1,4 @@
-"""Answers of a conjunctive query equal those of a nested loop over all assignments."""
+"""Views of relations, conjunctive queries against brute force, and rules as queries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,136 @@ from hypothesis import strategies as st
 from funcppo.core.deadline import Deadline
 from funcppo.kg.logic import joins
 from funcppo.kg.logic.joins import (
+    UNIT_TABLE,
     ConjunctiveQuery,
     Relation,
+    Rule,
+    Table,
+    distinct,
+    find_rows,
+    indexed_view,
     iter_answers,
     make_literal,
+    most_general_unifier,
     ragged_arange,
+    select_rows,
+    substitute_rule,
 )
+from tests import sld
+
+N_VIEW_CONSTANTS = 4
+X, Y = 5, 6  # variables
+rows_of_three = st.sets(
+    st.tuples(*[st.integers(1, N_VIEW_CONSTANTS)] * 3), min_size=1, max_size=20
+).map(sorted)
+
+
+def view_relation(rows) -> Relation:
+    return Relation(
+        tuple(torch.tensor(rows, dtype=torch.int64).unbind(1)), len(rows)
+    )
+
+
+def as_rows(columns):
+    return list(zip(*(column.tolist() for column in columns)))
+
+
+def test_a_view_worked_by_hand():
+    relation = view_relation([(1, 2, 1), (1, 3, 2), (2, 2, 2)])
+    view = indexed_view(
+        make_literal(relation, (X, Y, X), N_VIEW_CONSTANTS),
+        (Y, X),
+        1,
+        N_VIEW_CONSTANTS,
+    )
+    assert as_rows(view.columns) == [(2, 1), (2, 2)]
+    assert view.row_offsets is not None and view.row_offsets.tolist() == [
+        0,
+        0,
+        0,
+        2,
+        2,
+        2,
+    ]
+
+
+@given(
+    rows_of_three,
+    st.tuples(*[st.sampled_from([1, 2, X, Y])] * 3),
+    st.booleans(),
+    st.integers(0, 2),
+)
+@settings(max_examples=200)
+def test_a_view_holds_the_rows_that_agree_with_the_terms(
+    rows, terms, reverse, n_indexed
+):
+    relation = view_relation(rows)
+    literal = make_literal(relation, terms, N_VIEW_CONSTANTS)
+    variables = tuple(sorted(literal.variables, reverse=reverse))
+    if not variables:
+        return
+    view = indexed_view(
+        literal, variables, min(n_indexed, len(variables)), N_VIEW_CONSTANTS
+    )
+
+    expected = set()
+    for row in rows:
+        binding = {}
+        if all(
+            value == binding.setdefault(t, value)
+            if t > N_VIEW_CONSTANTS
+            else value == t
+            for t, value in zip(terms, row)
+        ):
+            expected.add(tuple(binding[v] for v in variables))
+    assert as_rows(view.columns) == sorted(expected) and view.size == len(
+        expected
+    )
+
+
+def test_a_view_is_computed_once():
+    relation = view_relation([(1, 2, 1), (1, 3, 2)])
+    literal = make_literal(relation, (X, 2, Y), N_VIEW_CONSTANTS)
+    same_pattern = make_literal(relation, (Y, 2, X), N_VIEW_CONSTANTS)
+    view = indexed_view(literal, (X, Y), 1, N_VIEW_CONSTANTS)
+    assert indexed_view(same_pattern, (Y, X), 1, N_VIEW_CONSTANTS) is view
+    assert indexed_view(literal, (X, Y), 2, N_VIEW_CONSTANTS) is not view
+    # whose keys have more bits
+    assert indexed_view(literal, (X, Y), 1, 2 * N_VIEW_CONSTANTS) is not view
+
+
+@given(
+    rows_of_three,
+    st.lists(
+        st.tuples(*[st.integers(1, N_VIEW_CONSTANTS)] * 3),
+        min_size=1,
+        max_size=10,
+    ),
+)
+def test_rows_are_found_where_they_stand(rows, probes):
+    position, found = find_rows(
+        tuple(torch.tensor(probes).unbind(1)),
+        view_relation(rows),
+        N_VIEW_CONSTANTS,
+    )
+    assert found.tolist() == [probe in rows for probe in probes]
+    assert all(
+        rows[p] == probe
+        for p, probe, is_row in zip(position.tolist(), probes, found.tolist())
+        if is_row
+    )
+
+
+def test_selecting_and_merging_rows():
+    table = Table((X, Y), (torch.tensor([3, 1, 3]), torch.tensor([1, 2, 1])), 3)
+    assert as_rows(
+        select_rows(table, torch.tensor([True, False, True])).columns
+    ) == [(3, 1), (3, 1)]
+    assert as_rows(distinct(table, 3).columns) == [(1, 2), (3, 1)]
+    assert distinct(Table((), (), 5), 3) == UNIT_TABLE
+
+
+# -- test joins
 
 N_CONSTANTS = 3
 VARIABLES = (4, 5, 6, 7)
@@ -220,3 +344,42 @@ def test_ranges_are_expanded_in_their_order():
     row, position = joins.expand_ranges(start, count)
     assert row.tolist() == [0, 0, 2, 2, 2]
     assert position.tolist() == [5, 6, 7, 8, 9]
+
+
+# -- test rules
+
+N_RULE_CONSTANTS = 2
+rule_terms = st.lists(
+    st.integers(1, N_RULE_CONSTANTS + 4), min_size=3, max_size=3
+)
+
+
+def test_a_chain_of_variables_becomes_one():
+    assert most_general_unifier((1, 3, 4, 5), (1, 4, 5, 2), 2) == {
+        3: 2,
+        4: 2,
+        5: 2,
+    }
+    assert most_general_unifier((1, 3, 3), (1, 1, 2), 2) is None
+    assert most_general_unifier((1, 3), (2, 3), 2) is None
+    # predicates are no variables
+    assert most_general_unifier((4, 1), (5, 1), 2) is None
+
+
+@given(rule_terms, rule_terms)
+@settings(max_examples=2000)
+def test_the_unifier_is_a_most_general_one(left, right):
+    left, right = (1, *left), (1, *right)
+    same, known = (
+        most_general_unifier(left, right, N_RULE_CONSTANTS),
+        sld.unify(left, right, N_RULE_CONSTANTS),
+    )
+    assert (same is None) == (known is None)
+    if same is not None and known is not None:
+        a, b = (
+            substitute_rule(Rule(0, left, (right,)), same).head,
+            substitute_rule(Rule(0, left, (right,)), same).body[0],
+        )
+        assert a == b
+        # no variable was bound without need
+        assert len(set(a)) == len(set(sld.apply(left, known)))

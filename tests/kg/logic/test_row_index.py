@@ -1,13 +1,200 @@
-"""Keys of rows compare as the rows do; both lookups agree with a Python dictionary."""
+"""Keys of rows: sorted, told apart, found; a table on huge pages; calls of PyTorch that type checkers do not know."""
 
 from __future__ import annotations
 
+import itertools
+import mmap
+from typing import ClassVar
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import row_index
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
+    table = torch.arange(
+        row_index.MIN_HUGE_PAGE_BYTES // dtype.itemsize, dtype=dtype
+    ).view(2, -1)
+    copied = row_index.on_huge_pages(table)
+    assert copied.dtype == dtype and torch.equal(copied, table)
+    assert (copied.data_ptr() != table.data_ptr()) == hasattr(
+        mmap, "MADV_HUGEPAGE"
+    )
+    small = table[:, 1:]
+    assert row_index.on_huge_pages(small) is small
+
+
+def test_without_huge_pages_the_table_is_returned(monkeypatch):
+    monkeypatch.setattr(row_index, "MIN_HUGE_PAGE_BYTES", 1)
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    table = torch.arange(10)
+    assert row_index.on_huge_pages(table) is table
+
+
+# -- test typed torch
+
+integers = st.lists(st.integers(-3, 3), max_size=12)
+
+
+def test_values_worked_by_hand():
+    values = torch.tensor([2, 2, 1, 2])
+    assert row_index.int_list(values) == [2, 2, 1, 2]
+    runs = row_index.runs(values)
+    assert [part.tolist() for part in runs] == [[2, 1, 2], [2, 1, 1]]
+    table = torch.tensor([[2, 1], [1, 3], [2, 1]])
+    assert row_index.atom_tuples(table) == [(2, 1), (1, 3), (2, 1)]
+    assert row_index.rule_tuples(table[None, :2]) == [[(2, 1), (1, 3)]]
+    assert row_index.unique_rows(table).tolist() == [[1, 3], [2, 1]]
+
+
+@given(integers)
+def test_values_and_runs_are_those_of_python(values):
+    tensor = torch.tensor(values, dtype=torch.int64)
+    assert row_index.int_list(tensor) == values
+    value, length = row_index.runs(tensor)
+    assert list(zip(value.tolist(), length.tolist())) == [
+        (value, len(list(run))) for value, run in itertools.groupby(values)
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
+def test_rows_are_those_of_python(rows):
+    table = torch.tensor(rows, dtype=torch.int32).reshape(-1, 2)
+    assert row_index.atom_tuples(table) == rows
+    assert row_index.unique_rows(table).tolist() == [
+        list(row) for row in sorted(set(rows))
+    ]
+
+
+def test_a_tensor_shares_the_memory_of_its_array():
+    array = np.zeros(2, dtype=np.int32)
+    tensor = row_index.from_numpy(array)
+    array[1] = 7
+    assert tensor.tolist() == [0, 7] and tensor.dtype == torch.int32
+
+
+def test_broadcast_gives_views_of_the_common_shape():
+    column = torch.arange(2)[:, None]
+    row = torch.arange(3)
+    left, right = row_index.broadcast(column, row)
+    assert left.tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert right.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert left.data_ptr() == column.data_ptr()
+
+
+# -- test sorting
+
+
+@st.composite
+def key_tensors(draw):
+    """Random keys with repetitions: from the smallest that are packed to ones that do not fit beside a position."""
+    n = draw(
+        st.sampled_from(
+            [0, 1, 2, 100, row_index.MIN_PACKED, 2 * row_index.MIN_PACKED]
+        )
+    )
+    high = draw(st.sampled_from([1, 7, 2**20, 2**51, 2**52, 2**63 - 1]))
+    low = draw(st.sampled_from([0, 0, -5]))
+    seed = draw(st.integers(0, 2**30))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(low, high, (n,), generator=generator)
+
+
+@given(key_tensors())
+def test_they_are_those_of_torch(key):
+    expected, order = torch.sort(key, stable=True)
+    assert torch.equal(row_index.sort_values(key), expected)
+    found = row_index.sort_keys(key)
+    assert found.key.dtype == key.dtype
+    assert torch.equal(found.key, expected)
+    assert torch.equal(found.order, order)
+
+    distinct, inverse, counts = torch.unique(
+        key, return_inverse=True, return_counts=True
+    )
+    assert torch.equal(row_index.unique_values(key), distinct)
+    found = row_index.unique_inverse(key)
+    assert torch.equal(found.key, distinct)
+    assert torch.equal(found.inverse, inverse)
+    assert torch.equal(row_index.value_counts(key), counts)
+    assert torch.equal(
+        row_index.first_of_run(expected).nonzero().squeeze(1),
+        torch.cat([counts.new_zeros(1), counts.cumsum(0)])[: len(counts)],
+    )
+
+
+@given(st.integers(0, 2**30), st.sampled_from([5, 3 * row_index.MIN_PACKED]))
+def test_floats_are_ordered_as_by_torch(seed, n):
+    generator = torch.Generator().manual_seed(seed)
+    value = torch.randn(n, generator=generator)
+    value = torch.cat([value, -value, value.round(), -value.round()])
+    value = torch.cat([value, torch.tensor([torch.inf, -torch.inf, 1e-42])])
+    expected = torch.argsort(value, stable=True)
+    assert torch.equal(row_index.argsort_floats(value), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_type_of_the_keys_stays(dtype):
+    key = torch.arange(2 * row_index.MIN_PACKED, dtype=dtype).flip(0) // 3
+    assert row_index.sort_keys(key).key.dtype == dtype
+    assert row_index.unique_values(key.view(2, -1)).dtype == dtype
+
+
+def test_the_keys_stay_as_they_were():
+    key = torch.arange(2 * row_index.MIN_PACKED).flip(0)
+    before = key.clone()
+    row_index.sort_values(key)
+    row_index.unique_inverse(key)
+    assert torch.equal(key, before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_sorts_the_same():
+    key = torch.randint(0, 99, (3 * row_index.MIN_PACKED,))
+    for here, there in zip(
+        row_index.sort_keys(key), row_index.sort_keys(key.cuda())
+    ):
+        assert torch.equal(here, there.cpu())
+
+
+class _RecordedArray(np.ndarray):
+    """An array that records how many values each call sorts."""
+
+    n_sorted: ClassVar[list[int]] = []
+
+    def sort(self, *args, **options):
+        self.n_sorted.append(len(self))
+        super().sort(*args, **options)
+
+
+@given(st.lists(st.integers(-9, 99), max_size=200))
+def test_no_call_sorts_more_than_its_share(values):
+    """Python answers a signal only between two calls."""
+    _RecordedArray.n_sorted.clear()
+    array = np.array(values, dtype=np.int64).view(_RecordedArray)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_index, "MAX_SORTED_AT_ONCE", 16)
+        row_index._sort_in_place(array)
+    assert array.tolist() == sorted(values)
+    assert max(_RecordedArray.n_sorted) <= 16
+
+
+@given(key_tensors())
+def test_many_keys_are_sorted_as_few(key):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_index, "MAX_SORTED_AT_ONCE", 100)
+        values, keys = row_index.sort_values(key), row_index.sort_keys(key)
+    assert torch.equal(values, row_index.sort_values(key))
+    assert torch.equal(keys.key, values)
+    assert torch.equal(keys.order, row_index.sort_keys(key).order)
+
+
+# -- test row index
 
 WIDE = 31  # bits of a column: two fit a key, a third needs a prefix table
 

@@ -15,7 +15,7 @@ from funcppo.core import random
 from funcppo.kg.scores import aggregation, evidence
 from funcppo.kg.scores.aggregation import AggregationConfig
 from funcppo.kg.scores.evidence import EvidenceConfig
-from tests.kg.logic.test_firings import HEAD, TAIL, all_questions, ask
+from tests.kg.logic.test_derive import HEAD, TAIL, all_questions, ask_all
 from tests.kg.scores.test_evidence import KNOWS, PARENT, VILLAGE, build
 from tests.oracles import Program, programs
 
@@ -49,7 +49,7 @@ def random_params(params, seed=1):
 
 @pytest.mark.parametrize("power", [1.0, 3.0])
 def test_before_training_powers_of_the_odds_of_confidences_add_up(power):
-    cfg, world, _, found = problem(VILLAGE, ask([(KNOWS, TAIL, 1, 0)]))
+    cfg, world, _, found = problem(VILLAGE, ask_all([(KNOWS, TAIL, 1, 0)]))
     cfg = replace(cfg, odds_power=power)
     params = aggregation.init(cfg, random.key(0))
     # 1 knows 1, 4 (by 2), 2 (rule 0; rule 1), 4 (rule 0), 3 (rule 1)
@@ -66,7 +66,7 @@ def test_before_training_powers_of_the_odds_of_confidences_add_up(power):
 
 def test_each_weight_acts_on_its_evidence_alone():
     question = (KNOWS, TAIL, 1, 0)
-    cfg, world, params, found = problem(VILLAGE, ask([question]))
+    cfg, world, params, found = problem(VILLAGE, ask_all([question]))
     label = 2 * KNOWS + 1
     before = scores(cfg, world, params, found)
 
@@ -120,7 +120,7 @@ def test_each_weight_acts_on_its_evidence_alone():
 
 
 def test_a_rule_that_loses_its_support_adds_nothing():
-    cfg, world, params, found = problem(VILLAGE, ask([(KNOWS, HEAD, 1, 2)]))
+    cfg, world, params, found = problem(VILLAGE, ask_all([(KNOWS, HEAD, 1, 2)]))
     world = world._replace(support=torch.full_like(world.support, 2.0))
     world = world._replace(min_support=torch.tensor(2.0))
     batch = aggregation.whole(found)
@@ -148,7 +148,7 @@ CLUB = Program(
 def test_a_walk_is_weighed_in_place_of_the_share_where_there_is_one():
     """From 1 to 2 or 3; from 2 to 4, from 3 to 4 or 5: of three ways two end in 4, with a chance of 3/4."""
     cfg, world, params, found = problem(
-        CLUB, ask([(MEETS, TAIL, 1, 0)]), with_walks=True
+        CLUB, ask_all([(MEETS, TAIL, 1, 0)]), with_walks=True
     )
     walking = replace(cfg, uses_walks=True)
     batch = aggregation.whole(found)
@@ -187,7 +187,7 @@ def test_a_walk_is_weighed_in_place_of_the_share_where_there_is_one():
 @settings(max_examples=40)
 def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
     assume(program.rules)
-    questions = ask(all_questions(program))
+    questions = ask_all(all_questions(program))
     cfg, world, params, found = problem(
         program, questions, with_walks, uses_walks=with_walks
     )
@@ -206,7 +206,7 @@ def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
 
 @pytest.mark.parametrize("walks", [False, True])
 def test_the_score_compiles_as_one_graph_with_its_gradient(walks):
-    questions = ask(all_questions(VILLAGE))
+    questions = ask_all(all_questions(VILLAGE))
     cfg, world, params, found = problem(
         VILLAGE, questions, walks, uses_walks=walks
     )

@@ -23,7 +23,12 @@ from funcppo.kg.scores import (
 )
 from funcppo.kg.scores.evidence import EvidenceConfig
 from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
-from tests.kg.logic.test_firings import all_questions, ask, brute_force, walks
+from tests.kg.logic.test_derive import (
+    all_questions,
+    ask_all,
+    brute_force,
+    walks,
+)
 from tests.oracles import Program, programs
 
 PARENT, KNOWS = 1, 2
@@ -97,14 +102,14 @@ def test_counts_are_those_of_sets(program):
         (q, c, r): (count, fan_out[q, r], total[q, r])
         for (q, c, r), count in groundings.items()
     }
-    assert firings_of(collect(program, ask(rows))) == expected
+    assert firings_of(collect(program, ask_all(rows))) == expected
 
 
 @given(programs)
 @settings(max_examples=60)
 def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
     rows = all_questions(program)
-    found = collect(program, ask(rows))
+    found = collect(program, ask_all(rows))
     labels = found.link_label.split(torch.diff(found.link_offsets).tolist())
     for i, candidate in enumerate(found.entity.tolist()):
         predicate, side, entity, left_out = rows[int(found.question[i])]
@@ -132,12 +137,12 @@ def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
 
 def test_the_answer_that_is_left_out_lowers_the_support_of_its_rules():
     # Who knows person 1? Left out: 4 does. Rule 0 derives 2, rule 2 derives 1 from knows(1, 2), knows(2, 1).
-    found = collect(VILLAGE, ask([(KNOWS, HEAD, 1, 4)]))
+    found = collect(VILLAGE, ask_all([(KNOWS, HEAD, 1, 4)]))
     assert found.entity.tolist() == [1, 2]
     assert not found.is_left_out.any() and found.answer.tolist() == [-1]
 
     # Left out: 2 knows 1, which rule 0 derives from knows(1, 2), and rule 2 from knows(2, 4), knows(4, 1).
-    found = collect(VILLAGE, ask([(KNOWS, HEAD, 1, 2)]))
+    found = collect(VILLAGE, ask_all([(KNOWS, HEAD, 1, 2)]))
     assert found.entity.tolist() == [2, 3]
     assert found.answer.tolist() == [0]
     assert found.rule.tolist() == [0, 2, 2]
@@ -154,7 +159,7 @@ def test_the_answer_that_is_left_out_lowers_the_support_of_its_rules():
 
 
 def test_a_pair_that_is_left_out_has_no_links():
-    questions = ask([(KNOWS, TAIL, 1, 2)])
+    questions = ask_all([(KNOWS, TAIL, 1, 2)])
     fact = collect(VILLAGE, questions)
     assert fact.entity.tolist() == [2, 3, 4]
     # parent(1, 2) and knows(2, 1), parent(1, 3), knows(4, 1)
@@ -168,7 +173,7 @@ def test_a_pair_that_is_left_out_has_no_links():
 
 def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
     built, sizes, _ = build(VILLAGE)
-    questions = ask([(KNOWS, TAIL, 2, 0), (KNOWS, TAIL, 3, 0)])
+    questions = ask_all([(KNOWS, TAIL, 2, 0), (KNOWS, TAIL, 3, 0)])
     every = collect(VILLAGE, questions)
     facts = triple_index.build_triple_index(built.facts, sizes.n_constants)
     unknown = collect(VILLAGE, questions, true_triples=facts)
@@ -202,7 +207,7 @@ def test_walks_are_those_of_firings_and_change_nothing_else(
 ):
     rows = all_questions(program)
     cfg = EvidenceConfig(object_identity=identity, n_best=n_best)
-    found = collect(program, ask(rows), cfg, with_walks=True)
+    found = collect(program, ask_all(rows), cfg, with_walks=True)
     units = walks(program, rows, object_identity=identity)
     expected = {key: n * WALK_UNIT for key, n in units.items()}
     keys = firings_of(found)
@@ -210,7 +215,7 @@ def test_walks_are_those_of_firings_and_change_nothing_else(
         assert walk == pytest.approx(expected.pop(key), rel=1e-6)  # float32
     assert n_best or not expected
 
-    plain = collect(program, ask(rows), cfg)
+    plain = collect(program, ask_all(rows), cfg)
     for name, column in evidence.without_walks(found)._asdict().items():
         assert torch.equal(getattr(plain, name), column), name
 
@@ -223,13 +228,15 @@ def test_parts_are_the_whole(with_walks, cfg):
     """Candidates that are sampled are the same, too."""
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE, with_walks=with_walks)
-    whole = collect(VILLAGE, ask(rows), cfg, with_walks=with_walks)
+    whole = collect(VILLAGE, ask_all(rows), cfg, with_walks=with_walks)
     assert len(whole.walk) == with_walks * len(whole.rule)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(derive, "PILOT_QUESTIONS", 2)
         patch.setattr(derive, "MAX_CHUNK_FIRINGS", 5)
         parts = list(
-            evidence.iter_evidence(built, sizes, facts, ask(rows), None, cfg)
+            evidence.iter_evidence(
+                built, sizes, facts, ask_all(rows), None, cfg
+            )
         )
     assert len(parts) > 2
     joined = evidence.concatenate(parts)
@@ -255,11 +262,11 @@ def test_sampled_candidates_depend_on_the_question_alone(monkeypatch):
     built, sizes, facts = build(program)
     rows = [(2, TAIL, i, 0) for i in range(1, 11)]
     cfg = EvidenceConfig(n_best=1, n_sampled=2, seed=3)
-    whole = collect(program, ask(rows), cfg)
+    whole = collect(program, ask_all(rows), cfg)
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
     monkeypatch.setattr(derive, "MAX_CHUNK_GROWTH", 1)
     parts = list(
-        evidence.iter_evidence(built, sizes, facts, ask(rows), None, cfg)
+        evidence.iter_evidence(built, sizes, facts, ask_all(rows), None, cfg)
     )
     assert len(parts) == 10 and len(whole.entity) == 30
     joined = evidence.concatenate(parts)
@@ -272,12 +279,12 @@ def test_sampled_candidates_depend_on_the_question_alone(monkeypatch):
 def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
-    whole = collect(VILLAGE, ask(rows))
+    whole = collect(VILLAGE, ask_all(rows))
 
     def parts(work):
         return list(
             evidence.iter_evidence(
-                built, sizes, facts, ask(rows), None, EvidenceConfig(), work
+                built, sizes, facts, ask_all(rows), None, EvidenceConfig(), work
             )
         )
 
@@ -308,7 +315,7 @@ def test_a_chunk_is_bounded_by_rows_and_not_by_the_number_of_joins(
 ):
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
-    arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
+    arguments = built, sizes, facts, ask_all(rows), None, EvidenceConfig()
     work = derive.FiringWork()
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", len(rows))
     monkeypatch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS)
@@ -318,7 +325,7 @@ def test_a_chunk_is_bounded_by_rows_and_not_by_the_number_of_joins(
 
 def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
     built, _, _ = build(VILLAGE)
-    found = collect(VILLAGE, ask([(KNOWS, TAIL, 1, 0)]))
+    found = collect(VILLAGE, ask_all([(KNOWS, TAIL, 1, 0)]))
     confidence = (built.support / built.body_pairs).tolist()
     bounds = found.firing_offsets.tolist()
     for row, score in enumerate(found.base_score.tolist()):
@@ -331,7 +338,7 @@ def test_many_links_make_smaller_chunks(monkeypatch):
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 4)
-    arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
+    arguments = built, sizes, facts, ask_all(rows), None, EvidenceConfig()
     n_parts = len(list(evidence.iter_evidence(*arguments)))
     monkeypatch.setattr(derive, "MAX_CHUNK_LINKS", 1)
     assert len(list(evidence.iter_evidence(*arguments))) > n_parts

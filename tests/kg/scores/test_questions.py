@@ -17,12 +17,12 @@ from funcppo.kg.scores.questions import (
     QuestionState,
     QuestionWorld,
 )
-from tests.kg.logic.test_firings import HEAD, TAIL, ask
+from tests.kg.logic.test_derive import HEAD, TAIL, ask_all
 from tests.kg.scores.test_aggregation import problem
 from tests.kg.scores.test_evidence import KNOWS, VILLAGE
 
 # Who knows 1, and whom does 1 know? The answer that is left out is 2.
-ASKED = ask([(KNOWS, HEAD, 1, 2), (KNOWS, TAIL, 1, 2)])
+ASKED = ask_all([(KNOWS, HEAD, 1, 2), (KNOWS, TAIL, 1, 2)])
 
 
 def make_world():
