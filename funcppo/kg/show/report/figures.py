@@ -34,6 +34,7 @@ from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.search.task import PhaseCallback, ignore_phase
 from funcppo.kg.show.report import tables
+from funcppo.kg.show.report.names import label
 from funcppo.kg.show.report.tables import (
     Band,
     QueryEntry,
@@ -41,7 +42,6 @@ from funcppo.kg.show.report.tables import (
     Reliability,
     RuleUse,
     RunMeasurements,
-    label,
 )
 from funcppo.rl.run import POLICIES, Returns, estimate
 

@@ -15,12 +15,8 @@ import numpy as np
 from funcppo.kg.ranking import calibration
 from funcppo.kg.show.report import figures, tables
 from funcppo.kg.show.report.figures import RunReport
-from funcppo.kg.show.report.tables import (
-    Band,
-    RunMeasurements,
-    display,
-    score_text,
-)
+from funcppo.kg.show.report.names import display, score_text
+from funcppo.kg.show.report.tables import Band, RunMeasurements
 
 # rows of a table on a page
 MAX_TABLE_ROWS = 200

@@ -35,7 +35,7 @@ from funcppo.kg.ranking.explain import (
 )
 from funcppo.kg.ranking.policy_score import graph_fallback_notes
 from funcppo.kg.show.report import tables
-from funcppo.kg.show.report.tables import display
+from funcppo.kg.show.report.names import display
 from funcppo.kg.show.serve.errors import RequestError
 from funcppo.kg.show.serve.known_facts import KnownFacts
 from funcppo.kg.show.serve.name_index import NameIndex

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 from starlette.testclient import TestClient
 
-from funcppo.kg.show.report.tables import display, score_text
+from funcppo.kg.show.report.names import display, score_text
 from funcppo.kg.show.serve import app
 from funcppo.kg.show.serve.app import Site
 from tests.cli.runner import funcppo

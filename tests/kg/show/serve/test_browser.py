@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from funcppo.kg.show.report.tables import display
+from funcppo.kg.show.report.names import display
 from funcppo.kg.show.serve import server
 from tests.kg.show.report.graphs import ALSO, HOSTILE, INVERSE
 
