@@ -232,10 +232,6 @@ class Processes:
             yield task, result
         self.report(f"{n_done} done, no {name} left")
 
-    def stop_tasks(self, name: str, n_tasks: int) -> None:
-        """Let no process begin another of the tasks of `iter_results`."""
-        self.store.add(f"{name}/next", n_tasks)
-
     @contextmanager
     def deadline(self, text: str) -> Iterator[None]:
         """End this process where what it does meanwhile, with the others, does not end in time.

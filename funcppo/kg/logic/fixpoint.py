@@ -111,24 +111,6 @@ class StepCallback(Protocol):
         step are applied, of how many."""
 
 
-class HeadsOfRules(Protocol):
-    """Computes what some of the rules of a step derive."""
-
-    def __call__(self, part: int, n_parts: int, /) -> dict[int, Columns]:
-        """The heads that one of so many parts of the rules derives and that are not known, by predicate, each once."""
-        ...
-
-
-class ShareStep(Protocol):
-    """Shares the rules of a step of T_P among several processes, each of which evaluates the same model."""
-
-    def __call__(
-        self, step: int, heads_of: HeadsOfRules, /
-    ) -> Iterator[dict[int, Columns]]:
-        """Yield the heads of all parts, in all processes; the number of parts is free."""
-        ...
-
-
 class Verdict(enum.IntEnum):
     """What a model says of a query."""
 
@@ -158,7 +140,6 @@ def least_model(
     object_identity: bool = False,
     progress: StepCallback | None = None,
     budget: RowBudget | None = None,
-    share: ShareStep | None = None,
 ) -> LeastModel:
     """Derive what `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
 
@@ -168,12 +149,9 @@ def least_model(
         stays exact up to the step before, and `stop_reason` says so.
       predicates: derive only these and those that their rules depend on; None for all.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      progress: is called before each step and after each of its rules, unless several processes share these; None for
-        no reports.
+      progress: is called before each step and after each of its rules; None for no reports.
       budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
         bound.
-      share: of several processes, each of which calls this with the same arguments; there is no budget then. None: this
-        one is alone.
 
     Returns:
       The model; if it is not complete, its atoms are exactly those of the steps in `n_atoms_after_step`.
@@ -194,18 +172,13 @@ def least_model(
             sizes,
             object_identity,
             budget,
-            progress if share is None else None,
+            progress,
         )
         max_new = max_atoms - state.counts[-1]
         try:
-            if share is None:
-                heads = _iter_new_heads(
-                    queries, state.known, sizes, kb.facts.device
-                )
-            else:
-                heads = _iter_shared_heads(
-                    share, list(queries), state, sizes, max_new, kb.facts.device
-                )
+            heads = _iter_new_heads(
+                queries, state.known, sizes, kb.facts.device
+            )
             new = _collect_heads(heads, sizes, max_new)
         except RowBudgetExceeded as error:
             stop = _stop_before(state, _budget_code(error), f"takes {error}")
@@ -566,25 +539,6 @@ def _iter_new_heads(
             # the head has no variables: one answer gives it
             if not query.output_variables:
                 break
-
-
-def _iter_shared_heads(
-    share: ShareStep,
-    queries: Sequence[tuple[Rule, ConjunctiveQuery]],
-    state: _State,
-    sizes: KBSizes,
-    max_new: int,
-    device: torch.device,
-) -> Iterator[tuple[int, Columns]]:
-    """As `_iter_new_heads`, of what all processes derive."""
-
-    def heads_of(part: int, n_parts: int) -> dict[int, Columns]:
-        mine = queries[part::n_parts]
-        heads = _iter_new_heads(mine, state.known, sizes, device)
-        return _merge_heads(heads, sizes, max_new)
-
-    for tables in share(state.step + 1, heads_of):
-        yield from tables.items()
 
 
 def _collect_heads(

@@ -434,27 +434,6 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
     return log_score - _log_complement(-log_score)
 
 
-def order_by_confidences(
-    confidences: Mapping[Atom, Sequence[float]],
-) -> dict[Atom, float]:
-    """A score of each atom in the order of `max-plus`; -inf without a rule.
-
-    The largest confidence decides, of equal ones the second largest, and so on; more rules beat fewer.
-    """
-    keys = {
-        atom: sorted((c for c in of_atom if c > 0), reverse=True)
-        for atom, of_atom in confidences.items()
-    }
-    places = {
-        tuple(key): float(place)
-        for place, key in enumerate(sorted(keys.values()))
-    }
-    return {
-        atom: places[tuple(key)] if key else -math.inf
-        for atom, key in keys.items()
-    }
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherFactShares:
     """How many of two kinds of atoms of a relation have another fact of it on one side, one of each kind added."""

@@ -187,20 +187,6 @@ def test_scores_keep_their_digits_at_both_ends(power, confidences):
     )
 
 
-def test_max_plus_compares_the_second_confidence_where_the_first_ties():
-    confidences = {
-        (1,): [0.25, 0.75],
-        (2,): [0.75],
-        (3,): [0.5, 0.5, 0.5],
-        (4,): [0.75, 0.25, 0.0],
-        (5,): [0.0],
-        (6,): [],
-    }
-    order = recount.order_by_confidences(confidences)
-    assert order[1,] == order[4,] > order[2,] > order[3,] > -math.inf
-    assert order[5,] == order[6,] == -math.inf
-
-
 def test_scores_without_a_rule_and_of_a_certain_one():
     for name in ("max-confidence", "noisy-or", "noisy-or@3"):
         assert recount.rule_score(name, []) == -math.inf
