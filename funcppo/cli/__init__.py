@@ -10,33 +10,21 @@ import argparse
 import atexit
 import gc
 import importlib
+import importlib.metadata
 import io
 import os
 import re
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
 
-from funcppo.cli.common import (
-    EXIT_BAD_INPUT,
-    EXIT_CLOSED_PIPE,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    STANDARD_OUTPUT,
-    Terminated,
-    check_output_path,
-    exit_with_error,
-    option_name,
-    package_version,
-    raise_terminated,
-)
+import funcppo
 from funcppo.core.settings import FieldError
 from funcppo.runtime import distributed
-
-if TYPE_CHECKING:
-    from funcppo.cli.options import Program
 
 # Each program is a class in the module of its name; its summary is the first line of the docstring of that class.
 PROGRAMS = {
@@ -56,12 +44,24 @@ PROGRAMS = {
 # Programs whose work several processes share; the others run in one.
 SHARED_PROGRAMS = ("train", "evaluate")
 
+# Exit statuses beside 0; those of signals are 128 and their number, as shells report them.
+EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 130, 143
+EXIT_CLOSED_PIPE = 141
+STANDARD_OUTPUT = "standard output"  # its name in errors
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a program as Ctrl-C does, but for its exit status."""
+
 
 def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
     atexit.register(_skip_collection)
     if sys.platform == "win32":
-        _write_utf8()
+        # The encoding of its files and pipes lacks most letters of names.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(encoding="utf-8")
     try:
         try:
             with raise_terminated():
@@ -73,21 +73,57 @@ def main() -> NoReturn:
         finally:
             # Errors of standard output must show here: at the end of the interpreter they are a traceback.
             sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_output()
-        sys.exit(EXIT_CLOSED_PIPE)
     except OSError as error:
-        line = f"funcppo: {STANDARD_OUTPUT}: {error.strerror}"
-        print(line, file=sys.stderr)
-        _discard_output()
-        sys.exit(EXIT_BAD_INPUT)
+        status = EXIT_CLOSED_PIPE
+        if not isinstance(error, BrokenPipeError):
+            status = EXIT_BAD_INPUT
+            line = f"funcppo: {STANDARD_OUTPUT}: {error.strerror}"
+            print(line, file=sys.stderr)
+        # What is left in the buffers goes nowhere.
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(null_device, stream.fileno())
+        sys.exit(status)
 
 
-def _write_utf8() -> None:
-    """Write UTF-8 to files and pipes, as elsewhere: the encoding of Windows lacks most letters of names."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8")
+@contextmanager
+def raise_terminated() -> Iterator[None]:
+    """Raise `Terminated` at a SIGTERM, so that half-written files are removed; by default the process dies at once."""
+
+    def handle_signal(signal_number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    previous_handler = signal.signal(signal.SIGTERM, handle_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+
+
+def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
+    """Print one line on standard error and exit; of several processes, rank 0 prints it for all."""
+    if distributed.launched_rank() == 0:
+        print(f"funcppo: {message}", file=sys.stderr)
+
+    processes = distributed.current_processes()
+    is_signal = status in (EXIT_INTERRUPTED, EXIT_TERMINATED)
+    if processes is not None and not is_signal:
+        is_reported = processes.fail(message)
+        if not is_reported:
+            # What other processes print is discarded, but for this.
+            line = f"funcppo: rank {processes.rank}: {message}"
+            print(line, file=sys.__stderr__)
+    sys.exit(status)
+
+
+def package_version(package: str) -> str:
+    """The version of an installed package, or "not installed"; of funcppo that of the code that runs."""
+    if package == "funcppo":
+        return funcppo.__version__
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _skip_collection() -> None:
@@ -99,13 +135,6 @@ def _skip_collection() -> None:
         return
     gc.disable()
     gc.freeze()
-
-
-def _discard_output() -> None:
-    """Send what is left in the buffers of standard output and standard error nowhere."""
-    null_device = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(null_device, stream.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -120,34 +149,36 @@ def _run(arguments: Sequence[str]) -> int:
         program = parse_program(arguments[0], arguments[1:])
         if program is None:
             return 0
-        is_main = distributed.launched_rank() == 0
-        if is_main and program.json is not None and program.json != "-":
-            check_output_path(
-                "--json",
-                Path(program.json),
-                "expected a file in a folder that exists, or -",
-            )
         return program.run()
-    except distributed.StalledError as error:
-        exit_with_error(str(error), status=distributed.EXIT_STALLED)
-    except FieldError as error:
-        exit_with_error(f"{option_name(error.field)}: {error.problem}")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError, OverflowError, RuntimeError) as e:
         # A standard output that is closed or full is left to `main`.
-        if isinstance(error, OSError) and _is_of_output(error):
+        if isinstance(e, BrokenPipeError) and e.filename is None:
             raise
-        exit_with_error(_error_line(error))
-    except (MemoryError, OverflowError, RuntimeError) as error:
-        if distributed.current_processes() and _is_of_collective(error):
-            exit_with_error(
-                f"another process has ended: {_error_line(error)}",
-                status=distributed.EXIT_STALLED,
-            )
-        if not _is_too_large(error):
+        if isinstance(e, OSError) and e.filename == STANDARD_OUTPUT:
             raise
-        exit_with_error(
-            f"out of memory: expected smaller sizes, got: {_error_line(error)}"
-        )
+        _exit_for(e)
+
+
+def _exit_for(error: Exception) -> NoReturn:
+    """Exit with the line and the status of an error of the user's input or machine; raise any other error again."""
+    line = _error_line(error)
+    if isinstance(error, distributed.StalledError):
+        exit_with_error(line, status=distributed.EXIT_STALLED)
+    if isinstance(error, FieldError):
+        exit_with_error(f"--{error.field.replace('_', '-')}: {error.problem}")
+    if isinstance(error, ValueError | OSError):
+        exit_with_error(line)
+
+    # Gloo raises errors of no type of its own.
+    is_of_gloo = type(error).__name__.startswith("Dist") or "gloo" in line
+    if distributed.current_processes() and is_of_gloo:
+        line = f"another process has ended: {line}"
+        exit_with_error(line, status=distributed.EXIT_STALLED)
+    # PyTorch has no type of its own for these errors, but for those of a GPU.
+    pattern = "can't allocate memory|out of memory|overflow"
+    if isinstance(error, RuntimeError) and not re.search(pattern, line):
+        raise error
+    exit_with_error(f"out of memory: expected smaller sizes, got: {line}")
 
 
 def _join(arguments: Sequence[str]) -> None:
@@ -162,12 +193,9 @@ def _join(arguments: Sequence[str]) -> None:
         raise ValueError(
             f"{name}: expected one process, got {size}: several processes can share {', '.join(SHARED_PROGRAMS)}"
         )
-    distributed.join(
-        {
-            "funcppo": package_version("funcppo"),
-            "command line": list(arguments),
-        }
-    )
+    version = package_version("funcppo")
+    facts = {"funcppo": version, "command line": list(arguments)}
+    distributed.join(facts)
 
 
 def _silence() -> None:
@@ -212,60 +240,30 @@ def _print_overview(arguments: Sequence[str]) -> None:
         parser.parse_args(arguments)
 
 
-def parse_program(name: str, arguments: Sequence[str]) -> Program | None:
+def program_class(name: str) -> Any:
+    """The class of the program of that name."""
+    module = importlib.import_module(f"funcppo.cli.{name}")
+    return getattr(module, name.capitalize())
+
+
+def parse_program(name: str, arguments: Sequence[str]) -> Any:
     """The program of that name with the options of its command line; None after --help."""
     try:
-        from funcppo.cli.options import parse_options
-
-        program_class = getattr(
-            importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
-        )
+        options = importlib.import_module("funcppo.cli.options")
+        program = program_class(name)
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "filelock"):
             raise
         exit_with_error(
             f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}"
         )
-
-    try:
-        return parse_options(program_class, arguments, prog=f"funcppo {name}")
-    except SystemExit as stop:
-        if not stop.code:
-            return None
-        raise
+    return options.parse_options(program, arguments, prog=f"funcppo {name}")
 
 
 def _error_line(error: Exception) -> str:
     """The message of an error on one line, without the number of a system error."""
     text = str(error)
-    if (
-        isinstance(error, OSError)
-        and error.filename is not None
-        and error.strerror
-    ):
+    if isinstance(error, OSError) and error.filename and error.strerror:
         text = f"{error.filename}: {error.strerror}"
     # Spaces within a line may be those of a name.
     return " ".join(line.strip() for line in text.split("\n")).strip()
-
-
-def _is_of_output(error: OSError) -> bool:
-    """Whether writing to standard output failed."""
-    if isinstance(error, BrokenPipeError):
-        return error.filename is None
-    return error.filename == STANDARD_OUTPUT
-
-
-def _is_of_collective(error: Exception) -> bool:
-    """Whether an error says that a collective of several processes failed."""
-    # Gloo raises errors of no type of its own.
-    name = type(error).__name__
-    return name.startswith("Dist") or "gloo" in str(error)
-
-
-def _is_too_large(error: Exception) -> bool:
-    """Whether an error says that something does not fit into memory or into 64 bits."""
-    if not isinstance(error, RuntimeError):
-        return True
-    # PyTorch has no type of its own for these errors, but for those of a GPU.
-    pattern = "can't allocate memory|out of memory|overflow"
-    return re.search(pattern, str(error)) is not None

@@ -10,18 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from funcppo.cli.common import JsonObject, check_overwrites, write_json
-from funcppo.cli.console import make_console, print_notes, show_status
-from funcppo.cli.evaluate import Evaluate
-from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
-from funcppo.cli.options import (
-    HIDDEN,
-    OptionalFile,
-    TargetOptions,
+from funcppo.cli.common import (
+    JsonObject,
+    WorkDisplay,
+    check_overwrites,
     data_files,
     is_run_folder,
+    make_console,
+    print_notes,
     set_target_threads,
+    write_json,
 )
+from funcppo.cli.evaluate import Evaluate
+from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
+from funcppo.cli.options import HIDDEN, OptionalFile, TargetOptions
 from funcppo.core.settings import PositiveFloat, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-    from funcppo.cli.console import WorkDisplay
+    from funcppo.cli.common import WorkDisplay
     from funcppo.kg.ranking.agreement import Agreement, Subject
     from funcppo.kg.ranking.details_lines import Details, LineSample
     from funcppo.kg.ranking.ranking import Ranking
@@ -90,7 +92,7 @@ class Check(TargetOptions):
         console = make_console(self.json == "-")
         agreements: list[Agreement] = []
         start = time.perf_counter()
-        with show_status(make_console(use_stderr=True), "reading") as status:
+        with WorkDisplay("reading") as status:
             details = self._read_details()
             options = self._evaluation_options(details)
             setup = prepare_evaluation(options, status.update, with_proofs=True)
@@ -99,7 +101,7 @@ class Check(TargetOptions):
                 _check_details(details, setup, options)
             prepare_seconds = time.perf_counter() - start
             prepared = f"data read and settings chosen in {prepare_seconds:.1f} s, not counted in --seconds"
-            print_notes(console, [*task.notes, *setup.notes, prepared])
+            print_notes([*task.notes, *setup.notes, prepared], console)
             for agreement in self._compare(
                 setup, options.split, details, console, status
             ):
@@ -195,8 +197,8 @@ class Check(TargetOptions):
         yield supports
         if not rows:
             print_notes(
-                console,
                 [f"the {split_name} split is empty: nothing else is compared"],
+                console,
             )
             return
         status.update(f"ranking {len(rows):,} queries")
@@ -204,10 +206,10 @@ class Check(TargetOptions):
         ranked = agreement.rank_sample(setup.evaluator, split, rows)
         ranking_seconds = time.perf_counter() - start
         print_notes(
-            console,
             [
                 f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
             ],
+            console,
         )
         yield from agreement.compare_ranks(
             subject, ranked, counts, seconds[1], lines
@@ -297,7 +299,7 @@ def _print_agreement(console: Console, agreement: Agreement) -> None:
     )
     for line in agreement.disagreements:
         console.print(f"  {line}")
-    print_notes(console, agreement.notes)
+    print_notes(agreement.notes, console)
 
 
 def _to_json(agreement: Agreement) -> JsonObject:

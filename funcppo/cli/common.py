@@ -1,66 +1,283 @@
-"""Parts that several programs share: errors, JSON output, Ctrl-C, and checks of options before any work."""
+"""Parts that several programs share: text for people, JSON output, checks before any work, devices, Ctrl-C, locks.
+
+Names of entities, relations and rules are printed as they are: a name such as "[/x]" or ":smile:" is neither markup nor
+an emoji.
+"""
 
 from __future__ import annotations
 
 import _thread
-import importlib.metadata
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import funcppo
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from funcppo.cli import STANDARD_OUTPUT, Terminated, package_version
 from funcppo.core import files
-from funcppo.core.files import remove_stale_parts
-from funcppo.core.settings import MAX_PORT, is_cuda
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.files import remove_stale_parts, shorten
+from funcppo.core.settings import CONFIG_FILE, MAX_PORT, METRICS_FILE, is_cuda
+from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import is_stored_graph, load
+from funcppo.kg.run.config import RESULTS_FILE, RUN_FILES, read_config
 from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
+    from funcppo.kg.logic.fixpoint import StepCallback
     from funcppo.kg.run.telemetry import Exporter
 
 # version of the keys in results.json and in the output of every --json; 1 had no version
 JSON_FORMAT = 2
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-EXIT_TERMINATED = 143  # 128 + SIGTERM
-EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
-STANDARD_OUTPUT = "standard output"  # its name in errors
-
-LOCK_FILE = "run.lock"  # in the folder of a run
-# after a signal, work in progress may end by itself for so long
-GRACE_SECONDS = 0.5
+GRACE_SECONDS = 0.5  # that work may take to end by itself, after a signal
+LINE_SECONDS = 10.0  # between lines on work in progress, without a terminal
+METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr")
+# Files of a data set in a folder, in any format.
+_DATA_FILE = re.compile(r"(train|valid|test|facts|rules)\.")
 
 JsonObject: TypeAlias = dict[str, Any]
 
 
-def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
-    """Print one line on standard error and exit; of several processes, rank 0 prints it for all."""
-    if distributed.launched_rank() == 0:
-        print(f"funcppo: {message}", file=sys.stderr)
-
-    processes = distributed.current_processes()
-    is_signal = status in (EXIT_INTERRUPTED, EXIT_TERMINATED)
-    if processes is not None and not is_signal:
-        is_reported = processes.fail(message)
-        if not is_reported:
-            # What other processes print is discarded, but for this.
-            line = f"funcppo: rank {processes.rank}: {message}"
-            print(line, file=sys.__stderr__)
-    sys.exit(status)
+# -- text for people
 
 
-def option_name(field: str) -> str:
-    """Return the option of a field of a program: --metrics-port for metrics_port."""
-    return "--" + field.replace("_", "-")
+class _PlainConsole(Console):
+    """A console without markup, which leaves a closed pipe to the caller."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; an error of the system names the stream."""
+        with named_output("standard error" if self.stderr else STANDARD_OUTPUT):
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error again: rich would exit with status 1, which `funcppo prove` uses for a refutation."""
+        raise BrokenPipeError
+
+
+def make_console(use_stderr: bool) -> Console:
+    """A console on standard output, or on standard error where the former is for a machine."""
+    console = _PlainConsole(
+        stderr=use_stderr,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not console.is_terminal:
+        # Tables are as wide as their names, so that none is cut in two.
+        console.width = 10_000
+    return console
+
+
+class WorkDisplay:
+    """What a program does: a bar in a terminal, elsewhere a line on standard error every `LINE_SECONDS`.
+
+    A text names a part of the work, whose time and speed are measured by themselves.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        console: Console | None = None,
+        deadline: Deadline = NO_DEADLINE,
+    ) -> None:
+        """A display that begins with a text, to be used as a context.
+
+        Args:
+          console: that the program prints on meanwhile; None for standard error.
+          deadline: when the work ends, whatever is done.
+        """
+        console = console or make_console(use_stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            _WorkColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            # Answers in a pipe stay there.
+            redirect_stdout=sys.stdout.isatty(),
+            speed_estimate_period=120.0,
+        )
+        self._deadline = deadline
+        self._has_ended = threading.Event()
+        self._parts: dict[str, Task] = {}
+        self.update(text)
+
+    def __enter__(self) -> WorkDisplay:
+        """Show it."""
+        self._progress.start()
+        if self._progress.disable:
+            threading.Thread(target=self._print_lines, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Show it no more."""
+        self._has_ended.set()
+        self._progress.stop()
+
+    def update(
+        self,
+        text: str,
+        done: int = 0,
+        total: int | None = None,
+        deadline: Deadline = NO_DEADLINE,
+        *,
+        note: str = "",
+    ) -> None:
+        """Change what is shown.
+
+        Args:
+          text: what is being done; another text begins a part, or continues an earlier one.
+          done: how much of it is.
+          total: how much there is; None if that is not known.
+          deadline: when this part ends, whatever is done.
+          note: a free text behind the time.
+        """
+        if text not in self._parts:
+            number = self._progress.add_task(
+                text, completed=done, total=total, note="", deadlines=()
+            )
+            self._parts[text] = self._progress.tasks[number]
+        task = self._parts[text]
+        if done < task.completed:  # another round of the same work
+            self._progress.reset(task.id)
+        for part in self._parts.values():
+            part.visible = part is task
+        self._text = text
+        self._progress.update(
+            task.id,
+            completed=done,
+            total=total,
+            note=note,
+            deadlines=(self._deadline, deadline),
+        )
+
+    def report(self, stage: str, done: float, total: float) -> None:
+        """Change what is shown, by numbers that need not be whole; 0 of 0 where they are not known."""
+        self.update(stage, round(done), round(total) or None)
+
+    def line(self) -> str:
+        """What is shown where there is no terminal."""
+        return f"{self._text}: {_describe_work(self._parts[self._text])}"
+
+    def _print_lines(self) -> None:
+        """Print the line again and again until the work ends."""
+        while not self._has_ended.wait(LINE_SECONDS):
+            # A closed standard error ends no work.
+            with suppress(OSError, ValueError):
+                print(self.line(), file=sys.stderr, flush=True)
+
+
+class _WorkColumn(ProgressColumn):
+    """How much of a part of the work is done, and its time."""
+
+    def render(self, task: Task) -> Text:
+        """The text of the column."""
+        return Text(_describe_work(task))
+
+
+def _describe_work(task: Task) -> str:
+    """How much of a part of the work is done, its time, the time left where that is known, and its note."""
+    parts = [f"{task.elapsed or 0:.0f} s"]
+    if task.total is not None:
+        parts.insert(0, f"{task.completed:,.0f} of {task.total:,.0f}")
+        left = task.time_remaining
+        if left:
+            deadlines = task.fields["deadlines"]
+            left = min(left, *(x.seconds_left for x in deadlines))
+            parts.append(f"about {left:.0f} s left")
+    return ", ".join(filter(None, [*parts, task.fields["note"]]))
+
+
+def print_notes(notes: Iterable[str], console: Console | None = None) -> None:
+    """Print a line for each note on what was chosen, dropped or estimated.
+
+    Args:
+      console: None for standard error, after what has been printed of a result.
+    """
+    sys.stdout.flush()
+    console = console or make_console(use_stderr=True)
+    for line in notes:
+        console.print(f"note: {line}", style="dim")
+
+
+def make_table(title: str, columns: Sequence[str]) -> Table:
+    """A table without rows.
+
+    Args:
+      title: the line above the table.
+      columns: their names; the first one holds texts, the others numbers.
+    """
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+    )
+    # Where a terminal is too narrow, texts are broken, so that no digit is lost.
+    table.add_column(columns[0], overflow="fold")
+    for name in columns[1:]:
+        width = max(len(name), len("0.1234"))
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table, with more space between its columns where there is room."""
+    table.padding = (0, 1) if console.width >= 100 else (0, 0)
+    console.print(table)
+
+
+def metrics_table(
+    title: str, metrics_by_score: Mapping[str, JsonObject], default: str = ""
+) -> Table:
+    """A table with a row for each score: those of METRIC_COLUMNS that some score has, the ceiling, the queries.
+
+    Args:
+      title: the line above the table.
+      metrics_by_score: the metrics of each score by name, with `ceiling` and `n_queries`.
+      default: the score by which answers are ranked, which is marked; empty for none.
+    """
+    rows = metrics_by_score.values()
+    columns = [x for x in METRIC_COLUMNS if any(x in row for row in rows)]
+    columns.append("ceiling")
+    table = make_table(title, ("score", *columns, "queries"))
+    for score, metrics in metrics_by_score.items():
+        cells = [
+            f"{metrics[name]:.4f}" if name in metrics else ""
+            for name in columns
+        ]
+        mark = " *" if score == default else ""
+        table.add_row(score + mark, *cells, str(metrics["n_queries"]))
+    if default in metrics_by_score:
+        table.caption = "* `funcppo predict` ranks by it"
+        table.caption_justify = "left"
+    return table
+
+
+# -- outputs
 
 
 @contextmanager
@@ -101,10 +318,9 @@ def write_json(destination: str | None, value: JsonObject) -> None:
     if destination == "-":
         write_output(text)
         return
-
-    from funcppo.core.files import write_atomically
-
-    write_atomically(Path(destination), lambda file: file.write(text.encode()))
+    files.write_atomically(
+        Path(destination), lambda file: file.write(text.encode())
+    )
 
 
 def check_output_path(
@@ -143,18 +359,17 @@ def check_overwrites(
     Raises:
       ValueError: two are one file, under whatever names; the message names the option.
     """
-    written = [(option, Path(path)) for option, path in outputs if path]
-    for i, (option, path) in enumerate(written):
-        for earlier_option, earlier_path in written[:i]:
-            if _is_same_file(path, earlier_path):
+    taken = [(path, f"{path}, which would be overwritten") for path in inputs]
+    for option, name in outputs:
+        if not name:
+            continue
+        path = Path(name)
+        for other, description in taken:
+            if _is_same_file(path, other):
                 raise ValueError(
-                    f"{option} {path}: expected another file than that of {earlier_option}"
+                    f"{option} {path}: expected another file than {description}"
                 )
-        for input_path in inputs:
-            if _is_same_file(path, input_path):
-                raise ValueError(
-                    f"{option} {path}: expected another file than {input_path}, which would be overwritten"
-                )
+        taken.append((path, f"that of {option}"))
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
@@ -164,6 +379,125 @@ def _is_same_file(path: Path, other: Path) -> bool:
     if path.exists() and other.exists():
         return path.samefile(other)
     return path.resolve() == other.resolve()
+
+
+# -- what a program works on
+
+
+def is_run_folder(target: str) -> bool:
+    """Whether the target is the folder of a training run: only such a folder holds a config.json."""
+    return (Path(target) / CONFIG_FILE).is_file()
+
+
+def data_files(target: str, rules: str | None = None) -> list[Path]:
+    """The files of a target that an output must not overwrite; names of embedded data sets have none.
+
+    Args:
+      target: folder of a training run, name, folder or file of a data set.
+      rules: rule file that is read in place of the data set's own; None for none.
+
+    Raises:
+      ValueError: the config of a run is damaged.
+    """
+    path = Path(target)
+    found = [] if rules is None else [Path(rules)]
+    if is_run_folder(target):
+        run_config = read_config(path)
+        found += [path / name for name in RUN_FILES]
+        return found + data_files(run_config.dataset, run_config.rules)
+    if not path.is_dir():
+        return [*found, path] if path.is_file() else found
+    is_stored = is_stored_graph(path)
+    for file in path.iterdir():
+        if (is_stored and file.is_file()) or _DATA_FILE.match(file.name):
+            found.append(file)
+    return found
+
+
+def open_dataset(
+    target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
+) -> Dataset:
+    """Load the data set of a target, showing so on standard error.
+
+    Args:
+      target: folder of a training run, embedded name, folder or file of a data set.
+      rules: rule file to use instead of the data set's own; None for the latter.
+      cfg: how files of triples are read and split.
+
+    Returns:
+      The data set; for a run, the one that it was trained on, with the rules that it was trained with.
+
+    Raises:
+      ValueError: the target is neither a run nor a data set, or `rules` or `cfg` are given for a run.
+    """
+    if not is_run_folder(target):
+        with WorkDisplay("reading data"):
+            return load(target, rules, cfg=cfg)
+
+    check_read_as_trained(target, cfg)
+    if rules is not None:
+        raise ValueError(
+            f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
+        )
+    from funcppo.kg.run.run_build import load_dataset_of
+
+    folder = Path(target)
+    with WorkDisplay("reading data"):
+        return load_dataset_of(read_config(folder), folder)
+
+
+def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
+    """Raise ValueError if options ask to read the data of a run in a way of their own."""
+    if cfg != DEFAULT_CONFIG:
+        options = "--columns, --split-ratios, data.split_seed"
+        raise ValueError(
+            f"{options}: {run_folder} is a trained run, which reads its data as in training"
+        )
+
+
+@contextmanager
+def fixpoint_progress() -> Iterator[StepCallback]:
+    """Show the steps of T_P on standard error.
+
+    Returns:
+      A context that yields the function to call before each step and after each of its rules.
+    """
+    with WorkDisplay("reading") as status:
+
+        def show_step(
+            step: int, n_atoms: int, n_done: int, n_rules: int
+        ) -> None:
+            status.update(
+                f"T_P step {step + 1}, from {n_atoms:,} atoms", n_done, n_rules
+            )
+
+        yield show_step
+
+
+# -- the machine
+
+
+def set_target_threads(target: str, n_threads: int | None) -> None:
+    """Set how many CPU threads an operation uses.
+
+    Args:
+      target: folder of a training run, name, folder or file of a data set.
+      n_threads: as set; None for as many as the run was trained with, or 1 for a data set.
+
+    Raises:
+      ValueError: the config of a run is damaged.
+    """
+    if n_threads is None:
+        is_run = is_run_folder(target)
+        n_threads = read_config(Path(target)).threads if is_run else 1
+    set_threads(n_threads)
+
+
+def set_threads(n_threads: int) -> None:
+    """Set how many CPU threads an operation of PyTorch uses."""
+    import torch
+
+    torch.set_num_threads(n_threads)
 
 
 def select_device(device: str) -> None:
@@ -193,13 +527,56 @@ def select_device(device: str) -> None:
 
 
 def resolve_device(device: str) -> str:
-    """Return the device itself, or for auto a GPU if there is one."""
+    """The device itself, or for auto a GPU if there is one."""
     if device != "auto":
         return device
 
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def parse_memory(text: str) -> int:
+    """The bytes that --memory allows: a number, alone or with a unit.
+
+    Raises:
+      ValueError: it is none.
+    """
+    units = {f"{x}b": 1000**i for i, x in enumerate("kmg", 1)}
+    units |= {f"{x}ib": 1024**i for i, x in enumerate("kmg", 1)}
+    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([a-z]*)"
+    match = re.fullmatch(number, text.strip().lower())
+    if match is None or match[2] not in {"", *units}:
+        raise ValueError(
+            f"--memory: expected bytes below 10^18, or a number with {', '.join(units)}, got {shorten(text)}"
+        )
+    return int(float(match[1]) * units.get(match[2], 1))
+
+
+def memory_limit(text: str | None, device: str) -> int:
+    """The bytes that --memory allows; by default what the process holds, and three quarters of what is free.
+
+    Each process of a host gets its part of what is free.
+    """
+    if text is not None:
+        return parse_memory(text)
+    from funcppo.runtime import memory
+
+    n_sharing = distributed.local_size() if device == "cpu" else 1
+    free_bytes = memory.free_bytes(device) // n_sharing
+    return memory.used_bytes(device) + free_bytes * 3 // 4
+
+
+def set_caches(cache_dir: Path | None) -> None:
+    """Keep compiled code in a folder instead of the user's cache folder.
+
+    Raises:
+      ValueError: others own it, or may write it.
+    """
+    if cache_dir is not None:
+        from funcppo.runtime.cache import use_folder
+
+        use_folder(cache_dir)
 
 
 @contextmanager
@@ -221,16 +598,15 @@ def graphs_allowed(graphs: str, device: str) -> Iterator[None]:
         )
     from funcppo.runtime import capture
 
-    if graphs == "off":
-        with capture.without_cuda_graphs("turned off by --cuda-graphs off"):
-            yield
-        return
-    if graphs == "trees":
-        with capture.cudagraph_trees_only():
-            yield
-        return
+    contexts = {
+        "off": lambda: capture.without_cuda_graphs(
+            "turned off by --cuda-graphs off"
+        ),
+        "trees": capture.cudagraph_trees_only,
+        "manual": capture.with_cuda_graphs_only,
+    }
     try:
-        with capture.with_cuda_graphs_only():
+        with contexts[graphs]():
             yield
     except capture.CaptureError as error:
         raise ValueError(
@@ -244,6 +620,12 @@ DEBUG_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # products in a fixed order
 }
+
+
+def debug_files(run_folder: Path) -> list[Path]:
+    """Files of a run to attach to a report of a bug."""
+    names = (CONFIG_FILE, METRICS_FILE, RESULTS_FILE)
+    return [run_folder / name for name in names]
 
 
 @contextmanager
@@ -264,7 +646,7 @@ def debug_mode(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
         f"attach to a report: {attached}, and this output",
         file=sys.stderr,
     )
-    before = {name: os.environ.get(name) for name in DEBUG_VARIABLES}
+    before = dict(os.environ)
     os.environ |= DEBUG_VARIABLES
     import torch
 
@@ -281,14 +663,13 @@ def debug_mode(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
         raise
     finally:
         torch.use_deterministic_algorithms(was_deterministic)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in DEBUG_VARIABLES:
+            os.environ.pop(name)
+            if name in before:
+                os.environ[name] = before[name]
 
 
-def _own_port(port: int) -> int:
+def _port_of_process(port: int) -> int:
     """The port of this process, among those of its host: the n-th has --metrics-port + n.
 
     Raises:
@@ -328,7 +709,7 @@ def metrics_exported(
     from funcppo.kg.run import telemetry
 
     if processes is not None and port is not None:
-        port = _own_port(port)
+        port = _port_of_process(port)
     versions = {name: package_version(name) for name in ("funcppo", "torch")}
     with telemetry.export(
         port,
@@ -345,54 +726,7 @@ def metrics_exported(
         yield exporter
 
 
-def set_caches(cache_dir: Path | None) -> None:
-    """Keep compiled code in a folder instead of the user's cache folder.
-
-    Raises:
-      ValueError: others own it, or may write it.
-    """
-    if cache_dir is not None:
-        from funcppo.runtime.cache import use_folder
-
-        use_folder(cache_dir)
-
-
-def set_threads(n_threads: int) -> None:
-    """Set how many CPU threads an operation of PyTorch uses."""
-    import torch
-
-    torch.set_num_threads(n_threads)
-
-
-def package_version(package: str) -> str:
-    """Return the version of an installed package, or "not installed".
-
-    The version of funcppo is that of the code that runs, installed or not.
-    """
-    if package == "funcppo":
-        return funcppo.__version__
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a program as Ctrl-C does, but for its exit status."""
-
-
-@contextmanager
-def raise_terminated() -> Iterator[None]:
-    """Raise `Terminated` at a SIGTERM, so that half-written files are removed; by default the process dies at once."""
-
-    def handle_signal(signal_number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    previous_handler = signal.signal(signal.SIGTERM, handle_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
+# -- Ctrl-C
 
 
 @dataclass(slots=True)
@@ -454,6 +788,9 @@ def defer_interrupt() -> Iterator[Interrupt]:
             signal.signal(number, handler)
 
 
+# -- locks
+
+
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes from writing to a folder, which is made if it is missing, and removed again if left empty.
@@ -465,7 +802,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _hold(folder / LOCK_FILE, folder):
+        with _hold(folder / "run.lock", folder):
             yield
     finally:
         for path in made:
@@ -503,12 +840,22 @@ def _hold(lock_path: Path, locked: Path) -> Iterator[None]:
     # The system releases a lock when its process ends, however it ends, so that a killed process blocks nobody.
     from filelock import FileLock, Timeout
 
-    lock = FileLock(lock_path, on_acquired=_write_process_id)
+    def write_id(descriptor: int) -> None:
+        # On a full disk the lock holds without the id.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+
+    lock = FileLock(lock_path, on_acquired=write_id)
     try:
         lock.acquire(blocking=False)
     except Timeout:
+        # It may have gone meanwhile, or the system shows it to no other.
+        holder = ""
+        with suppress(OSError):
+            holder = lock_path.read_text()
         raise ValueError(
-            f"{locked}: expected no other process that writes it, got process {_read_process_id(lock_path)}"
+            f"{locked}: expected no other process that writes it, got process {holder or 'unknown'}"
         ) from None
     try:
         yield
@@ -517,18 +864,3 @@ def _hold(lock_path: Path, locked: Path) -> Iterator[None]:
         with suppress(OSError):
             lock_path.unlink(missing_ok=True)
         lock.release()
-
-
-def _write_process_id(descriptor: int) -> None:
-    """Write the id of this process to a lock file that it has just got; on a full disk the lock holds without it."""
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-
-
-def _read_process_id(lock_path: Path) -> str:
-    """The process that holds a lock file; "unknown" where it has gone meanwhile or the system shows it to no other."""
-    try:
-        return lock_path.read_text() or "unknown"
-    except OSError:
-        return "unknown"

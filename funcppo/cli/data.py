@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from funcppo.cli.common import (
     JsonObject,
+    WorkDisplay,
     check_overwrites,
+    data_files,
+    fixpoint_progress,
+    make_console,
+    open_dataset,
+    print_notes,
     set_threads,
     write_json,
 )
-from funcppo.cli.console import make_console, print_notes, show_status
 from funcppo.cli.options import (
     HIDDEN,
     CacheFolder,
@@ -25,10 +30,6 @@ from funcppo.cli.options import (
     JsonOutput,
     Opt,
     OptionalFile,
-    data_files,
-    fixpoint_progress,
-    open_dataset,
-    print_notes_to_stderr,
 )
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
@@ -139,7 +140,7 @@ class Data:
             return self._count_provable()
         if self.index is not None:
             return self._index(sources, self.index)
-        with show_status(make_console(use_stderr=True), "reading data"):
+        with WorkDisplay("reading data"):
             dataset = load(self.dataset, self.rules, cfg=self.data)
             description = describe(dataset)
         reach = self._count_derivable(dataset) if len(dataset.rules) else None
@@ -210,14 +211,14 @@ class Data:
             raise ValueError(
                 f"--height {self.height}: expected 1 for --provable train, whose triples are all known facts"
             )
-        print_notes_to_stderr(dataset.notes)
+        print_notes(dataset.notes)
         result = self._count(dataset)
         result["total_seconds"] = round(time.perf_counter() - start, 3)
         write_json(self.json, result)
         if self.json != "-":
             _print_counts(result)
         elif result["stop_reason"]:
-            print_notes_to_stderr([result["stop_reason"]])
+            print_notes([result["stop_reason"]])
         return 0
 
     def _count(self, dataset: Dataset) -> JsonObject:
@@ -295,9 +296,7 @@ class Data:
                 time.perf_counter() - start - sum(seconds.values()), 3
             )
 
-        with show_status(
-            make_console(use_stderr=True), "reading data"
-        ) as status:
+        with WorkDisplay("reading data") as status:
             dataset = load(self.dataset, self.rules, cfg=self.data)
             end_phase("read")
             status.update(f"indexing {len(dataset.facts):,} facts")
@@ -312,7 +311,7 @@ class Data:
             status.update("writing")
             n_bytes = loaders.write(dataset, tables, sources, out)
             end_phase("write")
-        print_notes_to_stderr(dataset.notes)
+        print_notes(dataset.notes)
         return {
             "dataset": dataset.name,
             "fingerprint": dataset.fingerprint,
@@ -387,7 +386,7 @@ def _print_description(
         console.print(
             f"{reach['n_rules']:,} rules derive {' and '.join(parts)} within height {reach['height']}{limit}"
         )
-    print_notes(console, map(escape_unprintable, description.notes))
+    print_notes(map(escape_unprintable, description.notes), console)
 
 
 def _print_relations(

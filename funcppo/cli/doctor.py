@@ -10,23 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from funcppo.cli import package_version
 from funcppo.cli.common import (
     JsonObject,
+    WorkDisplay,
     graphs_allowed,
-    package_version,
+    make_console,
     resolve_device,
     select_device,
     set_caches,
     set_threads,
     write_json,
 )
-from funcppo.cli.console import make_console, show_status
-from funcppo.cli.options import (
-    CacheFolder,
-    CudaGraphs,
-    JsonOutput,
-    Opt,
-)
+from funcppo.cli.options import CacheFolder, CudaGraphs, JsonOutput, Opt
 from funcppo.config import Config, PPOConfig
 from funcppo.core.settings import DeviceChoice
 
@@ -101,7 +97,7 @@ class Doctor:
         subject = self.fill_cache or "a small agent"
         start = time.perf_counter()
         with Monitor() as monitor:
-            with show_status(console, f"preparing the step of {subject}"):
+            with WorkDisplay(f"preparing the step of {subject}", console):
                 captured, record = self._prepare_step()
             monitor.record_capture(captured)
             seconds = time.perf_counter() - start

@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from funcppo.cli.common import (
     Interrupt,
     JsonObject,
+    WorkDisplay,
     check_overwrites,
+    data_files,
+    debug_files,
     debug_mode,
     defer_interrupt,
     graphs_allowed,
+    is_run_folder,
     lock_output,
-    metrics_exported,
-    set_caches,
-    write_json,
-)
-from funcppo.cli.console import (
     make_console,
+    metrics_exported,
     metrics_table,
     print_notes,
     print_table,
-    show_status,
+    set_caches,
+    set_target_threads,
+    write_json,
 )
 from funcppo.cli.evaluation_setup import (
     CompileChoice,
@@ -43,10 +45,6 @@ from funcppo.cli.options import (
     Opt,
     OptionalFile,
     ScoreOptions,
-    data_files,
-    debug_files,
-    is_run_folder,
-    set_target_threads,
 )
 from funcppo.core.settings import PositiveInt, Seed
 from funcppo.runtime import distributed
@@ -227,7 +225,7 @@ class Evaluate(ScoreOptions):
     def _prepare(self, console: Console) -> EvaluationSetup:
         """The evaluator, on which all processes agree."""
         set_target_threads(self.target, self.threads)
-        with show_status(console, "reading data") as status:
+        with WorkDisplay("reading data", console) as status:
             setup = prepare_evaluation(
                 self,
                 with_proofs=self.details is not None and self.proofs,
@@ -316,7 +314,7 @@ class Evaluate(ScoreOptions):
         from funcppo.core import record_log
 
         records = list(log.records) if log else []
-        print_notes(console, log.notes if log else [])
+        print_notes(log.notes if log else [], console)
         done = {record["query_row"] for record in records}
         n_sides = len(setup.evaluator.protocol.sides)
 
@@ -328,7 +326,7 @@ class Evaluate(ScoreOptions):
         # A repeated signal ends the queries in progress; those before stay.
         with (
             suppress(KeyboardInterrupt),
-            show_status(console, "ranking") as status,
+            WorkDisplay("ranking", console) as status,
         ):
             for query in self._iter_queries(setup, rows, done):
                 if log:
@@ -404,7 +402,7 @@ class Evaluate(ScoreOptions):
         self, console: Console, setup: EvaluationSetup, result: JsonObject
     ) -> None:
         """Print the notes and the table of metrics."""
-        print_notes(console, [*result["notes"], *search_notes(result)])
+        print_notes([*result["notes"], *search_notes(result)], console)
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
         default = setup.score if self.score == "auto" else ""
         print_table(
@@ -494,4 +492,4 @@ def _print_work(
         evaluator.task, queries, evaluator.protocol
     )
     work = f"{len(queries):,} queries, about {n_candidates:,} candidates"
-    print_notes(console, [work])
+    print_notes([work], console)

@@ -12,24 +12,19 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import (
     TYPE_CHECKING,
+    Any,
     Literal,
     NamedTuple,
-    Protocol,
     TypeAlias,
     cast,
 )
 
+from funcppo.cli import common
 from funcppo.cli.common import JsonObject, select_device
-from funcppo.cli.console import make_console, show_status
-from funcppo.cli.options import check_read_as_trained, is_run_folder
 from funcppo.core.files import shorten
 from funcppo.core.settings import is_cuda
-from funcppo.kg.graph.config import DataConfig
-from funcppo.kg.run.config import CHOICE_SECONDS
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 from funcppo.runtime.reasons import ReasonCode, failure_code
@@ -38,7 +33,6 @@ from funcppo.runtime.reasons import ReasonCode, failure_code
 if TYPE_CHECKING:
     import numpy as np
 
-    from funcppo.kg.answers import Answerer
     from funcppo.kg.ranking.evaluator import Evaluator, ProofFinder
     from funcppo.kg.ranking.result_log import Record
     from funcppo.kg.run.run import Run
@@ -59,56 +53,7 @@ TUNED_SIZES = ("slots", "rows_per_step", "chunk_size")
 # Candidates from which the search is compiled on a GPU: it takes half a minute, and saves 3 microseconds on each
 # (`experiments/results/scoring-h200.json`). On a CPU it was not measured.
 COMPILE_MIN_CANDIDATES = 10_000_000
-# bytes of each unit
-MEMORY_UNITS = {
-    "": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-}
-
-
 CompileChoice: TypeAlias = Literal["auto", "on", "off"]
-
-
-class EvaluationOptions(Protocol):
-    """The options of `funcppo evaluate` that prepare an evaluation."""
-
-    @property
-    def target(self) -> str: ...
-    @property
-    def split(self) -> str: ...
-    @property
-    def negatives(self) -> str: ...
-    @property
-    def score(self) -> str: ...
-    @property
-    def rules(self) -> str | None: ...
-    @property
-    def data(self) -> DataConfig: ...
-    @property
-    def height(self) -> int | None: ...
-    @property
-    def smoothing(self) -> float | Literal["auto"] | None: ...
-    @property
-    def object_identity(self) -> bool | Literal["auto"]: ...
-    @property
-    def choice_seconds(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def memory(self) -> str | None: ...
-    @property
-    def all_scores(self) -> bool: ...
-    @property
-    def compile(self) -> CompileChoice: ...
-    @property
-    def max_queries(self) -> int | None: ...
 
 
 class Uncompiled(NamedTuple):
@@ -210,7 +155,7 @@ class _PolicyScore(NamedTuple):
 
 
 def prepare_evaluation(
-    options: EvaluationOptions,
+    options: Any,
     on_phase: PhaseCallback,
     *,
     with_proofs: bool = False,
@@ -238,8 +183,8 @@ def prepare_evaluation(
 
     select_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
-    memory_limit = _memory_limit(options)
-    subject = _load_subject(options, on_phase)
+    memory_limit = common.memory_limit(options.memory, options.device)
+    subject = options.open_subject(on_phase)
     task, score, policy_run, notes, *_ = subject
 
     search_stats = SearchStats()
@@ -293,9 +238,7 @@ def prepare_evaluation(
     )
 
 
-def why_not_compile(
-    options: EvaluationOptions, n_candidates: int
-) -> Uncompiled | None:
+def why_not_compile(options: Any, n_candidates: int) -> Uncompiled | None:
     """Why the options do not compile a search; None if they do.
 
     Args:
@@ -366,43 +309,6 @@ def _parse_negatives(text: str) -> int | None:
     return int(text)
 
 
-def parse_memory(text: str, option: str = "--memory") -> int:
-    """The bytes that an option allows.
-
-    Args:
-      text: a number, alone or with a unit.
-      option: the option, for the error.
-
-    Raises:
-      ValueError: it is none.
-    """
-    match = re.fullmatch(
-        r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([a-z]*)", text.strip().lower()
-    )
-    if match is None or match[2] not in MEMORY_UNITS:
-        units = ", ".join(unit for unit in MEMORY_UNITS if unit)
-        raise ValueError(
-            f"{option}: expected bytes below 10^18, or a number with {units}, got {shorten(text)}"
-        )
-    return int(float(match[1]) * MEMORY_UNITS[match[2]])
-
-
-def _memory_limit(options: EvaluationOptions) -> int:
-    """The bytes that --memory allows."""
-    if options.memory is None:
-        return default_memory_limit(options.device)
-    return parse_memory(options.memory)
-
-
-def default_memory_limit(device: str) -> int:
-    """What the process holds, and three quarters of what is free, of which each process of a host gets its part."""
-    from funcppo.runtime import memory
-
-    n_sharing = distributed.local_size() if device == "cpu" else 1
-    free_bytes = memory.free_bytes(device) // n_sharing
-    return memory.used_bytes(device) + free_bytes * 3 // 4
-
-
 def _check_memory(memory_limit: int, device: str) -> None:
     """Check that the process is not beyond its limit before the evaluation."""
     from funcppo.runtime import memory
@@ -412,119 +318,6 @@ def _check_memory(memory_limit: int, device: str) -> None:
         raise ValueError(
             f"--memory {memory_limit}: expected at least {used_bytes} bytes, which the data and T_P take by themselves"
         )
-
-
-def _load_subject(
-    options: EvaluationOptions, on_phase: PhaseCallback
-) -> Subject:
-    """Load the run or the data set of an evaluation and choose its score."""
-    return load_subject(
-        options.target,
-        options.rules,
-        options.data,
-        ProverTaskConfig(
-            max_height=options.height,
-            smoothing=options.smoothing,
-            object_identity=options.object_identity,
-        ),
-        options.score,
-        options.device,
-        on_phase,
-        options.choice_seconds,
-    )
-
-
-def load_subject(
-    target: str,
-    rules: str | None,
-    data_config: DataConfig,
-    prover: ProverTaskConfig,
-    score: str,
-    device: str,
-    on_phase: PhaseCallback,
-    choice_seconds: float,
-) -> Subject:
-    """Load the run or the data set of a command line and choose its score.
-
-    Args:
-      target: folder of a training run, name, folder or file of a data set.
-      rules: rule file to use instead of the data set's own; None for the latter.
-      data_config: how files of triples are read and split.
-      prover: height, smoothing and object identity, as set for a data set.
-      score: name of the score, or auto.
-      device: where it is scored.
-      on_phase: receives what is being done.
-      choice_seconds: time limit of what is chosen for a data set, of several processes by rank 0.
-
-    Raises:
-      ValueError: an option is bad or does not fit the target.
-    """
-    from funcppo.kg.graph import loaders
-    from funcppo.kg.run import subject
-    from funcppo.kg.scores.score import parse
-
-    if is_run_folder(target):
-        check_read_as_trained(target, data_config)
-        settings = {
-            "rules": rules,
-            "height": prover.max_height,
-            "smoothing": prover.smoothing,
-            "object-identity": prover.object_identity,
-            "choice-seconds": None
-            if choice_seconds == CHOICE_SECONDS
-            else choice_seconds,
-        }
-        for option, value in settings.items():
-            if value not in (None, "auto"):
-                raise ValueError(
-                    f"--{option}: {target} is a trained run, which has its own"
-                )
-        return subject.open_run_subject(Path(target), score, device, on_phase)
-
-    if score != "auto":
-        parse(score)  # before the data are read
-    return subject.dataset_subject(
-        loaders.load(target, rules, cfg=data_config),
-        prover,
-        score,
-        device,
-        on_phase,
-        choice_seconds,
-        distributed.current_processes(),
-    )
-
-
-def open_answerer(
-    target: str,
-    rules: str | None,
-    data_config: DataConfig,
-    prover: ProverTaskConfig,
-    score: str,
-    device: str,
-    choice_seconds: float,
-) -> tuple[Answerer, list[str]]:
-    """The answerer of a command line, as `load_subject` loads it, and notes on the data and on what was chosen."""
-    from funcppo.kg.answers import Answerer
-
-    with show_status(make_console(use_stderr=True), "reading data") as status:
-        subject = load_subject(
-            target,
-            rules,
-            data_config,
-            prover,
-            score,
-            device,
-            status.update,
-            choice_seconds,
-        )
-        status.update("indexing answers")
-        answerer = Answerer(subject)
-    notes = [*subject.task.notes, *subject.notes]
-    if not is_run_folder(target):
-        notes.append(
-            f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
-        )
-    return answerer, notes
 
 
 def _make_policy_score(
@@ -676,7 +469,7 @@ def _make_prover(subject: Subject) -> ProofFinder:
 
 
 def _log_settings(
-    options: EvaluationOptions, subject: Subject, n_negatives: int | None
+    options: Any, subject: Subject, n_negatives: int | None
 ) -> JsonObject:
     """What the rank of a query depends on, beside the split."""
     run = subject.policy_run

@@ -9,27 +9,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from funcppo.cli import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
 from funcppo.cli.common import (
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
     JsonObject,
-    Terminated,
+    WorkDisplay,
     check_output_path,
     check_overwrites,
+    data_files,
     lock_output,
+    make_console,
+    memory_limit,
+    print_notes,
     select_device,
     write_json,
     write_output,
 )
-from funcppo.cli.console import make_console, print_notes, show_status
-from funcppo.cli.evaluation_setup import default_memory_limit, parse_memory
 from funcppo.cli.options import (
     HIDDEN,
     DataOptions,
     JsonOutput,
     MemoryOption,
     Opt,
-    data_files,
 )
 from funcppo.core.settings import (
     DeviceName,
@@ -131,7 +131,7 @@ class Mine:
 
         start = time.perf_counter()
         console = make_console(str(self.out) == "-" or self.json == "-")
-        with show_status(make_console(use_stderr=True), "reading"):
+        with WorkDisplay("reading"):
             dataset, limit = self._read()
         memory.reset_peak(self.device)
 
@@ -145,7 +145,7 @@ class Mine:
             "peak_bytes": memory.peak_bytes(self.device),
         }
         write_json(self.json, summary)
-        print_notes(console, (*dataset.notes, *notes))
+        print_notes((*dataset.notes, *notes), console)
         _print_summary(console, self, mined, summary)
         return _exit_status(mined.result.interrupt)
 
@@ -159,11 +159,7 @@ class Mine:
         from funcppo.kg.run import rule_files
 
         dataset = load(self.dataset, facts_only=True, cfg=self.data)
-        limit = (
-            default_memory_limit(self.device)
-            if self.memory is None
-            else parse_memory(self.memory)
-        )
+        limit = memory_limit(self.memory, self.device)
         rule_files.check_memory(
             dataset, limit, self.device, self._config(dataset).max_length
         )
@@ -212,15 +208,13 @@ class Mine:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
         from funcppo.kg.run import rule_files
 
-        with show_status(
-            make_console(use_stderr=True), "mining rules"
-        ) as display:
+        with WorkDisplay("mining rules") as display:
             return rule_files.mine_dataset(
                 dataset,
                 self._config(dataset),
                 self.device,
                 display.report,
-                lambda line: print_notes(console, [line]),
+                lambda line: print_notes([line], console),
             )
 
     def _count_under_identity(
@@ -246,9 +240,7 @@ class Mine:
             int(result.max_rows * IDENTITY_SHARE / (1 - IDENTITY_SHARE)),
             deadline=Deadline(at=at),
         )
-        with show_status(
-            make_console(use_stderr=True), "counting under object identity"
-        ) as display:
+        with WorkDisplay("counting under object identity") as display:
             counted = count_mined_rules(
                 mined.dataset,
                 mined.statistics,

@@ -14,13 +14,10 @@ import difflib
 import functools
 import inspect
 import itertools
-import re
 import shutil
-import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -36,12 +33,16 @@ from typing import (
     get_origin,
 )
 
-from funcppo.cli.common import exit_with_error, set_threads, write_output
-from funcppo.cli.console import make_console, show_status
+from funcppo.cli import exit_with_error
+from funcppo.cli.common import (
+    WorkDisplay,
+    check_output_path,
+    check_read_as_trained,
+    is_run_folder,
+    write_output,
+)
 from funcppo.core.files import shorten
 from funcppo.core.settings import (
-    CONFIG_FILE,
-    METRICS_FILE,
     DeviceName,
     FieldError,
     FixedPort,
@@ -55,21 +56,15 @@ from funcppo.core.settings import (
     parse_value,
 )
 from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
-from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.loaders import is_stored_graph, load
-from funcppo.kg.run.config import (
-    CHOICE_SECONDS,
-    RESULTS_FILE,
-    RUN_FILES,
-    read_config,
-)
+from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.logs import LoggerName
+from funcppo.runtime import distributed
 
 if TYPE_CHECKING:
-    from funcppo.kg.logic.fixpoint import StepCallback
+    from funcppo.kg.answers import Answerer
+    from funcppo.kg.run.subject import Subject
+    from funcppo.kg.search.task import PhaseCallback
 
-# Files of a data set in a folder, in any format.
-_DATA_FILE = re.compile(r"(train|valid|test|facts|rules)\.")
 # Fields that are no options but arguments, in all programs.
 ARGUMENTS = {
     "dataset": "DATASET",
@@ -85,12 +80,7 @@ METAVARS_OF_FIELDS = {
     "columns": "H,R,T",
     "split_ratios": "X,X,X",
 }
-METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
-# What a program sets itself, by other options.
-EXCLUDED = ("n_updates", "source")
-DEFAULT_NAMES = {True: "on", False: "off"}
-HELP_COLUMN = 26  # of the texts
-HELP = ("-h", "--help", "--help-all")
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE", bool: "on|off"}
 
 
 @dataclass(frozen=True)
@@ -189,6 +179,64 @@ class ScoreOptions(TargetOptions):
     out; manual: always, and it is an error where one cannot be recorded; trees: those that PyTorch records of compiled
     functions, to compare with."""
 
+    def open_subject(self, on_phase: PhaseCallback) -> Subject:
+        """Load the run or the data set and choose its score; of several processes, rank 0 chooses.
+
+        Args:
+          on_phase: receives what is being done.
+
+        Raises:
+          ValueError: an option is bad or does not fit the target.
+        """
+        from funcppo.kg.graph import loaders
+        from funcppo.kg.run import subject
+        from funcppo.kg.scores.score import parse
+        from funcppo.kg.search.config import ProverTaskConfig
+
+        if is_run_folder(self.target):
+            check_read_as_trained(self.target, self.data)
+            of_data = "rules height smoothing object_identity choice_seconds"
+            for name in of_data.split():
+                value = getattr(self, name)
+                if value != getattr(ScoreOptions, name):
+                    raise ValueError(
+                        f"--{name.replace('_', '-')}: {self.target} is a trained run, which has its own"
+                    )
+            return subject.open_run_subject(
+                Path(self.target), self.score, self.device, on_phase
+            )
+
+        if self.score != "auto":
+            parse(self.score)  # before the data are read
+        return subject.dataset_subject(
+            loaders.load(self.target, self.rules, cfg=self.data),
+            ProverTaskConfig(
+                max_height=self.height,
+                smoothing=self.smoothing,
+                object_identity=self.object_identity,
+            ),
+            self.score,
+            self.device,
+            on_phase,
+            self.choice_seconds,
+            distributed.current_processes(),
+        )
+
+    def open_answerer(self) -> tuple[Answerer, list[str]]:
+        """What answers queries, and notes on the data and on what was chosen."""
+        from funcppo.kg.answers import Answerer
+
+        with WorkDisplay("reading data") as status:
+            subject = self.open_subject(status.update)
+            status.update("indexing answers")
+            answerer = Answerer(subject)
+        notes = [*subject.task.notes, *subject.notes]
+        if not is_run_folder(self.target):
+            notes.append(
+                f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
+            )
+        return answerer, notes
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -219,6 +267,11 @@ class Setting:
         return field_types(self.owner)[self.field]
 
     @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the program."""
+        return self.field in ARGUMENTS
+
+    @property
     def option(self) -> str:
         """How the command line names it: --split-ratios for data.split_ratios, or --set with its name."""
         if self.opt is None:
@@ -234,12 +287,25 @@ class Setting:
     @property
     def metavar(self) -> str:
         """What stands for its value in --help."""
-        if self.field in ARGUMENTS:
-            return ARGUMENTS[self.field]
-        if self.opt is not None and self.opt.metavar:
-            return self.opt.metavar
-        named = METAVARS_OF_FIELDS.get(self.field)
-        return named or _metavar(self.annotation)
+        own = (
+            ARGUMENTS.get(self.field),
+            self.opt and self.opt.metavar,
+            METAVARS_OF_FIELDS.get(self.field),
+        )
+        return next(filter(None, own), "") or _metavar(self.annotation)
+
+    @property
+    def text(self) -> str:
+        """What --help says of it, with its default unless the text names it."""
+        text = field_docs(self.owner).get(self.field, "")
+        if "Default: " in text or "(required" in text or self.default == ():
+            return text
+        if self.default is dataclasses.MISSING:
+            return f"{text} (required)"
+        shown = self.default
+        if isinstance(shown, bool):
+            shown = "on" if shown else "off"
+        return f"{text} (default: {shown})"
 
     def parse(self, text: str) -> object:
         """The value that a text of the command line stands for.
@@ -250,10 +316,9 @@ class Setting:
         try:
             value = parse_value(self.annotation, text)
             check_field(self.owner, self.field, value)
-        except FieldError as error:
-            raise ValueError(f"{self.option}: {error.problem}") from None
         except ValueError as error:
-            raise ValueError(f"{self.option}: {error}") from None
+            problem = error.problem if isinstance(error, FieldError) else error
+            raise ValueError(f"{self.option}: {problem}") from None
         return value
 
 
@@ -262,12 +327,6 @@ def _plain_type(annotation: object) -> object:
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation
-
-
-def _opt_of(annotation: object) -> Opt | None:
-    """How an annotation says that a field is shown."""
-    found = [x for x in get_args(annotation)[1:] if isinstance(x, Opt)]
-    return found[-1] if found else None
 
 
 def _metavar(annotation: object) -> str:
@@ -281,9 +340,7 @@ def _metavar(annotation: object) -> str:
     if members:
         names = [_metavar(member).strip("{}") for member in members]
         return "|".join(names).replace(",", "|")
-    if kind is bool:
-        return "on|off"
-    return METAVARS.get(kind, "TEXT") if isinstance(kind, type) else "TEXT"
+    return METAVARS.get(cast(type, kind), "TEXT")
 
 
 @functools.cache
@@ -310,34 +367,32 @@ def _iter_settings(
     annotations = field_types(owner)
     for field in dataclasses.fields(owner):
         name, annotation = field.name, annotations[field.name]
-        if name in EXCLUDED:
+        # A program sets these itself, by other options.
+        if name in ("n_updates", "source"):
             continue
         default = field.default
         if defaults is not None:
             default = getattr(defaults, name)
-        opt, kind = _opt_of(annotation), _plain_type(annotation)
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        metadata = get_args(annotation)[1:]
+        opts = [x for x in metadata if isinstance(x, Opt)] or [Opt()]
+        opt, kind = opts[-1], _plain_type(annotation)
+        if isinstance(kind, type) and is_dataclass(kind):
             # Those of a run have the names of its config.json.
             group = "" if name == "settings" else f"{prefix}{name}."
-            of_group = [
-                path.removeprefix(f"{name}.")
-                for path in shown or ()
-                if path.startswith(f"{name}.")
-            ]
-            of_group += opt.shown if opt else ()
+            start = f"{name}."
+            below = [x for x in shown or () if x.startswith(start)]
+            names = (*(x.removeprefix(start) for x in below), *opt.shown)
             yield from _iter_settings(
-                kind, default, (*path, name), group, tuple(of_group)
+                kind, default, (*path, name), group, names
             )
             continue
-        is_shown = name in shown if shown is not None else True
-        if opt is not None and opt.is_hidden:
-            is_shown = False
+        is_shown = (shown is None or name in shown) and not opt.is_hidden
         yield Setting(
             path=(*path, name),
             name=f"{prefix}{name}",
             owner=owner,
             default=default,
-            opt=(opt or Opt()) if is_shown else None,
+            opt=opt if is_shown else None,
         )
 
 
@@ -346,8 +401,8 @@ def _iter_settings(
 
 def parse_options(
     program: type[ProgramT], arguments: Sequence[str], prog: str = "funcppo"
-) -> ProgramT:
-    """Return a program with the options of a command line.
+) -> ProgramT | None:
+    """A program with the options of a command line; None after --help.
 
     Args:
       program: the class of the program. Its class method `stored_settings`, if it has one, returns the settings that
@@ -356,102 +411,90 @@ def parse_options(
       prog: the name of the program in --help.
 
     Raises:
-      SystemExit: after --help, with status 0.
       ValueError: an option is unknown, missing, of another type or out of range; the message names it.
     """
-    if set(HELP) & set(arguments):
-        has_all = "--help-all" in arguments
-        words = [word for word in arguments if word not in HELP]
-        write_output(describe(program, prog, words, has_all) + "\n")
-        raise SystemExit(0)
     settings = settings_of(program)
-    given = _read_arguments(settings, arguments)
-    stored = _stored_settings(program, given)
-    values = _base_values(settings, stored)
-    values |= {setting.path: value for setting, value in given.items()}
+    helps = {"-h", "--help", "--help-all"}.intersection(arguments)
+    given = _read_arguments(
+        settings, [word for word in arguments if word not in helps]
+    )
+    stored = None
+    has_stored = hasattr(program, "stored_settings")
+    if has_stored and (given or not helps):
+        by_name = {s.name: value for s, value in given.items()}
+        stored = cast(Any, program).stored_settings(by_name)
+    if helps:
+        text = describe(program, prog, stored, "--help-all" in helps)
+        write_output(text)
+        return None
 
-    missing = [s for s in settings if values[s.path] is dataclasses.MISSING]
-    if missing:
-        raise ValueError(
-            f"{missing[0].option}: expected a value, got none (see --help)"
+    options = _build(program, given, stored)
+    is_main = distributed.launched_rank() == 0
+    if is_main and options.json not in (None, "-"):
+        check_output_path(
+            "--json",
+            Path(str(options.json)),
+            "expected a file in a folder that exists, or -",
         )
-    base = program if stored is None else _WithSettings(program, stored)
-    options = _build(program, values, (), settings, base)
+    return options
+
+
+def _build(
+    program: type[ProgramT], given: Mapping[Setting, object], stored: object
+) -> ProgramT:
+    """A program with the settings that a command line gives; the others have their stored values, or their defaults.
+
+    Raises:
+      ValueError: one is missing, or values do not fit each other.
+    """
+    fields = {s.path[0]: x for s, x in given.items() if len(s.path) == 1}
+    for name, default in _groups_of(program).items():
+        values = {s.path[1:]: x for s, x in given.items() if s.path[0] == name}
+        is_run = name == "settings"
+        base = default if stored is None or not is_run else stored
+        fields[name] = _replace(base, values, "" if is_run else f"{name}.")
+    for setting in settings_of(program):
+        is_missing = setting.default is dataclasses.MISSING
+        if is_missing and setting.path[0] not in fields:
+            raise ValueError(
+                f"{setting.option}: expected a value, got none (see --help)"
+            )
+    options = program(**fields)
     check_fields(options)
     return options
 
 
-class _WithSettings:
-    """The defaults of a program, but for its settings."""
-
-    def __init__(self, program: type, settings: object) -> None:
-        self._program = program
-        self.settings = settings
-
-    def __getattr__(self, name: str) -> object:
-        """The default of another field."""
-        return getattr(self._program, name)
+def _groups_of(program: type) -> dict[str, Any]:
+    """The fields of a program that hold settings, with their defaults."""
+    fields = dataclasses.fields(program)
+    return {x.name: x.default for x in fields if is_dataclass(x.default)}
 
 
-def _base_values(
-    settings: Sequence[Setting], stored: object
-) -> dict[tuple[str, ...], object]:
-    """The value of each setting before the command line: the stored one, or its default."""
-    values: dict[tuple[str, ...], object] = {}
-    for setting in settings:
-        value = setting.default
-        if stored is not None and setting.path[0] == "settings":
-            value = functools.reduce(getattr, setting.path[1:], stored)
-        values[setting.path] = value
-    return values
-
-
-def _stored_settings(
-    program: type, given: Mapping[Setting, object]
-) -> object | None:
-    """The settings that options are applied to, if a program has such; see `parse_options`."""
-    stored_settings = getattr(program, "stored_settings", None)
-    if stored_settings is None:
-        return None
-    return stored_settings({s.name: value for s, value in given.items()})
-
-
-def _build(
-    owner: type[Any],
-    values: Mapping[tuple[str, ...], object],
-    path: tuple[str, ...],
-    settings: Sequence[Setting],
-    base: object,
+def _replace(
+    base: Any, values: Mapping[tuple[str, ...], object], prefix: str
 ) -> Any:
-    """A dataclass with the values of its fields.
+    """A dataclass with other values of some of its fields, those of nested ones too.
 
     Args:
-      base: has the values of fields that no option sets.
+      values: by the fields that lead to them.
+      prefix: of the names of its settings, for errors.
 
     Raises:
-      ValueError: values do not fit each other; the message names the option.
+      ValueError: values do not fit each other.
     """
-    fields: dict[str, Any] = {}
-    for name, annotation in field_types(owner).items():
-        kind = _plain_type(annotation)
-        here = (*path, name)
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            fields[name] = _build(
-                kind, values, here, settings, getattr(base, name)
-            )
-        else:
-            fields[name] = (
-                values[here] if here in values else getattr(base, name)
-            )
+    fields = {path[0]: x for path, x in values.items() if len(path) == 1}
+    for name in {path[0] for path in values if len(path) > 1}:
+        below = {x[1:]: y for x, y in values.items() if x[0] == name}
+        nested = getattr(base, name)
+        fields[name] = _replace(nested, below, f"{prefix}{name}.")
     try:
-        return owner(**fields)
+        return dataclasses.replace(base, **fields)
     except ValueError as error:
-        # It begins with the field.
-        field, _, problem = str(error).partition(": ")
-        options = [s.option for s in settings if s.path == (*path, field)]
-        if not options:
-            raise
-        raise ValueError(f"{options[0]}: {problem}") from None
+        text = str(error)  # begins with the field
+        is_named = text.startswith("--")
+        raise ValueError(
+            text if is_named else f"--set {prefix}{text}"
+        ) from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -464,56 +507,56 @@ class _Parser(argparse.ArgumentParser):
         exit_with_error(f"{message} (see --help)")
 
 
-def _make_parser(settings: Sequence[Setting]) -> _Parser:
-    """A parser of the options and arguments that are shown."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for setting in settings:
-        if setting.opt is None:
-            continue
-        has_several = get_origin(_plain_type(setting.annotation)) is tuple
-        names = [setting.option, setting.opt.short or setting.option]
-        if setting.field in ARGUMENTS:
-            count = "*" if has_several else "?"
-            parser.add_argument(setting.name, nargs=count)
-        elif setting.is_flag:
-            action: Any = "store_true"
-            if setting.default is True:
-                action = argparse.BooleanOptionalAction
-            parser.add_argument(
-                *dict.fromkeys(names),
-                dest=setting.name,
-                action=action,
-                default=None,
-            )
-        else:
-            count = "+" if has_several else None
-            parser.add_argument(setting.option, dest=setting.name, nargs=count)
-    parser.add_argument("--set", action="append", default=[], dest="--set")
-    return parser
+def _add_argument(group: Any, setting: Setting, text: str) -> None:
+    """Add an option or an argument to a parser, with its text in --help."""
+    has_several = get_origin(_plain_type(setting.annotation)) is tuple
+    words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": None}
+    if setting.is_argument:
+        words["nargs"] = "*" if has_several else "?"
+        group.add_argument(setting.name, metavar=setting.metavar, **words)
+        return
+    words["dest"] = setting.name
+    if setting.is_flag:
+        words["action"] = (
+            argparse.BooleanOptionalAction
+            if setting.default is True
+            else "store_true"
+        )
+    else:
+        words["metavar"] = setting.metavar
+        words["nargs"] = "+" if has_several else None
+    short = setting.opt.short if setting.opt else ""
+    group.add_argument(*filter(None, (short, setting.option)), **words)
 
 
 def _read_arguments(
     settings: Sequence[Setting], arguments: Sequence[str]
 ) -> dict[Setting, object]:
     """The settings that a command line gives, with their values."""
-    parser = _make_parser(settings)
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for setting in settings:
+        if setting.opt is not None:
+            _add_argument(parser, setting, "")
+    parser.add_argument("--set", action="append", default=[], dest="--set")
     found, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         raise ValueError(_describe_unknown(unknown, settings))
 
     given: dict[Setting, object] = {}
-    for assignment in vars(found).pop("--set"):
+    for assignment in vars(found)["--set"]:
         setting, text = _read_assignment(assignment, settings)
         given[setting] = setting.parse(text)
     for setting in settings:
         value = getattr(found, setting.name, None)
         if value is None or value == []:
             continue
-        if isinstance(value, bool) or setting.metavar == ARGUMENTS["runs"]:
-            given[setting] = tuple(value) if isinstance(value, list) else value
-            continue
-        text = " ".join(value) if isinstance(value, list) else value
-        given[setting] = setting.parse(text)
+        if setting.field == "runs":
+            given[setting] = tuple(value)
+        elif isinstance(value, bool):
+            given[setting] = value
+        else:
+            text = " ".join(value) if isinstance(value, list) else value
+            given[setting] = setting.parse(text)
     return given
 
 
@@ -527,9 +570,9 @@ def _read_assignment(
     """
     name, equals, text = assignment.partition("=")
     name = name.strip().replace("-", "_")
-    by_name = {s.name: s for s in settings if s.field not in ARGUMENTS}
+    by_name = {s.name: s for s in settings if not s.is_argument}
     if name not in by_name:
-        hint = _did_you_mean(name, by_name)
+        hint = _did_you_mean(name, {x: x for x in by_name})
         raise ValueError(
             f"--set {shorten(assignment)}: expected the name of a setting, got an unknown one{hint} (see --help-all)"
         )
@@ -538,163 +581,132 @@ def _read_assignment(
     return by_name[name], text.strip()
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The known name that an unknown one may mean, as a part of an error; empty if none is like it."""
-    by_last = {path.rpartition(".")[2]: path for path in known}
+def _did_you_mean(name: str, known: Mapping[str, str]) -> str:
+    """What an unknown name may mean, as a part of an error; empty if no known one is like it.
+
+    Args:
+      known: by the spelling of each name, what the error says.
+    """
+    by_last = {x.rpartition(".")[2].strip("-"): x for x in known}
     close = difflib.get_close_matches(name, known, n=1)
     if not close:
-        last = name.rpartition(".")[2]
+        last = name.rpartition(".")[2].strip("-")
         close = difflib.get_close_matches(last, by_last, n=1)
-        close = [by_last[found] for found in close]
-    return f" (did you mean {close[0]}?)" if close else ""
+    found = [known[by_last.get(x, x)] for x in close]
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _describe_unknown(
     unknown: Sequence[str], settings: Sequence[Setting]
 ) -> str:
-    """The error of words that are no options: what sets such a setting, or the option that a word may mean."""
-    word, _, value = unknown[0].partition("=")
+    """The error of words that are no options, with the option or the setting that they may mean."""
+    word = unknown[0].partition("=")[0]
     if not word.startswith("--"):
         return f"expected an option, got {shorten(unknown[0])} (see --help)"
-    name = word[2:].replace("-", "_")
-    by_name = {setting.name: setting for setting in settings}
-    is_flag = name.rpartition(".")[2].startswith("no_")
-    plain = name.replace("no_", "", 1) if is_flag else name
-    if plain in by_name:
-        follows = unknown[1:2] if not value else []
-        values = [x for x in follows if not x.startswith("--")]
-        value = value or ("off" if is_flag else "".join(values) or "on")
-        return f"{word}: expected --set {plain}={value} (see --help-all)"
-    options = [s.option for s in settings if s.opt and s.option[:2] == "--"]
-    hint = _did_you_mean(word, [*options, "--set"])
-    if not hint:
-        found = _did_you_mean(name, by_name).replace("mean ", "mean --set ")
-        hint = found.replace("?)", "=VALUE?)")
+    known = {"--set": "--set", "--help-all": "--help-all"}
+    for setting in settings:
+        is_option = setting.opt is not None
+        words = setting.option if is_option else f"{setting.option}=VALUE"
+        known[f"--{setting.name}"] = known[setting.option] = words
+    hint = _did_you_mean(word, known)
     return f"{word}: expected an option, got an unknown one{hint} (see --help)"
 
 
 # -- --help
 
 
-def describe(
-    program: type, prog: str, words: Sequence[str], has_all: bool
-) -> str:
+def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
     """The text of --help, or of --help-all, which lists all settings too.
 
     Args:
-      words: of the command line beside it: the defaults shown are those of the environment or the run that it names.
+      stored: settings of the environment or the run that the command line names, the defaults that are shown; None for
+        none.
     """
+    settings: list[Setting] = []
+    for setting in settings_of(program):
+        if stored is not None and setting.path[0] == "settings":
+            default = functools.reduce(getattr, setting.path[1:], stored)
+            setting = dataclasses.replace(setting, default=default)
+        settings.append(setting)
     width = min(shutil.get_terminal_size().columns, 120)
-    settings = _with_defaults(program, words)
+    first, *rest = inspect.cleandoc(program.__doc__ or "").split("\n\n")
+    examples = [f"    {x}" for x in getattr(program, "EXAMPLES", ())]
+    parser = argparse.ArgumentParser(
+        usage=_usage(prog, settings),
+        description="\n\n".join(
+            filter(None, [_fill(first, width), "\n".join(examples)])
+        ),
+        epilog="\n\n".join(_fill(paragraph, width) for paragraph in rest),
+        add_help=False,
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter,
+            max_help_position=26,
+            width=width,
+        ),
+    )
+
+    _add_shown(parser, settings, getattr(program, "FIRST_OPTIONS", ()))
+    _add_common(parser, [s for s in settings if s.opt is None], has_all)
+    return parser.format_help()
+
+
+def _add_shown(
+    parser: argparse.ArgumentParser,
+    settings: Sequence[Setting],
+    first: Sequence[str],
+) -> None:
+    """Add the arguments and the options that are shown, those of a first run before the others."""
+    title = "more options" if first else "options"
+    titles = ("arguments", "options of a first run", title)
+    arguments, of_first_run, more = map(parser.add_argument_group, titles)
     shown = [s for s in settings if s.opt is not None]
-    arguments = [s for s in shown if s.field in ARGUMENTS]
-    options = [s for s in shown if s.field not in ARGUMENTS]
-    others = [s for s in settings if s.opt is None]
-    names = getattr(program, "FIRST_OPTIONS", ())
-    first = [s for name in names for s in options if s.field == name]
-    more = [s for s in options if s not in first]
-
-    usage = [prog]
-    usage += [_bracket(s, s.metavar) for s in arguments]
-    usage += [f"{s.option} {s.metavar}" for s in options if _is_required(s)]
-    examples = getattr(program, "EXAMPLES", ())
-    paragraphs = inspect.cleandoc(program.__doc__ or "").split("\n\n")
-    parts = [
-        f"usage: {' '.join(usage)} [options]",
-        _fill(paragraphs[0], width),
-        "\n".join(f"    {example}" for example in examples),
-        _list_options("arguments", arguments, width),
-        _list_options("options of a first run", first, width),
-        _list_options("more options" if first else "options", more, width),
-        _list_common(others, width),
-        *(_fill(paragraph, width) for paragraph in paragraphs[1:]),
-    ]
-    if has_all:
-        parts.append(_list_options("settings of --set", others, width))
-    return "\n\n".join(part for part in parts if part)
+    by_field = {s.field: s for s in shown}
+    for field in first:
+        setting = by_field[field]
+        _add_argument(of_first_run, setting, setting.text)
+    for setting in shown:
+        if setting.field not in first:
+            group = arguments if setting.is_argument else more
+            _add_argument(group, setting, setting.text)
 
 
-def _with_defaults(program: type, words: Sequence[str]) -> Sequence[Setting]:
-    """The settings of a program, with the defaults of the environment or the run that a command line names."""
-    settings = settings_of(program)
-    if not words:
-        return settings
-    given = _read_arguments(settings, words)
-    values = _base_values(settings, _stored_settings(program, given))
-    return [
-        dataclasses.replace(setting, default=values[setting.path])
-        for setting in settings
-    ]
-
-
-def _list_common(others: Sequence[Setting], width: int) -> str:
-    """The options that programs have in common.
-
-    Args:
-      others: settings that no option shows.
-    """
+def _add_common(
+    parser: argparse.ArgumentParser, others: Sequence[Setting], has_all: bool
+) -> None:
+    """Add what all programs have, and perhaps the settings of --set, which no option shows."""
+    common = parser.add_argument_group("all programs")
     text = "Show this text and exit. Default: off."
-    entries = [_entry("--help", text, width)]
-    if others:
-        names = [setting.name for setting in others]
-        example = "ppo.gamma" if "ppo.gamma" in names else names[0]
-        text = f"Set another setting, such as {example}; it may be given again. Default: none."
-        entries.append(_entry("--set NAME=VALUE", text, width))
-        text = "List these settings too. Default: off."
-        entries.append(_entry("--help-all", text, width))
-    return "\n".join(["all programs:", *entries])
+    common.add_argument("--help", action="store_true", help=text)
+    if not others:
+        return
+    names = [setting.name for setting in others]
+    example = "ppo.gamma" if "ppo.gamma" in names else names[0]
+    text = f"Set another setting, such as {example}; it may be given again. Default: none."
+    common.add_argument("--set", metavar="NAME=VALUE", help=text)
+    text = "List these settings too. Default: off."
+    common.add_argument("--help-all", action="store_true", help=text)
+    if has_all:
+        group = parser.add_argument_group("settings of --set")
+        for setting in others:
+            metavar = f"{setting.name} {setting.metavar}"
+            text = setting.text.replace("%", "%%")
+            group.add_argument(setting.name, metavar=metavar, help=text)
 
 
-def _is_required(setting: Setting) -> bool:
-    """Whether a setting has no default."""
-    return setting.default is dataclasses.MISSING
-
-
-def _bracket(setting: Setting, text: str) -> str:
-    """A text, in brackets where the setting has a default."""
-    return text if _is_required(setting) else f"[{text}]"
-
-
-def _list_options(title: str, settings: Sequence[Setting], width: int) -> str:
-    """A title, and an entry for each setting; empty for none."""
-    if not settings:
-        return ""
-    entries: list[str] = []
+def _usage(prog: str, settings: Sequence[Setting]) -> str:
+    """The program with its arguments, and the options that it must have."""
+    words = [prog]
     for setting in settings:
-        name = setting.name if setting.opt is None else setting.option
-        if setting.opt is not None and setting.opt.short:
-            name = f"{setting.opt.short}, {name}"
-        if setting.is_flag and setting.default is True:
-            name += f", --no-{setting.option[2:]}"
-        if not setting.is_flag and setting.field not in ARGUMENTS:
-            name += f" {setting.metavar}"
-        text = field_docs(setting.owner).get(setting.field, "")
-        entries.append(_entry(name, text + _default_text(setting, text), width))
-    return "\n".join([f"{title}:", *entries])
-
-
-def _default_text(setting: Setting, text: str) -> str:
-    """What --help says of the default of a setting; nothing where its text says it."""
-    if "Default: " in text or "(required" in text:
-        return ""
-    if _is_required(setting):
-        return " (required)"
-    default = setting.default
-    if default == ():
-        return ""
-    shown = DEFAULT_NAMES[default] if isinstance(default, bool) else default
-    return f" (default: {shown})"
-
-
-def _entry(name: str, text: str, width: int) -> str:
-    """The name of an option and its text, from a column on."""
-    lines = textwrap.wrap(text, max(20, width - HELP_COLUMN)) or [""]
-    indent = " " * HELP_COLUMN
-    first = f"  {name}"
-    if len(first) + 2 > HELP_COLUMN:
-        return "\n".join([first, *(indent + line for line in lines)])
-    rest = [indent + line for line in lines[1:]]
-    return "\n".join([f"{first:<{HELP_COLUMN}}{lines[0]}", *rest])
+        is_required = setting.default is dataclasses.MISSING
+        if setting.opt is None or not (is_required or setting.is_argument):
+            continue
+        if not setting.is_argument:
+            words.append(f"{setting.option} {setting.metavar}")
+        elif is_required:
+            words.append(setting.metavar)
+        else:
+            words.append(f"[{setting.metavar}]")
+    return " ".join([*words, "[options]"]).replace("%", "%%")
 
 
 def _fill(paragraph: str, width: int) -> str:
@@ -718,126 +730,3 @@ def field_docs(owner: type) -> dict[str, str]:
                 case _:
                     pass
     return docs
-
-
-# -- what a program works on
-
-
-def is_run_folder(target: str) -> bool:
-    """Whether the target is the folder of a training run: only such a folder holds a config.json."""
-    return (Path(target) / CONFIG_FILE).is_file()
-
-
-def debug_files(run_folder: Path) -> list[Path]:
-    """Files of a run to attach to a report of a bug."""
-    names = (CONFIG_FILE, METRICS_FILE, RESULTS_FILE)
-    return [run_folder / name for name in names]
-
-
-def open_dataset(
-    target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
-) -> Dataset:
-    """Load the data set of a target, showing so on standard error.
-
-    Args:
-      target: folder of a training run, embedded name, folder or file of a data set.
-      rules: rule file to use instead of the data set's own; None for the latter.
-      cfg: how files of triples are read and split.
-
-    Returns:
-      The data set; for a run, the one that it was trained on, with the rules that it was trained with.
-
-    Raises:
-      ValueError: the target is neither a run nor a data set, or `rules` or `cfg` are given for a run.
-    """
-    status = show_status(make_console(use_stderr=True), "reading data")
-    if not is_run_folder(target):
-        with status:
-            return load(target, rules, cfg=cfg)
-
-    check_read_as_trained(target, cfg)
-    if rules is not None:
-        raise ValueError(
-            f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
-        )
-    from funcppo.kg.run.run_build import load_dataset_of
-
-    folder = Path(target)
-    with status:
-        return load_dataset_of(read_config(folder), folder)
-
-
-def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
-    """Raise ValueError if options ask to read the data of a run in a way of their own."""
-    if cfg != DEFAULT_CONFIG:
-        options = "--columns, --split-ratios, data.split_seed"
-        raise ValueError(
-            f"{options}: {run_folder} is a trained run, which reads its data as in training"
-        )
-
-
-def print_notes_to_stderr(notes: Iterable[str]) -> None:
-    """Print notes, one a line, where they do not mix with a result, and after what has been printed of it."""
-    sys.stdout.flush()
-    for line in notes:
-        print(f"note: {line}", file=sys.stderr)
-
-
-def set_target_threads(target: str, n_threads: int | None) -> None:
-    """Set how many CPU threads an operation uses.
-
-    Args:
-      target: folder of a training run, name, folder or file of a data set.
-      n_threads: as set; None for as many as the run was trained with, or 1 for a data set.
-
-    Raises:
-      ValueError: the config of a run is damaged.
-    """
-    if n_threads is None:
-        is_run = is_run_folder(target)
-        n_threads = read_config(Path(target)).threads if is_run else 1
-    set_threads(n_threads)
-
-
-def data_files(target: str, rules: str | None = None) -> list[Path]:
-    """Return the files of a target that an output must not overwrite; names of embedded data sets have none.
-
-    Args:
-      target: folder of a training run, name, folder or file of a data set.
-      rules: rule file that is read in place of the data set's own; None for none.
-
-    Raises:
-      ValueError: the config of a run is damaged.
-    """
-    path = Path(target)
-    files = [] if rules is None else [Path(rules)]
-    if is_run_folder(target):
-        run_config = read_config(path)
-        files += [path / name for name in RUN_FILES]
-        return files + data_files(run_config.dataset, run_config.rules)
-    if is_stored_graph(path):
-        return files + [file for file in path.iterdir() if file.is_file()]
-    if path.is_dir():
-        return files + [
-            file for file in path.iterdir() if _DATA_FILE.match(file.name)
-        ]
-    return [*files, path] if path.is_file() else files
-
-
-@contextmanager
-def fixpoint_progress() -> Iterator[StepCallback]:
-    """Show the steps of T_P on standard error.
-
-    Returns:
-      A context that yields the function to call before each step and after each of its rules.
-    """
-    with show_status(make_console(use_stderr=True), "reading") as status:
-
-        def show_step(
-            step: int, n_atoms: int, n_done: int, n_rules: int
-        ) -> None:
-            status.update(
-                f"T_P step {step + 1}, from {n_atoms:,} atoms", n_done, n_rules
-            )
-
-        yield show_step

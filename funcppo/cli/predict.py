@@ -21,30 +21,23 @@ from funcppo.cli.common import (
     JSON_FORMAT,
     Interrupt,
     JsonObject,
+    WorkDisplay,
     check_output_path,
     check_overwrites,
+    data_files,
     defer_interrupt,
     graphs_allowed,
     lock_output,
+    print_notes,
     select_device,
+    set_target_threads,
     write_json,
     write_output,
 )
-from funcppo.cli.console import make_console, show_status
-from funcppo.cli.evaluation_setup import open_answerer
-from funcppo.cli.options import (
-    HIDDEN,
-    JsonOutput,
-    OptionalFile,
-    ScoreOptions,
-    data_files,
-    print_notes_to_stderr,
-    set_target_threads,
-)
+from funcppo.cli.options import HIDDEN, JsonOutput, OptionalFile, ScoreOptions
 from funcppo.core.files import shorten
 from funcppo.core.settings import PositiveInt, UnitInterval
 from funcppo.kg.graph.text import escape_unprintable, format_name
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show.report.names import score_text
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -154,20 +147,7 @@ class Predict(ScoreOptions):
         from funcppo.kg.ranking.policy_score import graph_fallback_notes
 
         set_target_threads(self.target, self.threads)
-        answerer, notes = open_answerer(
-            self.target,
-            self.rules,
-            self.data,
-            ProverTaskConfig(
-                max_height=self.height,
-                smoothing=self.smoothing,
-                object_identity=self.object_identity,
-            ),
-            self.score,
-            self.device,
-            self.choice_seconds,
-        )
-
+        answerer, notes = self.open_answerer()
         if self.new:
             status = self._list_new_facts(answerer)
         else:
@@ -177,7 +157,7 @@ class Predict(ScoreOptions):
             notes += query_notes
         notes += graph_fallback_notes(answerer.subject.search_step)
         # Answers come first; an error stands alone.
-        print_notes_to_stderr(notes)
+        print_notes(notes)
         return status
 
     def _check_options(self) -> None:
@@ -301,7 +281,7 @@ class Predict(ScoreOptions):
         # A repeated signal ends the queries in progress; those before stay.
         with (
             suppress(KeyboardInterrupt),
-            show_status(make_console(use_stderr=True), "answering") as bar,
+            WorkDisplay("answering") as bar,
         ):
             for batch in self._iter_batches(answerer, queries[n_before:]):
                 records = [query.fields for query in batch]
@@ -355,7 +335,7 @@ class Predict(ScoreOptions):
             resume=self.resume,
             select=partial(_check_answers, path=part, queries=queries),
         )
-        print_notes_to_stderr(log.notes)
+        print_notes(log.notes)
         return log
 
     def _print_self(self, n_self: int) -> None:
@@ -364,7 +344,7 @@ class Predict(ScoreOptions):
             return
         is_one = n_self == 1
         answers = "answer that is" if is_one else "answers that are"
-        print_notes_to_stderr(
+        print_notes(
             [
                 f"left out {n_self:,} derivable {answers} the entity of the query itself: no triple of the relation "
                 f"links an entity to itself (--set with_self=on keeps {'it' if is_one else 'them'})"
@@ -389,7 +369,7 @@ class Predict(ScoreOptions):
         n_new = len(answered) - n_before
         n_empty = sum(not query["answers"] for query in answered)
         before = f", after {n_before:,} before" if n_before else ""
-        print_notes_to_stderr(
+        print_notes(
             [
                 f"{n_new:,} of {n_queries:,} queries in {seconds:.1f} s, {_speed_text(n_new, seconds)}{before}; "
                 f"{n_empty:,} have no answer to list"
@@ -538,7 +518,7 @@ class Predict(ScoreOptions):
         with (
             defer_interrupt() as interrupt,
             suppress(KeyboardInterrupt),
-            show_status(make_console(use_stderr=True), "deriving") as bar,
+            WorkDisplay("deriving") as bar,
         ):
             for progress in derive_relation_facts(
                 answerer,
@@ -559,7 +539,7 @@ class Predict(ScoreOptions):
                 if self.out
                 else "with --out FILE, --resume could continue"
             )
-            print_notes_to_stderr(
+            print_notes(
                 [f"interrupted after {done:,} of {n_heads:,} entities; {hint}"]
             )
             return interrupt.exit_status
@@ -695,7 +675,7 @@ def _print_interrupted(log: RecordLog, n_answered: int, n_queries: int) -> None:
     """Print how many queries are answered, and how to continue."""
     count = f"{n_answered:,} of {n_queries:,} queries"
     hint = f"--resume continues {log.path}"
-    print_notes_to_stderr([f"interrupted after {count}; {hint}"])
+    print_notes([f"interrupted after {count}; {hint}"])
 
 
 def _speed_text(n_queries: int, seconds: float) -> str:

@@ -13,21 +13,18 @@ import numpy as np
 
 from funcppo.cli.common import (
     JsonObject,
+    WorkDisplay,
     check_overwrites,
-    write_json,
-    write_output,
-)
-from funcppo.cli.console import make_console, show_status
-from funcppo.cli.options import (
-    HIDDEN,
-    TargetOptions,
     data_files,
     fixpoint_progress,
     is_run_folder,
     open_dataset,
-    print_notes_to_stderr,
+    print_notes,
     set_target_threads,
+    write_json,
+    write_output,
 )
+from funcppo.cli.options import HIDDEN, TargetOptions
 from funcppo.core.settings import INT32_MAX, PositiveInt, Range
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import (
@@ -126,7 +123,7 @@ class Prove(TargetOptions):
         if self.json != "-":
             write_output(report.text)
         # The answer comes first; an error stands alone.
-        print_notes_to_stderr([*dataset.notes, *query.notes])
+        print_notes([*dataset.notes, *query.notes])
         return EXIT_STATUS[report.result["verdict"]]
 
     def _with_settings_of_run(self) -> Prove:
@@ -341,11 +338,9 @@ def _open_run(options: Prove) -> Run | None:
     from funcppo.kg.run.run import find_checkpoint
 
     folder = Path(options.target)
-    with show_status(
-        make_console(use_stderr=True), "opening the run"
-    ) as status:
+    with WorkDisplay("opening the run") as status:
         run = run_start.open_run(folder, on_phase=status.update)
-    print_notes_to_stderr(find_checkpoint(folder)[1])
+    print_notes(find_checkpoint(folder)[1])
     if options.object_identity and not run.task.cfg.object_identity:
         return None
     if options.height is not None and options.height < run.task.max_height:

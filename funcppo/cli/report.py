@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from funcppo.cli.common import (
     JsonObject,
+    WorkDisplay,
     check_output_path,
     check_overwrites,
+    data_files,
     graphs_allowed,
     select_device,
+    set_target_threads,
     write_json,
 )
-from funcppo.cli.console import make_console, show_status
-from funcppo.cli.options import (
-    HIDDEN,
-    CudaGraphs,
-    JsonOutput,
-    Opt,
-    data_files,
-    set_target_threads,
-)
+from funcppo.cli.options import HIDDEN, CudaGraphs, JsonOutput, Opt
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -263,7 +258,7 @@ def measure_runs(
 
     folders = [Path(run) for run in runs]
     reports: list[RunReport] = []
-    with show_status(make_console(use_stderr=True), "reading data") as status:
+    with WorkDisplay("reading data") as status:
         figures.check_same_data(folders)
         for folder in folders:
             report = figures.measure(

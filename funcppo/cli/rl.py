@@ -16,28 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from funcppo.cli.common import (
     Interrupt,
     JsonObject,
+    WorkDisplay,
     check_overwrites,
     defer_interrupt,
     graphs_allowed,
     lock_folder,
-    select_device,
-    set_threads,
-    write_json,
-)
-from funcppo.cli.console import (
-    WorkDisplay,
     make_console,
     make_table,
     print_notes,
     print_table,
-    show_status,
+    select_device,
+    set_threads,
+    write_json,
 )
-from funcppo.cli.options import (
-    CudaGraphs,
-    JsonOutput,
-    LoggerNames,
-    Opt,
-)
+from funcppo.cli.options import CudaGraphs, JsonOutput, LoggerNames, Opt
 from funcppo.core import files
 from funcppo.core.files import remove_stale_parts
 from funcppo.core.settings import (
@@ -270,7 +262,7 @@ def _remove_parts(folder: Path, console: Console) -> None:
     """Remove what killed processes have left half-written, and say so."""
     removed = remove_stale_parts(folder, RUN_FILES)
     print_notes(
-        console, [f"removed {x}, left by a killed process" for x in removed]
+        [f"removed {x}, left by a killed process" for x in removed], console
     )
 
 
@@ -284,7 +276,7 @@ def _note_missing_checkpoint(folder: Path, console: Console) -> None:
     )
     if (folder / METRICS_FILE).exists():
         note += f", and {METRICS_FILE} anew"
-    print_notes(console, [note])
+    print_notes([note], console)
 
 
 def _check_continues(config: RLConfig, folder: Path) -> None:
@@ -358,7 +350,7 @@ class _Display:
 
         if self.record is None and progress.record is not None:
             record = describe_strategy(progress.record)
-            print_notes(self._console, [record])
+            print_notes([record], self._console)
         self.record = progress.record
         if progress.evaluation is not None:
             means = [each.sampled.mean for each in progress.evaluation]
@@ -396,7 +388,7 @@ class _Extension:
         old_steps = read_config(self._folder).steps
         write_config(self._config, self._folder)
         note = f"extended from {old_steps:,} to {self._config.steps:,} steps"
-        print_notes(self._console, [note])
+        print_notes([note], self._console)
 
 
 def _train(
@@ -412,7 +404,7 @@ def _train(
 
     checkpoint = folder / CHECKPOINT_FILE
     with (
-        show_status(console, "preparing the training step") as status,
+        WorkDisplay("preparing the training step", console) as status,
         defer_interrupt() as interrupt,
         warnings.catch_warnings(),
     ):
@@ -437,7 +429,7 @@ def _train(
                 n_episodes=config.episodes,
                 checkpoint=checkpoint,
             )
-            print_notes(console, result.notes)
+            print_notes(result.notes, console)
     return _TrainingEnd(
         update=trainer.saved_update(checkpoint),
         exit_status=interrupt.exit_status,
@@ -510,8 +502,8 @@ def _print_results(results: JsonObject, console: Console) -> None:
     n_unfinished = results["n_unfinished_episodes"]
     if n_unfinished:
         print_notes(
-            console,
             [
                 f"{n_unfinished} episodes had not ended; their return so far counts"
             ],
+            console,
         )

@@ -10,23 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from funcppo.cli.common import (
     check_overwrites,
+    data_files,
     graphs_allowed,
+    print_notes,
     select_device,
+    set_target_threads,
     write_json,
 )
-from funcppo.cli.evaluation_setup import open_answerer
-from funcppo.cli.options import (
-    HIDDEN,
-    ScoreOptions,
-    data_files,
-    print_notes_to_stderr,
-    set_target_threads,
-)
+from funcppo.cli.options import HIDDEN, ScoreOptions
 from funcppo.core.settings import (
     Port,
     PositiveFloat,
 )
-from funcppo.kg.search.config import ProverTaskConfig
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -72,20 +67,8 @@ class Serve(ScoreOptions):
         with listener, graphs_allowed(self.cuda_graphs, self.device):
             self._warn()
             set_target_threads(self.target, self.threads)
-            answerer, notes = open_answerer(
-                self.target,
-                self.rules,
-                self.data,
-                ProverTaskConfig(
-                    max_height=self.height,
-                    smoothing=self.smoothing,
-                    object_identity=self.object_identity,
-                ),
-                self.score,
-                self.device,
-                self.choice_seconds,
-            )
-            print_notes_to_stderr(notes)
+            answerer, notes = self.open_answerer()
+            print_notes(notes)
             self._serve(listener, answerer)
         return 0
 

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 from funcppo.cli.common import (
     Interrupt,
     JsonObject,
+    WorkDisplay,
     check_overwrites,
+    data_files,
+    debug_files,
     debug_mode,
     defer_interrupt,
     graphs_allowed,
     lock_folder,
+    make_console,
+    memory_limit,
     metrics_exported,
+    metrics_table,
+    print_notes,
+    print_table,
     select_device,
     set_caches,
     set_threads,
     write_json,
 )
-from funcppo.cli.console import (
-    make_console,
-    metrics_table,
-    print_notes,
-    print_table,
-    show_status,
-)
-from funcppo.cli.evaluation_setup import default_memory_limit, parse_memory
 from funcppo.cli.options import (
     HIDDEN,
     CacheFolder,
@@ -44,8 +44,6 @@ from funcppo.cli.options import (
     MetricsPort,
     Opt,
     OptionalFile,
-    data_files,
-    debug_files,
 )
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.settings import (
@@ -220,9 +218,7 @@ class Train:
     @property
     def _memory_limit(self) -> int:
         """The bytes that the run may take."""
-        if self.memory is None:
-            return default_memory_limit(self.settings.device)
-        return parse_memory(self.memory)
+        return memory_limit(self.memory, self.settings.device)
 
     @contextmanager
     def _memory_limited(self) -> Iterator[None]:
@@ -246,7 +242,7 @@ class Train:
         set_threads(self.settings.threads)
         run = self._open_run(screen, run_time)
         screen.show_run(run)
-        with show_status(screen.console, "listing questions") as status:
+        with WorkDisplay("listing questions", screen.console) as status:
             run = run_build.with_training_data(run, status.update)
 
         trained = self._train(run, screen, exporter, run_time)
@@ -264,7 +260,7 @@ class Train:
         write_json(self.json, results)
         screen.show_results(run, results)
         if self.verbose:
-            with show_status(screen.console, "looking for a proof to print"):
+            with WorkDisplay("looking for a proof to print", screen.console):
                 screen.show_proof(run, run_time.until(run_time.TEST))
         screen.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
@@ -281,7 +277,7 @@ class Train:
 
         training_seconds = time.perf_counter() - start
         try:
-            with show_status(screen.console, "ranking valid") as status:
+            with WorkDisplay("ranking valid", screen.console) as status:
                 return finish.rank_results(
                     trained.run, training_seconds, run_time, status.update
                 )
@@ -306,7 +302,7 @@ class Train:
         if has_run:
             check_continues(read_config(self.out), config, self.out)
         select_device(config.device)
-        with show_status(screen.console, "reading data") as status:
+        with WorkDisplay("reading data", screen.console) as status:
             begin = Begin(
                 config=config,
                 out=self.out,
@@ -435,7 +431,7 @@ class Train:
             settings = dataclasses.asdict(run.run_config)
             with (
                 open_loggers(self.log, self.out, rows, settings) as loggers,
-                show_status(screen.console, "training", deadline) as status,
+                WorkDisplay("training", screen.console, deadline) as status,
                 defer_interrupt() as interrupt,
             ):
                 updates = training.train(
@@ -614,7 +610,7 @@ def _prepare_train_step(
 
     processes = distributed.current_processes()
     peers = training.connect(processes, run) if processes else None
-    with show_status(screen.console, "preparing the training step"):
+    with WorkDisplay("preparing the training step", screen.console):
         captured, record = training.prepare_train_step(
             run, earlier, peers, deadline
         )
@@ -737,7 +733,7 @@ class _Screen:
                 continue
             self._told.append(note)
             if self._is_verbose:
-                print_notes(self.console, [note])
+                print_notes([note], self.console)
             else:
                 self.print(note)
 
@@ -773,9 +769,9 @@ class _Screen:
             )
             print_table(self.console, table)
         if self._is_verbose:
-            print_notes(self.console, _closing_notes(run, results))
+            print_notes(_closing_notes(run, results), self.console)
             replay = policy_score.graph_fallback_notes(run.search_step)
-            print_notes(self.console, replay)
+            print_notes(replay, self.console)
             return
         for note in results["notes"]:
             if _kind(note) == "answers":

@@ -1,46 +1,366 @@
-"""Shared parts of the programs: errors, JSON, output paths, devices, Ctrl-C."""
+"""Shared parts of the programs: text for people, outputs, targets, devices, Ctrl-C, locks."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch._dynamo.config  # it reads the environment once
+from rich.console import Console
 
+from funcppo import cli
 from funcppo.cli import common
+from funcppo.cli.common import WorkDisplay, make_console, metrics_table
+from funcppo.core.deadline import Deadline
+from funcppo.core.settings import write_config
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.run.config import RUN_FILES, RunConfig
+from funcppo.runtime import distributed, memory
 from funcppo.runtime.capture import are_trees_demanded, capture
 from funcppo.runtime.compile import reason_against_compiling
+from tests.cli.runner import funcppo
+
+# -- text for people
+
+NAMES = ["[/x]", "[bold]", ":smile:", "[link=a]b[/link]", "\\[x]"]
+METRICS = {"mrr": 0.5, "hits@1": 0.25, "ceiling": 1.0, "n_queries": 12}
 
 
-def test_an_error_is_one_line_and_an_exit_status(capsys):
-    with pytest.raises(SystemExit) as stop:
-        common.exit_with_error("no such file")
-    assert (stop.value.code, capsys.readouterr().err) == (
-        2,
-        "funcppo: no such file\n",
-    )
-    with pytest.raises(SystemExit) as stop:
-        common.exit_with_error("interrupted", status=130)
-    assert stop.value.code == 130
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_neither_markup_nor_an_emoji(name, capsys):
+    console = make_console(use_stderr=False)
+    console.print(f"rule {name}")
+    common.print_notes([name], console)
+    console.print(metrics_table(f"title {name}", {f"score {name}": METRICS}))
+    output = capsys.readouterr().out
+    for text in ("rule", "note:", "title", "score"):
+        assert f"{text} {name}" in output
+
+
+def test_text_goes_where_the_console_is_and_is_not_folded_to_a_terminal(
+    capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "40")
+    make_console(use_stderr=True).print("text")
+    assert capsys.readouterr() == ("", "text\n")
+    make_console(use_stderr=False).print("text " * 20)
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_a_table_has_the_columns_that_some_score_has(capsys):
+    rows = {"a": METRICS, "b": METRICS | {"auc_pr": 0.125}}
+    make_console(use_stderr=False).print(metrics_table("test", rows, "b"))
+    text = capsys.readouterr().out
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    assert lines[:2] == [
+        ["test"],
+        ["score", "mrr", "hits@1", "auc_pr", "ceiling", "queries"],
+    ]
+    assert lines[3:] == [
+        ["a", "0.5000", "0.2500", "1.0000", "12"],
+        ["b", "*", "0.5000", "0.2500", "0.1250", "1.0000", "12"],
+        ["*", "`funcppo", "predict`", "ranks", "by", "it"],
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_of_results_keeps_all_digits(width):
+    names = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "ceiling")
+    row = {name: 0.98765 for name in names} | {"n_queries": 123_456}
+    scores = ("max-confidence-other-facts", "evidence, listwise fit", "x" * 90)
+    file = io.StringIO()
+    console = Console(file=file, width=width)
+    table = metrics_table("test", dict.fromkeys(scores, row), scores[0])
+    common.print_table(console, table)
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    whole = [line for line in lines if line.count("0.9877") == len(names)]
+    assert len(whole) == len(scores)
+    assert all(line.rstrip().endswith("123456") for line in whole)
+
+
+def test_a_closed_pipe_is_an_error_to_the_caller():
+    """rich's own answer is to exit with status 1, which `funcppo prove` uses for a refutation."""
+
+    class ClosedPipe(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    console = make_console(use_stderr=False)
+    console.file = ClosedPipe()
+    with pytest.raises(BrokenPipeError):
+        console.print("text")
+
+
+def test_a_line_on_work_holds_what_is_done_the_time_and_the_time_left():
+    """Another part is measured by itself; the first one goes on with its time; a second round begins again."""
+    now = [0.0]
+    console = Console(file=io.StringIO(), get_time=lambda: now[0])
+    deadline = Deadline(at=60.0, clock=lambda: now[0])
+    display = WorkDisplay("reading", console, deadline)
+    now[0] = 3.2
+    assert display.line() == "reading: 3 s"
+    seen = []
+    for at, text, done in [
+        (10, "training", 2),
+        (20, "training", 4),
+        (32, "training", 7),
+        (33, "validating", 0),
+        (34, "validating", 9),
+        (36, "training", 8),
+        (37, "validating", 0),
+    ]:
+        now[0] = at
+        display.update(text, done, 12, note="return 0.5")
+        seen.append(display.line())
+    assert seen[:3] == [
+        "training: 2 of 12, 0 s, return 0.5",
+        "training: 4 of 12, 10 s, return 0.5",
+        "training: 7 of 12, 22 s, about 20 s left, return 0.5",
+    ]
+    assert seen[5].startswith("training: 8 of 12, 26 s, about ")
+    assert seen[6] == "validating: 0 of 12, 0 s, return 0.5"
+    # No more time is left than until the deadlines of the whole and of the part.
+    now[0] = 50.0
+    display.update("training", 9, 1000)
+    now[0] = 55.0
+    display.update("training", 10, 1000)
+    now[0] = 56.0
+    display.update("training", 11, 1000)
+    assert "about 4 s left" in display.line()
+    part = Deadline(at=58.0, clock=lambda: now[0])
+    display.update("training", 11, 1000, part)
+    assert "about 2 s left" in display.line()
+    display.report("counting", 19.6, 80.0)
+    assert display.line() == "counting: 20 of 80, 0 s"
+    display.report("next", 0.0, 0.0)
+    assert display.line() == "next: 0 s"
+
+
+def test_lines_go_to_standard_error_where_there_is_no_terminal(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(common, "LINE_SECONDS", 0.01)
+    text = ""
+    with WorkDisplay("[/x] 1") as display:
+        while "[/x] 1: 0 s\n" not in text:
+            text += capsys.readouterr().err
+        display.update("[/x] 2", 3, 4)
+        while "[/x] 2: 3 of 4, 0 s\n" not in text:
+            text += capsys.readouterr().err
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_shows_a_bar_with_its_note():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=120)
+    with WorkDisplay("[bold]", console) as display:
+        display.update("[/x]", 3, 4, note="7 [b]candidates/s")
+    shown = file.getvalue()
+    assert "[/x]" in shown and "3 of 4" in shown and "7 [b]cand" in shown
+
+
+# -- outputs
 
 
 def test_json_starts_with_the_version_of_its_format(tmp_path, capsys):
     common.write_json(str(tmp_path / "result.json"), {"name": "Zoë", "n": 1})
     text = (tmp_path / "result.json").read_text()
     assert "Zoë" in text
-    assert list(json.loads(text).items()) == [
-        ("format", common.JSON_FORMAT),
-        ("name", "Zoë"),
-        ("n", 1),
-    ]
+    assert list(json.loads(text)) == ["format", "name", "n"]
     common.write_json("-", {"n": 1})
     assert json.loads(capsys.readouterr().out) == {"format": 2, "n": 1}
     common.write_json(None, {"n": 1})
     assert capsys.readouterr().out == ""
+
+
+def test_an_output_path_is_a_file_in_a_folder_that_exists(
+    tmp_path, monkeypatch
+):
+    common.check_output_path("--out", tmp_path / "new")
+    (tmp_path / "old").write_text("")
+    common.check_output_path("--out", tmp_path / "old")
+    for path in (tmp_path, tmp_path / "none" / "new"):
+        line = f"^--out {path}: expected a file in a folder that exists$"
+        with pytest.raises(ValueError, match=line):
+            common.check_output_path("--out", path)
+    # to root all folders are open
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match="no permission to write it"):
+        common.check_output_path("--out", tmp_path / "new")
+
+
+def test_an_output_is_no_input_and_no_other_output(tmp_path):
+    """Under whatever name: another spelling, a symbolic link, a hard link."""
+    data = tmp_path / "train.txt"
+    data.write_text("")
+    (tmp_path / "symbolic").symlink_to(data)
+    (tmp_path / "hard").hardlink_to(data)
+    (tmp_path / "x").mkdir()
+    for name in ("train.txt", "x/../train.txt", "symbolic", "hard"):
+        path = tmp_path / name
+        line = f"^--out {path}: expected another file than {data}, which would be overwritten$"
+        with pytest.raises(ValueError, match=line):
+            common.check_overwrites([("--out", path)], [data])
+
+    new = tmp_path / "new"
+    other = str(tmp_path / "x" / ".." / "new")
+    line = f"^--json {other}: expected another file than that of --out$"
+    with pytest.raises(ValueError, match=line):
+        common.check_overwrites([("--out", new), ("--json", other)], [data])
+
+    outputs = [("--out", new), ("--json", None), ("--details", "/dev/null")]
+    common.check_overwrites(outputs, [data, tmp_path / "absent"])
+    twice = [("--json", "/dev/null"), ("--details", "/dev/null")]
+    common.check_overwrites(twice, [])
+
+
+# -- targets
+
+
+@pytest.fixture
+def rule_file(tmp_path):
+    path = tmp_path / "other.txt"
+    path.write_text("0.5\tlocatedIn(X, Y) :- neighborOf(X, Y)\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("stored", "typed", "used"), [(3, None, 3), (3, 2, 2), (None, None, 1)]
+)
+def test_threads_are_those_of_the_run_unless_typed(
+    stored, typed, used, tmp_path, monkeypatch
+):
+    numbers = []
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    if stored is not None:
+        config = RunConfig(dataset="countries_s1", threads=stored)
+        write_config(config, tmp_path)
+    common.set_target_threads(str(tmp_path), typed)
+    assert numbers == [used]
+
+
+def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
+    tmp_path, rule_file
+):
+    write_config(RunConfig(dataset="countries_s1", rules=rule_file), tmp_path)
+    dataset = common.open_dataset(str(tmp_path), None)
+    own, theirs = load("countries_s1"), load("countries_s1", rule_file)
+    assert dataset.fingerprint == theirs.fingerprint != own.fingerprint
+    line = "is a trained run, expected the rules it was trained with"
+    with pytest.raises(ValueError, match=line):
+        common.open_dataset(str(tmp_path), rule_file)
+
+    write_config(RunConfig(dataset=str(tmp_path / "moved")), tmp_path)
+    with pytest.raises(ValueError, match="the run needs its data set"):
+        common.open_dataset(str(tmp_path), None)
+
+
+def test_the_files_of_a_target_are_those_of_its_data_rules_and_run(
+    tmp_path, rule_file
+):
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    run.mkdir()
+    names = ["train.txt", "valid.tsv", "test.csv.gz", "facts.txt", "rules.pl"]
+    for name in (*names, "notes.txt", "trainer.txt"):
+        (data / name).write_text("")
+    expected = {data / name for name in names}
+    assert set(common.data_files(str(data))) == expected
+    expected.add(Path(rule_file))
+    assert set(common.data_files(str(data), rule_file)) == expected
+    program = data / "notes.txt"
+    assert common.data_files(str(program)) == [program]
+    assert common.data_files("countries_s1") == []
+    write_config(RunConfig(dataset=str(data), rules=rule_file), run)
+    expected |= {run / name for name in RUN_FILES}
+    assert set(common.data_files(str(run))) == expected
+
+
+# -- the machine
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("1000", 1000),
+        ("2GB", 2 * 10**9),
+        ("2 gb", 2 * 10**9),
+        ("1.5KiB", 1536),
+        ("512MiB", 2**29),
+        (" 3kb ", 3000),
+        *[(text, None) for text in ("", "GB", "-1", "1 tonne", "1e3", "1.GB")],
+        *[(text, None) for text in ("9" * 400, "²")],
+    ],
+)
+def test_memory_is_a_number_with_a_unit(text, n_bytes):
+    if n_bytes is not None:
+        assert common.parse_memory(text) == n_bytes
+        return
+    line = r"expected bytes below 10.18, or a number with kb, mb, gb, kib, mib, gib, got "
+    with pytest.raises(ValueError, match=line):
+        common.parse_memory(text)
+
+
+def test_the_default_memory_is_what_is_held_and_three_quarters_of_what_is_free(
+    monkeypatch,
+):
+    """The processes of a host share what is free on it."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(memory, "used_bytes", lambda device: 100)
+    assert common.memory_limit(None, "cpu") == 850
+    monkeypatch.setattr(distributed, "local_size", lambda: 2)
+    assert common.memory_limit(None, "cpu") == 475
+
+
+def test_a_gpu_is_checked_and_selected_by_its_number(monkeypatch):
+    """What names no device, such as a stream, is then on that GPU too."""
+    selected = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    common.select_device("cpu")
+    assert common.resolve_device("auto") == "cpu"
+    line = r"^--device cuda: expected a CUDA device, PyTorch found none$"
+    with pytest.raises(ValueError, match=line):
+        common.select_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    common.select_device("cuda:1")
+    common.select_device("cuda")
+    assert selected == [1]
+    line = r"^--device cuda:2: expected cuda:0 to cuda:1, PyTorch found no"
+    with pytest.raises(ValueError, match=line):
+        common.select_device("cuda:2")
+    assert common.resolve_device("auto") == "cuda"
+
+
+def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
+    for graphs in ("manual", "trees"):
+        line = rf"^--cuda-graphs {graphs}: expected --device cuda, got cpu, .*auto runs the same step"
+        with (
+            pytest.raises(ValueError, match=line),
+            common.graphs_allowed(graphs, "cpu"),
+        ):
+            raise AssertionError
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    line = r"^--cuda-graphs manual: expected a CUDA graph, got none: no CUDA"
+    with (
+        pytest.raises(ValueError, match=line),
+        common.graphs_allowed("manual", "auto"),
+    ):
+        capture(lambda state: (state, ()), torch.ones(1))
+    for graphs in ("auto", "off"):
+        with common.graphs_allowed(graphs, "cpu"):
+            capture(lambda state: (state, ()), torch.ones(1))
+            assert not are_trees_demanded()
+    with common.graphs_allowed("trees", "cuda"):
+        assert are_trees_demanded()
 
 
 def test_debugging_turns_compiler_and_graphs_off_and_shows_where_it_failed(
@@ -63,141 +383,14 @@ def test_debugging_turns_compiler_and_graphs_off_and_shows_where_it_failed(
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_an_output_path_is_a_file_in_a_folder_that_exists(
-    tmp_path, monkeypatch
-):
-    common.check_output_path("--out", tmp_path / "new")
-    (tmp_path / "old").write_text("")
-    common.check_output_path("--out", tmp_path / "old")
-    for path in (tmp_path, tmp_path / "none" / "new"):
-        with pytest.raises(
-            ValueError,
-            match=f"^--out {path}: expected a file in a folder that exists$",
-        ):
-            common.check_output_path("--out", path)
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: False
-    )  # to root all folders are open
-    with pytest.raises(ValueError, match="no permission to write it"):
-        common.check_output_path("--out", tmp_path / "new")
-
-
-def test_an_output_is_no_input_and_no_other_output(tmp_path):
-    """Under whatever name: another spelling, a symbolic link, a hard link."""
-    data = tmp_path / "train.txt"
-    data.write_text("")
-    (tmp_path / "symbolic").symlink_to(data)
-    (tmp_path / "hard").hardlink_to(data)
-    for name in ("train.txt", "x/../train.txt", "symbolic", "hard"):
-        (tmp_path / "x").mkdir(exist_ok=True)
-        path = tmp_path / name
-        with pytest.raises(
-            ValueError,
-            match=f"^--out {path}: expected another file than {data}, which would be overwritten$",
-        ):
-            common.check_overwrites([("--out", path)], [data])
-
-    new = tmp_path / "new"
-    other = str(tmp_path / "x" / ".." / "new")
-    with pytest.raises(
-        ValueError,
-        match=f"^--json {other}: expected another file than that of --out$",
-    ):
-        common.check_overwrites([("--out", new), ("--json", other)], [data])
-
-    outputs = [("--out", new), ("--json", None), ("--details", "/dev/null")]
-    common.check_overwrites(outputs, [data, tmp_path / "absent"])
-    twice = [("--json", "/dev/null"), ("--details", "/dev/null")]
-    common.check_overwrites(twice, [])
-
-
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_a_device_is_checked_and_auto_resolved(has_gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    common.select_device("cpu")
-    common.select_device("auto")
-    if has_gpu:
-        common.select_device("cuda")
-    else:
-        with pytest.raises(
-            ValueError,
-            match=r"^--device cuda: expected a CUDA device, PyTorch found none$",
-        ):
-            common.select_device("cuda")
-    assert common.resolve_device("auto") == ("cuda" if has_gpu else "cpu")
-    assert (common.resolve_device("cpu"), common.resolve_device("cuda")) == (
-        "cpu",
-        "cuda",
-    )
-
-
-def test_a_gpu_is_selected_by_its_number(monkeypatch):
-    """What names no device, such as a stream, is then on that GPU too."""
-    selected = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
-    common.select_device("cuda:1")
-    common.select_device("cuda")
-    assert selected == [1]
-    with pytest.raises(
-        ValueError,
-        match=r"^--device cuda:2: expected cuda:0 to cuda:1, PyTorch found no",
-    ):
-        common.select_device("cuda:2")
-    assert common.resolve_device("cuda:1") == "cuda:1"
-
-
-@pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"
-)
-def test_the_second_gpu_becomes_the_current_one():
-    before = torch.cuda.current_device()
-    try:
-        common.select_device("cuda:1")
-        assert torch.ones(1, device="cuda").device.index == 1
-    finally:
-        torch.cuda.set_device(before)
-
-
-def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
-    for graphs in ("manual", "trees"):
-        with (
-            pytest.raises(
-                ValueError,
-                match=rf"^--cuda-graphs {graphs}: expected --device cuda, got cpu, .*auto runs the same step",
-            ),
-            common.graphs_allowed(graphs, "cpu"),
-        ):
-            raise AssertionError
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with (
-        pytest.raises(
-            ValueError,
-            match=r"^--cuda-graphs manual: expected a CUDA graph, got none: no CUDA",
-        ),
-        common.graphs_allowed("manual", "auto"),
-    ):
-        capture(lambda state: (state, ()), torch.ones(1))
-    for graphs in ("auto", "off"):
-        with common.graphs_allowed(graphs, "cpu"):
-            capture(lambda state: (state, ()), torch.ones(1))
-            assert not are_trees_demanded()
-    with common.graphs_allowed("trees", "cuda"):
-        assert are_trees_demanded()
-
+# -- Ctrl-C
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ERRORS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, cli.Terminated)]
 
 
 @pytest.mark.parametrize("first", SIGNALS)
-@pytest.mark.parametrize(
-    ("second", "error"),
-    [
-        (signal.SIGINT, KeyboardInterrupt),
-        (signal.SIGTERM, common.Terminated),
-    ],
-)
+@pytest.mark.parametrize(("second", "error"), ERRORS)
 def test_a_first_signal_is_deferred_and_a_second_raises(first, second, error):
     before = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(error) as raised, common.defer_interrupt() as interrupt:
@@ -210,13 +403,7 @@ def test_a_first_signal_is_deferred_and_a_second_raises(first, second, error):
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-@pytest.mark.parametrize(
-    ("number", "error"),
-    [
-        (signal.SIGINT, KeyboardInterrupt),
-        (signal.SIGTERM, common.Terminated),
-    ],
-)
+@pytest.mark.parametrize(("number", "error"), ERRORS)
 def test_a_signal_is_repeated_if_the_work_does_not_end(
     number, error, monkeypatch
 ):
@@ -227,13 +414,73 @@ def test_a_signal_is_repeated_if_the_work_does_not_end(
             time.sleep(0.01)
 
 
-def test_the_handlers_of_signals_are_restored():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with common.raise_terminated():
-        assert signal.getsignal(signal.SIGTERM) is not before[1]
-        with common.defer_interrupt() as interrupt:
-            assert signal.getsignal(signal.SIGINT) is not before[0]
-        with pytest.raises(common.Terminated):
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert not interrupt.requested
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+# -- locks
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_is_held_by_one_at_a_time(tmp_path):
+    folder = tmp_path / "a" / "run"
+    line = f"{folder}: expected no other process that writes it, got process {os.getpid()}"
+    with common.lock_folder(folder):
+        assert (folder / "run.lock").read_text() == str(os.getpid())
+        # The refused one does not break the lock.
+        for _ in range(2):
+            with (
+                pytest.raises(ValueError, match=f"^{line}$"),
+                common.lock_folder(folder),
+            ):
+                pytest.fail("two hold it")
+    # One that stays empty is removed with those made for it.
+    assert files(tmp_path) == []
+    folder = tmp_path
+    with common.lock_folder(folder):
+        (folder / "config.json").write_text("")
+    assert files(tmp_path) == ["config.json"]
+
+
+def test_a_file_is_locked_under_all_its_names(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file")
+    with (
+        common.lock_output(tmp_path / "file"),
+        pytest.raises(ValueError, match="expected no other process"),
+        common.lock_output(tmp_path / "link"),
+    ):
+        pytest.fail("two hold it")
+    assert files(tmp_path) == ["file", "link"]
+
+
+def test_what_killed_processes_left_half_written_is_removed(tmp_path):
+    """No process has the greatest id that there could be."""
+    for name in ("file", "file.part", "file.settings.json", "other"):
+        (tmp_path / f"{name}.999999999.part").write_text("")
+    (tmp_path / "file.part").write_text("")
+    with common.lock_output(tmp_path / "file"):
+        pass
+    assert files(tmp_path) == ["file.part", "other.999999999.part"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train countries_s1 --overwrite --out",
+        "mine family_tree:40:0 --out",
+        "evaluate countries_s1 --overwrite --details",
+        "predict countries_s1 --relation locatedIn --new --overwrite --out",
+    ],
+)
+def test_a_second_writer_is_refused(words, monkeypatch, capsys, tmp_path):
+    out = tmp_path / "out"
+    lock = common.lock_output
+    if words.startswith("train"):
+        lock = common.lock_folder
+    else:
+        out.write_text("theirs")
+    with lock(out):
+        assert funcppo(monkeypatch, *words.split(), out) == 2
+    line = f"funcppo: {out}: expected no other process that writes it, got process {os.getpid()}\n"
+    assert capsys.readouterr().err == line
+    assert not out.exists() or out.read_text() == "theirs"

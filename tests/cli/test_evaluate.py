@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.cli import common, evaluation_setup
-from funcppo.kg.ranking import evaluator, policy_score, ranking
+from funcppo.cli import common
+from funcppo.kg.ranking import evaluator, ranking
 from tests.cli.runner import contains, funcppo
 
 FILES_PAGE = Path(__file__).parents[2] / "docs" / "files.md"
@@ -112,24 +112,6 @@ def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
     assert 'strategy="eager"' in run_info
     assert "funcppo_world_size 1.0" in lines
     assert "funcppo_finished 1.0" in lines
-
-
-def test_the_notes_on_a_run_and_on_its_search_are_told(
-    trained, monkeypatch, capsys
-):
-    load = evaluation_setup.load_subject
-
-    def with_note(*args, **kwargs):
-        subject = load(*args, **kwargs)
-        return subject._replace(notes=[*subject.notes, "the run stands"])
-
-    monkeypatch.setattr(evaluation_setup, "load_subject", with_note)
-    monkeypatch.setattr(
-        policy_score, "graph_fallback_notes", lambda step: ["not replayed"]
-    )
-    assert funcppo(monkeypatch, "evaluate", trained, "--json", "-") == 0
-    notes = json.loads(capsys.readouterr().out)["notes"]
-    assert {"the run stands", "not replayed"} <= set(notes)
 
 
 @pytest.mark.parametrize(

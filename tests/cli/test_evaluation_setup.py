@@ -9,14 +9,10 @@ import pytest
 
 from funcppo.cli import evaluation_setup
 from funcppo.cli.evaluate import Evaluate
-from funcppo.cli.evaluation_setup import (
-    prepare_evaluation,
-    search_notes,
-)
+from funcppo.cli.evaluation_setup import prepare_evaluation, search_notes
 from funcppo.kg.ranking import policy_score
 from funcppo.kg.run import validation
 from funcppo.kg.search.task import ignore_phase
-from funcppo.runtime import distributed, memory
 from funcppo.runtime.equivalence import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode
 
@@ -28,44 +24,6 @@ SEARCHED = RESULT | {
     "n_overflowed": 0,
     "n_halvings": 0,
 }
-
-
-@pytest.mark.parametrize(
-    ("text", "n_bytes"),
-    [
-        ("1000", 1000),
-        ("2GB", 2 * 10**9),
-        ("2 gb", 2 * 10**9),
-        ("1.5KiB", 1536),
-        ("512MiB", 2**29),
-        (" 3kb ", 3000),
-    ],
-)
-def test_memory_is_a_number_with_a_unit(text, n_bytes):
-    assert evaluation_setup.parse_memory(text) == n_bytes
-
-
-@pytest.mark.parametrize(
-    "text", ["", "GB", "-1", "1 tonne", "1e3", "1.GB", "9" * 400, "²"]
-)
-def test_memory_that_is_no_number_of_bytes_is_an_error(text):
-    with pytest.raises(
-        ValueError,
-        match=r"expected bytes below 10.18, or a number with kb, mb, gb, kib, mib, gib, got ",
-    ):
-        evaluation_setup.parse_memory(text)
-
-
-def test_the_default_memory_is_what_is_held_and_three_quarters_of_what_is_free(
-    monkeypatch,
-):
-    """The processes of a host share what is free on it."""
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
-    monkeypatch.setattr(memory, "used_bytes", lambda device: 100)
-    options = Evaluate(target="countries_s1")
-    assert evaluation_setup._memory_limit(options) == 850
-    monkeypatch.setattr(distributed, "local_size", lambda: 2)
-    assert evaluation_setup._memory_limit(options) == 475
 
 
 @pytest.mark.parametrize(

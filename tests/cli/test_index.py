@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from funcppo.cli import console
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import derive
 from funcppo.kg.search import task
@@ -33,20 +32,6 @@ def graph(tmp_path):
         "0.5\tq(X,e9) :- p(X,Y)\n"
     )
     return folder
-
-
-def test_what_is_done_of_counting_rules_is_told(graph, monkeypatch, tmp_path):
-    told = []
-
-    def update(self, text, done=None, total=None, *rest):
-        told.append((text, done, total))
-
-    monkeypatch.setattr(console.WorkDisplay, "update", update)
-    out = tmp_path / "graph.idx"
-    assert funcppo(monkeypatch, "data", graph, "--index", out) == 0
-    counting = [row[1:] for row in told if row[0] == "counting rules"]
-    assert counting[-1] == (5, 5)
-    assert [row[0] for row in counting[1:]] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

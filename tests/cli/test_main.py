@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -39,9 +38,7 @@ def test_the_overview_names_each_program_with_its_summary(monkeypatch, capsys):
 
 def test_a_summary_is_the_first_line_of_the_programs_docstring():
     for name, summary in cli.PROGRAMS.items():
-        program = getattr(
-            importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
-        )
+        program = cli.program_class(name)
         assert program.__doc__.splitlines()[0] == summary
 
 

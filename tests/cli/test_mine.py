@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.cli.common import Terminated
+from funcppo.cli import Terminated
 from funcppo.kg.graph.loaders import from_triples, load
 from funcppo.kg.graph.rules import (
     RULE_FILE_FORMATS,

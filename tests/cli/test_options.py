@@ -155,7 +155,7 @@ def test_options_are_parsed():
 
 def test_the_text_of_help(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    text = describe(Example, "example", (), has_all=False)
+    text = describe(Example, "example", None, has_all=False)
     assert text.startswith("usage: example DATASET [options]\n\nA program.\n")
     for line in (
         "  DATASET                 A text that goes on (on the next line). (required)",
@@ -167,7 +167,7 @@ def test_the_text_of_help(monkeypatch):
     ):
         assert line in text.splitlines()
     assert "(default: 0.5)" in text and "  sizes" not in text
-    everything = describe(Example, "example", (), has_all=True)
+    everything = describe(Example, "example", None, has_all=True)
     assert "  sizes N...              Sizes of the things." in everything
 
 
@@ -182,11 +182,14 @@ def test_the_text_of_help(monkeypatch):
         ("s --limit x", "--limit: expected a number or none, got 'x'"),
         ("s --kind c", "--kind: expected one of a, b or a whole number, got"),
         ("s --coun 3", "--coun: expected an option, ...did you mean --count?"),
-        ("s --no-off", "--no-off: expected --set off=off"),
+        (
+            "s --no-off",
+            "--no-off: expected an option, ...(did you mean --off?)",
+        ),
         ("s --gamma 2", "--gamma: expected 0 to 1, got 2.0"),
-        ("s --ppo.gamma 0.9", "--ppo.gamma: expected --set ppo.gamma=0.9 "),
-        ("s --ppo.n-envs=3", "--ppo.n-envs: expected --set ppo.n_envs=3 "),
-        ("s --sizes 3", "--sizes: expected --set sizes=3 "),
+        ("s --ppo.gamma 0.9", "(did you mean --gamma?)"),
+        ("s --ppo.n-envs=3", "(did you mean --set ppo.n_envs=VALUE?)"),
+        ("s --sizes 3", "--sizes: ...(did you mean --set sizes=VALUE?)"),
         ("s --set x=3", "--set 'x=3': expected the name of a setting"),
         ("s --set ppo.gama=1", "(did you mean ppo.gamma?)"),
         ("s --set gama=1", "(did you mean ppo.gamma?)"),
@@ -213,5 +216,6 @@ def test_an_error_of_a_program_is_one_line_and_status_2(monkeypatch, capsys):
     assert funcppo(monkeypatch, *words) == 2
     error = capsys.readouterr().err
     assert error == (
-        "funcppo: --ppo.gamma: expected --set ppo.gamma=0.9 (see --help-all)\n"
+        "funcppo: --ppo.gamma: expected an option, got an unknown one (did you mean --set ppo.gamma=VALUE?) "
+        "(see --help)\n"
     )
