@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from funcppo.core.types import F32, Bool
-
-
-class AdvantageEstimate(NamedTuple):
-    """Advantages and value targets, both without gradient."""
-
-    advantage: F32[Tensor, "T B"]
-    value_target: F32[Tensor, "T B"]  # advantage + V(s_t)
 
 
 def gae(
@@ -26,7 +17,7 @@ def gae(
     *,
     gamma: F32[Tensor, ""] | float,
     gae_lambda: F32[Tensor, ""] | float,
-) -> AdvantageEstimate:
+) -> tuple[F32[Tensor, "T B"], F32[Tensor, "T B"]]:
     """Generalised advantage estimates and value targets, both detached.
 
         delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t)
@@ -51,7 +42,7 @@ def gae(
     discount = gamma * (~terminated).to(value.dtype)
     decay = gae_lambda * discount * (~truncated).to(value.dtype)
     advantage = discounted_sum(delta, decay).detach()
-    return AdvantageEstimate(advantage, advantage + value.detach())
+    return advantage, advantage + value.detach()
 
 
 def next_values(

@@ -25,7 +25,7 @@ from funcppo.runtime.collectives import Agree, alone
 from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
 from funcppo.runtime.reasons import ReasonCode
-from funcppo.train_step import Metrics, Parts, TrainState
+from funcppo.train_step import Metrics, StepFunctions, TrainState
 
 # Seconds that the updates of a run take uncompiled, from which compiling repays, by type of device. On a GPU compiling
 # takes about as long, and saves most of an update of many small kernels.
@@ -40,7 +40,7 @@ def prepare_step(
     cfg: Config,
     world: object,
     state: TrainState[Any, Any],
-    parts: Parts,
+    parts: StepFunctions,
     strategy: str,
     tolerance: float = DEFAULT_TOLERANCE,
     agree: Agree = alone,

@@ -61,44 +61,10 @@ from funcppo.core.types import (
 
 ActionParams = TypeVar("ActionParams", infer_variance=True)
 
-N_QUADRATURE_NODES = 8  # of the entropy of a squashed Gaussian
-
-
-def _quadrature(n: int) -> tuple[tuple[float, float], ...]:
-    """Nodes and weights of the mean over a standard normal number."""
-    nodes, weights = hermegauss(n)
-    return tuple(zip(nodes.tolist(), (weights / weights.sum()).tolist()))
-
-
-QUADRATURE = _quadrature(N_QUADRATURE_NODES)
-
-
-class SampleFn(Protocol[ActionParams]):
-    """Samples an action [B, ...] from a network's output."""
-
-    def __call__(
-        self, key: I64[Tensor, "2"], output: ActionParams, /
-    ) -> Tensor: ...
-
-
-class LogProbFn(Protocol[ActionParams]):
-    """Returns the log-probability, or log-density, of each row's action."""
-
-    def __call__(
-        self, output: ActionParams, action: Tensor, /
-    ) -> F32[Tensor, "B"]: ...
-
-
-class EntropyFn(Protocol[ActionParams]):
-    """Returns the entropy of each row's distribution, in nats."""
-
-    def __call__(self, output: ActionParams, /) -> F32[Tensor, "B"]: ...
-
-
-class ModeFn(Protocol[ActionParams]):
-    """Returns the most probable action [B, ...]."""
-
-    def __call__(self, output: ActionParams, /) -> Tensor: ...
+# Nodes and weights of the mean over a standard normal number, for the entropy
+# of a squashed Gaussian.
+_NODES, _WEIGHTS = hermegauss(8)
+QUADRATURE = tuple(zip(_NODES.tolist(), (_WEIGHTS / _WEIGHTS.sum()).tolist()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,24 +74,21 @@ class Distribution(Generic[ActionParams]):
     Functions that their modules have by their names let later processes find the compiled training step on disk.
     """
 
-    sample: SampleFn[ActionParams]
-    log_prob: LogProbFn[ActionParams]
-    entropy: EntropyFn[ActionParams]
-    mode: ModeFn[ActionParams]
+    sample: Callable[[I64[Tensor, "2"], ActionParams], Tensor]
+    """Returns an action of each row for a key and the output."""
+    log_prob: Callable[[ActionParams, Tensor], F32[Tensor, "B"]]
+    """Returns the log-probability, or log-density, of each row's action."""
+    entropy: Callable[[ActionParams], F32[Tensor, "B"]]
+    """Returns the entropy of each row's distribution, in nats."""
+    mode: Callable[[ActionParams], Tensor]
+    """Returns the most probable action of each row."""
 
 
 class HasLogits(Protocol):
-    """An output that stands for a categorical distribution."""
+    """An output that stands for a categorical distribution, or for several."""
 
     @property
-    def logits(self) -> F32[Tensor, "B S"]: ...
-
-
-class HasPrior(HasLogits, Protocol):
-    """An output that stands for a categorical distribution, and for the prior that its entropy is relative to."""
-
-    @property
-    def prior_logits(self) -> F32[Tensor, "B S"]: ...
+    def logits(self) -> F32[Tensor, "B S"] | F32[Tensor, "B D S"]: ...
 
 
 class HasMeanAndStd(Protocol):
@@ -174,24 +137,17 @@ CATEGORICAL: Distribution[HasLogits] = Distribution(
 )
 
 
-class HasSeveralLogits(Protocol):
-    """An output that stands for D independent categorical distributions; shorter ones are filled up by -inf."""
-
-    @property
-    def logits(self) -> F32[Tensor, "B D S"]: ...
-
-
 def _multi_categorical_log_prob(
-    output: HasSeveralLogits, action: I64[Tensor, "B D"]
+    output: HasLogits, action: I64[Tensor, "B D"]
 ) -> F32[Tensor, "B"]:
     return _categorical_log_prob(output, action).sum(-1)
 
 
-def _multi_categorical_entropy(output: HasSeveralLogits) -> F32[Tensor, "B"]:
+def _multi_categorical_entropy(output: HasLogits) -> F32[Tensor, "B"]:
     return _categorical_entropy(output).sum(-1)
 
 
-MULTI_CATEGORICAL: Distribution[HasSeveralLogits] = Distribution(
+MULTI_CATEGORICAL: Distribution[HasLogits] = Distribution(
     sample=_categorical_sample,
     log_prob=_multi_categorical_log_prob,
     entropy=_multi_categorical_entropy,
@@ -199,7 +155,7 @@ MULTI_CATEGORICAL: Distribution[HasSeveralLogits] = Distribution(
 )
 
 
-def negative_kl_to_prior(out: HasPrior) -> F32[Tensor, "B"]:
+def negative_kl_to_prior(out: Any) -> F32[Tensor, "B"]:
     """-KL(policy, prior) in nats, the entropy relative to the prior.
 
     As a bonus it draws the policy to the prior and not to uniform choices: with weight tau the best policy is
@@ -215,7 +171,7 @@ def negative_kl_to_prior(out: HasPrior) -> F32[Tensor, "B"]:
     return -summands.sum(-1)
 
 
-KL_REGULARISED_CATEGORICAL: Distribution[HasPrior] = Distribution(
+KL_REGULARISED_CATEGORICAL: Distribution[Any] = Distribution(
     sample=_categorical_sample,
     log_prob=_categorical_log_prob,
     entropy=negative_kl_to_prior,
@@ -387,87 +343,6 @@ class NoWorld(NamedTuple):
     """The world of an environment that needs none."""
 
 
-class ResetFn(Protocol[World, State]):
-    """Returns the first state of an episode for each key."""
-
-    def __call__(
-        self, cfg: Settings, world: World, key: I64[Tensor, "B 2"], /
-    ) -> State: ...
-
-
-class StepFn(Protocol[World, State]):
-    """Makes one transition in each row."""
-
-    def __call__(
-        self,
-        cfg: Settings,
-        world: World,
-        state: State,
-        action: Tensor,
-        key: I64[Tensor, "B 2"],
-        /,
-    ) -> tuple[State, Timestep]: ...
-
-
-class ObserveFn(Protocol[World, State, Obs]):
-    """Returns what the policy sees of a state."""
-
-    def __call__(self, cfg: Settings, world: World, state: State, /) -> Obs: ...
-
-
-class SampleResetFn(Protocol[World, ResetSample]):
-    """Samples the random part of a reset for each key."""
-
-    def __call__(
-        self, cfg: Settings, world: World, key: I64[Tensor, "B 2"], /
-    ) -> ResetSample: ...
-
-
-class ResetFromSampleFn(Protocol[World, ResetSample, State]):
-    """Builds the first state of an episode from the random part of a reset."""
-
-    def __call__(
-        self, cfg: Settings, world: World, reset_sample: ResetSample, /
-    ) -> State: ...
-
-
-class StepWithAutoresetFn(Protocol[World, State, ResetSample]):
-    """Makes one transition and resets the finished rows; returns the fields of an `AutoresetStep`."""
-
-    def __call__(
-        self,
-        cfg: Settings,
-        world: World,
-        state: State,
-        action: Tensor,
-        key: I64[Tensor, "B 2"],
-        reset_sample: ResetSample,
-        /,
-    ) -> tuple[State, Timestep, State]: ...
-
-
-class RestartFn(Protocol[World, State]):
-    """Replaces finished rows of a state by those of a state after a reset, and keeps what outlives an episode."""
-
-    def __call__(
-        self,
-        cfg: Settings,
-        world: World,
-        state: State,
-        finished: Bool[Tensor, "B"],
-        reset_state: State,
-        /,
-    ) -> State: ...
-
-
-class AutoresetStep(NamedTuple, Generic[State]):
-    """A transition after which finished rows start again."""
-
-    reached_state: State  # before any reset
-    timestep: Timestep
-    next_state: State  # to continue from: finished rows are reset
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSpec:
     """The sizes that a network is built for."""
@@ -509,27 +384,40 @@ class Environment(Generic[World, State, Obs, ResetSample]):
 
     cfg: Settings
     """Settings: the first argument of each function."""
-    reset: ResetFn[World, State]
+    reset: Callable[[Settings, World, I64[Tensor, "B 2"]], State]
     """Returns the first state of each row."""
-    step_functional: StepFn[World, State]
+    step_functional: Callable[
+        [Settings, World, State, Tensor, I64[Tensor, "B 2"]],
+        tuple[State, Timestep],
+    ]
     """Returns the next state and the `Timestep` of an action."""
-    observe: ObserveFn[World, State, Obs]
+    observe: Callable[[Settings, World, State], Obs]
     """Returns the observation of a state."""
     truncates: bool = True
     """False if `truncated` is never true: rollouts then spare the observations after each step. An environment that
     truncates all the same is learnt as if it terminated there."""
-    sample_reset: SampleResetFn[World, ResetSample] | None = None
+    sample_reset: (
+        Callable[[Settings, World, I64[Tensor, "B 2"]], ResetSample] | None
+    ) = None
     """Returns the random part of a reset, where a state is too large to hold one for every step of a rollout:
     `reset(key) == reset_from_sample(sample_reset(key))`. None: the sample is the state itself."""
-    reset_from_sample: ResetFromSampleFn[World, ResetSample, State] | None = (
-        None
-    )
+    reset_from_sample: (
+        Callable[[Settings, World, ResetSample], State] | None
+    ) = None
     """Returns the state of such a random part."""
     step_with_autoreset: (
-        StepWithAutoresetFn[World, State, ResetSample] | None
+        Callable[
+            [Settings, World, State, Tensor, I64[Tensor, "B 2"], ResetSample],
+            tuple[State, Timestep, State],
+        ]
+        | None
     ) = None
-    """Steps and resets finished rows together, where the two share their costly part."""
-    restart: RestartFn[World, State] | None = None
+    """Returns the state before any reset, the `Timestep`, and the state in which finished rows are reset, where a step
+    and a reset share their costly part."""
+    restart: (
+        Callable[[Settings, World, State, Bool[Tensor, "B"], State], State]
+        | None
+    ) = None
     """Returns the state in which finished rows have started again, where something outlives an episode, such as running
     moments. None: nothing does."""
     host: HostEnvironment | None = None
@@ -555,56 +443,6 @@ class HostEnvironment:
     check: Callable[[int, int], None]
 
 
-class InitFn(Protocol[Params]):
-    """Samples the parameters of a network."""
-
-    def __call__(self, cfg: Settings, key: I64[Tensor, "2"], /) -> Params: ...
-
-
-class ApplyFn(Protocol[World, Params, Obs, Output]):
-    """Applies a network to the observations of B rows."""
-
-    def __call__(
-        self, cfg: Settings, world: World, params: Params, obs: Obs, /
-    ) -> Output: ...
-
-
-class WithinCapacityFn(Protocol[Obs]):
-    """Returns which rows the network has room for; the output of the others means nothing."""
-
-    def __call__(self, cfg: Settings, obs: Obs, /) -> Bool[Tensor, "B"]: ...
-
-
-class InitialMemoryFn(Protocol):
-    """Returns the memory of `n_rows` rows at the start of an episode."""
-
-    def __call__(
-        self, cfg: Settings, n_rows: int, device: torch.device, /
-    ) -> Memory: ...
-
-
-class ApplyRecurrentFn(Protocol[World, Params, Obs, Output]):
-    """Applies a network with memory to the observations of B rows; returns the output and the next memory."""
-
-    def __call__(
-        self,
-        cfg: Settings,
-        world: World,
-        params: Params,
-        obs: Obs,
-        memory: Memory,
-        /,
-    ) -> tuple[Output, Memory]: ...
-
-
-class EncodeFn(Protocol[World, Params, Obs]):
-    """Reads the observations of any number of rows, before the memory comes in."""
-
-    def __call__(
-        self, cfg: Settings, world: World, params: Params, obs: Obs, /
-    ) -> Any: ...
-
-
 def _apply_without_memory(
     cfg: Settings, world: object, params: object, obs: object, /
 ) -> Any:
@@ -623,22 +461,29 @@ class Agent(Generic[World, Params, Obs, Output]):
 
     cfg: Settings
     """Settings: the first argument of each function."""
-    init: InitFn[Params]
+    init: Callable[[Settings, I64[Tensor, "2"]], Params]
     """Returns the first parameters."""
-    apply: ApplyFn[World, Params, Obs, Output] = _apply_without_memory
+    apply: Callable[[Settings, World, Params, Obs], Output] = (
+        _apply_without_memory
+    )
     """Returns the output of the network for an observation."""
     distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION
     """Distribution over actions that an output stands for. Default: that of an output that has `logits`."""
-    within_capacity: WithinCapacityFn[Obs] | None = None
+    within_capacity: Callable[[Settings, Obs], Bool[Tensor, "B"]] | None = None
     """Returns which rows the network has room for. None: all."""
     action_key_steps: Size | None = 1
     """Number of steps that draw their actions with the same key, for noise that lasts; a rollout begins with a new one.
     None: a whole rollout."""
-    initial_memory: InitialMemoryFn | None = None
+    initial_memory: Callable[[Settings, int, torch.device], Memory] | None = (
+        None
+    )
     """Returns the memory at the beginning of an episode, of a network with memory."""
-    apply_recurrent: ApplyRecurrentFn[World, Params, Obs, Output] | None = None
+    apply_recurrent: (
+        Callable[[Settings, World, Params, Obs, Memory], tuple[Output, Memory]]
+        | None
+    ) = None
     """Returns output and next memory, in place of `apply`."""
-    encode: EncodeFn[World, Params, Obs] | None = None
+    encode: Callable[[Settings, World, Params, Obs], Any] | None = None
     """Encodes the observations of all steps of a sequence at once: the part of a network with memory that needs none.
     `apply_recurrent` receives its result in place of the observations. None: there is no such part."""
 
@@ -670,15 +515,8 @@ AnyEnvironment: TypeAlias = Environment[Any, Any, Any, Any]
 AnyAgent: TypeAlias = Agent[Any, Any, Any, Any]
 
 
-class NetworkFactory(Protocol):
-    """Builds an agent for the sizes of an environment."""
-
-    def __call__(self, spec: EnvironmentSpec, /) -> AnyAgent: ...
-
-
-class GatherShards(Protocol):
-    """Gathers tensors of the shards of all processes, `runtime.collectives.AllGather`."""
-
-    def __call__(self, shards: Tensor, /) -> Tensor:
-        """All shards [n_shards, ...], in their order, from those of this process [k, ...]."""
-        ...
+# Builds an agent for the sizes of an environment.
+NetworkFactory: TypeAlias = Callable[[EnvironmentSpec], AnyAgent]
+# Returns the tensors of all shards [n_shards, ...], in their order, from those of
+# this process [k, ...].
+GatherShards: TypeAlias = Callable[[Tensor], Tensor]

@@ -62,7 +62,13 @@ from funcppo.rollout import (
     apply_agent,
     rollout_step,
 )
-from funcppo.train_step import EAGER_PARTS, Metrics, Parts, Rollout, TrainState
+from funcppo.train_step import (
+    EAGER_PARTS,
+    Metrics,
+    Rollout,
+    StepFunctions,
+    TrainState,
+)
 
 if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
     from funcppo.runtime.capture import CapturedStep
@@ -708,7 +714,7 @@ def _compile(
 def _roll_out(
     learner: Learner[Any, Any],
     cfg: Config,
-    parts: Parts,
+    parts: StepFunctions,
     state: TrainState[Any, Any],
 ) -> Rollout:
     """A rollout of environments on the host; random numbers are those of the compiled part.
@@ -729,7 +735,7 @@ def _roll_out(
 def _learn(
     cfg: Config,
     world: object,
-    parts: Parts,
+    parts: StepFunctions,
     state_and_rollout: tuple[TrainState[Any, Any], Rollout],
 ) -> tuple[tuple[TrainState[Any, Any], Rollout], Metrics]:
     """The state after learning from a rollout, beside that rollout."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,10 +65,8 @@ class LossMetrics(NamedTuple):
     nonfinite_fraction: F32[Tensor, ""]
 
 
-class MeanFn(Protocol):
-    """A mean over the rows of a batch, or over some of them."""
-
-    def __call__(self, x: F32[Tensor, "TB"], /) -> F32[Tensor, ""]: ...
+# A mean over the rows of a batch, or over some of them.
+MeanFn: TypeAlias = Callable[[F32[Tensor, "TB"]], F32[Tensor, ""]]
 
 
 def loss_fn(

@@ -1,21 +1,21 @@
-"""One step of learning on one minibatch, `minibatch_step`: forward, loss, backward, clipping and Adam.
+"""The parts of a step of learning on one minibatch: forward, loss, backward, clipping and Adam.
 
 Parameters and moments are flat vectors here (`UpdateState`): the optimizer is then a few kernels, however many leaves
-the parameters have.
+the parameters have. `shards.minibatch_step` composes the step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
 from funcppo import optim
-from funcppo.config import AdamConfig, Config
+from funcppo.config import Config
 from funcppo.core import tree
 from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.tree import graph_scan, keeps_loops, scan
@@ -61,91 +61,33 @@ class MinibatchMetrics(NamedTuple):
     is_finite: Bool[Tensor, ""]
 
 
-class LossFn(Protocol):
-    """The loss over some rows of a batch, as `minibatch_loss`."""
-
-    def __call__(
-        self,
-        cfg: Config,
-        world: object,
-        params: object,
-        batch: Batch[Obs],
-        rows: I64[Tensor, "MB"],
-        scalars: Scalars,
-        /,
-    ) -> tuple[F32[Tensor, ""], LossMetrics]: ...
-
-
-class GradientFn(Protocol):
-    """The gradient of the loss over some rows of a batch, as `loss_gradient`."""
-
-    def __call__(
-        self,
-        cfg: Config,
-        world: object,
-        params: Params,
-        batch: Batch[Obs],
-        rows: I64[Tensor, "MB"],
-        scalars: Scalars,
-        /,
-    ) -> tuple[Params, LossMetrics]: ...
-
-
-class AdamUpdateFn(Protocol):
-    """One step of Adam, as `optim.update`."""
-
-    def __call__(
-        self,
-        cfg: AdamConfig,
-        grads: Params,
-        state: AdamState[Params],
-        params: Params,
-        learning_rate: F32[Tensor, ""],
-        /,
-    ) -> tuple[Params, AdamState[Params]]: ...
-
-
-class ApplyGradientsFn(Protocol):
-    """A step of the optimizer on given gradients, as `apply_gradients`."""
-
-    def __call__(
-        self,
-        cfg: Config,
-        update_state: UpdateState,
-        grads: object,
-        loss_metrics: LossMetrics,
-        ends_epoch: Bool[Tensor, ""],
-        scalars: Scalars,
-        /,
-    ) -> tuple[UpdateState, MinibatchMetrics]: ...
+# The gradient of the loss over some rows of a batch, as `loss_gradient`.
+GradientFn: TypeAlias = Callable[..., tuple[Any, LossMetrics]]
 
 
 def ravel_update_state(
     params: Params, opt_state: AdamState[Params]
 ) -> UpdateState:
-    """The state before the first minibatch of an update."""
-    flat_state = AdamState(
-        step=opt_state.step,
-        mu=tree.ravel(opt_state.mu),
-        nu=tree.ravel(opt_state.nu),
-    )
+    """The state before the first minibatch of an update; of stacked learners, whose step is [L], vectors [L, NP]."""
+    step, *trees = opt_state
+    ravel = partial(tree.ravel, n_axes=step.ndim)
+    mu, nu = map(ravel, trees)
     return UpdateState(
-        flat_params=tree.ravel(params),
-        opt_state=flat_state,
-        continue_update=torch.ones_like(opt_state.step, dtype=torch.bool),
-        has_finite_moments=_has_finite_moments(flat_state),
+        flat_params=ravel(params),
+        opt_state=AdamState(step, mu, nu),
+        continue_update=torch.ones_like(step, dtype=torch.bool),
+        has_finite_moments=_has_finite_moments(mu, nu),
     )
 
 
-def _has_finite_moments(opt_state: AdamState[Tensor]) -> Bool[Tensor, ""]:
-    mu, nu = opt_state.mu, opt_state.nu
+def _has_finite_moments(mu: Tensor, nu: Tensor) -> Bool[Tensor, "..."]:
     # One pass over memory each: a NaN is the largest and the smallest number, and compares as False.
     is_finite = (_max_norm(mu) < torch.inf) & (_max_norm(nu) < torch.inf)
-    return is_finite & (nu.amin() >= 0)
+    return is_finite & (nu.amin(-1) >= 0)
 
 
-def _max_norm(x: Tensor) -> F32[Tensor, ""]:
-    norm = torch.linalg.vector_norm(x, torch.inf)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+def _max_norm(x: Tensor) -> F32[Tensor, "..."]:
+    norm = torch.linalg.vector_norm(x, torch.inf, -1)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return cast(Tensor, norm)
 
 
@@ -158,13 +100,15 @@ def unravel_update_state(
       params_like: a tree with the structure and shapes of the parameters.
 
     Returns:
-      Parameters and optimizer state as trees, whose leaves are views of the vectors.
+      Parameters and optimizer state as trees; the leaves of a single learner are views of the vectors.
     """
-    step, flat_mu, flat_nu = update_state.opt_state
-    params = tree.unravel(params_like, update_state.flat_params)
-    mu = tree.unravel(params_like, flat_mu)
-    nu = tree.unravel(params_like, flat_nu)
-    return params, AdamState(step=step, mu=mu, nu=nu)
+    step, *moments = update_state.opt_state
+    params, mu, nu = (
+        # One memory layout for all learners, to avoid a recompilation.
+        tree.map(torch.Tensor.contiguous, tree.unravel(params_like, flat))
+        for flat in (update_state.flat_params, *moments)
+    )
+    return params, AdamState(step, mu, nu)
 
 
 @reads_scalars_apart
@@ -349,7 +293,7 @@ def apply_gradients(
     loss_metrics: LossMetrics,
     ends_epoch: Bool[Tensor, ""],
     scalars: Scalars,
-    adam_update: AdamUpdateFn = optim.update,
+    adam_update: Callable[..., tuple[Any, AdamState[Any]]] = optim.update,
 ) -> tuple[UpdateState, MinibatchMetrics]:
     """Make one step of Adam on clipped gradients.
 
@@ -419,51 +363,3 @@ def apply_gradients(
         params, opt_state, continue_update, update_state.has_finite_moments
     )
     return next_state, metrics
-
-
-def minibatch_step(
-    cfg: Config,
-    world: object,
-    params_like: object,
-    batch: Batch[Obs],
-    scalars: Scalars,
-    update_state: UpdateState,
-    minibatch: MinibatchIndices,
-    accumulate_gradients: GradientFn = accumulate_gradients,
-    apply_gradients: ApplyGradientsFn = apply_gradients,
-) -> tuple[UpdateState, MinibatchMetrics]:
-    """Forward, loss, backward, clipping and Adam on one minibatch.
-
-    A training step calls `shards.minibatch_step`, which is this one where the batch is not in shards.
-
-    Args:
-      params_like: a tree with the structure and shapes of the parameters; its numbers are not read.
-      accumulate_gradients: the gradient over the minibatch.
-      apply_gradients: the step of the optimizer.
-
-    Returns:
-      The state for the next minibatch, and the metrics of this one.
-    """
-    params = tree.unravel(params_like, update_state.flat_params)
-    grads, loss_metrics = accumulate_gradients(
-        cfg, world, params, batch, minibatch.rows, scalars
-    )
-    return apply_gradients(
-        cfg, update_state, grads, loss_metrics, minibatch.ends_epoch, scalars
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MinibatchParts:
-    """The functions from which a runtime composes a `minibatch_step` that it cannot compile as a whole.
-
-    minibatch_step          accumulate_gradients, then apply_gradients
-    accumulate_gradients    the mean of the derivative of minibatch_loss over the microbatches
-    """
-
-    accumulate_gradients: GradientFn = accumulate_gradients
-    apply_gradients: ApplyGradientsFn = apply_gradients
-    minibatch_loss: LossFn = minibatch_loss
-
-
-EAGER_MINIBATCH_PARTS = MinibatchParts()

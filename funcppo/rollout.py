@@ -10,8 +10,9 @@ of a network without one is the empty tuple. A compiler unrolls the loop of `app
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -277,24 +278,6 @@ class RolloutState(NamedTuple, Generic[State]):
     memory: Memory = ()
 
 
-class RolloutMemory(NamedTuple):
-    """What the network remembers before a rollout and after it; () if it has no memory."""
-
-    before: Memory = ()
-    after: Memory = ()
-
-
-NO_MEMORY = RolloutMemory()
-
-
-class RolloutKeys(NamedTuple):
-    """Independent keys for every step of a rollout."""
-
-    action_key: I64[Tensor, "T 2"]
-    step_key: I64[Tensor, "T B 2"]
-    reset_key: I64[Tensor, "T B 2"]
-
-
 class RandomInputs(NamedTuple, Generic[ResetSample]):
     """Random inputs of one step (of T steps when batched); sampled before a rollout to save kernels."""
 
@@ -464,11 +447,14 @@ def rollout_keys(
     n_steps: int,
     n_envs: int,
     action_key_steps: int | None = 1,
-) -> RolloutKeys:
-    """Split one key into the keys of every step of a rollout.
+) -> tuple[I64[Tensor, "T 2"], I64[Tensor, "T B 2"], I64[Tensor, "T B 2"]]:
+    """Split one key into independent keys of every step of a rollout.
 
     Args:
       action_key_steps: steps for which the key of actions stays the same; None: all of them.
+
+    Returns:
+      The keys of actions, of steps and of resets.
     """
     action_key, env_key = random.split(random.split(key), n_steps).unbind()
     if action_key_steps != 1:
@@ -476,22 +462,24 @@ def rollout_keys(
         steps = torch.arange(n_steps, device=key.device)
         action_key = action_key[steps // n_held * n_held]
     step_key, reset_key = random.split(random.split(env_key, n_envs)).unbind(-2)
-    return RolloutKeys(action_key, step_key, reset_key)
+    return action_key, step_key, reset_key
 
 
 def sample_random_inputs(
     env: Environment[World, State, Obs, ResetSample],
     world: World,
-    keys: RolloutKeys,
+    action_key: I64[Tensor, "T 2"],
+    step_key: I64[Tensor, "T B 2"],
+    reset_key: I64[Tensor, "T B 2"],
 ) -> RandomInputs[ResetSample]:
-    """Sample the random inputs of all steps of a rollout, with a leading axis T.
+    """Sample the random inputs of all steps of a rollout from the keys of `rollout_keys`, with a leading axis T.
 
     Raises:
       ValueError: a reset returns a tensor that has not one row for each key.
     """
-    n_steps_and_envs = keys.reset_key.shape[:2]
+    n_steps_and_envs = reset_key.shape[:2]
     n_keys = n_steps_and_envs.numel()
-    reset_sample = sample_reset(env, world, keys.reset_key.flatten(0, 1))
+    reset_sample = sample_reset(env, world, reset_key.flatten(0, 1))
     for i, x in enumerate(tree.leaves(reset_sample)):
         if x.shape[:1] != (n_keys,):
             part = (
@@ -502,8 +490,8 @@ def sample_random_inputs(
                 f"{place}: expected {n_keys} rows, one for each key, got {list(x.shape)}"
             )
     return RandomInputs(
-        action_key=keys.action_key,
-        step_key=keys.step_key,
+        action_key=action_key,
+        step_key=step_key,
         reset_sample=tree.map(
             lambda x: x.view(*n_steps_and_envs, *x.shape[1:]), reset_sample
         ),
@@ -582,20 +570,6 @@ def rollout_step(
     return RolloutState(next_state, next_stats, next_memory), transition
 
 
-class RolloutStepFn(Protocol):
-    """As `rollout_step`."""
-
-    def __call__(
-        self,
-        cfg: Config,
-        world: object,
-        params: object,
-        rollout_state: RolloutState[State],
-        random_inputs: RandomInputs[Any],
-        /,
-    ) -> tuple[RolloutState[State], Transition[Any]]: ...
-
-
 def _check_memory(before: Memory, after: Memory) -> None:
     """Raise TypeError, naming the tensor, unless a network's memory keeps its shapes and dtypes."""
     leaves, next_leaves = tree.leaves(before), tree.leaves(after)
@@ -654,7 +628,7 @@ def unroll(
     rollout_state: RolloutState[State],
     random_inputs: RandomInputs[Any],
     scan: Scan,
-    rollout_step: RolloutStepFn,
+    rollout_step: Callable[..., tuple[RolloutState[State], Transition[Any]]],
 ) -> tuple[RolloutState[State], Transition[Any]]:
     """Make all steps of a rollout.
 

@@ -8,25 +8,19 @@ and what is gathered of all is the same everywhere (`Config.gather_shards`). So 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from funcppo import minibatch
+from funcppo import minibatch, optim
 from funcppo.config import Config
 from funcppo.core import tree
 from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.types import F32, I64, Bool, Obs, Tree
 from funcppo.losses import Batch, LossMetrics, Scalars, finite_rows
-from funcppo.minibatch import (
-    ApplyGradientsFn,
-    GradientFn,
-    MinibatchMetrics,
-    UpdateState,
-)
+from funcppo.minibatch import GradientFn, MinibatchMetrics, UpdateState
 
 
 class Moments(NamedTuple):
@@ -46,12 +40,9 @@ class ShardedIndices(NamedTuple):
     advantage: Moments  # of the minibatch's advantages in all shards
 
 
-class ShardGradient(NamedTuple):
-    """The gradient of one shard's part of a minibatch."""
-
-    flat_grads: F32[Tensor, "NP"]
-    metrics: LossMetrics
-    n_counted: F32[Tensor, ""]  # rows that are learned from
+# The raveled gradient and the metrics of one shard's part of a minibatch, and how many
+# of its rows are learned from.
+ShardGradient = tuple[Tensor, LossMetrics, Tensor]
 
 
 def gather(cfg: Config, own: Sequence[Tree]) -> list[Tree]:
@@ -124,31 +115,39 @@ def minibatch_step(
     scalars: Scalars,
     update_state: UpdateState,
     indices: Any,
-    accumulate_gradients: GradientFn = minibatch.accumulate_gradients,
-    apply_gradients: ApplyGradientsFn = minibatch.apply_gradients,
+    gradient_fn: GradientFn = minibatch.loss_gradient,
+    adam_update: Callable[..., Any] = optim.update,
 ) -> tuple[UpdateState, MinibatchMetrics]:
-    """As `minibatch.minibatch_step`, on a minibatch of all shards.
+    """Forward, loss, backward, clipping and Adam on one minibatch.
 
     Args:
+      params_like: a tree with the structure and shapes of the parameters; its numbers are not read.
       batch: with several shards a tuple of one `Batch` for each shard that this process holds.
       indices: `MinibatchIndices`; with several shards `ShardedIndices`.
+      gradient_fn: the gradient over some rows of a batch.
+      adam_update: the step of Adam on flat vectors.
+
+    Returns:
+      The state for the next minibatch, and the metrics of this one.
     """
-    gradient_fn: Any = accumulate_gradients
+    accumulate: Any = minibatch.accumulate_gradients
     if cfg.ppo.n_shards > 1:
         batch = tuple(
             [_normalize(cfg, indices.advantage, shard) for shard in batch]
         )
-        gradient_fn = partial(_accumulate_over_shards, accumulate_gradients)
-    return minibatch.minibatch_step(
+        accumulate = _accumulate_over_shards
+    params = tree.unravel(params_like, update_state.flat_params)
+    grads, loss_metrics = accumulate(
+        cfg, world, params, batch, indices.rows, scalars, gradient_fn
+    )
+    return minibatch.apply_gradients(
         cfg,
-        world,
-        params_like,
-        batch,
-        scalars,
         update_state,
-        indices,
-        gradient_fn,
-        apply_gradients,
+        grads,
+        loss_metrics,
+        indices.ends_epoch,
+        scalars,
+        adam_update,
     )
 
 
@@ -163,22 +162,22 @@ def _normalize(cfg: Config, moments: Moments, batch: Batch[Obs]) -> Batch[Obs]:
 
 
 def _accumulate_over_shards(
-    accumulate_gradients: GradientFn,
     cfg: Config,
     world: object,
     params: object,
     batches: Sequence[Batch[Obs]],
     rows: I64[Tensor, "K MB"],
     scalars: Scalars,
+    gradient_fn: GradientFn,
 ) -> tuple[Tensor, LossMetrics]:
     """The gradient over a minibatch of all shards, raveled, and its metrics."""
     own: list[ShardGradient] = []
     for batch, shard_rows in zip(batches, rows.unbind()):
-        grads, metrics = accumulate_gradients(
-            cfg, world, params, batch, shard_rows, scalars
+        grads, metrics = minibatch.accumulate_gradients(
+            cfg, world, params, batch, shard_rows, scalars, gradient_fn
         )
         n_counted = _count_rows(cfg, batch, shard_rows)
-        own.append(ShardGradient(tree.ravel(grads), metrics, n_counted))
+        own.append((tree.ravel(grads), metrics, n_counted))
     return mean_over_shards(gather(cfg, own))
 
 
@@ -202,33 +201,26 @@ def mean_over_shards(
     The loss is a mean over rows, so that its derivative is the mean of the shards', weighted by the rows that count.
     Fractions are of all rows, which are as many in each shard.
     """
-    n_counted = sum_in_order([shard.n_counted for shard in shards])
-    weights = [shard.n_counted / n_counted.clamp_min(1.0) for shard in shards]
-    flat_grads, metrics = sum_in_order(
-        [
-            tree.map(
-                lambda x, w=weight: x * w, (shard.flat_grads, shard.metrics)
-            )
-            for shard, weight in zip(shards, weights)
-        ]
-    )
+    all_metrics = [metrics for _, metrics, _ in shards]
+    counts = [n_counted for _, _, n_counted in shards]
+    n_counted = sum_in_order(counts).clamp_min(1.0)
+    weighted: list[Any] = []
+    for flat_grads, metrics, count in shards:
+        weight = count / n_counted
+        weighted.append(
+            tree.map(lambda x, w=weight: x * w, (flat_grads, metrics))
+        )
+    flat_grads, metrics = sum_in_order(weighted)
 
     fractions = [
-        (shard.metrics.dropped_fraction, shard.metrics.nonfinite_fraction)
-        for shard in shards
+        (x.dropped_fraction, x.nonfinite_fraction) for x in all_metrics
     ]
-    dropped_fraction, nonfinite_fraction = tree.map(
+    dropped, nonfinite = tree.map(
         lambda x: x / len(shards), sum_in_order(fractions)
     )
     # Dynamo of PyTorch 2.11 cannot return a tuple that `_replace` made.
+    means = metrics[: -len(fractions[0])]
     metrics = LossMetrics(
-        loss=metrics.loss,
-        policy_loss=metrics.policy_loss,
-        value_loss=metrics.value_loss,
-        entropy=metrics.entropy,
-        approx_kl=metrics.approx_kl,
-        clip_fraction=metrics.clip_fraction,
-        dropped_fraction=dropped_fraction,
-        nonfinite_fraction=nonfinite_fraction,
+        *means, dropped_fraction=dropped, nonfinite_fraction=nonfinite
     )
     return flat_grads, metrics

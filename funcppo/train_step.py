@@ -2,8 +2,8 @@
 
     train_step = sample_randomness . n_steps x rollout_step . build_batch . (n_epochs * n_minibatches) x minibatch_step
 
-`init` makes the first state. `Parts` names the functions that an update calls, for a runtime that replaces them by
-compiled ones.
+`init` makes the first state. `StepFunctions` names the functions that an update calls, for a runtime that replaces them
+by compiled ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, update_wrapper
-from typing import Any, Generic, NamedTuple, Protocol, cast
+from typing import Any, Generic, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,21 +25,13 @@ from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.types import F32, I64, Obs, Params, Scan, State
 from funcppo.interfaces import GatherShards, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
-from funcppo.minibatch import (
-    MinibatchIndices,
-    MinibatchMetrics,
-    MinibatchParts,
-    UpdateState,
-)
+from funcppo.minibatch import MinibatchIndices, MinibatchMetrics, UpdateState
 from funcppo.nets import fused_mlp
 from funcppo.optim import AdamState
 from funcppo.rollout import (
-    NO_MEMORY,
     EpisodeStats,
     RandomInputs,
-    RolloutMemory,
     RolloutState,
-    RolloutStepFn,
     Transition,
     rollout_step,
 )
@@ -96,13 +88,6 @@ class UpdateRandomness(NamedTuple):
     next_key: I64[Tensor, "2"]  # of the next update
     random_inputs: RandomInputs[Any]  # of the rollout's steps
     minibatches: MinibatchIndices  # which rows each minibatch learns from
-
-
-class BatchAndMetrics(NamedTuple):
-    """A rollout, ready to be learned from."""
-
-    batch: Batch[Any]
-    metrics: RolloutMetrics
 
 
 class Rollout(NamedTuple):
@@ -219,19 +204,6 @@ def apply_schedules(
     )
 
 
-class FinalValueFn(Protocol):
-    """As `rollout.estimate_final_value`."""
-
-    def __call__(
-        self,
-        cfg: Config,
-        world: object,
-        params: object,
-        trajectory: Transition[Any],
-        /,
-    ) -> F32[Tensor, "T B"]: ...
-
-
 @reads_scalars_apart
 def build_batch(
     cfg: Config,
@@ -240,23 +212,23 @@ def build_batch(
     env_state: object,
     trajectory: Transition[Obs],
     scalars: Scalars,
-    memory: RolloutMemory = NO_MEMORY,
-    final_value: FinalValueFn = rollout.estimate_final_value,
-) -> BatchAndMetrics:
+    memory: tuple[Memory, Memory] = ((), ()),
+    final_value: Callable[..., Tensor] = rollout.estimate_final_value,
+) -> tuple[Batch[Any], RolloutMetrics]:
     """Estimate advantages and value targets, and flatten the trajectory to a batch of T * B rows.
 
     Args:
       env_state: the state after the last transition, finished rows reset.
-      memory: of the network, before the first transition and after the last.
+      memory: of the network, before the first transition and after the last one.
       final_value: how the values of truncated episodes are computed.
 
     Returns:
-      batch: the rows to learn from.
-      metrics: measures of the rollout.
+      The rows to learn from, and measures of the rollout.
     """
     value = trajectory.value
+    memory_before, memory_after = memory
     last_value = rollout.estimate_value(
-        cfg, world, params, env_state, memory.after
+        cfg, world, params, env_state, memory_after
     )
     next_value = next_values(
         value,
@@ -300,8 +272,8 @@ def build_batch(
     )
     *rows, _ = cast(Any, tree.map(lambda x: x.flatten(0, 1), batch))
     is_recurrent = cfg.agent.initial_memory is not None
-    sequence = Sequence(done.flatten(), memory.before) if is_recurrent else ()
-    return BatchAndMetrics(Batch(*rows, sequence=sequence), metrics)
+    sequence = Sequence(done.flatten(), memory_before) if is_recurrent else ()
+    return Batch(*rows, sequence=sequence), metrics
 
 
 @reads_scalars_apart
@@ -312,13 +284,13 @@ def sample_randomness(
     ppo = cfg.ppo
     next_key, rollout_key, order_key = random.split(key, 3).unbind()
 
-    step_keys = rollout.rollout_keys(
+    keys = rollout.rollout_keys(
         rollout_key,
         ppo.n_steps,
         ppo.n_envs_per_shard,
         cfg.agent.action_key_steps,
     )
-    random_inputs = rollout.sample_random_inputs(cfg.env, world, step_keys)
+    random_inputs = rollout.sample_random_inputs(cfg.env, world, *keys)
 
     # Each epoch goes through all rows in an order of its own: [n_epochs, TB], cut into minibatches [n_minibatches, MB].
     # A network with memory goes through all environments, and learns from each as a whole.
@@ -339,111 +311,22 @@ def sample_randomness(
     return UpdateRandomness(next_key, random_inputs, minibatches)
 
 
-class SampleRandomnessFn(Protocol):
-    """As `sample_randomness`."""
-
-    def __call__(
-        self, cfg: Config, world: object, key: I64[Tensor, "2"], /
-    ) -> UpdateRandomness: ...
+RolloutStepFn = Callable[..., tuple[RolloutState[Any], Transition[Any]]]
+BuildBatchFn = Callable[..., tuple[Batch[Any], RolloutMetrics]]
+MinibatchStepFn = Callable[..., tuple[UpdateState, MinibatchMetrics]]
 
 
-class UnrollFn(Protocol):
-    """As `rollout.unroll`."""
-
-    def __call__(
-        self,
-        cfg: Config,
-        world: object,
-        params: object,
-        rollout_state: RolloutState[State],
-        random_inputs: RandomInputs[Any],
-        scan: Scan,
-        rollout_step: RolloutStepFn,
-        /,
-    ) -> tuple[RolloutState[State], Transition[Any]]: ...
-
-
-class BuildBatchFn(Protocol):
-    """As `build_batch`."""
-
-    def __call__(
-        self,
-        cfg: Config,
-        world: object,
-        params: object,
-        env_state: object,
-        trajectory: Transition[Any],
-        scalars: Scalars,
-        memory: RolloutMemory,
-        /,
-    ) -> BatchAndMetrics: ...
-
-
-class ValuesFn(Protocol):
-    """As `fused_mlp.values`."""
-
-    def __call__(
-        self, cfg: Config, world: object, params: object, obs: Any, /
-    ) -> F32[Tensor, "T B"]: ...
-
-
-class RavelFn(Protocol):
-    """As `minibatch.ravel_update_state`."""
-
-    def __call__(
-        self, params: Params, opt_state: AdamState[Params], /
-    ) -> UpdateState: ...
-
-
-class UnravelFn(Protocol):
-    """As `minibatch.unravel_update_state`."""
-
-    def __call__(
-        self, params_like: Params, update_state: UpdateState, /
-    ) -> tuple[Params, AdamState[Params]]: ...
-
-
-class MinibatchStepFn(Protocol):
-    """As `shards.minibatch_step`, with the functions that it calls in turn already bound."""
-
-    def __call__(
-        self,
-        cfg: Config,
-        world: object,
-        params_like: object,
-        batch: Batch[Any],
-        scalars: Scalars,
-        update_state: UpdateState,
-        minibatch: MinibatchIndices,
-        /,
-    ) -> tuple[UpdateState, MinibatchMetrics]: ...
-
-
-class UpdateStateForm(NamedTuple):
-    """How params and the state of Adam become the state of the minibatch loop, and come back from it."""
-
-    ravel: RavelFn
-    unravel: UnravelFn
-
-
-_flat_update_state = UpdateStateForm(
-    minibatch.ravel_update_state, minibatch.unravel_update_state
-)
 _build_batch_by_kernels: BuildBatchFn = partial(
     build_batch, final_value=fused_mlp.final_value
 )
 _minibatch_step_by_kernels: MinibatchStepFn = partial(
-    minibatch_step,
-    accumulate_gradients=partial(
-        minibatch.accumulate_gradients,
-        gradient_fn=fused_mlp.loss_gradient,
-    ),
+    minibatch_step, gradient_fn=fused_mlp.loss_gradient
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelParts:
-    """Functions with a network of kernels, which a runtime may put in the places of those of `Parts`.
+class KernelFunctions:
+    """Functions with a network of kernels, which a runtime may put in the places of those of `StepFunctions`.
 
     `actor_step` is a rollout step without the critic's values, and `values` computes those of a whole rollout.
     `reason_against` the settings says why their network cannot be computed by kernels; it is empty if it can.
@@ -451,40 +334,41 @@ class KernelParts:
 
     rollout_step: RolloutStepFn = fused_mlp.rollout_step
     actor_step: RolloutStepFn = fused_mlp.actor_step
-    values: ValuesFn = fused_mlp.values
+    values: Callable[..., Tensor] = fused_mlp.values
     build_batch: BuildBatchFn = _build_batch_by_kernels
     minibatch_step: MinibatchStepFn = _minibatch_step_by_kernels
     reason_against: Callable[[Config], str] = fused_mlp.reason_against
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class StepFunctions:
     """The functions of `train_step`; a runtime may put compiled ones in their place.
 
     `train_step` calls them in the order in which they stand, but for the loop `scan`, which runs `rollout_step`, by
     `unroll`, and later `minibatch_step`. It calls none of the last two: a runtime that cannot compile `minibatch_step`
-    as a whole composes one from `minibatch_parts`, and on a GPU it may use `kernels`.
+    as a whole compiles `minibatch_loss`, and on a GPU it may use `kernels`.
     """
 
     scan: Scan = tree.scan
-    sample_randomness: SampleRandomnessFn = sample_randomness
+    sample_randomness: Callable[..., UpdateRandomness] = sample_randomness
     rollout_step: RolloutStepFn = rollout_step
-    unroll: UnrollFn = rollout.unroll
+    unroll: RolloutStepFn = rollout.unroll
     build_batch: BuildBatchFn = build_batch
-    update_state: UpdateStateForm = _flat_update_state
     minibatch_step: MinibatchStepFn = minibatch_step
-    minibatch_parts: MinibatchParts = minibatch.EAGER_MINIBATCH_PARTS
-    kernels: KernelParts = KernelParts()
+    minibatch_loss: Callable[..., tuple[Tensor, LossMetrics]] = (
+        minibatch.minibatch_loss
+    )
+    kernels: KernelFunctions = KernelFunctions()
 
 
-EAGER_PARTS = Parts()
+EAGER_PARTS = StepFunctions()
 
 
 def collect(
     cfg: Config,
     world: object,
     state: TrainState[Params, State],
-    parts: Parts = EAGER_PARTS,
+    parts: StepFunctions = EAGER_PARTS,
 ) -> RolloutResult:
     """Sample what is random, roll out, and estimate advantages: the first half of `train_step`."""
     if cfg.ppo.n_shards == 1:
@@ -495,21 +379,18 @@ def collect(
     moments = [_shard_moments(shard) for shard in own]
     metrics, advantage = _merge_shards(shards.gather(cfg, moments))
 
-    first = own[0]
     minibatches = ShardedIndices(
         rows=torch.stack([shard.minibatches.rows for shard in own], 1),
-        ends_epoch=first.minibatches.ends_epoch,
+        ends_epoch=own[0].minibatches.ends_epoch,
         advantage=advantage,
     )
-    return RolloutResult(
+    return own[0]._replace(
         key=torch.stack([shard.key for shard in own]),
         rollout_state=tree.map(
             lambda *rows: torch.cat(rows),
             *[shard.rollout_state for shard in own],
         ),
-        update_state=first.update_state,
         batch=cast(Any, tuple(shard.batch for shard in own)),
-        scalars=first.scalars,
         minibatches=cast(Any, minibatches),
         metrics=metrics,
     )
@@ -558,37 +439,27 @@ def _map_rows(
     """The state with a function applied to what belongs to shards."""
     rows = (state.env_state, state.episode_stats, state.key)
     env_state, episode_stats, key = tree.map(fn, rows)
-    return TrainState(
-        params=state.params,
-        opt_state=state.opt_state,
-        env_state=env_state,
-        episode_stats=episode_stats,
-        key=key,
-        update=state.update,
-        scalars=state.scalars,
-        memory=state.memory,
+    return state._replace(
+        env_state=env_state, episode_stats=episode_stats, key=key
     )
 
 
-class _ShardMoments(NamedTuple):
-    """What all shards must know of one shard's rollout."""
-
-    metrics: RolloutMetrics
-    residual: Moments  # of value targets less values
-    value_target: Moments
-    advantage: Moments  # of each minibatch
+# The metrics of a rollout, and the moments of its value targets less values, of its
+# value targets, and of the advantages of each minibatch.
+_ShardMoments = tuple[RolloutMetrics, Moments, Moments, Moments]
 
 
 def _shard_moments(shard: RolloutResult) -> _ShardMoments:
+    """What all shards must know of one shard's rollout."""
     batch = shard.batch
     residual = batch.value_target - batch.value
     is_row = torch.ones_like(residual, dtype=torch.bool)
     advantage = batch.advantage[shard.minibatches.rows]
-    return _ShardMoments(
-        metrics=shard.metrics,
-        residual=shards.masked_moments(is_row, residual),
-        value_target=shards.masked_moments(is_row, batch.value_target),
-        advantage=shards.masked_moments(torch.isfinite(advantage), advantage),
+    return (
+        shard.metrics,
+        shards.masked_moments(is_row, residual),
+        shards.masked_moments(is_row, batch.value_target),
+        shards.masked_moments(torch.isfinite(advantage), advantage),
     )
 
 
@@ -596,37 +467,31 @@ def _merge_shards(
     all_shards: list[_ShardMoments],
 ) -> tuple[RolloutMetrics, Moments]:
     """Measures of the rollouts of all shards, and the moments of the advantages of each minibatch."""
-    residual = shards.merge_moments([shard.residual for shard in all_shards])
-    target = shards.merge_moments([shard.value_target for shard in all_shards])
-    sums = shards.sum_in_order([shard.metrics for shard in all_shards])
-    metrics = RolloutMetrics(
-        n_episodes=sums.n_episodes,
-        episode_return_sum=sums.episode_return_sum,
-        episode_length_sum=sums.episode_length_sum,
-        n_truncated_episodes=sums.n_truncated_episodes,
-        explained_variance=1 - residual.square_sum / target.square_sum,
-    )
-    advantage = shards.merge_moments([shard.advantage for shard in all_shards])
-    return metrics, advantage
+    metrics, *moments = zip(*all_shards)
+    residual, target, advantage = map(shards.merge_moments, moments)
+    sums = shards.sum_in_order(metrics)[:-1]
+    explained_variance = 1 - residual.square_sum / target.square_sum
+    return RolloutMetrics(
+        *sums, explained_variance=explained_variance
+    ), advantage
 
 
 def _collect_shard(
     cfg: Config,
     world: object,
     state: TrainState[Params, State],
-    parts: Parts,
+    parts: StepFunctions,
 ) -> RolloutResult:
     """What `collect` returns, of one shard."""
-    return _prepare(
-        cfg, world, state, roll_out(cfg, world, state, parts), parts
-    )
+    rollout_data = roll_out(cfg, world, state, parts)
+    return _prepare(cfg, world, state, rollout_data, parts)
 
 
 def roll_out(
     cfg: Config,
     world: object,
     state: TrainState[Params, State],
-    parts: Parts = EAGER_PARTS,
+    parts: StepFunctions = EAGER_PARTS,
 ) -> Rollout:
     """Sample what is random in an update, and roll out: all of `train_step` that steps environments."""
     randomness = parts.sample_randomness(cfg, world, state.key)
@@ -641,10 +506,7 @@ def roll_out(
         parts.rollout_step,
     )
     return Rollout(
-        next_key=randomness.next_key,
-        minibatches=randomness.minibatches,
-        rollout_state=rollout_state,
-        trajectory=trajectory,
+        randomness.next_key, randomness.minibatches, rollout_state, trajectory
     )
 
 
@@ -653,7 +515,7 @@ def _prepare(
     world: object,
     state: TrainState[Params, State],
     rollout_data: Rollout,
-    parts: Parts,
+    parts: StepFunctions,
 ) -> RolloutResult:
     """Estimate the advantages of a rollout."""
     scalars = apply_schedules(cfg, state.update, state.scalars)
@@ -665,13 +527,15 @@ def _prepare(
         rollout_state.env_state,
         rollout_data.trajectory,
         scalars,
-        RolloutMemory(state.memory, rollout_state.memory),
+        (state.memory, rollout_state.memory),
     )
 
     return RolloutResult(
         key=rollout_data.next_key,
         rollout_state=rollout_state,
-        update_state=parts.update_state.ravel(state.params, state.opt_state),
+        update_state=minibatch.ravel_update_state(
+            state.params, state.opt_state
+        ),
         batch=batch,
         scalars=scalars,
         minibatches=rollout_data.minibatches,
@@ -683,7 +547,7 @@ def train_step(
     cfg: Config,
     world: object,
     state: TrainState[Params, State],
-    parts: Parts = EAGER_PARTS,
+    parts: StepFunctions = EAGER_PARTS,
 ) -> tuple[TrainState[Params, State], Metrics]:
     """Make one update: collect a rollout, then learn from it. Writes to no argument.
 
@@ -703,7 +567,7 @@ def learn(
     world: object,
     state: TrainState[Params, State],
     rollout_data: Rollout,
-    parts: Parts = EAGER_PARTS,
+    parts: StepFunctions = EAGER_PARTS,
 ) -> tuple[TrainState[Params, State], Metrics]:
     """Learn from a rollout: all of `train_step` that steps no environment.
 
@@ -719,7 +583,7 @@ def _update(
     world: object,
     state: TrainState[Params, State],
     collected: RolloutResult,
-    parts: Parts,
+    parts: StepFunctions,
 ) -> tuple[TrainState[Params, State], Metrics]:
     """All minibatches of an update: the second half of `train_step`."""
     step = partial(
@@ -734,16 +598,19 @@ def _update(
         step, collected.update_state, collected.minibatches
     )
 
-    params, opt_state = parts.update_state.unravel(state.params, update_state)
+    params, opt_state = minibatch.unravel_update_state(
+        state.params, update_state
+    )
+    env_state, episode_stats, memory = collected.rollout_state
     next_state = TrainState(
         params=params,
         opt_state=opt_state,
-        env_state=collected.rollout_state.env_state,
-        episode_stats=collected.rollout_state.episode_stats,
+        env_state=env_state,
+        episode_stats=episode_stats,
         key=collected.key,
         update=state.update + 1,
         scalars=state.scalars,
-        memory=collected.rollout_state.memory,
+        memory=memory,
     )
     return next_state, _update_metrics(
         collected.metrics, minibatch_metrics, collected.scalars
@@ -806,7 +673,7 @@ def _call_for_each(
 
 @reads_scalars_apart
 def _sample_for_each(
-    sample_randomness: SampleRandomnessFn,
+    sample_randomness: Callable[..., UpdateRandomness],
     cfg: Config,
     world: object,
     key: I64[Tensor, "L 2"],
@@ -820,35 +687,33 @@ def _sample_for_each(
     return UpdateRandomness(randomness.next_key, random_inputs, minibatches)
 
 
-def vmap_parts(parts: Parts) -> Parts:
+def vmap_parts(parts: StepFunctions) -> StepFunctions:
     """The parts for L learners at once: every leaf of `TrainState` and of `Metrics` has a leading axis L.
 
     `train_step(cfg, world, states, vmap_parts(parts))` equals `torch.vmap` of the whole step, and each of its parts can
     be compiled. Trajectories are [T, L, B] and minibatches [n, L, MB]: `scan` goes along the first axis.
     """
-    vmap_static = partial(_vmap_part, n_static=2)
-    vmap_build_batch = partial(_vmap_part, n_static=2, in_dims=(0, 0, 1, 0, 0))
-    kernels = parts.kernels
+    vmap = partial(_vmap_part, n_static=2)
+
+    def vmap_shared(
+        functions: StepFunctions | KernelFunctions,
+    ) -> dict[str, Any]:
+        return {
+            "rollout_step": vmap(functions.rollout_step),
+            "build_batch": vmap(functions.build_batch, in_dims=(0, 0, 1, 0, 0)),
+            "minibatch_step": vmap(functions.minibatch_step),
+        }
+
+    kernels = dataclasses.replace(
+        parts.kernels,
+        actor_step=vmap(parts.kernels.actor_step),
+        values=vmap(parts.kernels.values, in_dims=(0, 1), out_dim=1),
+        **vmap_shared(parts.kernels),
+    )
+    sample = partial(_sample_for_each, vmap(parts.sample_randomness))
     return dataclasses.replace(
         parts,
-        sample_randomness=update_wrapper(
-            partial(_sample_for_each, vmap_static(parts.sample_randomness)),
-            parts.sample_randomness,
-        ),
-        rollout_step=vmap_static(parts.rollout_step),
-        build_batch=vmap_build_batch(parts.build_batch),
-        update_state=UpdateStateForm(
-            *(_vmap_part(fn, n_static=0) for fn in parts.update_state)
-        ),
-        minibatch_step=vmap_static(parts.minibatch_step),
-        kernels=dataclasses.replace(
-            kernels,
-            rollout_step=vmap_static(kernels.rollout_step),
-            actor_step=vmap_static(kernels.actor_step),
-            values=_vmap_part(
-                kernels.values, n_static=2, in_dims=(0, 1), out_dim=1
-            ),
-            build_batch=vmap_build_batch(kernels.build_batch),
-            minibatch_step=vmap_static(kernels.minibatch_step),
-        ),
+        sample_randomness=update_wrapper(sample, parts.sample_randomness),
+        kernels=kernels,
+        **vmap_shared(parts),
     )

@@ -14,7 +14,7 @@ import torch
 from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
 from funcppo.envs import classic
-from funcppo.envs.base import NoWorld
+from funcppo.interfaces import NoWorld
 from funcppo.nets import networks
 from funcppo.runtime import compile
 

@@ -280,7 +280,7 @@ def test_every_strategy_is_composed_to_the_eager_update(problem, strategy):
     step = compile._build_minibatch_step(  # pyright: ignore[reportPrivateUsage]
         strategy,
         EAGER_PARTS.minibatch_step,
-        EAGER_PARTS.minibatch_parts,
+        EAGER_PARTS.minibatch_loss,
         lambda fn: fn,
     )
     parts = replace(EAGER_PARTS, minibatch_step=step)

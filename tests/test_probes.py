@@ -17,7 +17,7 @@ from torch import Tensor
 
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
-from funcppo.envs.base import Environment, Timestep
+from funcppo.interfaces import Environment, Timestep
 from funcppo.nets import networks
 from funcppo.nets.networks import CATEGORICAL, DIAGONAL_GAUSSIAN, Agent
 from funcppo.train_step import init, train_step

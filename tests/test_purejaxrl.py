@@ -17,7 +17,7 @@ from funcppo.config import Config
 from funcppo.core import random, tree
 from funcppo.nets import networks
 from funcppo.nets.networks import Dense
-from funcppo.rollout import RolloutKeys, sample_random_inputs
+from funcppo.rollout import sample_random_inputs
 from funcppo.train_step import EAGER_PARTS, UpdateRandomness, init, train_step
 from tests.learning import WORLD, cartpole_config, one_thread, oracle
 
@@ -44,8 +44,8 @@ def chained_randomness(
             )
         )
     _, _, minibatches = EAGER_PARTS.sample_randomness(cfg, world, key)
-    keys = RolloutKeys(torch.stack(actions), *torch.stack(rows).unbind(-2))
-    random_inputs = sample_random_inputs(cfg.env, world, keys)
+    keys = torch.stack(actions), *torch.stack(rows).unbind(-2)
+    random_inputs = sample_random_inputs(cfg.env, world, *keys)
     return UpdateRandomness(
         key, random_inputs, minibatches._replace(rows=torch.cat(orders))
     )
@@ -162,7 +162,7 @@ def test_observations_values_advantages_and_losses_agree_within_1e_4(updates):
             ("reward", "reward"),
         ):
             close(stacked(log, ours), run[theirs][u])
-        batch = log["build_batch"][0].batch
+        batch = log["build_batch"][0][0]
         close(
             batch.advantage.view(run["advantages"][u].shape).numpy(),
             run["advantages"][u],

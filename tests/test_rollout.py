@@ -38,7 +38,7 @@ def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
     params = cfg.agent.init(cfg.agent.cfg, params_key)
     first = rollout.init_rollout_state(cfg, WORLD, reset_key, n_envs)
     keys = rollout_keys(key, n_steps, n_envs)
-    random_inputs = sample_random_inputs(cfg.env, WORLD, keys)
+    random_inputs = sample_random_inputs(cfg.env, WORLD, *keys)
     return (
         params,
         first,

@@ -8,12 +8,10 @@ from functools import partial
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from funcppo import losses, minibatch, shards
+from funcppo import losses, shards
 from funcppo.core import random, tree
 from funcppo.minibatch import MinibatchIndices
-from funcppo.shards import ShardGradient
 from funcppo.train_step import (
     EAGER_PARTS,
     collect,
@@ -80,7 +78,7 @@ def test_a_mean_over_shards_by_hand():
     def shard(gradient, n_counted, fraction):
         loss = torch.tensor(gradient)
         metrics = losses.LossMetrics(*[loss] * 6, (), torch.tensor(fraction))
-        return ShardGradient(loss[None], metrics, torch.tensor(n_counted))
+        return loss[None], metrics, torch.tensor(n_counted)
 
     grads, metrics = shards.mean_over_shards(
         [shard(4.0, 3.0, 0.25), shard(8.0, 1.0, 0.75)]
@@ -188,22 +186,6 @@ def test_a_shard_that_is_not_finite_stops_the_minibatch_for_all():
     update, metrics = learn(cfg, state, got, batch, got.minibatches)
     assert not metrics.is_finite.any() and not metrics.is_applied.any()
     assert update.flat_params.equal(got.update_state.flat_params)
-
-
-def test_one_shard_is_computed_by_the_graph_of_a_minibatch_step():
-    cfg = cartpole_config(**SMALL)
-    state = init(cfg, WORLD, random.key(0))
-    got = collect(cfg, WORLD, state)
-    first = tree.map(lambda x: x[0], got.minibatches)
-
-    def graph(step):
-        step = partial(step, cfg, WORLD)
-        traced = make_fx(step)(
-            state.params, got.batch, got.scalars, got.update_state, first
-        )
-        return traced.code
-
-    assert graph(shards.minibatch_step) == graph(minibatch.minibatch_step)
 
 
 def test_a_minibatch_step_of_shards_is_one_graph_and_equals_eager():

@@ -8,16 +8,13 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import optim, rollout
+from funcppo import rollout
 from funcppo.config import Schedule
 from funcppo.core import random, tree
-from funcppo.minibatch import MinibatchParts
 from funcppo.rollout import RolloutState
 from funcppo.train_step import (
     EAGER_PARTS,
-    KernelParts,
-    Parts,
-    UpdateStateForm,
+    StepFunctions,
     apply_schedules,
     build_batch,
     init,
@@ -60,27 +57,17 @@ def fails(*_):
     raise ZeroDivisionError
 
 
-FAILING_FORM = UpdateStateForm(fails, fails)
-
-
 @pytest.mark.parametrize(
     "name",
-    sorted({f.name for f in fields(Parts)} - {"minibatch_parts", "kernels"}),
+    sorted(
+        {f.name for f in fields(StepFunctions)} - {"minibatch_loss", "kernels"}
+    ),
 )
 def test_a_training_step_calls_each_of_its_parts(name):
     cfg = cartpole_config(**SMALL)
-    failing = FAILING_FORM if name == "update_state" else fails
-    parts = replace(EAGER_PARTS, **{name: failing})
+    parts = replace(EAGER_PARTS, **{name: fails})
     with pytest.raises(ZeroDivisionError):
         train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)), parts)
-
-
-def test_a_training_step_calls_none_of_what_a_minibatch_step_is_composed_of():
-    cfg = cartpole_config(**SMALL)
-    pieces = MinibatchParts(**{f.name: fails for f in fields(MinibatchParts)})
-    kernels = KernelParts(**{f.name: fails for f in fields(KernelParts)})
-    parts = replace(EAGER_PARTS, minibatch_parts=pieces, kernels=kernels)
-    train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)), parts)
 
 
 def test_every_row_is_learnt_from_once_an_epoch_and_in_another_order_each_time():
@@ -242,15 +229,6 @@ def test_learners_under_vmap_equal_their_single_runs(make):
         assert_trees_equal((vectors, shown), want, rtol=0, atol=1e-10)
 
 
-def test_a_saved_state_goes_on_where_it_was():
-    """Two updates in a row equal one, a copy of the whole state, and another."""
-    cfg = cartpole_config(**SMALL)
-    once, _ = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
-    straight, _ = train_step(cfg, WORLD, once)
-    resumed, _ = train_step(cfg, WORLD, tree.map(torch.clone, once))
-    assert_trees_equal(resumed, straight, rtol=0, atol=0)
-
-
 def test_cartpole_improves():
     """From about 22 steps an episode to above 60 within 20 updates of 32 environments."""
     cfg = cartpole_config(
@@ -268,37 +246,3 @@ def test_cartpole_improves():
             )
     assert returns[0] < 30
     assert sum(returns[-3:]) / 3 > 60
-
-
-# After three updates of 4 x 16 steps from key 0, by the code before there were networks with memory: norm of the
-# parameters; value loss, entropy and sum of returns of the third update.
-RECORDED = {
-    cartpole_config: (17.049530, 6.8431191, 0.68877953, 72.0),
-    pendulum_config: (16.922787, 275.87967, 1.4437065, -409.76910),
-}
-
-
-@pytest.mark.parametrize("make", RECORDED)
-def test_a_network_without_memory_learns_as_before_there_were_others(make):
-    """A rounding error of another processor grows in three updates: 1e-3. The state has no leaf more."""
-    cfg = make(max_steps=9, n_steps=16, n_updates=4, learning_rate=1e-2)
-    state = init(cfg, WORLD, random.key(0))
-    for _ in range(3):
-        state, metrics = train_step(cfg, WORLD, state)
-    found = (
-        tree.global_norm(state.params),
-        metrics.loss.value_loss,
-        metrics.loss.entropy,
-        metrics.rollout.episode_return_sum,
-    )
-    assert [float(x) for x in found] == pytest.approx(RECORDED[make], rel=1e-3)
-    assert state.memory == () and tree.paths(state)[-1] == "scalars.gae_lambda"
-
-
-def test_adam_counts_one_step_a_minibatch():
-    cfg = cartpole_config(**SMALL)
-    state, _ = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
-    assert (
-        isinstance(state.opt_state, optim.AdamState)
-        and float(state.opt_state.step) == 6
-    )

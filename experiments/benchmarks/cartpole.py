@@ -45,7 +45,7 @@ from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.envs import classic
-from funcppo.envs.base import NoWorld
+from funcppo.interfaces import NoWorld
 from funcppo.nets import networks as mlp
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
@@ -229,7 +229,7 @@ class CartPoleCase:
             step, self.state, use_cuda_graph=use_graph, strict=use_graph
         )
 
-    def compile_parts(self) -> train_step.Parts:
+    def compile_parts(self) -> train_step.StepFunctions:
         """The parts of the training step that this mode calls."""
         if self.mode in ("captured", "loop-body-graphs", "compiled"):
             strategy = "one-graph"
@@ -251,7 +251,7 @@ class CartPoleCase:
         )[0]
 
     def step_function(
-        self, parts: train_step.Parts
+        self, parts: train_step.StepFunctions
     ) -> Callable[[Any], tuple[Any, Any]]:
         """Return what is timed: an iteration."""
         return lambda state: train_step.train_step(

@@ -169,7 +169,7 @@ class ProverCase:
             row |= profile_kernels(self.step)
         return row
 
-    def compile_parts(self) -> train_step.Parts:
+    def compile_parts(self) -> train_step.StepFunctions:
         """The parts of the training step that this mode calls."""
         return strategies.select_strategy(
             train_step.collect,
@@ -189,7 +189,9 @@ class ProverCase:
         return "one-graph"
 
     def capture(
-        self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts
+        self,
+        step: Callable[..., tuple[Any, Any]],
+        parts: train_step.StepFunctions,
     ) -> CapturedStep[Any, Any]:
         """A step as this mode runs it."""
         if self.mode in LOOP_BODY_MODES:
@@ -206,7 +208,9 @@ class ProverCase:
             strict=use_graph,
         )
 
-    def rollout(self, state: Any, parts: train_step.Parts) -> tuple[Any, Any]:
+    def rollout(
+        self, state: Any, parts: train_step.StepFunctions
+    ) -> tuple[Any, Any]:
         """Rollout and advantages alone."""
         collected = train_step.collect(self.cfg, self.world, state, parts)
         after = state._replace(

@@ -13,7 +13,7 @@ from funcppo import optim
 from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
 from funcppo.envs import classic
-from funcppo.envs.base import NoWorld
+from funcppo.interfaces import NoWorld
 from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
 from funcppo.nets import networks as mlp
 from funcppo.nets.networks import Agent, PolicyValue, dense

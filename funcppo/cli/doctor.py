@@ -156,7 +156,7 @@ def try_strategies(device: str) -> PreparedStep:
     from funcppo import train_step
     from funcppo.core import random
     from funcppo.envs import classic
-    from funcppo.envs.base import NoWorld
+    from funcppo.interfaces import NoWorld
     from funcppo.nets import networks
     from funcppo.runtime import compile as compilation
     from funcppo.runtime.capture import capture

@@ -13,6 +13,7 @@ Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", SC'11
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -39,19 +40,6 @@ class WordArithmetic(Protocol):
 
 # A tensor, or what a compiler computes with in its place.
 Word = TypeVar("Word", bound=WordArithmetic)
-WordResult = TypeVar("WordResult", bound=WordArithmetic, covariant=True)
-
-
-class ConstantFn(Protocol[WordResult]):
-    """Turns a Python integer into what arithmetic with words accepts."""
-
-    def __call__(self, value: int, /) -> WordResult | int: ...
-
-
-class RotateFn(Protocol[Word]):
-    """Rotates the low 32 bits of a word to the left; the bits above them may hold anything afterwards."""
-
-    def __call__(self, word: Word, n_bits: int, /) -> Word: ...
 
 
 def threefry_rounds(
@@ -59,8 +47,8 @@ def threefry_rounds(
     k1: Word,
     x0: Word,
     x1: Word,
-    constant: ConstantFn[Word],
-    rotate_left: RotateFn[Word],
+    constant: Callable[[int], Word | int],
+    rotate_left: Callable[[Word, int], Word],
 ) -> tuple[Word, Word]:
     """Apply the 20 rounds of Threefry-2x32, in whatever arithmetic the words bring with them.
 
@@ -68,7 +56,7 @@ def threefry_rounds(
       k0, k1: the key.
       x0, x1: the counter.
       constant: a Python integer as a word.
-      rotate_left: rotation of the low 32 bits of a word.
+      rotate_left: a word whose low 32 bits are rotated to the left by some bits; those above may be anything.
 
     Returns:
       Two words below 2**32.
@@ -153,13 +141,9 @@ torch.library.register_vmap(
 )
 
 
-class _Threefry2x32(Protocol):
-    """The operator's signature."""
-
-    def __call__(self, *words: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-threefry2x32: _Threefry2x32 = torch.ops.funcppo.threefry2x32.default
+threefry2x32: Callable[..., tuple[Tensor, Tensor]] = (
+    torch.ops.funcppo.threefry2x32.default
+)
 
 
 def _hash_counter(key: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:

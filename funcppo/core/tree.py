@@ -11,8 +11,8 @@ The compiler unrolls a Python loop, so that its time grows with the number of tu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, Protocol, TypeVar, cast, overload
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast, overload
 
 import optree
 import optree.registry as optree_registry
@@ -28,40 +28,22 @@ Record = TypeVar("Record")  # a dataclass
 _GLOBAL_NAMESPACE: Any = vars(optree_registry)["__GLOBAL_NAMESPACE"]
 
 
-class UnaryLeafFn(Protocol):
-    """A function of one leaf."""
-
-    def __call__(self, a: Tensor, /) -> Tensor: ...
-
-
-class BinaryLeafFn(Protocol):
-    """A function of the matching leaves of two trees."""
-
-    def __call__(self, a: Tensor, b: Tensor, /) -> Tensor: ...
-
-
-class TernaryLeafFn(Protocol):
-    """A function of the matching leaves of three trees."""
-
-    def __call__(self, a: Tensor, b: Tensor, c: Tensor, /) -> Tensor: ...
-
-
-class LeafFn(Protocol):
-    """A function of the matching leaves of any number of trees."""
-
-    def __call__(self, *leaves: Tensor) -> Tensor: ...
-
-
 @overload
-def map(fn: UnaryLeafFn, tree: Tree, /) -> Tree: ...
-@overload
-def map(fn: BinaryLeafFn, tree: Tree, second: Tree, /) -> Tree: ...
+def map(fn: Callable[[Tensor], Tensor], tree: Tree, /) -> Tree: ...
 @overload
 def map(
-    fn: TernaryLeafFn, tree: Tree, second: Tree, third: Tree, /
+    fn: Callable[[Tensor, Tensor], Tensor], tree: Tree, second: Tree, /
 ) -> Tree: ...
 @overload
-def map(fn: LeafFn, tree: Tree, /, *rest: Tree) -> Tree: ...
+def map(
+    fn: Callable[[Tensor, Tensor, Tensor], Tensor],
+    tree: Tree,
+    second: Tree,
+    third: Tree,
+    /,
+) -> Tree: ...
+@overload
+def map(fn: Callable[..., Tensor], tree: Tree, /, *rest: Tree) -> Tree: ...
 def map(fn: Any, tree: Any, /, *rest: Any) -> Any:
     """Apply `fn` to matching leaves.
 
@@ -124,15 +106,21 @@ def global_norm(tree: object) -> Tensor:
     return torch.stack([(x * x).sum() for x in leaves(tree)]).sum().sqrt()
 
 
-def ravel(tree: object) -> Tensor:
-    """All leaves as one vector, in the order of `leaves`; they share a dtype."""
-    return torch.cat([x.reshape(-1) for x in leaves(tree)])
+def ravel(tree: object, n_axes: int = 0) -> Tensor:
+    """All leaves as one vector, in the order of `leaves`; they share a dtype.
+
+    Args:
+      n_axes: leading axes that all leaves have, and that stay.
+    """
+    flat = [x.reshape(*x.shape[:n_axes], -1) for x in leaves(tree)]
+    return torch.cat(flat, -1)
 
 
 def unravel(like: Tree, flat: Tensor) -> Tree:
     """The inverse of `ravel`: the tree with the structure and shapes of `like` whose leaves are views of `flat`."""
     shapes = [x.shape for x in leaves(like)]
-    pieces = torch.split(flat, [shape.numel() for shape in shapes])
+    sizes = [shape[flat.ndim - 1 :].numel() for shape in shapes]
+    pieces = torch.split(flat, sizes, -1)
     return unflatten(
         like, [piece.view(shape) for piece, shape in zip(pieces, shapes)]
     )

@@ -19,11 +19,13 @@ and those of two letters: TB transitions of a batch (T * B), MB rows of a miniba
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import (
     TYPE_CHECKING,
     Any,
     NamedTuple,
     Protocol,
+    TypeAlias,
     get_args,
     get_type_hints,
 )
@@ -94,10 +96,8 @@ X = TypeVar("X", infer_variance=True)  # what a turn of a loop reads
 Y = TypeVar("Y", infer_variance=True)  # what a turn of a loop returns
 
 
-class ScanBody(Protocol[Carry, X, Y]):
-    """One turn of a loop: reads the carry and one element of the inputs, returns the next carry and an output."""
-
-    def __call__(self, carry: Carry, x: X, /) -> tuple[Carry, Y]: ...
+# One turn of a loop: the next carry and an output, from the carry and an element of the inputs.
+ScanBody: TypeAlias = Callable[[Carry, X], tuple[Carry, Y]]
 
 
 class Scan(Protocol):

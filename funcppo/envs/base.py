@@ -20,24 +20,7 @@ from funcppo.core.types import (
     World,
     check_tensor,
 )
-from funcppo.interfaces import (
-    AutoresetStep,
-    Environment,
-    EnvironmentSpec,
-    NoWorld,
-    Timestep,
-)
-
-__all__ = [
-    "AutoresetStep",
-    "Environment",
-    "EnvironmentSpec",
-    "NoWorld",
-    "Timestep",
-    "restart",
-    "sample_reset",
-    "step_with_autoreset",
-]
+from funcppo.interfaces import Environment, Timestep
 
 
 def sample_reset(
@@ -58,7 +41,7 @@ def step_with_autoreset(
     action: Tensor,
     key: I64[Tensor, "B 2"],
     reset_sample: ResetSample,
-) -> AutoresetStep[State]:
+) -> tuple[State, Timestep, State]:
     """Step every row, then reset the rows that the step finished.
 
     An environment whose step and reset share their costly part may do both at once, with the same result.
@@ -66,14 +49,15 @@ def step_with_autoreset(
     Args:
       reset_sample: from `sample_reset`; used in finished rows only.
 
+    Returns:
+      The state before any reset, the timestep, and the state to continue from.
+
     Raises:
       TypeError: `step_functional` returns a flag or a state of another shape or dtype than it should.
     """
     if env.step_with_autoreset is not None:
-        return AutoresetStep(
-            *env.step_with_autoreset(
-                env.cfg, world, state, action, key, reset_sample
-            )
+        return env.step_with_autoreset(
+            env.cfg, world, state, action, key, reset_sample
         )
 
     result = env.step_functional(env.cfg, world, state, action, key)
@@ -83,17 +67,9 @@ def step_with_autoreset(
         reset_state = env.reset_from_sample(env.cfg, world, reset_sample)
     else:
         reset_state = cast(Any, reset_sample)
-    return AutoresetStep(
-        reached_state,
-        timestep,
-        restart(
-            env,
-            world,
-            reached_state,
-            timestep.terminated | timestep.truncated,
-            reset_state,
-        ),
-    )
+    finished = timestep.terminated | timestep.truncated
+    next_state = restart(env, world, reached_state, finished, reset_state)
+    return reached_state, timestep, next_state
 
 
 def _check_step(state: object, result: object, rows: torch.Size) -> None:

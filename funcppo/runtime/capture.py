@@ -706,7 +706,7 @@ def capture_loop_bodies(
 
     Args:
       step: `step(state, parts=...)`; its loops are `parts.scan` over functions of `parts`.
-      parts: the parts to run, except their scan, `train_step.Parts`.
+      parts: the parts to run, except their scan, `train_step.StepFunctions`.
       state: the first state. One step from it is computed and dropped, to capture the loop bodies.
       strict: raise instead of falling back to calls of the bodies.
       agree: as of `capture`.

@@ -51,13 +51,12 @@ from funcppo.runtime.reasons import ReasonCode
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "forward", "eager")
-# Fields of `train_step.Parts`.
+# Fields of `train_step.StepFunctions`.
 ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 MAX_CHECKED_STEPS = 4  # of a rollout, over which rollout parts are compared
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
-Parts = TypeVar("Parts")  # `train_step.Parts`
 Params = TypeVar("Params")
 Moments = TypeVar("Moments")  # `optim.AdamState`
 Carry = TypeVar("Carry")
@@ -201,7 +200,7 @@ def _load_passes() -> dict[str, Any]:
 
 def select_strategy(
     collect: Callable[..., Any],
-    parts: Parts,
+    parts: Any,
     cfg: Any,
     world: object,
     state: Any,
@@ -429,7 +428,7 @@ class _Trial:
     failures: list[Failure] = field(default_factory=list)
     # of the record
     found: dict[str, Any] = field(default_factory=dict)
-    # functions of the step, `train_step.KernelParts`; empty, or one element
+    # functions of the step, `train_step.KernelFunctions`; empty, or one element
     kernels: list[Any] = field(default_factory=list)
 
     @property
@@ -612,7 +611,7 @@ class _Trial:
                 use_custom_passes=use_custom_passes,
             )
             compiled = _build_minibatch_step(
-                strategy, step, parts.minibatch_parts, compile_part
+                strategy, step, parts.minibatch_loss, compile_part
             )
             check_update(
                 partial(compiled, *args),
@@ -662,29 +661,21 @@ def _with_truncations(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _build_minibatch_step(
     strategy: str,
     step: Callable[..., Any],
-    pieces: Any,
+    loss: Callable[..., Any],
     compile_part: Callable[..., Any],
 ) -> Callable[..., Any]:
     """The minibatch step of a strategy, not called yet.
 
     Args:
       step: the eager one.
-      pieces: of which `forward` composes it, `minibatch.MinibatchParts`.
+      loss: of a minibatch, which `forward` compiles.
     """
     if strategy == "one-graph":
         return compile_part(step)
     if strategy == "eager":
         return step
-    gradient_fn = partial(
-        _gradient_by_autograd, compile_part(pieces.minibatch_loss)
-    )
-    return partial(
-        step,
-        accumulate_gradients=partial(
-            pieces.accumulate_gradients, gradient_fn=gradient_fn
-        ),
-        apply_gradients=partial(pieces.apply_gradients, adam_update=fused_adam),
-    )
+    gradient_fn = partial(_gradient_by_autograd, compile_part(loss))
+    return partial(step, gradient_fn=gradient_fn, adam_update=fused_adam)
 
 
 def _gradient_by_autograd(

@@ -53,7 +53,7 @@ def play(env, seed, n, steps):
             base.sample_reset(env, WORLD, random.split(sample_key, n)),
         )
         out.append(Step(state, action, *step))
-        state = step.next_state
+        *_, state = step
     return out
 
 

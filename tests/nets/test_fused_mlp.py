@@ -331,13 +331,13 @@ def test_a_batch_with_truncated_episodes_equals_that_of_operators(
         double(rollout.rollout_state.env_state),
         trajectory._replace(truncated=truncated),
         state.scalars,
-        train_step.NO_MEMORY,
+        ((), ()),
     )
     expected = parts.build_batch(*args)
     got = parts.kernels.build_batch(*args)
     assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
     uncut = parts.build_batch(*args[:4], trajectory, *args[5:])
-    assert not torch.equal(uncut.batch.advantage, expected.batch.advantage)
+    assert not torch.equal(uncut[0].advantage, expected[0].advantage)
 
 
 def test_several_learners_compiled_in_one_graph_equal_each() -> None:
@@ -435,8 +435,8 @@ def test_kernels_that_compute_other_numbers_are_not_used(
             lambda x: 2 * x, minibatch.accumulate_gradients(*args)
         ),
     )
-    parts = train_step.Parts(
-        kernels=train_step.KernelParts(minibatch_step=wrong)
+    parts = train_step.StepFunctions(
+        kernels=train_step.KernelFunctions(minibatch_step=wrong)
     )
     state = learner.init(random.key(0, "cuda"))
     _, record = compile.select_strategy(
@@ -454,7 +454,9 @@ def test_values_by_kernels_that_are_wrong_are_not_used(
     network = {"matmul_dtype": matmul_dtype}
     learner = make_learner("CartPole-v1", network, 64, 64)
     wrong = partial(train_step.build_batch, final_value=no_final_value)
-    parts = train_step.Parts(kernels=train_step.KernelParts(build_batch=wrong))
+    parts = train_step.StepFunctions(
+        kernels=train_step.KernelFunctions(build_batch=wrong)
+    )
     state = learner.init(random.key(0, "cuda"))
     _, record = compile.select_strategy(
         train_step.collect,

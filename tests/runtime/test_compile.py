@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,6 @@ from funcppo.core import random, tree
 from funcppo.kg.graph import loaders
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.minibatch import MinibatchParts
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.collectives import alone
 from funcppo.runtime.compile import (
@@ -33,7 +32,7 @@ from funcppo.runtime.env_kernel.tensor import UnsupportedError
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
 from funcppo.runtime.reasons import ReasonCode
-from funcppo.train_step import EAGER_PARTS, Parts, collect, init, train_step
+from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
 CFG = cartpole_config(
@@ -60,26 +59,11 @@ def select(parts=EAGER_PARTS, strategy="auto", backend="eager"):
 def broken(name: str, why: str = "broken on purpose") -> Any:
     """A part that works eagerly and breaks the graph when it is compiled."""
 
-    owner = (
-        EAGER_PARTS
-        if hasattr(EAGER_PARTS, name)
-        else EAGER_PARTS.minibatch_parts
-    )
-
     def part(*args, **kwargs):
         torch._dynamo.graph_break(msg=why)
-        return getattr(owner, name)(*args, **kwargs)
+        return getattr(EAGER_PARTS, name)(*args, **kwargs)
 
     return part
-
-
-def with_parts(**functions: Any) -> Parts:
-    """The eager parts with some replaced, those of a minibatch step included."""
-    names = {field.name for field in fields(MinibatchParts)}
-    pieces = {name: functions.pop(name) for name in names & functions.keys()}
-    return replace(
-        EAGER_PARTS, minibatch_parts=MinibatchParts(**pieces), **functions
-    )
 
 
 def wrong(*args, **kwargs):
@@ -138,8 +122,9 @@ def test_microbatches_update_as_their_minibatch_does(strategy):
 def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
     failing = STRATEGIES[:n_broken]
     parts, record = select(
-        with_parts(
-            **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing}
+        replace(
+            EAGER_PARTS,
+            **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing},
         )
     )
     assert record.strategy == STRATEGIES[n_broken]
@@ -403,7 +388,9 @@ def test_a_kernel_of_the_rollout_has_the_values_apart_if_it_can(
 def test_a_strategy_chosen_by_name_that_fails_raises():
     for strategy, part in BREAKABLE.items():
         with pytest.raises(torch._dynamo.exc.Unsupported):
-            select(with_parts(**{part: broken(part)}), strategy=strategy)
+            select(
+                replace(EAGER_PARTS, **{part: broken(part)}), strategy=strategy
+            )
     with pytest.raises(EquivalenceError):
         select(replace(EAGER_PARTS, minibatch_step=wrong), strategy="one-graph")
 
@@ -434,7 +421,8 @@ def test_an_update_that_fails_eagerly_too_raises():
 
     with pytest.raises(ZeroDivisionError):
         select(
-            with_parts(
+            replace(
+                EAGER_PARTS,
                 minibatch_step=fails,
                 accumulate_gradients=fails,
                 minibatch_loss=fails,
@@ -607,7 +595,9 @@ def test_a_process_stays_eager_beside_one_that_does():
 
 def test_others_hear_of_a_strategy_that_fails_here():
     peers = Peers()
-    failing = with_parts(minibatch_step=broken("minibatch_step", "no"))
+    failing = replace(
+        EAGER_PARTS, minibatch_step=broken("minibatch_step", "no")
+    )
     select_strategy(
         collect, failing, CFG, WORLD, state(), "auto", "eager", agree=peers
     )

@@ -25,7 +25,7 @@ from funcppo.core.settings import (
     check_fields,
 )
 from funcppo.core.types import F32, I32, I64, Bool
-from funcppo.envs.base import Environment, Timestep
+from funcppo.interfaces import Environment, Timestep
 from funcppo.kg.logic import derivability
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derivability import DerivabilityIndex

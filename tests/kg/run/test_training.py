@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import checkpoint, compiled_step, logs, minibatch, train_step
+from funcppo import (
+    checkpoint,
+    compiled_step,
+    logs,
+    minibatch,
+    shards,
+    train_step,
+)
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
@@ -645,10 +652,10 @@ def test_a_minibatch_with_a_capacity_compiles_fullgraph_and_equals_eager():
         got.update_state,
         tree.map(lambda x: x[0], got.minibatches),
     )
-    learner, metrics = compiled(minibatch.minibatch_step, backend="aot_eager")(
+    learner, metrics = compiled(shards.minibatch_step, backend="aot_eager")(
         *args
     )
-    want, expected = minibatch.minibatch_step(*args)
+    want, expected = shards.minibatch_step(*args)
     assert_trees_equal(
         (learner, metrics), (want, expected), rtol=1e-4, atol=1e-6
     )

@@ -11,7 +11,7 @@ import funcppo as fp
 from examples import grid_world as grid_world_example
 from funcppo import rollout, train_step
 from funcppo.core import tree
-from funcppo.envs.base import NoWorld
+from funcppo.interfaces import NoWorld
 from funcppo.learner import Learner
 from funcppo.runtime.env_kernel import rollout_kernel
 from funcppo.runtime.env_kernel.rollout_kernel import (
@@ -110,7 +110,7 @@ def arguments_of_many(
     return args._replace(random_inputs=random_inputs)
 
 
-def parts_of(args: StepArguments) -> train_step.Parts:
+def parts_of(args: StepArguments) -> train_step.StepFunctions:
     """The parts of one learner, or of several."""
     is_many = tree.leaves(args.random_inputs)[0].ndim == 3
     parts = train_step.EAGER_PARTS
