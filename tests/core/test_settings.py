@@ -47,8 +47,8 @@ from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.ranking import policy_score
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.scores.aggregation import AggregationConfig, Capacity
-from funcppo.kg.scores.bellman_ford import NetworkConfig, StepConfig
 from funcppo.kg.scores.evidence import EvidenceConfig
+from funcppo.kg.scores.path_network import NetworkConfig
 from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
     EmbeddingConfig,
@@ -249,7 +249,6 @@ def configs():
         EmbeddingConfig(),
         BellmanFordConfig(),
         network,
-        StepConfig(network=network, n_at_once=1),
     ]
 
 

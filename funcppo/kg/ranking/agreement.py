@@ -39,7 +39,6 @@ from funcppo.kg.ranking.recount import (
     OtherFactShares,
     RankCounts,
 )
-from funcppo.kg.scores.bellman_ford_paths import KnownPath
 from funcppo.kg.scores.other_facts import other_fact_shares
 from funcppo.kg.scores.score import OTHER_FACTS, Score
 from funcppo.kg.search.task import ProverTask, known_triples, with_other_facts
@@ -824,11 +823,6 @@ def compare_evidence(
             for key in dict.fromkeys((*engine, *again))
             if _differ(engine.get(key, 0), again.get(key, 0))
         ]
-        lines += [
-            f"{name}: path {', '.join(map(format_atom, path.facts))}: expected known facts that lead to the answer"
-            for path in _paths_of(found)
-            if not _is_known_path(subject, row, left_out, path)
-        ]
     return Agreement(
         kind="evidence",
         unit="answers",
@@ -863,12 +857,6 @@ def _evidence_counts(found: Explanation | None) -> dict[str, object]:
         counts |= {_degree_name(predicate, place): n_facts}
     links = sorted(term.detail[:2] for term in found.of_kind("fact"))
     return counts | {"linking facts": links}
-
-
-def _paths_of(found: Explanation | None) -> Sequence[KnownPath]:
-    """The paths that a Bellman-Ford network reads an answer from."""
-    networks = found.of_kind("bellman-ford") if found else []
-    return [path for term in networks for path in term.detail]
 
 
 def _degree_name(predicate: int, place: int) -> str:
@@ -962,20 +950,6 @@ def _unknown_facts(subject: Subject, row: _Row, left_out: LeftOut) -> set[Atom]:
         return {row.query}
     pair = set(row.query[1:])
     return {a for a in facts if len(a) == 3 and set(a[1:]) == pair}
-
-
-def _is_known_path(
-    subject: Subject, row: _Row, left_out: LeftOut, path: KnownPath
-) -> bool:
-    """Whether a path is of known facts that the query does not leave out, and leads from its entity to the answer."""
-    unknown = _unknown_facts(subject, row, left_out)
-    here = row.query[3 - row.side]
-    for fact in path.facts:
-        is_known = fact in subject.facts.all and fact not in unknown
-        if not is_known or here not in fact[1:]:
-            return False
-        here = fact[2] if here == fact[1] else fact[1]
-    return here == row.query[row.side]
 
 
 # -- time

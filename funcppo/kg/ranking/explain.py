@@ -607,17 +607,11 @@ def _describe_embedding(
 def _describe_network(
     dataset: Dataset, e: Explanation, terms: list[Term]
 ) -> list[str]:
-    """What a Bellman-Ford network adds and which facts it reads, as lines of text."""
-    added, paths = terms[0].log_odds, terms[0].detail
-    if not added:
-        return []
-    reads = "; it reads it from:" if paths else ""
+    """What a path network adds, as a line of text."""
     return [
-        f"  {added:+.2f}  prior by a Bellman-Ford network, which proves nothing{reads}",
-        *(
-            f"      {path.importance:+.2f} {', '.join(format_atom(dataset, fact) for fact in path.facts)}"
-            for path in paths
-        ),
+        f"  {term.log_odds:+.2f}  prior by a Bellman-Ford network, which proves nothing"
+        for term in terms
+        if term.log_odds
     ]
 
 
@@ -637,8 +631,7 @@ def explanation_json(
 ) -> dict[str, object]:
     """The terms of a score as JSON values, with the names of the data set."""
     e = explanation
-    own_degree, network = e.of_kind("own-degree"), e.of_kind("bellman-ford")
-    paths = network[0].detail if network else ()
+    own_degree = e.of_kind("own-degree")
     return {
         "question": _question_text(dataset, e),
         "candidate": proof_names(dataset).format_term(e.candidate),
@@ -675,13 +668,6 @@ def explanation_json(
         ],
         "embedding_weight": e.log_odds("embedding"),
         "bellman_ford_weight": e.log_odds("bellman-ford"),
-        "paths": [
-            {
-                "importance": path.importance,
-                "facts": [format_atom(dataset, fact) for fact in path.facts],
-            }
-            for path in paths
-        ],
     }
 
 

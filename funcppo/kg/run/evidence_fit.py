@@ -41,7 +41,7 @@ from funcppo.kg.run.run import (
 from funcppo.kg.scores import aggregation, evidence, link_embedding, questions
 from funcppo.kg.scores.aggregation import AggregationConfig
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
-from funcppo.kg.scores.network_prior import NetworkPrior
+from funcppo.kg.scores.path_network import PathNetwork
 from funcppo.kg.scores.question_config import (
     LISTING_SECONDS,
     MAX_FIRINGS,
@@ -646,7 +646,9 @@ def with_embedding(
     """
     world = setup.world
     if world is not None:
-        listed = evidence.with_prior(world.evidence, embedding, left_out)
+        listed = evidence.with_embedding_scores(
+            world.evidence, embedding, left_out
+        )
         world = world._replace(evidence=listed)
     return dataclasses.replace(
         setup,
@@ -658,7 +660,7 @@ def with_embedding(
 
 def with_network(
     setup: QuestionSetup,
-    network: NetworkPrior,
+    network: PathNetwork,
     left_out: LeftOut,
     seed: int,
     on_phase: PhaseCallback = ignore_phase,
@@ -696,7 +698,7 @@ def _sample_asked(world: QuestionWorld, seed: int) -> QuestionWorld:
 
 def _add_network_priors(
     world: QuestionWorld,
-    network: NetworkPrior,
+    network: PathNetwork,
     left_out: LeftOut,
     on_phase: PhaseCallback,
 ) -> QuestionWorld:
@@ -705,16 +707,16 @@ def _add_network_priors(
     is_asked = torch.zeros_like(listed.label, dtype=torch.bool)
     is_asked = is_asked.index_fill(0, world.question, True)
     n_questions = len(listed.label)
-    priors = [listed.network_prior[:0]]
+    priors = [listed.path_score[:0]]
     for start in range(0, n_questions, 256):
         on_phase("priors by the Bellman-Ford network", start, n_questions)
         stop = min(start + 256, n_questions)
         part = evidence.slice_questions(listed, start, stop)
-        part = evidence.with_network_prior(
+        part = evidence.with_path_scores(
             part, network, left_out, is_asked[start:stop]
         )
-        priors.append(part.network_prior)
-    listed = listed._replace(network_prior=torch.cat(priors))
+        priors.append(part.path_score)
+    listed = listed._replace(path_score=torch.cat(priors))
     return world._replace(evidence=listed)
 
 
@@ -869,7 +871,7 @@ def _add_to_weights(
 
 def weigh_network(
     fitted: ListwiseFit,
-    network: NetworkPrior,
+    network: PathNetwork,
     metric: Metric | None,
     *,
     starts_at_rules: bool = False,

@@ -22,19 +22,17 @@ from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import Note
 from funcppo.kg.run.run import QuestionSetup, Run
 from funcppo.kg.scores import (
-    bellman_ford,
     evidence,
     link_embedding,
-    network_prior,
+    path_network,
 )
-from funcppo.kg.scores.bellman_ford import (
+from funcppo.kg.scores.link_embedding import Links
+from funcppo.kg.scores.path_network import (
     Graph,
     NetworkConfig,
     Params,
-    StepConfig,
+    PathNetwork,
 )
-from funcppo.kg.scores.link_embedding import Links
-from funcppo.kg.scores.network_prior import NetworkPrior
 from funcppo.kg.scores.question_config import (
     EMBEDDING_SECONDS,
     N_NETWORK_STEPS,
@@ -107,7 +105,7 @@ def embed(
 
 def train_network(
     run: Run, setup: QuestionSetup, on_phase: PhaseCallback, run_time: RunTime
-) -> tuple[NetworkPrior | None, Note]:
+) -> tuple[PathNetwork | None, Note]:
     """A Bellman-Ford network, if there is time for it and for the priors of all questions.
 
     Args:
@@ -156,10 +154,10 @@ def train_network(
     return make_network(run.task, params), Note("detail", note)
 
 
-def make_network(task: ProverTask, params: bellman_ford.Params) -> NetworkPrior:
+def make_network(task: ProverTask, params: path_network.Params) -> PathNetwork:
     """The prior by a trained network over the facts of a task."""
     facts = evidence.binary_facts(task.kb)
-    return network_prior.make_prior(params, facts, task.sizes.n_constants)
+    return path_network.make_network(params, facts, task.sizes.n_constants)
 
 
 def plan_embedding(
@@ -264,7 +262,7 @@ def plan_bellman_ford(
     """
     facts = evidence.binary_facts(task.kb)
     n_labels = evidence.n_labels(task.sizes)
-    sizes = network_prior.network_config(cfg, task.sizes.n_constants, n_labels)
+    sizes = path_network.network_config(cfg, task.sizes.n_constants, n_labels)
     # Operations in a second, measured on one CPU core and on an H200, whose kernel keeps nothing of a source.
     n_sources, speed = _count_sources(sizes, facts), 2.5e9
     if is_cuda(device):
@@ -321,20 +319,21 @@ def train_bellman_ford(
       seed: of the initial weights, of the order of the questions, and of what is dropped.
       deadline: ends the training after a step.
     """
-    facts = evidence.binary_facts(task.kb)
-    sizes = network_prior.network_config(
+    facts = evidence.binary_facts(task.kb).to(device)
+    sizes = path_network.network_config(
         cfg, task.sizes.n_constants, evidence.n_labels(task.sizes)
     )
-    graph = bellman_ford.build_graph(sizes, facts, left_out)
-    graph = tree.map(lambda x: x.to(device), graph)
+    graph = path_network.build_graph(sizes, facts, left_out)
     init_key, key = random.split(random.key(seed, device)).unbind(-2)
-    state = bellman_ford.init_training(bellman_ford.init(sizes, init_key))
-    per_question = bellman_ford.bytes_per_question(sizes, graph)
+    state = path_network.init_training(path_network.init(sizes, init_key))
+    per_question = path_network.bytes_per_question(sizes, graph)
     most = _max_step_bytes(device) * task.cfg.memory_share
-    n_at_once = max(1, int(most / per_question))
+    sizes = dataclasses.replace(
+        sizes, n_at_once=max(1, int(most / per_question))
+    )
 
     step_fn = make_step(device)
-    steps = iter_steps(step_fn, sizes, graph, cfg, state, key, n_at_once)
+    steps = iter_steps(step_fn, sizes, graph, cfg, state, key)
     n_steps = cfg.n_steps or N_NETWORK_STEPS
     for step, after in enumerate(steps, 1):
         state = after
@@ -348,11 +347,11 @@ def train_bellman_ford(
     return params, "; ".join(reasons)
 
 
-def make_step(device: str) -> Callable[..., bellman_ford.TrainState]:
+def make_step(device: str) -> Callable[..., path_network.TrainState]:
     """A gradient step, on a GPU one whose calls replay a CUDA graph and write the state where the last one is."""
     if is_cuda(device):
-        return GraphedStep(bellman_ford.train_step)
-    return bellman_ford.train_step
+        return GraphedStep(path_network.train_step)
+    return path_network.train_step
 
 
 def _max_step_bytes(device: str) -> float:
@@ -363,29 +362,23 @@ def _max_step_bytes(device: str) -> float:
 
 
 def iter_steps(
-    step_fn: Callable[..., bellman_ford.TrainState],
+    step_fn: Callable[..., path_network.TrainState],
     sizes: NetworkConfig,
     graph: Graph,
     cfg: BellmanFordConfig,
-    state: bellman_ford.TrainState,
+    state: path_network.TrainState,
     key: I64[Tensor, "2"],
-    n_at_once: int,
-) -> Iterator[bellman_ford.TrainState]:
+) -> Iterator[path_network.TrainState]:
     """Yield the state after each step of the settings; none without facts.
 
     Args:
       step_fn: from `make_step`.
       graph: of all known facts.
       key: of the order of the edges and of what is dropped.
-      n_at_once: questions that are in memory together.
     """
     n_edges, device = len(graph.edge_target), graph.source.device
     if not n_edges:
         return
-    step_cfg = StepConfig(
-        network=sizes, dropped=cfg.dropped, n_at_once=n_at_once
-    )
-    world = bellman_ford.make_world(sizes, graph)
     size, n_steps = min(cfg.batch_size, n_edges), cfg.n_steps or N_NETWORK_STEPS
     batches = _batches(key, n_edges, size, n_steps)
     host_key = key.cpu()  # A key takes a hundred operations.
@@ -393,8 +386,8 @@ def iter_steps(
         drop_key = random.fold_in(random.fold_in(host_key, step), 1)
         rate = cfg.learning_rate * (1.0 - (step - 1) / n_steps)
         state = step_fn(
-            step_cfg,
-            world,
+            sizes,
+            graph,
             edge,
             drop_key.to(device),
             torch.full((), rate, device=device),
@@ -418,7 +411,7 @@ def blank_bellman_ford(
     task: ProverTask, cfg: BellmanFordConfig, device: str
 ) -> Params:
     """Weights of zeros, as many as training gives."""
-    sizes = network_prior.network_config(
+    sizes = path_network.network_config(
         cfg, task.sizes.n_constants, evidence.n_labels(task.sizes)
     )
-    return tree.zeros_like(bellman_ford.init(sizes, random.key(0, device)))
+    return tree.zeros_like(path_network.init(sizes, random.key(0, device)))

@@ -33,10 +33,9 @@ from funcppo.kg.run.config import (
 )
 from funcppo.kg.scores import (
     aggregation,
-    bellman_ford,
     evidence,
     link_embedding,
-    network_prior,
+    path_network,
     questions,
 )
 from funcppo.kg.scores.aggregation import (
@@ -46,7 +45,7 @@ from funcppo.kg.scores.aggregation import (
 )
 from funcppo.kg.scores.evidence import Evidence, FactIndex
 from funcppo.kg.scores.learned import LearnedScore, Weights
-from funcppo.kg.scores.network_prior import NetworkPrior
+from funcppo.kg.scores.path_network import PathNetwork
 from funcppo.kg.scores.question_config import (
     QuestionConfig,
 )
@@ -234,13 +233,13 @@ class ValidEvidence:
     def with_embedding(self, embedding: link_embedding.Params) -> ValidEvidence:
         """The evidence with priors by link embeddings."""
         return self._map(
-            lambda part: evidence.with_prior(part, embedding, "fact")
+            lambda part: evidence.with_embedding_scores(part, embedding, "fact")
         )
 
-    def with_network(self, network: NetworkPrior) -> ValidEvidence:
+    def with_network(self, network: PathNetwork) -> ValidEvidence:
         """The evidence with priors by a Bellman-Ford network."""
         return self._map(
-            lambda part: evidence.with_network_prior(part, network, "fact")
+            lambda part: evidence.with_path_scores(part, network, "fact")
         )
 
     def with_other_facts(self, task: ProverTask) -> ValidEvidence:
@@ -320,7 +319,7 @@ class RunState(NamedTuple):
     # without models where candidates have no prior
     embedding: link_embedding.Params
     # of a Bellman-Ford network, which there may not be
-    bellman_ford: bellman_ford.Params
+    bellman_ford: path_network.Params
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -418,7 +417,7 @@ def initial_train_state(
 def initial_run_state(
     train_state: TrainState,
     embedding: link_embedding.Params | None = None,
-    network: bellman_ford.Params | None = None,
+    network: path_network.Params | None = None,
 ) -> RunState:
     """The state before the first validation.
 
@@ -430,7 +429,7 @@ def initial_run_state(
     if embedding is None:
         embedding = link_embedding.without_models(device)
     if network is None:
-        network = network_prior.without_network(device)
+        network = path_network.without_network(device)
     return RunState(
         train_state=train_state,
         start_params=train_state.params,

@@ -39,7 +39,7 @@ from funcppo.kg.run.validation import (
     most_validation_queries,
     with_valid_evidence,
 )
-from funcppo.kg.scores import bellman_ford, link_embedding, network_prior
+from funcppo.kg.scores import link_embedding, path_network
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
@@ -158,7 +158,7 @@ def _build_question_run(
 
 def _blank_priors(
     task: ProverTask, setup: QuestionSetup, run_config: RunConfig
-) -> tuple[link_embedding.Params | None, bellman_ford.Params | None]:
+) -> tuple[link_embedding.Params | None, path_network.Params | None]:
     """What link embeddings and a Bellman-Ford network are before training, where the settings ask for them."""
     weighed, device = setup.policy.aggregation, run_config.device
     embedding, network = None, None
@@ -285,7 +285,7 @@ def _with_stored_priors(run: Run, state: RunState) -> QuestionSetup | None:
         return None
     if link_embedding.n_models(state.embedding):
         setup = evidence_fit.with_embedding(setup, state.embedding, "fact")
-    if network_prior.is_network(state.bellman_ford):
+    if path_network.is_network(state.bellman_ford):
         network = priors.make_network(run.task, state.bellman_ford)
         setup = evidence_fit.with_network(
             setup, network, "fact", run.run_config.seed

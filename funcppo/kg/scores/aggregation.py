@@ -7,10 +7,10 @@ say; and 1), the rules that derive a candidate add up by learnt shares:
     score = log sum_firings exp(feature_weight[label, shape] . x + rule_weight[side, rule])
             + own_degree_weight[label, degree] + linked_weight[label]
             + sum_links link_weight[label of link, label] + sum_b degree_weight[b, degree in b, label]
-            + prior_weight[label] * prior + network_prior_weight[label] * network_prior
+            + prior_weight[label] * embedding_score + network_prior_weight[label] * path_score
 
 where the label is that of the question (see `evidence`), the shape of a rule is the number of its atoms and constants,
-degrees count by `DEGREE_BUCKETS`, and the priors are those of `link_embedding` and of `network_prior`. The initial
+degrees count by `DEGREE_BUCKETS`, and the two scores are those of `link_embedding` and of `path_network`. The initial
 weights give the log of the sum of the odds of the confidences, each to a power.
 
 `score` takes a `Batch`: `gather` makes one of fixed shapes for training, `whole` one of all candidates for ranking.
@@ -111,8 +111,8 @@ class Batch(NamedTuple):
     label: I64[Tensor, "L"]
     entity: I64[Tensor, "L"]
     own_degree: I64[Tensor, "L"]
-    prior: F32[Tensor, "L"]
-    network_prior: F32[Tensor, "L"]
+    embedding_score: F32[Tensor, "L"]
+    path_score: F32[Tensor, "L"]
 
     firing_row: I64[Tensor, "N"]  # the candidate of each firing
     firing_mask: Bool[Tensor, "N"]
@@ -252,9 +252,9 @@ def terms(
             bucket = degree_bucket(batch.own_degree)
             added = params.own_degree_weight[label, bucket]
         elif kind == "embedding":
-            added = params.prior_weight[label] * batch.prior
+            added = params.prior_weight[label] * batch.embedding_score
         elif kind == "bellman-ford":
-            added = params.network_prior_weight[label] * batch.network_prior
+            added = params.network_prior_weight[label] * batch.path_score
         elif kind == "links":
             added = _link_scores(params, batch)
         else:
@@ -411,8 +411,8 @@ def gather(
         label=evidence.label[question].repeat_interleave(size.n_candidates),
         entity=_take(evidence.entity, candidate),
         own_degree=_take(evidence.own_degree, candidate),
-        prior=_take(evidence.prior, candidate),
-        network_prior=_take(evidence.network_prior, candidate),
+        embedding_score=_take(evidence.embedding_score, candidate),
+        path_score=_take(evidence.path_score, candidate),
         firing_row=firing_row,
         firing_mask=firing_mask.view(-1),
         rule=_take(evidence.rule, firing),
@@ -435,8 +435,8 @@ def whole(evidence: Evidence) -> Batch:
         label=evidence.label[evidence.question],
         entity=evidence.entity,
         own_degree=evidence.own_degree,
-        prior=evidence.prior,
-        network_prior=evidence.network_prior,
+        embedding_score=evidence.embedding_score,
+        path_score=evidence.path_score,
         firing_row=torch.repeat_interleave(n_firings),
         firing_mask=torch.ones_like(evidence.is_left_out),
         rule=evidence.rule,

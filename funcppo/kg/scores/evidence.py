@@ -46,8 +46,8 @@ from funcppo.kg.logic.row_index import (
     value_counts,
 )
 from funcppo.kg.logic.triple_index import HEAD, TAIL, TripleIndex
-from funcppo.kg.scores import link_embedding, network_prior
-from funcppo.kg.scores.network_prior import NetworkPrior
+from funcppo.kg.scores import link_embedding, path_network
+from funcppo.kg.scores.path_network import PathNetwork
 
 # The exponent of the score that candidates are listed by.
 NOISY_OR_POWER = 3.0
@@ -72,10 +72,10 @@ class FactIndex(NamedTuple):
     link_key: I64[Tensor, "2N"]
     link_label: I64[Tensor, "2N"]  # predicate, and the place of the second
     plan: FiringPlan  # of the rules
-    # trained on the facts; without models where candidates have no prior
+    # trained on the facts; without models where candidates have no score by them
     embedding: link_embedding.Params
     # networks that read the facts; None where there are none
-    network: NetworkPrior | None = None
+    network: PathNetwork | None = None
 
 
 class Evidence(NamedTuple):
@@ -97,9 +97,9 @@ class Evidence(NamedTuple):
     # -log(1 - noisy-or of the cubed confidences)
     base_score: F32[Tensor, "L"]
     # by link embeddings that have not seen what is left out; 0 without them
-    prior: F32[Tensor, "L"]
-    # by a Bellman-Ford network, to which what is left out is unknown; 0 without one
-    network_prior: F32[Tensor, "L"]
+    embedding_score: F32[Tensor, "L"]
+    # by a path network, to which what is left out is unknown; 0 without one
+    path_score: F32[Tensor, "L"]
     firing_offsets: I64[Tensor, "L1"]
     link_offsets: I64[Tensor, "L1"]
 
@@ -366,8 +366,8 @@ def _weigh_firings(
         own_degree=_own_degree(facts, sizes, questions, candidates),
         log_listed=log_listed[is_listed],
         base_score=base_score[is_listed],
-        prior=torch.zeros_like(base_score[is_listed]),
-        network_prior=torch.zeros_like(base_score[is_listed]),
+        embedding_score=torch.zeros_like(base_score[is_listed]),
+        path_score=torch.zeros_like(base_score[is_listed]),
         firing_offsets=row_index.offsets(n_firings),
         link_offsets=row_index.offsets(n_links),
         rule=firings.rule[kept],
@@ -378,8 +378,8 @@ def _weigh_firings(
         walk=_walk_probability(firings, kept),
         link_label=link_label,
     )
-    listed = with_prior(listed, facts.embedding, cfg.left_out)
-    return with_network_prior(listed, facts.network, cfg.left_out)
+    listed = with_embedding_scores(listed, facts.embedding, cfg.left_out)
+    return with_path_scores(listed, facts.network, cfg.left_out)
 
 
 def _walk_probability(
@@ -395,40 +395,41 @@ def without_walks(evidence: Evidence) -> Evidence:
     return evidence._replace(walk=evidence.walk[:0])
 
 
-def with_prior(
+def with_embedding_scores(
     evidence: Evidence, embedding: link_embedding.Params, left_out: LeftOut
 ) -> Evidence:
-    """The evidence with the prior of each candidate by link embeddings; 0 where there is no model."""
+    """The evidence with the score of each candidate by link embeddings; 0 where there is no model."""
     if not link_embedding.n_models(embedding):
-        return evidence._replace(prior=torch.zeros_like(evidence.base_score))
+        none = torch.zeros_like(evidence.base_score)
+        return evidence._replace(embedding_score=none)
     questions = questions_of(evidence)
     model = link_embedding.model_of(embedding, questions, left_out)
     row = evidence.question
-    prior = link_embedding.prior(
+    values = link_embedding.prior(
         embedding,
         model[row],
         evidence.label[row],
         evidence.given[row],
         evidence.entity,
     )
-    return evidence._replace(prior=prior)
+    return evidence._replace(embedding_score=values)
 
 
-def with_network_prior(
+def with_path_scores(
     evidence: Evidence,
-    network: NetworkPrior | None,
+    network: PathNetwork | None,
     left_out: LeftOut,
     is_asked: Bool[Tensor, "Q"] | None = None,
 ) -> Evidence:
-    """The evidence with the prior of each candidate by a Bellman-Ford network; 0 where there is none.
+    """The evidence with the score of each candidate by a path network; 0 where there is none.
 
     Args:
-      is_asked: the questions whose candidates have a prior; None for all.
+      is_asked: the questions whose candidates have a score; None for all.
     """
     if network is None:
         none = torch.zeros_like(evidence.base_score)
-        return evidence._replace(network_prior=none)
-    prior = network_prior.prior(
+        return evidence._replace(path_score=none)
+    values = path_network.candidate_scores(
         network,
         questions_of(evidence),
         left_out,
@@ -436,7 +437,7 @@ def with_network_prior(
         evidence.entity,
         is_asked,
     )
-    return evidence._replace(network_prior=prior.float())
+    return evidence._replace(path_score=values.float())
 
 
 def questions_of(evidence: Evidence) -> Questions:
@@ -492,8 +493,8 @@ def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
         own_degree=evidence.own_degree[candidates],
         log_listed=evidence.log_listed[candidates],
         base_score=evidence.base_score[candidates],
-        prior=evidence.prior[candidates],
-        network_prior=evidence.network_prior[candidates],
+        embedding_score=evidence.embedding_score[candidates],
+        path_score=evidence.path_score[candidates],
         firing_offsets=firing - firing[0],
         link_offsets=link - link[0],
         rule=evidence.rule[firings],

@@ -11,7 +11,7 @@ from torch import Tensor
 from funcppo.core.types import F32
 from funcppo.kg.logic.derive import LeftOut
 from funcppo.kg.logic.triple_index import HEAD
-from funcppo.kg.scores import aggregation, bellman_ford_paths, evidence
+from funcppo.kg.scores import aggregation
 from funcppo.kg.scores.aggregation import (
     AggregationConfig,
     AggregationWorld,
@@ -20,9 +20,6 @@ from funcppo.kg.scores.aggregation import (
 )
 from funcppo.kg.scores.evidence import Evidence, FactIndex
 from funcppo.kg.scores.score import Candidates, Need, Score, Term
-
-# paths of an explanation by a Bellman-Ford network
-MAX_PATHS = 3
 
 
 class Weights(NamedTuple):
@@ -193,27 +190,13 @@ class LearnedScore(Score):
     def _explain_embedding(self, part: Evidence, row: int) -> Iterator[Term]:
         """Yield what link embeddings add."""
         weight = self.weights.params.prior_weight[self._label(part, row)]
-        yield Term("embedding", float(weight * part.prior[row]))
+        yield Term("embedding", float(weight * part.embedding_score[row]))
 
     def _explain_network(self, part: Evidence, row: int) -> Iterator[Term]:
-        """Yield what a Bellman-Ford network adds, with the paths of known facts that it reads it from."""
+        """Yield what a path network adds."""
         weight = self.weights.params.network_prior_weight
-        added = float(weight[self._label(part, row)] * part.network_prior[row])
-        network, paths = self.weights.facts.network, ()
-        if network is not None:
-            question = evidence.slice_questions(
-                part, int(part.question[row]), int(part.question[row]) + 1
-            )
-            paths = tuple(
-                bellman_ford_paths.best_paths(
-                    network,
-                    evidence.questions_of(question),
-                    self.weights.left_out,
-                    int(part.entity[row]),
-                    MAX_PATHS,
-                )
-            )
-        yield Term("bellman-ford", added, paths)
+        added = weight[self._label(part, row)] * part.path_score[row]
+        yield Term("bellman-ford", float(added))
 
     def _label(self, part: Evidence, row: int) -> int:
         """Return the label of a candidate's question."""

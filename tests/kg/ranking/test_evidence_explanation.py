@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from funcppo.core import random, tree
-from funcppo.kg.graph.rules import format_atom
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import agreement, ranking
 from funcppo.kg.ranking.evaluator import Evaluator
@@ -24,7 +23,7 @@ from funcppo.kg.scores import (
     aggregation,
     evidence,
     link_embedding,
-    network_prior,
+    path_network,
 )
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
@@ -65,7 +64,7 @@ def subject(request):
     network = priors.blank_bellman_ford(
         task, BellmanFordConfig(width=4, n_layers=2), "cpu"
     )
-    network = network_prior.make_prior(
+    network = path_network.make_network(
         tree.map(
             lambda x: torch.sin(torch.arange(x.numel())).view_as(x), network
         ),
@@ -174,18 +173,6 @@ def test_evidence_that_is_not_weighed_adds_no_term(subject):
             ],
             "walk of rule",
         ),
-        (
-            "bellman-ford",
-            lambda paths: [p._replace(facts=p.facts[::-1]) for p in paths],
-            "expected known facts that lead",
-        ),
-        (
-            "bellman-ford",
-            lambda paths: [
-                p._replace(facts=(*p.facts[:-1], (1, 1, 99))) for p in paths
-            ],
-            "expected known facts that lead",
-        ),
     ],
 )
 def test_the_recount_agrees_and_reports_what_does_not(
@@ -265,11 +252,6 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
     assert f"{added['embedding']:+.2f}  prior by link embeddings" in text
     network = f"{added['bellman-ford']:+.2f}  prior by a Bellman-Ford network"
     assert network in text
-    (paths,) = (term.detail for term in e.of_kind("bellman-ford"))
-    assert paths
-    for path in paths:
-        facts = ", ".join(format_atom(dataset, fact) for fact in path.facts)
-        assert f"      {path.importance:+.2f} {facts}" in text
     degree = e.of_kind("degree")[0]
     assert f"{e.log_odds('degree'):+.2f}  how many other facts it has:" in text
     assert f"{degree.log_odds:+.2f}  it is the " in text
@@ -287,7 +269,6 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
     assert [row["n_facts"] for row in fields["degrees"]] == [
         term.detail.n_facts for term in e.of_kind("degree")
     ]
-    assert len(fields["paths"]) == len(paths)
     assert fields["rules"][0]["n_groundings"] == e.rules[0].n_groundings
     assert len(fields["facts"]) == len(e.of_kind("fact"))
     assert fields["question"].count(", ") == 1 and fields["score"] == e.score

@@ -216,9 +216,9 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     )
     run = run_start.prepare_run(config, whole, resume=False)
     assert run.rule_metric is not None
-    prior = run.questions.world.evidence.prior
+    prior = run.questions.world.evidence.embedding_score
     assert bool(prior.any()) == embedding
-    by_network = run.questions.world.evidence.network_prior
+    by_network = run.questions.world.evidence.path_score
     assert bool(by_network.any()) == network
     weight = run.state.start_params.score.network_prior_weight
     assert bool(weight.any()) == network
@@ -236,8 +236,8 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     changed = replace(resumed, state=resumed.state._replace(best_params=other))
     listed = run_build.with_training_data(changed).questions.world
     assert torch.equal(listed.prior_score, run.questions.world.prior_score)
-    assert torch.equal(listed.evidence.prior, prior)
-    assert torch.equal(listed.evidence.network_prior, by_network)
+    assert torch.equal(listed.evidence.embedding_score, prior)
+    assert torch.equal(listed.evidence.path_score, by_network)
     assert torch.equal(listed.evidence.walk, run.questions.world.evidence.walk)
     assert bool(listed.evidence.walk.any()) == walks
     got = run_to(resumed, part, 4)
@@ -655,7 +655,7 @@ def check_sample(run):
     assert len(asked) == 7
     may_be_asked = (world.evidence.answer >= 0).nonzero().squeeze(1)
     assert asked != set(may_be_asked[:7].tolist())
-    has_prior = world.evidence.network_prior != 0
+    has_prior = world.evidence.path_score != 0
     assert set(world.evidence.question[has_prior].tolist()) == asked
     (note,) = (x for x in run.notes if x.startswith("PPO asks"))
     assert note.startswith("PPO asks 7 of ")

@@ -13,7 +13,7 @@ from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import row_index
 from funcppo.kg.run import priors, run_start
-from funcppo.kg.scores import evidence, link_embedding, network_prior
+from funcppo.kg.scores import evidence, link_embedding, path_network
 from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
     EmbeddingConfig,
@@ -162,7 +162,7 @@ def chains():
 def priors_of_test(chains, params):
     """The prior of every entity as an answer to the questions of test."""
     n = chains.sizes.n_constants
-    prior = network_prior.make_prior(
+    prior = path_network.make_network(
         params, evidence.binary_facts(chains.kb), n
     )
     asked = evidence.training_questions(torch.from_numpy(chains.dataset.test))
@@ -170,7 +170,9 @@ def priors_of_test(chains, params):
     counts = torch.full_like(asked.entity, n)
     entity = torch.arange(1, n + 1).repeat(len(counts))
     offsets = row_index.offsets(counts)
-    values = network_prior.prior(prior, open_, "fact", offsets, entity)
+    values = path_network.candidate_scores(
+        prior, open_, "fact", offsets, entity
+    )
     return values.view(-1, n), asked.left_out
 
 
@@ -302,4 +304,4 @@ def test_a_network_that_is_set_makes_all_its_steps_and_says_how_long(
     assert len(before) == 1
     note = "Bellman-Ford network: 3 of 3 steps and the priors of "
     assert sum(line.startswith(note) for line in run.notes) == 1
-    assert run.questions.world.evidence.network_prior.any()
+    assert run.questions.world.evidence.path_score.any()

@@ -100,17 +100,17 @@ def test_each_weight_acts_on_its_evidence_alone():
     prior = torch.arange(len(found.entity)).float() - 1.0
     cfg = replace(cfg, uses_embedding=True)
     params = aggregation.init(cfg, random.key(0))
-    found = found._replace(prior=prior)
+    found = found._replace(embedding_score=prior)
     assert torch.equal(scores(cfg, world, params, found), before)
     weight = params.prior_weight.clone()
     weight[label] = 0.5
     assert change(prior_weight=weight) == {
         entity: p / 2 for entity, p in zip(found.entity.tolist(), prior) if p
     }
-    # that by a Bellman-Ford network
+    # that by a path network
     cfg = replace(cfg, uses_embedding=False, uses_bellman_ford=True)
     params = aggregation.init(cfg, random.key(0))
-    found = found._replace(network_prior=2 * prior)
+    found = found._replace(path_score=2 * prior)
     assert torch.equal(scores(cfg, world, params, found), before)
     assert change(network_prior_weight=weight) == {
         entity: p for entity, p in zip(found.entity.tolist(), prior) if p

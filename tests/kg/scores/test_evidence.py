@@ -16,10 +16,9 @@ from funcppo.kg.logic.consequences import count_rules, with_confidence
 from funcppo.kg.logic.derive import WALK_UNIT
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import (
-    bellman_ford,
     evidence,
     link_embedding,
-    network_prior,
+    path_network,
 )
 from funcppo.kg.scores.evidence import EvidenceConfig
 from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
@@ -367,55 +366,55 @@ def test_priors_come_from_models_that_have_not_seen_the_fact():
     expected = link_embedding.prior(
         embedding, model[row], found.label[row], asked.entity[row], found.entity
     )
-    assert len(row) and torch.equal(found.prior, expected)
+    assert len(row) and torch.equal(found.embedding_score, expected)
 
     # added afterwards, or part by part, they are the same
     plain = evidence.collect_evidence(
         built, sizes, facts, asked, None, EvidenceConfig()
     )
-    assert not plain.prior.any()
-    added = evidence.with_prior(plain, embedding, "fact")
-    assert torch.equal(added.prior, found.prior)
+    assert not plain.embedding_score.any()
+    added = evidence.with_embedding_scores(plain, embedding, "fact")
+    assert torch.equal(added.embedding_score, found.embedding_score)
     part = evidence.slice_questions(plain, 1, 4)
     some = slice(*found.candidate_offsets[[1, 4]].tolist())
-    added = evidence.with_prior(part, embedding, "fact")
-    assert torch.equal(added.prior, found.prior[some])
+    added = evidence.with_embedding_scores(part, embedding, "fact")
+    assert torch.equal(added.embedding_score, found.embedding_score[some])
 
 
 def test_priors_by_a_network_are_the_same_however_they_are_added():
     built, sizes, facts = build(VILLAGE)
     known = evidence.binary_facts(built)
     cfg = BellmanFordConfig(width=4, n_layers=2)
-    shapes = network_prior.network_config(
+    shapes = path_network.network_config(
         cfg, sizes.n_constants, evidence.n_labels(sizes)
     )
-    weights = bellman_ford.init(shapes, random.key(0))
-    network = network_prior.make_prior(weights, known, sizes.n_constants)
+    weights = path_network.init(shapes, random.key(0))
+    network = path_network.make_network(weights, known, sizes.n_constants)
     asked = evidence.training_questions(known)
     arguments = built, sizes, facts, asked, None, EvidenceConfig()
     plain = evidence.collect_evidence(*arguments)
-    assert not plain.network_prior.any()
+    assert not plain.path_score.any()
     with_network = facts._replace(network=network)
     found = evidence.collect_evidence(
         built, sizes, with_network, asked, None, EvidenceConfig()
     )
-    expected = network_prior.prior(
+    expected = path_network.candidate_scores(
         network, asked, "fact", found.candidate_offsets, found.entity
     )
     assert expected.any()
-    assert torch.equal(found.network_prior.double(), expected)
+    assert torch.equal(found.path_score.double(), expected)
 
     # added afterwards, or part by part, they are the same
-    added = evidence.with_network_prior(plain, network, "fact")
-    assert torch.equal(added.network_prior, found.network_prior)
+    added = evidence.with_path_scores(plain, network, "fact")
+    assert torch.equal(added.path_score, found.path_score)
     part = evidence.slice_questions(plain, 1, 4)
     some = slice(*found.candidate_offsets[[1, 4]].tolist())
-    added = evidence.with_network_prior(part, network, "fact")
-    assert torch.equal(added.network_prior, found.network_prior[some])
+    added = evidence.with_path_scores(part, network, "fact")
+    assert torch.equal(added.path_score, found.path_score[some])
     sliced = evidence.slice_questions(found, 1, 4)
-    assert torch.equal(sliced.network_prior, added.network_prior)
-    none = evidence.with_network_prior(found, None, "fact")
-    assert not none.network_prior.any()
+    assert torch.equal(sliced.path_score, added.path_score)
+    none = evidence.with_path_scores(found, None, "fact")
+    assert not none.path_score.any()
 
 
 def test_both_questions_of_a_fact_leave_it_out():

@@ -244,13 +244,6 @@ class DegreeEvidence(TypedDict):
     weight: float
 
 
-class PathEvidence(TypedDict):
-    """Known facts that a Bellman-Ford network reads an answer from, and how much they matter to it."""
-
-    importance: float
-    facts: list[str]
-
-
 class Evidence(TypedDict):
     """What a run weighs that learnt from questions; its score is the sum of the weights."""
 
@@ -271,7 +264,6 @@ class Evidence(TypedDict):
     degrees: list[DegreeEvidence]
     embedding_weight: float
     bellman_ford_weight: float
-    paths: list[PathEvidence]
 
 
 class OtherFacts(TypedDict):

@@ -1,0 +1,740 @@
+"""A path network over known facts, as pure functions, and the score that it gives candidates.
+
+It is a generalised Bellman-Ford network. A question has a label (a relation and the side that is asked for, see
+`derive.make_label`) and an entity that is given. Every entity has a state for the question; after T layers it has heard
+of all paths of up to T facts from the given entity:
+
+    state_0[v] = asked[label] where v is given, and 0 elsewhere
+    weight_t[b] = weight[t, b] + asked[label] weight_by_asked[t, b],    b the label of a fact
+    total_t[v] = state_0[v] + sum over facts u -> v of state_(t-1)[u] * weight_t[label of the fact]
+    state_t[v] = state_(t-1)[v] + relu(norm_t([state_(t-1)[v], total_t[v]] linear_t + bias_t))
+    logit[v] = relu([state_T[v], asked[label]] hidden + hidden_bias) output
+
+No weight belongs to an entity. A fact is an edge in both directions, each of which is a question that the fact
+answers; it is learnt from a graph without the fact.
+
+`train_step` learns from the edges of a batch, which all of its questions are asked without. `candidate_scores` gives
+the logits of candidates above the mean of all entities; what a question leaves out is left out of its graph alone.
+These scores are computed in float64 and rounded to `SCORE_UNIT`, so that no question changes those of another.
+
+Source: Zhu et al. 2021, arXiv:2106.06935, with DistMult messages that are summed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.nn.functional import embedding, embedding_bag, layer_norm
+
+from funcppo import optim
+from funcppo.config import AdamConfig
+from funcppo.core import random, tree
+from funcppo.core.settings import Size, UnitInterval, check_fields
+from funcppo.core.types import F32, F64, I64, Bool
+from funcppo.kg.logic import derive, row_index
+from funcppo.kg.logic.derive import LeftOut, make_label
+from funcppo.kg.logic.joins import expand_ranges
+from funcppo.kg.logic.row_index import sort_keys, unique_inverse
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.scores.question_config import BellmanFordConfig
+
+# what the scores of candidates are multiples of
+SCORE_UNIT = 2.0**-16
+# terms that the kernel adds one after the other
+PART = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkConfig:
+    """Sizes of a network, and settings of its gradient steps."""
+
+    n_entities: Size
+    """Number of entities; their ids are 1 to this number."""
+    n_labels: Size
+    """Number of labels, those of the unused predicate 0 included."""
+    width: Size = 32
+    """Numbers of a state."""
+    n_layers: Size = 5
+    """Number of facts of the longest path."""
+    dropped: UnitInterval = 0.0
+    """Share of the known facts that a step leaves out of the graph in addition to those that are asked for."""
+    n_at_once: Size = 1
+    """Questions of a step that are in memory together; the step is the same."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class Params(NamedTuple):
+    """The weights; those of layers have the layers first."""
+
+    asked: F32[Tensor, "B D"]
+    weight: F32[Tensor, "T B D"]
+    weight_by_asked: F32[Tensor, "T D BD"]
+    linear: F32[Tensor, "T 2D D"]
+    bias: F32[Tensor, "T D"]
+    norm_scale: F32[Tensor, "T D"]
+    norm_shift: F32[Tensor, "T D"]
+    hidden: F32[Tensor, "2D D"]
+    hidden_bias: F32[Tensor, "D"]
+    output: F32[Tensor, "D"]
+
+
+class TrainState(NamedTuple):
+    """The weights, the moments of their optimizer, and the mean loss before the last step."""
+
+    params: Params
+    adam: optim.AdamState[Params]
+    loss: F32[Tensor, ""]
+
+
+class SumOrder(NamedTuple):
+    """The products that each row of a sum has."""
+
+    left_row: I64[Tensor, "N"]
+    right_row: I64[Tensor, "N"]
+    edge: I64[Tensor, "N"]
+    offsets: list[I64[Tensor, "P1"]]
+    """Of the parts that are added together: of products first, then of the sums before. The last has a part for each
+    row of the sum."""
+
+
+class Graph(NamedTuple):
+    """Facts as edges in both directions, ascending by target. A source is a label and an entity that has its edges."""
+
+    source: I64[Tensor, "S"]  # label * C1 + entity, ascending
+    source_label: I64[Tensor, "S"]
+    source_entity: I64[Tensor, "S"]
+    edge_source: I64[Tensor, "N"]  # row of the source
+    edge_target: I64[Tensor, "N"]
+    edge_group: I64[Tensor, "N"]  # edges of a group are left out together
+    # of the sums by target, by source and by label, for the kernel; none without one
+    orders: tuple[SumOrder, ...] = ()
+
+
+class Questions(NamedTuple):
+    """Questions with an answer each."""
+
+    label: I64[Tensor, "n"]
+    given: I64[Tensor, "n"]
+    answer: I64[Tensor, "n"]
+
+
+class OmittedEdges(NamedTuple):
+    """Edges that one of several questions is asked without."""
+
+    row: I64[Tensor, "m"]  # of the question, ascending
+    edge: I64[Tensor, "m"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathNetwork:
+    """A trained network and the facts that it reads."""
+
+    cfg: NetworkConfig
+    """Sizes of the network."""
+    params: Params
+    """Its weights."""
+    graph: Graph
+    """The known facts."""
+
+
+# -- the graph
+
+
+def build_graph(
+    cfg: NetworkConfig, facts: I64[Tensor, "N W"], left_out: LeftOut
+) -> Graph:
+    """The graph of facts of two arguments, on their device.
+
+    Args:
+      left_out: a group is the edges of a fact, or all edges between two entities.
+    """
+    head, tail = facts[:, HEAD], facts[:, TAIL]
+    base = cfg.n_entities + 1
+    group = torch.arange(len(facts), device=facts.device)
+    if left_out == "pair":
+        pair = torch.minimum(head, tail) * base + torch.maximum(head, tail)
+        _, group = unique_inverse(pair)
+
+    label = torch.cat([make_label(facts[:, 0], side) for side in (HEAD, TAIL)])
+    entity, target = torch.cat([tail, head]), torch.cat([head, tail])
+    source, edge_source = unique_inverse(label * base + entity)
+    order = torch.argsort(target, stable=True)
+    graph = Graph(
+        source=source,
+        source_label=source // base,
+        source_entity=source % base,
+        edge_source=edge_source[order],
+        edge_target=target[order],
+        edge_group=group.repeat(2)[order],
+    )
+    if not (facts.is_cuda and len(facts)):
+        return graph
+    orders = order_messages(
+        graph.source_entity[graph.edge_source] - 1,
+        graph.source_label[graph.edge_source],
+        graph.edge_target - 1,
+        cfg.n_entities,
+        cfg.n_labels,
+    )
+    return graph._replace(orders=orders)
+
+
+def edge_questions(graph: Graph, edge: I64[Tensor, "n"]) -> Questions:
+    """The questions that some edges answer."""
+    source = graph.edge_source[edge]
+    return Questions(
+        label=graph.source_label[source],
+        given=graph.source_entity[source],
+        answer=graph.edge_target[edge],
+    )
+
+
+def select_edges(graph: Graph, is_kept: Bool[Tensor, "N"]) -> Graph:
+    """The graph with some of its edges; not for the kernel."""
+    kept = is_kept.nonzero().squeeze(1)
+    return graph._replace(
+        edge_source=graph.edge_source[kept],
+        edge_target=graph.edge_target[kept],
+        edge_group=graph.edge_group[kept],
+    )
+
+
+def question_edges(
+    cfg: NetworkConfig, graph: Graph, questions: Questions, left_out: LeftOut
+) -> OmittedEdges:
+    """The edges of the fact that answers each question, or all edges of its pair of entities.
+
+    Args:
+      questions: one whose answer is 0 has no such edge.
+      left_out: what a question leaves out.
+    """
+    every = torch.arange(len(graph.edge_target), device=graph.source.device)
+    key = _omission_key(cfg, edge_questions(graph, every), left_out)
+    key, order = sort_keys(key)
+    wanted = _omission_key(cfg, questions, left_out)
+    start = torch.searchsorted(key, wanted)
+    stop = torch.searchsorted(key, wanted, right=True)
+    row, position = expand_ranges(start, stop - start)
+    return OmittedEdges(row, order[position])
+
+
+def _omission_key(
+    cfg: NetworkConfig, questions: Questions, left_out: LeftOut
+) -> I64[Tensor, "n"]:
+    """A number of the fact, or of the pair of entities, that each question leaves out."""
+    base = cfg.n_entities + 1
+    label, given, answer = questions
+    if left_out == "pair":
+        first, last = torch.minimum(given, answer), torch.maximum(given, answer)
+        return first * base + last
+    is_head = label % 2 == 0
+    head = torch.where(is_head, answer, given)
+    tail = torch.where(is_head, given, answer)
+    return (label // 2 * base + head) * base + tail
+
+
+def known_answers(
+    cfg: NetworkConfig, graph: Graph, questions: Questions
+) -> Bool[Tensor, "n E"]:
+    """Which entities answer each question in a graph."""
+    base = cfg.n_entities + 1
+    key = questions.label * base + questions.given
+    source = torch.searchsorted(graph.source, key)
+    source = source.clamp_max(len(graph.source) - 1)
+    # A question that is no source has no row of an edge.
+    source = torch.where(graph.source[source] == key, source, -1)
+    is_answer = graph.edge_source == source[:, None]
+    answer = torch.where(is_answer, graph.edge_target, 0)
+    known = torch.zeros((len(key), base), dtype=torch.bool, device=key.device)
+    return known.scatter(1, answer, True)[:, 1:]  # no entity is 0
+
+
+# -- the network
+
+
+def network_config(
+    cfg: BellmanFordConfig, n_entities: int, n_labels: int, n_at_once: int = 1
+) -> NetworkConfig:
+    """The sizes and settings that the settings of a run give a network."""
+    return NetworkConfig(
+        n_entities=n_entities,
+        n_labels=n_labels,
+        width=cfg.width,
+        n_layers=cfg.n_layers,
+        dropped=cfg.dropped,
+        n_at_once=n_at_once,
+    )
+
+
+def init(cfg: NetworkConfig, key: I64[Tensor, "2"]) -> Params:
+    """Random weights; linear maps keep the size of what they map."""
+    n_labels, width, n_layers = cfg.n_labels, cfg.width, cfg.n_layers
+    keys = random.split(key, 6).unbind(-2)
+
+    def draw(key: I64[Tensor, "2"], n_inputs: int, *shape: int) -> Tensor:
+        return random.normal(key, shape) / n_inputs**0.5
+
+    zeros = torch.zeros((n_layers, width), device=key.device)
+    by_asked = (n_layers, width, n_labels * width)
+    return Params(
+        asked=draw(keys[0], 1, n_labels, width),
+        weight=draw(keys[1], 1, n_layers, n_labels, width),
+        weight_by_asked=draw(keys[2], 4 * width, *by_asked),
+        linear=draw(keys[3], width, n_layers, 2 * width, width),
+        bias=zeros,
+        norm_scale=torch.ones_like(zeros),
+        norm_shift=zeros,
+        hidden=draw(keys[4], width, 2 * width, width),
+        hidden_bias=zeros[0],
+        output=draw(keys[5], width, width),
+    )
+
+
+def apply(
+    cfg: NetworkConfig,
+    params: Params,
+    graph: Graph,
+    label: I64[Tensor, "n"],
+    given: I64[Tensor, "n"],
+    omitted: OmittedEdges | None = None,
+    is_kept: Bool[Tensor, "N"] | None = None,
+) -> F32[Tensor, "n E"]:
+    """The logit of every entity as the answer to each question.
+
+    Args:
+      omitted: edges that are left out of the graph of one of the questions.
+      is_kept: edges that there are messages along, for the kernel; None for all.
+    """
+    asked = params.asked[label]
+    row = torch.arange(len(label), device=label.device)
+    # Entities come first: a message to all questions is a row.
+    start = asked.new_zeros(cfg.n_entities, *asked.shape)
+    start = start.index_put((given - 1, row), asked)
+
+    state = start
+    for layer in range(cfg.n_layers):
+        by_asked = asked @ params.weight_by_asked[layer]
+        by_asked = by_asked.view(len(asked), cfg.n_labels, cfg.width)
+        weight = params.weight[layer][:, None] + by_asked.transpose(0, 1)
+        total = start + _sum_messages(cfg, graph, state, weight, is_kept)
+        if omitted is not None:
+            total = _without_messages(graph, state, weight, omitted, total)
+        change = torch.cat([state, total], -1) @ params.linear[layer]
+        change = layer_norm(
+            change + params.bias[layer],
+            [cfg.width],
+            params.norm_scale[layer],
+            params.norm_shift[layer],
+        )
+        state = state + change.relu()
+
+    final = torch.cat([state, asked.expand_as(state)], -1)
+    hidden = (final @ params.hidden + params.hidden_bias).relu()
+    return (hidden @ params.output).transpose(0, 1)
+
+
+def _sum_messages(
+    cfg: NetworkConfig,
+    graph: Graph,
+    state: F32[Tensor, "E n D"],
+    weight: F32[Tensor, "B n D"],
+    is_kept: Bool[Tensor, "N"] | None,
+) -> F32[Tensor, "E n D"]:
+    """The sum of the messages to each entity; a source sends all its targets the same."""
+    if graph.orders:
+        total = sum_messages(
+            state.flatten(1), weight.flatten(1), graph.orders, is_kept
+        )
+        return total.view_as(state)
+    # The gradient of `embedding` adds up faster than that of an index.
+    sent = embedding(graph.source_entity - 1, state.flatten(1))
+    message = sent * embedding(graph.source_label, weight.flatten(1))
+    entities = torch.arange(cfg.n_entities, device=state.device)
+    offsets = torch.searchsorted(graph.edge_target, entities + 1)
+    total = embedding_bag(graph.edge_source, message, offsets, mode="sum")
+    return total.view_as(state)
+
+
+def _without_messages(
+    graph: Graph,
+    state: F32[Tensor, "E n D"],
+    weight: F32[Tensor, "B n D"],
+    omitted: OmittedEdges,
+    total: F32[Tensor, "E n D"],
+) -> F32[Tensor, "E n D"]:
+    """Sums of messages without those along some edges."""
+    row = omitted.row
+    source = graph.edge_source[omitted.edge]
+    sent = state[graph.source_entity[source] - 1, row]
+    message = sent * weight[graph.source_label[source], row]
+    target = graph.edge_target[omitted.edge] - 1
+    return total.index_put((target, row), -message, accumulate=True)
+
+
+# -- training
+
+
+def loss(
+    cfg: NetworkConfig,
+    params: Params,
+    graph: Graph,
+    questions: Questions,
+    is_other: Bool[Tensor, "n E"],
+    is_kept: Bool[Tensor, "N"] | None = None,
+) -> F32[Tensor, ""]:
+    """The sum of -log p(answer) among all entities.
+
+    Args:
+      is_other: known answers, which are no candidates; the answer may be marked.
+      is_kept: as for `apply`.
+    """
+    label, given, answer = questions
+    logits = apply(cfg, params, graph, label, given, is_kept=is_kept)
+    answer = answer[:, None] - 1
+    entity = torch.arange(cfg.n_entities, device=answer.device)
+    is_out = is_other & (entity != answer)
+    log_p = logits.masked_fill(is_out, -torch.inf).log_softmax(1)
+    return -log_p.gather(1, answer).sum()
+
+
+def init_training(params: Params) -> TrainState:
+    """The state before the first step."""
+    loss = torch.zeros((), device=params.asked.device)
+    return TrainState(params, optim.init(params), loss)
+
+
+def train_step(
+    cfg: NetworkConfig,
+    graph: Graph,
+    edge: I64[Tensor, "n"],
+    key: I64[Tensor, "2"],
+    learning_rate: F32[Tensor, ""],
+    state: TrainState,
+) -> TrainState:
+    """A step of Adam down the mean loss of the questions that some edges answer.
+
+    Args:
+      edge: the groups of these edges are left out of the graph.
+      key: of the groups that are dropped in addition.
+    """
+    group = graph.edge_group
+    is_dropped = random.uniform(key, group.shape) < cfg.dropped
+    is_dropped = is_dropped.index_fill(0, group[edge], True)
+    gradient, loss = _mean_gradient(
+        cfg, graph, state.params, edge, ~is_dropped[group]
+    )
+    gradient, _ = optim.clip_by_global_norm(gradient, 1.0)
+    params, adam = optim.update(
+        AdamConfig(), gradient, state.adam, state.params, learning_rate
+    )
+    return TrainState(params, adam, loss)
+
+
+def _mean_gradient(
+    cfg: NetworkConfig,
+    graph: Graph,
+    params: Params,
+    edge: I64[Tensor, "n"],
+    is_kept: Bool[Tensor, "N"],
+) -> tuple[Params, F32[Tensor, ""]]:
+    """The gradient of the mean loss of the questions that some edges answer, and that loss.
+
+    Args:
+      is_kept: the edges of the graph that they are asked by.
+    """
+    # A CUDA graph cannot hold a number of edges that depends on the step.
+    has_kernel = bool(graph.orders)
+    read = graph if has_kernel else select_edges(graph, is_kept)
+    asked = edge_questions(graph, edge)
+    total: tuple[Params, Tensor] | None = None
+    rows = torch.arange(len(edge), device=edge.device)
+    for some in rows.split(cfg.n_at_once):
+        part = Questions(*(column[some] for column in asked))
+        known = known_answers(cfg, graph, part)
+        of_part = grad_and_value(loss, argnums=1)(
+            cfg, params, read, part, known, is_kept if has_kernel else None
+        )
+        total = tree.map(torch.add, total, of_part) if total else of_part
+    assert total is not None, "there are edges"
+    return tree.map(lambda x: x / len(edge), total)
+
+
+def bytes_per_question(cfg: NetworkConfig, graph: Graph) -> int:
+    """A count of what a question keeps for its gradient: in each layer what the sources send, and some states."""
+    # of a source what it sends, and its weight; eight numbers of the size of a state
+    sent = 0 if graph.orders else 2 * len(graph.source)
+    return 4 * cfg.n_layers * cfg.width * (sent + 8 * cfg.n_entities)
+
+
+# -- scores of candidates
+
+
+def make_network(
+    params: Params, facts: I64[Tensor, "N W"], n_entities: int
+) -> PathNetwork:
+    """A network over facts.
+
+    Args:
+      params: its weights.
+      facts: known ones, of two arguments.
+    """
+    n_labels, width = params.asked.shape
+    cfg = NetworkConfig(
+        n_entities=n_entities,
+        n_labels=n_labels,
+        width=width,
+        n_layers=len(params.weight),
+    )
+    graph = build_graph(cfg, facts, "fact")
+    return PathNetwork(cfg=cfg, params=params, graph=graph)
+
+
+def without_network(device: torch.device | str) -> Params:
+    """No weights, in as many dimensions as there are."""
+    dimensions = (2, 3, 3, 3, 2, 2, 2, 2, 1, 1)
+    return Params(*(torch.zeros([0] * n, device=device) for n in dimensions))
+
+
+def is_network(params: Params) -> bool:
+    """Whether there are weights."""
+    return params.asked.numel() > 0
+
+
+def candidate_scores(
+    network: PathNetwork,
+    questions: derive.Questions,
+    left_out: LeftOut,
+    offsets: I64[Tensor, "Q1"],
+    entity: I64[Tensor, "L"],
+    is_asked: Bool[Tensor, "Q"] | None = None,
+) -> F64[Tensor, "L"]:
+    """The logit of each candidate above the mean of all entities.
+
+    Args:
+      left_out: what a question leaves out.
+      offsets: of the candidates of each question.
+      entity: the candidates.
+      is_asked: the questions whose candidates have a score, that of others is 0; None for all.
+    """
+    asked = Questions(
+        make_label(questions.predicate, questions.side),
+        questions.entity,
+        questions.left_out,
+    )
+    omitted = question_edges(network.cfg, network.graph, asked, left_out)
+    omitted_offsets = row_index.offsets(
+        torch.bincount(omitted.row, minlength=len(asked.label))
+    )
+    counts = offsets.diff()
+    has_score = counts > 0
+    if is_asked is not None:
+        has_score = has_score & is_asked
+    # `split` would give one empty part.
+    asked_rows = has_score.nonzero().squeeze(1)
+    size = n_at_once(network.cfg, network.graph)
+    parts = asked_rows.split(size) if len(asked_rows) else ()
+
+    places, values = [entity[:0]], [torch.zeros_like(entity[:0]).double()]
+    for rows in parts:
+        edges, count = omitted_offsets[rows], omitted_offsets.diff()[rows]
+        row, position = expand_ranges(edges, count)
+        some = OmittedEdges(row, omitted.edge[position])
+        logits = _answer_logits(network, asked, rows, some)
+        row, place = expand_ranges(offsets[rows], counts[rows])
+        places.append(place)
+        values.append(logits[row, entity[place] - 1])
+    zero = torch.zeros(len(entity), dtype=torch.float64, device=entity.device)
+    return zero.index_put((torch.cat(places),), torch.cat(values))
+
+
+def _answer_logits(
+    network: PathNetwork,
+    asked: Questions,
+    rows: I64[Tensor, "n"],
+    omitted: OmittedEdges,
+) -> F64[Tensor, "n E"]:
+    """The logits of all entities above their mean, rounded, as answers to some questions."""
+    label, given = asked.label[rows], asked.given[rows]
+    params = tree.map(lambda x: x.double(), network.params)
+    with torch.no_grad():
+        logits = apply(
+            network.cfg, params, network.graph, label, given, omitted
+        )
+    above = logits - logits.mean(1, keepdim=True)
+    return (above / SCORE_UNIT).round() * SCORE_UNIT
+
+
+def n_at_once(cfg: NetworkConfig, graph: Graph) -> int:
+    """How many questions are answered at once, at least one."""
+    # numbers that a layer holds of each entity and of each source, for each number of a state
+    numbers = 8 * cfg.n_entities
+    if not graph.orders:
+        numbers += 3 * len(graph.source)
+    n_bytes = cfg.width * numbers * torch.float64.itemsize
+    # what the caches of a CPU keep, and a part of a GPU's memory
+    most = 1 << 31 if graph.source.is_cuda else 1 << 24
+    return max(1, most // n_bytes)
+
+
+# -- sums of messages by a kernel
+#
+# A message is the product of two rows, number by number: of the state of the edge's source and of the weight of the
+# edge's label. The sum of messages to each target, and both of its gradients, are one operation with three roles of
+# rows, which keeps no row of an edge:
+#
+#     sums[target]     = sum of states[source] * weights[label] over the edges to the target
+#     d states[source] = sum of d sums[target] * weights[label] over the edges of the source
+#     d weights[label] = sum of states[source] * d sums[target] over the edges of the label
+#
+# Terms are added in a fixed order: in parts of at most `PART` of the edges of a group, then the sums of a group's parts
+# likewise.
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """What is no input of a gradient, and no tree for its transform to look into."""
+
+    orders: tuple[SumOrder, ...]
+    is_kept: Bool[Tensor, "N"] | None
+
+    def sum_products(
+        self, role: int, left: F32[Tensor, "L C"], right: F32[Tensor, "R C"]
+    ) -> F32[Tensor, "P C"]:
+        """The sum of the products of each group."""
+        *rows, offsets = self.orders[role]
+        total = _sum_parts(offsets[0], *rows, self.is_kept, left, right)
+        for part_offsets in offsets[1:]:
+            total = _sum_parts(part_offsets, *rows, self.is_kept, total, None)
+        return total
+
+
+def order_messages(
+    source: I64[Tensor, "N"],
+    label: I64[Tensor, "N"],
+    target: I64[Tensor, "N"],
+    n_entities: int,
+    n_labels: int,
+) -> tuple[SumOrder, ...]:
+    """The orders of the sums of messages by target, and of their gradients by source and by label.
+
+    Args:
+      source: entity of each edge, from 0.
+      target: entity of each edge, from 0.
+    """
+    return (
+        _order(target, n_entities, source, label),
+        _order(source, n_entities, target, label),
+        _order(label, n_labels, source, target),
+    )
+
+
+def _order(
+    group: I64[Tensor, "N"],
+    n_groups: int,
+    left_row: I64[Tensor, "N"],
+    right_row: I64[Tensor, "N"],
+) -> SumOrder:
+    order = torch.argsort(group, stable=True)
+    counts = torch.bincount(group, minlength=n_groups)
+    offsets: list[Tensor] = []
+    while not offsets or int(counts.max()) > 1:
+        start = row_index.offsets(counts)
+        counts = ((counts + PART - 1) // PART).clamp_min(1)
+        group, place = expand_ranges(torch.zeros_like(counts), counts)
+        part = start[group] + place * PART
+        offsets.append(torch.cat([part, start[-1:]]))
+    return SumOrder(left_row[order], right_row[order], order, offsets)
+
+
+def sum_messages(
+    states: F32[Tensor, "E C"],
+    weights: F32[Tensor, "B C"],
+    orders: tuple[SumOrder, ...],
+    is_kept: Bool[Tensor, "N"] | None = None,
+) -> F32[Tensor, "E C"]:
+    """The sum of the messages to each entity, of a type that is wide enough: float64 for float64, float32 otherwise.
+
+    Args:
+      states: of the entities; all on a GPU.
+      weights: of the labels.
+      is_kept: the edges that there are messages along; None for all.
+    """
+    return _MessageSums.apply(states, weights, _Edges(orders, is_kept))
+
+
+class _MessageSums(torch.autograd.Function):
+    """`sum_messages` with its gradients."""
+
+    @staticmethod
+    def forward(states: Tensor, weights: Tensor, edges: _Edges) -> Tensor:
+        return edges.sum_products(0, states, weights)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        states, weights, ctx.edges = inputs
+        ctx.save_for_backward(states, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        states, weights = ctx.saved_tensors
+        gradient = gradients[0].to(states.dtype)
+        of_states = ctx.edges.sum_products(1, gradient, weights)
+        of_weights = ctx.edges.sum_products(2, states, gradient)
+        return of_states.to(states.dtype), of_weights.to(weights.dtype), None
+
+
+def _sum_parts_on_gpu(
+    offsets: I64[Tensor, "P1"],
+    left_row: I64[Tensor, "N"],
+    right_row: I64[Tensor, "N"],
+    edge: I64[Tensor, "N"],
+    is_kept: Bool[Tensor, "N"] | None,
+    left: F32[Tensor, "L C"],
+    right: F32[Tensor, "R C"] | None,
+) -> F32[Tensor, "P C"]:
+    """The sum of each part: of products, or of consecutive rows where there is no right."""
+    import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+    from funcppo.kg.scores.message_kernel import sum_products_kernel
+
+    is_double = left.dtype == torch.float64
+    n_parts, width = len(offsets) - 1, left.shape[1]
+    dtype = torch.float64 if is_double else torch.float32
+    out = torch.empty((n_parts, width), dtype=dtype, device=left.device)
+    columns = min(256, 1 << (width - 1).bit_length())
+    left = left.contiguous()
+    sum_products_kernel[(n_parts, -(-width // columns))](
+        offsets,
+        left_row,
+        right_row,
+        edge,
+        edge if is_kept is None else is_kept,
+        left,
+        left if right is None else right.contiguous(),
+        out,
+        width,
+        columns=columns,
+        has_right=right is not None,
+        has_mask=is_kept is not None,
+        dtype=tl.float64 if is_double else tl.float32,
+        num_warps=2,
+    )
+    return out
+
+
+# An operator, because tensors of a gradient's gradient have no memory that a kernel could read. It is declared by hand
+# because `torch.library.custom_op` imports Dynamo.
+_LIBRARY = torch.library.Library("funcppo", "FRAGMENT")
+_LIBRARY.define(
+    "sum_parts(Tensor offsets, Tensor left_row, Tensor right_row, Tensor edge, Tensor? is_kept, Tensor left, "
+    "Tensor? right) -> Tensor"
+)
+_LIBRARY.impl("sum_parts", _sum_parts_on_gpu, "CUDA")
+_sum_parts: Any = torch.ops.funcppo.sum_parts.default

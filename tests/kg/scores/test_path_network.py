@@ -1,0 +1,482 @@
+"""The path network learns compositions, knows no entity and does not see what is asked; its kernel adds messages up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.func import grad
+
+from funcppo.core import random, tree
+from funcppo.kg.logic import row_index
+from funcppo.kg.logic.derive import Questions as OpenQuestions
+from funcppo.kg.logic.derive import make_label
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.scores import evidence, path_network
+from funcppo.kg.scores.path_network import NetworkConfig, Questions
+from tests.runtime.test_capture import on_gpu
+
+PARENT, GRANDPARENT = 1, 2
+CFG = NetworkConfig(n_entities=9, n_labels=6, width=8, n_layers=3)
+# Sums of the same float32 terms in another order.
+ORDER = {"rtol": 1e-4, "atol": 1e-5}
+N_ROWS, N_LABELS, WIDTH = 40, 7, 24  # of sums of messages
+
+
+def random_facts(n=24, n_entities=9, seed=0):
+    """Distinct facts of two relations."""
+    generator = torch.Generator().manual_seed(seed)
+    high = torch.tensor([2, n_entities, n_entities])
+    drawn = torch.rand((3 * n, 3), generator=generator) * high
+    return torch.unique(drawn.long() + 1, dim=0)[:n]
+
+
+def random_params(cfg, seed=0):
+    """Weights none of which is 0, so that each has a part in the logits."""
+    params = path_network.init(cfg, random.key(seed))
+    return tree.map(
+        lambda x: x + 0.1 * torch.sin(torch.arange(x.numel())).view_as(x),
+        params,
+    )
+
+
+def all_questions(cfg):
+    label = torch.arange(2, cfg.n_labels).repeat_interleave(cfg.n_entities)
+    given = torch.arange(1, cfg.n_entities + 1).repeat(cfg.n_labels - 2)
+    return label, given
+
+
+def logits_by_loops(cfg, params, facts, label, given):
+    """The logits of one question, fact by fact."""
+    asked = params.asked[label]
+    start = torch.zeros(cfg.n_entities + 1, cfg.width)
+    start[given] = asked
+    state = start.clone()
+    for layer in range(cfg.n_layers):
+        total = start.clone()
+        by_asked = asked @ params.weight_by_asked[layer]
+        weight = params.weight[layer] + by_asked.view(cfg.n_labels, cfg.width)
+        for predicate, head, tail in facts.tolist():
+            total[head] += state[tail] * weight[2 * predicate]
+            total[tail] += state[head] * weight[2 * predicate + 1]
+        change = torch.cat([state, total], 1) @ params.linear[layer]
+        change = change + params.bias[layer]
+        centred = change - change.mean(1, keepdim=True)
+        change = (
+            centred / (centred.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+        )
+        change = change * params.norm_scale[layer] + params.norm_shift[layer]
+        state = state + change.relu()
+    final = torch.cat([state, asked.expand_as(state)], 1)
+    hidden = (final @ params.hidden + params.hidden_bias).relu()
+    return (hidden @ params.output)[1:]
+
+
+def test_logits_are_those_of_loops_over_facts():
+    facts, params = random_facts(), random_params(CFG)
+    graph = path_network.build_graph(CFG, facts, "fact")
+    label, given = all_questions(CFG)
+    logits = path_network.apply(CFG, params, graph, label, given)
+    for i in range(0, len(label), 5):
+        expected = logits_by_loops(
+            CFG, params, facts, int(label[i]), int(given[i])
+        )
+        torch.testing.assert_close(logits[i], expected, **ORDER)
+
+
+def test_each_edge_is_a_question_that_its_fact_answers():
+    facts = torch.tensor([[1, 4, 7], [2, 7, 7]])
+    graph = path_network.build_graph(CFG, facts, "fact")
+    asked = path_network.edge_questions(graph, torch.arange(4))
+    rows = sorted(tuple(x) for x in torch.stack(asked, 1).tolist())
+    assert rows == [(2, 7, 4), (3, 4, 7), (4, 7, 7), (5, 7, 7)]
+    known = path_network.known_answers(
+        CFG,
+        graph,
+        Questions(
+            torch.tensor([3, 2]), torch.tensor([4, 4]), torch.tensor([1, 1])
+        ),
+    )
+    assert known.nonzero().tolist() == [[0, 6]]  # entity 7; (2, 4) has none
+
+
+def test_a_pair_is_left_out_with_all_its_facts():
+    facts = torch.tensor([[1, 1, 2], [2, 2, 1], [1, 2, 3], [2, 1, 2]])
+    graph = path_network.build_graph(CFG, facts, "pair")
+    edge = int((graph.edge_target == 1).nonzero()[0])
+    rest = path_network.select_edges(
+        graph, graph.edge_group != graph.edge_group[edge]
+    )
+    asked = path_network.edge_questions(
+        rest, torch.arange(len(rest.edge_target))
+    )
+    assert {tuple(x) for x in torch.stack(asked, 1).tolist()} == {
+        (2, 3, 2),
+        (3, 2, 3),
+    }
+
+
+def with_loops():
+    """Facts of which some link an entity to itself, and some pairs are linked several times."""
+    loops = torch.tensor([[1, 3, 3], [2, 3, 3], [2, 5, 5]])
+    both_ways = torch.tensor([[1, 1, 2], [2, 1, 2], [1, 2, 1]])
+    return torch.unique(torch.cat([random_facts(), loops, both_ways]), dim=0)
+
+
+@pytest.mark.parametrize("left_out", ["fact", "pair"])
+def test_edges_that_a_question_leaves_out_are_unknown_to_it_alone(left_out):
+    """As if they were no facts; a question whose answer is no known one leaves nothing out."""
+    facts = with_loops()
+    params = tree.map(lambda x: x.double(), random_params(CFG))
+    graph = path_network.build_graph(CFG, facts, "fact")
+    every = path_network.edge_questions(graph, torch.arange(2 * len(facts)))
+    unknown = Questions(
+        torch.tensor([2, 5]), torch.tensor([1, 4]), torch.tensor([0, 0])
+    )
+    asked = Questions(*(torch.cat(x) for x in zip(every, unknown)))
+    omitted = path_network.question_edges(CFG, graph, asked, left_out)
+    assert set(omitted.row.tolist()) == set(range(2 * len(facts)))
+    logits = path_network.apply(
+        CFG, params, graph, asked.label, asked.given, omitted
+    )
+
+    for i, (label, given, answer) in enumerate(
+        zip(*(x.tolist() for x in asked))
+    ):
+        ends = (answer, given) if label % 2 == 0 else (given, answer)
+        is_out = (facts == torch.tensor([label // 2, *ends])).all(1)
+        if left_out == "pair":
+            pairs = facts[:, 1:].sort(1).values
+            is_out = (pairs == torch.tensor(sorted(ends))).all(1)
+        assert is_out.any() == (answer > 0)
+        rest = path_network.build_graph(CFG, facts[~is_out], "fact")
+        expected = path_network.apply(
+            CFG, params, rest, asked.label[[i]], asked.given[[i]]
+        )
+        # sums of the same float64 terms, one of them added and taken away
+        torch.testing.assert_close(
+            logits[i], expected[0], rtol=1e-9, atol=1e-11
+        )
+
+
+# -- training
+
+
+def loss_after(graph, params, edge, key, **settings):
+    cfg = dataclasses.replace(CFG, **settings)
+    state = path_network.init_training(params)
+    rate = torch.tensor(0.01)
+    return path_network.train_step(cfg, graph, edge, key, rate, state)
+
+
+def test_a_step_in_parts_is_the_step():
+    graph = path_network.build_graph(CFG, random_facts(), "fact")
+    edge, key = torch.arange(0, 40, 4), random.key(1)
+    whole, parts = (
+        loss_after(
+            graph, random_params(CFG), edge, key, dropped=0.3, n_at_once=n
+        )
+        for n in (10, 3)
+    )
+    torch.testing.assert_close(whole.loss, parts.loss, **ORDER)
+    for one, other in zip(whole.adam.mu, parts.adam.mu):
+        torch.testing.assert_close(one, other, **ORDER)
+
+
+def test_a_step_leaves_out_what_it_asks_and_what_is_dropped():
+    graph = path_network.build_graph(CFG, random_facts(), "fact")
+    params, edge = random_params(CFG), torch.tensor([5, 11])
+    key = random.key(3)
+    asked = path_network.edge_questions(graph, edge)
+    known = path_network.known_answers(CFG, graph, asked)
+    drawn = random.uniform(key, graph.edge_group.shape)
+    losses = []
+    for dropped in (0.0, 0.3, 1.0):
+        is_left_out = drawn[graph.edge_group] < dropped
+        is_left_out |= torch.isin(graph.edge_group, graph.edge_group[edge])
+        assert int(is_left_out.sum()) >= 4  # both directions of two facts
+        rest = path_network.select_edges(graph, ~is_left_out)
+        expected = path_network.loss(CFG, params, rest, asked, known) / 2
+        loss = loss_after(
+            graph, params, edge, key, dropped=dropped, n_at_once=2
+        ).loss
+        torch.testing.assert_close(loss, expected)
+        losses.append(float(loss))
+    assert len({round(x, 4) for x in losses}) == 3
+
+
+def test_it_learns_a_composition():
+    # Chains of three, of which every third has no known grandparent.
+    n_chains = 12
+    chain = 3 * torch.arange(n_chains)[:, None] + torch.tensor([1, 2, 3])
+    a, b, c = chain.unbind(1)
+
+    def facts_of(predicate, head, tail):
+        return torch.stack([torch.full_like(head, predicate), head, tail], 1)
+
+    is_known = torch.arange(n_chains) % 3 > 0
+    facts = torch.cat(
+        [
+            facts_of(PARENT, a, b),
+            facts_of(PARENT, b, c),
+            facts_of(GRANDPARENT, a[is_known], c[is_known]),
+        ]
+    )
+    cfg = NetworkConfig(
+        n_entities=3 * n_chains, n_labels=6, width=8, n_layers=2, n_at_once=4
+    )
+    graph = path_network.build_graph(cfg, facts, "fact")
+    state = path_network.init_training(path_network.init(cfg, random.key(0)))
+    source_label = graph.source_label[graph.edge_source]
+    asked = (source_label // 2 == GRANDPARENT).nonzero().squeeze(1)
+    for step in range(80):
+        order = random.permutation(random.key(step), len(asked))
+        state = path_network.train_step(
+            cfg,
+            graph,
+            asked[order[:4]],
+            random.key(0),
+            torch.tensor(0.02),
+            state,
+        )
+
+    new_a, new_c = a[~is_known], c[~is_known]
+    for side, given, answer in ((TAIL, new_a, new_c), (HEAD, new_c, new_a)):
+        label = make_label(torch.full_like(given, GRANDPARENT), side)
+        logits = path_network.apply(cfg, state.params, graph, label, given)
+        assert torch.equal(logits.argmax(1) + 1, answer)
+
+
+# -- scores of candidates
+
+
+def random_network(width=8):
+    """A network with random weights, and the facts that it reads."""
+    cfg = dataclasses.replace(CFG, width=width)
+    params = path_network.init(cfg, random.key(0))
+    return path_network.make_network(params, random_facts(), CFG.n_entities)
+
+
+def ask(n_each=4):
+    """Both questions of each fact, two without a known answer, and some candidates of each question."""
+    of_facts = evidence.training_questions(random_facts())
+    others = OpenQuestions(
+        predicate=torch.tensor([1, 2]),
+        side=torch.tensor([HEAD, TAIL]),
+        entity=torch.tensor([3, 7]),
+        left_out=torch.tensor([0, 0]),
+    )
+    questions = OpenQuestions(*(torch.cat(x) for x in zip(of_facts, others)))
+    n = len(questions.entity)
+    # Of one question there is no candidate.
+    count = torch.arange(n) % (n_each + 1)
+    entity = 1 + torch.arange(int(count.sum())) * 5 % CFG.n_entities
+    return questions, row_index.offsets(count), entity
+
+
+@pytest.mark.parametrize("left_out", ["fact", "pair"])
+def test_a_score_is_the_logit_above_the_mean_without_what_is_left_out(
+    left_out,
+):
+    network = random_network()
+    questions, offsets, entity = ask()
+    values = path_network.candidate_scores(
+        network, questions, left_out, offsets, entity
+    )
+    label = make_label(questions.predicate, questions.side)
+    facts = random_facts()
+    weights = tree.map(lambda x: x.double(), network.params)
+    for i in range(len(label)):
+        given, answer = questions.entity[i], questions.left_out[i]
+        ends = torch.stack([given, answer])
+        if questions.side[i] == HEAD:
+            ends = ends.flip(0)
+        is_out = (facts[:, 1:] == ends).all(1)
+        if left_out == "fact":
+            is_out = is_out & (facts[:, 0] == questions.predicate[i])
+        else:
+            is_out = is_out | (facts[:, 1:] == ends.flip(0)).all(1)
+        rest = path_network.build_graph(network.cfg, facts[~is_out], "fact")
+
+        (logits,) = path_network.apply(
+            network.cfg, weights, rest, label[[i]], given[None]
+        )
+        some = slice(*offsets[i : i + 2].tolist())
+        expected = (logits - logits.mean())[entity[some] - 1]
+        unit = path_network.SCORE_UNIT
+        assert ((values[some] - expected).abs() <= 0.501 * unit).all()
+        assert torch.equal((values[some] / unit).round() * unit, values[some])
+
+
+def test_other_questions_change_no_bit_of_a_score(monkeypatch):
+    network = random_network(width=16)
+    questions, offsets, entity = ask()
+
+    def score(*args):
+        return path_network.candidate_scores(network, *args)
+
+    together = score(questions, "fact", offsets, entity)
+    assert len(together) and together.abs().max() > 0.1
+    monkeypatch.setattr(path_network, "n_at_once", lambda *_: 1)
+    assert torch.equal(together, score(questions, "fact", offsets, entity))
+
+    # a part of the questions, in another order
+    rows = torch.tensor([7, 3, 49, 20])
+    candidates = [entity[offsets[i] : offsets[i + 1]] for i in rows]
+    some = score(
+        OpenQuestions(*(column[rows] for column in questions)),
+        "fact",
+        row_index.offsets(offsets.diff()[rows]),
+        torch.cat(candidates),
+    )
+    expected = [together[offsets[i] : offsets[i + 1]] for i in rows]
+    assert torch.equal(some, torch.cat(expected))
+
+    # Questions that are not asked have the score 0; there may be no candidate.
+    is_asked = torch.arange(len(questions.entity)) % 3 > 0
+    some = score(questions, "fact", offsets, entity, is_asked)
+    has_score = is_asked.repeat_interleave(offsets.diff())
+    assert torch.equal(some, torch.where(has_score, together, 0.0))
+    none = torch.zeros_like(offsets)
+    assert not len(score(questions, "fact", none, entity[:0]))
+
+
+def test_no_network_has_the_dimensions_of_a_network():
+    none = path_network.without_network("cpu")
+    some = random_network().params
+    assert [x.dim() for x in none] == [x.dim() for x in some]
+    assert path_network.is_network(some)
+    assert not path_network.is_network(none)
+
+
+# -- the kernel's sums
+
+
+def random_edges(n, device="cpu", seed=0):
+    """Edges of which half come from one entity, and half go to another."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(size, hub):
+        drawn = torch.randint(0, size, (n,), generator=generator)
+        is_hub = torch.rand(n, generator=generator) < 0.5
+        return torch.where(is_hub, hub, drawn).to(device)
+
+    return draw(N_ROWS, 3), draw(N_LABELS, 2), draw(N_ROWS, 5)
+
+
+def random_rows(n, device="cpu", dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn((n, WIDTH), generator=generator, dtype=torch.float64)
+    return rows.to(device=device, dtype=dtype)
+
+
+def plain_sums(states, weights, edges, is_kept=None):
+    if is_kept is not None:
+        edges = [x[is_kept] for x in edges]
+    source, label, target = edges
+    total = torch.zeros(N_ROWS, WIDTH, dtype=states.dtype)
+    return total.index_add(0, target, states[source] * weights[label])
+
+
+def sum_parts_on_cpu(offsets, left_row, right_row, edge, is_kept, left, right):
+    """What the kernel computes, part by part."""
+    assert left.data_ptr(), "a tensor with memory"
+    rows = left if right is None else left[left_row] * right[right_row]
+    if right is not None and is_kept is not None:
+        rows = rows * is_kept[edge][:, None]
+    parts = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    return torch.stack([rows[start:stop].sum(0) for start, stop in parts])
+
+
+@pytest.fixture(scope="module")
+def operator_on_cpu():
+    library = torch.library.Library("funcppo", "IMPL")
+    library.impl("sum_parts", sum_parts_on_cpu, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.parametrize(
+    "n", [1, 5, path_network.PART, path_network.PART + 1, 40_000]
+)
+def test_parts_add_up_to_the_sums_and_their_gradients(operator_on_cpu, n):
+    """40,000 edges, half of which one hub has, take three levels of parts; some entities have no edge."""
+    edges = random_edges(n)
+    orders = path_network.order_messages(*edges, N_ROWS, N_LABELS)
+    assert len(orders[0].offsets) == (3 if n == 40_000 else 1)
+    for order in orders:
+        lengths = torch.cat([offsets.diff() for offsets in order.offsets])
+        assert int(lengths.max()) <= path_network.PART
+    check(edges, orders, torch.float64, rtol=1e-12, atol=1e-12 * n**0.5)
+    is_kept = torch.arange(n) % 3 > 0
+    check(edges, orders, torch.float64, 1e-12, 1e-12 * n**0.5, is_kept)
+
+
+def check(edges, orders, dtype, rtol, atol, is_kept=None):
+    """Compare sums and gradients of random rows with those of plain tensors of float64."""
+    device = edges[0].device
+    states = random_rows(N_ROWS, device, dtype, 1)
+    weights = random_rows(N_LABELS, device, dtype, 2)
+    against = random_rows(N_ROWS, device, torch.float64, 3)
+    on_host = [x.cpu() for x in edges]
+    exact = (states.cpu().double(), weights.cpu().double())
+    kept_there = None if is_kept is None else is_kept.to(device)
+
+    def by_parts(states, weights):
+        sums = path_network.sum_messages(states, weights, orders, kept_there)
+        return (sums * against).sum()
+
+    def plainly(states, weights):
+        sums = plain_sums(states, weights, on_host, is_kept)
+        return (sums * against.cpu()).sum()
+
+    sums = path_network.sum_messages(states, weights, orders, kept_there)
+    pairs = [(sums, plain_sums(*exact, on_host, is_kept))]
+    gradients = grad(by_parts, (0, 1))(states, weights)
+    pairs += zip(gradients, grad(plainly, (0, 1))(*exact), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(
+            found.cpu().double(), expected, rtol=rtol, atol=atol
+        )
+
+
+@on_gpu
+@pytest.mark.parametrize("n", [1, 10_000])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)]
+)
+def test_the_kernel_adds_up_messages(n, dtype, tolerance):
+    edges = random_edges(n, "cuda")
+    orders = path_network.order_messages(*edges, N_ROWS, N_LABELS)
+    check(edges, orders, dtype, rtol=tolerance, atol=tolerance * n**0.5)
+
+
+@on_gpu
+def test_the_network_gives_the_logits_of_the_cpu():
+    facts, params = random_facts(), random_params(CFG)
+    label, given = all_questions(CFG)
+    graph = path_network.build_graph(CFG, facts, "fact")
+    expected = path_network.apply(CFG, params, graph, label, given)
+    there = path_network.build_graph(CFG, facts.cuda(), "fact")
+    assert there.orders
+    weights = tree.map(lambda x: x.cuda(), params)
+    logits = path_network.apply(CFG, weights, there, label.cuda(), given.cuda())
+    torch.testing.assert_close(logits.cpu(), expected, **ORDER)
+
+
+@on_gpu
+def test_the_kernel_adds_in_a_fixed_order():
+    """Gradients of `embedding` and of `scatter_add` are added up as the threads come."""
+    edges = random_edges(20_000, "cuda")
+    orders = path_network.order_messages(*edges, N_ROWS, N_LABELS)
+    states = random_rows(N_ROWS, "cuda", torch.float32, 1)
+    weights = random_rows(N_LABELS, "cuda", torch.float32, 2)
+
+    def loss(states, weights):
+        return path_network.sum_messages(states, weights, orders).square().sum()
+
+    first = grad(loss, (0, 1))(states, weights)
+    for _ in range(20):
+        again = grad(loss, (0, 1))(states, weights)
+        assert all(map(torch.equal, first, again))
