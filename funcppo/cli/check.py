@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from funcppo.cli.common import (
-    JsonObject,
     WorkDisplay,
     check_overwrites,
     data_files,
@@ -28,26 +27,20 @@ from funcppo.core.settings import PositiveFloat, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
     from funcppo.cli.common import WorkDisplay
-    from funcppo.kg.ranking.agreement import Agreement, Subject
-    from funcppo.kg.ranking.details_lines import Details, LineSample
     from funcppo.kg.ranking.ranking import Ranking
+    from funcppo.kg.ranking.recount_check import (
+        Comparison,
+        Details,
+        RecountCheck,
+    )
     from funcppo.kg.run.run import Run
 
 EXIT_DISAGREEMENT = 1
 # parts of --seconds for supports, ranks, proofs and evidence
 TIME_SHARES = (0.35, 0.35, 0.15, 0.15)
-
-
-class _Sample(NamedTuple):
-    """What is compared."""
-
-    rules: list[int]
-    rows: list[int]  # of the split
-    lines: LineSample | None  # of a details file; None without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +83,7 @@ class Check(TargetOptions):
         self._check_outputs()
         set_target_threads(self.target, self.threads)
         console = make_console(self.json == "-")
-        agreements: list[Agreement] = []
+        comparisons: list[Comparison] = []
         start = time.perf_counter()
         with WorkDisplay("reading") as status:
             details = self._read_details()
@@ -102,11 +95,11 @@ class Check(TargetOptions):
             prepare_seconds = time.perf_counter() - start
             prepared = f"data read and settings chosen in {prepare_seconds:.1f} s, not counted in --seconds"
             print_notes([*task.notes, *setup.notes, prepared], console)
-            for agreement in self._compare(
+            for comparison in self._compare(
                 setup, options.split, details, console, status
             ):
-                _print_agreement(console, agreement)
-                agreements.append(agreement)
+                _print_comparison(console, comparison)
+                comparisons.append(comparison)
 
         write_json(
             self.json,
@@ -119,14 +112,14 @@ class Check(TargetOptions):
                 "object_identity": task.cfg.object_identity,
                 "seed": self.seed,
                 "prepare_seconds": prepare_seconds,
-                "checks": [_to_json(agreement) for agreement in agreements],
+                "checks": [part._asdict() for part in comparisons],
             },
         )
-        if not any(agreement.n_compared for agreement in agreements):
+        if not any(part.n_compared for part in comparisons):
             raise ValueError(
                 f"--seconds {self.seconds:g}: nothing could be compared"
             )
-        has_disagreement = any(a.n_disagreeing for a in agreements)
+        has_disagreement = any(part.n_disagreeing for part in comparisons)
         return EXIT_DISAGREEMENT if has_disagreement else 0
 
     def _check_outputs(self) -> None:
@@ -143,12 +136,13 @@ class Check(TargetOptions):
         """
         if self.details is None:
             return None
-        from funcppo.kg.ranking import details_lines
+        from funcppo.kg.ranking.recount_check import read_details
 
-        details = details_lines.read_details(Path(self.details))
-        if self.score not in ("auto", details.score):
+        details = read_details(Path(self.details))
+        score = details.settings.get("score")
+        if self.score not in ("auto", score):
             raise ValueError(
-                f"--score {self.score}: {self.details} was ranked by {details.score}"
+                f"--score {self.score}: {self.details} was ranked by {score}"
             )
         return details
 
@@ -163,15 +157,11 @@ class Check(TargetOptions):
         )
         if details is None:
             return options
-        options = replace(options, split=details.split, score=details.score)
-        if is_run_folder(self.target):
-            return options  # a run has its own
-        return replace(
-            options,
-            height=details.height,
-            smoothing=details.smoothing,
-            object_identity=details.object_identity,
-        )
+        names = ["split", "score"]
+        if not is_run_folder(self.target):  # a run has its own
+            names += ["height", "smoothing", "object_identity"]
+        settings = {name: details.settings.get(name) for name in names}
+        return replace(options, **settings)
 
     def _compare(
         self,
@@ -180,21 +170,19 @@ class Check(TargetOptions):
         details: Details | None,
         console: Console,
         status: WorkDisplay,
-    ) -> Iterator[Agreement]:
+    ) -> Iterator[Comparison]:
         """The comparisons, one after another."""
-        from funcppo.kg.ranking import agreement
+        from funcppo.kg.ranking import recount_check
 
-        subject = agreement.make_subject(setup.evaluator)
+        check = recount_check.RecountCheck(setup.evaluator)
         split = getattr(setup.evaluator.task.dataset, split_name)
-        sample = self._draw_sample(len(subject.logic.rules), split, details)
-        rows, lines = sample.rows, sample.lines
+        rules, rows = self._draw_sample(
+            len(check.logic.rules), len(split), details
+        )
         seconds = [share * self.seconds for share in TIME_SHARES]
 
-        status.update(f"counting {len(sample.rules):,} rules")
-        supports, counts = agreement.compare_supports(
-            subject, sample.rules, seconds[0]
-        )
-        yield supports
+        status.update(f"counting {len(rules):,} rules")
+        yield check.compare_supports(rules, seconds[0])
         if not rows:
             print_notes(
                 [f"the {split_name} split is empty: nothing else is compared"],
@@ -203,43 +191,31 @@ class Check(TargetOptions):
             return
         status.update(f"ranking {len(rows):,} queries")
         start = time.perf_counter()
-        ranked = agreement.rank_sample(setup.evaluator, split, rows)
+        ranked = check.rank(split, rows)
         ranking_seconds = time.perf_counter() - start
-        print_notes(
-            [
-                f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
-            ],
-            console,
-        )
-        yield from agreement.compare_ranks(
-            subject, ranked, counts, seconds[1], lines
-        )
+        note = f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
+        print_notes([note], console)
+        yield from check.compare_ranks(ranked, seconds[1], details, rows)
         if details is not None:
             sides = setup.evaluator.protocol.sides
-            yield agreement.compare_line_numbers(details, len(split), sides)
+            yield recount_check.compare_line_numbers(details, len(split), sides)
         status.update("checking proofs")
-        yield agreement.compare_proofs(subject, ranked, seconds[2])
+        yield check.compare_proofs(ranked, seconds[2])
         status.update("recounting evidence")
         yield from _compare_evidence(
-            subject, setup.policy_run, ranked, seconds[3]
+            check, setup.policy_run, ranked, seconds[3]
         )
 
     def _draw_sample(
-        self, n_rules: int, split: np.ndarray, details: Details | None
-    ) -> _Sample:
-        """The rules and queries that are compared, in random order."""
-        from funcppo.kg.ranking import details_lines
-
+        self, n_rules: int, n_queries: int, details: Details | None
+    ) -> tuple[list[int], list[int]]:
+        """The rules and the queries that are compared, in random order."""
         draw = random.Random(self.seed)
-        rules = _sample(draw, n_rules, self.n_rules)
-        if details is None:
-            return _Sample(
-                rules, _sample(draw, len(split), self.max_queries), None
-            )
-        listed = sorted({line.query_row for line in details.lines})
-        rows = [listed[i] for i in _sample(draw, len(listed), self.max_queries)]
-        lines = details_lines.sample_lines(details, rows)
-        return _Sample(rules, rows, lines)
+        rules = _sample(draw, range(n_rules), self.n_rules)
+        queries: Sequence[int] = range(n_queries)
+        if details is not None:
+            queries = sorted({row for row, _ in details.lines})
+        return rules, _sample(draw, queries, self.max_queries)
 
 
 def _check_details(
@@ -250,58 +226,47 @@ def _check_details(
     Raises:
       ValueError: it was made of other data, rules or parameters, or at other settings.
     """
-    from funcppo.kg.ranking import details_lines
+    from funcppo.kg.ranking.recount_check import check_details
 
-    details_lines.check_settings(details, setup.log_settings, options.target)
     split = getattr(setup.evaluator.task.dataset, options.split)
     sides = setup.evaluator.protocol.sides
-    details_lines.check_queries(details, len(split), sides)
+    check_details(
+        details, setup.log_settings, options.target, len(split), sides
+    )
 
 
 def _compare_evidence(
-    subject: Subject, run: Run | None, ranked: Ranking, seconds: float
-) -> Iterator[Agreement]:
+    check: RecountCheck, run: Run | None, ranked: Ranking, seconds: float
+) -> Iterator[Comparison]:
     """The comparison of the evidence of a run that learnt from questions; none of anything else."""
     from funcppo.kg.answers import explain_answer
-    from funcppo.kg.ranking import agreement
+    from funcppo.kg.scores.aggregation import weighed_kinds
 
     if run is None or run.questions is None:
         return
     left_out = run.run_config.questions.left_out
     assert left_out != "auto", "a stored run has what it chose"
+    kinds = weighed_kinds(run.questions.policy.aggregation)
     explain = partial(explain_answer, run)
-    weighed = run.questions.policy.aggregation
-    yield agreement.compare_evidence(
-        subject,
-        explain,
-        left_out,
-        ranked,
-        seconds,
-        weighs_links=weighed.uses_links,
-        weighs_walks=weighed.uses_walks,
-        weighs_degrees=weighed.uses_degrees,
-    )
+    yield check.compare_evidence(explain, left_out, kinds, ranked, seconds)
 
 
-def _sample(draw: random.Random, n: int, size: int) -> list[int]:
-    """At most `size` of the numbers below n, in random order."""
-    return draw.sample(range(n), min(n, size))
+def _sample(
+    draw: random.Random, population: Sequence[int], size: int
+) -> list[int]:
+    """At most `size` of some numbers, in random order."""
+    return draw.sample(population, min(len(population), size))
 
 
-def _print_agreement(console: Console, agreement: Agreement) -> None:
+def _print_comparison(console: Console, comparison: Comparison) -> None:
     """Print a line on a kind, and one for each disagreement and note."""
-    n_agreeing = agreement.n_compared - agreement.n_disagreeing
-    is_sample = agreement.n_total > agreement.n_compared
-    total = f"of {agreement.n_total:,}; " if is_sample else ""
+    n_agreeing = comparison.n_compared - comparison.n_disagreeing
+    is_sample = comparison.n_total > comparison.n_compared
+    total = f"of {comparison.n_total:,}; " if is_sample else ""
     console.print(
-        f"{agreement.kind}: {n_agreeing:,} of {agreement.n_compared:,} {agreement.unit} agree "
-        f"({total}{agreement.seconds:.1f} s)"
+        f"{comparison.kind}: {n_agreeing:,} of {comparison.n_compared:,} {comparison.unit} agree "
+        f"({total}{comparison.seconds:.1f} s)"
     )
-    for line in agreement.disagreements:
+    for line in comparison.disagreements:
         console.print(f"  {line}")
-    print_notes(agreement.notes, console)
-
-
-def _to_json(agreement: Agreement) -> JsonObject:
-    """A comparison as JSON."""
-    return agreement._asdict()
+    print_notes(comparison.notes, console)

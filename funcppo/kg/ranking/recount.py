@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import NamedTuple
 
 from funcppo.kg.logic.proof import Proof
@@ -41,24 +40,8 @@ class Logic:
     object_identity: bool
 
 
-class _Step(NamedTuple):
-    """An atom of a body that is a path."""
-
-    atom: Atom
-    start: int  # the variable that it leads from
-    end: int  # the variable that it leads to
-
-
-class RankCounts(NamedTuple):
-    """What the rank of an answer follows from."""
-
-    n_better: int
-    n_equal: int  # the answer excluded
-    n_candidates: int  # the answer included
-
-
 class RankBounds(NamedTuple):
-    """The counts that rounding errors allow."""
+    """The numbers of candidates that rounding errors allow, the answer excluded."""
 
     n_better: range
     n_not_worse: range  # better and equal candidates together
@@ -121,41 +104,38 @@ def keeps_identity(rule: Rule, binding: Binding, n_constants: int) -> bool:
     return len(bound) == len(binding) and not bound & named
 
 
-def derive(
+def substitutions(
     logic: Logic,
     rule: Rule,
     atoms: Atoms,
     deadline: float,
     *,
-    leave_one_out: bool,
     binding: Binding | None = None,
-) -> set[Atom]:
-    """The heads of the instances of a rule whose bodies are among the atoms, by backtracking.
+    left_out: AbstractSet[Atom] = frozenset(),
+    is_done: Callable[[Binding], bool] = lambda _: False,
+) -> Iterator[Binding]:
+    """Yield the substitutions of a rule whose bodies are among the atoms, by backtracking.
 
     Args:
       deadline: in seconds of `time.monotonic`.
-      leave_one_out: a body that contains the head does not count.
-      binding: what variables of the head must be; None for any.
+      binding: what some variables must be; None for any.
+      left_out: atoms that do not count.
+      is_done: whether substitutions that extend a partial one are not wanted.
 
     Raises:
-      OutOfTime: the deadline is reached.
+      RecountLimitError: the deadline is reached.
     """
-    heads: set[Atom] = set()
 
-    def extend(goals: Sequence[Atom], binding: Binding) -> None:
+    def extend(goals: Sequence[Atom], binding: Binding) -> Iterator[Binding]:
         if time.monotonic() > deadline:
             raise RecountLimitError
-        head = substitute(rule[0], binding)
-        if head in heads:
-            return  # other bodies add nothing
+        if is_done(binding):
+            return
         if not goals:
-            body = [substitute(atom, binding) for atom in rule[1:]]
-            is_circular = leave_one_out and head in body
-            is_allowed = not logic.object_identity or keeps_identity(
+            if not logic.object_identity or keeps_identity(
                 rule, binding, logic.n_constants
-            )
-            if is_allowed and not is_circular:
-                heads.add(head)
+            ):
+                yield binding
             return
 
         # The goal with the fewest possible matches comes first.
@@ -165,28 +145,44 @@ def derive(
         others = [goal for i, goal in enumerate(goals) if i != first]
         for atom in lists[first]:
             found = match(instances[first], atom, logic.n_constants)
-            if found is not None:
-                extend(others, binding | found)
+            if found is not None and atom not in left_out:
+                yield from extend(others, binding | found)
 
-    extend(rule[1:], binding or {})
-    return heads
+    yield from extend(rule[1:], binding or {})
 
 
-def count_rule(
+def derive(
     logic: Logic,
     rule: Rule,
-    facts: Atoms,
+    atoms: Atoms,
     deadline: float,
     *,
     leave_one_out: bool,
-) -> tuple[int, int]:
-    """The distinct heads of a rule that are facts, and all its distinct heads.
+    binding: Binding | None = None,
+) -> set[Atom]:
+    """The heads of the instances of a rule whose bodies are among the atoms.
+
+    Args:
+      leave_one_out: a body that contains the head does not count.
+      binding: what variables of the head must be; None for any.
 
     Raises:
-      OutOfTime: the deadline is reached.
+      RecountLimitError: the deadline is reached.
     """
-    heads = derive(logic, rule, facts, deadline, leave_one_out=leave_one_out)
-    return len(heads & facts.all), len(heads)
+    heads: set[Atom] = set()
+    for found in substitutions(
+        logic,
+        rule,
+        atoms,
+        deadline,
+        binding=binding,
+        # other bodies add nothing
+        is_done=lambda partial: substitute(rule[0], partial) in heads,
+    ):
+        head, *body = (substitute(atom, found) for atom in rule)
+        if not (leave_one_out and head in body):
+            heads.add(head)
+    return heads
 
 
 def apply_steps(
@@ -195,7 +191,7 @@ def apply_steps(
     """What `n_steps` of T_P derive from the facts, these included.
 
     Raises:
-      OutOfTime: the deadline is reached, or there are more than `max_atoms` atoms.
+      RecountLimitError: the deadline is reached, or there are more than `max_atoms` atoms.
     """
     atoms = facts
     for _ in range(n_steps):
@@ -219,7 +215,7 @@ def is_proved(
     """Whether T_P derives a fact in `max_height` steps from the other facts.
 
     Raises:
-      OutOfTime: the deadline is reached, or there are more than `max_atoms` atoms.
+      RecountLimitError: the deadline is reached, or there are more than `max_atoms` atoms.
     """
     others = Atoms(facts.all - {fact}, logic.n_constants)
     atoms = apply_steps(logic, others, max_height - 1, max_atoms, deadline)
@@ -246,17 +242,11 @@ def find_derivers(
       side: 1 to replace the first argument, 2 the second.
 
     Raises:
-      OutOfTime: the deadline is reached.
+      RecountLimitError: the deadline is reached.
     """
     derivers: dict[int, list[int]] = {}
-    kept = 3 - side
     for i, rule in enumerate(logic.rules):
-        head = rule[0]
-        if head[0] != query[0] or len(head) != len(query):
-            continue
-        binding = match(
-            (head[0], head[kept]), (query[0], query[kept]), logic.n_constants
-        )
+        binding = _bind_head(logic, rule[0], query, side)
         if binding is None:
             continue
         heads = derive(
@@ -275,7 +265,7 @@ def count_groundings(
     side: int,
     left_out: AbstractSet[Atom],
     deadline: float,
-) -> dict[int, int]:
+) -> Counter[int]:
     """How many substitutions of a rule derive each entity in place of an argument of a query from facts.
 
     Args:
@@ -283,116 +273,29 @@ def count_groundings(
       left_out: facts that do not count.
 
     Raises:
-      OutOfTime: the deadline is reached.
+      RecountLimitError: the deadline is reached.
     """
-    head = rule[0]
+    binding = _bind_head(logic, rule[0], query, side)
+    if binding is None:
+        return Counter()
+    return Counter(
+        substitute(rule[0], found)[side]
+        for found in substitutions(
+            logic, rule, facts, deadline, binding=binding, left_out=left_out
+        )
+    )
+
+
+def _bind_head(
+    logic: Logic, head: Atom, query: Atom, side: int
+) -> Binding | None:
+    """What the variables of a head must be for it to answer a query about a side; None if it cannot."""
+    if len(head) != len(query):
+        return None
     kept = 3 - side
-    if head[0] != query[0] or len(head) != len(query):
-        return {}
-    start = match(
+    return match(
         (head[0], head[kept]), (query[0], query[kept]), logic.n_constants
     )
-    if start is None:
-        return {}
-    counts: dict[int, int] = {}
-
-    def extend(goals: Sequence[Atom], binding: Binding) -> None:
-        if time.monotonic() > deadline:
-            raise RecountLimitError
-        if not goals:
-            if not logic.object_identity or keeps_identity(
-                rule, binding, logic.n_constants
-            ):
-                entity = substitute(head, binding)[side]
-                counts[entity] = counts.get(entity, 0) + 1
-            return
-        goal = substitute(goals[0], binding)
-        for atom in facts.shortest_list(goal):
-            found = match(goal, atom, logic.n_constants)
-            if found is not None and atom not in left_out:
-                extend(goals[1:], binding | found)
-
-    extend(rule[1:], start)
-    return counts
-
-
-def walk_probabilities(
-    logic: Logic,
-    rule: Rule,
-    facts: Atoms,
-    query: Atom,
-    side: int,
-    left_out: AbstractSet[Atom],
-    deadline: float,
-) -> dict[int, Fraction] | None:
-    """The probability that a random walk along a rule's body ends in each entity; None if the body is no path.
-
-    The walk starts at the argument of the query that is not replaced. At each atom it takes one of the matching facts
-    that are not left out, all with the same probability. It ends early where there is none and, under object identity,
-    where it comes back to an entity.
-
-    Arguments are those of `count_groundings`.
-
-    Raises:
-      OutOfTime: the deadline is reached.
-    """
-    kept = 3 - side
-    path = _order_path(rule, kept, logic.n_constants)
-    if path is None or rule[0][0] != query[0]:
-        return None
-    chances: dict[int, Fraction] = {}
-
-    def walk_on(
-        steps: Sequence[_Step], way: list[int], chance: Fraction
-    ) -> None:
-        if time.monotonic() > deadline:
-            raise RecountLimitError
-        if not steps:
-            chances[way[-1]] = chances.get(way[-1], Fraction(0)) + chance
-            return
-        goal = substitute(steps[0].atom, {steps[0].start: way[-1]})
-        ends: list[int] = []
-        for atom in facts.shortest_list(goal):
-            found = match(goal, atom, logic.n_constants)
-            if found is not None and atom not in left_out:
-                ends.append(found[steps[0].end])
-        for end in ends:
-            if not (logic.object_identity and end in way):
-                walk_on(steps[1:], [*way, end], chance / len(ends))
-
-    walk_on(path, [query[kept]], Fraction(1))
-    return chances
-
-
-def _order_path(rule: Rule, kept: int, n_constants: int) -> list[_Step] | None:
-    """The atoms of a body in the order in which they lead from one argument of the head to the other.
-
-    Args:
-      kept: the argument to start from.
-
-    Returns:
-      None if they do not: each variable but these two stands in two atoms, and there is no constant.
-    """
-    head, *others = rule
-    if len(head) != 3 or any(len(atom) != 3 for atom in others):
-        return None
-    here = head[kept]
-    visited = {here}
-    path: list[_Step] = []
-    while others:
-        leaving = [atom for atom in others if here in atom[1:]]
-        if len(leaving) != 1:
-            return None
-        (atom,) = leaving
-        others.remove(atom)
-        end = atom[2] if atom[1] == here else atom[1]
-        if end in visited:
-            return None
-        path.append(_Step(atom, here, end))
-        visited.add(end)
-        here = end
-    is_path = here == head[3 - kept] and min(visited) > n_constants
-    return path if path and is_path else None
 
 
 def list_candidates(
@@ -434,67 +337,6 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
     return log_score - _log_complement(-log_score)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OtherFactShares:
-    """How many of two kinds of atoms of a relation have another fact of it on one side, one of each kind added."""
-
-    of_facts: float
-    of_derived: float
-
-    def log_odds(self, n_facts: int) -> float:
-        """What a candidate's number of other facts adds to its log-odds: the log of a likelihood ratio."""
-        a, b = self.of_facts, self.of_derived
-        return math.log(a / b) if n_facts else math.log((1 - a) / (1 - b))
-
-
-def count_entities(facts: Iterable[Atom]) -> Counter[tuple[int, int, int]]:
-    """How many facts of two arguments each entity has by relation and side: 1 as head, 2 as tail."""
-    return Counter(
-        (fact[0], side, fact[side])
-        for fact in facts
-        if len(fact) == 3
-        for side in (1, 2)
-    )
-
-
-def share_of_facts_with_others(
-    facts: Iterable[Atom],
-    n_facts: Mapping[tuple[int, int, int], int],
-    relation: int,
-    side: int,
-) -> float:
-    """The share of a relation's facts whose entity on a side is there in another fact of the relation.
-
-    Args:
-      n_facts: what `count_entities` returns.
-    """
-    own = [fact for fact in facts if fact[0] == relation]
-    n_with = sum(n_facts[relation, side, fact[side]] > 1 for fact in own)
-    return (n_with + 1) / (len(own) + 2)
-
-
-def share_of_derived_with_others(
-    derived: Iterable[tuple[float, AbstractSet[Atom]]],
-    facts: AbstractSet[Atom],
-    n_facts: Mapping[tuple[int, int, int], int],
-    side: int,
-) -> float:
-    """The share of what rules derive beside the facts whose entity on a side is there in a fact of the relation.
-
-    Args:
-      derived: what each rule derives, with its confidence, by which its atoms count.
-      n_facts: what `count_entities` returns.
-    """
-    n_all, n_with = 0.0, 0.0
-    for confidence, heads in derived:
-        new = heads - facts
-        n_all += confidence * len(new)
-        n_with += confidence * sum(
-            n_facts.get((atom[0], side, atom[side]), 0) > 0 for atom in new
-        )
-    return (n_with + 1) / (n_all + 2)
-
-
 def _log_complement(exponent: float) -> float:
     """log(1 - exp(-exponent)) of a positive exponent, to the last digits at both ends."""
     if exponent > 1.0:
@@ -502,23 +344,14 @@ def _log_complement(exponent: float) -> float:
     return math.log(-math.expm1(-exponent))
 
 
-def count_ranks(answer: Atom, log_odds: Mapping[Atom, float]) -> RankCounts:
-    """How many candidates score better than the answer and how many the same, on the grid of scores.
+def bound_ranks(
+    answer: Atom, log_odds: Mapping[Atom, float], tolerance: float
+) -> RankBounds:
+    """How many candidates score better than the answer, on the grid, if scores have an error of up to `tolerance`.
 
     Args:
       log_odds: of the score of each candidate, the answer among them.
     """
-    lines = {atom: grid_line(score) for atom, score in log_odds.items()}
-    of_answer = lines[answer]
-    n_equal = sum(line == of_answer for line in lines.values()) - 1
-    n_better = sum(line > of_answer for line in lines.values())
-    return RankCounts(n_better, n_equal, len(lines))
-
-
-def bound_ranks(
-    answer: Atom, log_odds: Mapping[Atom, float], tolerance: float
-) -> RankBounds:
-    """The counts that are possible if each score has an error of up to `tolerance` in its log-odds."""
     low = {a: grid_line(x - tolerance) for a, x in log_odds.items()}
     high = {a: grid_line(x + tolerance) for a, x in log_odds.items()}
     others = [atom for atom in log_odds if atom != answer]
@@ -532,10 +365,9 @@ def bound_ranks(
     )
 
 
-def expected_reciprocal_rank(counts: RankCounts) -> float:
+def expected_reciprocal_rank(n_better: int, n_equal: int) -> float:
     """The mean of 1 / rank over all orders of the candidates that tie with the answer."""
-    first = counts.n_better + 1
-    ranks = range(first, first + counts.n_equal + 1)
+    ranks = range(n_better + 1, n_better + n_equal + 2)
     return math.fsum(1 / rank for rank in ranks) / len(ranks)
 
 
@@ -557,31 +389,24 @@ def proof_errors(
     """
     if not _is_well_formed(logic, proof):
         return ["it names a rule or a child that is not there"]
-    root = read_atoms([proof.nodes[0].goal])[0]
-    heights: dict[int, int] = {}
+    goals = read_atoms(node.goal for node in proof.nodes)
     errors: list[str] = []
     for position, node in enumerate(proof.nodes):
-        goal, *body = read_atoms(
-            [node.goal, *(proof.nodes[child].goal for child in node.children)]
-        )
+        goal = goals[position]
         if node.rule is None:
-            heights |= {position: 0}
-            if goal not in facts or goal == root:
+            if goal not in facts or goal == goals[0]:
                 errors.append(f"node {position}: not a fact of the data")
-        elif not _is_instance(
-            logic, logic.rules[node.rule], (goal, *body), node.substitution
-        ):
+            continue
+        atoms = [goal, *(goals[child] for child in node.children)]
+        rule, binding = logic.rules[node.rule], dict(node.substitution)
+        if not _is_instance(logic, rule, atoms, binding):
             errors.append(f"node {position}: no instance of its rule")
 
-    # A node gets its height once all its children have theirs.
-    for position in _bottom_up(proof, heights):
-        children = proof.nodes[position].children
-        below = max((heights[child] for child in children), default=0)
-        heights.setdefault(position, below + 1)
-    if 0 not in heights:
+    height = _root_height(proof)
+    if height is None:
         errors.append("the root supports itself")
-    elif heights[0] > max_height:
-        errors.append(f"height {heights[0]}, expected at most {max_height}")
+    elif height > max_height:
+        errors.append(f"height {height}, expected at most {max_height}")
     return errors
 
 
@@ -596,20 +421,15 @@ def _is_well_formed(logic: Logic, proof: Proof) -> bool:
 
 
 def _is_instance(
-    logic: Logic,
-    rule: Rule,
-    atoms: Sequence[Atom],
-    substitution: Sequence[tuple[int, int]],
+    logic: Logic, rule: Rule, atoms: Sequence[Atom], binding: Binding
 ) -> bool:
     """Whether ground atoms are a rule under a substitution of exactly its variables, allowed by object identity."""
-    binding = dict(substitution)
     variables = {
         term for atom in rule for term in atom[1:] if term > logic.n_constants
     }
     return (
         set(binding) == variables
-        and len(rule) == len(atoms)
-        and all(substitute(a, binding) == b for a, b in zip(rule, atoms))
+        and [substitute(atom, binding) for atom in rule] == list(atoms)
         and (
             not logic.object_identity
             or keeps_identity(rule, binding, logic.n_constants)
@@ -617,13 +437,16 @@ def _is_instance(
     )
 
 
-def _bottom_up(proof: Proof, done: Mapping[int, int]) -> Iterator[int]:
-    """The positions of nodes whose children are all done, until no more come; the caller adds each to `done`."""
-    is_growing = True
-    while is_growing:
-        is_growing = False
-        for position in reversed(range(len(proof.nodes))):
-            children = proof.nodes[position].children
-            if position not in done and all(c in done for c in children):
-                is_growing = True
-                yield position
+def _root_height(proof: Proof) -> int | None:
+    """The height of the root, counted from the leaves up; None if it supports itself."""
+    heights: dict[int, int] = {}
+    # A node gets its height once all its children have theirs; each pass reaches one node more at least.
+    for _ in proof.nodes:
+        for position, node in enumerate(proof.nodes):
+            if all(child in heights for child in node.children):
+                below = max(
+                    (heights[child] for child in node.children), default=0
+                )
+                height = 0 if node.rule is None else below + 1
+                heights.setdefault(position, height)
+    return heights.get(0)

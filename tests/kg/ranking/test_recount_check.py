@@ -1,0 +1,345 @@
+"""The comparison with a recount: the engine agrees on generated graphs, and an error in it is reported."""
+
+import copy
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo.core import record_log
+from funcppo.kg.graph import loaders
+from funcppo.kg.ranking import (
+    evaluator,
+    explain,
+    ranking,
+    recount_check,
+    result_log,
+)
+from funcppo.kg.ranking.evaluator import Evaluator
+from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
+from funcppo.kg.ranking.recount_check import RecountCheck, read_details
+from funcppo.kg.scores.score import parse
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.task import build_task, with_other_facts
+
+SECONDS = 3600.0  # no test depends on the speed of the machine
+RULES = """
+r(X, Y) :- s(X, Y)
+r(X, Y) :- s(X, Z), r(Z, Y)
+r(X, Y) :- r(Y, X)
+r(X, e0) :- s(X, Z)
+s(X, X) :- r(X, Z), r(Z, X)
+"""
+SETTINGS = {
+    "split": "test",
+    "score": "noisy-or@3",
+    "height": 1,
+    "smoothing": 5.0,
+    "object_identity": False,
+    "negatives": None,
+}
+
+
+def evaluator_of(seed=1, score="noisy-or@3", n_known=0, **settings):
+    """An evaluator of an untrained score on a random graph of two relations over ten entities.
+
+    So many of the test triples are known facts.
+    """
+    rng = np.random.default_rng(seed)
+    cells = rng.permutation(200)[:64]
+    triples = [
+        (f"e{i % 10}", "rs"[int(i >= 100)], f"e{i // 10 % 10}") for i in cells
+    ]
+    dataset = loaders.from_triples(
+        triples[:50],
+        triples[50:55],
+        triples[:n_known] + triples[55 + n_known :],
+        rules=RULES,
+    )
+    task = build_task(dataset, ProverTaskConfig(**settings))
+    program = explain.build_program(task)
+    return Evaluator(
+        task=task,
+        protocol=RankingProtocol(sides=ranked_sides(task)),
+        score=parse(score),
+        prove=lambda atoms: explain.smallest_proofs(task, atoms, program),
+        all_scores=False,
+    )
+
+
+def rank(subject):
+    split = subject.task.dataset.test
+    return RecountCheck(subject).rank(split, range(len(split)))
+
+
+def compare_ranks(subject, ranked, details=None):
+    """The comparisons of candidates, by kind."""
+    results = RecountCheck(subject).compare_ranks(
+        ranked, SECONDS, details, range(9)
+    )
+    return {result.kind: result for result in results}
+
+
+def compare(subject, seconds=SECONDS):
+    """All comparisons, by kind."""
+    check = RecountCheck(subject)
+    ranked = rank(subject)
+    results = [
+        check.compare_supports(range(len(check.logic.rules)), seconds),
+        *check.compare_ranks(ranked, seconds),
+        check.compare_proofs(ranked, seconds),
+    ]
+    return {result.kind: result for result in results}
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(max_height=1, smoothing=None, score="max-confidence"),
+        dict(max_height=1, smoothing=5.0, object_identity=True),
+        dict(max_height=2, smoothing=None, score="noisy-or@2", n_known=8),
+        dict(max_height=3, smoothing=20.0, object_identity=True, n_known=8),
+        dict(max_height=1, smoothing=5.0, score="noisy-or@3-other-facts"),
+        dict(
+            max_height=1,
+            smoothing=0.3,
+            n_known=8,
+            object_identity=True,
+            score="max-confidence-other-facts",
+        ),
+    ],
+    ids=str,
+)
+def test_the_engine_agrees(seed, settings):
+    compared = compare(evaluator_of(seed, **settings))
+    for result in compared.values():
+        assert (result.disagreements, result.notes) == ((), ())
+        assert 0 < result.n_compared == result.n_total
+    assert compared["supports"].n_total == 5
+    assert compared["ranks"].n_total == 18  # nine queries, both sides
+
+
+# -- disagreement
+
+
+@pytest.fixture
+def subject():
+    return evaluator_of(max_height=1)
+
+
+@pytest.mark.parametrize("field", ["support", "body_pairs"])
+def test_a_wrong_count_is_reported_with_both_values(subject, field):
+    kb = subject.task.kb
+    wrong = getattr(kb, field) + torch.tensor([0, 0, 1, 0, 0])
+    task = dataclasses.replace(subject.task, kb=kb._replace(**{field: wrong}))
+    supports = compare(dataclasses.replace(subject, task=task))["supports"]
+    assert (supports.n_compared, supports.n_disagreeing) == (5, 1)
+    (line,) = supports.disagreements
+    right, wrong = (
+        f"{int(counts.support[2])} of {int(counts.body_pairs[2])}"
+        for counts in (kb, kb._replace(**{field: wrong}))
+    )
+    assert line.startswith("r(X, Y) :- r(Y, X): ")
+    assert line.endswith(f"{wrong}, recounted {right}")
+
+
+def test_a_dropped_candidate_is_reported(subject):
+    """As if the rules did not derive the best candidate of the first row."""
+    ranked = rank(subject)
+    wrong = ranked._replace(
+        scored_atom=ranked.scored_atom[1:],
+        scored_side=ranked.scored_side[1:],
+        log_odds=ranked.log_odds[1:],
+    )
+    verdicts = compare_ranks(subject, wrong)["verdicts"]
+    assert verdicts.n_disagreeing > 0
+    assert all(
+        line.endswith(": not derivable, recounted derivable")
+        for line in verdicts.disagreements
+    )
+
+
+def test_a_wrong_rank_is_reported_with_both_values(subject):
+    ranked = rank(subject)
+    n_better = ranked.counts.n_better + torch.eye(18, dtype=torch.int64)[4]
+    wrong = ranked._replace(counts=ranked.counts._replace(n_better=n_better))
+    ranks = compare_ranks(subject, wrong)["ranks"]
+    assert (ranks.n_compared, ranks.n_disagreeing) == (18, 1)
+    assert f"{int(n_better[4])} better" in ranks.disagreements[0]
+    assert f"recounted {int(n_better[4]) - 1} better" in ranks.disagreements[0]
+    # ranks by another score are not those of the recount
+    other = rank(dataclasses.replace(subject, score=parse("exists@1")))
+    assert compare_ranks(subject, other)["ranks"].n_disagreeing
+
+
+def test_a_score_that_keeps_the_ranks_is_reported(subject):
+    """Scores with ten steps of the grid more than they should have."""
+    ranked = rank(subject)
+    wrong = ranked._replace(log_odds=ranked.log_odds + 1e-3)
+    found = compare_ranks(subject, wrong)
+    assert found["ranks"].n_disagreeing == 0
+    scores = found["scores"]
+    assert 0 < scores.n_disagreeing == scores.n_compared
+    (score,) = {round(x, 6) for x in ranked.log_odds[:1].tolist()}
+    assert f"log-odds {score + 1e-3:.6f}, recounted {score:.6f}" in "\n".join(
+        scores.disagreements
+    )
+
+
+def test_other_facts_of_candidates_that_were_counted_wrong_are_reported():
+    subject = evaluator_of(score="noisy-or-other-facts", max_height=1)
+    task = with_other_facts(subject.task)
+    degrees = task.other_facts.degrees
+    wrong = degrees._replace(n_facts=degrees.n_facts * 0)
+    counts = task.other_facts._replace(degrees=wrong)
+    task = dataclasses.replace(task, other_facts=counts)
+    ranked = rank(dataclasses.replace(subject, task=task))
+    scores = compare_ranks(subject, ranked)["scores"]
+    assert 0 < scores.n_disagreeing <= scores.n_compared
+
+
+def test_a_wrong_leaf_of_a_proof_is_reported(subject):
+    def prove(atoms):
+        (built,) = subject.prove(atoms)
+        *nodes, leaf = built.nodes
+        goal = (leaf.goal[0], leaf.goal[1], leaf.goal[2] % 10 + 1)
+        wrong = dataclasses.replace(leaf, goal=goal)
+        return [dataclasses.replace(built, nodes=(*nodes, wrong))]
+
+    proofs = compare(dataclasses.replace(subject, prove=prove))["proofs"]
+    assert proofs.n_compared == proofs.n_disagreeing > 0
+    assert "no instance of its rule" in proofs.disagreements[0]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_answer_without_a_proof_is_reported(subject, is_refused):
+    def prove(atoms):
+        if is_refused:
+            raise AssertionError("expected a proof that holds, got none")
+        return [None] * len(atoms)
+
+    proofs = compare(dataclasses.replace(subject, prove=prove))["proofs"]
+    assert proofs.n_compared == proofs.n_disagreeing > 0
+
+
+# -- what is not compared
+
+
+def test_what_there_is_no_time_for_is_said(subject, monkeypatch):
+    for result in compare(subject, seconds=1e-9).values():
+        assert (result.n_compared, result.disagreements) == (0, ())
+        # verdicts and scores are of the same rows as the ranks
+        if result.kind not in ("verdicts", "scores"):
+            assert "not compared within" in result.notes[0]
+    ranks = compare_ranks(subject, rank(subject))["ranks"]
+    assert ranks.n_disagreeing == 0
+    assert "the confidences of 5 rules as funcppo counts them" in ranks.notes[0]
+    monkeypatch.setattr(recount_check, "MAX_ATOMS", 10)
+    ranks = compare(evaluator_of(max_height=2))["ranks"]
+    assert ranks.n_compared == 0
+    assert "holds more than 10 atoms" in ranks.notes[1]
+
+
+# -- lines of --details
+
+
+def records_of(subject):
+    """The records of all queries, which are ranked together."""
+    split = subject.task.dataset.test
+    window = evaluator.rank_window(subject, split, np.arange(len(split)))
+    return [json.loads(json.dumps(x)) for records in window for x in records]
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return evaluator_of(max_height=1, smoothing=5.0, n_known=3)
+
+
+@pytest.fixture(scope="module")
+def records(recording):
+    return records_of(recording)
+
+
+def write(folder, records, **settings):
+    """A details file."""
+    path = folder / "details.jsonl"
+    log = result_log.open_log(path, SETTINGS | settings, 2, resume=False)
+    record_log.append(log, records)
+    record_log.close(log)
+    return path
+
+
+@pytest.mark.parametrize(
+    "score", ["noisy-or@3-other-facts", "max-confidence", "exists@1"]
+)
+def test_what_evaluate_writes_agrees(tmp_path, score):
+    subject = evaluator_of(score=score, max_height=1, smoothing=5.0, n_known=3)
+    records = records_of(subject)
+    details = read_details(write(tmp_path, records))
+    compared = compare_ranks(subject, rank(subject), details)["details"]
+    assert compared.disagreements == compared.notes == ()
+    assert compared.n_compared == compared.n_total == len(records) == 18
+
+
+@pytest.mark.parametrize(
+    "name, change, text",
+    [
+        ("quantised_score", lambda x: x + 1, "quantised_score"),
+        ("quantised_score", lambda _: None, "quantised_score None, recounted"),
+        ("quantised_score", lambda _: "high", "quantised_score high"),
+        ("n_better", lambda n: n + 1, "recounted 0 better"),
+        ("n_candidates", lambda n: n + 1, " of 9 "),
+        ("answer_provable", lambda _: False, "answer_provable (False, True)"),
+        ("status", lambda _: "refuted", "recounted (True, True)"),
+        ("reciprocal_rank", lambda x: x + 0.1, "reciprocal_rank"),
+    ],
+)
+def test_a_changed_field_is_found(
+    tmp_path, recording, records, name, change, text
+):
+    changed = copy.deepcopy(records)
+    i = next(i for i, x in enumerate(records) if x["status"] == "proved")
+    changed[i][name] = change(changed[i][name])
+    path = write(tmp_path, changed)
+    compared = compare_ranks(recording, rank(recording), read_details(path))
+    (line,) = compared["details"].disagreements
+    assert line.startswith(f"line {i + 1}, {records[i]['atom']}, ")
+    assert text in line
+    assert not compared["ranks"].n_disagreeing
+
+
+def test_a_file_of_another_evaluation_is_one_line(tmp_path, records):
+    path = write(tmp_path, records, fingerprint="one")
+    details = read_details(path)
+    settings = details.settings | {"params_digest": None}
+    recount_check.check_details(details, settings, "D", 9, (1, 2))
+    for other, n_queries, sides, message in (
+        ({"fingerprint": "two"}, 9, (1, 2), "expected two, that of D, got one"),
+        ({}, 8, (1, 2), "jsonl:17: expected one of 8 queries"),
+        ({}, 9, (1,), "jsonl:2: expected one of 9 queries and a side that is"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recount_check.check_details(
+                details, settings | other, "D", n_queries, sides
+            )
+    for lines, bad, message in (
+        ([*records[:2], records[0]], {}, "jsonl:3: expected one line for each"),
+        ([], {}, "expected a line for each query and"),
+        (records, {"split": "train"}, r"split: expected one of .*'train'"),
+        (records, {"negatives": 5}, "negatives: expected one of .* got 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_details(write(tmp_path, lines, **bad))
+
+
+def test_a_line_that_is_not_there_is_reported(tmp_path, records):
+    details = read_details(write(tmp_path, records[:-1]))
+    found = recount_check.compare_line_numbers(details, 9, (1, 2))
+    assert (found.n_compared, found.n_disagreeing) == (18, 1)
+    assert found.disagreements == ("query_row 8, tail: no line",)
+    sample = details._replace(settings={**details.settings, "queries": 3})
+    found = recount_check.compare_line_numbers(sample, 9, (1, 2))
+    assert found.n_disagreeing == (8 in ranking.random_rows(9, 3))
