@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,14 +28,6 @@ _BFLOAT16_KEY = "bfloat16"  # of the meta data: names of leaves stored as bits
 
 class DamagedCheckpointError(ValueError):
     """There is no checkpoint at a path, or it cannot be read whole."""
-
-
-class Checkpoint(NamedTuple):
-    """The contents of a file."""
-
-    # by path of fields, such as train_state.params.term_embedding
-    arrays: dict[str, np.ndarray]
-    meta: Meta  # what `save` was given, and the format version
 
 
 def save(
@@ -160,8 +152,8 @@ def _to_tensor(
     return tensor.to(like.device)
 
 
-def read(path: Path) -> Checkpoint:
-    """Read the arrays and the meta data of a checkpoint.
+def read(path: Path) -> tuple[dict[str, np.ndarray], Meta]:
+    """Read the arrays of a checkpoint, by path of fields such as params.term_embedding, and its meta data.
 
     Raises:
       DamagedCheckpointError: there is no such file, or it is not a checkpoint.
@@ -187,7 +179,7 @@ def read(path: Path) -> Checkpoint:
         ) from None
 
     files.check_format(path, meta.get(files.FORMAT_KEY))
-    return Checkpoint(arrays, meta)
+    return arrays, meta
 
 
 def find_readable(path: Path, previous: str) -> tuple[Path, list[str]]:

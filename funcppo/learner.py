@@ -9,7 +9,6 @@ The functions behind it are `train_step.init` and `train_step.train_step`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -20,8 +19,6 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
-    TypedDict,
-    Unpack,
     cast,
     overload,
 )
@@ -30,7 +27,7 @@ import torch
 from torch import Tensor
 
 from funcppo import train_step
-from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.settings import FieldError
 from funcppo.core.types import I64, Obs, Params, State, World
@@ -42,7 +39,6 @@ from funcppo.envs.checks import (
     call_twice,
     call_vectorised,
     check_layout,
-    check_pure,
     with_named_errors,
 )
 from funcppo.envs.wrappers import stand_in_env
@@ -74,36 +70,6 @@ if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.collectives import Group
     from funcppo.runtime.compile import StrategyRecord
-
-
-class PPOOptions(TypedDict, total=False):
-    """The fields of `PPOConfig`, as keyword arguments; meanings and defaults stand there."""
-
-    n_envs: int
-    n_steps: int
-    n_updates: int
-    n_epochs: int
-    n_minibatches: int
-    n_microbatches: int
-    n_shards: int
-    learning_rate: float
-    gamma: float
-    gae_lambda: float
-    clip_eps: float
-    value_clip_eps: float | None
-    value_coef: float
-    entropy_coef: float
-    max_grad_norm: float
-    learning_rate_schedule: Schedule
-    clip_eps_schedule: Schedule
-    entropy_coef_schedule: Schedule
-    adam: AdamConfig
-    advantage_ddof: Literal[0, 1] | None
-    value_loss: Literal["plain", "clipped_max", "clipped_only"]
-    half_value_loss: bool
-    target_kl: float | None
-    kl_stop: Literal["epoch", "minibatch"]
-    bootstrap_truncated: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -178,13 +144,7 @@ class Learner(Generic[Params, State]):
         if torch.compiler.is_compiling():
             return train_step.train_step(self.cfg, self.world, state)
         with own_state(self, state, "step"):
-            try:
-                return train_step.train_step(self.cfg, self.world, state)
-            except (AttributeError, TypeError) as error:
-                problem = _describe_failure(self, state)
-                if not problem:
-                    raise
-                raise ValueError(problem) from error
+            return train_step.train_step(self.cfg, self.world, state)
 
 
 def _with_named_errors(cfg: Config) -> Config:
@@ -198,23 +158,6 @@ def _with_named_errors(cfg: Config) -> Config:
     return replace(
         cfg, env=with_named_errors(cfg.env), agent=replace(agent, **named)
     )
-
-
-def _describe_failure(
-    learner: Learner[Any, Any], state: TrainState[Any, Any]
-) -> str:
-    """Which function of the environment fails in a step, as it is made again; empty if it is none of them."""
-    # The step of several processes waits for the others.
-    if learner.group is not None or learner.cfg.env.host is not None:
-        return ""
-    cfg = _with_named_errors(learner.cfg)
-    try:
-        train_step.train_step(cfg, learner.world, state)
-    except FunctionError as error:
-        return str(error)
-    except Exception:  # the first error says what it is
-        return ""
-    return ""
 
 
 class _Learnt(NamedTuple):
@@ -245,22 +188,28 @@ def _check_state(state: Any) -> None:
 def own_state(
     learner: Learner[Any, Any], state: TrainState[Any, Any], name: str
 ) -> Generator[None]:
-    """Check the state of a function, and say so where the function fails because it is that of another learner.
+    """Check the state that a function receives, and say why the function fails with it.
 
     Args:
       name: of the function.
 
     Raises:
       TypeError: it is no state, or its params and moments differ in dtype.
-      ValueError: one line that names the first tensor of another shape or dtype.
+      ValueError: one line that names the first tensor of another shape or dtype than the learner's, or the function of
+        the environment that reads a world where there is none, or takes other arguments.
     """
     _check_state(state)
     try:
         yield
     except Exception as error:
-        difference = _describe_difference(learner, state, name)
-        if difference:
-            raise ValueError(difference) from error
+        # The step of several processes waits for the others.
+        if learner.group is not None or learner.cfg.env.host is not None:
+            raise
+        problem = _describe_difference(learner, state, name)
+        if not problem and isinstance(error, AttributeError | TypeError):
+            problem = _describe_failure(learner, state)
+        if problem:
+            raise ValueError(problem) from error
         raise
 
 
@@ -268,8 +217,6 @@ def _describe_difference(
     learner: Learner[Any, Any], state: TrainState[Any, Any], name: str
 ) -> str:
     """Where a state differs from those of a learner; empty if it does not, or if the learner can make none."""
-    if learner.group is not None or learner.cfg.env.host is not None:
-        return ""
     try:
         key = random.key(0, state.key.device)
         own = train_step.init(learner.cfg, learner.world, key)
@@ -280,6 +227,21 @@ def _describe_difference(
         check_layout(name, "state.params", state.params, own.params)
     except ValueError as difference:
         return str(difference)
+    return ""
+
+
+def _describe_failure(
+    learner: Learner[Any, Any], state: TrainState[Any, Any]
+) -> str:
+    """Which function of the environment fails in a step, as it is made again; empty if it is none of them."""
+    try:
+        train_step.train_step(
+            _with_named_errors(learner.cfg), learner.world, state
+        )
+    except FunctionError as error:
+        return str(error)
+    except Exception:  # the first error says what it is
+        return ""
     return ""
 
 
@@ -324,7 +286,7 @@ def ppo(
     env: Environment[World, State, Obs, Any],
     network: Agent[World, Params, Obs, Any],
     world: World | None = None,
-    **options: Unpack[PPOOptions],
+    **options: Any,
 ) -> Learner[Params, State]: ...
 @overload
 def ppo(
@@ -332,7 +294,7 @@ def ppo(
     env: Environment[World, State, Any, Any],
     network: NetworkFactory,
     world: World | None = None,
-    **options: Unpack[PPOOptions],
+    **options: Any,
 ) -> Learner[Any, State]: ...
 def ppo(
     *, env: object, network: object, world: object = None, **options: Any
@@ -364,21 +326,17 @@ def ppo(
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options
     check_settings(env.cfg, "env.cfg")
-    ppo_config = _ppo_config(options)
-    agent = _build_agent(network, env)
-    check_settings(agent.cfg, "agent.cfg")
-    cfg = Config(ppo=ppo_config, env=env, agent=agent)
-    return Learner(cfg=cfg, world=NoWorld() if world is None else world)
-
-
-def _ppo_config(options: dict[str, Any]) -> PPOConfig:
     names = [field.name for field in fields(PPOConfig)]
     for name in options:
         if name not in names:
             raise TypeError(
                 f"{name}: expected one of the options {', '.join(names)}"
             )
-    return PPOConfig(**options)
+    ppo_config = PPOConfig(**options)
+    agent = _build_agent(network, env)
+    check_settings(agent.cfg, "agent.cfg")
+    cfg = Config(ppo=ppo_config, env=env, agent=agent)
+    return Learner(cfg=cfg, world=NoWorld() if world is None else world)
 
 
 def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
@@ -471,36 +429,6 @@ def _text(value: object) -> str:
     return repr(value)
 
 
-def find_difference(name: str, expected: str, got: str) -> tuple[str, str, str]:
-    """The innermost setting in which two texts of `settings_text` differ: its name, and both values.
-
-    Both texts are whole where the difference is in no named field.
-    """
-    pairs = enumerate(zip(expected, got))
-    shorter = min(len(expected), len(got))
-    n_equal = next((i for i, (a, b) in pairs if a != b), shorter)
-    fields_before = list(re.finditer(r"\b(\w+)=", expected[:n_equal]))
-    if fields_before:
-        field = fields_before[-1]
-        values = [_first_value(text[field.end() :]) for text in (expected, got)]
-        if values[0] != values[1]:
-            return (f"{name}: {field[1]}", values[0], values[1])
-    kinds = [text.partition("(")[0] for text in (expected, got)]
-    if kinds[0] != kinds[1]:
-        return (name, kinds[0], kinds[1])
-    return (name, expected, got)
-
-
-def _first_value(text: str) -> str:
-    """The text up to a comma or a bracket that closes what was opened before it."""
-    depth = 0
-    for i, character in enumerate(text):
-        if not depth and character in ",)]}":
-            return text[:i]
-        depth += (character in "([{") - (character in ")]}")
-    return text
-
-
 def compile(
     learner: Learner[Params, State],
     state: TrainState[Params, State],
@@ -561,13 +489,6 @@ def compile(
         return compiled
 
 
-class _NetworkResult(NamedTuple):
-    """What a network returns, by the names that an error says."""
-
-    output: Any
-    memory: Any
-
-
 def check_functions(
     learner: Learner[Any, Any], state: TrainState[Any, Any]
 ) -> None:
@@ -575,36 +496,22 @@ def check_functions(
 
     Raises:
       TypeError: one of them returns another structure, shape or dtype than it should: see `rollout.rollout_step`.
-      ValueError: one line that names the function, and the tensor: see `laws.check_pure`.
+      ValueError: one line that names the function, and the tensor, which it overwrites or which differs when it is
+        called again.
     """
     cfg, world = _with_named_errors(learner.cfg), learner.world
-    env, agent = cfg.env, cfg.agent
-    n_rows = tree.leaves(state.env_state)[0].shape[0]
     key = state.key.view(-1, 2)[0]  # of the first shard
-
-    def apply(params: Any, observation: Any, memory: Any) -> _NetworkResult:
-        return _NetworkResult(
-            *apply_agent(agent, world, params, observation, memory)
-        )
-
+    call = partial(call_twice, tolerance=TOLERANCE, bound_world=world)
     with torch.no_grad():
-        obs = env.observe(env.cfg, world, state.env_state)
-        output, _ = call_twice(
-            "apply of the network",
-            apply,
-            params=state.params,
-            observation=obs,
-            memory=state.memory,
-            tolerance=TOLERANCE,
-            bound_world=world,
-        )
-        if env.host is not None:
+        if cfg.env.host is not None:
+            observe = partial(cfg.env.observe, cfg.env.cfg, world)
+            _apply_network(cfg, world, state, observe(state.env_state), call)
             return
-        action = agent.distribution.sample(key, output)
-        step_keys = random.split(key, n_rows)
-        check_pure(env, world, state.env_state, action, step_keys)
+        step_keys = _try_functions(
+            cfg, world, state, key, call, cfg.agent.distribution.sample
+        )
         # What a step returns is named by itself, not by what cannot be done with it.
-        reset_sample = base.sample_reset(env, world, step_keys)
+        reset_sample = base.sample_reset(cfg.env, world, step_keys)
         rollout_step(
             cfg,
             world,
@@ -625,32 +532,68 @@ def check_vectorised(
     Raises:
       ValueError: one line that names the function, which cannot be mapped.
     """
-    env, agent, world = learner.cfg.env, learner.cfg.agent, learner.world
-    first = tree.leaves(states.env_state)[0]
-    n_learners, n_rows = first.shape[:2]
-    key = states.key.view(n_learners, -1, 2)[:, 0]  # of the first shard
-    step_keys = random.split(key, n_rows)
 
+    def call(name: str, fn: Callable[..., Any], **arguments: Any) -> Any:
+        return call_vectorised(name, fn, *arguments.values())
+
+    n_learners = len(states.update)
+    key = states.key.view(n_learners, -1, 2)[:, 0]  # of the first shard
+    sample = torch.vmap(learner.cfg.agent.distribution.sample)
     with torch.no_grad():
-        call_vectorised("reset", partial(env.reset, env.cfg, world), step_keys)
-        obs = call_vectorised(
-            "observe", partial(env.observe, env.cfg, world), states.env_state
+        _try_functions(learner.cfg, learner.world, states, key, call, sample)
+
+
+def _try_functions(
+    cfg: Config,
+    world: object,
+    state: TrainState[Any, Any],
+    key: I64[Tensor, "... 2"],
+    call: Callable[..., Any],
+    sample: Callable[..., Tensor],
+) -> I64[Tensor, "... B 2"]:
+    """Call each function of environment and network once by `call`; the keys of its rows."""
+    env = cfg.env
+    settings = (env.cfg, world)
+    n_rows = tree.leaves(state.env_state)[0].shape[key.ndim - 1]
+    step_keys = random.split(key, n_rows)
+    call("reset", partial(env.reset, *settings), key=step_keys)
+    obs = call(
+        "observe", partial(env.observe, *settings), state=state.env_state
+    )
+    output = _apply_network(cfg, world, state, obs, call)
+    call(
+        "step_functional",
+        partial(env.step_functional, *settings),
+        state=state.env_state,
+        action=sample(key, output),
+        key=step_keys,
+    )
+    return step_keys
+
+
+def _apply_network(
+    cfg: Config,
+    world: object,
+    state: TrainState[Any, Any],
+    obs: Any,
+    call: Callable[..., Any],
+) -> Any:
+    """The output of the network, which is called by `call`."""
+
+    def apply(params: Any, observation: Any, memory: Any) -> dict[str, Any]:
+        output, memory = apply_agent(
+            cfg.agent, world, params, observation, memory
         )
-        output, _ = call_vectorised(
-            "apply of the network",
-            partial(apply_agent, agent, world),
-            states.params,
-            obs,
-            states.memory,
-        )
-        action = torch.vmap(agent.distribution.sample)(key, output)
-        call_vectorised(
-            "step_functional",
-            partial(env.step_functional, env.cfg, world),
-            states.env_state,
-            action,
-            step_keys,
-        )
+        return {"output": output, "memory": memory}
+
+    result = call(
+        "apply of the network",
+        apply,
+        params=state.params,
+        observation=obs,
+        memory=state.memory,
+    )
+    return result["output"]
 
 
 def _compile(

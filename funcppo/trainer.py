@@ -30,9 +30,7 @@ from typing import (
     Any,
     Generic,
     NamedTuple,
-    TypedDict,
     TypeVar,
-    Unpack,
     cast,
 )
 
@@ -54,7 +52,6 @@ from funcppo.learner import (
     check_functions,
     check_vectorised,
     compile,
-    find_difference,
     own_state,
     settings_text,
 )
@@ -67,19 +64,7 @@ from funcppo.runtime.distributed import launched_size
 from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
 
-N_EPISODES = 32  # of an evaluation, for each of the two policies
-MAX_EVALUATION_STEPS = 10_000
 KEYS_AT_ONCE = 64  # steps of an evaluation whose keys are made together
-CONFIDENCE = 0.95
-N_RESAMPLES = 2000  # of a bootstrap
-PREVIOUS_NAME = "previous-{name}"  # of the checkpoint before the latest
-RESTART_KEY = 2**31  # the child of a key that resets environments anew
-# why a step of an evaluation is no CUDA graph: nobody expects one
-UNREMARKABLE = (None, ReasonCode.NO_GPU, ReasonCode.DISABLED)
-RESTART_NOTE = (
-    "{path}: the environments step on the host and are not in the checkpoint: new episodes begin, "
-    "so that the run does not continue bit for bit"
-)
 
 State = TrainState[Any, Any]
 EvaluationT = TypeVar("EvaluationT")
@@ -271,17 +256,8 @@ def _log_row(
     return row
 
 
-class LoopOptions(TypedDict, total=False):
-    """What `train` and `train_many` do after an update; `train` says what each option means."""
-
-    callbacks: Sequence[Callback]
-    log: str | Path | MetricsLog | None
-    evaluate_every: int | None  # updates
-    n_episodes: int
-
-
 def _read_options(
-    options: LoopOptions,
+    options: dict[str, Any],
 ) -> tuple[list[Callback], int | None, int]:
     """The log and the callbacks, updates between two evaluations, and the number of episodes of one.
 
@@ -292,14 +268,14 @@ def _read_options(
       TypeError: an option is unknown or of the wrong kind.
       ValueError: a number is out of range, or no log can be written in its folder.
     """
+    names = ("callbacks", "log", "evaluate_every", "n_episodes")
     for name in options:
-        if name not in LoopOptions.__annotations__:
-            names = ", ".join(LoopOptions.__annotations__)
+        if name not in names:
             raise TypeError(
-                f"{name}: expected an option of the function, or one of {names}"
+                f"{name}: expected an option of the function, or one of {', '.join(names)}"
             )
     evaluate_every = options.get("evaluate_every")
-    n_episodes = options.get("n_episodes", N_EPISODES)
+    n_episodes = options.get("n_episodes", 32)
     check_positive(evaluate_every=evaluate_every, n_episodes=n_episodes)
     callbacks = options.get("callbacks", ())
     check_callbacks(callbacks)
@@ -326,7 +302,7 @@ def train(
     compile_step: bool = False,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
-    **options: Unpack[LoopOptions],
+    **options: Any,
 ) -> TrainResult[PolicyEvaluation]:
     """Train a policy for a number of environment steps, in whole updates.
 
@@ -389,7 +365,7 @@ def train(
         callbacks=callbacks,
         evaluate=lambda state: evaluator.evaluate(learner.gather(state), seed),
         evaluate_every=evaluate_every,
-        save=partial(save_checkpoint, path, learner),
+        path=path,
         checkpoint_every=checkpoint_every,
     )
     result = make_updates(loop, state)
@@ -397,7 +373,7 @@ def train(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loop(Generic[EvaluationT]):
+class Loop:
     """What makes the updates of a run, and what is done between them."""
 
     learner: Learner[Any, Any]
@@ -405,23 +381,33 @@ class Loop(Generic[EvaluationT]):
     step: Callable[[State], tuple[State, Metrics]]
     record: StrategyRecord | None  # how the step is run; None: eagerly
     callbacks: Sequence[Callback]
-    evaluate: Callable[[State], EvaluationT]
+    evaluate: Callable[[State], Any]
     evaluate_every: int | None  # updates
-    save: Callable[[State], None]
+    path: Path | None  # of the checkpoint
     checkpoint_every: int | None = None  # updates; the last one is saved too
     checkpoint_seconds: float = math.inf  # after the last checkpoint
 
+    def is_due(self, update: int, every: int | None) -> bool:
+        """Whether something is done after an update: every so often, and after the last one. None: never."""
+        is_last = update == self.learner.cfg.ppo.n_updates
+        return every is not None and (update % every == 0 or is_last)
+
     def is_save_due(self, update: int, seconds: float) -> bool:
         """Whether the state after an update is saved, so many seconds after the last checkpoint."""
-        n_updates = self.learner.cfg.ppo.n_updates
-        every = self.checkpoint_every or n_updates
-        is_late = seconds > self.checkpoint_seconds
-        return is_late or _is_due(update, every, n_updates)
+        every = self.checkpoint_every or self.learner.cfg.ppo.n_updates
+        return seconds > self.checkpoint_seconds or self.is_due(update, every)
+
+    def save(self, state: State) -> None:
+        """Write a checkpoint, if there is to be one. Of several processes, which all call it, rank 0 writes it."""
+        if self.path is None:
+            return
+        state = self.learner.gather(state)
+        if _is_main(self.learner):
+            settings = {"settings": settings_text(self.learner.cfg)}
+            checkpoints.save(self.path, state, settings, _previous(self.path))
 
 
-def make_updates(
-    loop: Loop[EvaluationT], state: State
-) -> TrainResult[EvaluationT]:
+def make_updates(loop: Loop, state: State) -> TrainResult[Any]:
     """Update a state until the last update, or until a callback stops it; close the logs among the callbacks.
 
     A state is saved after the callbacks have seen it, so that what they write is never behind a checkpoint. On a CPU a
@@ -429,43 +415,76 @@ def make_updates(
     """
     n_updates = loop.learner.cfg.ppo.n_updates
     first_update = update = _update_of(state)
-    saved_at = start = time.perf_counter()
-    evaluations: list[EvaluationT] = []
+    start, saved_at = time.perf_counter(), 0.0
+    evaluations: list[Any] = []
     is_stopped = False
     lost: Tensor | None = None
 
     with _closing_logs(loop.callbacks):
         while update < n_updates and not is_stopped:
             with _saved_at_interrupt(loop, state, update):
-                state, metrics = _make_update(loop, state, update + 1)
+                update += 1
+                state, metrics = _make_update(loop, state, update)
                 lost = _count_lost(metrics, lost)
-                evaluation = None
-                if _is_due(update + 1, loop.evaluate_every, n_updates):
-                    evaluation = loop.evaluate(state)
-                    evaluations.append(evaluation)
+                is_evaluated = loop.is_due(update, loop.evaluate_every)
+                evaluation = loop.evaluate(state) if is_evaluated else None
+                evaluations.append(evaluation)
 
-                is_save_due = loop.is_save_due(
-                    update + 1, time.perf_counter() - saved_at
-                )
-                made = range(first_update, update + 1)
+                seconds = time.perf_counter() - start
                 progress = _progress(
-                    loop, state, metrics, made, start, evaluation
+                    loop,
+                    state,
+                    metrics,
+                    range(first_update, update),
+                    seconds,
+                    evaluation,
                 )
-                is_stopped = _call(
-                    loop.callbacks,
-                    progress,
-                    partial(loop.save, state) if is_save_due else None,
-                )
-            update += 1
+                is_save_due = loop.is_save_due(update, seconds - saved_at)
+                is_stopped = _call(loop, progress, is_save_due)
 
             if is_save_due or is_stopped:
                 loop.save(state)
-                saved_at = time.perf_counter()
+                saved_at = time.perf_counter() - start
 
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
+    made_evaluations = tuple(x for x in evaluations if x is not None)
     return TrainResult(
-        state, tuple(evaluations), update, is_stopped, _describe_lost(lost)
+        state, made_evaluations, update, is_stopped, _describe_lost(lost)
     )
+
+
+def _progress(
+    loop: Loop,
+    state: State,
+    metrics: Metrics,
+    made: range,
+    seconds: float,
+    evaluation: object,
+) -> Progress[Any]:
+    """What callbacks receive after the updates that this call has made, in so many seconds."""
+    ppo = loop.learner.cfg.ppo
+    n_learners = 1 if loop.seeds is None else len(loop.seeds)
+    return Progress(
+        learner=loop.learner,
+        seeds=loop.seeds,
+        state=state,
+        metrics=metrics,
+        update=made.stop,
+        n_updates=ppo.n_updates,
+        seconds=seconds,
+        steps_per_second=len(made) * batch_size(ppo) * n_learners / seconds,
+        evaluation=evaluation,
+        record=loop.record,
+    )
+
+
+def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
+    """A context at whose end the logs among the callbacks are closed."""
+    stack = ExitStack()
+    for callback in callbacks:
+        if isinstance(callback, MetricsLog):
+            stack.callback(callback.close)
+    return stack
 
 
 def _count_lost(metrics: Metrics, before: Tensor | None) -> Tensor:
@@ -504,7 +523,7 @@ def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
 
 
 def _make_update(
-    loop: Loop[Any], state: State, update: int
+    loop: Loop, state: State, update: int
 ) -> tuple[State, Metrics]:
     """The state after an update, and its metrics; with others within the deadline of all."""
     group = loop.learner.group
@@ -518,7 +537,7 @@ def _make_update(
 
 @contextmanager
 def _saved_at_interrupt(
-    loop: Loop[Any], state: State, update: int
+    loop: Loop, state: State, update: int
 ) -> Generator[None, None, None]:
     """Save the state before an update that a KeyboardInterrupt ends midway; see `make_updates`."""
     try:
@@ -526,45 +545,30 @@ def _saved_at_interrupt(
     except KeyboardInterrupt:
         # A gather of several processes would wait for those that go on.
         is_alone = loop.learner.group is None
-        is_whole = (
-            state.key.device.type == "cpu" and _update_of(state) == update
-        )
-        if is_alone and is_whole:
+        is_on_cpu = state.key.device.type == "cpu"
+        if is_alone and is_on_cpu and _update_of(state) == update:
             loop.save(state)
         raise
 
 
-def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
-    """A context at whose end the logs among the callbacks are closed."""
-    stack = ExitStack()
-    for callback in callbacks:
-        if isinstance(callback, MetricsLog):
-            stack.callback(callback.close)
-    return stack
-
-
-def _call(
-    callbacks: Sequence[Callback],
-    progress: Progress[Any],
-    save: Callable[[], None] | None,
-) -> bool:
+def _call(loop: Loop, progress: Progress[Any], is_save_due: bool) -> bool:
     """Whether a callback stops the run; where one raises, a checkpoint that is due is not lost.
 
     Of several processes rank 0 calls them and decides for all.
     """
-    group = progress.learner.group
+    group = loop.learner.group
     is_stopped = False
     try:
-        if _is_main(progress.learner):
+        if _is_main(loop.learner):
             is_stopped = any(
-                [bool(callback(progress)) for callback in callbacks]
+                [bool(callback(progress)) for callback in loop.callbacks]
             )
     except Exception:
         # The others wait in the next collective: they cannot take part in a gather.
-        if save is not None and group is None:
-            save()
+        if is_save_due and group is None:
+            loop.save(progress.state)
         raise
-    if group is None or not callbacks:
+    if group is None or not loop.callbacks:
         return is_stopped
     return group.agree(is_stopped)
 
@@ -579,15 +583,19 @@ def _update_of(state: State) -> int:
     return int(state.update.flatten()[0])
 
 
+def _previous(path: Path) -> str:
+    """The name of the checkpoint before the latest."""
+    return f"previous-{path.name}"
+
+
 def saved_update(path: Path) -> int:
     """Updates made before a checkpoint, or before the last one that can be read; 0 without any."""
     try:
-        readable, _ = checkpoints.find_readable(
-            path, PREVIOUS_NAME.format(name=path.name)
-        )
+        readable, _ = checkpoints.find_readable(path, _previous(path))
     except checkpoints.DamagedCheckpointError:
         return 0
-    return int(checkpoints.read(readable).arrays["update"].flat[0])
+    arrays, _ = checkpoints.read(readable)
+    return int(arrays["update"].flat[0])
 
 
 def restore_latest(
@@ -603,14 +611,18 @@ def restore_latest(
     """
     if path is None:
         return state, ()
-    previous = PREVIOUS_NAME.format(name=path.name)
+    previous = _previous(path)
     if not path.exists() and not path.with_name(previous).exists():
         return state, ()
     readable, notes = checkpoints.find_readable(path, previous)
     state = _restore(readable, learner, state)
     if learner.cfg.env.host is not None:
         state = _restart_environments(learner, state)
-        notes = [*notes, RESTART_NOTE.format(path=path)]
+        notes = [
+            *notes,
+            f"{path}: the environments step on the host and are not in the checkpoint: new episodes begin, "
+            "so that the run does not continue bit for bit",
+        ]
     for note in notes:
         warnings.warn(note, TrainingNote, stacklevel=3)
     return state, tuple(notes)
@@ -620,39 +632,14 @@ def _restart_environments(learner: Learner[Any, Any], state: State) -> State:
     """The state with a new episode in each row; what outlives an episode (running moments) is kept."""
     env, world = learner.cfg.env, learner.world
     n_envs = learner.cfg.ppo.n_envs
-    reset_key = random.fold_in(state.key, RESTART_KEY)
+    # a child of the key that no update uses
+    reset_key = random.fold_in(state.key, 2**31)
     fresh = env.reset(env.cfg, world, random.split(reset_key, n_envs))
     is_new = torch.ones(n_envs, dtype=torch.bool, device=state.key.device)
     return state._replace(
         env_state=base.restart(env, world, state.env_state, is_new, fresh),
         episode_stats=tree.map(torch.zeros_like, state.episode_stats),
         memory=initial_memory(learner.cfg.agent, n_envs, state.key.device),
-    )
-
-
-def _progress(
-    loop: Loop[EvaluationT],
-    state: State,
-    metrics: Metrics,
-    made: range,
-    start: float,
-    evaluation: EvaluationT | None,
-) -> Progress[EvaluationT]:
-    """What callbacks receive after the updates that were made since `start`."""
-    ppo = loop.learner.cfg.ppo
-    seconds = time.perf_counter() - start
-    n_learners = 1 if loop.seeds is None else len(loop.seeds)
-    return Progress(
-        learner=loop.learner,
-        seeds=loop.seeds,
-        state=state,
-        metrics=metrics,
-        update=made.stop,
-        n_updates=ppo.n_updates,
-        seconds=seconds,
-        steps_per_second=len(made) * batch_size(ppo) * n_learners / seconds,
-        evaluation=evaluation,
-        record=loop.record,
     )
 
 
@@ -760,43 +747,19 @@ def with_length(
     return replace(learner, cfg=replace(cfg, ppo=ppo))
 
 
-def _is_due(update: int, every: int | None, n_updates: int) -> bool:
-    """Whether something is done after an update: every so often, and after the last one. None: never."""
-    if every is None:
-        return False
-    return update % every == 0 or update == n_updates
-
-
 # Checkpoints
 
 
-def save_checkpoint(
-    path: Path | None,
-    learner: Learner[Any, Any],
-    state: State,
-) -> None:
-    """Write a checkpoint, if there is to be one. Of several processes, which all call it, rank 0 writes it."""
-    if path is None:
-        return
-    state = learner.gather(state)
-    if not _is_main(learner):
-        return
-    settings = {"settings": settings_text(learner.cfg)}
-    previous = PREVIOUS_NAME.format(name=path.name)
-    checkpoints.save(path, state, settings, previous)
-
-
 def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
-    stored = cast(Any, checkpoints.read(path).meta).get("settings", {})
+    stored: dict[str, str] = checkpoints.read(path)[1].get("settings", {})
     for name, value in settings_text(learner.cfg).items():
+        found = str(stored.get(name))
         if name == "n_updates" and name in stored:
-            _check_length(path, learner.cfg.ppo, int(stored[name]))
-        elif stored.get(name) != value:
-            place, expected, got = find_difference(
-                name, value, str(stored.get(name))
-            )
+            _check_length(path, learner.cfg.ppo, int(found))
+        elif found != value:
+            expected, got = _first_difference(value, found)
             raise ValueError(
-                f"{path}: made with other settings: {place}: expected {expected}, got {got}"
+                f"{path}: made with other settings: {name}: expected {expected}, got {got}"
             )
     state = checkpoints.restore(path, like)[0]
     n_made = _update_of(state)
@@ -807,6 +770,14 @@ def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
             f"got {learner.cfg.ppo.n_updates * n_steps}"
         )
     return state
+
+
+def _first_difference(expected: str, got: str) -> list[str]:
+    """Two texts of `settings_text` from the first setting on in which they differ, cut to a line."""
+    pairs = enumerate(zip(expected, got))
+    n_equal = next((i for i, (a, b) in pairs if a != b), 0)
+    start = expected.rfind(" ", 0, n_equal) + 1
+    return [text[start : start + 60] for text in (expected, got)]
 
 
 def _check_length(path: Path, ppo: PPOConfig, n_updates: int) -> None:
@@ -826,13 +797,10 @@ def _check_length(path: Path, ppo: PPOConfig, n_updates: int) -> None:
 
 def find_ending_schedule(ppo: PPOConfig) -> str:
     """The name of a schedule that ends with the run, which cannot go on then; empty if there is none."""
-    for name in (
-        "learning_rate_schedule",
-        "clip_eps_schedule",
-        "entropy_coef_schedule",
-    ):
-        if getattr(ppo, name).kind != "constant":
-            return name
+    for name in ("learning_rate", "clip_eps", "entropy_coef"):
+        schedule = f"{name}_schedule"
+        if getattr(ppo, schedule).kind != "constant":
+            return schedule
     return ""
 
 
@@ -843,8 +811,8 @@ def evaluate_policy(
     learner: Learner[Any, Any],
     state: State,
     *,
-    n_episodes: int = N_EPISODES,
-    max_steps: int = MAX_EVALUATION_STEPS,
+    n_episodes: int = 32,
+    max_steps: int = 10_000,
     seed: int = 0,
 ) -> PolicyEvaluation:
     """Play whole episodes in environments of their own, greedily and by sampling; `state` stays as it is.
@@ -874,7 +842,7 @@ class Evaluator:
 
     learner: Learner[Any, Any]
     n_episodes: int
-    max_steps: int = MAX_EVALUATION_STEPS
+    max_steps: int = 10_000
     # by (greedy, stacked), recorded at the first evaluation
     _steps: dict[tuple[bool, bool], CapturedStep[_Play, tuple[()]]] = field(
         default_factory=dict
@@ -882,15 +850,7 @@ class Evaluator:
 
     def evaluate(self, state: State, seed: int) -> PolicyEvaluation:
         """As `evaluate_policy`."""
-        key = random.key(seed, state.key.device)
-        greedy, sampled = (
-            self._play(state, key, is_greedy) for is_greedy in (True, False)
-        )
-        return PolicyEvaluation(
-            update=int(state.update),
-            greedy=_estimate_return(key, greedy),
-            sampled=_estimate_return(key, sampled),
-        )
+        return self._evaluate(state, random.key(seed, state.key.device))[0]
 
     def evaluate_many(
         self, state: State, seeds: Sequence[int]
@@ -900,18 +860,23 @@ class Evaluator:
         Args:
           state: states of them, stacked.
         """
-        device = state.key.device
-        key = torch.stack([random.key(seed, device) for seed in seeds])
-        greedy, sampled = (
-            self._play(state, key, is_greedy) for is_greedy in (True, False)
-        )
+        keys = [random.key(seed, state.key.device) for seed in seeds]
+        return self._evaluate(state, torch.stack(keys))
+
+    def _evaluate(
+        self, state: State, key: I64[Tensor, "... 2"]
+    ) -> tuple[PolicyEvaluation, ...]:
+        """The evaluations of stacked states, or of one state, whose key is a single one."""
+        policies = [self._play(state, key, x) for x in (True, False)]
+        if key.ndim == 1:
+            key = key[None]
+            policies = [tree.map(lambda x: x[None], x) for x in policies]
         return tuple(
             PolicyEvaluation(
-                update=_update_of(state),
-                greedy=_estimate_return(key[i], tree.item(greedy, i)),
-                sampled=_estimate_return(key[i], tree.item(sampled, i)),
+                _update_of(state),
+                *(_estimate_return(k, tree.item(x, i)) for x in policies),
             )
-            for i in range(len(seeds))
+            for i, k in enumerate(key)
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -919,7 +884,8 @@ class Evaluator:
         reasons = {
             step.fallback_reason
             for step in self._steps.values()
-            if step.fallback_code not in UNREMARKABLE
+            if step.fallback_code
+            not in (None, ReasonCode.NO_GPU, ReasonCode.DISABLED)
         }
         return tuple(
             f"evaluation is not replayed as a CUDA graph: {reason}"
@@ -937,10 +903,13 @@ class Evaluator:
         begin = batched(
             partial(_begin_episodes, self.learner, env, self.n_episodes)
         )
-        keys = self._step_keys(play_key, 0)
         place = torch.zeros(1, dtype=torch.int64, device=key.device)
-        episodes = begin(state.env_state, reset_key)
-        play = _Play(state.params, episodes, keys, place)
+        play = _Play(
+            state.params,
+            begin(state.env_state, reset_key),
+            self._step_keys(play_key, 0),
+            place,
+        )
 
         captured = self._steps.get((is_greedy, is_stacked))
         if captured is None:
@@ -958,12 +927,19 @@ class Evaluator:
         self._step_to_the_end(captured, play_key)
         return captured.state.episodes
 
-    def _step_keys(self, key: I64[Tensor, "... 2"], first: int) -> _StepKeys:
-        """The keys of N steps from the `first`; that of actions is held as in a rollout."""
+    def _step_keys(
+        self, key: I64[Tensor, "... 2"], first: int
+    ) -> tuple[I64[Tensor, "... N 2"], I64[Tensor, "... N B 2"]]:
+        """The keys of actions and of environments of N steps from the `first`; the former are held as in a rollout."""
         n_held = self.learner.cfg.agent.action_key_steps
         if n_held is None:
             n_held = self.learner.cfg.ppo.n_steps
-        return _step_keys(key, first, self.n_episodes, n_held)
+        steps = torch.arange(first, first + KEYS_AT_ONCE, device=key.device)
+        key = key.unsqueeze(-2)
+        env_key = random.split(random.fold_in(key, steps)).select(-2, 1)
+        held = random.fold_in(key, steps // n_held * n_held)
+        action_key = random.split(held).select(-2, 0)
+        return action_key, random.split(env_key, self.n_episodes)
 
     def _step_to_the_end(
         self,
@@ -998,19 +974,12 @@ class _Episodes(NamedTuple):
     memory: Any  # of the network, of the episode so far
 
 
-class _StepKeys(NamedTuple):
-    """Keys of some steps."""
-
-    action_key: I64[Tensor, "... N 2"]
-    env_key: I64[Tensor, "... N B 2"]
-
-
 class _Play(NamedTuple):
     """What a step of episodes reads and writes."""
 
     params: Any
     episodes: _Episodes
-    keys: _StepKeys
+    keys: tuple[I64[Tensor, "... N 2"], I64[Tensor, "... N B 2"]]
     place: I64[Tensor, "1"]  # of the next step among them
 
 
@@ -1023,30 +992,13 @@ def _step_play(
       step: `_step_episodes`, or the same of stacked states.
       key_axis: of keys, along which the steps lie.
     """
-    action_key, env_keys = (
+    keys = [
         keys.index_select(key_axis, play.place).squeeze(key_axis)
         for keys in play.keys
-    )
+    ]
     with torch.no_grad():
-        episodes = step(play.params, play.episodes, action_key, env_keys)
+        episodes = step(play.params, play.episodes, *keys)
     return play._replace(episodes=episodes, place=play.place + 1), ()
-
-
-def _step_keys(
-    key: I64[Tensor, "... 2"], first: int, n_episodes: int, n_held: int
-) -> _StepKeys:
-    """The keys of N steps from the `first`.
-
-    Args:
-      n_held: steps for which the key of actions stays the same.
-    """
-    steps = torch.arange(first, first + KEYS_AT_ONCE, device=key.device)
-    key = key.unsqueeze(-2)
-    action_key, env_key = random.split(random.fold_in(key, steps)).unbind(-2)
-    if n_held > 1:
-        held = random.fold_in(key, steps // n_held * n_held)
-        action_key = random.split(held).select(-2, 0)
-    return _StepKeys(action_key, random.split(env_key, n_episodes))
 
 
 def _estimate_return(
@@ -1131,14 +1083,9 @@ def bootstrap_interval(
     Source: Efron & Tibshirani 1993, "An introduction to the bootstrap", chapter 13.
     """
     n = values.shape[0]
-    resample_keys = random.split(key, N_RESAMPLES)
-    unit = random.uniform(resample_keys, (n,))
+    unit = random.uniform(random.split(key, 2000), (n,))  # resamples
     means = values[(unit * n).to(torch.int64)].mean(-1)
-    tails = torch.tensor(
-        [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2],
-        dtype=means.dtype,
-        device=means.device,
-    )
+    tails = means.new_tensor([(1 - 0.95) / 2, (1 + 0.95) / 2])
     low, high = torch.quantile(means, tails).tolist()
     return low, high
 
@@ -1155,7 +1102,7 @@ def train_many(
     device: torch.device | str = "cpu",
     strategy: str = "eager",
     checkpoint: str | Path | None = None,
-    **options: Unpack[LoopOptions],
+    **options: Any,
 ) -> TrainResult[Evaluations]:
     """Train a policy for each of several seeds, all of them in one step (`torch.vmap`).
 
@@ -1212,7 +1159,7 @@ def train_many(
         callbacks=callbacks,
         evaluate=partial(evaluator.evaluate_many, seeds=seeds),
         evaluate_every=evaluate_every,
-        save=partial(save_checkpoint, path, learner),
+        path=path,
         checkpoint_seconds=CHECKPOINT_SECONDS,
     )
     result = make_updates(loop, state)

@@ -164,8 +164,8 @@ def write_two(tmp_path):
 def test_the_latest_checkpoint_is_read_if_it_can_be(tmp_path):
     path = write_two(tmp_path)
     assert checkpoint.find_readable(path, "earlier.npz") == (path, [])
-    assert checkpoint.read(path).meta["note"] == "second"
-    assert checkpoint.read(tmp_path / "earlier.npz").meta["note"] == "first"
+    assert checkpoint.read(path)[1]["note"] == "second"
+    assert checkpoint.read(tmp_path / "earlier.npz")[1]["note"] == "first"
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"PK", "cut", "flip"])

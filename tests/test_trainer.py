@@ -132,15 +132,15 @@ def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
         ({"learning_rate": 1e-3}, "learning_rate: expected 0.001, got 0.00025"),
         (
             {"env": fp.envs.cartpole()},
-            "env.cfg: expected EpisodeConfig, got Wrap",
+            "env.cfg: expected EpisodeConfig.*, got Wrap",
         ),
         (
             {"network": fp.nets.mlp(9)},
-            r"agent.cfg: hidden: expected \(9,\), got \(8,\)$",
+            r"agent.cfg: expected hidden=\(9,\), .* got hidden=\(8,\), ",
         ),
         (
             {"network": fp.nets.gru(9)},
-            "agent.cfg: expected RecurrentConfig, got MLPConfig$",
+            "agent.cfg: expected RecurrentConfig.*, got MLPConfig",
         ),
     ],
 )

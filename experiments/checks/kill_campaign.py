@@ -337,7 +337,7 @@ def compare(expected: Files, found: Files) -> str:
 def read_tensors(path: Path) -> Files:
     """Return the tensors of a checkpoint by name, each with its type and shape."""
     files: Files = {}
-    for name, array in checkpoint.read(path).arrays.items():
+    for name, array in checkpoint.read(path)[0].items():
         head = f"{array.dtype} {array.shape}".encode()
         files[f"{path.name} {name}"] = head + array.tobytes()
     return files

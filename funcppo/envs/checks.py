@@ -330,36 +330,6 @@ def _check_finished(
         )
 
 
-def check_pure(
-    env: AnyEnvironment, world: object, state: Any, action: Tensor, key: Tensor
-) -> None:
-    """Check on one step that functions overwrite no argument, and repeat their results for the same key.
-
-    Args:
-      key: one for each row.
-
-    Raises:
-      ValueError: one line that names the function and the tensor.
-    """
-    bound = {
-        name: partial(getattr(env, name), env.cfg, world)
-        for name in ("reset", "observe", "step_functional")
-    }
-    arguments: dict[str, dict[str, Any]] = {
-        "reset": {"key": key},
-        "observe": {"state": state},
-        "step_functional": {"state": state, "action": action, "key": key},
-    }
-    for name, fn in bound.items():
-        call_twice(
-            name,
-            fn,
-            **arguments[name],
-            tolerance=TOLERANCE,
-            bound_world=world,
-        )
-
-
 def call_twice(
     name: str,
     fn: Callable[..., Any],

@@ -55,8 +55,8 @@ def read_rows(folder):
 
 def assert_equal_runs(folder, other):
     """Equal states, rows and returns."""
-    arrays = checkpoint.read(folder / "checkpoint.npz").arrays
-    others = checkpoint.read(other / "checkpoint.npz").arrays
+    arrays = checkpoint.read(folder / "checkpoint.npz")[0]
+    others = checkpoint.read(other / "checkpoint.npz")[0]
     assert arrays.keys() == others.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, others[name], err_msg=name)

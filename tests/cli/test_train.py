@@ -199,8 +199,7 @@ def continued(folder, monkeypatch, *options):
 def assert_equal_runs(folder, trained):
     """The same checkpoint and metrics, but for times."""
     arrays, whole = (
-        checkpoint.read(path / CHECKPOINT_FILE).arrays
-        for path in (folder, trained)
+        checkpoint.read(path / CHECKPOINT_FILE)[0] for path in (folder, trained)
     )
     assert set(arrays) == set(whole)
     for name in whole:
@@ -268,8 +267,7 @@ def test_more_steps_extend_a_finished_run(monkeypatch, capsys, tmp_path):
     assert continued(short, monkeypatch, *steps) == 0
 
     arrays, whole = (
-        checkpoint.read(folder / CHECKPOINT_FILE).arrays
-        for folder in (short, long)
+        checkpoint.read(folder / CHECKPOINT_FILE)[0] for folder in (short, long)
     )
     assert int(arrays["train_state.update"]) == 8
     for name in whole:
@@ -320,7 +318,7 @@ def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
         patch.setattr(training, "validate", killed)
         arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
         assert funcppo(patch, "train", *arguments) == 130
-    saved = checkpoint.read(tmp_path / CHECKPOINT_FILE).arrays
+    saved = checkpoint.read(tmp_path / CHECKPOINT_FILE)[0]
     assert int(saved["train_state.update"]) == 2
     assert continued(tmp_path, monkeypatch) == 0
     assert_equal_runs(tmp_path, trained)
@@ -683,7 +681,7 @@ def test_a_checkpoint_that_says_something_else_of_its_run_is_one_line(
     shutil.copytree(trained, tmp_path / "run")
     run = run_start.open_run(trained)
     path = tmp_path / "run" / CHECKPOINT_FILE
-    meta = checkpoint.read(path).meta | {field: value}
+    meta = checkpoint.read(path)[1] | {field: value}
     checkpoint.save(path, run.state, meta)
     assert continued(tmp_path / "run", monkeypatch) == 2
     line = f"{path}: {field}: expected {expected}, got {value!r}"

@@ -474,7 +474,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
 def saved_update(folder: Path) -> int:
     """Return the number of the last update that the checkpoint of a run holds."""
     path, _ = find_checkpoint(folder)
-    return int(checkpoint.read(path).arrays["train_state.update"])
+    return int(checkpoint.read(path)[0]["train_state.update"])
 
 
 def find_checkpoint(folder: Path) -> tuple[Path, list[str]]:

@@ -53,8 +53,8 @@ def uninterrupted(tmp_path_factory):
 
 def assert_equal_runs(folder, uninterrupted):
     """The same checkpoint, and the same metrics but for times."""
-    whole = checkpoint.read(uninterrupted / CHECKPOINT_FILE).arrays
-    arrays = checkpoint.read(folder / CHECKPOINT_FILE).arrays
+    whole = checkpoint.read(uninterrupted / CHECKPOINT_FILE)[0]
+    arrays = checkpoint.read(folder / CHECKPOINT_FILE)[0]
     assert set(arrays) == set(whole)
     for name in whole:
         assert np.array_equal(arrays[name], whole[name]), name
@@ -256,7 +256,7 @@ def test_a_run_with_infinite_rewards_stops_and_keeps_its_last_good_checkpoint(
     message = r"not finite in each of the 2 updates up to 3; .*checkpoint\.npz holds update 1"
     with pytest.raises(training.DivergenceError, match=message):
         trained(run, tmp_path)
-    arrays = checkpoint.read(tmp_path / CHECKPOINT_FILE).arrays
+    arrays = checkpoint.read(tmp_path / CHECKPOINT_FILE)[0]
     assert int(arrays["train_state.update"]) == 1
     assert all(
         np.isfinite(array).all()
