@@ -30,8 +30,9 @@ from funcppo.kg.run.config import RESULTS_FILE, read_config
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
-    from funcppo.kg.show.report.figures import Picture, RunReport
-    from funcppo.kg.show.report.tables import RunMeasurements
+    from matplotlib.figure import Figure
+
+    from funcppo.kg.show.measure import RunMeasurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,29 +91,24 @@ class Report:
         if self.plot is not None:
             return self._plot()
         check_runs(self.runs, self.out, self.json)
-        select_device(self.device)
         from funcppo.core.files import write_atomically
-        from funcppo.kg.show.report import page
+        from funcppo.kg.show import figures, page
 
-        set_target_threads(self.runs[0], self.threads)
-        with graphs_allowed(self.cuda_graphs, self.device):
-            reports = measure_runs(
-                self.runs,
-                self.max_queries,
-                self.shown,
-                self.device,
-                has_entries=True,
-            )
-        content = page.render(reports).encode()
+        runs = self._measure(self.max_queries, self.shown, has_entries=True)
+        content = page.render(runs).encode()
         write_atomically(Path(self.out), lambda file: file.write(content))
 
-        write_json(self.json, self._to_json(reports))
+        found: JsonObject = {}
+        for kind in figures.KINDS:
+            try:
+                found[kind] = figures.to_json(figures.draw(kind, runs)[1])
+            except ValueError as error:
+                found[kind] = {"problem": str(error)}
+        self._write_json(runs, {"out": self.out}, {"tables": found})
         if self.json != "-":
-            first = reports[0]
-            print(
-                f"{self.out}: {len(content) / 1e6:,.1f} MB, {len(first.entries):,} of {first.measured.n_test:,} test "
-                "queries"
-            )
+            shown, n_test = len(runs[0].entries), runs[0].sizes["test"]
+            size = f"{len(content) / 1e6:,.1f} MB"
+            print(f"{self.out}: {size}, {shown:,} of {n_test:,} test queries")
         return 0
 
     def _plot(self) -> int:
@@ -123,86 +119,94 @@ class Report:
                 f"--out {self.out}: expected a name that ends in .svg or .png"
             )
         from funcppo.core.files import write_atomically
-        from funcppo.kg.show.report import figures, tables
+        from funcppo.kg.show import figures
 
-        replays: JsonObject = {}
+        runs: list[RunMeasurements] | None = None
         if self.plot == "returns":
-            picture = self._draw_returns()
+            figure, table = self._draw_returns()
         else:
-            picture, replays = self._draw_measured(str(self.plot))
+            check_runs(self.runs, self.out, self.json)
+            is_ranked = self.plot not in ("curves", "weights")
+            runs = self._measure(
+                self.max_queries if is_ranked else 0,
+                self.shown if self.plot == "rules" else 0,
+            )
+            figure, table = figures.draw(str(self.plot), runs)
         write = figures.to_png if suffix == ".png" else figures.to_svg
-        content = write(picture)
+        content = write(figure)
         write_atomically(Path(self.out), lambda file: file.write(content))
-        write_json(
-            self.json,
-            {
-                "runs": list(self.runs),
-                "plot": self.plot,
-                **replays,
-                "table": tables.to_json(picture.table),
-            },
+        self._write_json(
+            runs, {"plot": self.plot}, {"table": figures.to_json(table)}
         )
         if self.json != "-":
             print(self.out)
         return 0
 
-    def _draw_measured(self, kind: str) -> tuple[Picture, JsonObject]:
-        """The picture of runs that learnt to rank, and how their searches were replayed."""
-        from funcppo.kg.show.report import figures
-
-        check_runs(self.runs, self.out, self.json)
-        select_device(self.device)
-        set_target_threads(self.runs[0], self.threads)
-        with graphs_allowed(self.cuda_graphs, self.device):
-            reports = measure_runs(
-                self.runs,
-                0 if kind in ("curves", "weights") else self.max_queries,
-                self.shown if kind == "rules" else 0,
-                self.device,
-            )
-        measured = [one.measured for one in reports]
-        picture = figures.draw(kind, measured)
-        return picture, replay_record(self.cuda_graphs, measured)
-
-    def _draw_returns(self) -> Picture:
-        """The picture of runs that learnt to act."""
-        from funcppo.kg.show.report import figures
-        from funcppo.rl.run import read_returns
+    def _draw_returns(self) -> tuple[Figure, list[JsonObject]]:
+        """The picture of runs that learnt to act, and its tables."""
+        from funcppo.kg.show import figures
+        from funcppo.rl.run import POLICIES, read_returns
         from funcppo.rl.settings import read_config
 
         check_runs(self.runs, self.out, self.json, read_config, _log_of)
-        runs: list[figures.RunReturns] = []
+        tables: list[JsonObject] = []
         for folder in (Path(run).resolve() for run in self.runs):
-            returns = read_returns(folder)
-            env = read_config(folder).env
-            runs.append(figures.RunReturns(folder.name, env, returns))
-        return figures.draw_return_curves(runs)
+            returns, env = read_returns(folder), read_config(folder).env
+            for policy in POLICIES:
+                curve = figures.return_curve(folder.name, env, returns, policy)
+                tables.append(curve)
+        return figures.draw_returns(tables), tables
 
-    def _to_json(self, reports: list[RunReport]) -> JsonObject:
-        """The JSON of --json."""
-        from funcppo.kg.show.report import figures, tables
+    def _measure(
+        self,
+        max_ranked: int | None,
+        n_queries: int,
+        *,
+        has_entries: bool = False,
+    ) -> list[RunMeasurements]:
+        """Measure the runs one after the other, showing so.
 
-        runs = [report.measured for report in reports]
-        found: JsonObject = {}
-        for kind in figures.KINDS:
-            try:
-                found[kind] = tables.to_json(figures.draw(kind, runs).table)
-            except ValueError as error:
-                found[kind] = {"problem": str(error)}
-        return {
-            "runs": list(self.runs),
-            "out": self.out,
-            **replay_record(self.cuda_graphs, runs),
-            "tables": found,
-        }
+        Args:
+          has_entries: single queries of the first run are wanted.
 
+        Raises:
+          ValueError: a run is bad, or two are on different data.
+        """
+        select_device(self.device)
+        from funcppo.kg.run import run_start
+        from funcppo.kg.show import measure
 
-def replay_record(
-    graphs: CudaGraphs, runs: Iterable[RunMeasurements]
-) -> JsonObject:
-    """What --cuda-graphs said, and how the searches of the runs were replayed, for the JSON of --json."""
-    replays = [run.search_replay._asdict() for run in runs]
-    return {"graphs": graphs, "replays": replays}
+        set_target_threads(self.runs[0], self.threads)
+        folders = [Path(run) for run in self.runs]
+        runs: list[RunMeasurements] = []
+        status = WorkDisplay("reading data")
+        with graphs_allowed(self.cuda_graphs, self.device), status as shown:
+            measure.check_same_data(folders)
+            for folder in folders:
+                run = measure.measure(
+                    run_start.open_run(folder, self.device, shown.update),
+                    folder,
+                    max_ranked=max_ranked,
+                    n_queries=n_queries,
+                    with_entries=has_entries and not runs,
+                    on_phase=shown.update,
+                )
+                runs.append(run)
+        return runs
+
+    def _write_json(
+        self,
+        runs: list[RunMeasurements] | None,
+        written: JsonObject,
+        tables: JsonObject,
+    ) -> None:
+        """Write the JSON of --json, with how the searches of measured runs were replayed."""
+        replays: JsonObject = {}
+        if runs is not None:
+            found = [run.search_replay._asdict() for run in runs]
+            replays = {"graphs": self.cuda_graphs, "replays": found}
+        fields = {"runs": list(self.runs), **written, **replays, **tables}
+        write_json(self.json, fields)
 
 
 def check_runs(
@@ -221,7 +225,7 @@ def check_runs(
     Raises:
       ValueError: a package is missing, a run is none or given twice, or an output would overwrite what is read.
     """
-    from funcppo.kg.show.report import figures
+    from funcppo.kg.show import figures
 
     figures.check_packages()
     if not runs:
@@ -235,42 +239,6 @@ def check_runs(
     for run in runs:
         read_run(Path(run))
         check_overwrites([("--out", out), ("--json", json)], inputs(run))
-
-
-def measure_runs(
-    runs: tuple[str, ...],
-    max_ranked: int | None,
-    n_queries: int,
-    device: str,
-    *,
-    has_entries: bool = False,
-) -> list[RunReport]:
-    """Measure runs one after the other, showing so.
-
-    Args:
-      has_entries: single queries of the first run are wanted.
-
-    Raises:
-      ValueError: a run is bad, or two are on different data.
-    """
-    from funcppo.kg.run import run_start
-    from funcppo.kg.show.report import figures
-
-    folders = [Path(run) for run in runs]
-    reports: list[RunReport] = []
-    with WorkDisplay("reading data") as status:
-        figures.check_same_data(folders)
-        for folder in folders:
-            report = figures.measure(
-                run_start.open_run(folder, device, status.update),
-                folder,
-                max_ranked=max_ranked,
-                n_queries=n_queries,
-                with_entries=has_entries and not reports,
-                on_phase=status.update,
-            )
-            reports.append(report)
-    return reports
 
 
 def _log_of(run: str) -> list[Path]:

@@ -65,7 +65,7 @@ from funcppo.kg.run.subject import (
     run_subject,
 )
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.show.report import figures, page
+from funcppo.kg.show import figures, measure, page
 from funcppo.logs import LoggerName
 
 if TYPE_CHECKING:
@@ -608,7 +608,7 @@ class Knowledge:
                 "report: expected a trained run in a folder, as fit(graph, out=...) or open(folder) give"
             )
         figures.check_packages()
-        found = figures.measure(
+        found = measure.measure(
             run, self.folder, n_queries=queries, with_entries=True
         )
         Path(path).write_text(page.render([found]), encoding="utf-8")

@@ -14,7 +14,7 @@ from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.kg.show.serve import server
 from funcppo.runtime.capture import GraphedStep
 from tests.cli.runner import funcppo
-from tests.kg.show.report.graphs import SMALL
+from tests.kg.show.graphs import SMALL
 from tests.runtime.test_capture import on_gpu
 
 RULES = (

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from funcppo.kg.show.report import figures
+from funcppo.kg.show import figures
 from tests.cli.runner import funcppo
 
 

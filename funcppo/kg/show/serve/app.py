@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from funcppo.kg.run.subject import describe_numbers
-from funcppo.kg.show.report.names import display, score_text
+from funcppo.kg.show.names import display, score_text
 from funcppo.kg.show.serve import proof_tree
 from funcppo.kg.show.serve.errors import RequestError
 from funcppo.kg.show.serve.explorer import Explorer

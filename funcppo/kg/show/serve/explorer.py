@@ -24,18 +24,13 @@ from funcppo.kg.answers import (
     read_open_query,
 )
 from funcppo.kg.graph.dataset import assign_ids
-from funcppo.kg.graph.rules import format_atom, format_rule, read_query
+from funcppo.kg.graph.rules import format_atom, read_query
 from funcppo.kg.graph.text import QUOTED_PATTERN, unknown_name_message, unquote
 from funcppo.kg.logic.fixpoint import Verdict
-from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
-from funcppo.kg.ranking.explain import (
-    MAX_FACT_PROOF_ROWS,
-    prove_from_other_facts,
-)
 from funcppo.kg.ranking.policy_score import graph_fallback_notes
-from funcppo.kg.show.report import tables
-from funcppo.kg.show.report.names import display
+from funcppo.kg.show import measure
+from funcppo.kg.show.names import display
 from funcppo.kg.show.serve.errors import RequestError
 from funcppo.kg.show.serve.known_facts import KnownFacts
 from funcppo.kg.show.serve.name_index import NameIndex
@@ -48,7 +43,6 @@ from funcppo.kg.show.serve.values import (
     Fact,
     FactGroup,
     Facts,
-    FailedRule,
     Graph,
     Name,
     NameMatch,
@@ -396,32 +390,14 @@ class Explorer:
             return
 
         # A search may miss what the rules derive, and a rule may have the confidence 0.
-        task = self.answerer.subject.task
-        found = None
-        with suppress(RowBudgetExceeded):
-            found = prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS)
-        if found is None or found.verdict is Verdict.UNKNOWN:
-            why["note"] = (
-                f"stopped: a proof from other facts takes more than {MAX_FACT_PROOF_ROWS:,} rows of joins "
-                "(`funcppo prove` allows more)"
-            )
-            return
-        if found.verdict is Verdict.PROVED:
+        failure = measure.explain_failure(self.answerer.subject.task, atom)
+        if failure["verdict"] is Verdict.PROVED:
             self._add_proof(why, atom, place)
             return
-
-        why["verdict"] = Verdict.REFUTED.name.lower()
-        failed = tables.failed_rules(task, found, atom)
-        why["n_matching_rules"] = failed.n_matching
-        for rule, goals in failed.rules:
-            failed_rule: FailedRule = {
-                "rule": rule,
-                "rule_text": format_rule(
-                    self.dataset, self.dataset.rules[rule]
-                ),
-                "goals": [format_atom(self.dataset, goal) for goal in goals],
-            }
-            why["failed_rules"].append(failed_rule)
+        why["verdict"] = failure["verdict"].name.lower()
+        why["note"] = failure["note"]
+        why["failed_rules"] = failure["failed_rules"]
+        why["n_matching_rules"] = failure["n_matching_rules"]
 
     def _add_proof(
         self, why: AtomExplanation, atom: Tensor, place: int

@@ -17,8 +17,8 @@ from funcppo.kg.logic.consequences import iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import TAIL
-from funcppo.kg.show.report import tables
-from funcppo.kg.show.report.tables import RuleUse
+from funcppo.kg.show import measure
+from funcppo.kg.show.measure import RuleUse
 from funcppo.kg.show.serve.values import Learning, Name, Rule, Rules
 
 # queries of a relation that are proved to see which rules decide them, and seconds for that
@@ -192,7 +192,7 @@ class RuleView:
         run = self._answerer.subject.policy_run
         if run is None or not len(atoms):
             return {}
-        return tables.uses_by_rule(run, atoms, proofs)
+        return measure.uses_by_rule(run, atoms, proofs)
 
     def _relation_name(self, relation: int) -> Name:
         """A relation with its name."""

@@ -12,7 +12,7 @@ from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show.serve.app import Site
 from funcppo.kg.show.serve.explorer import Explorer
 from tests.cli.runner import funcppo
-from tests.kg.show.report.graphs import SMALL, write_graph
+from tests.kg.show.graphs import SMALL, write_graph
 
 LEARNERS = {
     "questions": [

@@ -10,11 +10,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 from starlette.testclient import TestClient
 
-from funcppo.kg.show.report.names import display, score_text
+from funcppo.kg.show.names import display, score_text
 from funcppo.kg.show.serve import app
 from funcppo.kg.show.serve.app import Site
 from tests.cli.runner import funcppo
-from tests.kg.show.report.graphs import ALSO, HOSTILE, INVERSE, LIKES
+from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE, LIKES
 from tests.kg.show.serve.conftest import BASE
 
 VOID = {"meta", "link", "input", "br"}

@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from funcppo.kg.show.report.names import display
+from funcppo.kg.show.names import display
 from funcppo.kg.show.serve import server
-from tests.kg.show.report.graphs import ALSO, HOSTILE, INVERSE
+from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE
 
 pytestmark = pytest.mark.long
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")

@@ -11,11 +11,12 @@ from funcppo.kg.graph.text import quote
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.run.subject import dataset_subject
 from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.show import measure
 from funcppo.kg.show.serve import explorer as explorer_module
 from funcppo.kg.show.serve.errors import RequestError
 from funcppo.kg.show.serve.explorer import Explorer
 from tests.cli.runner import funcppo
-from tests.kg.show.report.graphs import ALSO, HOSTILE, INVERSE, LIKES
+from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE, LIKES
 
 
 @pytest.mark.parametrize("name", ["questions", "proofs"])
@@ -119,7 +120,7 @@ def test_an_atom_without_a_proof_says_which_rules_fail(explorers):
 
 
 def test_work_without_an_end_is_one_line(explorers, monkeypatch):
-    monkeypatch.setattr(explorer_module, "MAX_FACT_PROOF_ROWS", 1)
+    monkeypatch.setattr(measure, "MAX_FACT_PROOF_ROWS", 1)
     explorer = explorers["untrained"]
     relation, other = not_derivable(explorer)
     why = explorer.why(relation, 1, other, "tail")

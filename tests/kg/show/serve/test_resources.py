@@ -16,7 +16,7 @@ from funcppo.kg.show.serve.resources import (
     read_arguments,
     read_fields,
 )
-from tests.kg.show.report.graphs import ALSO
+from tests.kg.show.graphs import ALSO
 from tests.kg.show.serve.conftest import BASE
 from tests.kg.show.serve.test_values import problems
 

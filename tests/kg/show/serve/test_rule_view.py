@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from funcppo.kg.show.report import tables
+from funcppo.kg.show import measure
 from funcppo.kg.show.serve import rule_view
 from funcppo.kg.show.serve.errors import RequestError
 from funcppo.kg.show.serve.rule_view import RuleView
@@ -55,7 +55,7 @@ def test_learning_is_that_of_a_report(explorers):
         explorer = explorers[name]
         sample = explorer._rules._sample(int(explorer.dataset.rules[0, 0, 0]))
         run = explorer.answerer.subject.policy_run
-        uses = tables.uses_by_rule(run, sample.atoms, sample.proofs)
+        uses = measure.uses_by_rule(run, sample.atoms, sample.proofs)
         learning = explorer.rule(0)["learning"]
         assert learning == {
             "before": uses[0].before,

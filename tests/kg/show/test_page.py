@@ -7,13 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from funcppo.kg.ranking import calibration
-from funcppo.kg.show.report import page, tables
-from funcppo.kg.show.report.figures import RunReport
-from funcppo.kg.show.report.tables import (
-    LearntWeights,
-    MovedRelation,
-    MovedWeight,
-)
+from funcppo.kg.show import figures, page
+from funcppo.kg.show.measure import LearntWeights, MovedWeight
 
 VOID = {"meta", "input", "br", "hr", "img", "link", "source"}
 # attributes of HTML and SVG that make a browser fetch something
@@ -103,63 +98,47 @@ def test_a_page_has_its_parts(reports):
     for part in ("results", "curves", "ranks", "relations", "gains",
                  "reliability", "rules", "weights", "queries", "runs"):  # fmt: skip
         assert f'<section id="{part}">' in text
-    mrr = report.measured.trained.metrics["mrr"]
-    assert f"<td>{mrr:.4f}</td>" in text
+    assert f"<td>{report.trained.metrics['mrr']:.4f}</td>" in text
     assert "is no probability" in text
     assert "14 of 14 test queries" in text
     assert text.count('<details class="query"') == 14
     assert "ppo.n_envs" in text
+    text = page.render([reports["proofs"]])
+    assert "not that the atom is true" in text
+    assert "is no probability" not in text
+    assert '<section id="weights">' not in text
 
 
 def test_a_page_says_what_learning_moved_and_what_it_did_to_probabilities(
     reports,
 ):
-    run = reports["questions"].measured
+    run = reports["questions"]
     weight = MovedWeight("link", "<b>links</b>", "r", "head", 0.5, -1.25)
-    relation = MovedRelation("r", 7, 1.75)
-    moved = dataclasses.replace(
-        run, learnt=LearntWeights(7, (weight,), (relation,))
-    )
-    text = page.render([RunReport(moved, [])])
+    learnt = LearntWeights(7, (weight,), (("r", 7, 1.75),))
+    moved = dataclasses.replace(run, learnt=learnt)
+    text = page.render([moved])
     checked(text)
     assert "training moved 7 weights; the 1 that moved most are listed" in text
     for cell in ("&lt;b&gt;links&lt;/b&gt;", "-1.250", "1.750"):
         assert f"<td>{cell}</td>" in text
-    for value in (run.temperature, run.results["calibration"]["temperature"]):
-        assert f"<td>trained, temperature {value:.3g}</td>" in text
-    losses = [
-        calibration.log_loss(run.bins[state])
-        for state in ("untrained", "trained", "trained_at_temperature")
-    ]
-    assert all(f"<td>{loss:.4f}</td>" in text for loss in losses)
-    gain = tables.gains([run])
-    assert f"<td>{gain.gain[0, 0]:+.4f}" in text
-
-
-def test_success_is_called_what_it_is(reports):
-    text = page.render([reports["proofs"]])
-    assert "not that the atom is true" in text
-    assert "is no probability" not in text
+    assert f"<td>trained, temperature {run.temperature:.3g}</td>" in text
+    for state in ("untrained", "trained", "trained_at_temperature"):
+        loss = calibration.log_loss(run.bins[state])
+        assert f"<td>{loss:.4f}</td>" in text
+    gain = figures.gains([run])["gain"]
+    assert f"<td>{gain[0, 0]:+.4f}" in text
 
 
 def test_several_runs_give_means_with_a_deviation(reports):
     found = [reports["questions"], reports["other"]]
-    table = page.results_table([report.measured for report in found])
-    assert all(row[-1] == "2" and "±" in row[1] for row in table.rows)
-    one = page.results_table([found[0].measured])
-    assert "±" not in "".join(one.rows[0])
-
-
-def test_runs_on_other_data_have_no_page(reports):
-    report = reports["other"]
-    other = report.measured
-    other = dataclasses.replace(other, data_fingerprint="?")
-    with pytest.raises(ValueError, match="other triples"):
-        page.render([reports["questions"], RunReport(other, [])])
+    table = page.results_table(found)
+    assert all(row[-1] == "2" and "±" in row[1] for row in table["rows"])
+    one = page.results_table(found[:1])
+    assert "±" not in "".join(one["rows"][0])
 
 
 def test_what_a_run_lacks_is_said(reports):
-    run = reports["questions"].measured
+    run = reports["questions"]
     lacking = dataclasses.replace(
         run,
         update=1,
@@ -168,21 +147,23 @@ def test_what_a_run_lacks_is_said(reports):
         results={},
         log=(),
         ranked={},
-        n_test=0,
+        sizes=run.sizes | {"test": 0},
         n_ranked=0,
         rules=(),
+        entries=(),
     )
-    text = page.render([RunReport(lacking, [])])
+    text = page.render([lacking])
     assert "unfinished: the run stands at update 1 of 4" in text
     assert "no update of PPO ranked valid better" in text
     assert "no test split: nothing is ranked" in text
     assert text.count("Not drawn: ") == 6
-    unchanged = dataclasses.replace(run, update=0, best_update=0)
-    text = page.render([RunReport(unchanged, [])])
-    assert "no update of PPO was made" in text
-    stopped = dataclasses.replace(run, update=1)
-    text = page.render([RunReport(stopped, [])])
-    assert "1 of 4, stopped early" in text and "unfinished" not in text
-    sampled = dataclasses.replace(run, n_test=900)
-    text = page.render([RunReport(sampled, [])])
-    assert "14 of 900 test queries are ranked" in text
+    for changes, line in (
+        ({"update": 0, "best_update": 0}, "no update of PPO was made"),
+        ({"update": 1}, "1 of 4, stopped early"),
+        (
+            {"sizes": run.sizes | {"test": 900}},
+            "14 of 900 test queries are ranked",
+        ),
+    ):
+        text = page.render([dataclasses.replace(run, **changes)])
+        assert line in text and "unfinished" not in text

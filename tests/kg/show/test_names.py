@@ -2,7 +2,7 @@
 
 import pytest
 
-from funcppo.kg.show.report.names import (
+from funcppo.kg.show.names import (
     MAX_LABEL,
     MAX_TEXT,
     MAX_WORD,

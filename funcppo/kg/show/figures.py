@@ -1,0 +1,752 @@
+"""Tables of the measurements of one or several runs, and pictures of them by matplotlib (extra `plot`).
+
+A table is a mapping from names to columns, as --json writes it. Arrays of measurements have a row for each run. Axes: K
+runs, U updates, B bins, P relations, R rules, E evaluations.
+
+Pictures are matplotlib's, without pyplot: no window, no global figure. Text of a picture is never read as mathematics,
+whatever a name holds. Return curves show the interquartile mean over seeds, and its interval as a band.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from funcppo.core.types import F64
+from funcppo.kg.ranking import calibration
+from funcppo.kg.run.validation import TEMPERED, TRAINED, UNTRAINED
+from funcppo.kg.show.measure import (
+    MovedWeight,
+    RuleUse,
+    RunMeasurements,
+    ScoreRanks,
+)
+from funcppo.kg.show.names import MAX_LABEL, label
+from funcppo.rl.run import POLICIES, Returns, estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Runs: TypeAlias = Sequence[RunMeasurements]
+Table: TypeAlias = dict[str, Any]
+
+# upper ends of the bins of ranks; a rank of tied answers is their mean
+RANK_BINS = (1, 3, 10, 30, 100, 300, 1000)
+# relations, weights and rules of a picture; pages list more
+MAX_BARS = 25
+# mid tones, which stand out on white and on black, also for the colour-blind
+COLOURS = ("#8c8c8c", "#2f7ed8", "#e07b39", "#2a9d6f")
+GREY, BLUE, ORANGE, GREEN = COLOURS
+# the colour of text and axes, which a page replaces by its own
+INK = "#1b1b1f"
+CURVES = {
+    "valid_metric": "valid",
+    "loss": "loss",
+    "policy_loss": "policy loss",
+    "value_loss": "value loss",
+    "entropy": "entropy relative to the prior",
+    "episode_return": "return of an episode",
+}
+_COLOURED = ("axes.edgecolor", "axes.labelcolor", "text.color")
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "funcppo",
+    "text.parse_math": False,
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "figure.labelsize": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    **dict.fromkeys((*_COLOURED, "xtick.color", "ytick.color"), INK),
+}
+
+
+def check_packages() -> None:
+    """Check that the packages of the extra `plot` are installed.
+
+    Raises:
+      ValueError: one is missing.
+    """
+    for package in ("matplotlib", "jinja2"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"reports and pictures need {package} (pip install 'funcppo[plot]')"
+            )
+
+
+# -- tables
+
+
+def band(
+    values: F64[np.ndarray, "K n"],
+) -> tuple[F64[np.ndarray, "n"], F64[np.ndarray, "n"]]:
+    """The mean and the standard deviation over runs, column by column; a deviation of 0 for one run."""
+    mean = values.mean(0)
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+    return mean, spread
+
+
+def curves(runs: Runs) -> list[Table]:
+    """Quantities of the metrics logs, at the updates at which all runs have them.
+
+    Raises:
+      ValueError: the runs have no line in common.
+    """
+    titles = CURVES | {"valid_metric": f"valid {runs[0].metric_name.upper()}"}
+    tables = [curve(runs, name) | {"title": t} for name, t in titles.items()]
+    if not any(len(table["update"]) for table in tables):
+        raise ValueError(
+            "curves: expected lines in metrics.jsonl that all runs have, got none"
+        )
+    return tables
+
+
+def curve(runs: Runs, name: str) -> Table:
+    """A quantity of the metrics logs; a line without it, or with null, is no point."""
+    points = [
+        {
+            int(row["update"]): float(row[name])
+            for row in run.log
+            if row.get(name) is not None
+        }
+        for run in runs
+    ]
+    common = sorted(set.intersection(*map(set, points)))
+    value = [[of_run[update] for update in common] for of_run in points]
+    return {
+        "name": name,
+        "update": np.array(common, dtype=np.int64),
+        "value": np.array(value, dtype=np.float64),
+        # updates at which only some runs have it
+        "n_left_out": len(set().union(*points)) - len(common),
+    }
+
+
+def ranks(runs: Runs) -> Table:
+    """Shares of answers by rank; the last bin holds those that the rules do not derive."""
+    _check_ranked("ranks", runs)
+    lower = (1, *(edge + 1 for edge in RANK_BINS[:-1]))
+    bins = [
+        f"{low}" if low == high else f"{low}-{high}"
+        for low, high in zip(lower, RANK_BINS)
+    ]
+
+    def shares(run: RunMeasurements, rank: np.ndarray) -> np.ndarray:
+        place = np.searchsorted(RANK_BINS, rank)
+        place = np.where(run.provable, place, len(RANK_BINS) + 1)
+        return np.bincount(place, minlength=len(RANK_BINS) + 2) / len(place)
+
+    return {
+        "bins": [*bins, f"> {RANK_BINS[-1]}", "not derivable"],
+        "untrained": np.stack([shares(r, r.untrained.rank) for r in runs]),
+        "trained": np.stack([shares(r, r.trained.rank) for r in runs]),
+    }
+
+
+def relations(runs: Runs) -> Table:
+    """MRR by relation, the one with the most queries first; a relation counts if all runs ranked queries of it.
+
+    The gain of training is that over the better of rule score and untrained policy. Its error is a standard error by
+    rows for one run, NaN for one row, and a standard deviation for several runs.
+    """
+    _check_ranked("relations", runs)
+    counts = _sum_by_relation(runs, [np.ones(len(r.relation)) for r in runs])
+    n_rows = counts.min(0).astype(np.int64)
+    order = np.argsort(-n_rows, kind="stable")
+    order = order[n_rows[order] > 0]
+
+    def means(values: Sequence[np.ndarray]) -> np.ndarray:
+        return _sum_by_relation(runs, values)[:, order] / counts[:, order]
+
+    by_rules = means([r.by_rules.reciprocal_rank for r in runs])
+    untrained = means([r.untrained.reciprocal_rank for r in runs])
+    trained = means([r.trained.reciprocal_rank for r in runs])
+    gain = trained - np.maximum(by_rules, untrained)
+    error = gain.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(order))
+    if len(runs) == 1:
+        is_by_rules = by_rules[0] > untrained[0]
+        for i, relation in enumerate(order):
+            base = runs[0].by_rules if is_by_rules[i] else runs[0].untrained
+            error[i] = _paired_error(runs[0], base, int(relation) + 1)
+    return {
+        "names": [runs[0].predicates[i] for i in order],
+        "n_rows": n_rows[order],
+        "rules": by_rules,
+        "untrained": untrained,
+        "trained": trained,
+        "ceiling": means([r.provable.astype(np.float64) for r in runs]),
+        "gain": gain,
+        "error": error,
+    }
+
+
+def _sum_by_relation(
+    runs: Runs, values: Sequence[np.ndarray]
+) -> F64[np.ndarray, "K P"]:
+    """The sums over the rows of each relation."""
+    n = len(runs[0].predicates)
+    pairs = zip(runs, values)
+    sums = [np.bincount(r.relation - 1, weights, n) for r, weights in pairs]
+    return np.stack(sums)
+
+
+def _paired_error(
+    run: RunMeasurements, base: ScoreRanks, relation: int
+) -> float:
+    """The standard error of the mean gain of a relation over a score, rows paired; NaN for one row."""
+    gain = run.trained.reciprocal_rank - base.reciprocal_rank
+    gain = gain[run.relation == relation]
+    return gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else np.nan
+
+
+def gains(runs: Runs) -> Table:
+    """The table of relations, the greatest loss by training first."""
+    _check_ranked("gains", runs)
+    table = relations(runs)
+    names = np.array(table["names"], dtype=object)
+    order = np.argsort(table["gain"].mean(0), kind="stable")
+    table |= {"names": names}
+    return {name: column[..., order] for name, column in table.items()}
+
+
+def reliability(runs: Runs) -> Table:
+    """How often candidates of a probability are the answer: untrained, trained, and with the temperature of valid.
+
+    Raises:
+      ValueError: a run has no ranked queries, or the scores of the runs are of different kinds.
+    """
+    _check_ranked("reliability", runs)
+    scores = sorted({run.score for run in runs})
+    if len(scores) > 1:
+        raise ValueError(
+            f"reliability: expected runs with one kind of score, got {' and '.join(scores)}"
+        )
+    temperatures = [run.temperature for run in runs]
+    has_all = None not in temperatures
+    return {
+        "untrained": _reliability_of(runs, UNTRAINED),
+        "trained": _reliability_of(runs, TRAINED),
+        "trained_at_temperature": _reliability_of(runs, TEMPERED)
+        if has_all
+        else None,
+        "temperature": temperatures if has_all else [],
+    }
+
+
+def _reliability_of(runs: Runs, state: str) -> Table:
+    """How often candidates are the answer, by their probability in a state of the policy; NaN for a bin without any."""
+    bins = [run.bins[state] for run in runs]
+    n, n_right, sums = (np.stack(column) for column in list(zip(*bins))[:3])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        frequency, probability = n_right / n, sums / n
+    if len(runs) == 1:
+        # an interval of 95 %
+        low, high = calibration.wilson(n_right[0], n[0])
+    else:
+        mean, spread = band(frequency)
+        low, high = mean - spread, mean + spread
+    error = [calibration.calibration_error(of_run) for of_run in bins]
+    return {
+        "edges": np.linspace(0.0, 1.0, n.shape[1] + 1),
+        "n": n,
+        "probability": probability,  # mean over the candidates of a bin
+        "frequency": frequency,
+        "low": low,
+        "high": high,
+        "log_loss": np.array([calibration.log_loss(b) for b in bins]),
+        "calibration_error": np.array(error),
+    }
+
+
+def weights(runs: Runs) -> tuple[Table, Table]:
+    """The weights of evidence that training moved, and how far it moved those of each relation, the farthest first.
+
+    Single weights are means over the runs that list one; a run that moved none of a relation counts with 0.
+
+    Raises:
+      ValueError: a run searches proofs, or training moved no weight.
+    """
+    moved: dict[tuple[str, ...], list[MovedWeight]] = {}
+    total: dict[str, np.ndarray] = {}
+    for run in runs:
+        if run.learnt is None:
+            raise ValueError(
+                f"weights: {run.name}: expected a run that learns from questions, got one that learns from proofs"
+            )
+        for weight in run.learnt.weights:
+            moved.setdefault(weight[:4], []).append(weight)
+        for name, *values in run.learnt.relations:
+            total[name] = total.get(name, np.zeros(2)) + values
+    if not moved:
+        raise ValueError(
+            "weights: expected weights that training moved, got none"
+        )
+
+    listed = moved.values()
+    before = np.array([np.mean([w.before for w in of]) for of in listed])
+    after = np.array([np.mean([w.after for w in of]) for of in listed])
+    order = np.argsort(-np.abs(after - before), kind="stable")
+    names = [list(moved)[i] for i in order]
+    fields = MovedWeight._fields[:4]
+    single: Table = dict(zip(fields, map(list, zip(*names))))
+    single["n_runs"] = np.array([len(moved[name]) for name in names])
+    single |= {"before": before[order], "after": after[order]}
+
+    names = sorted(total, key=lambda name: -total[name][1])
+    means = np.array([total[name] for name in names]).reshape(-1, 2) / len(runs)
+    by_relation = {
+        "names": names,
+        "n_moved": means[:, 0],
+        "distance": means[:, 1],
+    }
+    return single, by_relation
+
+
+def rules(runs: Runs) -> Table:
+    """The rules that were used, by their text, the one with the most proofs first; means over the runs that have one.
+
+    Raises:
+      ValueError: no rule was used.
+    """
+    uses: dict[str, list[RuleUse]] = {}
+    for run in runs:
+        for rule in run.rules:
+            uses.setdefault(rule.text, []).append(rule)
+    if not uses:
+        raise ValueError(
+            "rules: expected test queries that rules derive, got none"
+        )
+    listed = sorted(
+        uses.values(),
+        key=lambda of_rule: (
+            -sum(use.n_proofs for use in of_rule),
+            -sum(use.n_firings for use in of_rule),
+            of_rule[0].text,
+        ),
+    )
+
+    def values(name: str, reduce: Callable[[list[float]], float]) -> np.ndarray:
+        found = [reduce([getattr(u, name) for u in rule]) for rule in listed]
+        return np.array(found)
+
+    support = values("support", np.mean)
+    pairs = values("body_pairs", np.mean)
+    return {
+        "texts": [of_rule[0].text for of_rule in listed],
+        "n_runs": values("text", len),
+        "support": support.astype(np.int64),
+        "body_pairs": pairs,
+        "confidence": support / np.maximum(pairs, 1.0),
+        "before": values("before", np.mean),
+        "after": values("after", np.mean),
+        "n_firings": values("n_firings", sum),
+        "n_proofs": values("n_proofs", sum),
+    }
+
+
+def return_curve(name: str, env: str, returns: Returns, policy: str) -> Table:
+    """The interquartile mean over seeds and its interval of 95 % at each evaluation.
+
+    Args:
+      name: of the run.
+      policy: greedy or sampled.
+    """
+    by_seed: F64[np.ndarray, "K E"] = getattr(returns, policy)
+    estimates = [estimate(column[:, None]) for column in by_seed.T]
+    iqm, low, high = np.array(estimates).T
+    return {
+        "run": name,
+        "env": env,
+        "policy": policy,
+        "n_seeds": len(by_seed),
+        "steps": returns.steps,
+        "iqm": iqm,
+        "low": low,
+        "high": high,
+    }
+
+
+def to_json(value: Any) -> Any:
+    """A table, or several, as JSON values; NaN is null."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {name: to_json(column) for name, column in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def _check_ranked(kind: str, runs: Runs) -> None:
+    """Check that all runs have ranked queries.
+
+    Raises:
+      ValueError: one has none.
+    """
+    for run in runs:
+        if not run.ranked:
+            raise ValueError(
+                f"{kind}: {run.name}: expected a test split, its data have none"
+            )
+
+
+# -- pictures
+
+
+def draw(kind: str, runs: Runs) -> tuple[Figure, Any]:
+    """A picture of some runs on the same data, and the table, or the tables, that it draws.
+
+    Args:
+      kind: a key of `KINDS`.
+
+    Raises:
+      ValueError: the runs have nothing to draw.
+    """
+    make_table, draw_table = KINDS[kind]
+    table = make_table(runs)
+    with style():
+        return draw_table(table), table
+
+
+def _draw_curves(tables: list[Table]) -> Figure:
+    """Draw quality on valid and losses over the updates."""
+    figure = _new_figure(4.2)
+    figure.supxlabel("update")
+    for axes, table in zip(figure.subplots(2, 3).flat, tables):
+        update = table["update"]
+        axes.set_title(table["title"])
+        if not len(update):
+            axes.text(0.5, 0.5, "none logged", ha="center", va="center")
+            axes.set_axis_off()
+            continue
+        mean, spread = band(table["value"])
+        low, high = mean - spread, mean + spread
+        _draw_line(axes, update, mean, low, high, BLUE)
+        # A band at a single update has no width.
+        axes.vlines(update, low, high, color=BLUE, alpha=0.25)
+        # An offset or a factor above the axis would stand in the title.
+        axes.ticklabel_format(axis="y", style="plain", useOffset=False)
+        if table["name"] == "valid_metric":
+            _widen(axes, 0.01)
+        if len(update) <= 6:
+            axes.set_xticks(update)
+    return figure
+
+
+def _widen(axes: Axes, least: float) -> None:
+    """Widen the range of the vertical axis to a least one, so that no rounding looks like a change."""
+    low, high = axes.get_ylim()
+    missing = max(least - (high - low), 0.0)
+    axes.set_ylim(low - missing / 2, high + missing / 2)
+
+
+def _draw_ranks(table: Table) -> Figure:
+    """Draw the histogram of ranks, untrained and trained."""
+    figure = _new_figure(2.8)
+    axes = figure.subplots()
+    places = np.arange(len(table["bins"]))
+    for shift, name, colour in (
+        (-0.2, "untrained", GREY),
+        (0.2, "trained", BLUE),
+    ):
+        mean, spread = band(table[name])
+        axes.bar(
+            places + shift,
+            mean,
+            0.4,
+            color=colour,
+            label=name,
+            yerr=spread,
+            ecolor=INK,
+        )
+    axes.set_xticks(places, table["bins"], fontsize=8)
+    axes.set(
+        xlabel="rank of the answer (mean of ties)", ylabel="share of answers"
+    )
+    axes.legend(loc="best")
+    return figure
+
+
+def _draw_relations(table: Table) -> Figure:
+    """Draw MRR by relation: untrained, trained, and the share of answers that the rules derive."""
+    figure, axes = _new_list(table["names"], "relations, most queries first")
+    trained, spread = band(table["trained"][:, :MAX_BARS])
+    untrained, ceiling = (
+        table[name].mean(0)[:MAX_BARS] for name in ("untrained", "ceiling")
+    )
+    places = np.arange(len(trained))
+    axes.barh(
+        places,
+        trained,
+        0.62,
+        color=BLUE,
+        label="trained",
+        xerr=spread,
+        ecolor=INK,
+    )
+    axes.plot(
+        untrained, places, "o", color=GREY, label="untrained", ms=7, mew=0.5
+    )
+    axes.plot(ceiling, places, "|", color=ORANGE, label="ceiling", ms=7, mew=2)
+    axes.set(xlim=(0, 1.02), xlabel="MRR")
+    _add_legend_above(axes)
+    return figure
+
+
+def _draw_gains(table: Table) -> Figure:
+    """Draw what training gains and loses by relation, the greatest losses first."""
+    title = "relations, greatest losses first"
+    figure, axes = _new_list(table["names"], title)
+    errors = np.nan_to_num(table["error"][:MAX_BARS])
+    _draw_changes(axes, table["gain"].mean(0), errors)
+    axes.set_xlabel("MRR trained less the better of untrained and rule score")
+    return figure
+
+
+def _draw_reliability(table: Table) -> Figure:
+    """Draw how often candidates are the answer, by their probability: untrained, trained, and with the temperature."""
+    figure = _new_figure(3.2)
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
+    tempered = "trained, temperature of valid"
+    for name, colour, text in (
+        ("untrained", GREY, "untrained"),
+        ("trained", BLUE, "trained"),
+        ("trained_at_temperature", ORANGE, tempered),
+    ):
+        drawn = table[name]
+        if drawn is None:
+            continue
+        has_mean = ~np.isnan(drawn["frequency"]).any(0)
+        probability, frequency = (
+            drawn[column][:, has_mean].mean(0)
+            for column in ("probability", "frequency")
+        )
+        low, high = drawn["low"][has_mean], drawn["high"][has_mean]
+        axes.errorbar(
+            probability,
+            frequency,
+            yerr=np.maximum([frequency - low, high - frequency], 0.0),
+            fmt="o-",
+            color=colour,
+            capsize=3,
+            markersize=4,
+            label=text,
+        )
+        if name == "trained":
+            numbers = drawn["n"][:, has_mean].sum(0)
+            for x, y, n in zip(probability, frequency, numbers):
+                offset = {"xytext": (4, -10), "textcoords": "offset points"}
+                axes.annotate(f"{n:,}", (x, y), size=7, **offset)
+    axes.set(
+        xlim=(-0.02, 1.02),
+        ylim=(-0.02, 1.05),
+        xlabel="probability of a candidate (mean of its bin)",
+        ylabel="share that is the answer",
+    )
+    axes.legend(loc="upper left")
+    return figure
+
+
+def _draw_weights(tables: tuple[Table, Table]) -> Figure:
+    """Draw the weights of evidence that training moved most, and how far it moved those of each relation."""
+    single, by_relation = tables
+    columns = zip(single["relation"], single["side"], single["evidence"])
+    texts = [f"{relation}, {side}: {text}" for relation, side, text in columns]
+    names, distance = by_relation["names"], by_relation["distance"]
+    heights = [min(len(listed), MAX_BARS) + 2 for listed in (texts, names)]
+    figure = _new_figure(0.9 + 0.28 * sum(heights))
+    upper, lower = figure.subplots(2, height_ratios=heights)
+    _list_names(upper, texts, "weights, moved most first", 60)
+    _draw_changes(upper, single["after"] - single["before"])
+    upper.set_xlabel("change of the weight in the score, a logit")
+    _list_names(lower, names, "relations, moved most first")
+    _draw_changes(lower, distance)
+    lower.set_xlabel("root of the squared changes of all weights of a relation")
+    return figure
+
+
+def _draw_rules(table: Table) -> Figure:
+    """Draw the probability that stands for each rule before and after learning."""
+    figure, axes = _new_list(table["texts"], "rules, most proofs first", 60)
+    before, after = (table[name][:MAX_BARS] for name in ("before", "after"))
+    places = np.arange(len(before))
+    axes.hlines(places, before, after, color=GREY)
+    axes.plot(before, places, "o", color=GREY, label="before")
+    axes.plot(after, places, "o", color=BLUE, label="after")
+    axes.set(xlim=(-0.02, 1.02), xlabel="probability that stands for the rule")
+    _add_legend_above(axes)
+    return figure
+
+
+KINDS: dict[str, tuple[Callable[[Runs], Any], Callable[[Any], Figure]]] = {
+    "curves": (curves, _draw_curves),
+    "ranks": (ranks, _draw_ranks),
+    "relations": (relations, _draw_relations),
+    "gains": (gains, _draw_gains),
+    "reliability": (reliability, _draw_reliability),
+    "rules": (rules, _draw_rules),
+    "weights": (weights, _draw_weights),
+}
+
+
+def draw_returns(tables: Sequence[Table]) -> Figure:
+    """Draw return curves, a row of panels for each environment and a panel for each policy."""
+    envs = list(dict.fromkeys(table["env"] for table in tables))
+    with style():
+        figure = _new_figure(0.4 + 2.6 * len(envs))
+        figure.supxlabel("environment steps of each seed")
+        panels = figure.subplots(len(envs), len(POLICIES), squeeze=False)
+        for place, axes in np.ndenumerate(panels):
+            env, policy = envs[place[0]], POLICIES[place[1]]
+            axes.set_title(f"{env}, {policy}")
+            shown = [
+                t for t in tables if (t["env"], t["policy"]) == (env, policy)
+            ]
+            for i, table in enumerate(shown):
+                # The first colour is a grey, for what others are compared with.
+                _draw_line(
+                    axes,
+                    table["steps"],
+                    table["iqm"],
+                    table["low"],
+                    table["high"],
+                    COLOURS[1 + i % 3],
+                    f"{label(table['run'])}, {table['n_seeds']} seeds",
+                )
+        for axes in panels[:, 0]:
+            axes.set_ylabel("return")
+            axes.legend(loc="best")
+    return figure
+
+
+# -- parts of pictures
+
+
+def _new_figure(height: float) -> Figure:
+    """An empty figure of the width of a page."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(7.2, height), layout="constrained")
+
+
+def _new_list(
+    names: Sequence[str], what: str, width: int = MAX_LABEL
+) -> tuple[Figure, Axes]:
+    """A figure with the first names from the top on its vertical axis."""
+    figure = _new_figure(1.1 + 0.28 * min(len(names), MAX_BARS))
+    axes = figure.subplots()
+    _list_names(axes, names, what, width)
+    return figure, axes
+
+
+def _list_names(
+    axes: Axes, names: Sequence[str], what: str, width: int = MAX_LABEL
+) -> None:
+    """Put the first names on the vertical axis, from the top, and say above how many of all they are."""
+    texts = [label(name, width) for name in names[:MAX_BARS]]
+    axes.set_yticks(np.arange(len(texts)), texts, fontsize=8)
+    axes.set_ylim(len(texts) - 0.4, -0.6)
+    axes.set_title(f"{len(texts)} of {len(names):,} {what}", loc="left")
+
+
+def _draw_changes(
+    axes: Axes, changes: np.ndarray, errors: np.ndarray | None = None
+) -> None:
+    """Draw the first gains and losses as bars on both sides of 0."""
+    changes = changes[:MAX_BARS]
+    colours = np.where(changes < 0, ORANGE, BLUE)
+    places = np.arange(len(changes))
+    axes.barh(places, changes, 0.62, color=colours, xerr=errors, ecolor=INK)
+    axes.axvline(0.0, color=GREY, linewidth=1)
+
+
+def _draw_line(
+    axes: Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    colour: str,
+    text: str = "",
+) -> None:
+    """Draw a line with its band, and with marks where a line through few points would hide them."""
+    marker = "o" if len(x) <= 30 else None
+    axes.plot(x, y, color=colour, marker=marker, markersize=3, label=text)
+    axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
+
+
+def _add_legend_above(axes: Axes) -> None:
+    """Say above a list what its marks mean."""
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, ncols=3
+    )
+
+
+# -- files
+
+
+def to_png(figure: Figure) -> bytes:
+    """A picture as PNG on white."""
+    content = io.BytesIO()
+    with style():
+        figure.savefig(content, format="png", dpi=160, facecolor="white")
+    return content.getvalue()
+
+
+def to_svg(figure: Figure, background: str = "white", salt: str = "") -> bytes:
+    """A picture as an SVG file, whose text is text.
+
+    Args:
+      salt: of the ids in the file, which pictures of one page share otherwise.
+    """
+    content = io.BytesIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with style({"svg.hashsalt": f"funcppo{salt}"}):
+        figure.savefig(
+            content, format="svg", facecolor=background, metadata=nothing
+        )
+    return content.getvalue()
+
+
+def to_inline_svg(figure: Figure, name: str, title: str) -> str:
+    """A picture as an element of a page: in the colour of its text, without ids that another picture has.
+
+    Args:
+      name: of the picture, which its ids depend on.
+      title: what the picture shows, for readers that cannot see it.
+    """
+    text = to_svg(figure, "none", name).decode()
+    text = text[text.index("<svg") :]
+    # A style sheet would count for the whole page; no reference leads to the id of a group.
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(<g|<text) id="[^"]*"', r"\1", text)
+    text = re.sub(rf"(fill|stroke): {INK}", r"\1: currentColor", text)
+    # of the picture itself, whose size is that of the page
+    text = re.sub(r' (width|height)="[^"]*pt"', "", text, count=2)
+    attributes = f'role="img" aria-label="{html.escape(title)}"'
+    return text.replace("<svg", f'<svg {attributes} stroke-linejoin="round"', 1)
+
+
+@contextmanager
+def style(more: dict[Any, Any] | None = None) -> Iterator[None]:
+    """The settings that pictures are drawn and written with."""
+    import matplotlib
+
+    rc = matplotlib.rc_context(STYLE | (more or {}))
+    with rc, warnings.catch_warnings():
+        # A font without the signs of a name: an SVG leaves them to the browser.
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
+        yield

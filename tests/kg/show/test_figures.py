@@ -1,0 +1,355 @@
+"""Tables by hand, pictures that draw their tables, and SVG of hostile names that asks for nothing."""
+
+import dataclasses
+import itertools
+import json
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import matplotlib.legend
+import numpy as np
+import pytest
+
+from funcppo.kg.ranking import calibration
+from funcppo.kg.ranking.calibration import Bins
+from funcppo.kg.show import figures
+from funcppo.kg.show.measure import (
+    LearntWeights,
+    MovedWeight,
+    RuleUse,
+    ScoreRanks,
+)
+from funcppo.rl.run import Returns
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def pair(reports):
+    """Two runs on the same data."""
+    return [reports["questions"], reports["other"]]
+
+
+@pytest.fixture(params=[1, 2], ids=["one run", "two runs"])
+def shown(request, pair):
+    """Small runs, as if training had moved some weights: it keeps the untrained ones where valid has a few queries."""
+    moved = [
+        MovedWeight("link", f"evidence {i}", name, "head", 0.5, i - 20.0)
+        for i in range(40)
+        for name in ("<b>likes</b>", '$p$ "q"', "rel\u202e x")
+    ]
+    learnt = LearntWeights(
+        len(moved), tuple(moved), (("<b>likes</b>", 40, 2.5),)
+    )
+    return [
+        dataclasses.replace(run, learnt=learnt) for run in pair[: request.param]
+    ]
+
+
+# -- tables
+
+
+def test_a_band_is_a_standard_deviation_wide_and_of_one_run_has_no_width():
+    mean, spread = figures.band(np.array([[1.0, 4.0], [3.0, 4.0]]))
+    np.testing.assert_allclose(mean, [2.0, 4.0])
+    np.testing.assert_allclose(spread, [2**0.5, 0.0])
+    assert figures.band(np.array([[1.0, 4.0]]))[1].tolist() == [0, 0]
+
+
+def test_a_curve_has_the_updates_that_all_runs_have(pair):
+    log = ({"update": 0, "loss": None}, {"update": 1, "loss": 3.0})
+    shorter = dataclasses.replace(pair[0], log=log)
+    longer = dataclasses.replace(
+        pair[1], log=(*log, {"update": 2, "loss": 5.0})
+    )
+    curve = figures.curve([shorter, longer], "loss")
+    assert curve["update"].tolist() == [1]
+    assert curve["value"].tolist() == [[3.0]] * 2
+    assert curve["n_left_out"] == 1
+    assert figures.curve([longer], "loss")["update"].tolist() == [1, 2]
+    assert not len(figures.curve([shorter], "no such quantity")["update"])
+
+
+def test_ranks_fall_into_the_bins_that_name_them(pair):
+    rows = pair[0].trained._replace(
+        rank=np.array([1, 1.5, 3, 4, 1000, 1001, 2.0])
+    )
+    run = dataclasses.replace(
+        pair[0],
+        provable=np.array([True] * 6 + [False]),
+        ranked={"evidence, untrained": rows, "evidence, trained": rows},
+    )
+    table = figures.ranks([run])
+    counts = (table["trained"][0] * 7).round().astype(int)
+    assert {name: n for name, n in zip(table["bins"], counts) if n} == {
+        "1": 1, "2-3": 2, "4-10": 1, "301-1000": 1, "> 1000": 1,
+        "not derivable": 1,
+    }  # fmt: skip
+
+
+def test_relations_have_the_mrr_of_the_evaluation(pair):
+    table = figures.relations(pair)
+    assert (np.diff(table["n_rows"]) <= 0).all()
+    for i, run in enumerate(pair):
+        groups = run.trained.metrics["by_group"]["relations"]
+        assert set(table["names"]) == set(groups)
+        for name, trained, ceiling in zip(
+            table["names"], table["trained"][i], table["ceiling"][i]
+        ):
+            both = groups[name]["both"]
+            assert trained == pytest.approx(both["mrr"]["expected"])
+            assert ceiling == pytest.approx(both["ceiling"])
+
+
+def test_gains_are_over_the_better_score_and_the_greatest_loss_is_first(pair):
+    """Two relations of two rows: one gains over the untrained policy, the other loses to the rules."""
+    run = pair[0]
+
+    def ranked(values):
+        reciprocal = np.array(values)
+        return ScoreRanks(1 / reciprocal, reciprocal, {})
+
+    named = dict(run.ranked)
+    named[run.config.rule_score] = ranked([0.1, 0.1, 1.0, 0.6])
+    named[f"{run.score}, untrained"] = ranked([0.2, 0.4, 0.1, 0.1])
+    named[f"{run.score}, trained"] = ranked([0.6, 0.6, 0.5, 0.5])
+    run = dataclasses.replace(
+        run,
+        ranked=named,
+        relation=np.array([1, 1, 2, 2]),
+        provable=np.ones(4, dtype=bool),
+    )
+    table = figures.gains([run])
+    assert table["names"].tolist() == [run.predicates[1], run.predicates[0]]
+    np.testing.assert_allclose(table["gain"][0], [0.5 - 0.8, 0.6 - 0.3])
+    np.testing.assert_allclose(table["rules"][0], [0.8, 0.1])
+    # Deviations of the differences -.5, -.1 and .4, .2, over the root of 2.
+    np.testing.assert_allclose(
+        table["error"], np.array([0.08, 0.02]) ** 0.5 / 2**0.5
+    )
+    other = dataclasses.replace(
+        run, ranked=named | {f"{run.score}, trained": ranked([0.8] * 4)}
+    )
+    both = figures.gains([run, other])
+    np.testing.assert_allclose(both["gain"].mean(0), [-0.15, 0.4])
+    np.testing.assert_allclose(both["error"], [0.3 / 2**0.5, 0.2 / 2**0.5])
+
+
+def test_reliability_of_one_run_is_wilsons_and_of_several_a_deviation(pair):
+    columns = np.array([1, 0]), np.array([1.0, 0.0]), np.array([2.0, 0.0])
+    bins = [Bins(np.array([n, 0]), *columns) for n in (4, 2)]
+    states = ("untrained", "trained", "trained_at_temperature")
+    runs = [
+        dataclasses.replace(r, bins=dict.fromkeys(states, b))
+        for r, b in zip(pair, bins)
+    ]
+    one = figures.reliability(runs[:1])["trained"]
+    both = figures.reliability(runs)["trained_at_temperature"]
+    low, high = calibration.wilson(np.array([1]), np.array([4]))
+    assert (one["low"][0], one["high"][0]) == (low[0], high[0])
+    assert one["probability"][0, 0] == 0.25
+    assert np.isnan(one["frequency"][0, 1])
+    np.testing.assert_allclose(both["frequency"][:, 0], [0.25, 0.5])
+    width = both["high"][0] - both["low"][0]
+    np.testing.assert_allclose(width, 2 * 0.25 / 2**0.5)
+    np.testing.assert_allclose(both["log_loss"], [0.5, 1.0])
+
+    # without a temperature in each run there is no curve of it
+    older = dataclasses.replace(pair[1], results={})
+    table = figures.reliability([pair[0], older])
+    assert table["trained_at_temperature"] is None
+    assert table["temperature"] == []
+
+
+def test_weights_of_several_runs_are_means_and_relations_count_0_where_still(
+    pair,
+):
+    a = MovedWeight("link", "e", "r", "head", 0.0, 1.0)
+    b = MovedWeight("rule", "f", "s", "tail", 0.5, -1.5)
+    learnt = (
+        LearntWeights(2, (b, a), (("s", 1, 2.0),)),
+        LearntWeights(1, (a._replace(after=3.0),), (("r", 1, 3.0),)),
+    )
+    runs = [
+        dataclasses.replace(run, learnt=of_run)
+        for run, of_run in zip(pair, learnt)
+    ]
+    single, by_relation = figures.weights(runs)
+    # Both moved by 2; the order of their first listing decides.
+    assert single["evidence"] == ["f", "e"]
+    assert single["n_runs"].tolist() == [1, 2]
+    assert single["after"].tolist() == [-1.5, 2.0]
+    assert by_relation["names"] == ["r", "s"]
+    assert by_relation["distance"].tolist() == [1.5, 1.0]
+    assert by_relation["n_moved"].tolist() == [0.5, 0.5]
+
+
+def test_rules_are_joined_by_their_text_and_ordered_by_proofs(pair):
+    a = RuleUse("a", 2, 4.0, 0.5, 0.7, 3, 0)
+    b = RuleUse("b", 1, 2.0, 0.5, 0.1, 1, 2)
+    runs = [
+        dataclasses.replace(pair[0], rules=(a, b)),
+        dataclasses.replace(pair[1], rules=(a._replace(after=0.9),)),
+    ]
+    table = figures.rules(runs)
+    assert table["texts"] == ["b", "a"] and table["n_runs"].tolist() == [1, 2]
+    np.testing.assert_allclose(table["after"], [0.1, 0.8])
+    np.testing.assert_allclose(table["confidence"], [0.5, 0.5])
+    assert table["n_firings"].tolist() == [1, 6]
+
+
+def returns_of(n_seeds):
+    """Seeds that return their number, plus 100 at the second evaluation."""
+    greedy = np.arange(float(n_seeds))[:, None] + np.array([[0.0, 100.0]])
+    zeros = np.zeros(2, dtype=np.int64)
+    seeds = tuple(range(n_seeds))
+    return Returns(seeds, np.array([10, 20]), greedy, -greedy, zeros)
+
+
+def test_a_return_curve_is_the_interquartile_mean_with_its_interval():
+    table = figures.return_curve("a", "CartPole-v1", returns_of(8), "greedy")
+    assert table["steps"].tolist() == [10, 20] and table["n_seeds"] == 8
+    np.testing.assert_allclose(table["iqm"], [3.5, 103.5])
+    assert (table["low"] < table["iqm"]).all()
+    assert (table["iqm"] < table["high"]).all()
+    one = figures.return_curve("a", "CartPole-v1", returns_of(1), "sampled")
+    assert one["low"].tolist() == one["iqm"].tolist() == one["high"].tolist()
+
+
+def test_nothing_to_draw_is_an_error_of_one_line(reports):
+    run = reports["questions"]
+    still = run.learnt._replace(weights=(), relations=())
+    empty = dataclasses.replace(run, log=(), ranked={}, rules=(), learnt=still)
+    for kind, words in {
+        "curves": "expected lines in metrics.jsonl",
+        "ranks": "expected a test split",
+        "relations": "expected a test split",
+        "gains": "expected a test split",
+        "reliability": "expected a test split",
+        "weights": "expected weights that training moved",
+        "rules": "expected test queries that rules derive",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            figures.draw(kind, [empty])
+    with pytest.raises(ValueError, match="got one that learns from proofs"):
+        figures.weights([reports["proofs"]])
+    with pytest.raises(ValueError, match="evidence and success"):
+        figures.reliability([run, reports["proofs"]])
+
+
+# -- pictures
+
+
+def test_bars_and_lines_are_those_of_the_table(shown):
+    figure, table = figures.draw("curves", shown)
+    assert [curve["name"] for curve in table] == list(figures.CURVES)
+    line = figure.axes[0].lines[0]
+    np.testing.assert_array_equal(line.get_xdata(), table[0]["update"])
+    np.testing.assert_allclose(line.get_ydata(), table[0]["value"].mean(0))
+
+    figure, table = figures.draw("gains", shown)
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    np.testing.assert_allclose(widths, table["gain"].mean(0))
+
+    figure, (single, by_relation) = figures.draw("weights", shown)
+    for axes, values in zip(
+        figure.axes,
+        (single["after"] - single["before"], by_relation["distance"]),
+    ):
+        widths = [bar.get_width() for bar in axes.patches]
+        np.testing.assert_allclose(widths, values[: figures.MAX_BARS])
+
+    figure, table = figures.draw("ranks", shown)
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    drawn = [*table["untrained"].mean(0), *table["trained"].mean(0)]
+    np.testing.assert_allclose(heights, drawn)
+
+
+def test_an_axis_has_no_offset_and_shows_no_rounding_as_a_change(shown):
+    log = [
+        {"update": i, "valid_metric": 0.897 + i * 1e-6, "loss": 1 + i * 1e-9}
+        for i in range(3)
+    ]
+    runs = [dataclasses.replace(run, log=tuple(log)) for run in shown]
+    figure, _ = figures.draw("curves", runs)
+    figure.canvas.draw()
+    metric, loss = figure.axes[:2]
+    low, high = metric.get_ylim()
+    assert high - low == pytest.approx(0.01)
+    for axes in (metric, loss):
+        assert axes.yaxis.get_offset_text().get_text() == ""
+
+
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """A clock of Matplotlib by which whatever it times takes a minute."""
+    minutes = itertools.count(0.0, 60.0)
+    clock = SimpleNamespace(perf_counter=lambda: next(minutes))
+    monkeypatch.setattr(matplotlib.legend, "time", clock)
+    return minutes
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_hold_hostile_names_as_text_and_share_no_ids(
+    shown, slow_clock
+):
+    """Without a warning: Matplotlib warns of a legend that took a second, unless its place was asked for."""
+    ids = []
+    for kind in figures.KINDS:
+        figure, table = figures.draw(kind, shown)
+        assert json.loads(json.dumps(figures.to_json(table), allow_nan=False))
+        inline = figures.to_inline_svg(figure, kind, 'a "title" <x>')
+        assert "currentColor" in inline and figures.INK not in inline
+        for text in (figures.to_svg(figure).decode(), inline):
+            root = ElementTree.fromstring(text)
+            tags = {element.tag.removeprefix(SVG) for element in root.iter()}
+            assert not tags & {"script", "image", "foreignObject", "b"}
+            for element in root.iter():
+                for key, value in element.attrib.items():
+                    assert not key.lower().startswith("on")
+                    assert "http" not in value
+        own = [e.get("id") for e in root.iter() if e.get("id")]
+        links = [
+            value
+            for element in root.iter()
+            for key, value in element.attrib.items()
+            if key.endswith("href")
+        ]
+        assert all(link[1:] in own for link in links)
+        ids += own
+        if kind == "relations":
+            texts = {element.text for element in root.iter(f"{SVG}text")}
+            assert {"<b>likes</b>", '$p$ "q"', "rel\\u202e x"} <= texts
+    assert len(set(ids)) == len(ids)
+    assert next(slow_clock) > 0.0
+    assert figures.to_png(figure).startswith(b"\x89PNG")
+
+
+@pytest.mark.filterwarnings("error")
+def test_return_curves_have_a_row_of_panels_for_each_environment(slow_clock):
+    tables = [
+        figures.return_curve(name, env, returns_of(n), policy)
+        for name, env, n in (
+            ("a_$x$", "CartPole-v1", 3),
+            ("b<&", "CartPole-v1", 2),
+            ("c", "Pendulum-v1", 2),
+        )
+        for policy in ("greedy", "sampled")
+    ]
+    figure = figures.draw_returns(tables)
+    assert [axes.get_title() for axes in figure.axes] == [
+        "CartPole-v1, greedy",
+        "CartPole-v1, sampled",
+        "Pendulum-v1, greedy",
+        "Pendulum-v1, sampled",
+    ]
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2, 1, 1]
+    line = figure.axes[0].lines[1]
+    np.testing.assert_array_equal(line.get_ydata(), tables[2]["iqm"])
+    ElementTree.fromstring(figures.to_svg(figure))
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install 'funcppo\[plot\]'"):
+        figures.check_packages()
