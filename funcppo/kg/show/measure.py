@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -73,6 +73,8 @@ from funcppo.kg.run.run import QuestionSetup, Run
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.scores import aggregation
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
+
+Columns: TypeAlias = dict[str, np.ndarray]
 
 # better candidates of a query and side that are listed; the first has a proof
 MAX_BETTER = 5
@@ -444,10 +446,8 @@ def rank_test(
         atoms = torch.from_numpy(chosen).long()
         return RankedSplit(queries=atoms, **columns, ranked={}, bins={})
 
-    # Some rankings come in parts, the same parts for all scores.
-    parts: dict[str, list[RankedRows]] = {}
-    of_parts: dict[str, list[dict[str, np.ndarray]]] = {}
-    queries: dict[str, list[Tensor]] = {}
+    # Some rankings come in parts, the same parts for all scores: queries, columns, counts.
+    parts: dict[str, list[tuple[Tensor, Columns, RankedRows]]] = {}
     bins: dict[str, list[Bins]] = {}
     auc: dict[str, float] = {}
     for name, ranked in validation.iter_rankings(
@@ -457,30 +457,35 @@ def rank_test(
         (run.run_config.rule_score,),
         on_phase,
     ):
-        n_before = sum(map(len, queries.setdefault(name, [])))
-        queries[name].append(ranked.queries.long().cpu())
-        of_parts.setdefault(name, []).append(_row_columns(ranked, n_before))
-        parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
+        of_score = parts.setdefault(name, [])
+        columns = _row_columns(ranked, sum(len(part[0]) for part in of_score))
+        counts = ranking.ranked_rows(ranked)
+        of_score.append((ranked.queries.long().cpu(), columns, counts))
         counted = validation.policy_bins(run, name, ranked, temperature)
         for state, of_state in counted.items():
             bins.setdefault(state, []).append(of_state)
         if run.task.is_countries:  # which are ranked in one part
             auc[name] = ranking.auc_pr(ranked)
 
-    by_score = {name: _join_columns(of) for name, of in of_parts.items()}
+    by_score = {
+        name: _join_columns([part[1] for part in of_score])
+        for name, of_score in parts.items()
+    }
     trained, last = list(by_score.items())[-1]
     order = np.lexsort((last["query_row"], last["side"]))
     of_trained = {name: last[name][order] for name in ROW_COLUMNS}
     return RankedSplit(
-        queries=torch.cat(queries[trained]),
+        queries=torch.cat([part[0] for part in parts[trained]]),
         **of_trained,
         ranked={
             name: ScoreRanks(
                 rank=by_score[name]["rank"][order],
                 reciprocal_rank=by_score[name]["reciprocal_rank"][order],
-                metrics=validation.summarise_parts(run, of_name, auc.get(name)),
+                metrics=validation.summarise_parts(
+                    run, [part[2] for part in of_score], auc.get(name)
+                ),
             )
-            for name, of_name in parts.items()
+            for name, of_score in parts.items()
         },
         bins={
             state: calibration.add_bins(part) for state, part in bins.items()
@@ -488,7 +493,7 @@ def rank_test(
     )
 
 
-def _row_columns(ranked: Ranking, n_before: int) -> dict[str, np.ndarray]:
+def _row_columns(ranked: Ranking, n_before: int) -> Columns:
     """What is kept of the rows of a part.
 
     Args:
@@ -509,8 +514,8 @@ def _row_columns(ranked: Ranking, n_before: int) -> dict[str, np.ndarray]:
 
 
 def _join_columns(
-    parts: Sequence[dict[str, np.ndarray]],
-) -> dict[str, np.ndarray]:
+    parts: Sequence[Columns],
+) -> Columns:
     """The columns of the rows of all parts."""
     return {
         name: np.concatenate([part[name] for part in parts])
