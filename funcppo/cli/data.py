@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +31,11 @@ from funcppo.cli.options import (
     Opt,
     OptionalFile,
 )
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.deadline import Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.config import DEFAULT_CONFIG
-from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.loaders import (
-    Description,
-    RelationDescription,
-    describe,
-    load,
-)
+from funcppo.kg.graph.dataset import SPLITS, Dataset, describe
 from funcppo.kg.graph.text import escape_unprintable
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -51,13 +45,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from funcppo.kg.logic.fixpoint import LeastModel
-    from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
-    from funcppo.kg.logic.prove import FactHeights
+    from funcppo.kg.logic.kb import KnowledgeBase
     from funcppo.kg.search.task import PhaseCallback
 
-PROVABLE_HEIGHT = 3  # of --provable, unless --height says otherwise
-
-MAX_PRINTED_RELATIONS = 40
 _RELATION_COLUMNS = {
     "facts": "n_facts",
     "valid": "n_valid",
@@ -136,17 +126,18 @@ class Data:
         )
         if self.threads is not None:
             set_threads(self.threads)
+
         if self.provable is not None:
-            return self._count_provable()
-        if self.index is not None:
-            return self._index(sources, self.index)
-        with WorkDisplay("reading data"):
-            dataset = load(self.dataset, self.rules, cfg=self.data)
-            description = describe(dataset)
-        reach = self._count_derivable(dataset) if len(dataset.rules) else None
-        write_json(self.json, _to_json(dataset, description, reach))
+            result, show = self._count_provable(), _print_counts
+        elif self.index is not None:
+            result, show = self._write_index(sources, self.index), _print_index
+        else:
+            result, show = self._describe(), _print_description
+        write_json(self.json, result)
         if self.json != "-":
-            _print_description(dataset, description, reach)
+            show(result)
+        elif result.get("stop_reason"):
+            print_notes([result["stop_reason"]])
         return 0
 
     def _max_height(self, default: int) -> int | None:
@@ -157,7 +148,7 @@ class Data:
 
     def _derive(
         self, dataset: Dataset, max_height: int | None, deadline: Deadline
-    ) -> tuple[KnowledgeBase, KBSizes, LeastModel]:
+    ) -> tuple[KnowledgeBase, LeastModel]:
         """The atoms that the rules of a data set derive, within the limits of the options."""
         from funcppo.kg.logic import fixpoint, kb
         from funcppo.kg.logic.joins import RowBudget
@@ -173,89 +164,82 @@ class Data:
                 budget=RowBudget(sys.maxsize, deadline=deadline),
                 progress=progress,
             )
-        return knowledge_base, sizes, model
+        return knowledge_base, model
 
-    def _count_derivable(self, dataset: Dataset) -> JsonObject:
-        """How many triples of valid and test the rules derive, by relation."""
+    def _describe(self) -> JsonObject:
+        """What the data set is like, and how many triples of valid and test the rules derive, by relation."""
+        with WorkDisplay("reading data"):
+            dataset = loaders.load(self.dataset, self.rules, cfg=self.data)
+            result: JsonObject = {
+                "dataset": dataset.name,
+                "n_entities": dataset.n_constants,
+                "n_relations": dataset.n_predicates,
+                "n_facts": len(dataset.facts),
+                **describe(dataset),
+                "derivable": None,
+            }
+        if not len(dataset.rules):
+            return result
+
         max_height = self._max_height(1)
         deadline = Deadline(at=time.monotonic() + self.seconds)
-        knowledge_base, _, model = self._derive(dataset, max_height, deadline)
-        counts: JsonObject = {
+        knowledge_base, model = self._derive(dataset, max_height, deadline)
+        derivable = result["derivable"] = {
             "height": "fixpoint" if max_height is None else max_height,
             "n_rules": len(dataset.rules),
             "stop_reason": model.stop_reason,
             "stop_code": model.stop_code,
         }
-        for split in ("valid", "test"):
+        for split in SPLITS[1:]:
             table = getattr(dataset, split)
-            found, _ = derivation_heights(
+            height, *_ = _derivation_heights(
                 knowledge_base, model, table, max_height, deadline
             )
-            is_derived = (found.height >= 0).numpy()
-            derived = table[is_derived, 0].tolist()
-            names = [dataset.predicates[i - 1] for i in derived]
-            counts[split] = {name: names.count(name) for name in set(names)}
-        return counts
+            derived = table[(height >= 0).numpy(), 0].tolist()
+            names = (dataset.predicates[i - 1] for i in derived)
+            derivable[split] = dict(Counter(names))
+        return result
 
-    # -- --provable
-
-    def _count_provable(self) -> int:
-        """Count the triples of a split that the rules derive and print the table; the exit status."""
+    def _count_provable(self) -> JsonObject:
+        """The number of triples of a split that the rules derive, by height."""
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules, self.data)
         if not len(dataset.rules) and len(dataset.test):
             raise ValueError(
                 f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
             )
-        if self.provable == "train" and self.height not in (None, 1):
+        is_train = self.provable == "train"
+        if is_train and self.height not in (None, 1):
             raise ValueError(
                 f"--height {self.height}: expected 1 for --provable train, whose triples are all known facts"
             )
         print_notes(dataset.notes)
-        result = self._count(dataset)
-        result["total_seconds"] = round(time.perf_counter() - start, 3)
-        write_json(self.json, result)
-        if self.json != "-":
-            _print_counts(result)
-        elif result["stop_reason"]:
-            print_notes([result["stop_reason"]])
-        return 0
 
-    def _count(self, dataset: Dataset) -> JsonObject:
-        """The JSON of --json with --provable, without the total time."""
-        from funcppo.kg.logic import fixpoint
-
-        deadline = Deadline(at=time.monotonic() + self.seconds)
         split: np.ndarray = getattr(dataset, str(self.provable))
-        is_train = self.provable == "train"
         is_program = not len(dataset.valid) and not len(dataset.test)
-        max_height = self._max_height(1 if is_train else PROVABLE_HEIGHT)
-        knowledge_base, sizes, model = self._derive(
-            dataset, max_height, deadline
-        )
-
+        max_height = self._max_height(1 if is_train else 3)
+        deadline = Deadline(at=time.monotonic() + self.seconds)
+        knowledge_base, model = self._derive(dataset, max_height, deadline)
         n_derivable: dict[str, int] = {}
-        n_undecided = n_known_facts = 0
+        n_undecided = 0
         if is_train:
             n_derivable["1"] = _count_leave_one_out(
-                knowledge_base, sizes, split, self.object_identity
+                knowledge_base, model, split
             )
         elif not is_program:
-            found, last_height = derivation_heights(
+            height, last_height, n_undecided = _derivation_heights(
                 knowledge_base, model, split, max_height, deadline
             )
-            n_undecided = found.n_undecided
-            n_derivable = _count_heights(found.height, last_height)
-        if not is_train:
-            height = fixpoint.atom_height(model, _as_tensor(split))
-            n_known_facts = int((height == 0).sum())
+            for limit in range(1, last_height + 1):
+                within = (height >= 0) & (height <= limit)
+                n_derivable[str(limit)] = int(within.sum())
         return {
             "dataset": dataset.name,
             "split": None if is_program and not is_train else self.provable,
             "n_queries": len(split),
-            "n_known_facts": n_known_facts,
-            "n_facts": sizes.n_facts,
-            "n_rules": sizes.n_rules,
+            "n_known_facts": 0 if is_train else _count_facts(model, split),
+            "n_facts": model.sizes.n_facts,
+            "n_rules": model.sizes.n_rules,
             "height": "fixpoint" if max_height is None else max_height,
             "n_undecided_facts": n_undecided,
             "n_derivable_by_height": n_derivable,
@@ -267,37 +251,23 @@ class Data:
             "fixpoint_seconds": round(model.seconds, 3),
             "object_identity": self.object_identity,
             "leave_one_out": is_train,
+            "total_seconds": round(time.perf_counter() - start, 3),
         }
 
-    # -- --index
-
-    def _index(self, sources: list[Path], out: Path) -> int:
-        """Write the folder of the data set and print its size; the exit status."""
-        loaders.check_output(out)
-        result = self._write_index(sources, out)
-        write_json(self.json, result)
-        if self.json != "-":
-            print(
-                f"{out}: {result['n_facts']:,} facts, {result['n_entities']:,} entities, {result['n_relations']:,} "
-                f"relations, {result['n_rules']:,} rules; {result['n_bytes'] / 1e6:,.1f} MB in "
-                f"{sum(result['seconds'].values()):.1f} s"
-            )
-        return 0
-
     def _write_index(self, sources: list[Path], out: Path) -> JsonObject:
-        """Read, index and write the data set; returns the JSON of --json."""
+        """Read, index and write the data set; what was written and how long each phase took."""
         from funcppo.kg.logic import kb
 
+        loaders.check_output(out)
         seconds: dict[str, float] = {}
         start = time.perf_counter()
 
         def end_phase(name: str) -> None:
-            seconds[name] = round(
-                time.perf_counter() - start - sum(seconds.values()), 3
-            )
+            past = sum(seconds.values())
+            seconds[name] = round(time.perf_counter() - start - past, 3)
 
         with WorkDisplay("reading data") as status:
-            dataset = load(self.dataset, self.rules, cfg=self.data)
+            dataset = loaders.load(self.dataset, self.rules, cfg=self.data)
             end_phase("read")
             status.update(f"indexing {len(dataset.facts):,} facts")
             tables = kb.index_facts(
@@ -314,6 +284,7 @@ class Data:
         print_notes(dataset.notes)
         return {
             "dataset": dataset.name,
+            "folder": str(out),
             "fingerprint": dataset.fingerprint,
             "n_facts": len(dataset.facts),
             "n_entities": dataset.n_constants,
@@ -324,133 +295,87 @@ class Data:
         }
 
 
-def _to_json(
-    dataset: Dataset, description: Description, reach: JsonObject | None
-) -> JsonObject:
-    """The JSON of --json; null where a number is not defined."""
-    relations: list[JsonObject] = [
-        {
-            name: None
-            if isinstance(value, float) and math.isnan(value)
-            else value
-            for name, value in relation._asdict().items()
-        }
-        for relation in description.relations
-    ]
-
-    return {
-        "dataset": dataset.name,
-        "n_entities": dataset.n_constants,
-        "n_relations": dataset.n_predicates,
-        "n_facts": len(dataset.facts),
-        "n_other_atoms": description.n_other_atoms,
-        "splits": {
-            name: split._asdict() for name, split in description.splits.items()
-        },
-        "relations": relations,
-        "degree_quantiles": description.degree_quantiles,
-        "derivable": reach,
-        "notes": description.notes,
-    }
+# -- what the rules derive
 
 
-def _print_description(
-    dataset: Dataset, description: Description, reach: JsonObject | None
-) -> None:
-    """Print the description as tables."""
-    console = make_console(use_stderr=False)
-    console.print(
-        f"{escape_unprintable(dataset.name)}: {dataset.n_constants:,} entities, {dataset.n_predicates:,} relations, "
-        f"{len(dataset.facts):,} facts"
-    )
+def _as_tensor(split: np.ndarray) -> Tensor:
+    """The atoms of a split as int64 [Q, W]."""
+    import torch
 
-    splits = description.splits
-    _print_table(
-        console,
-        "split triples entities relations known linked|pairs new|entities new|relations",
-        [[name, *map(_cell, split)] for name, split in splits.items()],
-    )
-    _print_relations(console, description, reach)
-    quantiles = ", ".join(
-        f"{share}: {value:g}"
-        for share, value in description.degree_quantiles.items()
-    )
-    console.print(f"facts of an entity, quantiles: {quantiles}")
+    return torch.from_numpy(split).long()
 
-    if reach is not None:
-        parts = [
-            f"{sum(reach[split].values()):,} of {splits[split].n_triples:,} {split} triples"
-            for split in ("valid", "test")
-        ]
-        limit = f" ({reach['stop_reason']})" if reach["stop_reason"] else ""
-        console.print(
-            f"{reach['n_rules']:,} rules derive {' and '.join(parts)} within height {reach['height']}{limit}"
+
+def _count_facts(model: LeastModel, split: np.ndarray) -> int:
+    """The number of atoms of a split that are known facts."""
+    from funcppo.kg.logic import fixpoint
+
+    return int((fixpoint.atom_height(model, _as_tensor(split)) == 0).sum())
+
+
+def _derivation_heights(
+    knowledge_base: KnowledgeBase,
+    model: LeastModel,
+    split: np.ndarray,
+    max_height: int | None,
+    deadline: Deadline,
+) -> tuple[Tensor, int, int]:
+    """The height at which each atom of a split is derived, a fact from other facts; the last height; undecided facts.
+
+    The last height is that of the model, which ends at the fixpoint, or of the step that would have exceeded the atoms
+    to hold: that step is evaluated for the split only. The proof of a fact from other facts may need more.
+
+    Args:
+      max_height: what the model was asked for; None for the fixpoint.
+      deadline: when the evaluation ends; neither that step nor facts are evaluated then.
+    """
+    from funcppo.kg.logic import fixpoint, prove
+    from funcppo.kg.logic.joins import RowBudget
+
+    atoms = _as_tensor(split)
+    height = fixpoint.atom_height(model, atoms)
+    last_height = len(model.n_atoms_after_step) - 1
+    if model.stop_reason and not deadline.is_over:
+        last_height += 1
+        derived_next = fixpoint.derived_in_next_step(
+            knowledge_base, model, atoms
         )
-    print_notes(map(escape_unprintable, description.notes), console)
+        height = height.where((height >= 0) | ~derived_next, last_height)
+    is_fact = height == 0
+    found = prove.fact_heights(
+        knowledge_base,
+        model.sizes,
+        atoms[is_fact],
+        max_height=last_height if model.stop_reason else max_height,
+        max_atoms=sys.maxsize,  # they are among those of the model
+        budget=RowBudget(prove.MAX_FACT_ROWS, deadline=deadline),
+        object_identity=model.object_identity,
+    )
+    height = height.masked_scatter(is_fact, found.height)
+    last_height = max([last_height, *found.height.tolist()])
+    return height, last_height, found.n_undecided
 
 
-def _print_relations(
-    console: Console, description: Description, reach: JsonObject | None
-) -> None:
-    """Print the largest relations."""
-    rows: list[list[str]] = []
-    for relation in description.relations[:MAX_PRINTED_RELATIONS]:
-        values = relation._asdict()
-        cells = [_cell(values[name]) for name in _RELATION_COLUMNS.values()]
-        inverse = ""
-        if relation.inverse is not None:
-            name = escape_unprintable(relation.inverse)
-            inverse = f"{name} {_cell(relation.inverse_share)}"
-        if reach is not None:
-            cells.append(_ceiling_cell(relation, reach))
-        rows.append([escape_unprintable(relation.name), *cells, inverse])
+def _count_leave_one_out(
+    knowledge_base: KnowledgeBase, model: LeastModel, split: np.ndarray
+) -> int:
+    """The number of facts of a split that a rule derives from other facts."""
+    import torch
 
-    # Without rules there is no ceiling: an empty column would read as if the next one were it.
-    ceiling = [] if reach is None else ["ceiling"]
-    headings = ["relation", *_RELATION_COLUMNS, *ceiling, "inverse"]
-    _print_table(console, " ".join(headings), rows)
-    n_more = len(description.relations) - len(rows)
-    if n_more > 0:
-        console.print(f"... and {n_more:,} smaller relations (--json FILE)")
+    from funcppo.kg.logic import kb
+    from funcppo.kg.logic.consequences import iter_consequences
 
-
-def _ceiling_cell(relation: RelationDescription, reach: JsonObject) -> str:
-    """The share of the relation's held-out triples that the rules derive; nothing where none is held out."""
-    n_held_out = relation.n_valid + relation.n_test
-    if not n_held_out:
-        return ""
-    derived = [
-        reach[split].get(relation.name, 0) for split in ("valid", "test")
-    ]
-    return _cell(sum(derived) / n_held_out)
-
-
-def _print_table(
-    console: Console, headings: str, rows: Sequence[Sequence[str]]
-) -> None:
-    """Print a table; headings have spaces between them and | for a space."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for i, heading in enumerate(headings.split()):
-        is_text = not i or heading == "inverse"
-        table.add_column(
-            heading.replace("|", " "),
-            justify="left" if is_text else "right",
-            overflow="fold",
-            no_wrap=not is_text,
-        )
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _cell(value: float | None) -> str:
-    """A number as text; nothing where it is not defined."""
-    if value is None or math.isnan(value):
-        return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+    sizes = model.sizes
+    is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
+    for consequences in iter_consequences(
+        knowledge_base,
+        sizes,
+        leave_one_out=True,
+        object_identity=model.object_identity,
+    ):
+        fact = consequences.fact[consequences.fact >= 0]
+        is_derived = is_derived.index_fill(0, fact, True)
+    fact_row = kb.fact_id(knowledge_base, sizes, _as_tensor(split))
+    return int(is_derived[fact_row].sum())
 
 
 def _with_counts(
@@ -485,139 +410,138 @@ def _with_counts(
     )
 
 
-def _count_heights(height: Tensor, last_height: int) -> dict[str, int]:
-    """The number of atoms that are derived within each height."""
-    counts: dict[str, int] = {}
-    for limit in range(1, last_height + 1):
-        counts[str(limit)] = int(((height >= 0) & (height <= limit)).sum())
-    return counts
+# -- printing
 
 
-def derivation_heights(
-    knowledge_base: KnowledgeBase,
-    model: LeastModel,
-    split: np.ndarray,
-    max_height: int | None,
-    deadline: Deadline = NO_DEADLINE,
-) -> tuple[FactHeights, int]:
-    """The height at which each atom of a split is derived, a fact from other facts, and the last height.
+def _print_table(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a table; the first column and inverse relations are texts, all others numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
 
-    The last height is that of the model, which ends at the fixpoint, or of the step that would have exceeded the atoms
-    to hold: that step is evaluated for the split only. The proof of a fact from other facts may need more.
-
-    Args:
-      max_height: what the model was asked for; None for the fixpoint.
-      deadline: when the evaluation ends; neither that step nor facts are evaluated then.
-    """
-    from funcppo.kg.logic import fixpoint, prove
-    from funcppo.kg.logic.joins import RowBudget
-    from funcppo.kg.logic.prove import FactHeights
-
-    atoms = _as_tensor(split)
-    height = fixpoint.atom_height(model, atoms)
-    last_height = len(model.n_atoms_after_step) - 1
-    if model.stop_reason and not deadline.is_over:
-        last_height += 1
-        derived_next = fixpoint.derived_in_next_step(
-            knowledge_base, model, atoms
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for i, heading in enumerate(headings):
+        is_text = not i or heading == "inverse"
+        table.add_column(
+            heading,
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=not is_text,
         )
-        height = height.where((height >= 0) | ~derived_next, last_height)
-    is_fact = height == 0
-    found = prove.fact_heights(
-        knowledge_base,
-        model.sizes,
-        atoms[is_fact],
-        max_height=last_height if model.stop_reason else max_height,
-        max_atoms=sys.maxsize,  # they are among those of the model
-        budget=RowBudget(prove.MAX_FACT_ROWS, deadline=deadline),
-        object_identity=model.object_identity,
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _cell(value: float | None) -> str:
+    """A number as text; nothing where it is not defined."""
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def _print_description(result: JsonObject) -> None:
+    """Print the description as tables."""
+    console = make_console(use_stderr=False)
+    console.print(
+        f"{escape_unprintable(result['dataset'])}: {result['n_entities']:,} entities, "
+        f"{result['n_relations']:,} relations, {result['n_facts']:,} facts"
     )
-    height = height.masked_scatter(is_fact, found.height)
-    last_height = max([last_height, *found.height.tolist()])
-    return FactHeights(height, found.n_undecided), last_height
+    splits, derivable = result["splits"], result["derivable"]
+    headings = ["split", "triples", "entities", "relations", "known"]
+    headings += ["linked pairs", "new entities", "new relations"]
+    rows = [
+        [name, *map(_cell, split.values())] for name, split in splits.items()
+    ]
+    _print_table(console, headings, rows)
+    _print_relations(console, result["relations"], derivable)
+    quantiles = ", ".join(
+        f"{share}: {value:g}"
+        for share, value in result["degree_quantiles"].items()
+    )
+    console.print(f"facts of an entity, quantiles: {quantiles}")
+
+    if derivable is not None:
+        parts = [
+            f"{sum(derivable[split].values()):,} of {splits[split]['n_triples']:,} {split} triples"
+            for split in SPLITS[1:]
+        ]
+        reason = derivable["stop_reason"]
+        limit = f" ({reason})" if reason else ""
+        console.print(
+            f"{derivable['n_rules']:,} rules derive {' and '.join(parts)} within height {derivable['height']}{limit}"
+        )
+    print_notes(map(escape_unprintable, result["notes"]), console)
 
 
-def _count_leave_one_out(
-    knowledge_base: KnowledgeBase,
-    sizes: KBSizes,
-    split: np.ndarray,
-    object_identity: bool,
-) -> int:
-    """The number of facts of a split that a rule derives from other facts."""
-    import torch
+def _print_relations(
+    console: Console,
+    relations: Sequence[JsonObject],
+    derivable: JsonObject | None,
+) -> None:
+    """Print the forty largest relations."""
+    rows: list[list[str]] = []
+    for relation in relations[:40]:
+        name = relation["name"]
+        cells = [escape_unprintable(name)]
+        cells += [_cell(relation[key]) for key in _RELATION_COLUMNS.values()]
+        if derivable is not None:
+            # the share of its held-out triples that the rules derive
+            n_held_out = relation["n_valid"] + relation["n_test"]
+            n = sum(derivable[split].get(name, 0) for split in SPLITS[1:])
+            cells.append(_cell(n / n_held_out) if n_held_out else "")
+        inverse = ""
+        if relation["inverse"] is not None:
+            share = _cell(relation["inverse_share"])
+            inverse = f"{escape_unprintable(relation['inverse'])} {share}"
+        rows.append([*cells, inverse])
 
-    from funcppo.kg.logic import kb
-    from funcppo.kg.logic.consequences import iter_consequences
-
-    is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
-    for consequences in iter_consequences(
-        knowledge_base,
-        sizes,
-        leave_one_out=True,
-        object_identity=object_identity,
-    ):
-        fact = consequences.fact[consequences.fact >= 0]
-        is_derived = is_derived.index_fill(0, fact, True)
-    fact_row = kb.fact_id(knowledge_base, sizes, _as_tensor(split))
-    return int(is_derived[fact_row].sum())
+    # Without rules there is no ceiling: an empty column would read as if the next one were it.
+    ceiling = [] if derivable is None else ["ceiling"]
+    headings = ["relation", *_RELATION_COLUMNS, *ceiling, "inverse"]
+    _print_table(console, headings, rows)
+    n_more = len(relations) - len(rows)
+    if n_more > 0:
+        console.print(f"... and {n_more:,} smaller relations (--json FILE)")
 
 
-def _as_tensor(split: np.ndarray) -> Tensor:
-    """The atoms of a split as int64 [Q, W]."""
-    import torch
-
-    return torch.from_numpy(split).long()
+def _print_index(result: JsonObject) -> None:
+    """Print the size of the folder of an index."""
+    print(
+        f"{result['folder']}: {result['n_facts']:,} facts, {result['n_entities']:,} entities, "
+        f"{result['n_relations']:,} relations, {result['n_rules']:,} rules; {result['n_bytes'] / 1e6:,.1f} MB in "
+        f"{sum(result['seconds'].values()):.1f} s"
+    )
 
 
 def _print_counts(result: JsonObject) -> None:
     """Print the counts as a table on standard output, and how far they reach."""
-    from rich.table import Table
-
     console = make_console(use_stderr=False)
     console.print(
         f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules"
     )
-
-    table = Table()
+    n_queries = result["n_queries"]
     headings = ["height", "atoms"]
     if result["split"]:
-        headings += [
-            f"{result['split']} derivable",
-            f"of {result['n_queries']:,}",
-        ]
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for cells in _table_rows(result):
-        table.add_row(*cells[: len(headings)])
-    console.print(table)
-
-    _print_extent(console, result)
-
-
-def _table_rows(result: JsonObject) -> list[list[str]]:
-    """Height, atoms, derivable triples and their fraction for each step, step 0 first."""
-    n_queries = result["n_queries"]
+        headings += [f"{result['split']} derivable", f"of {n_queries:,}"]
     n_atoms = [f"{n:,}" for n in result["n_atoms_after_step"]]
     n_more = len(result["n_derivable_by_height"]) + 1 - len(n_atoms)
     # A last step was evaluated for the split only; past the fixpoint there are proofs of known facts from others.
     n_atoms += n_more * ["too many" if result["stop_reason"] else n_atoms[-1]]
-
-    rows = []
+    rows: list[list[str]] = []
     for step, atoms in enumerate(n_atoms):
         n_derivable = result["n_derivable_by_height"].get(str(step), 0)
-        fraction = f"{n_derivable / n_queries:.4f}" if n_queries else ""
-        rows.append([str(step), atoms, f"{n_derivable:,}", fraction])
-    return rows
+        share = f"{n_derivable / n_queries:.4f}" if n_queries else ""
+        row = [str(step), atoms, f"{n_derivable:,}", share]
+        rows.append(row[: len(headings)])
+    _print_table(console, headings, rows)
 
-
-def _print_extent(console: Console, result: JsonObject) -> None:
-    """Print how far the counts reach and what they count."""
+    # how far the counts reach, and what counts as a proof
     parts = [result["stop_reason"] or "complete to this height"]
     if result["fixpoint"]:
         height = len(result["n_atoms_after_step"]) - 1
         parts = [f"the fixpoint is reached at height {height}"]
-
-    # what counts as a proof
     if result["object_identity"]:
         parts.append(
             "object identity: the variables of a rule bind different constants, none of which it names"
@@ -632,6 +556,5 @@ def _print_extent(console: Console, result: JsonObject) -> None:
         parts.append(
             f"of {result['n_undecided_facts']:,} this was not decided: they do not count"
         )
-
     parts.append(f"{result['fixpoint_seconds']:.2f} s")
     console.print("; ".join(parts))

@@ -1,28 +1,33 @@
-"""Dataset: the ids of a knowledge graph, its splits and its rules, as plain arrays.
+"""Dataset: the ids of a knowledge graph, its splits and its rules, as plain arrays; and what its triples are like.
 
 `from_splits` makes one of triples and `from_clauses` of a program. `with_rules` replaces the rules.
 
 Ids: 0 is padding, 1..C are constants, above C are variables; predicates count from 1 in a space of their own.
 An atom is `[predicate, argument...]`, padded with 0 to the width W of the widest predicate.
 
-Leakage between splits: held-out triples that are known, that repeat each other, or whose inverse is known.
-
-A relation is a near-inverse of another if most triples of each, over all splits, are triples of the other with
-exchanged arguments; a symmetric relation is its own near-inverse.
+Leaks between splits are held-out triples that are known, that repeat each other, or whose inverse is known. A relation
+is a near-inverse of another if most triples of each, over all splits, are triples of the other with exchanged
+arguments; a symmetric relation is its own near-inverse.
 
 Source: Toutanova and Chen 2015, "Observed versus latent features for knowledge base and text inference"; the share is
 that of Akrami et al. 2020, "Realistic re-evaluation of knowledge graph completion methods" (arXiv:2003.08001).
-
-The known facts of a data set in an order that depends on their names alone, and a hash of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,227 +43,17 @@ from funcppo.kg.graph.text import (
 from funcppo.kg.graph.triples import (
     MappedNames,
     NameIds,
-    NameTable,
+    NameNumbers,
     Triple,
     drop_duplicates,
     order_of_occurrence,
 )
 
-# share of the triples of each relation that the other one has with exchanged arguments
-NEAR_INVERSE_SHARE = 0.8
-# pairs of a triple and one of its inverses beyond which no near-inverses are searched, and how many are held at a time
-MAX_PAIRS = 30_000_000
-PAIRS_PER_CHUNK = 2_000_000
-# known facts beyond which no leaks are searched: the search sorts them twice
-MAX_TRIPLES = 50_000_000
-MAX_LISTED = 3  # pairs of relations that a note names
-
-
-class IndexedTriples(NamedTuple):
-    """The distinct triples of all splits, sorted by their pair of entities."""
-
-    relation: np.ndarray  # int64 [n], from 0
-    is_loop: np.ndarray  # bool [n], head and tail are one entity
-    # int64 [n], the first triple of the inverse pair of entities, and how many have that pair; 0 for loops
-    inverse_start: np.ndarray
-    inverse_count: np.ndarray
-    rows: list[np.ndarray]  # of each table: its rows as indices of these
-    n_relations: int
-
-
-class InversePairs(NamedTuple):
-    """Triples and their inverses, as indices."""
-
-    triple: np.ndarray
-    inverse: np.ndarray
-
-
-def leakage_notes(
-    known: np.ndarray,
-    held_out: Mapping[str, np.ndarray],
-    relations: Sequence[str],
-) -> list[str]:
-    """One line on each way in which a split leaks into the known facts, or repeats triples.
-
-    Args:
-      known: int [n, 3], the known facts, as (relation, head, tail) from 1.
-      held_out: the held-out splits by name, of the same form.
-      relations: names of the relations, relation r at r - 1.
-    """
-    splits = {name: table for name, table in held_out.items() if len(table)}
-    if not splits:
-        return []
-    if len(known) > MAX_TRIPLES:
-        return [
-            f"leaks between the splits were not searched: {len(known):,} known facts, over {MAX_TRIPLES:,}"
-        ]
-    triples = index_triples([known, *splits.values()], len(relations))
-    is_known = np.zeros(len(triples.relation), bool)
-    is_known[triples.rows[0]] = True
-
-    notes: list[str] = []
-    earlier: dict[str, np.ndarray] = {}
-    for name, rows in zip(splits, triples.rows[1:]):
-        notes += _count_notes(name, rows, is_known, earlier)
-        earlier[name] = rows
-    return notes + _inverse_notes(triples, is_known, list(splits), relations)
-
-
-def _count_notes(
-    name: str,
-    rows: np.ndarray,
-    is_known: np.ndarray,
-    earlier: Mapping[str, np.ndarray],
-) -> list[str]:
-    """The notes on triples of a split that are known, in an earlier split, or repeated."""
-    n = len(rows)
-    counts = {
-        "are known facts (train or facts)": int(is_known[rows].sum()),
-        "repeat another and are ranked again": n - len(np.unique(rows)),
-    }
-    for other, other_rows in earlier.items():
-        counts[f"are in {other} too"] = int(np.isin(rows, other_rows).sum())
-    return [
-        f"{name}: {count} of {n} triples {what}"
-        for what, count in counts.items()
-        if count
-    ]
-
-
-def index_triples(
-    tables: Sequence[np.ndarray], n_relations: int
-) -> IndexedTriples:
-    """Number the distinct triples of some tables, and find the triples of each inverse pair of entities."""
-    rows = np.concatenate(tables).astype(np.int64)
-    relation, head, tail = rows[:, 0] - 1, rows[:, 1], rows[:, 2]
-    n_entities = 1 + int(rows[:, 1:].max())
-
-    # Pairs are numbered first: a code of all three ids could overflow.
-    pair_code, pair = np.unique(head * n_entities + tail, return_inverse=True)
-    code, triple = np.unique(pair * n_relations + relation, return_inverse=True)
-    pair_of_triple = code // n_relations
-    pair_start = np.searchsorted(pair_of_triple, np.arange(len(pair_code) + 1))
-
-    pair_head, pair_tail = np.divmod(pair_code, n_entities)
-    inverse_code = pair_tail * n_entities + pair_head
-    inverse = np.searchsorted(pair_code, inverse_code)
-    inverse = np.minimum(inverse, len(pair_code) - 1)
-    is_loop = pair_head == pair_tail
-    has_inverse = (pair_code[inverse] == inverse_code) & ~is_loop
-    count = pair_start[inverse + 1] - pair_start[inverse]
-    count[~has_inverse] = 0
-
-    ends = np.cumsum([len(table) for table in tables])[:-1]
-    return IndexedTriples(
-        relation=code % n_relations,
-        is_loop=is_loop[pair_of_triple],
-        inverse_start=pair_start[inverse][pair_of_triple],
-        inverse_count=count[pair_of_triple],
-        rows=np.split(triple, ends),
-        n_relations=n_relations,
-    )
-
-
-def iter_inverse_pairs(
-    triples: IndexedTriples, subset: np.ndarray
-) -> Iterator[InversePairs]:
-    """Pairs of each triple of a subset and each triple of its inverse pair of entities, chunk by chunk."""
-    counts = triples.inverse_count[subset]
-    subset = subset[counts > 0]
-    counts = counts[counts > 0]
-    chunk = np.cumsum(counts) // PAIRS_PER_CHUNK
-    starts = np.flatnonzero(np.diff(chunk, prepend=-1))
-    for part, n in zip(
-        np.split(subset, starts[1:]), np.split(counts, starts[1:])
-    ):
-        triple = np.repeat(part, n)
-        first = np.repeat(np.cumsum(n) - n, n)
-        offset = np.arange(len(triple)) - first
-        yield InversePairs(triple, triples.inverse_start[triple] + offset)
-
-
-def _near_inverses(triples: IndexedTriples) -> np.ndarray:
-    """The pairs of relations that are near-inverses, sorted, each as relation * n_relations + inverse."""
-    n_relations = triples.n_relations
-    size = np.bincount(
-        triples.relation[~triples.is_loop], minlength=n_relations
-    )
-    pairs: list[np.ndarray] = []
-    counts: list[np.ndarray] = []
-    for part in iter_inverse_pairs(triples, np.arange(len(triples.relation))):
-        a, b = triples.relation[part.triple], triples.relation[part.inverse]
-        # Others are too different in size to be near-inverses.
-        larger = np.maximum(size[a], size[b])
-        is_close = np.minimum(size[a], size[b]) >= NEAR_INVERSE_SHARE * larger
-        pair, count = np.unique(
-            (a * n_relations + b)[is_close], return_counts=True
-        )
-        pairs.append(pair)
-        counts.append(count)
-    pair, index = np.unique(np.concatenate(pairs), return_inverse=True)
-    n_common = np.bincount(index, np.concatenate(counts), len(pair))
-    larger = np.maximum(size[pair // n_relations], size[pair % n_relations])
-    return pair[n_common >= NEAR_INVERSE_SHARE * larger]
-
-
-def _inverse_notes(
-    triples: IndexedTriples,
-    is_known: np.ndarray,
-    names: Sequence[str],
-    relations: Sequence[str],
-) -> list[str]:
-    """The notes on triples of each held-out split that are the inverse of a known fact."""
-    n_pairs = int(triples.inverse_count.sum())
-    if n_pairs > MAX_PAIRS:
-        return [
-            f"inverse triples between the splits were not searched: {n_pairs:,} pairs of triples, over {MAX_PAIRS:,}"
-        ]
-    near_inverses = _near_inverses(triples)
-
-    notes: list[str] = []
-    for name, rows in zip(names, triples.rows[1:]):
-        leaked: list[np.ndarray] = []
-        found: list[np.ndarray] = []
-        for part in iter_inverse_pairs(triples, np.unique(rows)):
-            a, b = triples.relation[part.triple], triples.relation[part.inverse]
-            # A pair of relations counts the same either way round.
-            pair = np.minimum(a, b) * triples.n_relations + np.maximum(a, b)
-            is_leak = is_known[part.inverse] & np.isin(pair, near_inverses)
-            leaked.append(part.triple[is_leak])
-            found.append(pair[is_leak])
-        if not any(map(len, leaked)):
-            continue
-        n_leaked = int(np.isin(rows, np.concatenate(leaked)).sum())
-        pair, count = np.unique(np.concatenate(found), return_counts=True)
-        listed = pair[np.argsort(-count, kind="stable")]
-        text = _format_pairs(listed, [shorten(name) for name in relations])
-        notes.append(
-            f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {text}"
-        )
-    return notes
-
-
-def _format_pairs(pairs: np.ndarray, relations: list[str]) -> str:
-    """Pairs of relations in names; a relation alone is symmetric."""
-    texts: list[str] = []
-    for pair in pairs[:MAX_LISTED].tolist():
-        a, b = divmod(pair, len(relations))
-        is_symmetric = a == b
-        texts.append(
-            f"{relations[a]} is symmetric"
-            if is_symmetric
-            else f"{relations[a]} and {relations[b]}"
-        )
-    if len(pairs) > MAX_LISTED:
-        texts.append(f"{len(pairs) - MAX_LISTED} more")
-    return ", ".join(texts)
-
-
 PredicateKey = tuple[str, int]  # name and arity
 NameT = TypeVar("NameT", str, PredicateKey)
+SPLITS = ("train", "valid", "test")
+_TABLES = (*SPLITS, "facts")
 MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
-_BLOCK_NAMES = 1 << 16  # that are hashed at a time
-_MAX_LISTED = 5  # predicates that a note names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
@@ -307,35 +102,20 @@ class Dataset:
         return self.facts.shape[1]
 
     @property
-    def n_unseen_entities(self) -> int:
-        """Number of entities that only valid or test mention."""
-        held_out = np.concatenate([self.valid, self.test])
-        unseen = np.setdiff1d(held_out[:, 1:], self.facts[:, 1:])
-        return len(unseen)
-
-    @property
     def fingerprint(self) -> str:
         """Hash of names, splits and rules, 16 hexadecimal digits; weights of rules do not count.
 
         Where it differs, ids or facts mean something else.
         """
-        stored = self.stored
-        if stored is not None and self._has_stored("rules"):
-            return stored.fingerprint
+        if self.stored is not None and self._has_stored("rules"):
+            return self.stored.fingerprint
         digest = hashlib.sha256()
         for part in _iter_names_json(self):
             digest.update(part.encode())
-        for table in (
-            self.train,
-            self.valid,
-            self.test,
-            self.facts,
-            self.rules,
-        ):
-            shape = json.dumps(table.shape)
-            digest.update(shape.encode())
-            content = np.ascontiguousarray(table, dtype="<i4")
-            digest.update(content.data)
+        for name in (*_TABLES, "rules"):
+            table: np.ndarray = getattr(self, name)
+            digest.update(json.dumps(table.shape).encode())
+            digest.update(np.ascontiguousarray(table, dtype="<i4").data)
         return digest.hexdigest()[:16]
 
     @property
@@ -349,8 +129,10 @@ class Dataset:
         """Whether facts, splits, names and further fields are still those that were stored."""
         assert self.stored is not None
         original = self.stored.dataset
-        fields += ("entities", "train", "valid", "test", "facts")
-        is_same = all(getattr(self, f) is getattr(original, f) for f in fields)
+        is_same = all(
+            getattr(self, field) is getattr(original, field)
+            for field in (*_TABLES, "entities", *fields)
+        )
         return is_same and self.predicates == original.predicates
 
 
@@ -363,6 +145,11 @@ class StoredParts:
     fact_tables: Mapping[str, np.ndarray]  # `logic.kb.index_facts` of the facts
 
 
+# -- names and ids
+
+_ENTITY_IDS: WeakKeyDictionary[Dataset, Mapping[str, int]] = WeakKeyDictionary()
+
+
 def entity_ids(entities: Sequence[str]) -> Mapping[str, int]:
     """Ids of the entities by name; they are looked up in the file where names are mapped from one."""
     if isinstance(entities, MappedNames):
@@ -370,171 +157,45 @@ def entity_ids(entities: Sequence[str]) -> Mapping[str, int]:
     return assign_ids(entities)
 
 
-_ENTITY_IDS: WeakKeyDictionary[Dataset, Mapping[str, int]] = WeakKeyDictionary()
+def index_entities(dataset: Dataset) -> Mapping[str, int]:
+    """Ids of the entities by name, made once for each data set."""
+    ids = _ENTITY_IDS.get(dataset)
+    if ids is None:
+        ids = _ENTITY_IDS[dataset] = entity_ids(dataset.entities)
+    return ids
 
 
-def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
-    """The data set of (head, relation, tail) triples, without rules; ids follow first occurrence.
-
-    Args:
-      name: name of the data set.
-      splits: triples of train, valid, test, and perhaps of facts, which are known beside train. Ids follow the order of
-        the dictionary.
-    """
-    names = NameTable()
-    tables = {
-        split: names.number_triples(triples)
-        for split, triples in splits.items()
-    }
-    return from_tables(name, names.names(), tables)
+def predicate_ids(dataset: Dataset) -> dict[PredicateKey, int]:
+    """Ids of the predicates by name and arity."""
+    return assign_ids(zip(dataset.predicates, dataset.arities))
 
 
-def from_tables(
-    name: str, names: Sequence[str], splits: Mapping[str, np.ndarray]
-) -> Dataset:
-    """The data set of triples of numbered names, without rules; ids follow first occurrence.
-
-    Args:
-      name: name of the data set.
-      names: of entities and relations; those that no triple has are left out.
-      splits: as in `from_splits`; each int [n, 3], head, relation and tail as indices of names.
-    """
-    entities, relations = (
-        order_of_occurrence(
-            np.concatenate([t[:, columns].ravel() for t in splits.values()]),
-            len(names),
-        )
-        for columns in ([0, 2], [1])
-    )
-    entity_ids = _number_from_one(entities, len(names))
-    relation_ids = _number_from_one(relations, len(names))
-    tables = {
-        split: _encode_triples(table, relation_ids, entity_ids)
-        for split, table in splits.items()
-    }
-
-    train = drop_duplicates(tables["train"])
-    facts = train
-    if "facts" in tables:
-        facts = drop_duplicates(np.concatenate([train, tables["facts"]]))
-
-    n_duplicates = len(tables["train"]) - len(train)
-    notes = [duplicate_note(n_duplicates)] if n_duplicates else []
-    n_unseen_entities = len(entities) - _count_distinct(facts[:, 1:])
-    n_unseen_relations = len(relations) - _count_distinct(facts[:, :1])
-    notes += _unseen_notes(n_unseen_entities, n_unseen_relations)
-    predicates = tuple(map(names.__getitem__, relations.tolist()))
-    held_out = {split: tables[split] for split in ("valid", "test")}
-    notes += leakage_notes(facts, held_out, predicates)
-    return Dataset(
-        name=name,
-        entities=tuple(map(names.__getitem__, entities.tolist())),
-        predicates=predicates,
-        arities=(2,) * len(predicates),
-        train=facts[: len(train)],
-        valid=held_out["valid"],
-        test=held_out["test"],
-        facts=facts,
-        rules=np.zeros((0, 1, 3), np.int32),
-        rule_weights=np.zeros(0),
-        n_duplicates=n_duplicates,
-        notes=tuple(notes),
-    )
+def assign_ids(names: Iterable[NameT]) -> dict[NameT, int]:
+    """Ids from 1 of distinct names, in the order of first occurrence."""
+    distinct = dict.fromkeys(names)
+    return {name: i for i, name in enumerate(distinct, 1)}
 
 
-def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
-    """The data set of a program: its facts are train, and nothing is held out.
-
-    Args:
-      name: name of the data set.
-      clauses: facts and rules, in the order of the program.
-      path: file of the program, for messages.
-
-    Raises:
-      ValueError: a rule is too long; names file and line.
-    """
-    entity_ids, predicate_ids = _vocabulary(clauses)
-    arities = tuple(arity for _, arity in predicate_ids)
-    atom_width = 1 + max((1, *arities))
-
-    stated_facts = [clause.head for clause in clauses if not clause.body]
-    distinct_facts = list(dict.fromkeys(stated_facts))
-    facts = np.zeros((len(distinct_facts), atom_width), np.int32)
-    for row, atom in zip(facts, distinct_facts):
-        args = [entity_ids[str(term)] for term in atom.args]
-        ids = [predicate_ids[_predicate_key(atom)], *args]
-        row[: len(ids)] = ids
-
-    notes = _undefined_notes(clauses, path)
-    n_duplicates = len(stated_facts) - len(distinct_facts)
-    if n_duplicates:
-        notes.append(duplicate_note(n_duplicates))
-    dataset = Dataset(
-        name=name,
-        entities=tuple(entity_ids),
-        predicates=tuple(predicate for predicate, _ in predicate_ids),
-        arities=arities,
-        train=facts,
-        valid=facts[:0],
-        test=facts[:0],
-        facts=facts,
-        rules=np.zeros((0, 1, atom_width), np.int32),
-        rule_weights=np.zeros(0),
-        n_duplicates=n_duplicates,
-        notes=tuple(notes),
-        is_program=True,
-    )
-    return with_rules(
-        dataset, [clause for clause in clauses if clause.body], path
-    )
+def _predicate_key(atom: Atom) -> PredicateKey:
+    """Name and arity of the predicate of an atom."""
+    return atom.predicate, len(atom.args)
 
 
-def with_rules(
-    dataset: Dataset, clauses: Sequence[Clause], path: str
-) -> Dataset:
-    """The data set with these rules in place of its own.
+def _constants(atom: Atom) -> list[str]:
+    """The constants among the arguments of an atom."""
+    return [term for term in atom.args if not isinstance(term, Variable)]
 
-    The head of a rule may define a relation that the data do not have, as in Datalog; `notes` says which.
 
-    Two kinds of rules are left out, and `notes` says how many. A rule without a body (AnyBURL's zero rules) would
-    derive its head for every constant whatever the facts are. A rule with an entity that the data do not have, or with
-    a relation that neither the data nor any head has, says nothing of the data.
-
-    Args:
-      dataset: its own rules are dropped.
-      clauses: the rules, in names.
-      path: file of the rules, for messages.
-
-    Raises:
-      ValueError: a wrong arity, a body of more than `MAX_BODY_ATOMS`, or every rule has an unknown name; names file and
-        line.
-    """
-    for clause in clauses:
-        _check_body_length(clause, path)
-
-    rules = [clause for clause in clauses if clause.body]
-    zero_rules = [clause for clause in clauses if not clause.body]
-    if zero_rules:
-        line = zero_rules[0].line
-        n_dropped = len(zero_rules)
-        note = f"{path}:{line}: {n_dropped} rules without a body hold of every constant and were left out"
-        notes = (*dataset.notes, note)
-        dataset = replace(dataset, notes=notes)
-
-    rules, notes = _drop_rules_of_unknown_names(dataset, rules, path)
-    dataset = replace(dataset, notes=(*dataset.notes, *notes))
-
-    # Predicates first: a rule may use a relation that the head of a later rule defines.
-    dataset = _with_head_predicates(dataset, rules, path)
-    table = _encode_rules(dataset, rules, path)
-    weights = np.array([rule.weight for rule in rules], np.float64)
-    return replace(
-        dataset,
-        rules=table,
-        rule_weights=weights,
-        rule_counts=None,
-        rule_estimates=None,
-    )
+def _iter_names_json(dataset: Dataset) -> Iterator[str]:
+    """The JSON of entities, predicates and arities, some entities at a time."""
+    yield "[["
+    separator = ""
+    for first in range(0, dataset.n_constants, 1 << 16):
+        block = list(dataset.entities[first : first + (1 << 16)])
+        yield separator + json.dumps(block)[1:-1]
+        separator = ", "
+    rest = json.dumps([dataset.predicates, dataset.arities])
+    yield f"], {rest[1:]}"
 
 
 def encode_atom(
@@ -574,57 +235,97 @@ def encode_atom(
     return ids
 
 
-_BLOCK_NAMES = 1 << 16  # that are hashed at a time
+def _unknown_predicate_message(dataset: Dataset, atom: Atom) -> str:
+    """The message for an atom whose predicate the data set has not, or not with this number of arguments."""
+    predicates = zip(dataset.predicates, dataset.arities)
+    arities = [n for name, n in predicates if name == atom.predicate]
+    if not arities:
+        return unknown_name_message(
+            "relation", atom.predicate, dataset.predicates
+        )
+    name = shorten(atom.predicate)
+    expected = " or ".join(map(str, arities))
+    return f"arity clash: expected {expected} arguments for {name}, as elsewhere, got {len(atom.args)}"
 
 
-def predicate_ids(dataset: Dataset) -> dict[PredicateKey, int]:
-    """Ids of the predicates by name and arity."""
-    return assign_ids(zip(dataset.predicates, dataset.arities))
+# -- data sets of triples
 
 
-def index_entities(dataset: Dataset) -> Mapping[str, int]:
-    """Ids of the entities by name, made once for each data set."""
-    ids = _ENTITY_IDS.get(dataset)
-    if ids is None:
-        ids = _ENTITY_IDS[dataset] = entity_ids(dataset.entities)
-    return ids
+def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
+    """The data set of (head, relation, tail) triples, without rules; ids follow first occurrence.
+
+    Args:
+      name: name of the data set.
+      splits: triples of train, valid, test, and perhaps of facts, which are known beside train. Ids follow the order of
+        the dictionary.
+    """
+    numbers = NameNumbers()
+    tables = {
+        split: numbers.number(chain.from_iterable(triples))
+        for split, triples in splits.items()
+    }
+    return from_tables(name, list(numbers), tables)
 
 
-def assign_ids(names: Iterable[NameT]) -> dict[NameT, int]:
-    """Ids from 1 of distinct names, in the order of first occurrence."""
-    distinct = dict.fromkeys(names)
-    return {name: i for i, name in enumerate(distinct, 1)}
+def from_tables(
+    name: str, names: Sequence[str], splits: Mapping[str, np.ndarray]
+) -> Dataset:
+    """The data set of triples of numbered names, without rules; ids follow first occurrence.
 
+    Args:
+      name: name of the data set.
+      names: of entities and relations; those that no triple has are left out.
+      splits: as in `from_splits`; each int [n, 3], head, relation and tail as indices of names.
+    """
+    orders = [
+        order_of_occurrence(
+            np.concatenate([t[:, columns].ravel() for t in splits.values()]),
+            len(names),
+        )
+        for columns in ([0, 2], [1])
+    ]
+    entities, predicates = (
+        tuple(map(names.__getitem__, order.tolist())) for order in orders
+    )
+    # The id of each number: 1 for the first of an order.
+    ids = np.zeros((2, len(names)), np.int32)
+    for row, order in zip(ids, orders):
+        row[order] = np.arange(1, len(order) + 1)
+    tables: dict[str, np.ndarray] = {}
+    for split, table in splits.items():
+        # a column at a time: a table may have hundreds of millions of rows
+        encoded = tables[split] = np.empty((len(table), 3), np.int32)
+        encoded[:, 0] = ids[1, table[:, 1]]
+        encoded[:, 1] = ids[0, table[:, 0]]
+        encoded[:, 2] = ids[0, table[:, 2]]
 
-def _iter_names_json(dataset: Dataset) -> Iterator[str]:
-    """The JSON of entities, predicates and arities, some entities at a time."""
-    yield "[["
-    separator = ""
-    for first in range(0, dataset.n_constants, _BLOCK_NAMES):
-        block = list(dataset.entities[first : first + _BLOCK_NAMES])
-        yield separator + json.dumps(block)[1:-1]
-        separator = ", "
-    rest = json.dumps([dataset.predicates, dataset.arities])
-    yield f"], {rest[1:]}"
+    train = drop_duplicates(tables["train"])
+    facts = train
+    if "facts" in tables:
+        facts = drop_duplicates(np.concatenate([train, tables["facts"]]))
 
-
-def _number_from_one(order: np.ndarray, n_names: int) -> np.ndarray:
-    """The ids of names by their number, int32 [n_names]: 1 for the first of an order of numbers."""
-    ids = np.zeros(n_names, np.int32)
-    ids[order] = np.arange(1, len(order) + 1)
-    return ids
-
-
-def _encode_triples(
-    triples: np.ndarray, relation_ids: np.ndarray, entity_ids: np.ndarray
-) -> np.ndarray:
-    """Triples of numbered names as (relation, head, tail) ids, int32 [n, 3]."""
-    # a column at a time: a table may have hundreds of millions of rows
-    table = np.empty((len(triples), 3), np.int32)
-    table[:, 0] = relation_ids[triples[:, 1]]
-    table[:, 1] = entity_ids[triples[:, 0]]
-    table[:, 2] = entity_ids[triples[:, 2]]
-    return table
+    n_duplicates = len(tables["train"]) - len(train)
+    notes = [duplicate_note(n_duplicates)] if n_duplicates else []
+    n_unseen = len(entities) - _count_distinct(facts[:, 1:])
+    notes += _unseen_note(n_unseen, ("entity occurs", "entities occur"))
+    n_unseen = len(predicates) - _count_distinct(facts[:, :1])
+    notes += _unseen_note(n_unseen, ("relation occurs", "relations occur"))
+    held_out = {split: tables[split] for split in ("valid", "test")}
+    notes += leakage_notes(facts, held_out, predicates)
+    return Dataset(
+        name=name,
+        entities=entities,
+        predicates=predicates,
+        arities=(2,) * len(predicates),
+        train=facts[: len(train)],
+        valid=held_out["valid"],
+        test=held_out["test"],
+        facts=facts,
+        rules=np.zeros((0, 1, 3), np.int32),
+        rule_weights=np.zeros(0),
+        n_duplicates=n_duplicates,
+        notes=tuple(notes),
+    )
 
 
 def _count_distinct(ids: np.ndarray) -> int:
@@ -640,37 +341,65 @@ def duplicate_note(n_duplicates: int) -> str:
     return f"train: {n_duplicates} lines repeat another and were dropped"
 
 
-def _unseen_notes(n_entities: int, n_relations: int) -> list[str]:
-    """The notes on entities and relations that only held-out triples have."""
-    counts = {
-        ("entity occurs", "entities occur"): n_entities,
-        ("relation occurs", "relations occur"): n_relations,
-    }
+def _unseen_note(n_unseen: int, words: tuple[str, str]) -> list[str]:
+    """The note on names that only held-out triples have; nothing where there are none."""
+    if not n_unseen:
+        return []
+    is_plural = n_unseen > 1
+    verb = "are" if is_plural else "is"
     return [
-        f"valid, test: {n_unseen} {words[n_unseen > 1]} in no known fact and {'are' if n_unseen > 1 else 'is'} kept"
-        for words, n_unseen in counts.items()
-        if n_unseen
+        f"valid, test: {n_unseen} {words[is_plural]} in no known fact and {verb} kept"
     ]
 
 
-def _predicate_key(atom: Atom) -> PredicateKey:
-    """Name and arity of the predicate of an atom."""
-    return atom.predicate, len(atom.args)
+# -- programs and rules
 
 
-def _vocabulary(
-    clauses: Sequence[Clause],
-) -> tuple[dict[str, int], dict[PredicateKey, int]]:
-    """The ids of constants, and of predicates by name and arity, in the order of the program."""
-    entities: dict[str, None] = {}
-    predicates: dict[PredicateKey, None] = {}
-    for clause in clauses:
-        for atom in (clause.head, *clause.body):
-            predicates[_predicate_key(atom)] = None
-            for term in atom.args:
-                if not isinstance(term, Variable):
-                    entities[term] = None
-    return assign_ids(entities), assign_ids(predicates)
+def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
+    """The data set of a program: its facts are train, and nothing is held out.
+
+    Args:
+      name: name of the data set.
+      clauses: facts and rules, in the order of the program.
+      path: file of the program, for messages.
+
+    Raises:
+      ValueError: a rule is too long; names file and line.
+    """
+    atoms = [atom for clause in clauses for atom in (clause.head, *clause.body)]
+    entities = assign_ids(chain.from_iterable(map(_constants, atoms)))
+    predicates = assign_ids(map(_predicate_key, atoms))
+    arities = tuple(arity for _, arity in predicates)
+
+    stated_facts = [clause.head for clause in clauses if not clause.body]
+    distinct_facts = list(dict.fromkeys(stated_facts))
+    facts = np.zeros((len(distinct_facts), 1 + max((1, *arities))), np.int32)
+    for row, atom in zip(facts, distinct_facts):
+        args = [entities[term] for term in _constants(atom)]
+        row[: 1 + len(args)] = [predicates[_predicate_key(atom)], *args]
+
+    notes = _undefined_notes(clauses, path)
+    n_duplicates = len(stated_facts) - len(distinct_facts)
+    if n_duplicates:
+        notes.append(duplicate_note(n_duplicates))
+    dataset = Dataset(
+        name=name,
+        entities=tuple(entities),
+        predicates=tuple(predicate for predicate, _ in predicates),
+        arities=arities,
+        train=facts,
+        valid=facts[:0],
+        test=facts[:0],
+        facts=facts,
+        rules=np.zeros((0, 1, facts.shape[1]), np.int32),
+        rule_weights=np.zeros(0),
+        n_duplicates=n_duplicates,
+        notes=tuple(notes),
+        is_program=True,
+    )
+    return with_rules(
+        dataset, [clause for clause in clauses if clause.body], path
+    )
 
 
 def _undefined_notes(clauses: Sequence[Clause], path: str) -> list[str]:
@@ -683,51 +412,72 @@ def _undefined_notes(clauses: Sequence[Clause], path: str) -> list[str]:
                 first_lines.setdefault(indicator(goal), clause.line)
     if not first_lines:
         return []
-
     listed = [
         f"{shorten(name)} (line {line})" for name, line in first_lines.items()
     ]
-    if len(listed) > _MAX_LISTED:
-        n_more = len(listed) - _MAX_LISTED
-        listed[_MAX_LISTED:] = [f"{n_more} more"]
-    names = ", ".join(listed)
+    names = ", ".join(_shorten_list(listed, 5))
     return [f"{path}: no fact and no rule defines {names}: nothing proves it"]
 
 
-def _check_body_length(clause: Clause, path: str) -> None:
-    """Raise ValueError for a clause that is too long."""
-    n_atoms = len(clause.body)
-    if n_atoms > MAX_BODY_ATOMS:
-        problem = f"expected at most {MAX_BODY_ATOMS} atoms in the body of a rule, got {n_atoms}"
-        head = shorten(clause.head.predicate)
-        raise ValueError(
-            f"{path}:{clause.line}: {problem}, in a rule for {head}"
-        )
+def _shorten_list(texts: list[str], n_listed: int) -> list[str]:
+    """The first texts, and how many more there are."""
+    n_more = len(texts) - n_listed
+    return texts[:n_listed] + [f"{n_more} more"] * (n_more > 0)
 
 
-def _first_unknown_name(
-    dataset: Dataset,
-    rules: list[Clause],
-    entities: Collection[str],
-    relations: set[str],
-    path: str,
-) -> str:
-    """The message on the first rule with an unknown name.
+def with_rules(
+    dataset: Dataset, clauses: Sequence[Clause], path: str
+) -> Dataset:
+    """The data set with these rules in place of its own.
+
+    The head of a rule may define a relation that the data do not have, as in Datalog; `notes` says which.
+
+    Two kinds of rules are left out, and `notes` says how many. A rule without a body (AnyBURL's zero rules) would
+    derive its head for every constant whatever the facts are. A rule with an entity that the data do not have, or with
+    a relation that neither the data nor any head has, says nothing of the data.
 
     Args:
-      relations: those of the data, and of the rules that are left.
+      dataset: its own rules are dropped.
+      clauses: the rules, in names.
+      path: file of the rules, for messages.
+
+    Raises:
+      ValueError: a wrong arity, a body of more than `MAX_BODY_ATOMS`, or every rule has an unknown name; names file and
+        line.
     """
-    # Named first: a rule whose names no rule at all has. Others may lack only
-    # what such a rule would define.
-    defined = relations | {rule.head.predicate for rule in rules}
-    if any(_unknown_names(rule, entities, defined) for rule in rules):
-        relations = defined
-    first = next(r for r in rules if _unknown_names(r, entities, relations))
-    kind, name = _unknown_names(first, entities, relations)[0]
-    known = dataset.entities if kind == "entity" else sorted(relations)
-    problem = unknown_name_message(kind, name, known)
-    head = shorten(first.head.predicate)
-    return f"{path}:{first.line}: {problem}, in a rule for {head}"
+    for clause in clauses:
+        n_atoms = len(clause.body)
+        if n_atoms > MAX_BODY_ATOMS:
+            problem = f"expected at most {MAX_BODY_ATOMS} atoms in the body of a rule, got {n_atoms}"
+            raise _rule_error(path, clause, problem)
+
+    rules = [clause for clause in clauses if clause.body]
+    notes: list[str] = []
+    zero_rules = [clause for clause in clauses if not clause.body]
+    if zero_rules:
+        notes.append(
+            f"{path}:{zero_rules[0].line}: {len(zero_rules)} rules without a body hold of every constant and were "
+            "left out"
+        )
+    rules, unknown_notes = _drop_rules_of_unknown_names(dataset, rules, path)
+    notes = [*dataset.notes, *notes, *unknown_notes]
+    dataset = replace(dataset, notes=tuple(notes))
+
+    # Predicates first: a rule may use a relation that the head of a later rule defines.
+    dataset = _with_head_predicates(dataset, rules, path)
+    return replace(
+        dataset,
+        rules=_encode_rules(dataset, rules, path),
+        rule_weights=np.array([rule.weight for rule in rules], np.float64),
+        rule_counts=None,
+        rule_estimates=None,
+    )
+
+
+def _rule_error(path: str, rule: Clause, problem: object) -> ValueError:
+    """The error for a rule; names file, line and head."""
+    head = shorten(rule.head.predicate)
+    return ValueError(f"{path}:{rule.line}: {problem}, in a rule for {head}")
 
 
 def _drop_rules_of_unknown_names(
@@ -739,44 +489,48 @@ def _drop_rules_of_unknown_names(
       ValueError: there are rules, and each has an unknown name.
     """
     entities = entity_ids(dataset.entities)
-    relations = set(dataset.predicates)
-    kept = rules
-    n_before = -1
+
+    def relations_with(rules: list[Clause]) -> set[str]:
+        """The relations of the data and of the heads of rules."""
+        return {*dataset.predicates, *(rule.head.predicate for rule in rules)}
 
     # A rule that is dropped defines no relation for the others.
+    kept, n_before = rules, -1
+    relations: set[str] = set()
     while len(kept) != n_before:
         n_before = len(kept)
-        relations = {*dataset.predicates}
-        relations.update(rule.head.predicate for rule in kept)
-        kept = [
-            rule
-            for rule in kept
-            if not _unknown_names(rule, entities, relations)
-        ]
+        relations = relations_with(kept)
+        kept = [r for r in kept if not _unknown_name(r, entities, relations)]
     if len(kept) == len(rules):
         return rules, []
 
-    message = _first_unknown_name(dataset, rules, entities, relations, path)
+    # Named first: a rule whose names no rule at all has. Others may lack only what such a rule would define.
+    defined = relations | relations_with(rules)
+    if any(_unknown_name(rule, entities, defined) for rule in rules):
+        relations = defined
+    first = next(r for r in rules if _unknown_name(r, entities, relations))
+    kind, name = _unknown_name(first, entities, relations) or ("", "")
+    known = dataset.entities if kind == "entity" else sorted(relations)
+    error = _rule_error(path, first, unknown_name_message(kind, name, known))
     if not kept:
-        raise ValueError(message)
+        raise error
     n_dropped = len(rules) - len(kept)
     return kept, [
-        f"{message}; {n_dropped} of {len(rules)} rules have unknown names and were left out"
+        f"{error}; {n_dropped} of {len(rules)} rules have unknown names and were left out"
     ]
 
 
-def _unknown_names(
+def _unknown_name(
     rule: Clause, entities: Collection[str], relations: set[str]
-) -> list[tuple[str, str]]:
-    """The relations and entities of a rule that are not among these, each with its kind."""
-    unknown: list[tuple[str, str]] = []
+) -> tuple[str, str] | None:
+    """The kind and the name of the first relation or entity of a rule that is not among these; None if all are."""
     for atom in (rule.head, *rule.body):
         if atom.predicate not in relations:
-            unknown.append(("relation", atom.predicate))
-        for term in atom.args:
-            if not isinstance(term, Variable) and term not in entities:
-                unknown.append(("entity", term))
-    return unknown
+            return "relation", atom.predicate
+        for term in _constants(atom):
+            if term not in entities:
+                return "entity", term
+    return None
 
 
 def _with_head_predicates(
@@ -784,34 +538,29 @@ def _with_head_predicates(
 ) -> Dataset:
     """The data set with the relations that only heads of rules have, and atoms wide enough for these."""
     # Backwards, so that the first rule of a predicate is the one that stays. Ids follow this order.
-    data_predicates = set(dataset.predicates)
-    first_rules: dict[str, Clause] = {}  # by new predicate
-    for rule in reversed(rules):
-        predicate = rule.head.predicate
-        if predicate not in data_predicates:
-            first_rules[predicate] = rule
-
-    arities = list(dataset.arities)
-    notes = list(dataset.notes)
-    for predicate, rule in first_rules.items():
-        arities.append(len(rule.head.args))
-        name = shorten(predicate)
-        notes.append(
-            f"{path}:{rule.line}: only rules derive {name}, no triple has it"
-        )
-
-    atom_width = 1 + max([1, *arities])
-    n_added = atom_width - dataset.atom_width
+    known = set(dataset.predicates)
+    first_rules = {
+        rule.head.predicate: rule
+        for rule in reversed(rules)
+        if rule.head.predicate not in known
+    }
+    new_arities = [len(rule.head.args) for rule in first_rules.values()]
+    new_notes = [
+        f"{path}:{rule.line}: only rules derive {shorten(predicate)}, no triple has it"
+        for predicate, rule in first_rules.items()
+    ]
+    arities = (*dataset.arities, *new_arities)
+    n_added = 1 + max((1, *arities)) - dataset.atom_width
+    tables: dict[str, Any] = {}
     if n_added:
         padding = ((0, 0), (0, n_added))
-        splits = ("train", "valid", "test", "facts")
-        tables = {s: np.pad(getattr(dataset, s), padding) for s in splits}
-        dataset = replace(dataset, **tables)
+        tables = {s: np.pad(getattr(dataset, s), padding) for s in _TABLES}
     return replace(
         dataset,
-        predicates=dataset.predicates + tuple(first_rules),
-        arities=tuple(arities),
-        notes=tuple(notes),
+        predicates=(*dataset.predicates, *first_rules),
+        arities=arities,
+        notes=(*dataset.notes, *new_notes),
+        **tables,
     )
 
 
@@ -819,41 +568,24 @@ def _encode_rules(
     dataset: Dataset, rules: Sequence[Clause], path: str
 ) -> np.ndarray:
     """The ids of rules, int32 [R, M, W], M the number of atoms of the longest."""
-    body_lengths = [len(rule.body) for rule in rules]
-    n_atoms = 1 + max(body_lengths, default=0)
+    n_atoms = 1 + max((len(rule.body) for rule in rules), default=0)
     table = np.zeros((len(rules), n_atoms, dataset.atom_width), np.int32)
     ids_of_entities = entity_ids(dataset.entities)
     ids_of_predicates = predicate_ids(dataset)
-
-    for i, rule in enumerate(rules):
+    for encoded, rule in zip(table, rules):
         variables: dict[Variable, int] = {}  # numbered from C + 1 in each rule
-        atoms = (rule.head, *rule.body)
-        for j, atom in enumerate(atoms):
+        for row, atom in zip(encoded, (rule.head, *rule.body)):
             try:
                 ids = encode_atom(
                     dataset, atom, ids_of_entities, ids_of_predicates, variables
                 )
             except ValueError as error:
-                head = shorten(rule.head.predicate)
-                raise ValueError(
-                    f"{path}:{rule.line}: {error}, in a rule for {head}"
-                ) from None
-            n_ids = len(ids)
-            table[i, j, :n_ids] = ids
+                raise _rule_error(path, rule, error) from None
+            row[: len(ids)] = ids
     return table
 
 
-def _unknown_predicate_message(dataset: Dataset, atom: Atom) -> str:
-    """The message for an atom whose predicate the data set has not, or not with this number of arguments."""
-    predicates = zip(dataset.predicates, dataset.arities)
-    arities = [n for name, n in predicates if name == atom.predicate]
-    if not arities:
-        return unknown_name_message(
-            "relation", atom.predicate, dataset.predicates
-        )
-    name = shorten(atom.predicate)
-    expected = " or ".join(map(str, arities))
-    return f"arity clash: expected {expected} arguments for {name}, as elsewhere, got {len(atom.args)}"
+# -- known facts in an order that depends on their names alone
 
 
 class OrderedFacts(NamedTuple):
@@ -867,19 +599,21 @@ class OrderedFacts(NamedTuple):
 
 def order_facts(dataset: Dataset) -> OrderedFacts:
     """The known facts in an order that depends on their names alone."""
-    predicates = _ids_by_name(dataset.facts[:, 0], dataset.predicates)
-    entities = _ids_by_name(dataset.facts[:, 1:], dataset.entities)
-    predicate_number = np.zeros(dataset.n_predicates + 1, np.int32)
-    predicate_number[predicates] = np.arange(len(predicates))
-    entity_number = np.zeros(dataset.n_constants + 1, np.int32)
-    entity_number[entities] = np.arange(len(entities))
-
-    columns = (
-        predicate_number[dataset.facts[:, :1]],
-        entity_number[dataset.facts[:, 1:]],
+    parts = (
+        (dataset.facts[:, :1], dataset.predicates),
+        (dataset.facts[:, 1:], dataset.entities),
     )
+    orders: list[np.ndarray] = []
+    columns: list[np.ndarray] = []
+    for ids, names in parts:
+        in_use = np.unique(ids[ids > 0]).tolist()
+        by_name = sorted((names[i - 1], i) for i in in_use)
+        orders.append(np.array([0, *(i for _, i in by_name)]))
+        number = np.zeros(len(names) + 1, np.int32)
+        number[orders[-1]] = np.arange(len(orders[-1]))
+        columns.append(number[ids])
     facts = np.unique(np.concatenate(columns, axis=1), axis=0)
-    return OrderedFacts(facts, predicates, entities)
+    return OrderedFacts(facts, *orders)
 
 
 def facts_digest(dataset: Dataset) -> str:
@@ -895,11 +629,344 @@ def facts_digest(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
-def _ids_by_name(ids: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """The distinct ids of a table in the order of their names, after the 0 of padding."""
-    in_use = np.unique(ids[ids > 0]).tolist()
+# -- triples and their inverses
 
-    def name_of(i: int) -> str:
-        return names[i - 1]
+# pairs of a triple and one of its inverses beyond which no near-inverses are searched
+MAX_PAIRS = 30_000_000
 
-    return np.array([0, *sorted(in_use, key=name_of)])
+
+class IndexedTriples(NamedTuple):
+    """The distinct triples of some tables, sorted by their pair of entities."""
+
+    relation: np.ndarray  # int64 [n], from 0
+    is_loop: np.ndarray  # bool [n], head and tail are one entity
+    # int64 [n], the first triple of the inverse pair of entities, and how many have that pair; 0 for loops
+    inverse_start: np.ndarray
+    inverse_count: np.ndarray
+    rows: list[np.ndarray]  # of each table: its rows as indices of these
+
+
+def index_triples(
+    tables: Sequence[np.ndarray], n_relations: int
+) -> IndexedTriples:
+    """Number the distinct triples of some tables, and find the triples of each inverse pair of entities."""
+    rows = np.concatenate(tables).astype(np.int64)
+    relation, head, tail = rows[:, 0] - 1, rows[:, 1], rows[:, 2]
+    n_entities = 1 + int(rows[:, 1:].max())
+
+    # Pairs are numbered first: a code of all three ids could overflow.
+    pair_code, pair = np.unique(head * n_entities + tail, return_inverse=True)
+    code, triple = np.unique(pair * n_relations + relation, return_inverse=True)
+    pair_of_triple = code // n_relations
+    bounds = np.searchsorted(pair_of_triple, np.arange(len(pair_code) + 1))
+
+    pair_head, pair_tail = np.divmod(pair_code, n_entities)
+    inverse_code = pair_tail * n_entities + pair_head
+    inverse = np.searchsorted(pair_code, inverse_code)
+    inverse = np.minimum(inverse, len(pair_code) - 1)
+    is_loop = pair_head == pair_tail
+    has_inverse = (pair_code[inverse] == inverse_code) & ~is_loop
+    count = np.where(has_inverse, np.diff(bounds)[inverse], 0)
+
+    ends = np.cumsum([len(table) for table in tables])[:-1]
+    return IndexedTriples(
+        relation=code % n_relations,
+        is_loop=is_loop[pair_of_triple],
+        inverse_start=bounds[inverse][pair_of_triple],
+        inverse_count=count[pair_of_triple],
+        rows=np.split(triple, ends),
+    )
+
+
+def _iter_inverse_pairs(
+    triples: IndexedTriples, subset: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield each triple of a subset and each triple of its inverse pair of entities, as indices, chunk by chunk."""
+    counts = triples.inverse_count[subset]
+    subset = subset[counts > 0]
+    counts = counts[counts > 0]
+    # two million pairs are held at a time
+    chunk = np.cumsum(counts) // 2_000_000
+    starts = np.flatnonzero(np.diff(chunk, prepend=-1))[1:]
+    for part, n in zip(np.split(subset, starts), np.split(counts, starts)):
+        triple = np.repeat(part, n)
+        first = np.repeat(np.cumsum(n) - n, n)
+        offset = np.arange(len(triple)) - first
+        yield triple, triples.inverse_start[triple] + offset
+
+
+def _count_codes(
+    chunks: Iterable[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct codes of some chunks, sorted, and how often each occurs."""
+    counted = [np.unique(part, return_counts=True) for part in chunks]
+    codes, counts = zip(*counted)
+    code, index = np.unique(np.concatenate(codes), return_inverse=True)
+    total = np.bincount(index, np.concatenate(counts), len(code))
+    return code, total.astype(np.int64)
+
+
+def _count_inverses(
+    triples: IndexedTriples, n_relations: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of relations, as relation * n_relations + other, and how many triples of one the other inverts."""
+    every = np.arange(len(triples.relation))
+    return _count_codes(
+        triples.relation[triple] * n_relations + triples.relation[inverse]
+        for triple, inverse in _iter_inverse_pairs(triples, every)
+    )
+
+
+def leakage_notes(
+    known: np.ndarray,
+    held_out: Mapping[str, np.ndarray],
+    relations: Sequence[str],
+) -> list[str]:
+    """One line on each way in which a split leaks into the known facts, or repeats triples.
+
+    Args:
+      known: int [n, 3], the known facts, as (relation, head, tail) from 1.
+      held_out: the held-out splits by name, of the same form.
+      relations: names of the relations, relation r at r - 1.
+    """
+    splits = {name: table for name, table in held_out.items() if len(table)}
+    if not splits:
+        return []
+    # The search sorts the known facts twice.
+    if len(known) > 50_000_000:
+        return [
+            f"leaks between the splits were not searched: {len(known):,} known facts, over 50,000,000"
+        ]
+    triples = index_triples([known, *splits.values()], len(relations))
+    is_known = np.zeros(len(triples.relation), bool)
+    is_known[triples.rows[0]] = True
+
+    notes: list[str] = []
+    rows_by_split = dict(zip(splits, triples.rows[1:]))
+    for i, (name, rows) in enumerate(rows_by_split.items()):
+        counts = {
+            "are known facts (train or facts)": is_known[rows].sum(),
+            "repeat another and are ranked again": len(rows)
+            - len(np.unique(rows)),
+        }
+        for other in list(splits)[:i]:
+            is_in_other = np.isin(rows, rows_by_split[other])
+            counts[f"are in {other} too"] = is_in_other.sum()
+        notes += [
+            f"{name}: {count} of {len(rows)} triples {what}"
+            for what, count in counts.items()
+            if count
+        ]
+    return notes + _inverse_notes(triples, is_known, rows_by_split, relations)
+
+
+def _inverse_notes(
+    triples: IndexedTriples,
+    is_known: np.ndarray,
+    rows_by_split: Mapping[str, np.ndarray],
+    relations: Sequence[str],
+) -> list[str]:
+    """The notes on triples of each held-out split that are the inverse of a known fact."""
+    n_pairs = int(triples.inverse_count.sum())
+    if n_pairs > MAX_PAIRS:
+        return [
+            f"inverse triples between the splits were not searched: {n_pairs:,} pairs of triples, over {MAX_PAIRS:,}"
+        ]
+    n = len(relations)
+    size = np.bincount(triples.relation[~triples.is_loop], minlength=n)
+    pair, n_common = _count_inverses(triples, n)
+    larger = np.maximum(size[pair // n], size[pair % n])
+    near_inverses = pair[n_common >= NEAR_INVERSE_SHARE * larger]
+
+    notes: list[str] = []
+    for name, rows in rows_by_split.items():
+        leaked: list[np.ndarray] = []
+        found: list[np.ndarray] = []
+        for triple, inverse in _iter_inverse_pairs(triples, np.unique(rows)):
+            a, b = triples.relation[triple], triples.relation[inverse]
+            # A pair of relations counts the same either way round.
+            code = np.minimum(a, b) * n + np.maximum(a, b)
+            is_leak = is_known[inverse] & np.isin(code, near_inverses)
+            leaked.append(triple[is_leak])
+            found.append(code[is_leak])
+        n_leaked = int(np.isin(rows, np.concatenate(leaked)).sum())
+        if not n_leaked:
+            continue
+        code, count = _count_codes(found)
+        largest = code[np.argsort(-count, kind="stable")].tolist()
+        texts = [_format_inverses(code, relations) for code in largest]
+        listed = ", ".join(_shorten_list(texts, 3))
+        notes.append(
+            f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {listed}"
+        )
+    return notes
+
+
+# share of the triples of each relation that the other one has with exchanged arguments
+NEAR_INVERSE_SHARE = 0.8
+
+
+def _format_inverses(code: int, relations: Sequence[str]) -> str:
+    """A pair of relations in names; a relation alone is symmetric."""
+    a, b = divmod(code, len(relations))
+    if a == b:
+        return f"{shorten(relations[a])} is symmetric"
+    return f"{shorten(relations[a])} and {shorten(relations[b])}"
+
+
+# -- what a data set is like
+
+
+def describe(dataset: Dataset) -> dict[str, Any]:
+    """Describe the facts of two arguments of a data set and its held-out triples.
+
+    Args:
+      dataset: has such facts.
+
+    Returns:
+      A JSON object: `splits`, of each the numbers of `_describe_split`; `relations`, the largest first, with counts and
+      shares over the known facts, None where nothing is counted; `degree_quantiles` of the number of known facts of an
+      entity; `n_other_atoms`, facts that do not have two arguments and are left out; `notes`.
+
+    Raises:
+      ValueError: it has none.
+    """
+    is_binary = np.array([False, *(n == 2 for n in dataset.arities)])
+    tables: dict[str, np.ndarray] = {}
+    for name in _TABLES:
+        table: np.ndarray = getattr(dataset, name)
+        tables[name] = table[is_binary[table[:, 0]]][:, :3]
+    facts = tables["facts"]
+    if not len(facts):
+        raise ValueError(
+            f"{dataset.name}: expected facts of two arguments to describe, got none"
+        )
+    n_facts_of = np.bincount(
+        facts[:, 1:].ravel(), minlength=dataset.n_constants + 1
+    )[1:]
+    shares = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+    relations, notes = _describe_relations(dataset, tables)
+    return {
+        "n_other_atoms": len(dataset.facts) - len(facts),
+        "splits": {
+            split: _describe_split(tables[split], facts, split == "train")
+            for split in SPLITS
+        },
+        "relations": relations,
+        "degree_quantiles": {
+            f"{share:g}": float(np.quantile(n_facts_of, share))
+            for share in shares
+        },
+        "notes": [*dataset.notes, *notes],
+    }
+
+
+def _describe_split(
+    table: np.ndarray, facts: np.ndarray, is_train: bool
+) -> dict[str, int]:
+    """The numbers of a split beside the known facts (train and facts).
+
+    Returns:
+      Triples, their entities and relations; `n_known`, triples that are known facts; `n_linked`, triples whose two
+      entities a known fact links, either way round, of train: another fact; entities and relations that no fact has.
+    """
+    n_entities = 1 + max(int(t.max(initial=0)) for t in (facts, table))
+    pair, fact_pair = (
+        np.sort(t[:, 1:].astype(np.int64), axis=1) @ [n_entities, 1]
+        for t in (table, facts)
+    )
+    distinct, count = np.unique(fact_pair, return_counts=True)
+    # Of a fact the pair must be linked by another fact too.
+    linked = distinct[count > 1] if is_train else distinct
+    n_relations = max(int(t[:, 0].max(initial=0)) for t in (facts, table))
+    fact_row, row = index_triples([facts, table], n_relations).rows
+    return {
+        "n_triples": len(table),
+        "n_entities": len(np.unique(table[:, 1:])),
+        "n_relations": len(np.unique(table[:, 0])),
+        "n_known": int(np.isin(row, fact_row).sum()),
+        "n_linked": int(np.isin(pair, linked).sum()),
+        "n_unseen_entities": len(np.setdiff1d(table[:, 1:], facts[:, 1:])),
+        "n_unseen_relations": len(np.setdiff1d(table[:, 0], facts[:, 0])),
+    }
+
+
+def _describe_relations(
+    dataset: Dataset, tables: Mapping[str, np.ndarray]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """All relations of two arguments, the largest first, and a note if inverses were not searched."""
+    facts = tables["facts"]
+    size = dataset.n_predicates + 1
+
+    def count(relations: np.ndarray) -> list[int]:
+        """How often each relation occurs."""
+        return np.bincount(relations, minlength=size).tolist()
+
+    n_facts, n_valid, n_test = (
+        count(tables[name][:, 0]) for name in ("facts", "valid", "test")
+    )
+    n_loops = count(facts[facts[:, 1] == facts[:, 2], 0])
+    heads, heads_once = _count_arguments(facts, 1, count)
+    tails, tails_once = _count_arguments(facts, 2, count)
+    triples = index_triples([facts], size)
+    n_pairs = int(triples.inverse_count.sum())
+    others: dict[int, dict[int, int]] = {}  # by relation, from 0
+    notes = [
+        f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
+    ]
+    if n_pairs <= MAX_PAIRS:
+        notes = []
+        for code, n in zip(
+            *(a.tolist() for a in _count_inverses(triples, size))
+        ):
+            others.setdefault(code // size, {})[code % size] = n
+
+    relations: list[dict[str, Any]] = []
+    for i in np.argsort(-np.array(n_facts[1:]), kind="stable").tolist():
+        if dataset.arities[i] != 2:
+            continue
+        n = i + 1
+        inverses = dict(others.get(i, {}))
+        n_proper = n_facts[n] - n_loops[n]
+        n_symmetric = inverses.pop(i, 0)
+        best = max(inverses, key=inverses.__getitem__) if inverses else None
+        relations.append(
+            {
+                "name": dataset.predicates[i],
+                "n_facts": n_facts[n],
+                "n_valid": n_valid[n],
+                "n_test": n_test[n],
+                # means over the heads, or tails, that it has
+                "tails_per_head": _share(n_facts[n], heads[n]),
+                "heads_per_tail": _share(n_facts[n], tails[n]),
+                # of its heads that have one tail, and the other way round
+                "functional_share": _share(heads_once[n], heads[n]),
+                "inverse_functional_share": _share(tails_once[n], tails[n]),
+                # of its facts whose inverse it has too, loops left out
+                "symmetric_share": None
+                if notes
+                else _share(n_symmetric, n_proper),
+                # the other relation that has most of its facts with exchanged arguments
+                "inverse": None if best is None else dataset.predicates[best],
+                "inverse_share": None
+                if best is None
+                else _share(inverses[best], n_proper),
+            }
+        )
+    return relations, notes
+
+
+def _count_arguments(
+    facts: np.ndarray, place: int, count: Callable[[np.ndarray], list[int]]
+) -> tuple[list[int], list[int]]:
+    """For each relation how many entities it has in a place, and how many of them once."""
+    n_entities = 1 + int(facts[:, place].max())
+    code = facts[:, 0].astype(np.int64) * n_entities + facts[:, place]
+    distinct, n = np.unique(code, return_counts=True)
+    relation = distinct // n_entities
+    return count(relation), count(relation[n == 1])
+
+
+def _share(part: int, whole: int) -> float | None:
+    """A part of a whole; None of nothing."""
+    return part / whole if whole else None

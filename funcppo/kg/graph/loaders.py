@@ -19,11 +19,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,18 +34,17 @@ from funcppo.core.files import (
     remove_stale_parts,
     shorten,
     sync_folder,
+    write_atomically,
 )
 from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.dataset import (
-    MAX_PAIRS,
+    SPLITS,
     Dataset,
     StoredParts,
     duplicate_note,
     from_clauses,
     from_splits,
     from_tables,
-    index_triples,
-    iter_inverse_pairs,
     with_rules,
 )
 from funcppo.kg.graph.rules import (
@@ -64,249 +64,322 @@ from funcppo.kg.graph.text import (
 from funcppo.kg.graph.triples import (
     SUFFIXES,
     MappedNames,
-    NameColumns,
-    NameTable,
+    NameNumbers,
     Triple,
     TripleFile,
     choose_columns,
     drop_header,
     is_ntriples,
     is_triple_file,
+    iter_rows,
+    map_names,
     order_of_occurrence,
     parse_columns,
     read_triples,
     separator_of,
     split_triples,
-    to_columns,
 )
 
-# by relation and other relation: the facts of the first that the other has with exchanged arguments
-Inverses = dict[int, dict[int, int]]
-SPLITS = ("train", "valid", "test")
-DEGREE_QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+EMBEDDED_DIR = Path(__file__).parent / "embedded"
+# of a number of people and a seed; named NAME:PEOPLE:SEED
+GENERATORS: dict[str, Callable[[int, int], Dataset]] = {
+    "family_tree": make_family_tree,
+    "clans": make_clans,
+}
+_GENERATED_NAME = re.compile(
+    rf"({'|'.join(GENERATORS)}):([0-9]{{1,9}}):([0-9]{{1,9}})"
+)
+_PYKEEN = "pykeen:"
+_PROLOG_SUFFIXES = (".pl", ".pl.gz")
 
 
-class SplitDescription(NamedTuple):
-    """One split; all numbers but the first are of held-out triples beside the known facts (train and facts)."""
+def load(
+    name_or_path: str | Path,
+    rules: str | Path | None = None,
+    *,
+    facts_only: bool = False,
+    cfg: DataConfig = DEFAULT_CONFIG,
+) -> Dataset:
+    """The data set of a folder, a file, or an embedded or generated name, or of PyKEEN; whole or not at all.
 
-    n_triples: int
-    n_entities: int
-    n_relations: int
-    n_known: int  # triples that are known facts
-    n_linked: int  # triples whose two entities a known fact links, either way round; of train: another fact does
-    n_unseen_entities: int  # entities that no known fact has
-    n_unseen_relations: int
-
-
-class RelationDescription(NamedTuple):
-    """One relation; shares and means are over the known facts, nan without any."""
-
-    name: str
-    n_facts: int
-    n_valid: int
-    n_test: int
-    tails_per_head: float  # mean over the heads that it has
-    heads_per_tail: float
-    functional_share: float  # of its heads that have one tail
-    inverse_functional_share: float  # of its tails that have one head
-    symmetric_share: (
-        float | None
-    )  # of its facts whose inverse it has too, loops left out; None: not searched
-    inverse: (
-        str | None
-    )  # the other relation that has most of its facts with exchanged arguments
-    inverse_share: float | None  # of its facts
-
-
-class Description(NamedTuple):
-    """A data set of triples."""
-
-    splits: dict[str, SplitDescription]
-    relations: list[RelationDescription]  # the largest first
-    degree_quantiles: dict[
-        str, float
-    ]  # of the number of known facts of an entity
-    n_other_atoms: int  # facts that do not have two arguments, left out
-    notes: list[str]
-
-
-def describe(dataset: Dataset) -> Description:
-    """Describe the facts of two arguments of a data set and its held-out triples.
+    A folder holds train.txt, perhaps valid.txt and test.txt, perhaps facts.txt (known, not trained on) and perhaps
+    rules.txt, rules.tsv or rules.pl, the first of these that exists. Triples may stand in .tsv, .csv and .nt files too,
+    and each file may end in .gz. A file is a list of triples, all of them train, or a Prolog program (.pl).
 
     Args:
-      dataset: has such facts.
+      name_or_path: path of a folder or file, an embedded name, or `family_tree:PEOPLE:SEED`, `clans:PEOPLE:SEED`,
+        `pykeen:NAME`.
+      rules: a rule file to use in place of the data set's own rules.
+      facts_only: read only train, which may be empty beside facts, and facts of a folder or file of triples, and no
+        rules.
+      cfg: how files of triples are read and split.
 
     Raises:
-      ValueError: it has none.
+      ValueError: the data set does not exist or a file is wrong. The message is one line with file and line number,
+        what was expected and what was read.
     """
-    is_binary = np.array([False, *(n == 2 for n in dataset.arities)])
-    tables = {
-        name: table[is_binary[table[:, 0]]][:, :3]
-        for name, table in {
-            "facts": dataset.facts,
-            **{split: getattr(dataset, split) for split in SPLITS},
-        }.items()
-    }
-    facts = (
-        tables["facts"]
-        if dataset.atom_width > 2
-        else np.zeros((0, 3), np.int32)
-    )
-    if not len(facts):
+    dataset = _load_named(str(name_or_path), cfg, facts_only, rules is None)
+    if rules is None:
+        return dataset
+    return with_rule_file(dataset, Path(rules))
+
+
+def _load_named(
+    name: str, cfg: DataConfig, facts_only: bool, with_own_rules: bool
+) -> Dataset:
+    """The data set of a path or a name, perhaps with its own rules; see `load`."""
+    path = Path(name)
+    embedded = EMBEDDED_DIR / name
+    if is_stored_graph(path):
+        return _open_stored(path, cfg, facts_only)
+    if path.is_dir():
+        return _load_folder(path, cfg, facts_only, with_own_rules)
+    if is_triple_file(name):
+        return _load_splits(path.name, {"train": path}, cfg, facts_only)
+    if name.isidentifier() and embedded.is_dir():
+        return _load_folder(embedded, cfg, facts_only, with_own_rules)
+
+    if cfg != DEFAULT_CONFIG:
         raise ValueError(
-            f"{dataset.name}: expected facts of two arguments to describe, got none"
+            f"{name}: expected a folder or a file of triples to choose columns of or to split"
         )
-
-    inverses = _count_inverses(facts, dataset.n_predicates)
-    notes = list(dataset.notes)
-    if inverses is None:
-        notes.append(
-            f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
-        )
-
-    degree = np.bincount(
-        facts[:, 1:].ravel(), minlength=dataset.n_constants + 1
-    )[1:]
-    return Description(
-        splits={
-            split: _describe_split(tables[split], facts, split == "train")
-            for split in SPLITS
-        },
-        relations=_describe_relations(dataset, tables, inverses),
-        degree_quantiles={
-            f"{share:g}": float(np.quantile(degree, share))
-            for share in DEGREE_QUANTILES
-        },
-        n_other_atoms=len(dataset.facts) - len(facts),
-        notes=notes,
+    if name.endswith(_PROLOG_SUFFIXES):
+        return _read_program(read_text(path), path.name, name)
+    if name.startswith(_PYKEEN):
+        return _load_pykeen(name)
+    if generated := _GENERATED_NAME.fullmatch(name):
+        generator, n_people, seed = generated.groups()
+        return GENERATORS[generator](int(n_people), int(seed))
+    names = sorted(p.name for p in EMBEDDED_DIR.glob("*") if p.is_dir())
+    names += [f"{generator}:PEOPLE:SEED" for generator in GENERATORS]
+    raise ValueError(
+        f"unknown data set {shorten(name)}: expected a folder (of triples, or of a run where a program takes one), "
+        f"a .txt, .tsv, .csv, .nt or .pl file or one of {', '.join(names)}, {_PYKEEN}NAME"
     )
 
 
-def _describe_split(
-    table: np.ndarray, facts: np.ndarray, is_train: bool
-) -> SplitDescription:
-    """A split beside the known facts."""
-    if not len(table):
-        return SplitDescription(*[0] * len(SplitDescription._fields))
-    pairs = _pair_codes(np.concatenate([facts, table]))
-    fact_pair, pair = pairs[: len(facts)], pairs[len(facts) :]
-    distinct, count = np.unique(fact_pair, return_counts=True)
-    # Of a fact the pair must be linked by another fact too.
-    linked = distinct[count > 1] if is_train else distinct
+def from_text(program: str, name: str = "program") -> Dataset:
+    """The data set of a Prolog program in memory; raises as `load` does for a file of that name."""
+    return _read_program(program, name, name)
 
-    n_relations = int(max(facts[:, 0].max(), table[:, 0].max(initial=0)))
-    fact_row, row = index_triples([facts, table], n_relations).rows
-    is_known = np.isin(row, fact_row)
-    return SplitDescription(
-        n_triples=len(table),
-        n_entities=len(np.unique(table[:, 1:])),
-        n_relations=len(np.unique(table[:, 0])),
-        n_known=int(is_known.sum()),
-        n_linked=int(np.isin(pair, linked).sum()),
-        n_unseen_entities=len(np.setdiff1d(table[:, 1:], facts[:, 1:])),
-        n_unseen_relations=len(np.setdiff1d(table[:, 0], facts[:, 0])),
+
+def from_triples(
+    train: list[Triple],
+    valid: list[Triple] | None = None,
+    test: list[Triple] | None = None,
+    rules: str = "",
+) -> Dataset:
+    """The data set of triples in memory.
+
+    Args:
+      train: known triples, as (head, relation, tail).
+      valid: held-out triples for validation; none by default.
+      test: held-out triples for the final evaluation; none by default.
+      rules: text of a rule file, in any format that `rules` lists.
+
+    Raises:
+      ValueError: as `load` does for files.
+    """
+    dataset = from_splits(
+        "triples", {"train": train, "valid": valid or [], "test": test or []}
     )
+    if not rules:
+        return dataset
+    clauses, notes = read_clauses(rules, "rules", detect_format(rules))
+    return _with_notes(with_rules(dataset, clauses, "rules"), notes)
 
 
-def _pair_codes(table: np.ndarray) -> np.ndarray:
-    """A number for the two entities of each triple, the same either way round."""
-    head, tail = table[:, 1].astype(np.int64), table[:, 2].astype(np.int64)
-    n_entities = 1 + int(table[:, 1:].max(initial=0))
-    return np.minimum(head, tail) * n_entities + np.maximum(head, tail)
+def _read_program(program: str, name: str, path: str) -> Dataset:
+    """The data set of the text of a Prolog program."""
+    clauses, notes = read_clauses(program, path, "Prolog")
+    return _with_notes(from_clauses(name, clauses, path), notes)
 
 
-def _describe_relations(
-    dataset: Dataset,
-    tables: dict[str, np.ndarray],
-    inverses: Inverses | None,
-) -> list[RelationDescription]:
-    """All relations of two arguments, the largest first."""
-    size = dataset.n_predicates + 1
-    n = {
-        name: np.bincount(table[:, 0], minlength=size)
-        for name, table in tables.items()
-    }
-    facts = tables["facts"]
-    heads, heads_once = _count_arguments(facts, 1, size)
-    tails, tails_once = _count_arguments(facts, 2, size)
-    is_loop = facts[:, 1] == facts[:, 2]
-    n_loops = np.bincount(facts[is_loop, 0], minlength=size)
+def _with_notes(dataset: Dataset, notes: list[str]) -> Dataset:
+    """The data set with further notes."""
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
-    relations: list[RelationDescription] = []
-    for i in (np.argsort(-n["facts"][1:], kind="stable") + 1).tolist():
-        if dataset.arities[i - 1] != 2:
-            continue
-        n_facts = int(n["facts"][i])
-        symmetric, inverse, share = None, None, None
-        if inverses is not None:
-            others = dict(inverses.get(i, {}))
-            symmetric = _share(others.pop(i, 0), n_facts - int(n_loops[i]))
-            if others:
-                best = max(others, key=lambda other: others[other])
-                inverse = dataset.predicates[best - 1]
-                share = _share(others[best], n_facts - int(n_loops[i]))
-        relations.append(
-            RelationDescription(
-                name=dataset.predicates[i - 1],
-                n_facts=n_facts,
-                n_valid=int(n["valid"][i]),
-                n_test=int(n["test"][i]),
-                tails_per_head=_share(n_facts, heads[i]),
-                heads_per_tail=_share(n_facts, tails[i]),
-                functional_share=_share(heads_once[i], heads[i]),
-                inverse_functional_share=_share(tails_once[i], tails[i]),
-                symmetric_share=symmetric,
-                inverse=inverse,
-                inverse_share=share,
+
+@host.paused_collection()
+def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
+    """The data set with the rules of a file in place of its own."""
+    text = read_text(path)
+    is_prolog = path.name.endswith(_PROLOG_SUFFIXES)
+    file_format = "Prolog" if is_prolog else detect_format(text)
+    clauses, notes = read_clauses(text, str(path), file_format)
+
+    for clause in clauses:
+        is_fact = not clause.body and not has_variables(clause.head)
+        if is_fact:
+            place = f"{path}:{clause.line}: as {file_format}"
+            raise ValueError(
+                f"{place}: expected rules with a body: facts belong in facts.txt"
             )
+    if is_mined_with_held_out(text, dataset):
+        notes.append(
+            f"{path}: mined from all triples, those of valid and test too: their ranks are better than those of unseen "
+            "triples (give `funcppo mine` the same --split-ratios and data.split_seed)"
         )
-    return relations
+    with_file = _with_notes(with_rules(dataset, clauses, str(path)), notes)
+    if len(with_file.rules) < len(clauses):
+        return with_file  # rules of unknown names were left out
+    return with_read_counts(text, with_file, [c.line for c in clauses])
 
 
-def _count_arguments(
-    facts: np.ndarray, place: int, size: int
-) -> tuple[list[int], list[int]]:
-    """For each relation how many entities it has in a place, and how many of them once."""
-    n_entities = 1 + int(facts[:, place].max())
-    code = facts[:, 0].astype(np.int64) * n_entities + facts[:, place]
-    distinct, count = np.unique(code, return_counts=True)
-    relation = distinct // n_entities
-    return (
-        np.bincount(relation, minlength=size).tolist(),
-        np.bincount(relation[count == 1], minlength=size).tolist(),
+# -- folders and files of triples
+
+
+def _load_folder(
+    folder: Path, cfg: DataConfig, facts_only: bool, with_own_rules: bool
+) -> Dataset:
+    """The data set of a folder, with the first of its rule files."""
+    paths: dict[str, Path] = {}
+    for split in (*SPLITS, "facts"):
+        files = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
+        if path := _find_file(*files):
+            paths[split] = path
+    if "train" not in paths:
+        raise ValueError(
+            f"{folder}/train.txt: missing split: expected this file, train.tsv, train.csv or train.nt, or one of "
+            "them with .gz"
+        )
+
+    dataset = _load_splits(folder.name, paths, cfg, facts_only)
+    if facts_only or not with_own_rules:
+        return dataset
+    for name in ("rules.txt", "rules.tsv", "rules.pl"):
+        if path := _find_file(folder / name):
+            return with_rule_file(dataset, path)
+    return dataset
+
+
+def _find_file(*paths: Path) -> Path | None:
+    """The one of the files, or of these with .gz, that exists; None if none does. It is an error if several do."""
+    candidates = [p for path in paths for p in (path, Path(f"{path}.gz"))]
+    existing = [path for path in candidates if path.exists()]
+    if len(existing) > 1:
+        first, second, *_ = existing
+        raise ValueError(
+            f"{first}: expected one of it and {second.name}, got both"
+        )
+    return existing[0] if existing else None
+
+
+def _load_splits(
+    name: str, paths: dict[str, Path], cfg: DataConfig, facts_only: bool
+) -> Dataset:
+    """The data set of the files of some splits.
+
+    Args:
+      name: name of the data set.
+      paths: file of each split that has one; train always, perhaps valid, test and facts.
+      cfg: how they are read, and split.
+      facts_only: leave valid and test out; train may be empty beside facts.
+    """
+    is_split = "valid" in paths or "test" in paths
+    if facts_only:
+        paths = {
+            s: path for s, path in paths.items() if s in ("train", "facts")
+        }
+    files, names = _read_files(paths, cfg)
+    for split, file in files.items():
+        # A folder may have all its known facts in facts.txt.
+        is_optional = split in SPLITS[1:] or (facts_only and "facts" in paths)
+        if not len(file.triples) and (split == "facts" or not is_optional):
+            raise ValueError(
+                f"{paths[split]}: empty: expected lines of head<TAB>relation<TAB>tail"
+            )
+    _check_spelling(paths, files, names)
+    splits = dict.fromkeys(SPLITS, np.zeros((0, 3), np.int32))
+    splits |= {split: file.triples for split, file in files.items()}
+    notes = [note for file in files.values() for note in file.notes]
+    if cfg.split_ratios is None:
+        return _with_notes(from_tables(name, names, splits), notes)
+
+    if is_split:
+        raise ValueError(
+            f"{name}: has valid or test triples already: expected no split_ratios, got {cfg.split_ratios}"
+        )
+    parts = split_triples(
+        splits["train"], names, cfg.split_ratios, cfg.split_seed
     )
+    sizes = " / ".join(str(len(parts[split])) for split in SPLITS)
+    n_duplicates = len(splits["train"]) - sum(map(len, parts.values()))
+    notes.append(
+        f"split at random by {cfg.split_ratios} with seed {cfg.split_seed}: {sizes} train / valid / test"
+    )
+    if n_duplicates:
+        notes.append(duplicate_note(n_duplicates))
+    splits |= {"train": parts["train"]} if facts_only else parts
+    dataset = from_tables(name, names, splits)
+    return _with_notes(replace(dataset, n_duplicates=n_duplicates), notes)
 
 
-def _count_inverses(facts: np.ndarray, n_relations: int) -> Inverses | None:
-    """How many facts of each relation each relation has with exchanged arguments; None: too many pairs."""
-    triples = index_triples([facts], n_relations)
-    if int(triples.inverse_count.sum()) > MAX_PAIRS:
-        return None
-    codes, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for part in iter_inverse_pairs(triples, np.arange(len(triples.relation))):
-        a, b = triples.relation[part.triple], triples.relation[part.inverse]
-        code, count = np.unique(a * n_relations + b, return_counts=True)
-        codes.append(code)
-        counts.append(count)
-    code, index = np.unique(np.concatenate(codes), return_inverse=True)
-    total = np.bincount(index, np.concatenate(counts), len(code))
-    found: Inverses = {}
-    for pair, n in zip(code.tolist(), total.astype(int).tolist()):
-        relation, other = divmod(pair, n_relations)
-        found.setdefault(relation + 1, {})[other + 1] = n
-    return found
+def _read_files(
+    paths: dict[str, Path], cfg: DataConfig
+) -> tuple[dict[str, TripleFile], list[str]]:
+    """The triples of the file of each split, and the names that they number."""
+    is_parquet = any(path.suffix == ".parquet" for path in paths.values())
+    if cfg.reader == "duckdb" or is_parquet:
+        return _read_by_duckdb(paths, cfg.columns)
+    numbers = NameNumbers()
+    files = {
+        split: read_triples(read_content(path), str(path), numbers, cfg.columns)
+        for split, path in paths.items()
+    }
+    return files, list(numbers)
 
 
-def _share(part: int, whole: int) -> float:
-    """A part of a whole; nan of nothing."""
-    return part / whole if whole else float("nan")
+# What names between NUL bytes that are not single-spaced have.
+_UNUSUAL_SPACES = (
+    "  ",
+    " \0",
+    "\0 ",
+    *(c for c in map(chr, range(1, 0x3001)) if c.isspace() and c != " "),
+)
 
 
-HEADER = ("head", "relation", "tail")
+def _check_spelling(
+    paths: dict[str, Path], files: dict[str, TripleFile], names: list[str]
+) -> None:
+    """Check that no two entities, and no two relations, differ in white space only.
+
+    Raises:
+      ValueError: two do; names the file and line of the second.
+    """
+    # Only a name that is not single-spaced can be another spelling.
+    text = "\0" + "\0".join(names) + "\0"
+    if not any(spaces in text for spaces in _UNUSUAL_SPACES):
+        return
+    single_spaced = [" ".join(name.split()) for name in names]
+    # Terms of N-Triples are exact.
+    texts = {s: f for s, f in files.items() if not is_ntriples(str(paths[s]))}
+    tables = [file.triples for file in texts.values()]
+    rows = np.concatenate([*tables, np.zeros((0, 3), np.int32)])
+    for column in (rows[:, [0, 2]].ravel(), rows[:, 1]):
+        spellings: dict[str, int] = {}  # by the name with single spaces
+        for number in order_of_occurrence(column, len(names)).tolist():
+            first = spellings.setdefault(single_spaced[number], number)
+            if first == number:
+                continue
+            spelled = f"{shorten(names[first])} and {shorten(names[number])}"
+            for split, file in texts.items():
+                has_name = (file.triples == number).any(axis=1)
+                if has_name.any():
+                    line = file.first_line + int(has_name.argmax())
+                    raise ValueError(
+                        f"{paths[split]}:{line}: expected one spelling, got {spelled}, which differ in white space"
+                    )
+
+
+# -- triples in memory
+
 # other names of the three columns of a data frame
-COLUMN_NAMES = (HEADER, ("subject", "predicate", "object"), ("h", "r", "t"))
-# characters that no name in a file may have
-FORBIDDEN = ("\n", "\r", "\0")
+_COLUMN_NAMES = (
+    ["head", "relation", "tail"],
+    ["subject", "predicate", "object"],
+    ["h", "r", "t"],
+)
 
 
 def to_triples(source: object) -> list[Triple]:
@@ -320,66 +393,53 @@ def to_triples(source: object) -> list[Triple]:
     Raises:
       ValueError: it is none of these, or a name is missing, empty or has a line break; names the row.
     """
-    rows = _rows(source)
     triples: list[Triple] = []
-    for number, row in enumerate(rows):
-        names = (
-            [_name(value) for value in row]
-            if isinstance(row, Sequence) and not isinstance(row, str)
-            else []
-        )
-        if len(names) != 3 or None in names:
+    for number, row in enumerate(_rows_in_memory(source)):
+        is_row = isinstance(row, Sequence) and not isinstance(row, str)
+        if not is_row or len(row) != 3 or not all(map(_is_name, row)):
             raise ValueError(
                 f"triple {number}: expected three names (texts without line breaks, or whole numbers), got "
                 f"{shorten(repr(row))}"
             )
-        head, relation, tail = map(str, names)
+        head, relation, tail = map(str, row)
         triples.append((head, relation, tail))
     return triples
 
 
-def write_splits(dataset: Dataset, folder: Path) -> None:
-    """Write the triples of a data set to a new folder, as CSV files with a header.
-
-    `load` with `DataConfig(columns="head,relation,tail")` reads them back with the same names and ids.
-
-    Args:
-      dataset: triples of train, valid and test, without further facts.
-    """
-    folder.mkdir(parents=True)
-    for split in ("train", "valid", "test"):
-        table: np.ndarray = getattr(dataset, split)
-        if split != "train" and not len(table):
-            continue
-        path = folder / f"{split}.csv"
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(
-                file, lineterminator="\n", quoting=csv.QUOTE_ALL
-            )
-            writer.writerow(HEADER)
-            for relation, head, tail in table[:, :3].tolist():
-                writer.writerow(
-                    [
-                        dataset.entities[head - 1],
-                        dataset.predicates[relation - 1],
-                        dataset.entities[tail - 1],
-                    ]
-                )
+def _is_name(value: object) -> bool:
+    """Whether a value is a whole number or a text that may be a name."""
+    if isinstance(value, str):
+        return bool(value) and not {"\n", "\r", "\0"} & {*value}
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _rows(source: Any) -> Iterable[Any]:
+def _rows_in_memory(source: Any) -> Iterable[Any]:
     """The rows of triples in memory.
 
     Raises:
       ValueError: there are none to be read.
     """
     if hasattr(source, "mapped_triples"):
-        return _factory_rows(source)
+        # The own table of labels of a triples factory is slow and warns of it.
+        if not hasattr(source, "entity_id_to_label"):
+            raise ValueError(
+                "expected a triples factory with labels (TriplesFactory), got one with ids alone"
+            )
+        entities = source.entity_id_to_label
+        relations = source.relation_id_to_label
+        return [
+            (entities[head], relations[relation], entities[tail])
+            for head, relation, tail in source.mapped_triples.tolist()
+        ]
     if hasattr(source, "collect"):  # a lazy data frame
         source = source.collect()
     if hasattr(source, "columns"):  # a data frame
         labels = {str(label): label for label in source.columns}
-        names = _frame_columns(list(labels))
+        names = _choose_named(list(labels))
+        if names is None:
+            raise ValueError(
+                f"expected the columns head, relation, tail, or three columns, got {', '.join(labels)}"
+            )
         return list(zip(*(source[labels[name]].to_list() for name in names)))
     if isinstance(source, np.ndarray):
         if source.ndim != 2 or source.shape[1] != 3:
@@ -394,74 +454,51 @@ def _rows(source: Any) -> Iterable[Any]:
     )
 
 
-def _factory_rows(factory: Any) -> list[tuple[object, object, object]]:
-    """The rows of a triples factory, whose own table of labels is slow and warns of it.
-
-    Raises:
-      ValueError: it has no labels.
-    """
-    if not hasattr(factory, "entity_id_to_label"):
-        raise ValueError(
-            "expected a triples factory with labels (TriplesFactory), got one with ids alone"
-        )
-    entities = factory.entity_id_to_label
-    relations = factory.relation_id_to_label
-    return [
-        (entities[head], relations[relation], entities[tail])
-        for head, relation, tail in factory.mapped_triples.tolist()
-    ]
+def _choose_named(columns: list[str]) -> list[str] | None:
+    """The columns of head, relation and tail by their names, or all three; None: there are neither."""
+    for names in _COLUMN_NAMES:
+        if {*names} <= {*columns}:
+            return names
+    return columns if len(columns) == 3 else None
 
 
-def _frame_columns(columns: list[str]) -> list[str]:
-    """The three columns of a data frame.
+def write_splits(dataset: Dataset, folder: Path) -> None:
+    """Write the triples of a data set to a new folder, as CSV files with a header.
 
-    Raises:
-      ValueError: it does not have them.
-    """
-    for names in COLUMN_NAMES:
-        if all(name in columns for name in names):
-            return list(names)
-    if len(columns) == 3:
-        return columns
-    raise ValueError(
-        f"expected the columns {', '.join(HEADER)}, or three columns, got {', '.join(columns)}"
-    )
-
-
-def _name(value: object) -> str | None:
-    """A value as a name; None if it is none."""
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str) or not value:
-        return None
-    return None if any(char in value for char in FORBIDDEN) else str(value)
-
-
-PARQUET = ".parquet"
-# rows that are copied from DuckDB at a time
-_BLOCK_ROWS = 1 << 23
-_NAMES = ("h", "r", "t")
-# of what DuckDB would use by itself, four fifths of the memory of the machine or of its container: a half
-_MEMORY_SHARE = 0.625
-
-
-class NumberedFiles(NamedTuple):
-    """The triples of some files, by split, as numbers of names."""
-
-    files: dict[str, TripleFile]
-    names: list[str]
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether a file is read as Parquet."""
-    return path.suffix == PARQUET
-
-
-def read_files(paths: Mapping[str, Path], columns: str | None) -> NumberedFiles:
-    """The triples of the file of each split.
+    `load` with `DataConfig(columns="head,relation,tail")` reads them back with the same names and ids.
 
     Args:
-      columns: as `triple_files.parse_columns` reads them; None for the three columns of a file.
+      dataset: triples of train, valid and test, without further facts.
+    """
+    folder.mkdir(parents=True)
+    entities, predicates = dataset.entities, dataset.predicates
+    for split in SPLITS:
+        table: np.ndarray = getattr(dataset, split)
+        if split != "train" and not len(table):
+            continue
+        path = folder / f"{split}.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(
+                file, lineterminator="\n", quoting=csv.QUOTE_ALL
+            )
+            writer.writerow(_COLUMN_NAMES[0])
+            for relation, head, tail in table[:, :3].tolist():
+                names = entities[head - 1], entities[tail - 1]
+                writer.writerow([names[0], predicates[relation - 1], names[1]])
+
+
+# -- DuckDB
+
+_NAMES = ("h", "r", "t")
+
+
+def _read_by_duckdb(
+    paths: Mapping[str, Path], columns: str | None
+) -> tuple[dict[str, TripleFile], list[str]]:
+    """The triples of the file of each split, and the names that they number.
+
+    Args:
+      columns: as `parse_columns` reads them; None for the three columns of a file.
 
     Raises:
       ValueError: DuckDB is not installed, or a file is wrong; names the file.
@@ -479,12 +516,12 @@ def read_files(paths: Mapping[str, Path], columns: str | None) -> NumberedFiles:
             _limit_memory(database)
             for split, path in paths.items():
                 try:
-                    _load_split(database, split, path, columns)
+                    _copy_split(database, split, path, columns)
                 except duckdb.Error as error:
                     line = " ".join(str(error).split())
                     raise ValueError(f"{path}: DuckDB: {line}") from None
                 _check_names(database, split, path)
-            return _number(database, paths, columns)
+            return _number_by_duckdb(database, paths, columns)
 
 
 def _limit_memory(database: Any) -> None:
@@ -493,20 +530,24 @@ def _limit_memory(database: Any) -> None:
         "SELECT current_setting('memory_limit')"
     ).fetchone()
     number, unit = setting.split()  # 18.8 GiB
-    limit = f"{_MEMORY_SHARE * float(number):.3f}{unit}"
+    # By itself it would use four fifths of the memory of the machine or of its container.
+    limit = f"{0.625 * float(number):.3f}{unit}"
     database.execute(f"SET memory_limit = '{limit}'")
 
 
-def _load_split(
+def _copy_split(
     database: Any, split: str, path: Path, columns: str | None
 ) -> None:
     """Copy the three columns of a file to the table of its split; rows are in the order of the file."""
-    if is_parquet(path):
-        source, chosen = _parquet_source(database, path, columns)
+    if path.suffix == ".parquet":
+        source = f"read_parquet({_quote(str(path))})"
+        described = database.execute(f"DESCRIBE SELECT * FROM {source}")
+        present = [row[0] for row in described.fetchall()]
+        chosen = _parquet_columns(present, columns, path)
     else:
         source, chosen = _text_source(path, columns)
     selected = ", ".join(
-        f"CAST({column} AS VARCHAR) AS {name}"
+        f"CAST({_quote(column, chr(34))} AS VARCHAR) AS {name}"
         for column, name in zip(chosen, _NAMES)
     )
     database.execute(f"CREATE TABLE {split} AS SELECT {selected} FROM {source}")
@@ -518,7 +559,8 @@ def _text_source(path: Path, columns: str | None) -> tuple[str, list[str]]:
         raise ValueError(
             f"{path}: expected columns of tabs or commas or Parquet for DuckDB, got N-Triples"
         )
-    chosen = choose_columns(read_first_line(path), str(path), columns)
+    first = next(iter_rows(read_first_line(path), str(path)), [])
+    chosen = choose_columns(first, columns, str(path))
     named = [f"c{i}" for i in range(chosen.n_columns)]
     types = ", ".join(f"'{name}': 'VARCHAR'" for name in named)
     is_csv = separator_of(str(path)) == ","
@@ -531,33 +573,27 @@ def _text_source(path: Path, columns: str | None) -> tuple[str, list[str]]:
     return source, [named[i] for i in chosen.indices]
 
 
-def _parquet_source(
-    database: Any, path: Path, columns: str | None
-) -> tuple[str, list[str]]:
-    """What reads a Parquet file, and the names of head, relation and tail there."""
-    source = f"read_parquet({_quote(str(path))})"
-    described = database.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
-    present: list[str] = [row[0] for row in described]
+def _parquet_columns(
+    present: list[str], columns: str | None, path: Path
+) -> list[str]:
+    """The columns of head, relation and tail of a Parquet file."""
+    wanted = _choose_named(present)
     if columns is not None:
         wanted = parse_columns(columns)
         if wanted[0].isdecimal():
             numbers = [int(number) - 1 for number in wanted]
             wanted = [present[i] for i in numbers if i < len(present)]
-    else:
-        known = [list(names) for names in COLUMN_NAMES]
-        wanted = next((n for n in known if set(n) <= {*present}), present)
-    if len(wanted) != 3 or not {*wanted} <= {*present}:
+    if wanted is None or len(wanted) != 3 or not {*wanted} <= {*present}:
         raise ValueError(
             f"{path}: expected three columns (--columns chooses them), got {shorten(', '.join(present))}"
         )
-    return source, [_quote(name, '"') for name in wanted]
+    return wanted
 
 
 def _check_names(database: Any, split: str, path: Path) -> None:
     """Raise ValueError if a name is missing, has a line break or a NUL byte, or white space that text files drop."""
-    is_csv = separator_of(str(path)) == "," and not is_parquet(path)
     wrong = "{0} IS NULL OR {0} = '' OR contains({0}, chr(10)) OR contains({0}, chr(13)) OR contains({0}, chr(0))"
-    if is_csv:
+    if separator_of(str(path)) == ",":
         wrong += " OR starts_with({0}, ' ')"
     condition = " OR ".join(wrong.format(name) for name in _NAMES)
     row = database.execute(
@@ -570,65 +606,39 @@ def _check_names(database: Any, split: str, path: Path) -> None:
         )
 
 
-def _number(
+def _number_by_duckdb(
     database: Any, paths: Mapping[str, Path], columns: str | None
-) -> NumberedFiles:
-    """Number the names of all splits, and copy the numbered triples."""
+) -> tuple[dict[str, TripleFile], list[str]]:
+    """Number the names of all splits; the numbered triples in the order of each file, and the names."""
     every_name = " UNION ALL ".join(
         f"SELECT {name} AS name FROM {split}"
         for split in paths
         for name in _NAMES
     )
     database.execute(
-        "CREATE TABLE names AS SELECT name, CAST(row_number() OVER () - 1 AS INTEGER) AS number "
-        f"FROM (SELECT DISTINCT name FROM ({every_name}))"
+        f"CREATE TYPE name AS ENUM (SELECT DISTINCT name FROM ({every_name}))"
     )
-
-    names = _fetch_names(database)
+    found = database.execute("SELECT unnest(enum_range(NULL::name)) AS name")
+    names: list[str] = found.fetchnumpy()["name"].tolist()
 
     # a first line of column names is no triple; a Parquet file has none
+    has_header = (
+        columns is not None and not parse_columns(columns)[0].isdecimal()
+    )
     files: dict[str, TripleFile] = {}
     for split, path in paths.items():
-        triples = _fetch_triples(database, split)
-        names_columns = (
-            columns is not None and not parse_columns(columns)[0].isdecimal()
-        )
-        if len(triples) and not names_columns and not is_parquet(path):
-            files[split] = drop_header(
-                triples, names, str(path), separator_of(str(path))
-            )
-        else:
-            files[split] = TripleFile(triples, 1, [])
-    return NumberedFiles(files, names)
-
-
-def _fetch_names(database: Any) -> list[str]:
-    """The names in the order of their numbers."""
-    found = database.execute("SELECT name FROM names ORDER BY number")
-    names: list[str] = []
-    while rows := found.fetchmany(_BLOCK_ROWS >> 3):
-        names += [row[0] for row in rows]
-    return names
-
-
-def _fetch_triples(database: Any, split: str) -> np.ndarray:
-    """The triples of a split as numbers of names, int32 [n, 3], in the order of the file."""
-    # Joins keep no order: each row carries its place.
-    database.execute(
-        f"CREATE TABLE numbered AS SELECT s.rowid AS place, a.number AS h, b.number AS r, c.number AS t FROM {split} s "
-        "JOIN names a ON s.h = a.name JOIN names b ON s.r = b.name JOIN names c ON s.t = c.name"
-    )
-    n_rows = database.execute("SELECT count(*) FROM numbered").fetchone()[0]
-    triples = np.empty((n_rows, 3), np.int32)
-    for first in range(0, n_rows, _BLOCK_ROWS):
-        block = database.execute(
-            "SELECT place, h, r, t FROM numbered WHERE rowid >= ? AND rowid < ?",
-            [first, first + _BLOCK_ROWS],
-        ).fetchnumpy()
+        (n_rows,) = database.execute(f"SELECT count(*) FROM {split}").fetchone()
+        triples = np.empty((n_rows, 3), np.int32)
+        # a column at a time, as a table may have hundreds of millions of rows
         for column, name in enumerate(_NAMES):
-            triples[block["place"], column] = block[name]
-    database.execute("DROP TABLE numbered")
-    return triples
+            found = database.execute(
+                f"SELECT enum_code({name}::name) AS number FROM {split}"
+            )
+            triples[:, column] = found.fetchnumpy()["number"]
+        files[split] = TripleFile(triples, 1, [])
+        if n_rows and not has_header and path.suffix != ".parquet":
+            files[split] = drop_header(triples, names, str(path))
+    return files, names
 
 
 def _quote(text: str, mark: str = "'") -> str:
@@ -636,11 +646,10 @@ def _quote(text: str, mark: str = "'") -> str:
     return mark + text.replace(mark, mark + mark) + mark
 
 
-PREFIX = "pykeen:"
-_FACTORIES = {"train": "training", "valid": "validation", "test": "testing"}
+# -- PyKEEN
 
 
-def load_pykeen(name: str) -> Dataset:
+def _load_pykeen(name: str) -> Dataset:
     """The data set of PyKEEN of a name such as pykeen:kinships, its splits as PyKEEN has them.
 
     Raises:
@@ -654,19 +663,19 @@ def load_pykeen(name: str) -> Dataset:
             f"{shorten(name)}: data sets of PyKEEN need PyKEEN (pip install pykeen): {error}"
         ) from None
 
-    asked = name.removeprefix(PREFIX)
+    asked = name.removeprefix(_PYKEEN)
     known = sorted(datasets.dataset_resolver.lookup_dict)
     if asked not in known:
         hint = similar_names_hint(asked, known)
         raise ValueError(
-            f"{shorten(name)}: expected {PREFIX}NAME with a data set of PyKEEN, which has no {shorten(asked)} ({hint})"
+            f"{shorten(name)}: expected {_PYKEEN}NAME with a data set of PyKEEN, which has no {shorten(asked)} ({hint})"
         )
     try:
         dataset = datasets.get_dataset(dataset=asked)
+        factories = (dataset.training, dataset.validation, dataset.testing)
         splits = {
-            split: to_triples(getattr(dataset, factory))
-            for split, factory in _FACTORIES.items()
-            if getattr(dataset, factory) is not None
+            split: [] if factory is None else to_triples(factory)
+            for split, factory in zip(SPLITS, factories)
         }
     # Downloads and their files fail in ways that have no type in common.
     except Exception as error:
@@ -674,22 +683,31 @@ def load_pykeen(name: str) -> Dataset:
         raise ValueError(
             f"{shorten(name)}: PyKEEN could not load it: {problem}"
         ) from None
-    return from_splits(name, {"train": [], "valid": [], "test": []} | splits)
+    return from_splits(name, splits)
 
+
+# -- stored graphs
 
 MANIFEST = "graph.json"
-# version of the folder's format
-FORMAT = 1
+_FORMAT = 2  # of the folder
 _KIND = "funcppo index"
 _FACT_TABLE = "index."  # before the names of the tables of the index
 _STORED_NAMES = "entities."  # before the columns of names
 _FIELDS = ("name", "predicates", "arities", "n_duplicates", "notes")
-_SPLITS = ("valid", "test", "facts")
+_ARRAYS = ("valid", "test", "facts", "rules", "rule_weights", "rule_counts")
 
 
 def is_stored_graph(path: Path) -> bool:
     """Whether a path is a folder that `write` made."""
     return (path / MANIFEST).is_file()
+
+
+def check_output(folder: Path) -> None:
+    """Raise ValueError if a folder exists and is no stored graph, which `write` would replace."""
+    if folder.exists() and not is_stored_graph(folder):
+        raise ValueError(
+            f"--index {folder}: expected a folder that does not exist, or one of `funcppo data --index`"
+        )
 
 
 def write(
@@ -733,12 +751,50 @@ def write(
     return n_bytes
 
 
-def check_output(folder: Path) -> None:
-    """Raise ValueError if a folder exists and is no stored graph, which `write` would replace."""
-    if folder.exists() and not is_stored_graph(folder):
-        raise ValueError(
-            f"--index {folder}: expected a folder that does not exist, or one of `funcppo data --index`"
-        )
+def _write_files(
+    dataset: Dataset,
+    fact_tables: Mapping[str, np.ndarray],
+    sources: Sequence[Path],
+    folder: Path,
+) -> int:
+    """Write the arrays and then the manifest; returns their bytes."""
+    names = map_names(dataset.entities).columns
+    arrays = {_STORED_NAMES + field: array for field, array in names.items()}
+    arrays |= {name: getattr(dataset, name) for name in _ARRAYS}
+    arrays |= {_FACT_TABLE + name: a for name, a in fact_tables.items()}
+    sizes: dict[str, int] = {}
+    for name, array in arrays.items():
+        if array is not None:
+            path = folder / f"{name}.npy"
+            contiguous = np.ascontiguousarray(array)
+            write_atomically(path, partial(np.save, arr=contiguous))
+            sizes[name] = path.stat().st_size
+
+    manifest: dict[str, Any] = {
+        "kind": _KIND,
+        "format": _FORMAT,
+        **{field: getattr(dataset, field) for field in _FIELDS},
+        "n_train": len(dataset.train),
+        "fingerprint": dataset.fingerprint,
+        "sources": {str(path.resolve()): _file_state(path) for path in sources},
+        "arrays": sizes,
+    }
+    manifest["digest"] = _digest(manifest)
+    text = json.dumps(manifest, indent=2, ensure_ascii=False).encode()
+    write_atomically(folder / MANIFEST, lambda file: file.write(text))
+    return len(text) + sum(sizes.values())
+
+
+def _file_state(path: Path) -> list[int]:
+    """The size of a file in bytes, and when it was changed last in nanoseconds."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """A hash of a manifest."""
+    text = json.dumps(manifest, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read(folder: Path) -> Dataset:
@@ -749,113 +805,40 @@ def read(folder: Path) -> Dataset:
     """
     manifest = _read_manifest(folder)
     arrays = {
-        name: _map_array(folder, name, described)
-        for name, described in manifest["arrays"].items()
+        name: _map_array(folder / f"{name}.npy", size)
+        for name, size in manifest["arrays"].items()
     }
 
-    facts = arrays["facts"]
-    entities = MappedNames(
-        NameColumns(*(arrays[_STORED_NAMES + f] for f in NameColumns._fields))
-    )
+    def with_prefix(prefix: str) -> dict[str, np.ndarray]:
+        """The arrays of a kind, by the rest of their name."""
+        return {
+            name.removeprefix(prefix): array
+            for name, array in arrays.items()
+            if name.startswith(prefix)
+        }
+
+    fields: dict[str, Any] = {n: arrays[n] for n in _ARRAYS if n in arrays}
+    notes = list(manifest["notes"])
+    for name, state in manifest["sources"].items():
+        if Path(name).is_file() and _file_state(Path(name)) != state:
+            notes.append(f"{name}: has changed since it was indexed")
     dataset = Dataset(
         name=manifest["name"],
-        entities=entities,
+        entities=MappedNames(with_prefix(_STORED_NAMES)),
         predicates=tuple(manifest["predicates"]),
         arities=tuple(manifest["arities"]),
-        train=facts[: manifest["n_train"]],
-        valid=arrays["valid"],
-        test=arrays["test"],
-        facts=facts,
-        rules=arrays["rules"],
-        rule_weights=arrays["rule_weights"],
-        rule_counts=arrays.get("rule_counts"),
+        train=arrays["facts"][: manifest["n_train"]],
+        **fields,
         n_duplicates=manifest["n_duplicates"],
-        notes=(*manifest["notes"], *_changed_sources(manifest["sources"])),
+        notes=tuple(notes),
     )
-
     # what was computed of the data when they were stored
     stored = StoredParts(
         dataset=dataset,
         fingerprint=manifest["fingerprint"],
-        fact_tables={
-            name.removeprefix(_FACT_TABLE): array
-            for name, array in arrays.items()
-            if name.startswith(_FACT_TABLE)
-        },
+        fact_tables=with_prefix(_FACT_TABLE),
     )
     return dataclasses.replace(dataset, stored=stored)
-
-
-def _describe_source(path: Path) -> dict[str, Any]:
-    """What a file is known again by."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"sha256": digest, **_size_and_time(path)}
-
-
-def _size_and_time(path: Path) -> dict[str, int]:
-    """The size of a file in bytes, and when it was changed last in nanoseconds."""
-    status = path.stat()
-    return {"size": status.st_size, "changed_ns": status.st_mtime_ns}
-
-
-def _changed_sources(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A note on each file that is not as it was when the data set was read from it."""
-    notes: list[str] = []
-    for name, described in sources.items():
-        path = Path(name)
-        if path.is_file() and not (
-            _size_and_time(path).items() <= described.items()
-        ):
-            notes.append(f"{name}: has changed since it was indexed")
-    return notes
-
-
-def _write_files(
-    dataset: Dataset,
-    fact_tables: Mapping[str, np.ndarray],
-    sources: Sequence[Path],
-    folder: Path,
-) -> int:
-    """Write the arrays and then the manifest; returns their bytes."""
-    names = to_columns(dataset.entities)._asdict()
-    arrays = {_STORED_NAMES + field: array for field, array in names.items()}
-    arrays |= {split: getattr(dataset, split) for split in _SPLITS}
-    arrays |= {"rules": dataset.rules, "rule_weights": dataset.rule_weights}
-    if dataset.rule_counts is not None:
-        arrays["rule_counts"] = dataset.rule_counts
-    arrays |= {_FACT_TABLE + name: a for name, a in fact_tables.items()}
-    for name, array in arrays.items():
-        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        _write_synced(folder / name, content.data)
-
-    manifest: dict[str, Any] = {
-        "kind": _KIND,
-        "format": FORMAT,
-        **{field: getattr(dataset, field) for field in _FIELDS},
-        "n_train": len(dataset.train),
-        "fingerprint": dataset.fingerprint,
-        "sources": {
-            str(path.resolve()): _describe_source(path) for path in sources
-        },
-        "arrays": {
-            name: {"dtype": array.dtype.str, "shape": array.shape}
-            for name, array in arrays.items()
-        },
-    }
-    manifest["digest"] = _digest(manifest)
-    text = json.dumps(manifest, indent=2, ensure_ascii=False).encode()
-    _write_synced(folder / MANIFEST, memoryview(text))
-    sync_folder(folder)
-    return len(text) + sum(array.nbytes for array in arrays.values())
-
-
-def _write_synced(path: Path, content: memoryview) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -873,9 +856,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: expected the description of a folder of `funcppo data --index`, got another or a damaged file"
         )
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") != _FORMAT:
         raise ValueError(
-            f"{path}: expected format {FORMAT}, got {manifest.get('format')}: index the data set again"
+            f"{path}: expected format {_FORMAT}, got {manifest.get('format')}: index the data set again"
         )
     if manifest.pop("digest", None) != _digest(manifest):
         raise ValueError(
@@ -884,189 +867,23 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
-    """A hash of a manifest."""
-    text = json.dumps(manifest, sort_keys=True, default=list)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _map_array(path: Path, expected: int) -> np.ndarray:
+    """The array of a file, mapped from it.
 
-
-def _map_array(
-    folder: Path, name: str, described: Mapping[str, Any]
-) -> np.ndarray:
-    """An array of a folder, mapped from its file.
+    Args:
+      expected: size of the file in bytes.
 
     Raises:
       ValueError: the file is missing or has another size.
     """
-    path = folder / name
-    dtype, shape = np.dtype(described["dtype"]), tuple(described["shape"])
-    expected = dtype.itemsize * int(np.prod(shape))
     size = path.stat().st_size if path.is_file() else None
     if size != expected:
         got = "no file" if size is None else f"{size:,}"
         raise ValueError(
             f"{path}: expected {expected:,} bytes, got {got}: index the data set again"
         )
-    if not expected:
-        return np.zeros(shape, dtype)
     # Copied on write: PyTorch takes no memory that must not be written to.
-    return np.asarray(np.memmap(path, dtype, "c", shape=shape))
-
-
-class Generator(Protocol):
-    """Generates a data set of any size."""
-
-    def __call__(self, n_people: int, seed: int) -> Dataset: ...
-
-
-EMBEDDED_DIR = Path(__file__).parent / "embedded"
-# named NAME:PEOPLE:SEED
-GENERATORS: dict[str, Generator] = {
-    "family_tree": make_family_tree,
-    "clans": make_clans,
-}
-_GENERATED_NAME = re.compile(
-    rf"({'|'.join(GENERATORS)}):([0-9]{{1,9}}):([0-9]{{1,9}})"
-)
-_RULE_FILES = ("rules.txt", "rules.tsv", "rules.pl")
-_PROLOG_SUFFIXES = (".pl", ".pl.gz")
-# What names between NUL bytes that are not single-spaced have.
-_UNUSUAL_SPACES = (
-    "  ",
-    " \0",
-    "\0 ",
-    *(c for c in map(chr, range(1, 0x3001)) if c.isspace() and c != " "),
-)
-_TRIPLE_COLUMNS = "head<TAB>relation<TAB>tail"
-
-
-def load(
-    name_or_path: str | Path,
-    rules: str | Path | None = None,
-    *,
-    facts_only: bool = False,
-    cfg: DataConfig = DEFAULT_CONFIG,
-) -> Dataset:
-    """The data set of a folder, a file, or an embedded or generated name, or of PyKEEN; whole or not at all.
-
-    A folder holds train.txt, perhaps valid.txt and test.txt, perhaps facts.txt (known, not trained on) and perhaps
-    rules.txt, rules.tsv or rules.pl, the first of these that exists. Triples may stand in .tsv, .csv and .nt files too,
-    and each file may end in .gz. A file is a list of triples, all of them train, or a Prolog program (.pl).
-
-    Args:
-      name_or_path: path of a folder or file, an embedded name, or `family_tree:PEOPLE:SEED`, `clans:PEOPLE:SEED`,
-        `pykeen:NAME`.
-      rules: a rule file to use in place of the data set's own rules.
-      facts_only: read only train, which may be empty beside facts, and facts of a folder or file of triples, and no
-        rules.
-      cfg: how files of triples are read and split.
-
-    Raises:
-      ValueError: the data set does not exist or a file is wrong. The message is one line with file and line number,
-        what was expected and what was read.
-    """
-    dataset = _load_named(str(name_or_path), cfg, facts_only, rules is None)
-    if rules is None:
-        return dataset
-    return with_rule_file(dataset, Path(rules))
-
-
-def _load_named(
-    name: str, cfg: DataConfig, facts_only: bool, with_own_rules: bool
-) -> Dataset:
-    """The data set of a path or a name, perhaps with its own rules; see `load`."""
-    path = Path(name)
-    embedded = EMBEDDED_DIR / name
-    generated = _GENERATED_NAME.fullmatch(name)
-
-    if is_stored_graph(path):
-        dataset = _open_stored(path, cfg, facts_only)
-    elif path.is_dir():
-        dataset = _load_folder(path, cfg, facts_only, with_own_rules)
-    elif is_triple_file(name):
-        paths = {"train": path}
-        dataset = _load_splits(path.name, paths, cfg, facts_only)
-    elif name.isidentifier() and embedded.is_dir():
-        dataset = _load_folder(embedded, cfg, facts_only, with_own_rules)
-    elif cfg != DEFAULT_CONFIG:
-        raise ValueError(
-            f"{name}: expected a folder or a file of triples to choose columns of or to split"
-        )
-    elif name.endswith(_PROLOG_SUFFIXES):
-        dataset = _read_program(read_text(path), path.name, name)
-    elif name.startswith(PREFIX):
-        dataset = load_pykeen(name)
-    elif generated:
-        generator, n_people, seed = generated.groups()
-        dataset = GENERATORS[generator](int(n_people), int(seed))
-    else:
-        names = ", ".join(_names_of_datasets())
-        raise ValueError(
-            f"unknown data set {shorten(name)}: expected a folder (of triples, or of a run where a program takes one), "
-            f"a .txt, .tsv, .csv, .nt or .pl file or one of {names}"
-        )
-    return dataset
-
-
-def from_text(program: str, name: str = "program") -> Dataset:
-    """The data set of a Prolog program in memory; raises as `load` does for a file of that name."""
-    return _read_program(program, name, name)
-
-
-def from_triples(
-    train: list[Triple],
-    valid: list[Triple] | None = None,
-    test: list[Triple] | None = None,
-    rules: str = "",
-) -> Dataset:
-    """The data set of triples in memory.
-
-    Args:
-      train: known triples, as (head, relation, tail).
-      valid: held-out triples for validation; none by default.
-      test: held-out triples for the final evaluation; none by default.
-      rules: text of a rule file, in any format that `readers` lists.
-
-    Raises:
-      ValueError: as `load` does for files.
-    """
-    dataset = from_splits(
-        "triples", {"train": train, "valid": valid or [], "test": test or []}
-    )
-    if not rules:
-        return dataset
-    clauses, notes = read_clauses(rules, "rules", detect_format(rules))
-    return _with_notes(with_rules(dataset, clauses, "rules"), notes)
-
-
-def _names_of_datasets() -> list[str]:
-    """Names that `load` accepts beside paths."""
-    embedded = [path.name for path in EMBEDDED_DIR.glob("*") if path.is_dir()]
-    generated = [f"{generator}:PEOPLE:SEED" for generator in GENERATORS]
-    return [*sorted(embedded), *generated, f"{PREFIX}NAME"]
-
-
-def _load_folder(
-    folder: Path, cfg: DataConfig, facts_only: bool, with_own_rules: bool
-) -> Dataset:
-    """The data set of a folder, with the first of its rule files."""
-    paths: dict[str, Path] = {}
-    for split in ("train", "valid", "test", "facts"):
-        files = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
-        path = _find_file(*files)
-        if path:
-            paths[split] = path
-    if "train" not in paths:
-        raise ValueError(
-            f"{folder}/train.txt: missing split: expected this file, train.tsv, train.csv or train.nt, or one of "
-            "them with .gz"
-        )
-
-    dataset = _load_splits(folder.name, paths, cfg, facts_only)
-    rule_path = _find_rule_file(folder)
-    if rule_path is None or facts_only or not with_own_rules:
-        return dataset
-    return with_rule_file(dataset, rule_path)
+    return np.asarray(np.load(path, mmap_mode="c"))
 
 
 def _open_stored(path: Path, cfg: DataConfig, facts_only: bool) -> Dataset:
@@ -1086,181 +903,3 @@ def _open_stored(path: Path, cfg: DataConfig, facts_only: bool) -> Dataset:
         rule_weights=dataset.rule_weights[:0],
         rule_counts=None,
     )
-
-
-def _read_program(program: str, name: str, path: str) -> Dataset:
-    """The data set of the text of a Prolog program."""
-    clauses, notes = read_clauses(program, path, "Prolog")
-    return _with_notes(from_clauses(name, clauses, path), notes)
-
-
-def _with_notes(dataset: Dataset, notes: list[str]) -> Dataset:
-    """The data set with further notes."""
-    return replace(dataset, notes=(*dataset.notes, *notes))
-
-
-def _load_splits(
-    name: str, paths: dict[str, Path], cfg: DataConfig, facts_only: bool
-) -> Dataset:
-    """The data set of the files of some splits.
-
-    Args:
-      name: name of the data set.
-      paths: file of each split that has one; train always, perhaps valid, test and facts.
-      cfg: how they are read, and split.
-      facts_only: leave valid and test out; train may be empty beside facts.
-    """
-    files, names = _read_triple_files(paths, cfg, facts_only)
-    _check_spelling(paths, files, names)
-    no_triples = np.zeros((0, 3), np.int32)
-    splits = dict.fromkeys(("train", "valid", "test"), no_triples)
-    splits |= {split: file.triples for split, file in files.items()}
-    notes = [note for file in files.values() for note in file.notes]
-    if cfg.split_ratios is None:
-        return _with_notes(from_tables(name, names, splits), notes)
-
-    if "valid" in paths or "test" in paths:
-        raise ValueError(
-            f"{name}: has valid or test triples already: expected no split_ratios, got {cfg.split_ratios}"
-        )
-    parts = split_triples(
-        splits["train"], names, cfg.split_ratios, cfg.split_seed
-    )
-    sizes = f"{len(parts.train)} / {len(parts.valid)} / {len(parts.test)}"
-    notes.append(
-        f"split at random by {cfg.split_ratios} with seed {cfg.split_seed}: {sizes} train / valid / test"
-    )
-    if parts.n_duplicates:
-        notes.append(duplicate_note(parts.n_duplicates))
-
-    splits["train"] = parts.train
-    if not facts_only:
-        splits |= {"valid": parts.valid, "test": parts.test}
-    dataset = from_tables(name, names, splits)
-    return _with_notes(replace(dataset, n_duplicates=parts.n_duplicates), notes)
-
-
-def _read_triple_files(
-    paths: dict[str, Path], cfg: DataConfig, facts_only: bool
-) -> NumberedFiles:
-    """The triples of the file of each split, and the names that they number; see `_load_splits`."""
-    held_out = {"valid", "test"}
-    if facts_only:
-        paths = {s: path for s, path in paths.items() if s not in held_out}
-    if cfg.reader == "duckdb" or any(map(is_parquet, paths.values())):
-        read = read_files(paths, cfg.columns)
-    else:
-        table = NameTable()
-        files = {
-            split: read_triples(
-                read_content(path), str(path), table, cfg.columns
-            )
-            for split, path in paths.items()
-        }
-        read = NumberedFiles(files, table.names())
-
-    # A folder may have all its known facts in facts.txt.
-    may_be_empty = held_out
-    if facts_only and "facts" in paths:
-        may_be_empty = {*held_out, "train"}
-    for split, file in read.files.items():
-        if not len(file.triples) and split not in may_be_empty:
-            raise ValueError(
-                f"{paths[split]}: empty: expected lines of {_TRIPLE_COLUMNS}"
-            )
-    return read
-
-
-@host.paused_collection()
-def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
-    """The data set with the rules of a file in place of its own."""
-    text = read_text(path)
-    is_prolog = path.name.endswith(_PROLOG_SUFFIXES)
-    file_format = "Prolog" if is_prolog else detect_format(text)
-    clauses, notes = read_clauses(text, str(path), file_format)
-
-    for clause in clauses:
-        is_fact = not clause.body and not has_variables(clause.head)
-        if is_fact:
-            place = f"{path}:{clause.line}: as {file_format}"
-            raise ValueError(
-                f"{place}: expected rules with a body: facts belong in facts.txt"
-            )
-    if is_mined_with_held_out(text, dataset):
-        notes.append(
-            f"{path}: mined from all triples, those of valid and test too: their ranks are better than those of unseen "
-            "triples (give `funcppo mine` the same --split-ratios and data.split_seed)"
-        )
-    with_file = _with_notes(with_rules(dataset, clauses, str(path)), notes)
-    if len(with_file.rules) < len(clauses):
-        return with_file  # rules of unknown names were left out
-    return with_read_counts(text, with_file, [c.line for c in clauses])
-
-
-def _find_file(*paths: Path) -> Path | None:
-    """The one of the files, or of these with .gz, that exists; None if none does. It is an error if several do."""
-    existing: list[Path] = []
-    for path in paths:
-        packed = path.with_name(path.name + ".gz")
-        existing += [file for file in (path, packed) if file.exists()]
-    if len(existing) > 1:
-        first, second, *_ = existing
-        raise ValueError(
-            f"{first}: expected one of it and {second.name}, got both"
-        )
-    return existing[0] if existing else None
-
-
-def _find_rule_file(folder: Path) -> Path | None:
-    """The first rule file that the folder holds; None if it holds none."""
-    for name in _RULE_FILES:
-        path = _find_file(folder / name)
-        if path:
-            return path
-    return None
-
-
-def _check_spelling(
-    paths: dict[str, Path], files: dict[str, TripleFile], names: list[str]
-) -> None:
-    """Check that no two entities, and no two relations, differ in white space only.
-
-    Raises:
-      ValueError: two do; names the file and line of the second.
-    """
-    # Only a name that is not single-spaced can be another spelling.
-    text = "\0" + "\0".join(names) + "\0"
-    if not any(spaces in text for spaces in _UNUSUAL_SPACES):
-        return
-    single_spaced = [" ".join(name.split()) for name in names]
-    # Terms of N-Triples are exact.
-    texts = {
-        split: file
-        for split, file in files.items()
-        if not is_ntriples(str(paths[split]))
-    }
-    tables = [file.triples for file in texts.values()]
-    rows = np.concatenate([*tables, np.zeros((0, 3), np.int32)])
-    for column in (rows[:, [0, 2]].ravel(), rows[:, 1]):
-        spellings: dict[str, int] = {}  # by the name with single spaces
-        for number in order_of_occurrence(column, len(names)).tolist():
-            first = spellings.setdefault(single_spaced[number], number)
-            if first != number:
-                place = _first_place(number, paths, texts)
-                spelled = (
-                    f"{shorten(names[first])} and {shorten(names[number])}"
-                )
-                raise ValueError(
-                    f"{place}: expected one spelling, got {spelled}, which differ in white space"
-                )
-
-
-def _first_place(
-    number: int, paths: dict[str, Path], files: dict[str, TripleFile]
-) -> str:
-    """FILE:LINE of the first triple that holds a name of that number."""
-    for split, file in files.items():
-        rows = np.flatnonzero((file.triples == number).any(axis=1))
-        if len(rows):
-            return f"{paths[split]}:{file.first_line + int(rows[0])}"
-    raise KeyError(number)

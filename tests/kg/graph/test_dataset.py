@@ -1,14 +1,28 @@
-"""Dataset: ids, splits and rules worked out by hand; names that read back; the fingerprint."""
+"""Dataset: ids, splits and rules worked out by hand; names that read back; the fingerprint; leaks; descriptions."""
 
+import random
+from collections import Counter
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.graph.dataset import from_splits, with_rules
-from funcppo.kg.graph.loaders import from_text, from_triples
+from funcppo.kg.graph import dataset
+from funcppo.kg.graph.dataset import (
+    NEAR_INVERSE_SHARE,
+    describe,
+    facts_digest,
+    from_splits,
+    leakage_notes,
+    order_facts,
+    with_rules,
+)
+from funcppo.kg.graph.loaders import from_text, from_triples, load
 from funcppo.kg.graph.rules import parse_query
 from tests.kg.graph.clause_strategies import NAMES
 from tests.kg.graph.python_datalog import triples
+from tests.learning import DATA
 
 
 def test_a_program_gives_facts_and_rules_of_any_arity():
@@ -65,27 +79,12 @@ def test_the_ids_of_triples_follow_first_occurrence_worked_by_hand():
         [[3, 1, 4], [3, 4, 3]],
     )
     assert d.facts.tolist() == [[1, 1, 2], [2, 2, 1], [2, 1, 5]]
-    assert (
-        d.n_constants,
-        d.n_predicates,
-        d.atom_width,
-        d.n_duplicates,
-        d.n_unseen_entities,
-    ) == (5, 3, 3, 1, 2)
+    assert (d.n_constants, d.n_predicates, d.atom_width) == (5, 3, 3)
     assert d.notes == (
         "train: 1 lines repeat another and were dropped",
         "valid, test: 2 entities occur in no known fact and are kept",
         "valid, test: 1 relation occurs in no known fact and is kept",
     )
-
-
-def test_only_entities_count_as_unseen_entities():
-    d = from_triples(
-        [("a", "r", "b")],
-        [("a", relation, "b") for relation in "stuvw"],
-        [("b", "r", "c")],
-    )
-    assert (d.n_predicates, d.n_unseen_entities) == (6, 1)
 
 
 TRIPLES = st.lists(st.tuples(NAMES, NAMES, NAMES), max_size=6)
@@ -94,15 +93,10 @@ TRIPLES = st.lists(st.tuples(NAMES, NAMES, NAMES), max_size=6)
 @given(TRIPLES, TRIPLES, TRIPLES)
 def test_the_names_of_the_ids_are_the_triples(train, valid, test):
     d = from_triples(train, valid, test)
-    assert triples(d, d.train) == triples(d, d.facts) == set(train) and len(
-        d.train
-    ) == len(set(train))
+    assert triples(d, d.train) == triples(d, d.facts) == set(train)
+    assert len(d.train) == len(set(train))
     assert triples(d, d.valid) == set(valid) and triples(d, d.test) == set(test)
     assert (len(d.valid), len(d.test)) == (len(valid), len(test))
-    unseen = {name for h, _, t in valid + test for name in (h, t)} - {
-        name for h, _, t in train for name in (h, t)
-    }
-    assert d.n_unseen_entities == len(unseen)
 
 
 def test_rules_that_define_relations_add_them_and_widen_all_atoms():
@@ -167,3 +161,242 @@ def test_rules_of_unknown_names_are_left_out_and_counted(rules, n_left, note):
 def test_rules_that_all_have_unknown_names_are_an_error():
     with pytest.raises(ValueError, match=r"^rules:1: unknown entity 'c'"):
         from_triples(ONE, rules="r(X,c) :- r(X,b)\nr(X,Y) :- q(Y,X)")
+
+
+# -- known facts in the order of names
+
+SOME_TRIPLES = st.lists(st.tuples(NAMES, NAMES, NAMES), min_size=1, max_size=6)
+
+
+@given(SOME_TRIPLES, SOME_TRIPLES, st.integers(0, 9))
+def test_sets_of_facts_have_one_digest_whatever_their_order(one, two, seed):
+    first = from_triples(one)
+    shuffled = random.Random(seed).sample(one, len(one))
+    again = from_triples(shuffled + one[:1], test=two)
+    assert facts_digest(first) == facts_digest(again)
+    assert (facts_digest(first) == facts_digest(from_triples(two))) == (
+        set(one) == set(two)
+    )
+
+
+def test_numbers_follow_the_order_of_names():
+    dataset = from_triples([("c", "q", "a"), ("b", "p", "c")])
+    facts, predicates, entities = order_facts(dataset)
+    assert facts.tolist() == [[1, 2, 3], [2, 3, 1]]
+    assert [dataset.entities[i - 1] for i in entities[1:]] == ["a", "b", "c"]
+    assert [dataset.predicates[i - 1] for i in predicates[1:]] == ["p", "q"]
+
+
+# -- leaks
+
+
+def notes_of(known, valid, test):
+    return from_triples(known, valid, test).notes
+
+
+def test_held_out_triples_that_are_known_or_repeated_are_counted():
+    known = [("a", "r", "b"), ("b", "r", "c")]
+    valid = [("a", "r", "b"), ("a", "r", "c"), ("a", "r", "c")]
+    test = [("a", "r", "c"), ("b", "r", "c"), ("c", "r", "c")]
+    assert notes_of(known, valid, test) == (
+        "valid: 1 of 3 triples are known facts (train or facts)",
+        "valid: 1 of 3 triples repeat another and are ranked again",
+        "test: 1 of 3 triples are known facts (train or facts)",
+        "test: 1 of 3 triples are in valid too",
+    )
+    assert notes_of(known, [], []) == ()
+    assert notes_of(known, [("c", "r", "a")], [("a", "r", "c")]) == ()
+
+
+def test_inverses_of_known_facts_are_counted_worked_by_hand():
+    """married is symmetric, child and parent are inverses, and likes is neither."""
+    known = [
+        *[(f"h{i}", "married", f"w{i}") for i in range(9)],
+        *[(f"w{i}", "married", f"h{i}") for i in range(8)],
+        *[(f"c{i}", "child", f"p{i}") for i in range(5)],
+        *[(f"p{i}", "parent", f"c{i}") for i in range(4)],
+        *[(f"a{i}", "likes", f"b{i}") for i in range(5)],
+    ]
+    test = [
+        ("w8", "married", "h8"),
+        ("w8", "married", "w8"),
+        ("p4", "parent", "c4"),
+        ("b0", "likes", "a0"),
+    ]
+    assert notes_of(known, [], test) == (
+        "test: 2 of 4 triples are inverses of known facts: 'married' is symmetric, 'child' and 'parent'",
+    )
+
+
+def test_a_loop_is_not_its_own_inverse():
+    known = [(f"a{i}", "r", f"a{i}") for i in range(5)]
+    assert notes_of(known, [], [("a5", "r", "a5")]) == (
+        "valid, test: 1 entity occurs in no known fact and is kept",
+    )
+
+
+LEAKY = st.lists(
+    st.tuples(
+        st.sampled_from("rstu"),
+        st.sampled_from("abcde"),
+        st.sampled_from("abcde"),
+    ),
+    max_size=30,
+)
+
+
+@given(LEAKY, LEAKY, LEAKY)
+def test_leaks_are_those_of_sets_of_names(known, valid, test):
+    ids = {name: i for i, name in enumerate("abcde", 1)}
+    relations = {name: i for i, name in enumerate("rstu", 1)}
+    tables = [
+        np.array(
+            [(relations[r], ids[h], ids[t]) for r, h, t in rows], np.int32
+        ).reshape(-1, 3)
+        for rows in (known, valid, test)
+    ]
+    held_out = {"valid": tables[1], "test": tables[2]}
+    notes = leakage_notes(tables[0], held_out, list("rstu"))
+    counts = Counter()
+    for note in notes:
+        split, count, *_ = note.split()
+        what = note.split(" triples ")[1].split(":")[0]
+        counts[split[:-1], what] = int(count)
+    assert counts == slow_counts(known, valid, test)
+
+
+def slow_counts(known, valid, test):
+    """The counts of the notes, over Python sets."""
+    everything = {*known, *valid, *test}
+    pairs = {
+        r: {(h, t) for q, h, t in everything if q == r and h != t}
+        for r in "rstu"
+    }
+
+    def are_inverse(r, s):
+        common = pairs[r] & {(t, h) for h, t in pairs[s]}
+        larger = max(len(pairs[r]), len(pairs[s]))
+        return bool(common) and len(common) >= NEAR_INVERSE_SHARE * larger
+
+    counts = Counter()
+    for split, rows in (("valid", valid), ("test", test)):
+        counts[split, "are known facts (train or facts)"] = sum(
+            row in known for row in rows
+        )
+        counts[split, "repeat another and are ranked again"] = len(rows) - len(
+            set(rows)
+        )
+        counts[split, "are inverses of known facts"] = sum(
+            h != t
+            and any((s, t, h) in known and are_inverse(r, s) for s in "rstu")
+            for r, h, t in rows
+        )
+    counts["test", "are in valid too"] = sum(row in valid for row in test)
+    return +counts
+
+
+@pytest.mark.parametrize("n_relations", [160, 1000])
+def test_pairs_are_counted_before_they_are_made(n_relations):
+    """Triples of 10 entities, each with an inverse by each relation: 2 million pairs are made, 90 million are not."""
+    relation, head, tail = np.indices((n_relations, 10, 10)).reshape(3, -1) + 1
+    table = np.stack([relation, head, tail], 1)[head != tail]
+    names = [f"r{i}" for i in range(n_relations)]
+    (note,) = leakage_notes(table[1000:], {"test": table[:1000]}, names)
+    if n_relations == 160:
+        assert note == (
+            "test: 1000 of 1000 triples are inverses of known facts: 'r0' and 'r12', 'r0' and 'r13', "
+            "'r0' and 'r14', 1785 more"
+        )
+        return
+    assert note == (
+        "inverse triples between the splits were not searched: 90,000,000 pairs of triples, over 30,000,000"
+    )
+
+
+def test_a_third_of_wn18rr_is_the_inverse_of_a_training_triple():
+    """Its three symmetric relations; counted by the file alone, in Python sets."""
+    if not (DATA / "wn18rr").is_dir():
+        pytest.skip(f"no {DATA / 'wn18rr'}: set FUNCPPO_DATA")
+    (note,) = [n for n in load(DATA / "wn18rr").notes if n.startswith("test:")]
+    symmetric = ("_derivationally_related_form", "_verb_group", "_similar_to")
+    train, test = (
+        {
+            tuple(line.split("\t"))
+            for line in (DATA / "wn18rr" / f"{split}.txt")
+            .read_text()
+            .splitlines()
+        }
+        for split in ("train", "test")
+    )
+    n_leaked = sum((t, r, h) in train for h, r, t in test if r in symmetric)
+    names = ", ".join(f"'{name}' is symmetric" for name in symmetric)
+    assert note == (
+        f"test: {n_leaked} of {len(test)} triples are inverses of known facts: {names}"
+    )
+
+
+# -- descriptions
+
+GRAPH = [("a", "r", "b"), ("b", "r", "a"), ("a", "r", "c"), ("d", "r", "d")]
+GRAPH += [("a", "s", "e"), ("e", "t", "a"), ("f", "t", "c")]
+HELD_OUT = [("c", "s", "a"), ("a", "s", "d"), ("x", "new", "d")]
+
+
+def test_a_small_graph_by_hand():
+    found = describe(from_triples(GRAPH, HELD_OUT, [("a", "r", "b")]))
+    train, valid, test = found["splits"].values()
+    assert list(valid.values()) == [3, 4, 2, 0, 1, 1, 1]
+    assert (test["n_known"], test["n_linked"]) == (1, 1)
+    assert train["n_linked"] == 4
+    r, t, s, new = found["relations"]
+    assert list(r.values()) == [
+        *("r", 4, 0, 1, 4 / 3, 1.0, 2 / 3, 1.0, 2 / 3, None, None)
+    ]
+    assert (t["inverse"], t["inverse_share"]) == ("s", 0.5)
+    assert t["symmetric_share"] == 0.0
+    assert (s["inverse"], s["inverse_share"]) == ("t", 1.0)
+    assert new["n_facts"] == 0 and new["functional_share"] is None
+    # x has no fact, a and d have 5 and 2 ends of facts
+    assert found["degree_quantiles"]["0"] == 0
+    assert found["degree_quantiles"]["1"] == 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_graphs_against_sets(seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, [8, 3, 8], size=(90, 3)).tolist()
+    triples = [(f"e{h}", f"r{r}", f"e{t}") for h, r, t in rows]
+    train, test = triples[:60], triples[60:]
+    found = describe(from_triples(train, [], test))
+    facts = set(train)
+    pairs = [frozenset((h, t)) for h, _, t in facts]
+    assert found["splits"]["test"]["n_known"] == sum(t in facts for t in test)
+    linked = [frozenset((h, t)) in pairs for h, _, t in test]
+    assert found["splits"]["test"]["n_linked"] == sum(linked)
+    twice = [pairs.count(pair) > 1 for pair in pairs]
+    assert found["splits"]["train"]["n_linked"] == sum(twice)
+    for relation in found["relations"]:
+        own = {(h, t) for h, r, t in facts if r == relation["name"] and h != t}
+        inverse = sum((t, h) in own for h, t in own)
+        assert relation["symmetric_share"] == inverse / len(own)
+        shares = [
+            sum((t, other["name"], h) in facts for h, t in own) / len(own)
+            for other in found["relations"]
+            if other is not relation
+        ]
+        assert relation["inverse_share"] == max(shares)
+
+
+def test_too_many_inverse_pairs_are_told_and_not_searched(monkeypatch):
+    monkeypatch.setattr(dataset, "MAX_PAIRS", 1)
+    found = describe(from_triples(GRAPH))
+    assert found["relations"][0]["symmetric_share"] is None
+    assert "over 1 pairs" in found["notes"][-1]
+
+
+def test_facts_that_are_no_triples_are_counted():
+    found = describe(from_text("p(a). q(a, b). r(a, b, c)."))
+    assert [relation["name"] for relation in found["relations"]] == ["q"]
+    assert found["n_other_atoms"] == 2
+    with pytest.raises(ValueError, match="facts of two arguments"):
+        describe(from_text("p(a)."))

@@ -1,0 +1,423 @@
+"""Triples: files against a loop over lines, terms of N-Triples, tables, random splits, mapped names, settings."""
+
+import csv
+import gzip
+import io
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from funcppo.core.settings import FieldError
+from funcppo.kg.graph import triples
+from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
+from funcppo.kg.graph.text import decode, read_content, read_text
+from funcppo.kg.graph.triples import (
+    MappedNames,
+    NameIds,
+    NameNumbers,
+    drop_duplicates,
+    is_triple_file,
+    map_names,
+    order_of_occurrence,
+    parse_columns,
+    parse_ratios,
+)
+from tests.kg.graph.clause_strategies import NAMES as NASTY_NAMES
+
+A, B = ("a", "r", "b"), ("b", "s", "c")
+
+
+def read_triples(text, path, columns=None):
+    """The file of a text or of bytes, its triples in names."""
+    content = text if isinstance(text, bytes) else text.encode()
+    numbers = NameNumbers()
+    file = triples.read_triples(content, path, numbers, columns)
+    names = list(numbers)
+    rows = [tuple(names[i] for i in row) for row in file.triples.tolist()]
+    return file._replace(triples=rows)
+
+
+# -- files
+
+
+@pytest.mark.parametrize("name", ["f.txt", "f.txt.gz"])
+def test_the_mark_and_returns_are_no_part_of_the_text(tmp_path, name):
+    content = "\ufeffZoë\r\nb\rc\n".encode()
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(pack(content))
+    assert read_content(tmp_path / name) == "Zoë\nb\rc\n".encode()
+    assert read_text(tmp_path / name) == "Zoë\nb\rc\n"
+
+
+def test_what_is_no_text_is_named_by_its_line(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^f:2: expected UTF-8, got byte 0xff"
+    ):
+        decode(b"a\n\xff", "f")
+    with pytest.raises(
+        ValueError, match=r"^f:3: expected text, got a NUL byte"
+    ):
+        decode(b"a\n\n\0", "f")
+    (tmp_path / "f.gz").write_bytes(gzip.compress(b"text")[:-3])
+    with pytest.raises(ValueError, match=r"f\.gz: expected a whole gzip file"):
+        read_content(tmp_path / "f.gz")
+    with pytest.raises(ValueError, match="can be read: No such file"):
+        read_content(tmp_path / "none")
+
+
+def test_the_ending_says_what_is_read_as_triples():
+    names = ["x.txt", "x.tsv.gz", "d/x.csv", "x.pl", "x.gz", "x", "x.tsv.bz2"]
+    assert [name for name in names if is_triple_file(name)] == names[:3]
+
+
+@pytest.mark.parametrize(
+    ("path", "columns", "text"),
+    [
+        ("f.txt", None, "a\tr\tb\nb\ts\tc"),
+        ("f.tsv", None, "a\tr\tb\nb\ts\tc\n\n"),
+        ("f.csv.gz", None, '"a","r", b\nb,"s",c'),
+        ("f.csv", "3,1,2", "r,b,a\ns,c,b\n"),
+        ("f.tsv", "04,2,1", "b\tr\t\ta\nc\ts\t\tb\n"),
+        ("f.csv", "from, what,to", "what,when,from,to\nr,1999,a,b\ns,2000,b,c"),
+        ("f.tsv", "x,y,z", "z\ty\t x\nb\tr\ta\nc\ts\tb"),
+        ("f.txt", None, "head\trelation\ttail\na\tr\tb\nb\ts\tc"),
+        ("f.csv", "2,1,3", "P,S,O\nr,a,b\ns,b,c"),
+    ],
+)
+def test_two_triples_in_every_form(path, columns, text):
+    assert read_triples(text, path, columns).triples == [A, B]
+
+
+def test_a_first_line_that_can_be_nothing_but_a_header_is_told():
+    file = read_triples("h,r,t\na,knows,b\n", "f.csv")
+    assert file.triples == [("a", "knows", "b")]
+    note = "f.csv:1: 'h,r,t' read as a header"
+    assert (file.first_line, file.notes) == (2, [note])
+    for text in ("h,r,t\nt,r,h\n", "h,x,t\na,r,b\n", "t,r,h\na,x,b\n"):
+        file = read_triples(text, "f.csv")
+        assert (len(file.triples), file.first_line, file.notes) == (2, 1, [])
+
+
+@pytest.mark.parametrize("text", ["head\trelation\ttail\n", "", "\n \n"])
+def test_a_header_alone_holds_no_triple(text):
+    assert read_triples(text, "f.txt").triples == []
+
+
+def test_quotes_mean_nothing_where_tabs_separate():
+    file = read_triples('"a\tr, s\tb"\n', "f.tsv")
+    assert file.triples == [('"a', "r, s", 'b"')]
+
+
+def read_line_by_line(content, path, columns):
+    """What `read_triples` returns, or the line of its error, by a loop over lines."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    if "\0" in text:
+        return text.count("\n", 0, text.index("\0")) + 1
+    if not text.strip():
+        return []
+    found = []
+    i, j, k = map(int, (columns or "1,2,3").split(","))
+    width = 3
+    for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
+        cells = line.split("\t")
+        if path.endswith(".csv"):
+            try:
+                [cells] = csv.reader([line], skipinitialspace=True, strict=True)
+            except csv.Error:
+                return number
+        if number == 1 and columns:
+            width = len(cells)
+        if len(cells) != width or width < max(i, j, k):
+            return number
+        found.append((cells[i - 1], cells[j - 1], cells[k - 1]))
+        if not all(found[-1]):
+            return number
+    return found
+
+
+# Short texts of what separates, ends and disturbs.
+PARTS = 'a|b|Zoë|\u00a0|a long name|\t|\t|\t|,|,|\n|\n| |"|a\tr\tb\n|a,r,b\n|a\tr\tb\tx\n'
+TEXTS = st.lists(st.sampled_from(PARTS.split("|")), max_size=30)
+CONTENTS = TEXTS.map(lambda parts: "".join(parts).encode())
+DISTURBED = CONTENTS | st.tuples(
+    CONTENTS, st.sampled_from([b"\xff", b"\0"]), CONTENTS
+).map(b"".join)
+
+
+@given(
+    DISTURBED,
+    st.sampled_from(["f.tsv", "f.csv"]),
+    st.sampled_from([None, "1,2,3", "4,1,2"]),
+)
+@example("\u00a0\t\u00a0\t\u00a0\n".encode(), "f.tsv", None)
+@example(b"a\tr\tb\t\xff\n", "f.tsv", "1,2,3")
+@example(b"a\tr\tb\n" * 3 + b"a\tr\n\xff", "f.tsv", None)
+def test_a_file_is_read_as_line_by_line(content, path, columns):
+    expected = read_line_by_line(content, path, columns)
+    if isinstance(expected, list):
+        assert read_triples(content, path, columns).triples == expected
+        return
+    with pytest.raises(ValueError) as caught:
+        read_triples(content, path, columns)
+    assert str(caught.value).startswith(f"{path}:{expected}: ")
+
+
+NAMES = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"),
+    min_size=1,
+).filter(lambda name: not name.startswith(" "))
+
+
+@given(
+    st.lists(st.tuples(*[NAMES] * 4), min_size=1),
+    st.permutations([0, 1, 2, 3]),
+)
+def test_what_the_csv_module_writes_is_read_back(rows, order):
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([["c0", "c1", "c2", "c3"], *rows])
+    i, j, k = order[:3]
+    file = read_triples(text.getvalue(), "f.csv", f"c{i},c{j},c{k}")
+    assert file.triples == [(row[i], row[j], row[k]) for row in rows]
+    assert (file.first_line, file.notes) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "columns", "text", "expected"),
+    [
+        ("f.csv", None, "a,r,b\na,r\n", "2: expected 3 columns head,relation,tail, got 2, in 'a,r'"),
+        ("f.csv", None, "a,r,b,c\n",
+         "1: expected 3 columns head,relation,tail, got 4 (--columns chooses three), in 'a,r,b,c'"),
+        ("f.csv", None, "a,r,b\n\na,r,b\n", "2: expected 3 columns head,relation,tail, got 0, in ''"),
+        ("f.csv", "1,2,4", "a,r,b\n", "1: expected column 4, as --columns says, got 3 columns, 'a,r,b'"),
+        ("f.tsv", "s,p,o", "s\tp\tx\n", "1: expected one column o, as --columns says, got 3 columns, 's\\tp\\tx'"),
+        ("f.csv", "s,p,o", "s,p,o,s\n", "1: expected one column s, as --columns says, got 4 columns, 's,p,o,s'"),
+        ("f.csv", "s,p,o", "s,p,o,w\na,r,b,1\na,r,,1\n",
+         "3: expected 4 columns, as in the first line, got an empty one, in 'a,r,,1'"),
+        ("f.csv", None, 'a,r,b\na,"r\nr",b\n', "2: expected a row on one line, got one with a line break in quotes"),
+        ("f.csv", None, 'a,r,b\na,r,"b\n', "2: expected comma-separated values: unexpected end of data"),
+        ("f.csv", None, 'a,r,b\n"a"x,r,b\n', "2: expected comma-separated values: ',' expected after '\"'"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_named(path, columns, text, expected):
+    with pytest.raises(ValueError) as caught:
+        read_triples(text, path, columns)
+    assert str(caught.value) == f"{path}:{expected}"
+
+
+# -- N-Triples
+
+S, P = "<http://ex.org/a>", "<http://ex.org/p>"
+
+
+@pytest.mark.parametrize(
+    ("term", "name"),
+    [
+        (S, "http://ex.org/a"),
+        ("<http://ex.org/Zo\\u00EB>", "http://ex.org/Zoë"),
+        ("<urn:x:\\U0001F600>", "urn:x:\U0001f600"),
+        ("_:0.a", "_:0.a"),
+        ('"Paris, France"', '"Paris, France"'),
+        ('"chat"@fr-BE', '"chat"@fr-BE'),
+        ('"5"^^<http://ex.org/int>', '"5"^^<http://ex.org/int>'),
+        ('"a"^^<http://www.w3.org/2001/XMLSchema#string>', '"a"'),
+        ('"a\\tb\\u00EB\\\'c"', '"a\tbë\'c"'),
+        ('"a\\nb \\"c\\" \\\\"@en', '"a\\nb \\"c\\" \\\\"@en'),
+        ('""', '""'),
+    ],
+)
+def test_a_term_has_one_name(term, name):
+    file = read_triples(f"{S} {P} {term} .\n", "f.nt")
+    assert file.triples == [("http://ex.org/a", "http://ex.org/p", name)]
+
+
+def test_space_comments_and_empty_lines_are_no_triples():
+    text = f'# head\n\n \t{S}{P}"x#y".# end\r\n_:a {P} _:b.\n  # last'
+    rows = read_triples(text, "f.nt").triples
+    assert [row[2] for row in rows] == ['"x#y"', "_:b"]
+    assert read_triples("# nothing\n", "f.nt").triples == []
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        *[(line, "expected `subject predicate object .`") for line in (
+            f"{S} {P} {S}", f'"a" {P} {S} .', f"{S} _:b {S} .", f"{S} {P} a .", f'{S} {P} "a .', f'{S} {P} "a\\x" .',
+            f'{S} {P} "a"@- .', f"{S} {P} <a b> .", f"{S} {P} _:b. {S} .")],
+        (f"{S} {P} <a> .", "expected an absolute IRI, got '<a>'"),
+        (f"{S} {P} <urn:\\u0020> .", "expected an absolute IRI"),
+        (f'{S} {P} "\\uD800" .', "expected a character, got the escape"),
+        (f'{S} {P} "\\UFFFFFFFF" .', "expected a character, got the escape"),
+    ],
+)  # fmt: skip
+def test_a_bad_line_of_n_triples_is_named(line, problem):
+    with pytest.raises(ValueError) as caught:
+        read_triples(f"{S} {P} {S} .\n# x\n{line}\n", "f.nt")
+    assert str(caught.value).startswith(f"f.nt:3: {problem}")
+
+
+# -- tables
+
+NUMBERS = st.integers(0, 5)
+
+
+@given(st.lists(NUMBERS))
+def test_the_order_of_occurrence_is_that_of_a_dictionary(numbers):
+    order = order_of_occurrence(np.array(numbers, np.int32), 6)
+    assert order.tolist() == list(dict.fromkeys(numbers))
+
+
+def test_the_order_of_occurrence_is_kept_over_blocks():
+    numbers = np.zeros(9_000_000, np.int32)
+    numbers[[10, 5_000_000]] = 3
+    numbers[[8_999_999, 4_500_000]] = 2
+    assert order_of_occurrence(numbers, 5).tolist() == [0, 3, 2]
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS)), st.booleans())
+def test_rows_that_repeat_another_are_dropped(rows, has_large_numbers):
+    """A code of three numbers near 2^31 needs more than 64 bits."""
+    if has_large_numbers:
+        rows = [tuple(2**31 - 1 - number for number in row) for row in rows]
+    table = np.array(rows, np.int32).reshape(-1, 3)
+    distinct = [tuple(row) for row in drop_duplicates(table).tolist()]
+    assert distinct == list(dict.fromkeys(rows))
+
+
+# -- random splits
+
+TRIPLES = [(f"e{i}", f"r{i % 3}", f"e{i * 7 % 50}") for i in range(50)]
+
+
+def split_triples(rows, ratios, seed):
+    """The parts of a list of triples in names: train, valid, test."""
+    numbers = NameNumbers()
+    table = numbers.number(name for row in rows for name in row)
+    names = list(numbers)
+    parts = triples.split_triples(table, names, ratios, seed)
+    return [
+        [tuple(names[i] for i in row) for row in parts[split].tolist()]
+        for split in ("train", "valid", "test")
+    ]
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from("abcd")] * 3), min_size=20),
+    st.sampled_from(["0.8,0.1,0.1", "0.5,0.5,0", "1,0,0", "0.4,0,0.6"]),
+    st.integers(-3, 3),
+)
+def test_every_distinct_triple_is_in_one_part_and_the_parts_have_their_shares(
+    rows, ratios, seed
+):
+    distinct = list(dict.fromkeys(rows))
+    if len(distinct) < 5:
+        return
+    parts = split_triples(rows, ratios, seed)
+    assert sorted(row for part in parts for row in part) == sorted(distinct)
+    _, *shares = parse_ratios(ratios)
+    sizes = [round(share * len(distinct)) for share in shares]
+    assert [len(part) for part in parts[1:]] == sizes
+    for part in parts:
+        assert part == [triple for triple in distinct if triple in part]
+
+
+def test_the_split_depends_on_the_seed_and_not_on_the_order_or_the_machine():
+    """Runs are opened by splitting their data again."""
+    parts = split_triples(TRIPLES, "0.8,0.1,0.1", 0)
+    again = split_triples(TRIPLES[::-1], "0.8,0.1,0.1", 0)
+    assert [*map(set, parts)] == [*map(set, again)]
+    held_out = [triple[0] for triple in parts[2]]
+    assert held_out == ["e17", "e27", "e43", "e45", "e49"]
+    others = {
+        tuple(split_triples(TRIPLES, "0.8,0.1,0.1", seed)[2])
+        for seed in range(20)
+    }
+    assert len(others) == 20
+
+
+def test_a_triple_is_held_out_as_often_as_any_other():
+    """Of 400 seeds each of 10 triples is in test about 80 times; 20 is over 3 standard deviations away."""
+    n_in_test = dict.fromkeys(TRIPLES[:10], 0)
+    for seed in range(400):
+        for triple in split_triples(TRIPLES[:10], "0.8,0,0.2", seed)[2]:
+            n_in_test[triple] += 1
+    assert sum(n_in_test.values()) == 800
+    assert all(60 < count < 100 for count in n_in_test.values()), n_in_test
+
+
+def test_too_few_triples_for_a_part_are_an_error():
+    for ratios in ("0.8,0.1,0.1", "0.1,0.9,0"):
+        problem = f"split_ratios {ratios}: .* for each part, got 3"
+        with pytest.raises(ValueError, match=problem):
+            split_triples(TRIPLES[:3], ratios, 0)
+
+
+# -- mapped names
+
+
+@given(st.lists(NASTY_NAMES, unique=True, max_size=9), NASTY_NAMES)
+def test_names_are_a_sequence_and_ids_a_mapping(names, other):
+    mapped = map_names(names)
+    ids = NameIds(mapped)
+    assert list(mapped) == [mapped[i] for i in range(len(mapped))] == names
+    assert mapped[1:3] == tuple(names[1:3])
+    assert dict(ids) == {name: i for i, name in enumerate(names, 1)}
+    assert (other in mapped) == (other in ids) == (other in names)
+    assert map_names(mapped) is mapped
+
+
+def test_names_of_one_hash_are_told_apart():
+    columns = map_names(["a", "b", "c"]).columns
+    ids = columns["ids"]
+    same = np.full_like(columns["hashes"], columns["hashes"][0])
+    mapped = MappedNames({**columns, "hashes": same})
+    assert mapped.find(mapped[int(ids[0]) - 1]) == int(ids[0])
+    # Both have the CRC-32 0x4ddb0c25.
+    twins = map_names(["plumless", "buckeroo"])
+    assert twins.find("plumless") == 1 and twins.find("buckeroo") == 2
+
+
+def test_what_is_no_name_is_not_found():
+    mapped = map_names(["a"])
+    assert 5 not in mapped and "\ud800" not in mapped
+    with pytest.raises(KeyError):
+        NameIds(mapped)["b"]
+    with pytest.raises(IndexError):
+        mapped[1]
+
+
+# -- settings
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"columns": "1,3,2"},
+        {"split_ratios": "1,0,0", "split_seed": -3},
+        {"split_ratios": ".5, .5, 0", "split_seed": 7},
+    ],
+)
+def test_settings_that_mean_something_are_kept(settings):
+    cfg = DataConfig(**settings)
+    assert {name: getattr(cfg, name) for name in settings} == settings
+    assert cfg != DEFAULT_CONFIG == DataConfig()
+    assert parse_columns("s, p,o") == ["s", "p", "o"]
+    assert parse_ratios(" .5,0 ,.5") == (0.5, 0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("columns", text) for text in ("a,b", "a,b,b", "a,b,", "1,2,c", "0,1,2", "1,01,2")]
+    + [("split_ratios", text) for text in (
+        "", "0.8,0.2", "0.8,0.1,0.2", "0,0.5,0.5", "1.2,-0.1,-0.1", "nan,0.1,0.1", "inf,0,0", "a,b,c")]
+    + [("split_seed", 1), ("reader", "pandas")],
+)  # fmt: skip
+def test_a_setting_that_is_none_is_named(field, value):
+    with pytest.raises(FieldError) as caught:
+        DataConfig(**{field: value})
+    assert caught.value.field == field
