@@ -536,8 +536,11 @@ def _print_counts(result: JsonObject) -> None:
         row = [str(step), atoms, f"{n_derivable:,}", share]
         rows.append(row[: len(headings)])
     _print_table(console, headings, rows)
+    console.print("; ".join(_extent(result)))
 
-    # how far the counts reach, and what counts as a proof
+
+def _extent(result: JsonObject) -> list[str]:
+    """How far the counts reach, and what counts as a proof."""
     parts = [result["stop_reason"] or "complete to this height"]
     if result["fixpoint"]:
         height = len(result["n_atoms_after_step"]) - 1
@@ -556,5 +559,4 @@ def _print_counts(result: JsonObject) -> None:
         parts.append(
             f"of {result['n_undecided_facts']:,} this was not decided: they do not count"
         )
-    parts.append(f"{result['fixpoint_seconds']:.2f} s")
-    console.print("; ".join(parts))
+    return [*parts, f"{result['fixpoint_seconds']:.2f} s"]

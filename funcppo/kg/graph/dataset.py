@@ -717,6 +717,15 @@ def _count_inverses(
     )
 
 
+def _near_inverses(triples: IndexedTriples, n_relations: int) -> np.ndarray:
+    """The pairs of relations that are near-inverses, sorted, each as relation * n_relations + inverse."""
+    proper = triples.relation[~triples.is_loop]
+    size = np.bincount(proper, minlength=n_relations)
+    pair, n_common = _count_inverses(triples, n_relations)
+    larger = np.maximum(size[pair // n_relations], size[pair % n_relations])
+    return pair[n_common >= NEAR_INVERSE_SHARE * larger]
+
+
 def leakage_notes(
     known: np.ndarray,
     held_out: Mapping[str, np.ndarray],
@@ -773,32 +782,28 @@ def _inverse_notes(
             f"inverse triples between the splits were not searched: {n_pairs:,} pairs of triples, over {MAX_PAIRS:,}"
         ]
     n = len(relations)
-    size = np.bincount(triples.relation[~triples.is_loop], minlength=n)
-    pair, n_common = _count_inverses(triples, n)
-    larger = np.maximum(size[pair // n], size[pair % n])
-    near_inverses = pair[n_common >= NEAR_INVERSE_SHARE * larger]
+    near_inverses = _near_inverses(triples, n)
 
     notes: list[str] = []
     for name, rows in rows_by_split.items():
         leaked: list[np.ndarray] = []
         found: list[np.ndarray] = []
         for triple, inverse in _iter_inverse_pairs(triples, np.unique(rows)):
-            a, b = triples.relation[triple], triples.relation[inverse]
             # A pair of relations counts the same either way round.
-            code = np.minimum(a, b) * n + np.maximum(a, b)
+            ends = np.sort(triples.relation[np.stack([triple, inverse])], 0)
+            code = ends[0] * n + ends[1]
             is_leak = is_known[inverse] & np.isin(code, near_inverses)
             leaked.append(triple[is_leak])
             found.append(code[is_leak])
         n_leaked = int(np.isin(rows, np.concatenate(leaked)).sum())
-        if not n_leaked:
-            continue
-        code, count = _count_codes(found)
-        largest = code[np.argsort(-count, kind="stable")].tolist()
-        texts = [_format_inverses(code, relations) for code in largest]
-        listed = ", ".join(_shorten_list(texts, 3))
-        notes.append(
-            f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {listed}"
-        )
+        if n_leaked:
+            code, count = _count_codes(found)
+            largest = code[np.argsort(-count, kind="stable")].tolist()
+            texts = [_format_inverses(code, relations) for code in largest]
+            listed = ", ".join(_shorten_list(texts, 3))
+            notes.append(
+                f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {listed}"
+            )
     return notes
 
 
@@ -908,25 +913,18 @@ def _describe_relations(
     n_loops = count(facts[facts[:, 1] == facts[:, 2], 0])
     heads, heads_once = _count_arguments(facts, 1, count)
     tails, tails_once = _count_arguments(facts, 2, count)
-    triples = index_triples([facts], size)
-    n_pairs = int(triples.inverse_count.sum())
-    others: dict[int, dict[int, int]] = {}  # by relation, from 0
-    notes = [
-        f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
-    ]
-    if n_pairs <= MAX_PAIRS:
-        notes = []
-        for code, n in zip(
-            *(a.tolist() for a in _count_inverses(triples, size))
-        ):
-            others.setdefault(code // size, {})[code % size] = n
-
+    others = _inverse_counts(facts, size)
+    notes: list[str] = []
+    if others is None:
+        notes = [
+            f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
+        ]
     relations: list[dict[str, Any]] = []
     for i in np.argsort(-np.array(n_facts[1:]), kind="stable").tolist():
         if dataset.arities[i] != 2:
             continue
         n = i + 1
-        inverses = dict(others.get(i, {}))
+        inverses = dict((others or {}).get(i, {}))
         n_proper = n_facts[n] - n_loops[n]
         n_symmetric = inverses.pop(i, 0)
         best = max(inverses, key=inverses.__getitem__) if inverses else None
@@ -954,6 +952,21 @@ def _describe_relations(
             }
         )
     return relations, notes
+
+
+def _inverse_counts(
+    facts: np.ndarray, n_relations: int
+) -> dict[int, dict[int, int]] | None:
+    """By relation, from 0, and other relation: the facts of the one that the other inverts; None: too many pairs."""
+    triples = index_triples([facts], n_relations)
+    if int(triples.inverse_count.sum()) > MAX_PAIRS:
+        return None
+    others: dict[int, dict[int, int]] = {}
+    pairs, counts = _count_inverses(triples, n_relations)
+    for pair, n in zip(pairs.tolist(), counts.tolist()):
+        relation, other = divmod(pair, n_relations)
+        others.setdefault(relation, {})[other] = n
+    return others
 
 
 def _count_arguments(
