@@ -20,8 +20,7 @@ from funcppo.cli.common import (
     set_target_threads,
     write_json,
 )
-from funcppo.cli.evaluate import Evaluate
-from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
+from funcppo.cli.evaluate import Evaluate, EvaluationSetup, prepare_evaluation
 from funcppo.cli.options import HIDDEN, OptionalFile, TargetOptions
 from funcppo.core.settings import PositiveFloat, Seed, Size
 

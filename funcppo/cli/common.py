@@ -42,13 +42,20 @@ from funcppo.core.settings import CONFIG_FILE, MAX_PORT, METRICS_FILE, is_cuda
 from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import is_stored_graph, load
-from funcppo.kg.run.config import RESULTS_FILE, RUN_FILES, read_config
+from funcppo.kg.run.config import (
+    RESULTS_FILE,
+    RUN_FILES,
+    Note,
+    NoteKind,
+    read_config,
+)
 from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
     from funcppo.kg.logic.fixpoint import StepCallback
     from funcppo.kg.run.telemetry import Exporter
+    from funcppo.kg.search.task import ProverTask
 
 # version of the keys in results.json and in the output of every --json; 1 had no version
 JSON_FORMAT = 2
@@ -224,6 +231,64 @@ def print_notes(notes: Iterable[str], console: Console | None = None) -> None:
     console = console or make_console(use_stderr=True)
     for line in notes:
         console.print(f"note: {line}", style="dim")
+
+
+class Screen:
+    """What a program prints: six lines at most beside its table; all notes if verbose, the table alone if quiet.
+
+    Attributes:
+      console: for the table.
+    """
+
+    def __init__(
+        self, console: Console, is_verbose: bool, is_quiet: bool = False
+    ) -> None:
+        """A screen on which nothing is printed yet."""
+        self.console = console
+        self._is_verbose = is_verbose
+        self._is_quiet = is_quiet
+        self._told: set[str] = set()
+
+    def print(self, *lines: str) -> None:
+        """Print lines, unless the table alone is wanted."""
+        for line in lines:
+            if not self._is_quiet:
+                self.console.print(line)
+
+    def add(self, notes: Iterable[str], *kinds: NoteKind) -> None:
+        """Print notes that were not printed yet: all of them if verbose, otherwise those of some kinds."""
+        for note in notes:
+            if note in self._told:
+                continue
+            if self._is_verbose:
+                print_notes([note], self.console)
+            elif _kind(note) in kinds:
+                self.print(note)
+            else:
+                continue
+            self._told.add(note)
+
+    def show_cut(self, notes: Iterable[str]) -> None:
+        """Print the first note on what was left out for time or memory, and how many more there are."""
+        cut = [note for note in notes if _kind(note) == "cut"]
+        if cut and not self._is_verbose:
+            more = f" (and {len(cut) - 1} more: -v)" if len(cut) > 1 else ""
+            self.print(f"left out: {cut[0]}{more}")
+
+
+def _kind(note: str) -> NoteKind:
+    """What a note is about; notes of files that say nothing of it are details."""
+    return note.kind if isinstance(note, Note) else "detail"
+
+
+def describe_task(task: ProverTask, score: str) -> str:
+    """What a program works on, as one line."""
+    dataset = task.dataset
+    return (
+        f"{dataset.name}: {dataset.n_constants:,} entities, {dataset.n_predicates:,} relations, "
+        f"{len(dataset.train):,} train / {len(dataset.valid):,} valid / {len(dataset.test):,} test, "
+        f"{len(dataset.rules):,} rules, height {task.max_height}, score {score}"
+    )
 
 
 def make_table(title: str, columns: Sequence[str]) -> Table:

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 
 from funcppo.cli.common import (
     Interrupt,
     JsonObject,
+    Screen,
     WorkDisplay,
     check_overwrites,
     data_files,
     debug_files,
     debug_mode,
     defer_interrupt,
+    describe_task,
     graphs_allowed,
     is_run_folder,
     lock_output,
     make_console,
+    memory_limit,
     metrics_exported,
     metrics_table,
-    print_notes,
     print_table,
+    select_device,
     set_caches,
     set_target_threads,
     write_json,
-)
-from funcppo.cli.evaluation_setup import (
-    CompileChoice,
-    EvaluationSetup,
-    prepare_evaluation,
-    search_notes,
 )
 from funcppo.cli.options import (
     HIDDEN,
@@ -46,19 +47,41 @@ from funcppo.cli.options import (
     OptionalFile,
     ScoreOptions,
 )
-from funcppo.core.settings import PositiveInt, Seed
+from funcppo.core.files import shorten
+from funcppo.core.settings import PositiveInt, Seed, is_cuda
+from funcppo.kg.run.config import Note
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
+from funcppo.runtime.reasons import ReasonCode, failure_code
 
-# PyTorch takes seconds to import, and --help is not to wait for it
+# PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
     from funcppo.core.record_log import Record, RecordLog
     from funcppo.kg.graph.dataset import Dataset
-    from funcppo.kg.ranking.evaluator import Evaluator
+    from funcppo.kg.ranking.evaluator import Evaluator, ProofFinder
+    from funcppo.kg.run.run import Run
+    from funcppo.kg.run.subject import Subject
     from funcppo.kg.run.telemetry import Exporter
+    from funcppo.kg.search.beam_search import (
+        ScoreName,
+        SearchConfig,
+        SearchResult,
+    )
+    from funcppo.kg.search.slot_scheduler import SearchStep
+    from funcppo.kg.search.task import PhaseCallback
+
+# Queries of the split on which the batch size is tuned.
+TUNING_SAMPLE_SIZE = 2048
+# Candidates from which the search is compiled on a GPU: it takes half a minute, and saves 3 microseconds on each
+# (`experiments/results/scoring-h200.json`). On a CPU it was not measured.
+COMPILE_MIN_CANDIDATES = 10_000_000
+# Why a search is not compiled.
+Uncompiled: TypeAlias = tuple[str, ReasonCode]
+NO_SEARCH = ("the score needs no search", ReasonCode.NO_SEARCH)
+CompileChoice: TypeAlias = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +150,8 @@ class Evaluate(ScoreOptions):
     the n-th of a host serves at PORT + n, from 0 on. Default: not served."""
     metrics_file: OptionalFile = None
     """Write the same metrics to FILE, every second or at the next queries after it. Default: no file."""
+    verbose: Annotated[bool, Opt(short="-v")] = False
+    """Print every note on what was chosen, left out or estimated; --json has them all. Default: off."""
 
     def run(self) -> int:
         """Rank the split and print the metrics.
@@ -136,116 +161,155 @@ class Evaluate(ScoreOptions):
         """
         set_caches(self.cache_dir)
         processes = distributed.current_processes()
-        if processes is not None and not processes.is_main:
-            with (
-                graphs_allowed(self.cuda_graphs, self.device),
-                metrics_exported(
-                    self.metrics_port, None, "evaluate"
-                ) as exporter,
-                _monitored(exporter),
-            ):
-                return self._rank_for_main(processes, exporter)
-        self._check_outputs()
+        is_main = processes is None or processes.is_main
+        if is_main:
+            self._check_outputs()
         with (
-            lock_output(self.details),
-            debug_mode(self.debug, self._debug_files()),
+            lock_output(self.details if is_main else None),
+            debug_mode(self.debug and is_main, self._debug_files()),
             graphs_allowed(self.cuda_graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "evaluate"
             ) as exporter,
             _monitored(exporter),
         ):
-            status = self._run(exporter)
+            console = make_console(self.json == "-")
+            screen = Screen(console, self.verbose)
+            start = time.perf_counter()
+            setup = self._prepare(console, exporter)
+            if is_main:
+                status = self._run(setup, screen, start, exporter)
+            else:
+                assert processes is not None, "this is not rank 0"
+                self._assist(processes, setup, exporter)
+                status = 0
             if exporter and status == 0:
                 exporter.telemetry.finish()
             return status
 
-    def _run(self, exporter: Exporter | None) -> int:
-        """Rank with a --details FILE that no other process writes; the exit status."""
-        from funcppo.runtime import memory
-
-        start = time.perf_counter()
-        console = make_console(self.json == "-")
-        setup = self._prepare(console)
-        if exporter:
-            _describe_run(exporter, setup)
-        evaluator = setup.evaluator
-        memory.reset_peak(self.device)
-
-        rows = self._query_rows(evaluator.task.dataset)
-        log = self._open_log(setup)
-        with defer_interrupt() as interrupt:
-            records = self._rank(setup, rows, log, console, interrupt, exporter)
-
-        n_sides = len(evaluator.protocol.sides)
-        n_done = len(records) // n_sides
-        if len(records) < len(rows) * n_sides:
-            hint = (
-                f"--resume continues with {self.details}"
-                if log
-                else "with --details FILE, --resume could continue"
-            )
-            console.print(
-                f"interrupted after {n_done} of {len(rows)} queries; {hint}"
-            )
-            return interrupt.exit_status
-
-        result = self._summarise(setup, records)
-        result["total_seconds"] = time.perf_counter() - start
-        write_json(self.json, result)
-        self._print_result(console, setup, result)
-        return 0
-
-    def _rank_for_main(
-        self, processes: Processes, exporter: Exporter | None
-    ) -> int:
-        """Rank windows of the split, whose records rank 0 writes; the exit status."""
-        from funcppo.cli.evaluation_setup import (
-            iter_shared_queries,
-        )
-
-        setup = self._prepare(make_console(use_stderr=True))
-        if exporter:
-            _describe_run(exporter, setup)
-
-        def count(records: Sequence[Record]) -> None:
-            _count_scored(records, setup, exporter)
-
-        rows = self._query_rows(setup.evaluator.task.dataset)
-        split = getattr(setup.evaluator.task.dataset, self.split)
-        done = processes.share("done")
-        for _ in iter_shared_queries(
-            processes, setup, split, rows, set(done), count
-        ):
-            pass  # rank 0 has the records
-        if exporter:
-            exporter.telemetry.finish()
-        return 0
-
-    def _prepare(self, console: Console) -> EvaluationSetup:
+    def _prepare(
+        self, console: Console, exporter: Exporter | None
+    ) -> EvaluationSetup:
         """The evaluator, on which all processes agree."""
         set_target_threads(self.target, self.threads)
         with WorkDisplay("reading data", console) as status:
             setup = prepare_evaluation(
                 self,
+                status.update,
                 with_proofs=self.details is not None and self.proofs,
-                on_phase=status.update,
             )
         processes = distributed.current_processes()
         if processes is not None:
-            from funcppo.cli.evaluation_setup import (
-                check_same_setup,
+            gpu = distributed.gpu_facts(self.device)
+            processes.check_equal("setup", setup.log_settings | gpu)
+        if exporter:
+            exporter.telemetry.describe(
+                "run",
+                program="evaluate",
+                dataset=setup.evaluator.task.dataset.name,
+                device=self.device,
+                strategy="eager" if setup.uncompiled else "one-graph",
+            )
+            if setup.uncompiled:
+                exporter.telemetry.record_failure(setup.uncompiled[1])
+            exporter.refresh(at_once=True)
+        return setup
+
+    def _run(
+        self,
+        setup: EvaluationSetup,
+        screen: Screen,
+        start: float,
+        exporter: Exporter | None,
+    ) -> int:
+        """Rank with a --details FILE that no other process writes, and print the metrics; the exit status."""
+        from funcppo.runtime import memory
+
+        memory.reset_peak(self.device)
+        rows = self._query_rows(setup.evaluator.task.dataset)
+        log = self._open_log(setup)
+        records = list(log.records) if log else []
+        done = {record["query_row"] for record in records}
+        self._show_work(setup, screen, _without(rows, done))
+        screen.print(*(log.notes if log else []))
+        with defer_interrupt() as interrupt:
+            self._rank(
+                setup, rows, records, log, screen.console, interrupt, exporter
             )
 
-            check_same_setup(processes, setup, self.device)
-        return setup
+        n_sides = len(setup.evaluator.protocol.sides)
+        if len(records) < len(rows) * n_sides:
+            hint = "with --details FILE, --resume could continue"
+            if log:
+                hint = f"--resume continues with {self.details}"
+            screen.print(
+                f"interrupted after {len(records) // n_sides} of {len(rows)} queries; {hint}"
+            )
+            return interrupt.exit_status
+        result = self._summarise(setup, records)
+        result["total_seconds"] = time.perf_counter() - start
+        write_json(self.json, result)
+        self._show_result(setup, screen, result)
+        return 0
+
+    def _show_work(
+        self, setup: EvaluationSetup, screen: Screen, rows: np.ndarray
+    ) -> None:
+        """Print what is ranked, and how much."""
+        from funcppo.kg.ranking.ranking import estimate_candidates
+
+        evaluator = setup.evaluator
+        n_candidates = estimate_candidates(
+            evaluator.task, self._split_of(setup)[rows], evaluator.protocol
+        )
+        screen.print(
+            describe_task(evaluator.task, setup.score),
+            f"{len(rows):,} queries, about {n_candidates:,} candidates",
+        )
+
+    def _show_result(
+        self, setup: EvaluationSetup, screen: Screen, result: JsonObject
+    ) -> None:
+        """Print the notes, the table of metrics, and where the lines are."""
+        notes = [*result["notes"], *search_notes(result)]
+        screen.add(notes, "answers")
+        screen.show_cut(notes)
+        title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
+        default = setup.score if self.score == "auto" else ""
+        table = metrics_table(title, {setup.score: result}, default)
+        print_table(screen.console, table)
+        where = f": {self.details}" if self.details else ""
+        screen.print(f"done in {result['total_seconds']:.0f} s{where}")
+
+    def _assist(
+        self,
+        processes: Processes,
+        setup: EvaluationSetup,
+        exporter: Exporter | None,
+    ) -> None:
+        """Rank windows of the split, whose records rank 0 writes."""
+        rows = self._query_rows(setup.evaluator.task.dataset)
+        done = set(processes.share("done"))
+        ranked = self._iter_shared(
+            processes,
+            setup,
+            rows,
+            done,
+            lambda records: _count_scored(records, setup, exporter),
+        )
+        for _ in ranked:
+            pass  # rank 0 has the records
+
+    def _split_of(self, setup: EvaluationSetup) -> np.ndarray:
+        """The atoms of the split, [n, W]."""
+        return getattr(setup.evaluator.task.dataset, self.split)
 
     def _debug_files(self) -> list[Path]:
         """Files to attach to a report of a bug: of the run, if one is evaluated, and of this evaluation."""
-        files = (
-            debug_files(Path(self.target)) if is_run_folder(self.target) else []
-        )
-        return files + [Path(x) for x in [self.details] if x]
+        files = [Path(self.details)] if self.details else []
+        if is_run_folder(self.target):
+            files = debug_files(Path(self.target)) + files
+        return files
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
@@ -257,17 +321,16 @@ class Evaluate(ScoreOptions):
             ("--metrics-file", self.metrics_file),
         ]
         if self.details is not None:
-            settings_path = record_log.settings_path(Path(self.details))
-            outputs.append(("--details", str(settings_path)))
-        check_overwrites(outputs, data_files(self.target, self.rules))
-        if self.details is not None:
+            path = Path(self.details)
+            outputs.append(("--details", str(record_log.settings_path(path))))
             record_log.check_writable(
-                Path(self.details), resume=self.resume, overwrite=self.overwrite
+                path, resume=self.resume, overwrite=self.overwrite
             )
         elif self.resume or self.overwrite:
             raise ValueError(
                 "--resume, --overwrite: expected --details FILE, the file to continue or to replace"
             )
+        check_overwrites(outputs, data_files(self.target, self.rules))
 
     def _query_rows(self, dataset: Dataset) -> np.ndarray:
         """The rows of the split that are ranked, int64 [Q]."""
@@ -305,22 +368,17 @@ class Evaluate(ScoreOptions):
         self,
         setup: EvaluationSetup,
         rows: np.ndarray,
+        records: list[Record],
         log: RecordLog | None,
         console: Console,
         interrupt: Interrupt,
         exporter: Exporter | None,
-    ) -> list[Record]:
-        """The records of all queries, or of those ranked before an interrupt."""
+    ) -> None:
+        """Add the records of all queries that have none, or of those ranked before an interrupt."""
         from funcppo.core import record_log
 
-        records = list(log.records) if log else []
-        print_notes(log.notes if log else [], console)
         done = {record["query_row"] for record in records}
         n_sides = len(setup.evaluator.protocol.sides)
-
-        split = getattr(setup.evaluator.task.dataset, self.split)
-        left = split[_rows_left(rows, done)]
-        _print_work(console, setup.evaluator, left)
         n_scored = 0
         start = time.perf_counter()
         # A repeated signal ends the queries in progress; those before stay.
@@ -335,32 +393,84 @@ class Evaluate(ScoreOptions):
                 records += [{**record, "proof": None} for record in query]
 
                 n_scored += _count_scored(query, setup, exporter)
-                note = _speed_text(n_scored, start)
+                speed = n_scored / (time.perf_counter() - start)
                 n_done = len(records) // n_sides
+                note = f"{speed:,.0f} candidates/s"
                 status.update("ranking", n_done, len(rows), note=note)
                 if interrupt.requested:
                     break
         if log:
             record_log.close(log)
-        return records
 
     def _iter_queries(
         self, setup: EvaluationSetup, rows: np.ndarray, done: set[int]
     ) -> Iterator[list[Record]]:
         """Yield the records of each query without records, by this process alone or with others."""
-        from funcppo.cli.evaluation_setup import (
-            iter_shared_queries,
-        )
         from funcppo.kg.ranking import evaluator as evaluation
 
-        split = getattr(setup.evaluator.task.dataset, self.split)
+        split = self._split_of(setup)
         processes = distributed.current_processes()
         if processes is None:
-            return evaluation.evaluate_queries(
-                setup.evaluator, split, _rows_left(rows, done)
-            )
+            left = _without(rows, done)
+            return evaluation.evaluate_queries(setup.evaluator, split, left)
         processes.share("done", sorted(done))
-        return iter_shared_queries(processes, setup, split, rows, done)
+        return self._iter_shared(processes, setup, rows, done)
+
+    def _iter_shared(
+        self,
+        processes: Processes,
+        setup: EvaluationSetup,
+        rows: np.ndarray,
+        is_done: set[int],
+        on_ranked: Callable[[list[Record]], object] = lambda records: None,
+    ) -> Iterator[list[Record]]:
+        """Rank the windows that this process takes; on rank 0, yield the records of all queries in the order of `rows`.
+
+        What the other processes counted and noted is added to the setup.
+
+        Args:
+          rows: of all queries of the evaluation.
+          is_done: rows of the queries that have records already, which are not yielded again.
+          on_ranked: receives the records of each query that this process has ranked.
+        """
+        from funcppo.kg.ranking import evaluator as evaluation
+        from funcppo.kg.ranking.policy_score import graph_fallback_notes
+        from funcppo.runtime import memory
+
+        split = self._split_of(setup)
+        # A window is ranked whole, so that its records do not depend on what is done.
+        windows = [
+            window
+            for window in evaluation.plan_windows(setup.evaluator, split, rows)
+            if not is_done.issuperset(window.tolist())
+        ]
+
+        def rank(task: int) -> bytes:
+            before = Counter(setup.search_stats)
+            records = evaluation.rank_window(
+                setup.evaluator, split, windows[task]
+            )
+            for query in records:
+                on_ranked(query)
+            result = {
+                "rank": processes.rank,
+                "records": records,
+                "stats": setup.search_stats - before,
+                "notes": graph_fallback_notes(setup.search_step),
+                "peak_bytes": memory.peak_bytes(self.device),
+            }
+            return json.dumps(result, ensure_ascii=False).encode()
+
+        for block in processes.iter_results("window", len(windows), rank):
+            result = json.loads(block)
+            if result["rank"] != processes.rank:
+                setup.search_stats.update(result["stats"])
+                lines = [f"rank {result['rank']}: {x}" for x in result["notes"]]
+                setup.notes += [x for x in lines if x not in setup.notes]
+                setup.peer_peak_bytes.append(result["peak_bytes"])
+            for records in result["records"]:
+                if records[0]["query_row"] not in is_done:
+                    yield records
 
     def _summarise(
         self, setup: EvaluationSetup, records: list[Record]
@@ -370,9 +480,17 @@ class Evaluate(ScoreOptions):
         from funcppo.logs import package_versions
         from funcppo.runtime import memory
 
-        task = setup.evaluator.task
-        uncompiled = setup.uncompiled
-        replay = policy_score.search_replay(setup.search_step)
+        task, step = setup.evaluator.task, setup.search_step
+        processes = distributed.current_processes()
+        reason, code = setup.uncompiled or ("", None)
+        counts = setup.search_stats
+        stats: JsonObject = {}
+        if counts["row_steps"]:
+            names = ("row_steps", "n_pruned", "n_overflowed", "n_halvings")
+            stats = {name: counts[name] for name in names}
+            active = counts["active_row_steps"]
+            stats["active_fraction"] = active / counts["row_steps"]
+        peak_bytes = memory.peak_bytes(self.device)
         return {
             **result_log.summarise_records(
                 records, task.dataset.predicates, with_auc=task.is_countries
@@ -382,54 +500,55 @@ class Evaluate(ScoreOptions):
             "negatives": self.negatives,
             "height": task.max_height,
             "dataset": task.dataset.name,
-            **setup.search_stats.as_metrics(),
+            **stats,
             "memory_limit_bytes": setup.memory_limit,
-            "peak_bytes": max(
-                memory.peak_bytes(self.device), *setup.peer_peak_bytes, 0
-            ),
-            "processes": _n_processes(),
+            "peak_bytes": max(peak_bytes, *setup.peer_peak_bytes, 0),
+            "processes": processes.world_size if processes else 1,
             "graphs": self.cuda_graphs,
-            **replay._asdict(),
-            "compiled": uncompiled is None,
-            "uncompiled_reason": uncompiled.reason if uncompiled else "",
-            "uncompiled_code": uncompiled and uncompiled.code,
-            "notes": _notes(setup),
+            **policy_score.search_replay(step)._asdict(),
+            "compiled": setup.uncompiled is None,
+            "uncompiled_reason": reason,
+            "uncompiled_code": code,
+            "notes": [
+                *task.notes,
+                *setup.notes,
+                *policy_score.graph_fallback_notes(step),
+            ],
             "versions": package_versions(),
             "device": self.device,
         }
 
-    def _print_result(
-        self, console: Console, setup: EvaluationSetup, result: JsonObject
-    ) -> None:
-        """Print the notes and the table of metrics."""
-        print_notes([*result["notes"], *search_notes(result)], console)
-        title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
-        default = setup.score if self.score == "auto" else ""
-        print_table(
-            console, metrics_table(title, {setup.score: result}, default)
-        )
 
-
-def _n_processes() -> int:
-    """The number of processes that share the evaluation."""
-    processes = distributed.current_processes()
-    return 1 if processes is None else processes.world_size
-
-
-def _rows_left(rows: np.ndarray, done: set[int]) -> np.ndarray:
+def _without(rows: np.ndarray, done: set[int]) -> np.ndarray:
     """The rows of the queries that have no records yet."""
     import numpy as np
 
     return rows[~np.isin(rows, list(done))]
 
 
-def _notes(setup: EvaluationSetup) -> list[str]:
-    """What was chosen, left out or fallen back from, one line each."""
-    from funcppo.kg.ranking.policy_score import graph_fallback_notes
+def search_notes(result: JsonObject) -> list[Note]:
+    """Lines on the work of an evaluation and on what it may have missed.
 
-    task_notes = setup.evaluator.task.notes
-    fallback_notes = graph_fallback_notes(setup.search_step)
-    return [*task_notes, *setup.notes, *fallback_notes]
+    Args:
+      result: the JSON of --json.
+    """
+    notes: list[Note] = []
+    if result.get("row_steps"):
+        text = f"slot utilisation: {result['active_fraction']:.1%} of {result['row_steps']:,} row-steps"
+        notes.append(Note("detail", text))
+    texts = {
+        "n_pruned": "the beam pruned partial proofs of {:,} candidates",
+        "n_overflowed": "successors of {:,} candidates did not fit",
+        "n_halvings": "memory did not suffice: the slots were halved {} times",
+        "n_missed": "{:,} provable answers were not found by the search",
+    }
+    for name, text in texts.items():
+        if result.get("row_steps") and result[name]:
+            notes.append(Note("cut", text.format(result[name])))
+    if result["peak_bytes"] > result["memory_limit_bytes"]:
+        text = f"the peak of {result['peak_bytes'] / 1e6:,.0f} MB exceeds the limit of --memory"
+        notes.append(Note("cut", text))
+    return notes
 
 
 @contextmanager
@@ -445,21 +564,6 @@ def _monitored(exporter: Exporter | None) -> Iterator[None]:
         yield
 
 
-def _describe_run(exporter: Exporter, setup: EvaluationSetup) -> None:
-    """Tell the metrics what ranks, and how."""
-    uncompiled = setup.uncompiled
-    exporter.telemetry.describe(
-        "run",
-        program="evaluate",
-        dataset=setup.evaluator.task.dataset.name,
-        device=setup.device,
-        strategy="eager" if uncompiled else "one-graph",
-    )
-    if uncompiled:
-        exporter.telemetry.record_failure(uncompiled.code)
-    exporter.refresh(at_once=True)
-
-
 def _count_scored(
     query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
 ) -> int:
@@ -470,26 +574,304 @@ def _count_scored(
     if exporter:
         n_missed = sum(record["status"] == "missed" for record in query)
         exporter.telemetry.record_ranked(len(query), n_scored, n_missed)
-        exporter.telemetry.record_search(setup.search_stats.counts())
+        exporter.telemetry.record_search(setup.search_stats)
         captures = search_captures(setup.search_step)
         exporter.telemetry.record_search_graphs(captures)
         exporter.refresh()
     return n_scored
 
 
-def _speed_text(n_scored: int, start: float) -> str:
-    """How many candidates were scored a second since a time of the performance counter."""
-    return f"{n_scored / (time.perf_counter() - start):,.0f} candidates/s"
+# -- what is prepared
 
 
-def _print_work(
-    console: Console, evaluator: Evaluator, queries: np.ndarray
+@dataclass(kw_only=True, slots=True)
+class EvaluationSetup:
+    """An evaluator that is ready to rank, and what to report with its results."""
+
+    evaluator: Evaluator
+    """Ranks queries and proves their answers."""
+    score: str
+    """Name of the score."""
+    log_settings: JsonObject
+    """What the ranks depend on, written beside the result log; --resume compares it."""
+    search_stats: Counter[str]
+    """Counts of the search, by their names in the JSON of --json; empty where nothing was searched."""
+    notes: list[str]
+    """What was chosen."""
+    memory_limit: int
+    """Bytes."""
+    policy_run: Run | None
+    """The run whose policy gives the scores; None for a score without a policy."""
+    peer_peak_bytes: list[int] = field(default_factory=list)
+    """Memory peaks that other processes of the evaluation reported."""
+    uncompiled: Uncompiled | None = NO_SEARCH
+    """Why the search is not compiled; None if it is."""
+    search_step: SearchStep | None = None
+    """The step of its search; None without a policy."""
+
+
+def prepare_evaluation(
+    options: Evaluate,
+    on_phase: PhaseCallback,
+    *,
+    with_proofs: bool = False,
+) -> EvaluationSetup:
+    """Load the run or data set, build its scorer for this machine, and build the evaluator.
+
+    Args:
+      options: the command line of `funcppo evaluate`.
+      on_phase: receives what is being done.
+      with_proofs: the evaluator proves answers.
+
+    Raises:
+      ValueError: an option is bad or does not fit the target, or the memory limit is too small.
+    """
+    from funcppo.kg.ranking.evaluator import Evaluator
+    from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
+    from funcppo.kg.search.task import with_ranking_on
+    from funcppo.runtime import memory
+
+    select_device(options.device)
+    n_negatives = _parse_negatives(options.negatives)
+    max_bytes = memory_limit(options.memory, options.device)
+    subject = options.open_subject(on_phase)
+    task, run = subject.task, subject.policy_run
+    if run is not None and run.questions is None:
+        task = with_ranking_on(task, "cpu")
+    evaluator = Evaluator(
+        task=task,
+        protocol=RankingProtocol(
+            sides=ranked_sides(task),
+            n_negatives=n_negatives,
+            score_unprovable=subject.score.scores_unprovable,
+            seed=options.seed,
+        ),
+        score=subject.score,
+        prove=_make_prover(subject) if with_proofs else None,
+        all_scores=options.all_scores,
+    )
+    setup = EvaluationSetup(
+        evaluator=evaluator,
+        score=subject.score.name,
+        log_settings=_log_settings(options, subject, n_negatives),
+        search_stats=Counter(),
+        notes=[*subject.notes],
+        memory_limit=max_bytes,
+        policy_run=run,
+    )
+    if run is not None and run.questions is None:
+        on_phase("choosing the batch size")
+        _prepare_search(options, setup, run)
+        return setup
+    used_bytes = memory.used_bytes(options.device)
+    if used_bytes > max_bytes:
+        raise ValueError(
+            f"--memory {max_bytes}: expected at least {used_bytes} bytes, which the data and T_P take by themselves"
+        )
+    return setup
+
+
+def _parse_negatives(text: str) -> int | None:
+    """The number of corruptions of each query and side; None for all entities."""
+    if text == "all":
+        return None
+    if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < 1:
+        raise ValueError(
+            f"--negatives: expected all, or a number from 1 to 999999999, got {shorten(text)}"
+        )
+    return int(text)
+
+
+def _make_prover(subject: Subject) -> ProofFinder:
+    """A function from answers to their proofs: the policy's, or without a policy smallest ones."""
+    from funcppo.kg.answers import most_probable_proofs
+    from funcppo.kg.ranking import explain
+
+    program = explain.build_program(subject.task)
+    run = subject.policy_run
+    if run is None:
+        return partial(explain.smallest_proofs, subject.task, program=program)
+    return partial(most_probable_proofs, run, program=program)
+
+
+def _log_settings(
+    options: Evaluate, subject: Subject, n_negatives: int | None
+) -> JsonObject:
+    """What the rank of a query depends on, beside the split."""
+    from funcppo.kg.answers import score_settings
+
+    return {
+        "dataset": subject.task.dataset.name,
+        **score_settings(subject),
+        "negatives": n_negatives,
+        "seed": options.seed,
+        "all_scores": options.all_scores,
+    }
+
+
+# -- the search of a policy
+
+
+def _prepare_search(
+    options: Evaluate, setup: EvaluationSetup, run: Run
 ) -> None:
-    """Print how much is to be ranked."""
+    """Let a setup score by a run's policy, with the batch size that is fastest here, and compile its search."""
+    from funcppo.kg.ranking import policy_score
     from funcppo.kg.ranking.ranking import estimate_candidates
 
+    stats = setup.search_stats
+    evaluator = setup.evaluator
+    split = getattr(evaluator.task.dataset, options.split)
     n_candidates = estimate_candidates(
-        evaluator.task, queries, evaluator.protocol
+        evaluator.task, split[: options.max_queries], evaluator.protocol
     )
-    work = f"{len(queries):,} queries, about {n_candidates:,} candidates"
-    print_notes([work], console)
+    cfg = _choose_batch_size(setup, run, split)
+    setup.search_step = run.search_step
+    setup.uncompiled = NO_SEARCH
+    if policy_score.needs_search(run.task, cfg):
+        setup.uncompiled = why_not_compile(options, n_candidates)
+    if setup.uncompiled is None:
+        _compile_step(options, setup, run, cfg, split)
+
+    def count(
+        result: SearchResult | None, active_row_steps: int, row_steps: int
+    ) -> None:
+        stats.update(active_row_steps=active_row_steps, row_steps=row_steps)
+        if result is not None:
+            stats.update(
+                n_pruned=int(result.pruned_log_mass.isfinite().sum()),
+                n_overflowed=int(result.overflow_log_mass.isfinite().sum()),
+            )
+
+    setup.evaluator = replace(
+        evaluator,
+        score=policy_score.PolicyScore(
+            cfg,
+            run.task,
+            run.state.best_params,
+            setup.search_step,
+            on_scored=count,
+            on_halved=lambda cfg: stats.update(n_halvings=1),
+        ),
+    )
+
+
+def why_not_compile(options: Evaluate, n_candidates: int) -> Uncompiled | None:
+    """Why the options do not compile a search; None if they do.
+
+    Args:
+      n_candidates: that are ranked.
+    """
+    if options.compile == "on":
+        return None
+    if options.compile == "off":
+        return "--compile off", ReasonCode.NOT_REQUESTED
+    if not is_cuda(options.device):
+        reason = "--compile auto compiles on a GPU only"
+        return reason, ReasonCode.NO_GPU
+    if n_candidates < COMPILE_MIN_CANDIDATES:
+        reason = (
+            f"--compile auto: expected at least {COMPILE_MIN_CANDIDATES:,} candidates, which repay it, "
+            f"got {n_candidates:,}"
+        )
+        return reason, ReasonCode.SHORT_RUN
+    return None
+
+
+def _compile_step(
+    options: Evaluate,
+    setup: EvaluationSetup,
+    run: Run,
+    cfg: SearchConfig,
+    split: np.ndarray,
+) -> None:
+    """Compile the step of a search, or leave it as it is and say why.
+
+    Raises:
+      ValueError: compiling was asked for, and it fails.
+    """
+    import torch
+
+    from funcppo.kg.ranking import policy_score
+    from funcppo.runtime.compile import reason_against_compiling
+
+    step = policy_score.make_search_step(run.run_config.device, compiled=True)
+    sample = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
+    start = time.perf_counter()
+    turned_off_by = reason_against_compiling()
+    try:
+        if turned_off_by:
+            raise RuntimeError(f"{turned_off_by} turns the compiler off")
+        params = run.state.best_params
+        policy_score.compile_search_step(cfg, run.task, params, sample, step)
+    except Exception as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        if options.compile == "on":
+            raise ValueError(
+                f"--compile on: expected a search that can be compiled, got: {line}"
+            ) from error
+        code = ReasonCode.DISABLED if turned_off_by else failure_code(error)
+        setup.uncompiled = line, code
+        setup.notes.append(f"the search is not compiled: {line}")
+        return
+    seconds = time.perf_counter() - start
+    setup.search_step = step
+    setup.notes.append(f"the search is compiled, ready in {seconds:.0f} s")
+
+
+def _choose_batch_size(
+    setup: EvaluationSetup, run: Run, split: np.ndarray
+) -> SearchConfig:
+    """The settings that score fastest within the memory limit, which rank 0 measures for all processes."""
+    from funcppo.kg.run import validation
+
+    cfg = validation.run_search_config(run, cast("ScoreName", setup.score))
+    processes = distributed.current_processes()
+    if processes is not None and not processes.is_main:
+        return replace(cfg, **processes.share("batch sizes"))
+    if len(split):
+        cfg, note = _tune_batch_size(cfg, run, split, setup.memory_limit)
+        setup.notes.append(note)
+    if processes is not None:
+        names = ("slots", "rows_per_step", "chunk_size")  # those tuned
+        sizes = {name: getattr(cfg, name) for name in names}
+        processes.share("batch sizes", sizes)
+    return cfg
+
+
+def _tune_batch_size(
+    cfg: SearchConfig, run: Run, split: np.ndarray, max_bytes: int
+) -> tuple[SearchConfig, str]:
+    """The settings that score fastest on this machine within the memory limit, and a note on them."""
+    import torch
+
+    from funcppo.kg.ranking import autotune, policy_score
+    from funcppo.kg.search.slot_scheduler import evaluate_step
+    from funcppo.kg.search.task import inference_world
+    from funcppo.runtime.capture import are_trees_demanded
+
+    task, params = run.task, run.state.best_params
+    rows = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
+    sample = torch.unique(rows, dim=0).to(task.kb.facts.device)
+    if policy_score.needs_search(task, cfg):
+        make_step = partial(
+            policy_score.make_search_step, run.run_config.device
+        )
+        if are_trees_demanded():
+            # Each size would be compiled.
+            make_step = lambda: evaluate_step
+        cfg, trials = autotune.tune_slots(
+            cfg, inference_world(task), params, sample, max_bytes, make_step
+        )
+        batch = f"{cfg.slots} slots, {cfg.rows_per_step} rows a step"
+    else:
+        world = policy_score.with_derivations(task, sample)
+        cfg, trials = autotune.tune_chunk_size(
+            cfg, world, params, sample, max_bytes
+        )
+        batch = f"chunks of {cfg.chunk_size} candidates"
+
+    best = autotune.select_trial(trials)
+    speed = f"the smallest of {len(trials)} sizes that is nearly the fastest: {best.rows_per_second:,.0f} rows/s"
+    memory = f"{best.peak_bytes / 1e6:,.0f} of {max_bytes / 1e6:,.0f} MB"
+    return cfg, f"{batch}, {speed}, {memory}"

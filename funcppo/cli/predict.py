@@ -563,7 +563,7 @@ class Predict(ScoreOptions):
         self, answerer: Answerer, queries: Sequence[_ParsedQuery]
     ) -> JsonObject:
         """What the answers of queries depend on, these included."""
-        from funcppo.cli.evaluation_setup import digest
+        from funcppo.kg.answers import digest
 
         texts = jsonlib.dumps([query.text for query in queries])
         embedding = answerer.subject.embedding
@@ -580,7 +580,7 @@ class Predict(ScoreOptions):
 
     def _answer_settings(self, answerer: Answerer) -> JsonObject:
         """What the answers depend on, beside what is asked."""
-        from funcppo.cli.evaluation_setup import digest
+        from funcppo.kg.answers import digest
 
         subject = answerer.subject
         run = subject.policy_run

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core import files, record_log
+from funcppo.core import files, record_log, tree
 from funcppo.core.files import Json, named_errors, shorten, write_atomically
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset
@@ -530,6 +531,27 @@ def _order(
         n_known=n_known,
         n_self=n_self,
     )
+
+
+def score_settings(subject: Subject) -> Json:
+    """What the scores of a subject depend on, for the files of interrupted work."""
+    run, cfg = subject.policy_run, subject.task.cfg
+    return {
+        "fingerprint": subject.task.dataset.fingerprint,
+        "height": subject.task.max_height,
+        "smoothing": cfg.smoothing,
+        "object_identity": cfg.object_identity,
+        "score": subject.score.name,
+        "params_digest": run and digest(run.state.best_params),
+    }
+
+
+def digest(params: object) -> str:
+    """A hash of parameters, 16 hexadecimal digits."""
+    found = hashlib.sha256()
+    for leaf in tree.leaves(params):
+        found.update(leaf.numpy(force=True).tobytes())
+    return found.hexdigest()[:16]
 
 
 # -- proofs by the policy of a run

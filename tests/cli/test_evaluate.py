@@ -1,53 +1,45 @@
-"""`evaluate`: the metrics and the lines of --details, every score, bad input, Ctrl-C."""
+"""`evaluate`: the metrics and the lines of --details, every score, its search, bad input, Ctrl-C."""
+
+from __future__ import annotations
 
 import json
 import os
 import re
 import signal
 import time
+from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from funcppo.cli import common
-from funcppo.kg.ranking import evaluator, ranking
+from funcppo.cli import common, evaluate
+from funcppo.cli.evaluate import Evaluate, prepare_evaluation, search_notes
+from funcppo.kg.ranking import policy_score, ranking
+from funcppo.kg.search.task import ignore_phase
+from funcppo.runtime.equivalence import EquivalenceError
+from funcppo.runtime.reasons import ReasonCode
 from tests.cli.runner import contains, funcppo
 
 FILES_PAGE = Path(__file__).parents[2] / "docs" / "files.md"
+FAILURES = "funcppo_strategy_failures_total"
 
 
-def test_the_metrics_are_those_of_the_lines_in_details(
+def evaluated(monkeypatch, capsys, *args):
+    """The JSON of an evaluation."""
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "evaluate", *args, "--json", "-") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_metrics_are_those_of_the_lines_in_details_and_of_prometheus(
     trained, monkeypatch, capsys, tmp_path
 ):
-    details = tmp_path / "ranks.jsonl"
-    assert (
-        funcppo(
-            monkeypatch,
-            "evaluate",
-            trained,
-            "--json",
-            "-",
-            "--details",
-            details,
-        )
-        == 0
-    )
-    result = json.loads(capsys.readouterr().out)
-    keys = (
-        "mrr",
-        "hits@1",
-        "hits@3",
-        "hits@10",
-        "n_tied",
-        "ceiling",
-        "n_queries",
-        "n_candidates",
-        "total_seconds",
-        "score",
-    )
-    assert all(key in result for key in keys)
+    details, exported = tmp_path / "ranks.jsonl", tmp_path / "funcppo.prom"
+    files = ("--details", details, "--metrics-file", exported)
+    result = evaluated(monkeypatch, capsys, trained, *files)
     assert not result["compiled"] and result["uncompiled_reason"]
     assert result["uncompiled_code"] == "no_search"
     assert result["graphs"] == "auto" and isinstance(result["notes"], list)
@@ -55,7 +47,7 @@ def test_the_metrics_are_those_of_the_lines_in_details(
     assert result["device"] == "cpu"
     assert result["versions"]["torch"] == torch.__version__
     fields = re.findall(r"`([\w@]+)`", FILES_PAGE.read_text())
-    assert set(result) <= set(fields)
+    assert {"mrr", "hits@10", "row_steps"} < set(result) <= set(fields)
     lines = [json.loads(line) for line in details.read_text().splitlines()]
     expected = [
         np.mean([1 / (x["n_better"] + 1 + i) for i in range(x["n_equal"] + 1)])
@@ -67,8 +59,30 @@ def test_the_metrics_are_those_of_the_lines_in_details(
         0 < line["proof"]["nodes"][0]["probability"] <= 1 for line in proved
     )
 
+    series = set(exported.read_text().splitlines())
+    assert f"funcppo_queries_ranked_total {result['n_queries']:.1f}" in series
+    assert f"funcppo_candidates_scored_total {result['n_scored']:.1f}" in series
+    assert f"funcppo_answers_lost_total {result['n_missed']:.1f}" in series
+    assert f'{FAILURES}{{reason="no_search"}} 1.0' in series
+    (run_info,) = (x for x in series if x.startswith("funcppo_run_info{"))
+    assert 'dataset="countries_s1",device="cpu",program="evaluate"' in run_info
+    assert "funcppo_finished 1.0" in series
 
-FAILURES = "funcppo_strategy_failures_total"
+
+def test_an_evaluation_prints_few_lines_beside_its_table(
+    trained, monkeypatch, capsys, tmp_path
+):
+    for target in (trained, "family_tree:30:0"):
+        details = tmp_path / Path(target).name
+        words = ("evaluate", target, "--details", details)
+        assert funcppo(monkeypatch, *words) == 0
+        lines = [x for x in capsys.readouterr().out.splitlines() if x.strip()]
+        assert lines[0].split(": ")[1].count(",") >= 4
+        assert lines[-1].endswith(f": {details}")
+        assert len(lines) <= 6 + 4 + 1  # title, head, rule, row; caption
+        assert funcppo(monkeypatch, *words, "--overwrite", "-v") == 0
+        verbose = capsys.readouterr().out
+        assert verbose.count("note: ") >= 2
 
 
 @pytest.mark.parametrize("of_run", [True, False])
@@ -77,41 +91,13 @@ def test_debugging_names_the_files_of_the_run_and_of_the_evaluation(
 ):
     target = trained if of_run else "countries_s1"
     ranks = tmp_path / "ranks.jsonl"
-    words = (
-        "evaluate",
-        target,
-        "--debug",
-        "--max-queries",
-        1,
-        "--details",
-        ranks,
-    )
-    assert funcppo(monkeypatch, *words) == 0
-    (line,) = (
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if line.startswith("debug: ")
-    )
+    words = ("--debug", "--max-queries", 1, "--details", ranks)
+    assert funcppo(monkeypatch, "evaluate", target, *words) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = (line for line in lines if line.startswith("debug: "))
     assert str(ranks) in line
     for name in ("config.json", "metrics.jsonl", "results.json"):
         assert (f"{target}/{name}" in line) == of_run
-
-
-def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
-    path = tmp_path / "funcppo.prom"
-    words = ("evaluate", trained, "--metrics-file", path, "--json", "-")
-    assert funcppo(monkeypatch, *words) == 0
-    result = json.loads(capsys.readouterr().out)
-    lines = set(path.read_text().splitlines())
-    assert f"funcppo_queries_ranked_total {result['n_queries']:.1f}" in lines
-    assert f"funcppo_candidates_scored_total {result['n_scored']:.1f}" in lines
-    assert f"funcppo_answers_lost_total {result['n_missed']:.1f}" in lines
-    assert f'{FAILURES}{{reason="{result["uncompiled_code"]}"}} 1.0' in lines
-    (run_info,) = (x for x in lines if x.startswith("funcppo_run_info{"))
-    assert 'dataset="countries_s1",device="cpu",program="evaluate"' in run_info
-    assert 'strategy="eager"' in run_info
-    assert "funcppo_world_size 1.0" in lines
-    assert "funcppo_finished 1.0" in lines
 
 
 @pytest.mark.parametrize(
@@ -126,143 +112,57 @@ def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
     ],
 )
 def test_every_score_ranks(trained, monkeypatch, capsys, score):
-    args = (
-        "evaluate",
-        trained,
-        "--score",
-        score,
-        "--negatives",
-        "3",
-        "--split",
-        "valid",
-        "--json",
-        "-",
-    )
-    assert funcppo(monkeypatch, *args) == 0
-    assert json.loads(capsys.readouterr().out)["score"] == score
+    words = f"--score {score} --negatives 3 --split valid --max-queries 5"
+    result = evaluated(monkeypatch, capsys, trained, *words.split())
+    assert (result["score"], result["split"]) == (score, "valid")
+    assert result["n_queries"] == 5  # one side of each
 
 
 @pytest.mark.parametrize(
     ("args", "line"),
     [
+        ("{run} --negatives -3", "--negatives: expected all, or a number"),
+        ("{run} --negatives some", "...a number ... got 'some'"),
         (
-            ("{run}", "--negatives", "-3"),
-            "--negatives: expected all, or a number ... got '-3'",
-        ),
-        (
-            ("{run}", "--negatives", "some"),
-            "--negatives: expected all, or a number ... got 'some'",
-        ),
-        (
-            ("countries_s1", "--score", "exists@0"),
+            "countries_s1 --score exists@0",
             "score 'exists@0': expected exists@H, max-confidence, noisy-or",
         ),
         (
-            ("countries_s1", "--score", "success"),
-            "of a trained run); a trained run has others",
+            "countries_s1 --score success",
+            "score 'success': expected exists@H...a trained run has others",
         ),
-        (("{run}", "--score", "loud"), "success, best-proof, greedy, exists@H"),
+        ("{run} --score loud", "success, best-proof, greedy, exists@H"),
         (
-            ("{run}", "--set", "object_identity=True"),
+            "{run} --set object_identity=True",
             "--object-identity: ... is a trained run, which has its own",
         ),
+        ("{run} --height 1", "--height: ... is a trained run, which has its"),
         (
-            ("{run}", "--height", "1"),
-            "--height: ... is a trained run, which has its own",
-        ),
-        (
-            ("countries_s1", "--set", "smoothing=-1"),
+            "countries_s1 --set smoothing=-1",
             "--set smoothing: expected 0 or more or auto, got -1.0",
         ),
+        ("countries_s1 --max-queries 0", "--max-queries: expected 1 or more"),
+        ("countries_s1 --resume", "--resume, --overwrite: expected --details"),
+        ("{tmp}", "train.txt"),
         (
-            ("countries_s1", "--score", "success"),
-            "score 'success': expected exists@H, max-confidence",
-        ),
-        (
-            ("countries_s1", "--max-queries", "0"),
-            "--max-queries: expected 1 or more, got 0",
-        ),
-        (
-            ("countries_s1", "--resume"),
-            "--resume, --overwrite: expected --details FILE",
-        ),
-        (("{tmp}",), "train.txt"),
-        (
-            ("{run}", "--metrics-file", "{tmp}"),
+            "{run} --metrics-file {tmp}",
             "--metrics-file ...: expected a file in a folder that exists",
         ),
-        (("countries_s1", "--memory", "1MB"), "--memory 1000000: ... at least"),
-        (("{run}", "--memory", "1MB"), "--memory 1000000: ... at least"),
+        ("countries_s1 --memory 1MB", "--memory 1000000: ... at least"),
+        ("{run} --memory 1MB", "--memory 1000000: ... at least"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
     trained, monkeypatch, capsys, tmp_path, args, line
 ):
-    assert (
-        funcppo(
-            monkeypatch,
-            "evaluate",
-            *(arg.format(tmp=tmp_path, run=trained) for arg in args),
-        )
-        == 2
-    )
+    words = args.format(tmp=tmp_path, run=trained).split()
+    assert funcppo(monkeypatch, "evaluate", *words) == 2
     error = capsys.readouterr().err
-    assert contains(error, line)
+    assert contains(error, line), error
     assert error.startswith("funcppo: ") and error.count("\n") == 1
 
 
-def test_some_queries_are_ranked_and_only_these_are_counted(
-    monkeypatch, capsys
-):
-    args = (
-        "evaluate",
-        "family_tree:60:0",
-        "--split",
-        "valid",
-        "--score",
-        "exists@1",
-        "--height",
-        "1",
-    )
-    assert funcppo(monkeypatch, *args, "--max-queries", "5", "--json", "-") == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result["n_queries"], result["height"], result["split"]) == (
-        10,
-        1,
-        "valid",
-    )  # both sides of 5 queries
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_an_interrupt_ends_the_ranking_after_the_query_in_progress(
-    number, monkeypatch, capsys, tmp_path
-):
-    """Without --details the text says how to make it resumable."""
-    evaluate_queries = evaluator.evaluate_queries
-
-    def interrupt_first_query(*args):
-        for records in evaluate_queries(*args):
-            os.kill(os.getpid(), number)
-            yield records
-
-    monkeypatch.setattr(evaluator, "evaluate_queries", interrupt_first_query)
-    args = (
-        "evaluate",
-        "family_tree:60:0",
-        "--score",
-        "exists@1",
-        "--height",
-        "1",
-    )
-    assert funcppo(monkeypatch, *args) == 128 + number
-    output = " ".join(capsys.readouterr().out.split())
-    assert contains(
-        output,
-        "interrupted after 1 of ... queries; with --details FILE, --resume could continue",
-    )
-
-
-def test_an_interrupt_ends_a_query_that_takes_long(
+def test_an_interrupted_query_is_ranked_by_a_later_evaluation(
     trained, monkeypatch, capsys, tmp_path
 ):
     """The second chunk of queries does not end: the first one is kept, and the rest is ranked later."""
@@ -272,7 +172,7 @@ def test_an_interrupt_ends_a_query_that_takes_long(
 
     def endless(task, split, scorer, protocol, *query_id):
         n_chunks.extend(query_id)
-        if len(n_chunks) == 2:
+        if len(n_chunks) % 2 == 0:
             os.kill(os.getpid(), signal.SIGINT)
             while True:
                 time.sleep(0.01)
@@ -283,9 +183,108 @@ def test_an_interrupt_ends_a_query_that_takes_long(
         patch.setattr(ranking, "rank_split", endless)
         arguments = ("evaluate", trained, "--details", details)
         assert funcppo(patch, *arguments) == 130
-    output = capsys.readouterr().out
-    assert contains(output, "interrupted after 1 of 24 queries; --resume")
+        output = capsys.readouterr().out
+        assert "interrupted after 1 of 24 queries; --resume" in output
+        assert funcppo(patch, "evaluate", trained) == 130
+        output = capsys.readouterr().out
+        assert "with --details FILE, --resume could continue" in output
     assert len(details.read_text().splitlines()) == 1
     assert funcppo(monkeypatch, *arguments, "--resume") == 0
     assert funcppo(monkeypatch, "evaluate", trained, "--details", whole) == 0
     assert details.read_text() == whole.read_text()
+
+
+# -- what is prepared
+
+
+def prepare(target, **options):
+    return prepare_evaluation(
+        Evaluate(target=str(target), **options), ignore_phase
+    )
+
+
+def test_an_untrained_score_has_no_policy_and_no_search():
+    setup = prepare("countries_s1", height=1, negatives="4", seed=5)
+    assert (setup.score, setup.search_step) == ("max-confidence", None)
+    assert [note.split(" chosen: MRR ")[0] for note in setup.notes] == [
+        "object identity off",
+        "smoothing none",
+        "rule score max-confidence",
+    ]
+    protocol = setup.evaluator.protocol
+    assert (protocol.n_negatives, protocol.seed) == (4, 5)
+    assert not protocol.score_unprovable and setup.evaluator.prove is None
+    settings = setup.log_settings
+    assert (settings["params_digest"], settings["negatives"]) == (None, 4)
+
+
+def test_the_policy_of_a_run_is_tuned_and_identified(trained):
+    setups = [
+        prepare(trained, score=x, memory="4GB") for x in ("auto", "greedy")
+    ]
+    assert [setup.score for setup in setups] == ["best-proof", "greedy"]
+    for setup in setups:
+        is_greedy = setup.score == "greedy"
+        assert setup.evaluator.protocol.score_unprovable == is_greedy
+        assert "of 4,000 MB" in "".join(setup.notes)
+        assert setup.search_step is not None
+    digests = [setup.log_settings["params_digest"] for setup in setups]
+    assert digests[0] == digests[1] is not None
+    untrained = prepare(trained, score="noisy-or")
+    assert untrained.log_settings["params_digest"] is None
+
+
+def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
+    """By hand: 28 s to compile are repaid by 3 microseconds a candidate after some 10 million."""
+    enough = evaluate.COMPILE_MIN_CANDIDATES
+    for asked, device, n, expected in (
+        ("auto", "cuda", enough, None),
+        ("auto", "cuda:1", enough, None),
+        ("auto", "cuda", enough - 1, ReasonCode.SHORT_RUN),
+        ("auto", "cpu", 100 * enough, ReasonCode.NO_GPU),
+        ("on", "cpu", 1, None),
+        ("off", "cuda", enough, ReasonCode.NOT_REQUESTED),
+    ):
+        options = Evaluate(target="x", compile=asked, device=device)
+        got = evaluate.why_not_compile(options, n)
+        assert (got and got[1]) == expected, (asked, device, n)
+    assert pytest.approx(enough, rel=0.1) == 28 / 3e-6
+
+
+def test_a_search_that_is_not_compiled_has_its_reason(trained, monkeypatch):
+    """The compiler is turned off, it is wrong, it was not to be tried, or there is no search."""
+    wrong = Mock(side_effect=EquivalenceError("off by one"))
+    monkeypatch.setattr(policy_score, "compile_search_step", wrong)
+    for score in ("best-proof", "noisy-or"):
+        assert prepare(trained, score=score).uncompiled == evaluate.NO_SEARCH
+    monkeypatch.setattr(policy_score, "needs_search", lambda task, cfg: True)
+
+    def untuned(cfg, *args):
+        return cfg, ""
+
+    monkeypatch.setattr(evaluate, "_tune_batch_size", untuned)
+    assert prepare(trained).uncompiled[1] is ReasonCode.NO_GPU
+    # as on a GPU, where it is tried
+    monkeypatch.setattr(evaluate, "why_not_compile", lambda *_: None)
+    expected = ("off by one", ReasonCode.WRONG_RESULT)
+    assert prepare(trained).uncompiled == expected
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert prepare(trained).uncompiled[1] is ReasonCode.DISABLED
+
+
+def test_notes_say_what_the_search_may_have_missed():
+    result = {"peak_bytes": 3e6, "memory_limit_bytes": 10, "n_missed": 0}
+    peak = "the peak of 3 MB exceeds the limit of --memory"
+    assert search_notes(result) == [peak]
+    result |= {"row_steps": 2000, "active_fraction": 0.5, "n_missed": 9}
+    result |= {"n_pruned": 7, "n_overflowed": 8, "n_halvings": 0}
+    found = search_notes(result)
+    assert found == [
+        "slot utilisation: 50.0% of 2,000 row-steps",
+        "the beam pruned partial proofs of 7 candidates",
+        "successors of 8 candidates did not fit",
+        "9 provable answers were not found by the search",
+        peak,
+    ]
+    kinds = Counter(note.kind for note in found)
+    assert kinds == {"detail": 1, "cut": 4}

@@ -53,6 +53,7 @@ from funcppo.kg.ranking import rank_metrics, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol, check_queries
 from funcppo.kg.ranking.ranking import ListedQueries
 from funcppo.kg.run import rule_files
+from funcppo.kg.run.config import Note
 from funcppo.kg.scores.score import OTHER_FACTS, Candidates, parse
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import (
@@ -269,10 +270,15 @@ def describe_choice(choice: SettingsChoice, height: int) -> list[str]:
     """
     at_height = [trial for trial in choice.trials if trial.height == height]
     verb = "chosen" if height == choice.settings.max_height else "ranks best"
-    notes = [_compare("height", choice, choice.trials, verb)]
+    lines = {"height": _compare("height", choice, choice.trials, verb)}
     for name in ("object_identity", "smoothing", "score"):
-        notes.append(_compare(name, choice, at_height))
-    return [*filter(None, notes), *choice.notes]
+        lines[name] = _compare(name, choice, at_height)
+    notes = [
+        Note("answers" if name == "score" else "detail", line)
+        for name, line in lines.items()
+        if line
+    ]
+    return [*notes, *(Note("cut", line) for line in choice.notes)]
 
 
 def _compare(

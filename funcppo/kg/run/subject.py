@@ -20,7 +20,7 @@ from funcppo.kg.run.choices import (
     choose_settings,
     describe_choice,
 )
-from funcppo.kg.run.config import CHOICE_SECONDS
+from funcppo.kg.run.config import CHOICE_SECONDS, Note
 from funcppo.kg.run.run import Run, RunScore
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import Score, parse
@@ -99,7 +99,9 @@ def run_subject(
     if not link_embedding.n_models(embedding):
         embedding = None
     if not value.needs & {"search", "questions"}:
-        notes = [describe_default_score(run)] if is_open else []
+        notes: list[str] = []
+        if is_open:
+            notes = [Note("answers", describe_default_score(run))]
         task = scoring.with_score_counts(run.task, value, on_phase)
         return Subject(task, value, None, notes, embedding)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
@@ -314,5 +316,6 @@ def _build_chosen_task(
             problem = next(filter(None, problems), "")
         if task is not None and not problem:
             return task, candidate.score, notes
-        notes.append(f"height {height} not taken: {problem}")
+        note = f"height {height} not taken: {problem}"
+        notes.append(Note("cut", note))
     raise AssertionError("a choice has settings for a height")
