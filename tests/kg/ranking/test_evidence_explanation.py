@@ -245,7 +245,8 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
 
     # Of many rules and degrees the first five are printed.
     many = change_terms(e, "rules", lambda rules: rules[:1] * 9)
-    many = many._replace(terms=(*many.terms, *[degree] * 7))
+    others = [term for term in many.terms if term.kind != "degree"]
+    many = many._replace(terms=(*others, *[degree] * 12))
     text = "\n".join(explanation_lines(dataset, many))
     assert "by 4 others" in text and " other numbers of facts" in text
     one = change_terms(e, "rules", lambda rules: rules[:1])
