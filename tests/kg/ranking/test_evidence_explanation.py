@@ -12,7 +12,7 @@ import torch
 from funcppo.core import random, tree
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import ranking
-from funcppo.kg.ranking.evaluator import Evaluator
+from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import (
     explain_answer,
     explanation_json,
