@@ -19,13 +19,13 @@ from funcppo.kg.graph.rules import (
     detect_format,
     format_rule_table,
     read_clauses,
-    to_clauses,
 )
 from funcppo.kg.mining import config, miner
 from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.config import RESULTS_FILE, read_config
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
+from tests.kg.graph.python_datalog import rule_clauses
 
 names = st.text(
     st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]),
@@ -124,7 +124,7 @@ def test_whatever_the_names_are_printing_and_parsing_is_the_identity(
         for form in RULE_FILE_FORMATS:
             text = format_rule_table(mined, counts, form)
             read, _ = read_clauses(text, "rules", detect_format(text))
-            written = to_clauses(mined)[1]
+            written = rule_clauses(mined)
             assert [(c.head.predicate, len(c.body)) for c in read] == [
                 (c.head.predicate, len(c.body)) for c in written
             ]

@@ -170,7 +170,7 @@ def make_clans(n_people: int, seed: int) -> Dataset:
         f"clans:{n_people}:{seed}",
         {"train": train, "valid": valid, "test": test},
     )
-    rules = read_clauses(RULES, "clans", "weighted").clauses
+    rules, _ = read_clauses(RULES, "clans", "weighted")
     return with_rules(dataset, rules, "clans")
 
 
@@ -255,7 +255,7 @@ def make_family_tree(n_people: int, seed: int) -> Dataset:
         n_duplicates=0,
         notes=(),
     )
-    rules = read_clauses(FAMILY_RULES, "family_tree", "weighted").clauses
+    rules, _ = read_clauses(FAMILY_RULES, "family_tree", "weighted")
     return with_rules(dataset, rules, "family_tree")
 
 

@@ -17,13 +17,13 @@ import difflib
 import gzip
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from heapq import nlargest
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
-
-import numpy as np
+from typing import Literal, NamedTuple
 
 from funcppo.core.files import shorten
 
@@ -31,29 +31,12 @@ from funcppo.core.files import shorten
 class Token(NamedTuple):
     """One token of a rule, a fact or a query."""
 
-    # name, quoted, integer, variable, end, end of file, SPACED_PAREN; other symbols are their own
-    # kind
+    # name, quoted, integer, variable, end, end of file, SPACED_PAREN; other symbols are their own kind
     kind: str
     # the characters in the source; of a quoted name with its quotes and escapes
     text: str
 
 
-class VariableTest(Protocol):
-    """Whether an unquoted word is a variable; formats differ in this."""
-
-    def __call__(self, text: str, /) -> bool: ...
-
-
-class PrologSource(NamedTuple):
-    """One clause of a Prolog program, as text and as tokens."""
-
-    line: int  # where the clause starts, from 1
-    text: str
-    tokens: list[Token]
-
-
-# tokens of a line format that are made once, however often they occur
-MAX_REMEMBERED_TOKENS = 1 << 16
 # kind of an opening parenthesis after white space: in Prolog it starts no argument list
 SPACED_PAREN = " ("
 
@@ -80,8 +63,6 @@ _PROLOG_TOKEN = re.compile(
 _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]++)\\?|([0-7]++)\\?|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|((?s:.)))|''"
 )
-_OCTAL_GROUP = 2
-_LETTER_GROUP = 5
 _CHARACTER_OF_ESCAPE = {
     "n": "\n",
     "t": "\t",
@@ -107,7 +88,6 @@ _ESCAPE_OF_CHARACTER = {
 }
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
-_PROLOG_NAME = re.compile(r"[a-z][a-zA-Z0-9_]*")
 # no full stop at the end: it would end the clause
 _BARE_NAME = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")
 
@@ -127,11 +107,6 @@ def is_bare_name(text: str) -> bool:
     return _BARE_NAME.fullmatch(text) is not None
 
 
-def is_prolog_name(text: str) -> bool:
-    """Whether a name needs no quotes in any Prolog: a small letter of a to z, then letters, digits and `_`."""
-    return _PROLOG_NAME.fullmatch(text) is not None
-
-
 def is_integer(text: str) -> bool:
     """Whether a name is an integer as Prolog prints it."""
     return _INTEGER.fullmatch(text) is not None
@@ -139,20 +114,17 @@ def is_integer(text: str) -> bool:
 
 def quote(text: str) -> str:
     """The name in single quotes, on one line, whatever characters it holds."""
-    escaped = "".join(map(_escape, text))
+    escaped = "".join(
+        _ESCAPE_OF_CHARACTER.get(char)
+        or (char if char.isprintable() else f"\\x{ord(char):x}\\")
+        for char in text
+    )
     return f"'{escaped}'"
 
 
 def format_name(text: str) -> str:
     """The name as a query takes it: on one line, in quotes unless it is plain."""
     return text if is_bare_name(text) else quote(text)
-
-
-def _escape(char: str) -> str:
-    """One character as it stands in a quoted name."""
-    if char in _ESCAPE_OF_CHARACTER:
-        return _ESCAPE_OF_CHARACTER[char]
-    return char if char.isprintable() else f"\\x{ord(char):x}\\"
 
 
 def escape_unprintable(text: str) -> str:
@@ -176,20 +148,18 @@ def unquote(text: str) -> str:
 
 def _unescape(match: re.Match[str]) -> str:
     """The character that one escape stands for."""
-    group = match.lastindex
-    if group is None:
-        return "'"
-
-    if group == _LETTER_GROUP:
-        letter = match[_LETTER_GROUP]
+    hexadecimal, octal, short, long, letter = match.groups()
+    if letter is not None:
         if letter not in _CHARACTER_OF_ESCAPE:
             raise ValueError(
                 f"expected an escape of ISO Prolog, got {shorten(match[0])} (a backslash in quotes is doubled)"
             )
         return _CHARACTER_OF_ESCAPE[letter]
-
-    # The other groups hold the digits of a character code. Surrogates are no characters.
-    code = int(match[group], 8 if group == _OCTAL_GROUP else 16)
+    digits = hexadecimal or octal or short or long
+    if digits is None:
+        return "'"
+    code = int(digits, 8 if octal else 16)
+    # Surrogates are no characters.
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
         raise ValueError(
             f"expected a character of Unicode, got {shorten(match[0])}"
@@ -198,7 +168,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def tokenize_line(
-    text: str, is_variable_fn: VariableTest = is_variable
+    text: str, is_variable_fn: Callable[[str], bool] = is_variable
 ) -> list[Token]:
     """The tokens of one line, an `end` token last; a full stop at the end of the line is dropped.
 
@@ -215,29 +185,30 @@ def tokenize_line(
     return tokens
 
 
-@lru_cache(MAX_REMEMBERED_TOKENS)
-def _line_token(kind: str, text: str, is_variable_fn: VariableTest) -> Token:
+@lru_cache(1 << 16)
+def _line_token(
+    kind: str, text: str, is_variable_fn: Callable[[str], bool]
+) -> Token:
     """The token of a match of `_LINE_TOKEN`: the lines of a rule file repeat the same ones."""
     if kind == "word":
         return Token("variable" if is_variable_fn(text) else "name", text)
     return Token(kind if kind == "quoted" else text, text)
 
 
-def tokenize_prolog(program: str) -> Iterator[PrologSource]:
+def tokenize_prolog(program: str) -> Iterator[tuple[int, str, list[Token]]]:
     """Cut a program into clauses and each clause into tokens; comments are left out.
 
     Args:
       program: text of the program.
 
     Returns:
-      An iterator over the clauses. The last token of a clause is its full stop, of kind `end`, or a token of kind
-      `end of file` where the last full stop is missing.
+      An iterator over the clauses: the line where each starts, from 1, its text and its tokens. The last token is the
+      full stop, of kind `end`, or a token of kind `end of file` where the last full stop is missing.
     """
     tokens: list[Token] = []  # of the clause being read
     clause_start = 0  # offset of the clause
     line = 1  # number of the line in which the clause starts
     after_space = False
-
     for match in _PROLOG_TOKEN.finditer(program):
         kind = match.lastgroup
         if kind is None:
@@ -248,39 +219,32 @@ def tokenize_prolog(program: str) -> Iterator[PrologSource]:
         if not tokens:
             line += program.count("\n", clause_start, match.start())
             clause_start = match.start()
-
         text = match.group()
         if after_space and text == "(":
             tokens.append(Token(SPACED_PAREN, text))
         else:
             tokens.append(_prolog_token(kind, text))
         after_space = False
-
         if kind == "end":
-            yield PrologSource(
-                line, program[clause_start : match.end()], tokens
-            )
+            yield line, program[clause_start : match.end()], tokens
             tokens = []
 
     if tokens:
         tokens.append(Token("end of file", "the end of the file"))
-        yield PrologSource(line, program[clause_start:], tokens)
+        yield line, program[clause_start:], tokens
 
 
 def _prolog_token(kind: str, text: str) -> Token:
     """The token of a match of `_PROLOG_TOKEN`; an integer gets the text that Prolog prints for it."""
+    if kind == "integer":
+        digits = text.lstrip("-").lstrip("0")
+        sign = "-" if text[0] == "-" and digits else ""
+        return Token(kind, sign + (digits or "0"))
     # Prolog and Python draw the letters of a name from the same two classes of Unicode.
-    if kind == "word" and not text.isidentifier():
+    if kind == "symbol" or (kind == "word" and not text.isidentifier()):
         return Token(text, text)
     if kind == "word":
-        return Token("variable" if is_variable(text) else "name", text)
-    if kind == "integer":
-        digits = text.lstrip("-").lstrip("0") or "0"
-        is_negative = text[0] == "-" and digits != "0"
-        sign = "-" if is_negative else ""
-        return Token(kind, sign + digits)
-    if kind == "symbol":
-        return Token(text, text)
+        kind = "variable" if is_variable(text) else "name"
     return Token(kind, text)
 
 
@@ -310,24 +274,8 @@ class Clause(NamedTuple):
     line: int  # where it starts in its file, from 1
 
 
-class ParsedClause(NamedTuple):
-    """Head and body of a clause; the body is empty for a fact."""
-
-    head: Atom
-    body: tuple[Atom, ...]
-
-
-class ParsedAtom(NamedTuple):
-    """An atom read from tokens."""
-
-    atom: Atom
-    next_index: int  # of the token after it
-
-
 # tokens that an atom, or what looks like one, starts with
 _ATOM_KINDS = ("name", "quoted", "variable")
-_ARGUMENT_KINDS = ("name", "quoted", "variable", "integer")
-_NEGATIONS = ("not", "\\+")
 
 # What Prolog calls the symbols that Datalog does not have, for messages.
 _SYMBOL_MEANINGS = {
@@ -347,24 +295,8 @@ _SYMBOL_MEANINGS = {
     "?-": "a query mark",
     "-": "a sign or an operator",
 }
-_OPERATORS = {
-    "is",
-    "mod",
-    "rem",
-    "=",
-    "<",
-    ">",
-    "=<",
-    ">=",
-    "=:=",
-    "=\\=",
-    "==",
-    "\\=",
-    "\\==",
-    "=..",
-    "@<",
-    "@>",
-}
+_OPERATORS = ("is", "mod", "rem", "=", "<", ">", "=<", ">=", "=:=", "=\\=")
+_OPERATORS += ("==", "\\=", "\\==", "=..", "@<", "@>")
 
 
 def has_variables(head: Atom) -> bool:
@@ -397,12 +329,15 @@ def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
 
 def parse_clause(
     tokens: list[Token], arrow: str, *, prolog: bool
-) -> ParsedClause:
+) -> tuple[Atom, tuple[Atom, ...]]:
     """Parse the tokens of one clause, the `end` token included.
 
     Args:
       arrow: kind of the token between head and body.
       prolog: names follow Prolog: a predicate cannot start with a capital, and an integer is no quoted name.
+
+    Returns:
+      Head and body; the body is empty for a fact.
 
     Raises:
       ValueError: the tokens are no clause; says what was expected and what was read.
@@ -416,58 +351,63 @@ def parse_clause(
         separator = ","
 
     if tokens[index].kind != "end":
-        separator = "," if body else arrow
         raise _unexpected_token_error(
             f"`{separator}` or the end of the clause", tokens[index]
         )
-    return ParsedClause(head, tuple(body))
+    return head, tuple(body)
 
 
-def parse_atom(tokens: list[Token], start: int, *, prolog: bool) -> ParsedAtom:
+def parse_atom(
+    tokens: list[Token], start: int, *, prolog: bool
+) -> tuple[Atom, int]:
     """Parse the atom that starts at a token.
 
     Args:
       start: index of the atom's first token.
       prolog: as in `parse_clause`.
 
+    Returns:
+      The atom, and the index of the token after it.
+
     Raises:
       ValueError: no atom starts there; says what was expected and what was read.
     """
-    predicate = tokens[start]
-    has_args = (
-        not predicate.kind.startswith("end") and tokens[start + 1].kind == "("
-    )
-    _check_predicate(tokens, start, has_args, prolog)
-
+    _check_predicate(tokens, start, prolog)
+    predicate, index = tokens[start], start + 1
     args: list[Variable | str] = []
-    index = start + 1
-    if has_args:
-        args, index = _parse_arguments(tokens, index, prolog)
+    # Each turn reads an opening parenthesis or a comma, and the argument after it.
+    if tokens[index].kind == "(":
+        while tokens[index].kind in ("(", ","):
+            args.append(_parse_argument(tokens, index + 1, prolog))
+            index += 2
+        if tokens[index].kind != ")":
+            raise _unexpected_token_error(
+                "`,` or `)` after an argument", tokens[index]
+            )
+        index += 1
+    return Atom(_token_name(predicate), tuple(args)), index
 
-    atom = Atom(_token_name(predicate), tuple(args))
-    return ParsedAtom(atom, index)
 
-
-def _check_predicate(
-    tokens: list[Token], start: int, has_args: bool, prolog: bool
-) -> None:
+def _check_predicate(tokens: list[Token], start: int, prolog: bool) -> None:
     """Raise ValueError unless the token at `start` can be a predicate."""
     predicate = tokens[start]
-    if _is_operator(tokens, start):
+    if predicate.kind.startswith("end") or _is_operator(tokens, start):
         raise _unexpected_token_error("a predicate", predicate)
 
     # In `X < 3` the operator is what surprises, not the variable before it.
-    if predicate.kind in ("variable", "integer"):
-        next_token = tokens[start + 1]
-        if next_token.text in _OPERATORS:
-            raise _unexpected_token_error("a predicate", next_token)
+    following = tokens[start + 1]
+    if (
+        predicate.kind in ("variable", "integer")
+        and following.text in _OPERATORS
+    ):
+        raise _unexpected_token_error("a predicate", following)
 
     # In a line format `P31(X, Y)` is an atom: with arguments, a capital does not make a variable.
-    capital_allowed = predicate.kind == "variable" and has_args and not prolog
-    if predicate.kind not in ("name", "quoted") and not capital_allowed:
+    is_capital = predicate.kind == "variable" and following.kind == "("
+    is_name = predicate.kind in ("name", "quoted")
+    if not is_name and (prolog or not is_capital):
         raise _unexpected_token_error("a predicate", predicate)
-
-    if tokens[start + 1].kind == SPACED_PAREN:
+    if following.kind == SPACED_PAREN:
         name = shorten(predicate.text)
         raise ValueError(
             f"expected `(` right after {name}, got a space before it"
@@ -477,37 +417,15 @@ def _check_predicate(
 def _is_operator(tokens: list[Token], index: int) -> bool:
     """Whether a negation or `?-` stands where an atom should: before a name, or around an atom with arguments."""
     kind, text = tokens[index]
-    if kind != "name" or text not in (*_NEGATIONS, "?-"):
+    if kind != "name" or text not in ("not", "\\+", "?-"):
         return False
     if tokens[index + 1].kind in _ATOM_KINDS:
         return True
 
     # not(p(...)): the three next tokens are a parenthesis, a name and a parenthesis, with or without white space.
     following = [token.kind.strip() for token in tokens[index + 1 : index + 4]]
-    if text not in _NEGATIONS or len(following) < 3:
-        return False
-    first, second, third = following
-    return first == "(" and second in _ATOM_KINDS and third == "("
-
-
-def _parse_arguments(
-    tokens: list[Token], start: int, prolog: bool
-) -> tuple[list[Variable | str], int]:
-    """The arguments after the opening parenthesis at `start`, and the index of the token after the closing one."""
-    args: list[Variable | str] = []
-    index = start
-
-    # Each turn reads an opening parenthesis or a comma, and the argument after it.
-    while tokens[index].kind in ("(", ","):
-        argument = _parse_argument(tokens, index + 1, prolog)
-        args.append(argument)
-        index += 2
-
-    if tokens[index].kind != ")":
-        raise _unexpected_token_error(
-            "`,` or `)` after an argument", tokens[index]
-        )
-    return args, index + 1
+    is_around = following[::2] == ["(", "("] and following[1] in _ATOM_KINDS
+    return text != "?-" and is_around
 
 
 def _parse_argument(
@@ -515,7 +433,7 @@ def _parse_argument(
 ) -> Variable | str:
     """The argument at a token: a variable, or the name of a constant."""
     token = tokens[index]
-    if token.kind not in _ARGUMENT_KINDS:
+    if token.kind not in (*_ATOM_KINDS, "integer"):
         raise _unexpected_token_error("a constant or a variable", token)
     if tokens[index + 1].kind == "(":
         term = shorten(token.text + "(...)")
@@ -524,14 +442,12 @@ def _parse_argument(
         )
 
     # Each `_` is a variable of its own. No other variable has a name with a space.
-    if token.kind == "variable" and token.text == "_":
-        return Variable(f"_ {index}")
     if token.kind == "variable":
-        return Variable(token.text.removeprefix("?"))
-
+        is_anonymous = token.text == "_"
+        name = f"_ {index}" if is_anonymous else token.text.removeprefix("?")
+        return Variable(name)
     name = _token_name(token)
-    is_quoted = token.kind == "quoted"
-    if prolog and is_quoted and is_integer(name):
+    if prolog and token.kind == "quoted" and is_integer(name):
         quoted = shorten(token.text)
         raise ValueError(
             f"expected the number {name} without quotes: to Prolog, {quoted} is another constant"
@@ -541,29 +457,23 @@ def _parse_argument(
 
 def _token_name(token: Token) -> str:
     """The name that a token stands for."""
-    if token.kind == "quoted":
-        return unquote(token.text)
-    return token.text
+    return unquote(token.text) if token.kind == "quoted" else token.text
 
 
 def _unexpected_token_error(expected: str, token: Token) -> ValueError:
     """The error for a token that is not what was expected; names what Prolog has and Datalog has not."""
     is_end = token.kind.startswith("end") and token.text != "."
     text = token.text if is_end else shorten(token.text)
-
+    meaning = _SYMBOL_MEANINGS.get(token.text, "")
     if token.kind.startswith("/*"):
         meaning = "a comment that is never closed"
     elif token.text in _OPERATORS:
         meaning = "a built-in"
-    else:
-        meaning = _SYMBOL_MEANINGS.get(token.text, "")
-
     if meaning:
         text = f"{meaning} {text}"
     return ValueError(f"expected {expected}, got {text}")
 
 
-TRUE = Atom("true", ())
 DECLARATIONS = ("dynamic", "discontiguous", "table", "style_check")
 
 _BUILT_INS = """
@@ -590,8 +500,6 @@ _LIBRARY_PREDICATES = """
 """
 _BUILT_IN_SET = frozenset(_BUILT_INS.split())
 _LIBRARY_SET = frozenset(_LIBRARY_PREDICATES.split())
-
-_BRACKETS_AND_COMMAS = ("(", SPACED_PAREN, ")", "[", "]", ",")
 
 
 def indicator(atom: Atom) -> str:
@@ -638,17 +546,14 @@ def declared_by(tokens: list[Token]) -> str:
       ValueError: the directive is no declaration, or one that changes answers, as tabling with modes does.
     """
     name = tokens[1].text
-    arguments = [
-        token
-        for token in tokens[2:-1]
-        if token.kind not in _BRACKETS_AND_COMMAS
-    ]
-    is_read = (
-        _are_style_options(arguments)
-        if name == "style_check"
-        else _are_indicators(arguments)
-    )
-    if name not in DECLARATIONS or not is_read:
+    # One or more of name/arity, or options such as -singleton.
+    brackets = ("(", SPACED_PAREN, ")", "[", "]", ",")
+    kinds = [t.kind for t in tokens[2:-1] if t.kind not in brackets]
+    pattern = "((name|quoted) / integer )+"
+    if name == "style_check":
+        pattern = "([-+] name )*"
+    has_arguments = re.fullmatch(pattern, "".join(f"{k} " for k in kinds))
+    if name not in DECLARATIONS or not has_arguments:
         expected = (
             f"a fact, a rule or one of the directives {', '.join(DECLARATIONS)}"
         )
@@ -656,44 +561,22 @@ def declared_by(tokens: list[Token]) -> str:
     return name
 
 
-def _are_indicators(tokens: list[Token]) -> bool:
-    """Whether the tokens are one or more of name/arity."""
-    kinds = [token.kind for token in tokens]
-    names = {*kinds[0::3]}
-    return (
-        len(kinds) % 3 == 0
-        and bool(kinds)
-        and names <= {"name", "quoted"}
-        and {*kinds[1::3]} == {"/"}
-        and {*kinds[2::3]} == {"integer"}
-    )
-
-
-def _are_style_options(tokens: list[Token]) -> bool:
-    """Whether the tokens are options such as -singleton."""
-    kinds = [token.kind for token in tokens]
-    return {*kinds[0::2]} <= {"+", "-"} and {*kinds[1::2]} == {"name"}
-
-
-N_SUGGESTIONS = 3
-# characters of a name for which similar names are searched, and of those that can be similar to it
-MAX_LENGTH = 100
-MAX_SIMILAR_LENGTH = 240
-# names that are compared one by one
-MAX_COMPARED = 2000
-# names that are looked at: about two seconds of work
-MAX_NAMES = 2_000_000
-
-_SEPARATOR = "\n"
-
-
 def find_similar_names(name: str, known: Sequence[str]) -> list[str]:
     """The known names that are spelled most like a name, the most similar first."""
-    if len(name) > MAX_LENGTH:
+    if len(name) > 100:
         return []
-    if len(known) > MAX_COMPARED:
-        known = _names_with_shared_pairs(name, known)
-    return difflib.get_close_matches(name, known, n=N_SUGGESTIONS)
+    # Of many names those are compared that share the largest part of their pairs of neighbouring characters with it;
+    # half a million are looked at in about two seconds.
+    if len(known) > 2000:
+        pairs = {*pairwise(f"\n{name}\n")}
+
+        def shared_part(other: str) -> float:
+            """The share of the pairs of both names that the other name has of this one's."""
+            n_shared = sum(map(pairs.__contains__, pairwise(f"\n{other}\n")))
+            return n_shared / (len(other) + len(name) + 2)
+
+        known = nlargest(2000, islice(known, 500_000), key=shared_part)
+    return difflib.get_close_matches(name, known, n=3)
 
 
 def similar_names_hint(name: str, known: Sequence[str]) -> str:
@@ -718,33 +601,20 @@ def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
     )
 
 
-def _names_with_shared_pairs(name: str, known: Sequence[str]) -> list[str]:
-    """The names that share the largest part of their pairs of neighbouring characters with a name."""
-    names = list(islice(known, MAX_NAMES))
-    on_one_line = (
-        name[:MAX_SIMILAR_LENGTH].replace(_SEPARATOR, " ") for name in names
-    )
-    text = _SEPARATOR.join(["", *on_one_line, ""])
-    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-    ends = np.flatnonzero(characters == ord(_SEPARATOR))
-
-    # A pair that a name has twice counts twice; the part is of all pairs of both names.
-    n_shared = np.zeros(len(names), np.int64)
-    for first, second in dict.fromkeys(
-        pairwise(_SEPARATOR + name + _SEPARATOR)
-    ):
-        has_pair = characters[:-1] == ord(first)
-        has_pair &= characters[1:] == ord(second)
-        position = np.flatnonzero(has_pair)
-        row = np.searchsorted(ends, position, side="right") - 1
-        n_shared += np.bincount(row, minlength=len(names))
-    part = n_shared / (np.diff(ends) + len(name) + 1)
-
-    best = np.argpartition(-part, MAX_COMPARED)[:MAX_COMPARED]
-    return [names[i] for i in sorted(best.tolist())]
-
-
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@contextmanager
+def _named_file_errors(path: Path) -> Iterator[None]:
+    """Raise ValueError where a file cannot be read or unpacked."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError(f"{path}: expected a whole gzip file") from None
+    except OSError as error:
+        raise ValueError(
+            f"{path}: expected a file that can be read: {error.strerror}"
+        ) from None
 
 
 def read_content(path: Path) -> bytes:
@@ -753,16 +623,10 @@ def read_content(path: Path) -> bytes:
     Raises:
       ValueError: the file cannot be read or unpacked.
     """
-    try:
+    with _named_file_errors(path):
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise ValueError(f"{path}: expected a whole gzip file") from None
-    except OSError as error:
-        raise ValueError(
-            f"{path}: expected a file that can be read: {error.strerror}"
-        ) from None
     content = content.removeprefix(_BYTE_ORDER_MARK)
     has_returns = b"\r" in content
     return content.replace(b"\r\n", b"\n") if has_returns else content
@@ -796,13 +660,6 @@ def read_text(path: Path) -> str:
 def read_first_line(path: Path) -> bytes:
     """The first line of a file, unpacked, without its end; raises as `read_content` does."""
     opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as file:
-            line = file.readline()
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise ValueError(f"{path}: expected a whole gzip file") from None
-    except OSError as error:
-        raise ValueError(
-            f"{path}: expected a file that can be read: {error.strerror}"
-        ) from None
+    with _named_file_errors(path), opener(path, "rb") as file:
+        line = file.readline()
     return line.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\r\n")

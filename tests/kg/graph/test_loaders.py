@@ -21,7 +21,7 @@ from funcppo.kg.graph.loaders import (
     to_triples,
     write_splits,
 )
-from funcppo.kg.graph.rules import TSV_HEADER, format_rule, with_counts_line
+from funcppo.kg.graph.rules import format_rule, with_counts_line
 from funcppo.kg.logic import kb
 from tests.kg.graph.python_datalog import triples
 from tests.learning import DATA
@@ -228,9 +228,8 @@ def test_rules_that_were_mined_from_held_out_triples_too_are_told(tmp_path):
     graph, rules = tmp_path / "graph.tsv", tmp_path / "rules.tsv"
     graph.write_text("".join(f"e{i}\tr\te{i * 7 % 20}\n" for i in range(20)))
     split = DataConfig(split_ratios="0.6,0.2,0.2")
-    header = TSV_HEADER.replace(" ", "\t")
-    cells = "1 1 2 .5 .5 .5 1 .5 0 0".replace(" ", "\t")
-    table = f"{header}\n{cells}\tr(X,Y) :- r(Y,X)\n"
+    header = "#source_weight\ttrain_support\ttrain_body_pairs\tloo_support\tstd_error\trule"
+    table = f"{header}\n1\t1\t2\t1\t0\tr(X,Y) :- r(Y,X)\n"
     for cfg, is_told in ((DataConfig(), True), (split, False)):
         mined_from = load(graph, cfg=cfg)
         rules.write_text(with_counts_line(table, mined_from))

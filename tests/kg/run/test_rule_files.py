@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from funcppo.kg.graph.loaders import from_triples, load
-from funcppo.kg.graph.rules import RuleStatistics, format_rule_table, to_clauses
+from funcppo.kg.graph.rules import RuleStatistics, format_rule_table
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.consequences import count_rules
 from funcppo.kg.logic.joins import RowBudget
@@ -22,6 +22,7 @@ from funcppo.kg.run import rule_files
 from funcppo.kg.run.rule_files import count_mined_rules
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
+from tests.kg.graph.python_datalog import rule_clauses
 
 SMALL = MiningConfig(max_length=1, min_support=2)
 
@@ -271,7 +272,7 @@ def test_a_walk_that_comes_back_does_not_count():
     plain = RuleStatistics(*(np.array([n]) for n in (0.5, 2, 2, 1, 2, 2, 0, 0)))
     counted = count_mined_rules(dataset, plain, RowBudget(ENOUGH)).statistics
     assert (counted.body_pairs[0], counted.support[0]) == (1, 1)
-    (clause,) = to_clauses(dataset)[1]
+    (clause,) = rule_clauses(dataset)
     assert brute_force(triples, clause) == (1, 1)
 
 
@@ -294,7 +295,7 @@ def test_counts_are_those_of_brute_force_and_of_the_prover(max_length, seed):
     constants = max_length == 2
     mined = mine(triples, max_length=max_length, constants=constants)
     counted = count(mined)
-    clauses = to_clauses(counted.dataset)[1]
+    clauses = rule_clauses(counted.dataset)
     statistics = counted.statistics
     got = list(zip(statistics.body_pairs.tolist(), statistics.support.tolist()))
     lengths = [len(clause.body) for clause in clauses]
@@ -305,7 +306,7 @@ def test_counts_are_those_of_brute_force_and_of_the_prover(max_length, seed):
         assert got[i] == brute_force(triples, clauses[i])
     left_out = [
         clause
-        for clause, kept in zip(to_clauses(mined.dataset)[1], counted.is_kept)
+        for clause, kept in zip(rule_clauses(mined.dataset), counted.is_kept)
         if not kept
     ]
     assert all(brute_force(triples, rule)[1] == 0 for rule in left_out[:80])

@@ -1,0 +1,433 @@
+"""Text: tokens, quoting as the inverse of unquoting, clauses, what Prolog has of its own, names of similar spelling."""
+
+import difflib
+import os
+import random
+import subprocess
+import unicodedata
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from funcppo.core.files import shorten
+from funcppo.kg.graph import text as lexer
+from funcppo.kg.graph.loaders import from_text, from_triples
+from funcppo.kg.graph.rules import format_atom, format_rule, parse_query
+from funcppo.kg.graph.text import (
+    SPACED_PAREN,
+    Atom,
+    Token,
+    Variable,
+    check_goal,
+    check_head,
+    check_safe,
+    declared_by,
+    find_similar_names,
+    has_variables,
+    indicator,
+    is_built_in,
+    is_library_predicate,
+    parse_atom,
+    parse_clause,
+    similar_names_hint,
+    tokenize_line,
+    tokenize_prolog,
+    unknown_name_message,
+)
+from tests import prolog
+from tests.kg.graph.clause_strategies import NAMES, NASTY
+
+LINE_END = Token("end", "the end of the line")
+TEXTS = st.text(
+    st.sampled_from("ab X_1.,()'\\\"-:<=~\t\n%")
+    | st.characters(exclude_categories=["Cs"]),
+    max_size=30,
+)
+X, Y, Z = Variable("X"), Variable("Y"), Variable("Z")
+has_prolog = pytest.mark.skipif(
+    not prolog.AVAILABLE, reason="no swipl on this machine"
+)
+
+
+def ask_prolog(goal):
+    """The words that SWI-Prolog prints for a goal."""
+    done = subprocess.run(
+        ["swipl", "-q", "-g", goal, "-t", "halt"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LANG": "C.UTF-8"},
+    )
+    assert not done.stderr
+    return done.stdout.split()
+
+
+# -- tokens
+
+
+def test_the_tokens_of_a_line_worked_by_hand():
+    assert tokenize_line("/m/02('it''s', X):-not q.") == [
+        Token("name", "/m/02"),
+        Token("(", "("),
+        Token("quoted", "'it''s'"),
+        Token(",", ","),
+        Token("variable", "X"),
+        Token(")", ")"),
+        Token(":-", ":-"),
+        Token("name", "not"),
+        Token("name", "q"),
+        LINE_END,
+    ]
+    assert tokenize_line("Q42 <= A", lexer.is_anyburl_variable)[:3] == [
+        Token("name", "Q42"),
+        Token("<=", "<="),
+        Token("variable", "A"),
+    ]
+    assert tokenize_line("") == tokenize_line(" . ") == [LINE_END]
+
+
+def test_the_tokens_of_a_program_worked_by_hand():
+    program = "% a comment\np(a1, -007) :- /* two\nlines */ q (X).\nr"
+    (line, text, tokens), second = tokenize_prolog(program)
+    assert (line, text) == (2, "p(a1, -007) :- /* two\nlines */ q (X).")
+    kinds = ["name", "(", "name", ",", "integer", ")", ":-", "name"]
+    kinds += [SPACED_PAREN, "variable", ")", "end"]
+    assert [token.kind for token in tokens] == kinds
+    words = " ".join(token.text for token in tokens)
+    assert words == "p ( a1 , -7 ) :- q ( X ) ."
+    end = Token("end of file", "the end of the file")
+    assert second == (4, "r", [Token("name", "r"), end])
+
+
+@given(TEXTS)
+def test_a_line_loses_nothing_but_white_space_and_the_last_full_stop(text):
+    *tokens, end = tokenize_line(text)
+    assert end == LINE_END
+    kept = "".join("".join(token.text for token in tokens).split())
+    assert kept == "".join(text.strip().removesuffix(".").split())
+
+
+@given(TEXTS.filter(lambda text: not {"%", "0"} & {*text} and "/*" not in text))
+def test_a_program_without_comments_loses_nothing_but_white_space(text):
+    words = []
+    for line, _, tokens in tokenize_prolog(text):
+        assert text.split("\n")[line - 1].strip()
+        words += [t.text for t in tokens if t.kind != "end of file"]
+    assert "".join("".join(words).split()) == "".join(text.split())
+
+
+@given(NAMES)
+@example("\x00\u2028\n\\'")
+def test_unquoting_undoes_quoting_and_a_quoted_name_is_one_token_on_one_line(
+    name,
+):
+    quoted = lexer.quote(name)
+    assert lexer.unquote(quoted) == name
+    assert quoted.splitlines() == [quoted] and quoted.isprintable()
+    assert tokenize_line(quoted) == [Token("quoted", quoted), LINE_END]
+    ((_, _, tokens),) = tokenize_prolog(quoted + ".")
+    assert tokens == [Token("quoted", quoted), Token("end", ".")]
+
+
+@pytest.mark.parametrize(
+    ("quoted", "name"),
+    [
+        ("'it''s'", "it's"),
+        (r"'\x41\'", "A"),
+        (r"'\x41'", "A"),
+        (r"'\101\b'", "Ab"),
+        (r"'\u00e9\U0001F600'", "é😀"),
+        (r"'\n\t\e\s\\\'\"\`'", "\n\t\x1b \\'\"`"),
+        ("'a\\\nb'", "ab"),
+    ],
+)
+def test_the_escapes_of_iso_prolog(quoted, name):
+    assert lexer.unquote(quoted) == name
+
+
+def test_an_escape_that_is_none_is_an_error():
+    for quoted in (r"'\q'", r"'\xd800\'", r"'\x110000\'", r"'\777777777\'"):
+        problem = "expected (an escape of ISO Prolog|a character of Unicode)"
+        with pytest.raises(ValueError, match=problem):
+            lexer.unquote(quoted)
+
+
+def test_names_variables_and_integers_worked_by_hand():
+    names = ["ann", "Ann", "_", "X", "Q42", "a-b", "/m/02", "b.", "a:-b", "a b"]
+    assert [*filter(lexer.is_variable, names)] == ["Ann", "_", "X", "Q42"]
+    assert [*filter(lexer.is_anyburl_variable, names)] == ["X"]
+    plain = [name for name in names if lexer.is_bare_name(name)]
+    assert plain == names[:7]
+    for text in [*NASTY, "7", "-12", "00", "+1", "1_000", "1.0", "٣"]:
+        try:
+            expected = str(int(text)) == text and text.isascii()
+        except ValueError:
+            expected = False
+        assert lexer.is_integer(text) == expected
+
+
+def test_a_long_text_is_cut_to_one_short_line():
+    assert shorten("a\nb") == r"'a\nb'"
+    assert shorten("x" * 60) == repr("x" * 60)
+    assert shorten("x" * 61) == repr("x" * 57 + "...")
+
+
+@has_prolog
+def test_the_letters_of_a_name_are_those_of_swi_prolog():
+    """At the start and inside of a name; of Unicode 3.2, which every version knows.
+
+    They differ in the middle dot, and in a dozen characters that are refused here.
+    """
+    old = unicodedata.ucd_3_2_0
+    codes = [c for c in range(0x80, 0x3200) if old.category(chr(c)) != "Cn"]
+    kinds = ask_prolog(
+        "forall((between(0x80, 0x31FF, C), char_code(X, C), member(T, [X-a, a-X])),"
+        "(T = U-V, atom_concat(U, V, S), catch((term_to_atom(R, S), (var(R) -> K = variable ; R == S -> K = name ;"
+        "K = none)), _, K = none), writeln(K)))"
+    )
+    different = set()
+    for code in codes:
+        start, end = chr(code) + "a", "a" + chr(code)
+        theirs = kinds[2 * (code - 0x80) : 2 * (code - 0x80) + 2]
+        if [prolog_kind(start), prolog_kind(end)] != theirs:
+            different.add(code)
+    refused = {0x37A, 0xE33, 0xEB3, 0x1885, 0x1886, 0x2118, 0x212E}
+    assert different <= {0xB7, *refused, 0x309B, 0x309C}
+
+
+def prolog_kind(text):
+    """Kind of the token that a text is as a whole; "none" if it is no name and no variable."""
+    (kind, word), *_ = next(tokenize_prolog(text))[2]
+    is_whole = word == text and kind in ("name", "variable")
+    return kind if is_whole else "none"
+
+
+# -- clauses
+
+WORDS = st.text("abcxyz", min_size=1, max_size=3).map(lambda text: "k" + text)
+TERMS = WORDS | st.sampled_from("XYZ").map(Variable)
+ATOMS = st.builds(Atom, WORDS, st.lists(TERMS, max_size=3).map(tuple))
+
+
+def tokens_of(atom):
+    """The tokens of an atom, without the lexer."""
+    tokens = [Token("name", atom.predicate)]
+    for i, term in enumerate(atom.args):
+        tokens.append(Token("," if i else "(", "," if i else "("))
+        is_variable = isinstance(term, Variable)
+        tokens.append(
+            Token("variable", term.name) if is_variable else Token("name", term)
+        )
+    return [*tokens, Token(")", ")")] if atom.args else tokens
+
+
+def parse_line(text):
+    return parse_clause(tokenize_line(text), ":-", prolog=False)
+
+
+def parse_program(text):
+    ((_, _, tokens),) = tokenize_prolog(text)
+    return parse_clause(tokens, ":-", prolog=True)
+
+
+def test_a_rule_and_a_fact_worked_by_hand():
+    head, body = parse_line("path(X, Y) :- edge(X, 'a b'), path(Z, Y)")
+    assert head == Atom("path", (X, Y))
+    assert body == (Atom("edge", (X, "a b")), Atom("path", (Z, Y)))
+    assert parse_program("hot.") == (Atom("hot", ()), ())
+    assert parse_program("p(-07, 'X').") == (Atom("p", ("-7", "X")), ())
+    assert parse_line("q(X) :- not(X)")[1] == (Atom("not", (X,)),)
+    tokens = tokenize_line("p(a, b), q")
+    assert parse_atom(tokens, 0, prolog=False) == (Atom("p", ("a", "b")), 6)
+    assert parse_atom(tokens, 7, prolog=False)[0] == Atom("q", ())
+
+
+@given(ATOMS, st.lists(ATOMS, max_size=4), st.booleans())
+def test_the_clause_of_tokens_is_the_clause_that_they_were_made_of(
+    head, body, is_prolog
+):
+    tokens = tokens_of(head)
+    for i, atom in enumerate(body):
+        tokens += [Token("," if i else "<=", ""), *tokens_of(atom)]
+    clause = parse_clause([*tokens, Token("end", ".")], "<=", prolog=is_prolog)
+    assert clause == (head, tuple(body))
+
+
+def test_each_anonymous_variable_has_a_name_of_its_own_that_no_text_can_give():
+    _, (atom,) = parse_line("p :- q(_, _, X)")
+    first, second, third = (term.name for term in atom.args)
+    assert len({first, second, third}) == 3 and third == "X"
+    assert " " in first and " " in second
+
+
+def test_only_in_a_line_format_may_a_predicate_start_with_a_capital():
+    assert parse_line("P31(X, Y) :- _q(Y, X)")[0] == Atom("P31", (X, Y))
+    for text in ("P31(X) :- q(X).", "_q(a)."):
+        with pytest.raises(ValueError, match=r"^expected a predicate, got "):
+            parse_program(text)
+    for negation in ("not(p(a))", "not p", "\\+ p(a)", "\\+(p(a))"):
+        for parse in (parse_line, parse_program):
+            with pytest.raises(ValueError, match="predicate, got negation "):
+                parse(f"q :- {negation}.")
+
+
+def test_a_head_is_safe_when_the_body_has_its_variables():
+    check_safe(Atom("p", (X, "a")), (Atom("q", (Y,)), Atom("r", (Y, X))))
+    check_safe(Atom("p", ("a", "b")), ())
+    for head in (Atom("p", (X, Y)), Atom("p", (Y, X))):
+        with pytest.raises(ValueError, match=r"got 'Y' only in the head$"):
+            check_safe(head, (Atom("q", (X,)),))
+    with pytest.raises(ValueError, match=r"got '_' only in the head$"):
+        check_safe(Atom("p", (Variable("_ 2"),)), ())
+    assert has_variables(Atom("p", ("a", X)))
+    assert not has_variables(Atom("p", ("a", "X")))
+
+
+# -- what Prolog has of its own
+
+# Terms that stand for clauses, or for goals of another module: nothing defines these as predicates.
+CLAUSE_SYNTAX = {":-/1", ":-/2", "?-/1", "-->/2", "=>/2", ":/2", "|/2", ",/2"}
+
+
+def test_heads_and_goals_of_prolog_itself_are_errors():
+    def atom(name, arity):
+        return Atom(name, tuple("abcdefgh"[:arity]))
+
+    assert indicator(atom("edge", 2)) == "edge/2"
+    assert is_built_in(atom("length", 2)) and not is_built_in(atom("length", 3))
+    assert is_library_predicate(atom("succ", 2))
+    assert not is_library_predicate(atom("succ", 3))
+    check_head(atom("succ", 2))
+    check_goal(atom("edge", 2))
+    for check, name, arity, problem in (
+        (check_head, "length", 2, "the built-in"),
+        (check_goal, "length", 2, "the built-in"),
+        (check_goal, "succ", 2, "the built-in"),
+        (check_goal, "not", 1, "negation"),
+    ):
+        with pytest.raises(ValueError, match=f"got {problem} {name}/{arity}$"):
+            check(atom(name, arity))
+
+
+@has_prolog
+def test_what_a_program_may_define_is_what_swi_prolog_lets_it_define():
+    known = lexer._BUILT_IN_SET | lexer._LIBRARY_SET
+    names = sorted(known - CLAUSE_SYNTAX)
+    pairs = [name.rsplit("/", 1) for name in names]
+    quoted = [
+        f"'{name.replace(chr(92), chr(92) * 2)}'-{arity}"
+        for name, arity in pairs
+    ]
+    answers = ask_prolog(
+        f"forall(member(N-A, [{', '.join(quoted)}]), (functor(H, N, A), "
+        "catch((assertz(m:H), writeln(yes)), error(permission_error(_, _, _), _), writeln(no))))"
+    )
+    allowed = {n for n, answer in zip(names, answers) if answer == "yes"}
+    assert allowed == lexer._LIBRARY_SET
+    assert set(answers) == {"yes", "no"}
+
+
+def texts(program):
+    """Facts and rules of a program as text."""
+    d = from_text(program)
+    facts = [format_atom(d, fact) for fact in d.facts]
+    return [*facts, *(format_rule(d, rule) for rule in d.rules)]
+
+
+def test_true_is_dropped_and_library_predicates_may_be_defined():
+    program = "p(a) :- true. q(X) :- 'true', p(X), true."
+    assert texts(program) == ["p(a)", "q(X) :- p(X)"]
+    program = "p(X) :- succ(X, Y), not(Y). not(b). succ(a, b)."
+    expected = ["not(b)", "succ(a, b)", "p(X) :- succ(X, Y), not(Y)"]
+    assert texts(program) == expected
+    assert from_text("p(007, -0, -12, a1).").entities == ("7", "0", "-12", "a1")
+
+
+def test_predicates_of_one_name_and_different_arities_are_different():
+    d = from_text("p(a). p(a, b). q(X) :- p(X, Y), p(X). p :- q(a).")
+    assert d.predicates == ("p", "p", "q", "p")
+    assert d.arities == (1, 2, 1, 0)
+    assert d.facts.tolist() == [[1, 1, 0], [2, 1, 2]]
+    assert d.rules.tolist() == [
+        [[3, 3, 0], [2, 3, 4], [1, 3, 0]],
+        [[4, 0, 0], [3, 1, 0], [0, 0, 0]],
+    ]
+    assert d.notes == ()
+
+
+def test_a_goal_that_nothing_defines_is_told_with_its_arity_and_line():
+    d = from_text("p(a).\nq :- p(b), p(a, b).\nr :- typo, q, p(a, b).")
+    note = "program: no fact and no rule defines 'p/2' (line 2), 'typo/0' (line 3): nothing proves it"
+    assert d.notes == (note,)
+    many = from_text("p :- " + ", ".join(f"q{i}" for i in range(9)) + ".")
+    assert many.notes[0].endswith("'q4/0' (line 1), 4 more: nothing proves it")
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        ":- dynamic p/1.",
+        ":- dynamic(p/1).",
+        ":- dynamic p/1, 'q r'/2.",
+        ":- discontiguous p/1.",
+        ":- table p/1, q/2.",
+        ":- style_check(-singleton).",
+    ],
+)
+def test_declarations_are_skipped_and_counted(directive):
+    ((_, _, tokens),) = tokenize_prolog(directive)
+    name = directive[2:].split("(")[0].split()[0]
+    assert declared_by(tokens) == name
+    d = from_text(f"{directive} p(a).\n{directive}")
+    assert d.facts.tolist() == [[1, 1]]
+    note = f"program: 2 directives skipped, which change no answer here: {name}"
+    assert d.notes == (note,)
+
+
+@pytest.mark.parametrize(
+    "goal",
+    ["table path(_, min)", "table path(min)", "dynamic p/N", "dynamic", "style_check(X)",
+     "use_module(library(lists))", "p(a)", ""],
+)  # fmt: skip
+def test_other_directives_are_refused(goal):
+    with pytest.raises(ValueError, match="got the directive "):
+        from_text(f":- {goal}. p(a).")
+
+
+# -- names of similar spelling
+
+
+def test_a_name_of_similar_spelling_is_suggested():
+    known = ["france", "spain"]
+    message = unknown_name_message("entity", "fance", known)
+    assert message.endswith("(close: 'france')")
+    message = unknown_name_message("entity", "zzz", known)
+    assert message.endswith("(none of 2 is spelled like it)")
+    assert find_similar_names("a" * 101, ["a" * 101]) == []
+
+
+@given(NAMES)
+def test_a_suggestion_can_be_pasted_into_a_query(name):
+    pasted = similar_names_hint(name, [name]).removeprefix("close: ")
+    dataset = from_triples([(name, "r", f"{name}b")])
+    assert parse_query(dataset, f"r({pasted}, ?x)").tolist() == [1, 1, 3]
+
+
+def test_of_many_names_the_nearest_are_found():
+    """As of few: a letter more, one less, another one, two that change places; names with line breaks count."""
+    generator = random.Random(0)
+    letters = "abcdefghijklmnop "
+    known = ["".join(generator.choices(letters, k=12)) for _ in range(2500)]
+    known[7] = "line\nbreak at seven"
+    for name in known[:8]:
+        at = generator.randrange(1, len(name) - 2)
+        for typo in (
+            name[:at] + "x" + name[at:],
+            name[:at] + name[at + 1 :],
+            name[:at] + "y" + name[at + 1 :],
+            name[:at] + name[at + 1] + name[at] + name[at + 2 :],
+        ):
+            expected = difflib.get_close_matches(typo, known, n=1)
+            assert find_similar_names(typo, known)[:1] == expected == [name]
+    assert find_similar_names("zzzzzz", known) == []
