@@ -362,7 +362,7 @@ def _count_leave_one_out(
     import torch
 
     from funcppo.kg.logic import kb
-    from funcppo.kg.logic.consequences import iter_consequences
+    from funcppo.kg.logic.fixpoint import iter_consequences
 
     sizes = model.sizes
     is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
@@ -388,7 +388,7 @@ def _with_counts(
     import torch
 
     from funcppo.kg.logic import kb
-    from funcppo.kg.logic.consequences import count_rules
+    from funcppo.kg.logic.fixpoint import count_rules
     from funcppo.kg.search.task import as_counts
 
     on_phase("counting rules")

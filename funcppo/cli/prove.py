@@ -465,7 +465,8 @@ def _answer_open(
             budget=joins.RowBudget(options.max_rows),
         )
 
-    atoms, heights = fixpoint.matching_atoms(model, atom)
+    rows = fixpoint.matching_rows(model.atoms, atom, sizes.n_constants)
+    atoms, heights = model.atoms[rows], model.height[rows]
     n_answers = len(atoms)
     scores = _answer_scores(options, dataset, atom, atoms)
     order = heights.argsort(stable=True)

@@ -44,13 +44,10 @@ from funcppo.kg.graph.rules import (
     proof_names,
     read_query,
 )
-from funcppo.kg.logic import derivability, proof, triple_index
+from funcppo.kg.logic import derive, fixpoint, proof, triple_index
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.derivability import DerivabilityIndex
 from funcppo.kg.logic.derive import (
-    Questions,
-    fired_atoms,
-    iter_firing_chunks,
+    DerivabilityIndex,
     open_questions,
 )
 from funcppo.kg.logic.joins import RowBudgetExceeded
@@ -245,16 +242,14 @@ class Predictor:
         atoms = atoms.to(kb.facts.device, torch.int32)
         index = self._index_by_questions(atoms)
         if index is None:
-            index = derivability.build_derivability_index_for_atoms(
-                kb, sizes, task.least_model, atoms
-            )
+            index = derive.index_atoms(kb, sizes, task.least_model, atoms)
 
         # A fact may be listed too that no rule derives.
         is_derived = torch.isin(
             torch.arange(len(atoms), device=atoms.device),
             index.derivation_keys // sizes.n_rules,
         )
-        model = derivability.partial_model(
+        model = fixpoint.partial_model(
             kb,
             sizes,
             atoms[is_derived],
@@ -278,45 +273,27 @@ class Predictor:
         task = self.task
         assert self.facts is not None, "T_P is held in part"
         is_fact = kbase.contains(task.kb, task.sizes, atoms)
-        new, facts = atoms[~is_fact].long(), atoms[is_fact].long()
-        asked = min(
-            (open_questions(new, side) for side in (HEAD, TAIL)),
-            key=lambda questions: len(questions.entity),
+        new = atoms[~is_fact].long()
+        n_asked, side = min(
+            (len(open_questions(new, side).entity), side)
+            for side in (HEAD, TAIL)
         )
-        # A fact is left out of the question that it answers.
-        without_fact = Questions(
-            predicate=facts[:, 0],
-            side=torch.full_like(facts[:, 0], TAIL),
-            entity=facts[:, HEAD],
-            left_out=facts[:, TAIL],
-        )
-        if len(asked.entity) + len(facts) > MAX_INDEX_QUESTIONS:
+        if n_asked + int(is_fact.sum()) > MAX_INDEX_QUESTIONS:
             return None
-
-        index = kbase.index_sorted_atoms(
-            atoms, task.sizes.n_predicates, task.sizes.n_constants
-        )
-        keys = [atoms.new_zeros(0, dtype=torch.int64)]
-        for part in (asked, without_fact):
-            for questions, firings in iter_firing_chunks(
+        sizes = task.sizes
+        return derive.index_derivations(
+            sizes,
+            kbase.index_sorted_atoms(
+                atoms, sizes.n_predicates, sizes.n_constants
+            ),
+            torch.zeros_like(atoms[:, 0]),
+            derive.iter_derivations(
                 self.facts.plan,
-                part,
+                task.kb,
+                atoms.long(),
+                side,
                 object_identity=task.least_model.object_identity,
-            ):
-                derived = fired_atoms(questions, firings, task.sizes)
-                row = kbase.find_atoms(index, task.sizes, derived.long())
-                left_out = questions.left_out[firings.question]
-                is_asked = torch.where(
-                    left_out > 0,
-                    firings.candidate == left_out,
-                    ~is_fact[row.clamp(min=0)],
-                )
-                kept = is_asked & (row >= 0)
-                keys.append(row[kept] * task.sizes.n_rules + firings.rule[kept])
-        return DerivabilityIndex(
-            atom_index=index,
-            height=torch.zeros_like(atoms[:, 0]),
-            derivation_keys=unique_values(torch.cat(keys)),
+            ),
         )
 
     def _rank_side(
@@ -962,7 +939,7 @@ class Answerer:
                 evidence if side == TAIL else None,
             )
         else:
-            (found,) = explain.smallest_proofs(task, atom[None], self._program)
+            found = explain.smallest_proof(task, atom, self._program)
         if found is None:
             found = self._proof_from_other_facts(atom)
         terms: list[Term] = []

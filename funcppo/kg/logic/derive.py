@@ -1,10 +1,11 @@
-"""Which rules derive which answers of queries, and from how many groundings of their bodies.
+"""Which rules derive which answers of questions, and from how many groundings of their bodies.
 
-A question asks for one argument of a binary predicate: `h(x, ?)` or `h(?, y)`. A rule fires for a candidate if one
+A question asks for one argument of a binary predicate: `h(x, ?)` or `h(?, y)`. A rule derives a candidate if one
 application of it to the facts derives the atom with the candidate in the place that is asked for; a grounding is an
-assignment of the rule's variables that makes its body true. `plan_firings` indexes facts and rules once;
-`map_firing_chunks` computes something from the firings of many questions, as many at once as bounds on memory allow;
-`derive_answers` lists the atoms that rules derive for some queries. Any number of threads gives the same firings.
+assignment of the rule's variables that makes its body true. `plan_rules` indexes facts and rules once.
+`map_groundings` computes something from the groundings of many questions, as many at once as bounds on memory allow;
+`iter_groundings` yields them as they are, and `iter_derivations` tells which rules derive each atom of a list. Any
+number of threads gives the same groundings.
 
 Path rules. The body is a chain of binary atoms from one argument of the head to the other, through variables that occur
 nowhere else: `h(x, y) :- a(x, z), b(w, z), c(w, y)`. Read from the argument that a question gives, it is a sequence of
@@ -18,12 +19,15 @@ Walks may carry a probability: that of a random walk, which at each atom takes o
 question does not leave out, all with the same chance. It ends early where there is none and, under object identity,
 where it comes back to an entity. Probabilities are whole numbers of `WALK_UNIT`: that of a walk is divided by the
 number of those facts and rounded down, but not to 0, and those of walks that meet add up. So it is the same on any
-device and in any order, and that of a firing is off by less than a unit for each atom of each of its groundings.
+device and in any order, and that of a grounding is off by less than a unit for each of its atoms.
 
 Other rules are conjunctive queries, and those that differ in their constants and the predicate of their head alone are
 solved as one: these become variables, and a relation holds their values in each rule. If the body is a single atom, its
 predicate becomes a variable too, of a relation of all facts, so that thousands of rules about hundreds of predicates
 have a handful of shapes.
+
+A `DerivabilityIndex` tells a proof search which rules derive the query, and which goals nothing derives: a policy that
+should prefer precise rules must see which rules apply at all, otherwise it learns which ones apply often.
 """
 
 from __future__ import annotations
@@ -33,8 +37,8 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from itertools import combinations, pairwise
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,7 +47,14 @@ from funcppo.core import host
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.host import MAX_THREADS, map_in_threads
 from funcppo.core.types import I32, I64, Bool
-from funcppo.kg.logic import joins, row_index, triple_index
+from funcppo.kg.logic import fixpoint, joins, row_index
+from funcppo.kg.logic.fixpoint import (
+    CountCallback,
+    Derivations,
+    LeastModel,
+    ignore_progress,
+    partial_model,
+)
 from funcppo.kg.logic.joins import (
     JOIN_OVERHEAD_ROWS,
     Atom,
@@ -57,16 +68,25 @@ from funcppo.kg.logic.joins import (
     Table,
     expand_ranges,
     find_rows,
-    group_rows,
     make_literal,
     ragged_arange,
     relations_by_predicate,
     rules_from_kb,
-    sum_by_group,
+    sum_equal_rows,
 )
-from funcppo.kg.logic.kb import KBSizes, KnowledgeBase, contains, find_postings
+from funcppo.kg.logic.kb import (
+    AtomIndex,
+    KBSizes,
+    KnowledgeBase,
+    contains,
+    find_atoms,
+    find_postings,
+    index_sorted_atoms,
+)
+from funcppo.kg.logic.resolve import Goals, Successors
 from funcppo.kg.logic.row_index import (
     int_list,
+    runs,
     sort_keys,
     unique_rows,
     unique_values,
@@ -78,6 +98,16 @@ from funcppo.kg.logic.triple_index import HEAD, TAIL
 LeftOut = typing.Literal["fact", "pair"]
 # Probabilities of walks are whole numbers of this: their sums are exact, and the same in any order.
 WALK_UNIT = 2.0**-60
+# Groundings to hold at once, about 300 bytes each, and rows that the joins of a chunk of questions make, about 40 bytes
+# each for those held at once.
+MAX_CHUNK_GROUNDINGS = 4_000_000
+MAX_CHUNK_JOIN_ROWS = 24_000_000
+# rows and groundings that a part of a chunk has, at least: some 50 ms, less is slower by two threads than by one
+MIN_PART_ROWS = 500_000
+# A GPU takes larger chunks, of some 10 GB, in the same time.
+GPU_CHUNK_FACTOR = 8
+# questions whose work tells how many questions fit a chunk
+PILOT_QUESTIONS = 16
 
 
 class Questions(NamedTuple):
@@ -90,7 +120,7 @@ class Questions(NamedTuple):
     left_out: I64[Tensor, "Q"]
 
 
-class Firings(NamedTuple):
+class Groundings(NamedTuple):
     """Triples of a question, a candidate and a rule that derives it, each once."""
 
     question: I64[Tensor, "n"]  # row of the question
@@ -116,1247 +146,15 @@ def select_questions(
     return Questions(*(column[row] for column in questions))
 
 
-def select_firings(firings: Firings, row: Tensor) -> Firings:
-    """Some of the firings.
+def select_groundings(groundings: Groundings, row: Tensor) -> Groundings:
+    """Some of the groundings.
 
     Args:
       row: their positions, or a mask.
     """
-    walk = firings.walk
-    return Firings(
-        question=firings.question[row],
-        candidate=firings.candidate[row],
-        rule=firings.rule[row],
-        n_groundings=firings.n_groundings[row],
-        walk=walk[row] if len(walk) else walk,
+    return Groundings(
+        *(column[row] if len(column) else column for column in groundings)
     )
-
-
-# -- chains
-
-# A step is twice its predicate, and one more if it goes from the second argument of a fact to the first.
-FORWARD, BACKWARD = 0, 1
-# Neighbours are looked up in a table of offsets of all steps and entities, up to this many of 8 bytes, else in the
-# index of the facts.
-MAX_OFFSETS = 1 << 24
-
-
-class Neighbours(Protocol):
-    """The entities that one step leads to; those of a step and an entity stand together, ascending."""
-
-    def find(
-        self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
-    ) -> row_index.Span:
-        """Where the neighbours of some entities stand."""
-        ...
-
-    def entity(
-        self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
-    ) -> I64[Tensor, "n"]:
-        """The neighbours at some positions, which are those of steps."""
-        ...
-
-    def is_neighbour(
-        self,
-        step: I64[Tensor, "n"],
-        here: I64[Tensor, "n"],
-        there: I64[Tensor, "n"],
-    ) -> Bool[Tensor, "n"]:
-        """Whether steps lead from some entities to others."""
-        ...
-
-
-class TabledNeighbours(NamedTuple):
-    """Neighbours by code: step * base + entity."""
-
-    base: int  # C + 1
-    offsets: I64[Tensor, "K1"]
-    entities: I64[Tensor, "2N"]
-    keys: I64[Tensor, "2N"]  # code * base + entity, ascending
-
-    def find(
-        self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
-    ) -> row_index.Span:
-        """Where the neighbours of some entities stand."""
-        code = step * self.base + here
-        start = self.offsets[code]
-        return row_index.Span(start, self.offsets[code + 1] - start)
-
-    def entity(
-        self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
-    ) -> I64[Tensor, "n"]:
-        """The neighbours at some positions."""
-        return self.entities[position]
-
-    def is_neighbour(
-        self,
-        step: I64[Tensor, "n"],
-        here: I64[Tensor, "n"],
-        there: I64[Tensor, "n"],
-    ) -> Bool[Tensor, "n"]:
-        """Whether steps lead from some entities to others."""
-        key = (step * self.base + here) * self.base + there
-        return row_index.binary_search(self.keys, key).found
-
-
-class IndexedNeighbours(NamedTuple):
-    """Neighbours by the index of the facts, without memory of their own."""
-
-    kb: KnowledgeBase
-    sizes: KBSizes
-
-    def find(
-        self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
-    ) -> row_index.Span:
-        """Where the neighbours of some entities stand: the postings of an argument."""
-        return find_postings(self.kb, self.sizes, step & 1, step >> 1, here)
-
-    def entity(
-        self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
-    ) -> I64[Tensor, "n"]:
-        """The neighbours at some positions: the other argument of a fact."""
-        fact = self.kb.argument_postings[position].long()
-        return self.kb.facts[fact, TAIL - (step & 1)].long()
-
-    def is_neighbour(
-        self,
-        step: I64[Tensor, "n"],
-        here: I64[Tensor, "n"],
-        there: I64[Tensor, "n"],
-    ) -> Bool[Tensor, "n"]:
-        """Whether steps lead from some entities to others."""
-        is_backward = step & 1 == BACKWARD
-        head = torch.where(is_backward, there, here)
-        tail = torch.where(is_backward, here, there)
-        atoms = torch.stack([step >> 1, head, tail], dim=1)
-        padding = (0, self.sizes.atom_width - atoms.shape[1])
-        atoms = torch.nn.functional.pad(atoms, padding)
-        return contains(self.kb, self.sizes, atoms)
-
-
-class ChainTrie(NamedTuple):
-    """The bodies of path rules as sequences of steps, for one side."""
-
-    # the node where the rules about each predicate start; 0 where there are none
-    root: I64[Tensor, "P1"]
-    child_offsets: I64[Tensor, "n1"]
-    child_step: I64[Tensor, "c"]
-    child: I64[Tensor, "c"]
-    # the rules whose body ends at a node
-    rule_offsets: I64[Tensor, "n1"]
-    rule: I64[Tensor, "R"]
-
-
-class ChainPlan(NamedTuple):
-    """What walks read."""
-
-    neighbours: Neighbours
-    tries: dict[int, ChainTrie]  # by the side that is asked for
-
-
-class Walks(NamedTuple):
-    """Walks that have come to a node of the trie and an entity."""
-
-    question: I64[Tensor, "n"]
-    node: I64[Tensor, "n"]
-    # the entities on the way that must not come again, if they are told apart, and the last one
-    path: tuple[I64[Tensor, "n"], ...]
-    n_ways: I64[Tensor, "n"]
-    # in units of WALK_UNIT, at least 1; without entries where it is not asked for
-    probability: I64[Tensor, "n"]
-
-
-class _LongerWalks(NamedTuple):
-    """Walks that are one step longer."""
-
-    walks: Walks  # those from which some body may go on
-    ended: Walks  # those at nodes where rules end, merged
-
-
-class _Edges(NamedTuple):
-    """Edges of the trie that walks go on along."""
-
-    row: I64[Tensor, "m"]  # of the walk
-    step: I64[Tensor, "m"]
-    child: I64[Tensor, "m"]  # node that the edge leads to
-    # the neighbours that the step leads to
-    start: I64[Tensor, "m"]
-    n_neighbours: I64[Tensor, "m"]
-
-
-def chain_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
-    """The steps of a path rule's body from the first argument of its head to the second; None for other rules."""
-    head = binary_atom(rule.head)
-    body = [binary_atom(atom) for atom in rule.body]
-    if head is None:
-        return None
-
-    _, here, end = head
-    visited = {here}
-    steps: list[int] = []
-    while body:
-        leaving = [atom for atom in body if atom is None or here in atom[1:]]
-        if len(leaving) != 1 or leaving[0] is None or here <= n_constants:
-            return None
-
-        # the next step is the only atom that leaves from here
-        predicate, first, second = leaving[0]
-        body.remove(leaving[0])
-        direction, here = (
-            (FORWARD, second) if first == here else (BACKWARD, first)
-        )
-        steps.append(2 * predicate + direction)
-
-        if here in visited:
-            return None
-        visited.add(here)
-
-    return tuple(steps) if steps and here == end > n_constants else None
-
-
-def binary_atom(atom: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """The predicate and the arguments of an atom; None if these are not two."""
-    if len(atom) <= TAIL or not atom[TAIL] or any(atom[TAIL + 1 :]):
-        return None
-    return atom[0], atom[HEAD], atom[TAIL]
-
-
-def plan_chains(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    path_rules: Sequence[tuple[Rule, tuple[int, ...]]],
-) -> ChainPlan:
-    """Index the facts by step, and path rules by the steps of their bodies.
-
-    Args:
-      path_rules: each with its `chain_steps`.
-    """
-    # To the first argument a body is walked from its end.
-    reverse = [
-        (rule, tuple(step ^ 1 for step in reversed(steps)))
-        for rule, steps in path_rules
-    ]
-    device = kb.facts.device
-    tries = {
-        HEAD: _build_trie(reverse, sizes, device),
-        TAIL: _build_trie(path_rules, sizes, device),
-    }
-    return ChainPlan(_index_neighbours(kb, sizes), tries)
-
-
-def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
-    """Index the binary facts by step and entity."""
-    n_codes = 2 * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
-    if n_codes > MAX_OFFSETS:
-        return IndexedNeighbours(kb, sizes)
-    facts = triple_index.binary_atoms(kb.facts.long())
-    predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
-    step = torch.cat([2 * predicate + FORWARD, 2 * predicate + BACKWARD])
-    start, end = torch.cat([head, tail]), torch.cat([tail, head])
-    base = sizes.n_constants + 1
-    # The facts are in lexicographic order, so that neighbours are ascending.
-    code, order = sort_keys(step * base + start)
-    codes = torch.arange(n_codes + 1, device=code.device)
-    entities = end[order]
-    return TabledNeighbours(
-        base,
-        torch.searchsorted(code, codes),
-        entities,
-        keys=code * base + entities,
-    )
-
-
-def _build_trie(
-    path_rules: Sequence[tuple[Rule, tuple[int, ...]]],
-    sizes: KBSizes,
-    device: torch.device,
-) -> ChainTrie:
-    """The trie of the steps of rules, which start at a node for each predicate of a head."""
-    children: list[dict[int, int]] = [{}]
-    ending: list[list[int]] = [[]]
-
-    def add_node() -> int:
-        children.append({})
-        ending.append([])
-        return len(children) - 1
-
-    root = [0] * (sizes.n_predicates + 1)
-    for rule, steps in path_rules:
-        predicate = rule.head[0]
-        node = root[predicate] = root[predicate] or add_node()
-        for step in steps:
-            if step not in children[node]:
-                children[node][step] = add_node()
-            node = children[node][step]
-        ending[node].append(rule.id)
-
-    def tensor(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
-    return ChainTrie(
-        root=tensor(root),
-        child_offsets=row_index.offsets(tensor([len(c) for c in children])),
-        child_step=tensor([step for c in children for step in c]),
-        child=tensor([node for c in children for node in c.values()]),
-        rule_offsets=row_index.offsets(tensor([len(ids) for ids in ending])),
-        rule=tensor([rule for ids in ending for rule in ids]),
-    )
-
-
-def iter_chain_firings(
-    plan: ChainPlan,
-    sizes: KBSizes,
-    questions: Questions,
-    *,
-    left_out: LeftOut,
-    object_identity: bool,
-    budget: RowBudget | None = None,
-    with_walks: bool = False,
-) -> Iterator[Firings]:
-    """Yield the firings of path rules, on each side those of shorter bodies first.
-
-    Args:
-      with_walks: with the probabilities of random walks.
-
-    Other arguments are those of `firings.iter_firings`.
-
-    Raises:
-      RowBudgetExceeded: the walks take more rows than the budget allows.
-    """
-    for side, trie in plan.tries.items():
-        walker = _Walker(
-            trie,
-            plan.neighbours,
-            questions,
-            left_out,
-            object_identity,
-            sizes,
-            budget,
-        )
-        root = trie.root[questions.predicate]
-        row = ((questions.side == side) & (root > 0)).nonzero().squeeze(1)
-        certain = torch.full_like(row, int(1 / WALK_UNIT))
-        walks = Walks(
-            row,
-            root[row],
-            (questions.entity[row],),
-            n_ways=torch.ones_like(row),
-            probability=certain if with_walks else certain[:0],
-        )
-        while len(walks.question):
-            walks, ended = walker.walk_on(walks)
-            firings = walker.firings(ended)
-            if len(firings.rule):
-                yield firings
-
-
-@dataclass(frozen=True, slots=True)
-class _Walker:
-    """Walks from the entities of the questions about one side."""
-
-    trie: ChainTrie
-    neighbours: Neighbours
-    questions: Questions
-    left_out: LeftOut
-    object_identity: bool
-    sizes: KBSizes
-    budget: RowBudget | None
-
-    def walk_on(self, walks: Walks) -> _LongerWalks:
-        """All walks that are one step longer."""
-        if not self.object_identity:
-            longer = self._merge_steps(walks, self._iter_edges(walks))
-            return _LongerWalks(longer, self._select_ended(longer))
-
-        # Probabilities are rounded down at each step, those of each walk alone: such walks are not merged before.
-        is_apart = len(walks.probability) > 0
-        edges = self._iter_edges(walks, goes_on=None if is_apart else True)
-        pieces = [
-            piece for part in edges for piece in self._iter_next(walks, part)
-        ]
-        longer = _concatenate(pieces or [_none(walks, len(walks.path) + 1)])
-        ended = [self._merge(self._select_ended(longer))]
-        if not is_apart:
-            ended.append(self._last_steps(walks))
-        return _LongerWalks(longer, _concatenate(ended))
-
-    def _merge_steps(self, walks: Walks, chunks: Iterable[_Edges]) -> Walks:
-        """The walks along some edges, merged."""
-        pieces = [
-            self._merge(piece)
-            for edges in chunks
-            for piece in self._iter_next(walks, edges)
-        ]
-        if len(pieces) == 1:
-            return pieces[0]
-        return self._merge(_concatenate(pieces or [_none(walks, 1)]))
-
-    def _last_steps(self, walks: Walks) -> Walks:
-        """The walks one step longer from which no body goes on, merged, of walks that are not."""
-        merged = self._merge(walks)
-        given = self.questions.entity[merged.question]
-        merged = merged._replace(path=(given, *merged.path))
-        last = self._iter_edges(merged, goes_on=False)
-        parts = [self._merge_steps(merged, last)]
-        for edges in self._iter_edges(walks, goes_on=False):
-            parts += self._iter_returns(walks, edges)
-        ended = self._merge(_concatenate(parts))
-        return _select(ended, ended.n_ways > 0)
-
-    def _iter_returns(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
-        """Yield walks along edges to an entity between the first and the last one, their numbers of ways negative.
-
-        None uses a fact that is left out, which has the first entity in it.
-        """
-        here = walks.path[-1][edges.row]
-        for entity in walks.path[1:-1]:
-            there = entity[edges.row]
-            self._spend(len(there))
-            is_back = self.neighbours.is_neighbour(edges.step, here, there)
-            back = is_back.nonzero().squeeze(1)
-            row = edges.row[back]
-            yield Walks(
-                walks.question[row],
-                edges.child[back],
-                (there[back],),
-                -walks.n_ways[row],
-                probability=row[:0],
-            )
-
-    def _select_ended(self, walks: Walks) -> Walks:
-        """The walks at nodes where rules end."""
-        offsets = self.trie.rule_offsets
-        return _select(walks, offsets[walks.node + 1] > offsets[walks.node])
-
-    def firings(self, ended: Walks) -> Firings:
-        """The firings of the rules whose body ends where merged walks have come."""
-        offsets = self.trie.rule_offsets
-        start = offsets[ended.node]
-        row, position = expand_ranges(start, offsets[ended.node + 1] - start)
-        return Firings(
-            ended.question[row],
-            ended.path[-1][row],
-            self.trie.rule[position],
-            ended.n_ways[row],
-            _select_or_none(ended.probability, row),
-        )
-
-    def _iter_edges(
-        self, walks: Walks, goes_on: bool | None = None
-    ) -> Iterator[_Edges]:
-        """Yield the edges of the trie that walks go on along, where their entity has a neighbour.
-
-        Args:
-          goes_on: only edges to nodes from which some body goes on, or only the others; None for all.
-        """
-        offsets = self.trie.child_offsets
-        start = offsets[walks.node]
-        for row, position in ragged_arange(
-            start, offsets[walks.node + 1] - start
-        ):
-            self._spend(len(row))
-            child = self.trie.child[position]
-            if goes_on is not None:
-                is_inner = offsets[child + 1] > offsets[child]
-                kept = (is_inner == goes_on).nonzero().squeeze(1)
-                row, position, child = row[kept], position[kept], child[kept]
-            step = self.trie.child_step[position]
-            here = walks.path[-1][row]
-            first, count = self.neighbours.find(step, here)
-            found = count > 0
-            edges = _Edges(row, step, child, first, count)
-            if found.any():
-                yield _Edges(*(column[found] for column in edges))
-
-    def _iter_next(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
-        """Yield the walks along some edges, not merged."""
-        chance = walks.probability
-        if len(chance):
-            n_left = self._count_left(walks, edges).clamp_min(1)
-            chance = (chance[edges.row] // n_left).clamp_min(1)
-        for longer, edge in self._iter_longer(walks, edges):
-            self._spend(len(edge))
-            longer = longer._replace(probability=_select_or_none(chance, edge))
-
-            # Under object identity no entity is visited twice.
-            is_kept = ~self._uses_left_out(longer, edges.step[edge])
-            if self.object_identity:
-                for entity in longer.path[:-1]:
-                    is_kept &= entity != longer.path[-1]
-            yield _select(longer, is_kept)
-
-    def _iter_longer(
-        self, walks: Walks, edges: _Edges
-    ) -> Iterator[tuple[Walks, I64[Tensor, "n"]]]:
-        """Yield the walks along some edges, without probabilities, and the position of the edge of each."""
-        for edge, position in ragged_arange(edges.start, edges.n_neighbours):
-            row = edges.row[edge]
-            there = self.neighbours.entity(edges.step[edge], position)
-            yield (
-                Walks(
-                    walks.question[row],
-                    edges.child[edge],
-                    (*(entity[row] for entity in walks.path), there),
-                    walks.n_ways[row],
-                    probability=row[:0],
-                ),
-                edge,
-            )
-
-    def _count_left(self, walks: Walks, edges: _Edges) -> I64[Tensor, "m"]:
-        """How many neighbours each edge has by facts that its question does not leave out."""
-        # What is left out is between the entity of the question and its answer.
-        question, here = walks.question[edges.row], walks.path[-1][edges.row]
-        answer = self.questions.left_out[question]
-        is_end = (here == self.questions.entity[question]) | (here == answer)
-        at = (is_end & (answer > 0)).nonzero().squeeze(1)
-        n_left = edges.n_neighbours
-        if not len(at):
-            return n_left
-
-        some = _Edges(*(column[at] for column in edges))
-        for longer, edge in self._iter_longer(walks, some):
-            is_left_out = self._uses_left_out(longer, some.step[edge])
-            n_left = n_left.index_add(0, at[edge], -is_left_out.long())
-        return n_left
-
-    def _uses_left_out(
-        self, walks: Walks, step: I64[Tensor, "n"]
-    ) -> Bool[Tensor, "n"]:
-        """Whether the last step of each walk uses a fact that its question leaves out."""
-        here, there = walks.path[-2:]
-        return uses_left_out(
-            self.questions, walks.question, step, here, there, self.left_out
-        )
-
-    def _merge(self, walks: Walks) -> Walks:
-        """Walks that have come to the same node and entity as one, with the sums of their ways and probabilities."""
-        columns = (walks.question, walks.node, walks.path[-1])
-        sizes = (
-            len(self.questions.entity),
-            len(self.trie.rule_offsets),
-            self.sizes.n_constants,
-        )
-        groups = group_rows(columns, max(sizes).bit_length())
-        question, node, entity = (
-            column.index_select(0, groups.first) for column in columns
-        )
-        probability = walks.probability
-        if len(probability):
-            probability = sum_by_group(groups, probability)
-        return Walks(
-            question,
-            node,
-            (entity,),
-            sum_by_group(groups, walks.n_ways),
-            probability,
-        )
-
-    def _spend(self, n_rows: int) -> None:
-        """Count the rows of a join.
-
-        Raises:
-          RowBudgetExceeded: they are more than allowed.
-        """
-        if self.budget is not None:
-            self.budget.spend_join(n_rows)
-
-
-def uses_left_out(
-    questions: Questions,
-    question: I64[Tensor, "n"],
-    step: I64[Tensor, "n"],
-    here: I64[Tensor, "n"],
-    there: I64[Tensor, "n"],
-    left_out: LeftOut,
-) -> Bool[Tensor, "n"]:
-    """Whether steps from some entities to others use a fact that their question leaves out.
-
-    Args:
-      question: row of the question of each step.
-    """
-    given = questions.entity[question]
-    answer = questions.left_out[question]
-    onwards = (here == given) & (there == answer)
-    backwards = (here == answer) & (there == given)
-    if left_out == "pair":
-        return onwards | backwards
-
-    # The fact that is left out leads from the given entity to the answer: forward if the second argument is asked for.
-    direction = torch.where(questions.side == TAIL, FORWARD, BACKWARD)
-    along = (2 * questions.predicate + direction)[question]
-    return (onwards & (step == along)) | (backwards & (step == along ^ 1))
-
-
-def _select(walks: Walks, is_kept: Bool[Tensor, "n"]) -> Walks:
-    """Some of the walks."""
-    row = is_kept.nonzero().squeeze(1)
-    return Walks(
-        walks.question.index_select(0, row),
-        walks.node.index_select(0, row),
-        tuple(entity.index_select(0, row) for entity in walks.path),
-        walks.n_ways.index_select(0, row),
-        _select_or_none(walks.probability, row),
-    )
-
-
-def _none(walks: Walks, path_length: int) -> Walks:
-    """No walks."""
-    none = walks.node[:0]
-    path = (none,) * path_length
-    return Walks(none, none, path, none, none)
-
-
-def _concatenate(pieces: Sequence[Walks]) -> Walks:
-    """The walks of all pieces."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return Walks(
-        torch.cat([piece.question for piece in pieces]),
-        torch.cat([piece.node for piece in pieces]),
-        tuple(torch.cat(part) for part in zip(*(p.path for p in pieces))),
-        torch.cat([piece.n_ways for piece in pieces]),
-        torch.cat([piece.probability for piece in pieces]),
-    )
-
-
-def _select_or_none(
-    probability: I64[Tensor, "n"], row: Tensor
-) -> I64[Tensor, "m"]:
-    """Some of the probabilities; none where there are none."""
-    return probability[row] if len(probability) else probability
-
-
-# -- firings
-
-
-@dataclass(frozen=True, slots=True)
-class _QuestionGroup:
-    """The questions about one side."""
-
-    side: int
-    row: Tensor  # of each question, in the order of the relation
-    relation: Relation  # (predicate, entity, left out) of each question
-
-
-@dataclass(frozen=True, slots=True)
-class RuleGroup:
-    """Rules of one shape: they differ in what a template has variables for."""
-
-    template: Rule
-    variables: tuple[int, ...]  # those of the template that rules differ in
-    values: Relation  # what they stand for in each rule, in the same order
-    rule: Tensor  # id of each rule, in the order of the relation
-    predicates: frozenset[int]  # of the heads of all rules
-
-
-@dataclass(frozen=True, slots=True)
-class FiringPlan:
-    """What questions are answered from."""
-
-    sizes: KBSizes
-    chains: ChainPlan
-    facts: Relation  # (predicate, arguments) of bodies of a single atom
-    relations: dict[int, Relation]  # of the facts that longer bodies name
-    groups: tuple[RuleGroup, ...]  # the rules that are no path rules
-    memory_share: float = 1.0  # of the largest chunks of questions
-    with_walks: bool = False  # firings have the probabilities of random walks
-
-    @property
-    def n_ids(self) -> int:
-        """The largest constant or predicate; terms of templates above are variables."""
-        return _n_ids(self.sizes)
-
-
-@host.paused_collection()
-def plan_firings(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    memory_share: float = 1.0,
-    *,
-    with_walks: bool = False,
-) -> FiringPlan:
-    """Index the facts and group the rules: once for any number of questions.
-
-    Args:
-      memory_share: of the largest chunks of questions whose firings may be held at once.
-      with_walks: the firings have the probabilities of random walks.
-    """
-    path_rules: list[tuple[Rule, tuple[int, ...]]] = []
-    others: list[Rule] = []
-    for rule in rules_from_kb(kb):
-        steps = chain_steps(rule, sizes.n_constants)
-        if steps is not None:
-            path_rules.append((rule, steps))
-        elif binary_atom(rule.head):  # others answer no question
-            others.append(rule)
-
-    in_single: set[int] = set()
-    in_longer: set[int] = set()
-    for rule in others:
-        named = in_single if len(rule.body) == 1 else in_longer
-        named.update(atom[0] for atom in rule.body)
-    return FiringPlan(
-        sizes,
-        plan_chains(kb, sizes, path_rules),
-        _facts_of(kb, in_single),
-        relations_by_predicate(kb.facts, in_longer),
-        tuple(_group_rules(others, sizes, kb.facts.device)),
-        memory_share,
-        with_walks,
-    )
-
-
-def _n_ids(sizes: KBSizes) -> int:
-    """The largest constant or predicate."""
-    return max(sizes.n_constants, sizes.n_predicates)
-
-
-def _shift(sizes: KBSizes) -> int:
-    """What is added to a variable, so that it is larger than all predicates too."""
-    return _n_ids(sizes) - sizes.n_constants
-
-
-def _facts_of(kb: KnowledgeBase, predicates: set[int]) -> Relation:
-    """The facts of some predicates, which are in lexicographic order: their predicate and their arguments."""
-    wanted = kb.facts.new_tensor(sorted(predicates))
-    facts = kb.facts[torch.isin(kb.facts[:, 0], wanted)].long()
-    columns = tuple(column.contiguous() for column in facts.unbind(1))
-    return Relation(columns, len(facts))
-
-
-def iter_firings(
-    plan: FiringPlan,
-    questions: Questions,
-    *,
-    left_out: LeftOut = "fact",
-    object_identity: bool = False,
-    budget: RowBudget | None = None,
-) -> Iterator[Firings]:
-    """Yield the firings of some rules after others, on one side after the other, each once.
-
-    A grounding that uses a fact that its question leaves out does not count; this holds for all candidates alike.
-
-    Args:
-      questions: distinct.
-      left_out: what a question with an answer to leave out leaves out; "pair" is every fact between the two entities.
-      object_identity: different variables of a rule bind different constants, none of which the rule names.
-      budget: bounds the rows that the joins make; None for no bound.
-
-    Raises:
-      RowBudgetExceeded: the joins make more rows than the budget allows.
-    """
-    yield from iter_chain_firings(
-        plan.chains,
-        plan.sizes,
-        questions,
-        left_out=left_out,
-        object_identity=object_identity,
-        budget=budget,
-        with_walks=plan.with_walks,
-    )
-    asked = set(int_list(unique_values(questions.predicate)))
-    question_groups = _group_questions(questions, plan.sizes)
-    for rules in plan.groups:
-        if asked.isdisjoint(rules.predicates):
-            continue
-        body = body_literals(plan, rules.template)
-        if body is None:
-            continue
-        query = ConjunctiveQuery(
-            body,
-            output_variables=(),
-            inequalities=tuple(
-                identity_constraints(rules) if object_identity else ()
-            ),
-            n_constants=plan.n_ids,
-            budget=budget,
-            is_counted=True,
-        )
-        for group in question_groups:
-            for part in _fire(rules, query, group, left_out):
-                none = part.rule.new_zeros(len(part.rule))
-                yield part._replace(walk=none) if plan.with_walks else part
-
-
-def body_literals(
-    plan: FiringPlan, template: Rule
-) -> tuple[Literal, ...] | None:
-    """The literals of a template's body; None if no fact has one of its predicates."""
-    literals: list[Literal] = []
-    for predicate, *arguments in template.body:
-        if predicate > plan.n_ids:
-            relation = plan.facts
-            terms = (predicate, *arguments)
-        elif predicate in plan.relations:
-            relation = plan.relations[predicate]
-            terms = tuple(arguments)
-        else:
-            return None
-        literals.append(make_literal(relation, terms, plan.n_ids))
-    return tuple(literals)
-
-
-def _group_questions(
-    questions: Questions, sizes: KBSizes
-) -> list[_QuestionGroup]:
-    """The questions by side."""
-    columns = (questions.predicate, questions.entity, questions.left_out)
-    bits = [_n_ids(sizes).bit_length()] * len(columns)
-    groups: list[_QuestionGroup] = []
-    for side in (HEAD, TAIL):
-        row = (questions.side == side).nonzero().squeeze(1)
-        if not len(row):
-            continue
-        of_side = tuple(column[row] for column in columns)
-        _, keys = row_index.encode_rows(of_side, bits)
-        order = sort_keys(keys).order
-        relation = Relation(tuple(c[order] for c in of_side), len(row))
-        groups.append(_QuestionGroup(side, row[order], relation))
-    return groups
-
-
-def _group_rules(
-    rules: Sequence[Rule], sizes: KBSizes, device: torch.device
-) -> Iterator[RuleGroup]:
-    """Yield the rules, those of one shape together; a repeated rule in a group of its own."""
-    largest = max(
-        [sizes.n_constants]
-        + [t for r in rules for atom in (r.head, *r.body) for t in atom[1:]]
-    )
-    first_lifted = 1 + largest + _shift(sizes)
-    groups: dict[tuple[Rule, int], dict[tuple[int, ...], int]] = {}
-    for rule in rules:
-        template, values = _lift(rule, sizes, first_lifted)
-        repetition = 0
-        while values in groups.get((template, repetition), {}):
-            repetition += 1
-        group = groups.setdefault((template, repetition), {})
-        group[values] = rule.id
-
-    for (template, _), members in groups.items():
-        rows = sorted(members)
-        columns = torch.tensor(rows, dtype=torch.int64, device=device)
-        n_lifted = len(rows[0])
-        yield RuleGroup(
-            template=template,
-            variables=tuple(range(first_lifted, first_lifted + n_lifted)),
-            values=Relation(
-                tuple(c.contiguous() for c in columns.unbind(1)), len(rows)
-            ),
-            rule=torch.tensor([members[row] for row in rows], device=device),
-            predicates=frozenset(head for head, *_ in rows),
-        )
-
-
-def _lift(
-    rule: Rule, sizes: KBSizes, first_lifted: int
-) -> tuple[Rule, tuple[int, ...]]:
-    """The template of a rule, and what its new variables stand for, the predicate of the head first.
-
-    Args:
-      first_lifted: the first of the new variables, which are the largest terms.
-    """
-    values: list[int] = []
-
-    def lift(value: int) -> int:
-        values.append(value)
-        return first_lifted + len(values) - 1
-
-    def lift_atom(atom: Atom, lifts_predicate: bool) -> Atom:
-        terms = [lift(atom[0]) if lifts_predicate else atom[0]]
-        for term in atom[1:]:
-            if term > sizes.n_constants:
-                terms.append(term + _shift(sizes))
-            else:
-                terms.append(lift(term) if term else 0)
-        return tuple(terms)
-
-    head = lift_atom(rule.head, True)
-    is_single = len(rule.body) == 1
-    body = tuple(lift_atom(atom, is_single) for atom in rule.body)
-    return Rule(0, head, body), tuple(values)
-
-
-def identity_constraints(rules: RuleGroup) -> list[Inequality]:
-    """Inequalities that keep the variables of rules apart from each other and from the constants."""
-    template = rules.template
-    terms = sorted(
-        {t for a in (template.head, *template.body) for t in a[1:] if t}
-    )
-    # Variables that stand for constants have the largest ids.
-    return [
-        ((first,), (second,))
-        for i, second in enumerate(terms)
-        for first in terms[:i]
-        if first not in rules.variables
-    ]
-
-
-def _fire(
-    rules: RuleGroup,
-    query: ConjunctiveQuery,
-    group: _QuestionGroup,
-    left_out: LeftOut,
-) -> Iterator[Firings]:
-    """Yield the firings of some rules for the questions of a group."""
-    n_ids = query.n_constants
-    head = rules.template.head
-    given = head[HEAD + TAIL - group.side]
-    asked = head[group.side]
-
-    # The answer that is left out is one more variable, which only the questions bind.
-    unknown = 1 + rules.variables[-1]
-    question = make_literal(group.relation, (head[0], given, unknown), n_ids)
-    values = make_literal(rules.values, rules.variables, n_ids)
-    output = {given, unknown, asked, *rules.variables}
-    query = replace(
-        query,
-        literals=(question, values, *query.literals),
-        # Rules of all predicates, joined first, would meet all questions.
-        first=question if len(query.literals) == 1 else None,
-        inequalities=(
-            *query.inequalities,
-            *unknown_facts(rules.template, group.side, unknown, left_out),
-        ),
-        output_variables=tuple(sorted(output)),
-    )
-    tables = list(joins.iter_answers(query))
-    if tables:
-        answers = joins.union(tables, query.constant_bits)
-        yield _to_firings(rules, group, answers, (given, unknown, asked), n_ids)
-
-
-def unknown_facts(
-    template: Rule, side: int, unknown: int, left_out: LeftOut
-) -> list[Inequality]:
-    """Inequalities that keep the atoms of a body apart from the facts that are left out."""
-    given = template.head[HEAD + TAIL - side]
-    fact = (given, unknown) if side == TAIL else (unknown, given)
-    inequalities: list[Inequality] = []
-    for atom in template.body:
-        arguments = tuple(term for term in atom[1:] if term)
-        if len(arguments) != len(fact):
-            continue
-        if left_out == "pair":
-            inequalities += [(fact, arguments), (fact[::-1], arguments)]
-        else:
-            inequalities.append(
-                ((template.head[0], *fact), (atom[0], *arguments))
-            )
-    return inequalities
-
-
-def _to_firings(
-    rules: RuleGroup,
-    group: _QuestionGroup,
-    answers: Table,
-    terms: tuple[int, int, int],
-    n_ids: int,
-) -> Firings:
-    """The answers of some rules as firings.
-
-    Args:
-      terms: the variable of the given argument, of the answer that is left out, and of the argument that is asked for.
-    """
-    counts = answers.counts
-    assert counts is not None  # the query is counted
-    columns = dict(zip(answers.variables, answers.columns))
-    given, unknown, candidate = (columns[term] for term in terms)
-    values = tuple(columns[v] for v in rules.variables)
-    rule, _ = find_rows(values, rules.values, n_ids)
-    predicate = values[0]
-    question, _ = find_rows((predicate, given, unknown), group.relation, n_ids)
-    return Firings(
-        question=group.row[question],
-        candidate=candidate,
-        rule=rules.rule[rule],
-        n_groundings=counts,
-        walk=counts[:0],
-    )
-
-
-# -- firing chunks
-
-# firings to hold at once, about 300 bytes each
-MAX_CHUNK_FIRINGS = 4_000_000
-# rows that the joins of a chunk of questions make, about 40 bytes each for those that are held at once
-MAX_CHUNK_JOIN_ROWS = 24_000_000
-# links of the candidates of a chunk, about 60 bytes each while they are looked up
-MAX_CHUNK_LINKS = 8_000_000
-# a shorter time tells no speed
-MIN_TIMED_SECONDS = 1e-3
-# A GPU takes larger chunks, of some 10 GB, in the same time.
-GPU_CHUNK_FACTOR = 8
-# questions whose work tells how many questions fit a chunk
-PILOT_QUESTIONS = 16
-MAX_CHUNK_GROWTH = 32  # factor from one chunk of questions to the next
-# Parts of a chunk, any of which a thread may take; the same for any number of threads, so that bounds on rows are too.
-# Several times the threads: those computed at once then hold a part of a chunk, whatever the number of threads.
-MAX_PARTS = 4 * MAX_THREADS
-# rows of joins and firings that a part has, at least: some 50 ms, less is slower by two threads than by one
-MIN_PART_ROWS = 500_000
-
-Computed = TypeVar("Computed")
-
-
-@dataclass(slots=True)
-class FiringWork:
-    """The work of listing firings, and what is left out because of it.
-
-    Attributes:
-      leaves_out: a question whose joins alone make more rows than a chunk may is left out: it has no firings.
-      n_rows: the rows that joins have made, of chunks that were too large included.
-      n_left_out: the questions left out so far.
-      n_links: what the caller holds beside firings, links of candidates, counted by the caller.
-      deadline: a chunk has no more questions than there is time for, at the speed of those before.
-    """
-
-    leaves_out: bool = False
-    n_rows: int = 0
-    n_left_out: int = 0
-    n_links: int = 0
-    deadline: Deadline = NO_DEADLINE
-
-
-class FiringChunk(NamedTuple):
-    """Some questions and all their firings, in the order of question, candidate and rule."""
-
-    questions: Questions
-    firings: Firings
-
-
-def iter_firing_chunks(
-    plan: FiringPlan,
-    questions: Questions,
-    *,
-    left_out: LeftOut = "fact",
-    object_identity: bool = False,
-    work: FiringWork | None = None,
-    budget: RowBudget | None = None,
-) -> Iterator[FiringChunk]:
-    """Yield the firings of some questions after others: see `map_firing_chunks`."""
-    return map_firing_chunks(
-        FiringChunk,
-        plan,
-        questions,
-        left_out=left_out,
-        object_identity=object_identity,
-        work=work,
-        budget=budget,
-    )
-
-
-def map_firing_chunks(
-    compute: Callable[[Questions, Firings], Computed],
-    plan: FiringPlan,
-    questions: Questions,
-    *,
-    left_out: LeftOut = "fact",
-    object_identity: bool = False,
-    work: FiringWork | None = None,
-    budget: RowBudget | None = None,
-    n_threads: int | None = None,
-) -> Iterator[Computed]:
-    """Yield what is computed from the firings of some questions after others.
-
-    A chunk whose joins make too many rows is halved, down to one question, which may make any number unless `work`
-    leaves it out.
-
-    Args:
-      compute: of some questions and all their firings, in the order of question, candidate and rule; called by several
-        threads.
-      questions: distinct.
-      left_out: see `firings.iter_firings`.
-      object_identity: different variables of a rule bind different constants, none of which the rule names.
-      work: counts the work, and says what to do with a question that is too large.
-      budget: bounds the rows of all chunks together; None for no bound.
-      n_threads: that share a chunk on a CPU; None for those of `cores.count_threads`.
-
-    Raises:
-      RowBudgetExceeded: all chunks make more rows than the budget allows.
-    """
-    work = FiringWork() if work is None else work
-    fire = _Firing(plan, left_out, object_identity, work, n_threads)
-    done = _Done(began=work.deadline.clock(), n_links_before=work.n_links)
-    factor = _chunk_factor(plan, questions)
-    size = PILOT_QUESTIONS
-    while done.n_questions < len(questions.entity):
-        rows = slice(done.n_questions, done.n_questions + size)
-        chunk = select_questions(questions, rows)
-        # A GPU works on a whole chunk at once.
-        is_shared = not questions.entity.is_cuda
-        n_parts = done.count_parts(len(chunk.entity)) if is_shared else 1
-        computed = _compute_chunk(fire, compute, chunk, n_parts)
-        work.n_rows += computed.n_rows
-        if budget is not None:
-            budget.spend(computed.cost)
-        if computed.parts is None:
-            size = len(chunk.entity) // 2
-            continue
-        yield from computed.parts
-        done.n_questions += len(chunk.entity)
-        done.n_firings += computed.n_firings
-        done.n_rows += computed.n_rows
-        size = done.next_size(size, factor, work)
-
-
-@dataclass(slots=True)
-class _Done:
-    """What was computed before a chunk of questions, which says how large that may be."""
-
-    began: float  # on the clock of the deadline
-    n_links_before: int
-    n_questions: int = 0
-    n_firings: int = 0
-    n_rows: int = 0
-
-    def count_parts(self, n_asked: int) -> int:
-        """The parts of a chunk of so many questions, by the work of those before."""
-        expected = n_asked * (self.n_firings + self.n_rows)
-        expected //= max(1, self.n_questions)
-        return max(1, min(MAX_PARTS, n_asked // 2, expected // MIN_PART_ROWS))
-
-    def next_size(self, size: int, factor: float, work: FiringWork) -> int:
-        """The questions of a chunk after one of so many.
-
-        Args:
-          factor: how many times the bounds of a chunk apply.
-        """
-        fitting = min(
-            int(factor * self.n_questions * bound) // max(1, count)
-            for bound, count in (
-                (MAX_CHUNK_FIRINGS, self.n_firings),
-                (MAX_CHUNK_LINKS, work.n_links - self.n_links_before),
-                (MAX_CHUNK_JOIN_ROWS, self.n_rows),
-            )
-        )
-        left = work.deadline.seconds_left
-        if not math.isinf(left):
-            seconds = work.deadline.clock() - self.began
-            in_time = self.n_questions * left / max(seconds, MIN_TIMED_SECONDS)
-            fitting = min(fitting, int(in_time))
-        return max(1, min(fitting, size * MAX_CHUNK_GROWTH))
-
-
-@dataclass(frozen=True, slots=True)
-class _Firing:
-    """How the firings of questions are computed."""
-
-    plan: FiringPlan
-    left_out: LeftOut
-    object_identity: bool
-    work: FiringWork
-    n_threads: int | None
-
-
-class _ComputedChunk(NamedTuple, Generic[Computed]):
-    """What is computed from the questions of a chunk."""
-
-    parts: list[Computed] | None  # None where joins make too many rows
-    n_firings: int
-    n_rows: int  # that joins made
-    cost: int  # in rows of joins
-
-
-def _compute_chunk(
-    fire: _Firing,
-    compute: Callable[[Questions, Firings], Computed],
-    chunk: Questions,
-    n_parts: int,
-) -> _ComputedChunk[Computed]:
-    """Compute something from the firings of a chunk, in parts of about as many questions.
-
-    Args:
-      n_parts: if several, each has two questions or more.
-    """
-    most = _max_chunk_rows(fire.plan, chunk, fire.work)
-    bounds = [len(chunk.entity) * i // n_parts for i in range(n_parts + 1)]
-    parts = [select_questions(chunk, slice(*ends)) for ends in pairwise(bounds)]
-    # Parts that are computed at once make at most four times the rows of a chunk.
-    of_part = min(most, 4 * most // min(n_parts, MAX_THREADS))
-    budgets = [RowBudget(of_part, overhead=0) for _ in parts]
-
-    def compute_part(
-        job: tuple[Questions, RowBudget],
-    ) -> tuple[Computed, int] | None:
-        part, budget = job
-        firings = _bounded_firings(fire, part, budget)
-        if firings is None:
-            return None
-        return compute(part, firings), len(firings.rule)
-
-    jobs = list(zip(parts, budgets, strict=True))
-    computed = map_in_threads(compute_part, jobs, fire.n_threads)
-    done = [part for part in computed if part is not None]
-    n_rows = sum(budget.n_rows for budget in budgets)
-    fits = len(done) == n_parts and (n_parts == 1 or n_rows <= most)
-    return _ComputedChunk(
-        parts=[part for part, _ in done] if fits else None,
-        n_firings=sum(n for _, n in done),
-        n_rows=n_rows,
-        # The joins of the parts are those of the chunk.
-        cost=n_rows + max(b.n_joins for b in budgets) * JOIN_OVERHEAD_ROWS,
-    )
-
-
-def _chunk_factor(plan: FiringPlan, questions: Questions) -> float:
-    """How many times the bounds of a chunk apply where the questions are."""
-    largest = GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
-    return plan.memory_share * largest
-
-
-def max_join_rows(plan: FiringPlan, questions: Questions) -> int:
-    """The rows that the joins of a chunk may make."""
-    return int(_chunk_factor(plan, questions) * MAX_CHUNK_JOIN_ROWS)
-
-
-def _max_chunk_rows(
-    plan: FiringPlan, questions: Questions, work: FiringWork
-) -> int:
-    """The rows that the joins of a chunk may make; any number for a question that is not to be left out."""
-    is_bounded = work.leaves_out or len(questions.entity) > 1
-    return max_join_rows(plan, questions) if is_bounded else sys.maxsize
-
-
-def _bounded_firings(
-    fire: _Firing, questions: Questions, budget: RowBudget
-) -> Firings | None:
-    """The firings for some questions; None if joins make too many rows, and there is more than one question."""
-    try:
-        return sorted_firings(
-            fire.plan, questions, fire.left_out, fire.object_identity, budget
-        )
-    except RowBudgetExceeded:
-        if len(questions.entity) > 1:
-            return None
-        fire.work.n_left_out += 1
-        none = questions.entity[:0]
-        return Firings(none, none, none, none, none)
-
-
-def sorted_firings(
-    plan: FiringPlan,
-    questions: Questions,
-    left_out: LeftOut,
-    object_identity: bool,
-    budget: RowBudget | None = None,
-) -> Firings:
-    """All firings for the questions, in the order of question, candidate and rule; see `firings.iter_firings`."""
-    parts = iter_firings(
-        plan,
-        questions,
-        left_out=left_out,
-        object_identity=object_identity,
-        budget=budget,
-    )
-    none = questions.entity[:0]
-    empty = Firings(none, none, none, none, none)
-    firings = Firings(*(torch.cat(columns) for columns in zip(empty, *parts)))
-    key = firings.question, firings.candidate, firings.rule
-    bounds = len(questions.entity), plan.sizes.n_constants, plan.sizes.n_rules
-    _, code = row_index.encode_rows(key, [n.bit_length() for n in bounds])
-    return select_firings(firings, row_index.sort_keys(code).order)
 
 
 def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
@@ -1367,60 +165,18 @@ def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
     """
     rows = unique_rows(queries[:, [0, HEAD + TAIL - side]])
     predicate, given = rows.unbind(1)
+    side_column = torch.full_like(predicate, side)
+    return Questions(predicate, side_column, given, torch.zeros_like(given))
+
+
+def own_questions(facts: I64[Tensor, "n W"], side: int) -> Questions:
+    """The question about a side that each fact of two arguments answers, from which it is left out."""
+    predicate = facts[:, 0]
     return Questions(
         predicate=predicate,
         side=torch.full_like(predicate, side),
-        entity=given,
-        left_out=torch.zeros_like(given),
-    )
-
-
-def derive_answers(
-    plan: FiringPlan,
-    queries: I64[Tensor, "Q W"],
-    sides: Sequence[int],
-    *,
-    object_identity: bool = False,
-) -> I32[Tensor, "n W"]:
-    """All atoms with an entity in place of an argument of a query that one application of a rule derives.
-
-    Args:
-      queries: atoms of two arguments.
-      sides: the arguments that are replaced, each in turn.
-      object_identity: different variables of a rule bind different constants, none of which the rule names.
-
-    Returns:
-      The atoms, for each side those of its questions, each once; facts are among them.
-    """
-    parts = [queries[:0].to(torch.int32)]
-    for side in sides:
-        chunks = iter_firing_chunks(
-            plan, open_questions(queries, side), object_identity=object_identity
-        )
-        parts += [_answers(chunk, plan.sizes) for chunk in chunks]
-    return torch.cat(parts)
-
-
-def _answers(chunk: FiringChunk, sizes: KBSizes) -> I32[Tensor, "n W"]:
-    """The atoms that the rules derive for the questions of a chunk, each once."""
-    firings = chunk.firings
-    base = sizes.n_constants + 1
-    is_first = row_index.first_of_run(
-        firings.question * base + firings.candidate
-    )
-    return fired_atoms(
-        chunk.questions,
-        select_firings(firings, is_first),
-        sizes,
-    )
-
-
-def fired_atoms(
-    questions: Questions, firings: Firings, sizes: KBSizes
-) -> I32[Tensor, "n W"]:
-    """The atom that each firing derives."""
-    return candidate_atoms(
-        questions, firings.question, firings.candidate, sizes
+        entity=facts[:, HEAD + TAIL - side],
+        left_out=facts[:, side],
     )
 
 
@@ -1444,3 +200,1412 @@ def candidate_atoms(
     )
     atoms = torch.stack(columns, dim=1).to(torch.int32)
     return torch.nn.functional.pad(atoms, (0, sizes.atom_width - len(columns)))
+
+
+def derived_atoms(
+    questions: Questions, groundings: Groundings, sizes: KBSizes
+) -> I32[Tensor, "n W"]:
+    """The atom that each rule derives."""
+    return candidate_atoms(
+        questions, groundings.question, groundings.candidate, sizes
+    )
+
+
+# -- path rules
+
+# A step is twice its predicate, and one more if it goes from the second argument of a fact to the first.
+FORWARD, BACKWARD = 0, 1
+
+
+class Neighbours(NamedTuple):
+    """The entities that one step leads to, as postings of the facts: those of a step and an entity, ascending."""
+
+    kb: KnowledgeBase
+    sizes: KBSizes
+    # by step * (C + 1) + entity: where postings start; without entries where the table would be large
+    offsets: I64[Tensor, "K1"]
+    entities: I64[Tensor, "2N"]  # of the postings that offsets are of
+
+    def find(
+        self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
+    ) -> row_index.Span:
+        """Where the neighbours of some entities stand."""
+        if not len(self.offsets):
+            return find_postings(self.kb, self.sizes, step & 1, step >> 1, here)
+        code = step * (self.sizes.n_constants + 1) + here
+        start = self.offsets[code]
+        return row_index.Span(start, self.offsets[code + 1] - start)
+
+    def entity(
+        self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
+    ) -> I64[Tensor, "n"]:
+        """The neighbours at some positions, which are those of steps."""
+        if len(self.offsets):
+            return self.entities[position]
+        fact = self.kb.argument_postings[position].long()
+        return self.kb.facts[fact, TAIL - (step & 1)].long()
+
+    def is_neighbour(
+        self,
+        step: I64[Tensor, "n"],
+        here: I64[Tensor, "n"],
+        there: I64[Tensor, "n"],
+    ) -> Bool[Tensor, "n"]:
+        """Whether steps lead from some entities to others."""
+        is_backward = step & 1 == BACKWARD
+        head = torch.where(is_backward, there, here)
+        tail = torch.where(is_backward, here, there)
+        atoms = torch.stack([step >> 1, head, tail], dim=1)
+        padding = (0, self.sizes.atom_width - atoms.shape[1])
+        atoms = torch.nn.functional.pad(atoms, padding)
+        return contains(self.kb, self.sizes, atoms)
+
+
+class StepTrie(NamedTuple):
+    """The bodies of path rules as sequences of steps, for one side."""
+
+    # the node where the rules about each predicate start; 0 where there are none
+    root: I64[Tensor, "P1"]
+    child_offsets: I64[Tensor, "n1"]
+    child_step: I64[Tensor, "c"]
+    child: I64[Tensor, "c"]
+    # the rules whose body ends at a node
+    rule_offsets: I64[Tensor, "n1"]
+    rule: I64[Tensor, "R"]
+
+
+class Walks(NamedTuple):
+    """Walks that have come to a node of the trie and an entity."""
+
+    question: I64[Tensor, "n"]
+    node: I64[Tensor, "n"]
+    n_ways: I64[Tensor, "n"]
+    # in units of WALK_UNIT, at least 1; without entries where it is not asked for
+    probability: I64[Tensor, "n"]
+    # the entities on the way that must not come again, if they are told apart, and the last one
+    path: tuple[I64[Tensor, "n"], ...]
+
+    def select(self, row: I64[Tensor, "m"]) -> Walks:
+        """Some of the walks."""
+        probability = self.probability
+        if len(probability):
+            probability = probability.index_select(0, row)
+        return Walks(
+            self.question.index_select(0, row),
+            self.node.index_select(0, row),
+            self.n_ways.index_select(0, row),
+            probability,
+            tuple(entity.index_select(0, row) for entity in self.path),
+        )
+
+
+class _Edges(NamedTuple):
+    """Edges of the trie that walks go on along."""
+
+    row: I64[Tensor, "m"]  # of the walk
+    step: I64[Tensor, "m"]
+    child: I64[Tensor, "m"]  # node that the edge leads to
+    # the neighbours that the step leads to
+    start: I64[Tensor, "m"]
+    n_neighbours: I64[Tensor, "m"]
+
+
+def path_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
+    """The steps of a path rule's body from the first argument of its head to the second; None for other rules."""
+    if not _is_binary_atom(rule.head):
+        return None
+    here, end = rule.head[HEAD], rule.head[TAIL]
+    body = list(rule.body)
+    visited = {here}
+    steps: list[int] = []
+    while body:
+        # The next step is the only atom that leaves from here.
+        leaving = [atom for atom in body if here in atom[1:]]
+        if len(leaving) != 1 or here <= n_constants:
+            return None
+        (atom,) = leaving
+        if not _is_binary_atom(atom):
+            return None
+        body.remove(atom)
+        is_forward = atom[HEAD] == here
+        steps.append(2 * atom[0] + (FORWARD if is_forward else BACKWARD))
+        here = atom[TAIL] if is_forward else atom[HEAD]
+        if here in visited:
+            return None
+        visited.add(here)
+
+    return tuple(steps) if steps and here == end > n_constants else None
+
+
+def _is_binary_atom(atom: Atom) -> bool:
+    """Whether an atom has exactly two arguments."""
+    return len(atom) > TAIL and bool(atom[TAIL]) and not any(atom[TAIL + 1 :])
+
+
+def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
+    """Index the facts by step and entity."""
+    n_codes = 2 * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
+    none = kb.rule_offsets[:0]
+    # A table of more than 128 MB is not worth its memory: the index of the facts is read.
+    if n_codes > 1 << 24 or sizes.atom_width <= TAIL:
+        return Neighbours(kb, sizes, none, none)
+
+    facts = kb.facts[kb.facts[:, TAIL] > 0].long()
+    step = torch.cat([2 * facts[:, 0] + FORWARD, 2 * facts[:, 0] + BACKWARD])
+    start = torch.cat([facts[:, HEAD], facts[:, TAIL]])
+    end = torch.cat([facts[:, TAIL], facts[:, HEAD]])
+    # The facts are in lexicographic order, so that neighbours are ascending.
+    code, order = sort_keys(step * (sizes.n_constants + 1) + start)
+    codes = torch.arange(n_codes + 1, device=code.device)
+    offsets = torch.searchsorted(code, codes)
+    return Neighbours(kb, sizes, offsets, end[order])
+
+
+def _build_trie(
+    path_rules: Sequence[tuple[Rule, tuple[int, ...]]],
+    sizes: KBSizes,
+    device: torch.device,
+) -> StepTrie:
+    """The trie of the steps of rules, which start at a node for each predicate of a head."""
+    children: list[dict[int, int]] = [{}]
+    ending: list[list[int]] = [[]]
+
+    def child_of(node: int, step: int) -> int:
+        if step not in children[node]:
+            children[node][step] = len(children)
+            children.append({})
+            ending.append([])
+        return children[node][step]
+
+    # The children of node 0, one for each predicate, are the roots.
+    for rule, steps in path_rules:
+        node = child_of(0, rule.head[0])
+        for step in steps:
+            node = child_of(node, step)
+        ending[node].append(rule.id)
+    roots, children[0] = children[0], {}
+
+    def tensor(values: Iterable[int]) -> Tensor:
+        return torch.tensor([*values], dtype=torch.int64, device=device)
+
+    return StepTrie(
+        root=tensor(roots.get(p, 0) for p in range(sizes.n_predicates + 1)),
+        child_offsets=row_index.offsets(tensor(map(len, children))),
+        child_step=tensor(step for steps in children for step in steps),
+        child=tensor(node for steps in children for node in steps.values()),
+        rule_offsets=row_index.offsets(tensor(map(len, ending))),
+        rule=tensor(rule for rules in ending for rule in rules),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Walker:
+    """Walks from the entities of the questions about one side."""
+
+    trie: StepTrie
+    neighbours: Neighbours
+    questions: Questions
+    left_out: LeftOut
+    object_identity: bool
+    budget: RowBudget | None
+
+    def iter_groundings(
+        self, side: int, with_walks: bool
+    ) -> Iterator[Groundings]:
+        """Yield the groundings of path rules, those of shorter bodies first.
+
+        Raises:
+          RowBudgetExceeded: the walks take more rows than the budget allows.
+        """
+        questions, offsets = self.questions, self.trie.rule_offsets
+        root = self.trie.root[questions.predicate]
+        row = ((questions.side == side) & (root > 0)).nonzero().squeeze(1)
+        certain = torch.full_like(row, int(1 / WALK_UNIT))
+        walks = Walks(
+            row,
+            root[row],
+            n_ways=torch.ones_like(row),
+            probability=certain if with_walks else certain[:0],
+            path=(questions.entity[row],),
+        )
+        while len(walks.question):
+            walks, ended = self._walk_on(walks)
+            start = offsets[ended.node]
+            count = offsets[ended.node + 1] - start
+            row, position = expand_ranges(start, count)
+            ended = ended.select(row)
+            if len(row):
+                yield Groundings(
+                    ended.question,
+                    ended.path[-1],
+                    self.trie.rule[position],
+                    ended.n_ways,
+                    ended.probability,
+                )
+
+    def _walk_on(self, walks: Walks) -> tuple[Walks, Walks]:
+        """All walks that are one step longer, and of these those at nodes where rules end, merged."""
+        if not self.object_identity:
+            longer = self._merge_steps(walks, self._iter_edges(walks))
+            return longer, self._select_ended(longer)
+
+        # Probabilities are rounded down at each step, those of each walk alone: such walks are not merged before.
+        is_apart = len(walks.probability) > 0
+        edges = self._iter_edges(walks, goes_on=None if is_apart else True)
+        pieces = [
+            piece for part in edges for piece in self._iter_next(walks, part)
+        ]
+        longer = _concatenate(pieces or [_none(walks, len(walks.path) + 1)])
+        ended = [self._merge(self._select_ended(longer))]
+        if not is_apart:
+            ended.append(self._last_steps(walks))
+        return longer, _concatenate(ended)
+
+    def _merge_steps(self, walks: Walks, chunks: Iterable[_Edges]) -> Walks:
+        """The walks along some edges, merged."""
+        pieces = [
+            self._merge(piece)
+            for edges in chunks
+            for piece in self._iter_next(walks, edges)
+        ]
+        if len(pieces) == 1:
+            return pieces[0]
+        return self._merge(_concatenate(pieces or [_none(walks, 1)]))
+
+    def _last_steps(self, walks: Walks) -> Walks:
+        """The walks one step longer from which no body goes on, merged, of walks that are not."""
+        merged = self._merge(walks)
+        given = self.questions.entity[merged.question]
+        merged = merged._replace(path=(given, *merged.path))
+        last = self._iter_edges(merged, goes_on=False)
+        parts = [self._merge_steps(merged, last)]
+        for edges in self._iter_edges(walks, goes_on=False):
+            parts += self._iter_returns(walks, edges)
+        ended = self._merge(_concatenate(parts))
+        return ended.select((ended.n_ways > 0).nonzero().squeeze(1))
+
+    def _iter_returns(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
+        """Yield walks along edges to an entity between the first and the last one, their numbers of ways negative.
+
+        None uses a fact that is left out, which has the first entity in it.
+        """
+        here = walks.path[-1][edges.row]
+        for entity in walks.path[1:-1]:
+            there = entity[edges.row]
+            self._spend(len(there))
+            is_back = self.neighbours.is_neighbour(edges.step, here, there)
+            back = is_back.nonzero().squeeze(1)
+            returning = walks.select(edges.row[back])
+            yield returning._replace(
+                node=edges.child[back],
+                n_ways=-returning.n_ways,
+                path=(there[back],),
+            )
+
+    def _select_ended(self, walks: Walks) -> Walks:
+        """The walks at nodes where rules end."""
+        offsets = self.trie.rule_offsets
+        has_rules = offsets[walks.node + 1] > offsets[walks.node]
+        return walks.select(has_rules.nonzero().squeeze(1))
+
+    def _iter_edges(
+        self, walks: Walks, goes_on: bool | None = None
+    ) -> Iterator[_Edges]:
+        """Yield the edges of the trie that walks go on along, where their entity has a neighbour.
+
+        Args:
+          goes_on: only edges to nodes from which some body goes on, or only the others; None for all.
+        """
+        offsets = self.trie.child_offsets
+        start = offsets[walks.node]
+        for row, position in ragged_arange(
+            start, offsets[walks.node + 1] - start
+        ):
+            self._spend(len(row))
+            child = self.trie.child[position]
+            if goes_on is not None:
+                is_inner = offsets[child + 1] > offsets[child]
+                kept = (is_inner == goes_on).nonzero().squeeze(1)
+                row, position, child = row[kept], position[kept], child[kept]
+            step = self.trie.child_step[position]
+            first, count = self.neighbours.find(step, walks.path[-1][row])
+            found = count > 0
+            edges = _Edges(row, step, child, first, count)
+            if found.any():
+                yield _Edges(*(column[found] for column in edges))
+
+    def _iter_next(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
+        """Yield the walks along some edges, not merged."""
+        chance = walks.probability
+        if len(chance):
+            n_left = self._count_left(walks, edges).clamp_min(1)
+            chance = (chance[edges.row] // n_left).clamp_min(1)
+        for longer, edge in self._iter_longer(walks, edges):
+            self._spend(len(edge))
+            if len(chance):
+                longer = longer._replace(probability=chance[edge])
+
+            # Under object identity no entity is visited twice.
+            is_kept = ~self._uses_left_out(longer, edges.step[edge])
+            if self.object_identity:
+                for entity in longer.path[:-1]:
+                    is_kept &= entity != longer.path[-1]
+            yield longer.select(is_kept.nonzero().squeeze(1))
+
+    def _iter_longer(
+        self, walks: Walks, edges: _Edges
+    ) -> Iterator[tuple[Walks, I64[Tensor, "n"]]]:
+        """Yield the walks along some edges, with their former probabilities, and the position of the edge of each."""
+        without = walks._replace(probability=walks.probability[:0])
+        for edge, position in ragged_arange(edges.start, edges.n_neighbours):
+            there = self.neighbours.entity(edges.step[edge], position)
+            longer = without.select(edges.row[edge])
+            yield (
+                longer._replace(
+                    node=edges.child[edge], path=(*longer.path, there)
+                ),
+                edge,
+            )
+
+    def _count_left(self, walks: Walks, edges: _Edges) -> I64[Tensor, "m"]:
+        """How many neighbours each edge has by facts that its question does not leave out."""
+        # What is left out is between the entity of the question and its answer.
+        question, here = walks.question[edges.row], walks.path[-1][edges.row]
+        answer = self.questions.left_out[question]
+        is_end = (here == self.questions.entity[question]) | (here == answer)
+        at = (is_end & (answer > 0)).nonzero().squeeze(1)
+        n_left = edges.n_neighbours
+        if len(at):
+            some = _Edges(*(column[at] for column in edges))
+            for longer, edge in self._iter_longer(walks, some):
+                is_left_out = self._uses_left_out(longer, some.step[edge])
+                n_left = n_left.index_add(0, at[edge], -is_left_out.long())
+        return n_left
+
+    def _uses_left_out(
+        self, walks: Walks, step: I64[Tensor, "n"]
+    ) -> Bool[Tensor, "n"]:
+        """Whether the last step of each walk uses a fact that its question leaves out."""
+        here, there = walks.path[-2:]
+        asked = select_questions(self.questions, walks.question)
+        onwards = (here == asked.entity) & (there == asked.left_out)
+        backwards = (here == asked.left_out) & (there == asked.entity)
+        if self.left_out == "pair":
+            return onwards | backwards
+
+        # The fact that is left out leads from the given entity to the answer: forward if the second argument is asked.
+        direction = torch.where(asked.side == TAIL, FORWARD, BACKWARD)
+        along = 2 * asked.predicate + direction
+        return (onwards & (step == along)) | (backwards & (step == along ^ 1))
+
+    def _merge(self, walks: Walks) -> Walks:
+        """Walks that have come to the same node and entity as one, with the sums of their ways and probabilities."""
+        n_rows, n_nodes = (
+            len(self.questions.entity),
+            len(self.trie.rule_offsets),
+        )
+        largest = max(n_rows, n_nodes, self.neighbours.sizes.n_constants)
+        summed = [walks.n_ways]
+        if len(walks.probability):
+            summed.append(walks.probability)
+        (question, node, entity), (n_ways, *probability) = sum_equal_rows(
+            (walks.question, walks.node, walks.path[-1]),
+            largest.bit_length(),
+            *summed,
+        )
+        chance = probability[0] if probability else walks.probability
+        return Walks(question, node, n_ways, chance, (entity,))
+
+    def _spend(self, n_rows: int) -> None:
+        """Count the rows of a join.
+
+        Raises:
+          RowBudgetExceeded: they are more than allowed.
+        """
+        if self.budget is not None:
+            self.budget.spend_join(n_rows)
+
+
+def _none(walks: Walks, path_length: int) -> Walks:
+    """No walks."""
+    none = walks.node[:0]
+    return Walks(none, none, none, none, (none,) * path_length)
+
+
+def _concatenate(pieces: Sequence[Walks]) -> Walks:
+    """The walks of all pieces."""
+    if len(pieces) == 1:
+        return pieces[0]
+    path = zip(*(piece.path for piece in pieces))
+    return Walks(
+        torch.cat([piece.question for piece in pieces]),
+        torch.cat([piece.node for piece in pieces]),
+        torch.cat([piece.n_ways for piece in pieces]),
+        torch.cat([piece.probability for piece in pieces]),
+        tuple(torch.cat(entities) for entities in path),
+    )
+
+
+# -- all rules
+
+
+@dataclass(frozen=True, slots=True)
+class RuleGroup:
+    """Rules of one shape: they differ in what a template has variables for."""
+
+    template: Rule
+    variables: tuple[int, ...]  # those of the template that rules differ in
+    values: Relation  # what they stand for in each rule, in the same order
+    rule: Tensor  # id of each rule, in the order of the relation
+    predicates: frozenset[int]  # of the heads of all rules
+
+
+@dataclass(frozen=True, slots=True)
+class RulePlan:
+    """What questions are answered from."""
+
+    sizes: KBSizes
+    neighbours: Neighbours
+    tries: dict[int, StepTrie]  # of path rules, by the side that is asked for
+    facts: Relation  # (predicate, arguments) of bodies of a single atom
+    relations: dict[int, Relation]  # of the facts that longer bodies name
+    groups: tuple[RuleGroup, ...]  # the rules that are no path rules
+    memory_share: float = 1.0  # of the largest chunks of questions
+    with_walks: bool = False  # groundings have probabilities of random walks
+
+    @property
+    def n_ids(self) -> int:
+        """The largest constant or predicate; terms of templates above are variables."""
+        return _n_ids(self.sizes)
+
+
+@host.paused_collection()
+def plan_rules(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    memory_share: float = 1.0,
+    *,
+    with_walks: bool = False,
+) -> RulePlan:
+    """Index the facts and group the rules: once for any number of questions.
+
+    Args:
+      memory_share: of the largest chunks of questions whose groundings may be held at once.
+      with_walks: the groundings have the probabilities of random walks.
+    """
+    forward: list[tuple[Rule, tuple[int, ...]]] = []
+    others: list[Rule] = []
+    for rule in rules_from_kb(kb):
+        steps = path_steps(rule, sizes.n_constants)
+        if steps is not None:
+            forward.append((rule, steps))
+        elif _is_binary_atom(rule.head):  # others answer no question
+            others.append(rule)
+    # To the first argument a body is walked from its end.
+    backward = [
+        (rule, tuple(step ^ 1 for step in reversed(steps)))
+        for rule, steps in forward
+    ]
+    device = kb.facts.device
+
+    # A relation of its own for each predicate, and one of all facts for bodies of a single atom.
+    in_single = {rule.body[0][0] for rule in others if len(rule.body) == 1}
+    in_longer = {
+        atom[0] for rule in others if len(rule.body) > 1 for atom in rule.body
+    }
+    wanted = kb.facts.new_tensor(sorted(in_single))
+    facts = kb.facts[torch.isin(kb.facts[:, 0], wanted)].long()
+    columns = tuple(column.contiguous() for column in facts.unbind(1))
+    return RulePlan(
+        sizes,
+        _index_neighbours(kb, sizes),
+        {
+            HEAD: _build_trie(backward, sizes, device),
+            TAIL: _build_trie(forward, sizes, device),
+        },
+        Relation(columns, len(facts)),
+        relations_by_predicate(kb.facts, in_longer),
+        tuple(_group_rules(others, sizes, device)),
+        memory_share,
+        with_walks,
+    )
+
+
+def _n_ids(sizes: KBSizes) -> int:
+    """The largest constant or predicate."""
+    return max(sizes.n_constants, sizes.n_predicates)
+
+
+def _group_rules(
+    rules: Sequence[Rule], sizes: KBSizes, device: torch.device
+) -> Iterator[RuleGroup]:
+    """Yield the rules, those of one shape together; a repeated rule in a group of its own."""
+    # Variables are shifted, so that they are larger than all predicates too.
+    largest = max(
+        [sizes.n_constants]
+        + [t for r in rules for atom in (r.head, *r.body) for t in atom[1:]]
+    )
+    first_lifted = 1 + largest + _n_ids(sizes) - sizes.n_constants
+    groups: dict[tuple[Rule, int], dict[tuple[int, ...], int]] = {}
+    for rule in rules:
+        template, values = _lift(rule, sizes, first_lifted)
+        repetition = 0
+        while values in groups.get((template, repetition), {}):
+            repetition += 1
+        groups.setdefault((template, repetition), {})[values] = rule.id
+
+    for (template, _), members in groups.items():
+        rows = sorted(members)
+        columns = torch.tensor(rows, device=device).T.contiguous()
+        yield RuleGroup(
+            template=template,
+            variables=tuple(first_lifted + i for i in range(len(columns))),
+            values=Relation(columns.unbind(0), len(rows)),
+            rule=torch.tensor([members[row] for row in rows], device=device),
+            predicates=frozenset(head for head, *_ in rows),
+        )
+
+
+def _lift(
+    rule: Rule, sizes: KBSizes, first_lifted: int
+) -> tuple[Rule, tuple[int, ...]]:
+    """The template of a rule, and what its new variables stand for, the predicate of the head first.
+
+    Args:
+      first_lifted: the first of the new variables, which are the largest terms.
+    """
+    shift = _n_ids(sizes) - sizes.n_constants
+    values: list[int] = []
+
+    def lift(value: int) -> int:
+        values.append(value)
+        return first_lifted + len(values) - 1
+
+    def lift_atom(atom: Atom, lifts_predicate: bool) -> Atom:
+        terms = [lift(atom[0]) if lifts_predicate else atom[0]]
+        for term in atom[1:]:
+            if term > sizes.n_constants:
+                terms.append(term + shift)
+            else:
+                terms.append(lift(term) if term else 0)
+        return tuple(terms)
+
+    head = lift_atom(rule.head, True)
+    is_single = len(rule.body) == 1
+    body = tuple(lift_atom(atom, is_single) for atom in rule.body)
+    return Rule(0, head, body), tuple(values)
+
+
+def _iter_all_groundings(
+    plan: RulePlan,
+    questions: Questions,
+    left_out: LeftOut,
+    object_identity: bool,
+    budget: RowBudget | None,
+) -> Iterator[Groundings]:
+    """Yield the groundings of some rules after others, on one side after the other, each once.
+
+    Arguments and errors are those of `list_groundings`.
+    """
+    for side, trie in plan.tries.items():
+        walker = _Walker(
+            trie, plan.neighbours, questions, left_out, object_identity, budget
+        )
+        yield from walker.iter_groundings(side, plan.with_walks)
+
+    asked = set(int_list(unique_values(questions.predicate)))
+    by_side = [_group_questions(questions, side, plan) for side in (HEAD, TAIL)]
+    for rules in plan.groups:
+        body = _body_literals(plan, rules.template)
+        if body is None or asked.isdisjoint(rules.predicates):
+            continue
+        for side, (row, relation) in zip((HEAD, TAIL), by_side):
+            if not len(row):
+                continue
+            query = _question_query(
+                plan, rules, body, (side, relation), left_out, object_identity
+            )
+            answers = joins.collect_answers(replace(query, budget=budget))
+            if answers is not None:
+                found = _to_groundings(plan, rules, (side, relation), answers)
+                yield found._replace(question=row[found.question])
+
+
+def _to_groundings(
+    plan: RulePlan,
+    rules: RuleGroup,
+    asked: tuple[int, Relation],
+    answers: Table,
+) -> Groundings:
+    """The answers of some rules as groundings.
+
+    Args:
+      asked: the side that is asked for, and the relation of the questions about it, whose rows are told.
+    """
+    side, relation = asked
+    head = rules.template.head
+    columns = dict(zip(answers.variables, answers.columns))
+    values = tuple(columns[v] for v in rules.variables)
+    given, unknown = columns[head[HEAD + TAIL - side]], columns[_unknown(rules)]
+    rule, _ = find_rows(values, rules.values, plan.n_ids)
+    question, _ = find_rows((values[0], given, unknown), relation, plan.n_ids)
+    count = answers.counts
+    assert count is not None  # the query is counted
+    walk = torch.zeros_like(count) if plan.with_walks else count[:0]
+    return Groundings(
+        question, columns[head[side]], rules.rule[rule], count, walk
+    )
+
+
+def _group_questions(
+    questions: Questions, side: int, plan: RulePlan
+) -> tuple[I64[Tensor, "q"], Relation]:
+    """The questions about a side: their rows, in the order of a relation (predicate, entity, left out) of each."""
+    row = (questions.side == side).nonzero().squeeze(1)
+    columns = (questions.predicate, questions.entity, questions.left_out)
+    of_side = tuple(column[row] for column in columns)
+    bits = [plan.n_ids.bit_length()] * len(columns)
+    order = sort_keys(row_index.encode_rows(of_side, bits).key).order
+    relation = Relation(tuple(c[order] for c in of_side), len(row))
+    return row[order], relation
+
+
+def _body_literals(
+    plan: RulePlan, template: Rule
+) -> tuple[Literal, ...] | None:
+    """The literals of a template's body; None if no fact has one of its predicates."""
+    literals: list[Literal] = []
+    for atom in template.body:
+        relation, terms = plan.facts, atom
+        if atom[0] <= plan.n_ids:
+            terms = atom[1:]
+            if atom[0] not in plan.relations:
+                return None
+            relation = plan.relations[atom[0]]
+        literals.append(make_literal(relation, terms, plan.n_ids))
+    return tuple(literals)
+
+
+def _unknown(rules: RuleGroup) -> int:
+    """The variable of the answer that is left out, which only the questions bind."""
+    return 1 + rules.variables[-1]
+
+
+def _question_query(
+    plan: RulePlan,
+    rules: RuleGroup,
+    body: tuple[Literal, ...],
+    asked: tuple[int, Relation],
+    left_out: LeftOut,
+    object_identity: bool,
+) -> ConjunctiveQuery:
+    """The counted query for the groundings of some rules.
+
+    Args:
+      asked: the side that is asked for, and the relation of the questions about it.
+    """
+    side, relation = asked
+    template, variables = rules.template, rules.variables
+    given, candidate = template.head[HEAD + TAIL - side], template.head[side]
+    unknown = _unknown(rules)
+    question = make_literal(
+        relation, (template.head[0], given, unknown), plan.n_ids
+    )
+    inequalities = _unknown_facts(template, side, unknown, left_out)
+    if object_identity:
+        # Variables that stand for constants have the largest ids.
+        atoms = (template.head, *template.body)
+        terms = {term for atom in atoms for term in atom[1:] if term}
+        inequalities += [
+            ((first,), (second,))
+            for first, second in combinations(sorted(terms), 2)
+            if first not in variables
+        ]
+    return ConjunctiveQuery(
+        (question, make_literal(rules.values, variables, plan.n_ids), *body),
+        tuple(sorted({given, unknown, candidate, *variables})),
+        tuple(inequalities),
+        n_constants=plan.n_ids,
+        is_counted=True,
+        # Rules of all predicates, joined first, would meet all questions.
+        first=question if len(body) == 1 else None,
+    )
+
+
+def _unknown_facts(
+    template: Rule, side: int, unknown: int, left_out: LeftOut
+) -> list[Inequality]:
+    """Inequalities that keep the atoms of a body apart from the facts that are left out."""
+    given = template.head[HEAD + TAIL - side]
+    fact = (given, unknown) if side == TAIL else (unknown, given)
+    inequalities: list[Inequality] = []
+    for atom in template.body:
+        arguments = tuple(term for term in atom[1:] if term)
+        if len(arguments) != len(fact):
+            continue
+        if left_out == "pair":
+            inequalities += [(fact, arguments), (fact[::-1], arguments)]
+        else:
+            left = (template.head[0], *fact)
+            inequalities.append((left, (atom[0], *arguments)))
+    return inequalities
+
+
+def list_groundings(
+    plan: RulePlan,
+    questions: Questions,
+    left_out: LeftOut = "fact",
+    object_identity: bool = False,
+    budget: RowBudget | None = None,
+) -> Groundings:
+    """All groundings for the questions, in the order of question, candidate and rule.
+
+    A grounding that uses a fact that its question leaves out does not count; this holds for all candidates alike.
+
+    Args:
+      questions: distinct.
+      left_out: what a question with an answer to leave out leaves out; "pair" is every fact between the two entities.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      budget: bounds the rows that the joins make; None for no bound.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
+    """
+    parts = _iter_all_groundings(
+        plan, questions, left_out, object_identity, budget
+    )
+    columns = zip(_no_groundings(questions), *parts)
+    found = Groundings(*(torch.cat(column) for column in columns))
+    key = found.question, found.candidate, found.rule
+    sizes = plan.sizes
+    bounds = len(questions.entity), sizes.n_constants, sizes.n_rules
+    code = row_index.encode_rows(key, [n.bit_length() for n in bounds]).key
+    return select_groundings(found, sort_keys(code).order)
+
+
+def _no_groundings(questions: Questions) -> Groundings:
+    """The table without a row."""
+    none = questions.entity[:0]
+    return Groundings(none, none, none, none, none)
+
+
+# -- many questions
+
+Computed = TypeVar("Computed")
+
+
+@dataclass(slots=True)
+class GroundingWork:
+    """The work of listing groundings, and what is left out because of it.
+
+    Attributes:
+      leaves_out: a question whose joins alone make more rows than a chunk may is left out: it has no groundings.
+      n_rows: the rows that joins have made, of chunks that were too large included.
+      n_left_out: the questions left out so far.
+      n_links: what the caller holds beside groundings, links of candidates, counted by the caller.
+      deadline: a chunk has no more questions than there is time for, at the speed of those before.
+    """
+
+    leaves_out: bool = False
+    n_rows: int = 0
+    n_left_out: int = 0
+    n_links: int = 0
+    deadline: Deadline = NO_DEADLINE
+
+
+def iter_groundings(
+    plan: RulePlan,
+    questions: Questions,
+    *,
+    object_identity: bool = False,
+    budget: RowBudget | None = None,
+) -> Iterator[tuple[Questions, Groundings]]:
+    """Yield some questions after others with all their groundings: see `map_groundings`."""
+    return map_groundings(
+        lambda chunk, found: (chunk, found),
+        plan,
+        questions,
+        object_identity=object_identity,
+        budget=budget,
+    )
+
+
+def map_groundings(
+    compute: Callable[[Questions, Groundings], Computed],
+    plan: RulePlan,
+    questions: Questions,
+    *,
+    left_out: LeftOut = "fact",
+    object_identity: bool = False,
+    work: GroundingWork | None = None,
+    budget: RowBudget | None = None,
+    n_threads: int | None = None,
+) -> Iterator[Computed]:
+    """Yield what is computed from the groundings of some questions after others.
+
+    A chunk whose joins make too many rows is halved, down to one question, which may make any number unless `work`
+    leaves it out.
+
+    Args:
+      compute: of some questions and all their groundings, in the order of question, candidate and rule; called by
+        several threads.
+      questions: distinct.
+      left_out: see `list_groundings`.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      work: counts the work, and says what to do with a question that is too large.
+      budget: bounds the rows of all chunks together; None for no bound.
+      n_threads: that share a chunk on a CPU; None for those of `host.count_threads`.
+
+    Raises:
+      RowBudgetExceeded: all chunks make more rows than the budget allows.
+    """
+    work = GroundingWork() if work is None else work
+
+    def compute_part(
+        job: tuple[Questions, RowBudget],
+    ) -> tuple[Computed, int] | None:
+        part, rows = job
+        try:
+            found = list_groundings(plan, part, left_out, object_identity, rows)
+        except RowBudgetExceeded:
+            if len(part.entity) > 1:
+                return None
+            work.n_left_out += 1
+            found = _no_groundings(part)
+        return compute(part, found), len(found.rule)
+
+    pace = _Pace(max_join_rows(plan, questions), work)
+    while pace.n_questions < len(questions.entity):
+        jobs, max_rows = pace.split(questions)
+        computed = map_in_threads(compute_part, jobs, n_threads)
+        done = [part for part in computed if part is not None]
+        n_rows = sum(rows.n_rows for _, rows in jobs)
+        if budget is not None:
+            # The joins of the parts are those of the chunk.
+            n_joins = max(rows.n_joins for _, rows in jobs)
+            budget.spend(n_rows + n_joins * JOIN_OVERHEAD_ROWS)
+        fits = len(done) == len(jobs) and (len(jobs) == 1 or n_rows <= max_rows)
+        if fits:
+            for part, _ in done:
+                yield part
+        n_asked = sum(len(part.entity) for part, _ in jobs)
+        pace.go_on(fits, n_asked, sum(n for _, n in done), n_rows)
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How many questions are answered at once, by the work of those before."""
+
+    max_rows: int  # that the joins of a chunk may make
+    work: GroundingWork
+    size: int = 0  # of the next chunk
+    n_questions: int = 0
+    n_groundings: int = 0
+    n_rows: int = 0
+    began: float = math.nan  # on the clock of the deadline
+    n_links_before: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin now."""
+        self.size = PILOT_QUESTIONS
+        self.began = self.work.deadline.clock()
+        self.n_links_before = self.work.n_links
+
+    def split(
+        self, questions: Questions
+    ) -> tuple[list[tuple[Questions, RowBudget]], int]:
+        """The parts of the next chunk that threads may take, with their budgets, and the rows that all may make.
+
+        Their number does not depend on that of threads, so that bounds on rows do not either. It is several times the
+        threads: those computed at once then hold a part of a chunk.
+        """
+        rows = slice(self.n_questions, self.n_questions + self.size)
+        chunk = select_questions(questions, rows)
+        n_asked = len(chunk.entity)
+        max_rows = self.max_rows
+        if n_asked == 1 and not self.work.leaves_out:
+            max_rows = sys.maxsize
+        n_parts = 1
+        if not chunk.entity.is_cuda and self.n_questions:
+            expected = n_asked * (self.n_groundings + self.n_rows)
+            n_parts = expected // self.n_questions // MIN_PART_ROWS
+            n_parts = max(1, min(4 * MAX_THREADS, n_asked // 2, n_parts))
+        # Parts that are computed at once make at most four times the rows of a chunk.
+        of_part = min(max_rows, 4 * max_rows // min(n_parts, MAX_THREADS))
+        bounds = [n_asked * i // n_parts for i in range(n_parts + 1)]
+        jobs = [
+            (
+                select_questions(chunk, slice(*ends)),
+                RowBudget(of_part, overhead=0),
+            )
+            for ends in pairwise(bounds)
+        ]
+        return jobs, max_rows
+
+    def go_on(
+        self, fits: bool, n_asked: int, n_groundings: int, n_rows: int
+    ) -> None:
+        """Add a chunk, and choose the size of the next one; the same questions in halves if it was too large."""
+        self.work.n_rows += n_rows
+        if not fits:
+            self.size = n_asked // 2
+            return
+        self.n_questions += n_asked
+        self.n_groundings += n_groundings
+        self.n_rows += n_rows
+        factor = self.max_rows / MAX_CHUNK_JOIN_ROWS
+        n_links = self.work.n_links - self.n_links_before
+        fitting = min(
+            int(factor * self.n_questions * bound) // max(1, count)
+            for bound, count in (
+                (MAX_CHUNK_GROUNDINGS, self.n_groundings),
+                # about 60 bytes each while they are looked up
+                (2 * MAX_CHUNK_GROUNDINGS, n_links),
+                (MAX_CHUNK_JOIN_ROWS, self.n_rows),
+            )
+        )
+        left = self.work.deadline.seconds_left
+        if not math.isinf(left):
+            # A time below a millisecond tells no speed.
+            seconds = max(self.work.deadline.clock() - self.began, 1e-3)
+            fitting = min(fitting, int(self.n_questions * left / seconds))
+        self.size = max(1, min(fitting, self.size * 32))
+
+
+def max_join_rows(plan: RulePlan, questions: Questions) -> int:
+    """The rows that the joins of a chunk may make where the questions are."""
+    largest = GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
+    return int(plan.memory_share * largest * MAX_CHUNK_JOIN_ROWS)
+
+
+# -- atoms that rules derive
+
+
+def iter_derivations(
+    plan: RulePlan,
+    kb: KnowledgeBase,
+    atoms: I64[Tensor, "L W"],
+    side: int,
+    *,
+    object_identity: bool = False,
+    budget: RowBudget | None = None,
+) -> Iterator[Derivations]:
+    """Yield the rules that derive each of some atoms in one step, a fact from other facts, found by their questions.
+
+    Args:
+      atoms: of two arguments, distinct, in lexicographic order.
+      side: the argument that their questions ask for.
+    """
+    sizes = plan.sizes
+    index = index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants)
+    is_fact = contains(kb, sizes, atoms)
+
+    # A fact is left out of the facts for a question of its own.
+    others = open_questions(atoms[~is_fact], side)
+    own = own_questions(atoms[is_fact], side)
+    for questions in (others, own):
+        for chunk, found in iter_groundings(
+            plan, questions, object_identity=object_identity, budget=budget
+        ):
+            left_out = chunk.left_out[found.question]
+            derived = derived_atoms(chunk, found, sizes).long()
+            row = find_atoms(index, sizes, derived)
+            is_asked = torch.where(
+                left_out > 0,
+                found.candidate == left_out,
+                ~is_fact[row.clamp_min(0)],
+            )
+            kept = is_asked & (row >= 0)
+            yield Derivations(row[kept], found.rule[kept])
+
+
+def derive_answers(
+    plan: RulePlan,
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+    *,
+    object_identity: bool = False,
+) -> I32[Tensor, "n W"]:
+    """All atoms with an entity in place of an argument of a query that one application of a rule derives.
+
+    Args:
+      queries: atoms of two arguments.
+      sides: the arguments that are replaced, each in turn.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+
+    Returns:
+      The atoms, for each side those of its questions, each once; facts are among them.
+    """
+    base = plan.sizes.n_constants + 1
+    parts = [queries[:0].to(torch.int32)]
+    for side in sides:
+        for chunk, found in iter_groundings(
+            plan, open_questions(queries, side), object_identity=object_identity
+        ):
+            is_first = row_index.first_of_run(
+                found.question * base + found.candidate
+            )
+            question, candidate = (column[is_first] for column in found[:2])
+            parts.append(
+                candidate_atoms(chunk, question, candidate, plan.sizes)
+            )
+    return torch.cat(parts)
+
+
+def answering_facts(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+) -> I32[Tensor, "n W"]:
+    """The facts with the predicate of a query and the argument that it keeps, in lexicographic order.
+
+    Args:
+      queries: atoms of two arguments; a ranking replaces one of them.
+      sides: the arguments that are replaced, each in turn.
+    """
+    found = [kb.argument_postings[:0]]
+    for side in sides:
+        questions = open_questions(queries, side)
+        kept = torch.full_like(questions.side, HEAD + TAIL - side)
+        span = find_postings(
+            kb, sizes, kept - 1, questions.predicate, questions.entity
+        )
+        _, position = expand_ranges(span.start, span.length)
+        found.append(kb.argument_postings[position])
+    return kb.facts[unique_values(torch.cat(found)).long()]
+
+
+def is_answering(
+    atoms: I32[Tensor, "N W"],
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+    sizes: KBSizes,
+) -> Bool[Tensor, "N"]:
+    """Whether each atom has the predicate of a query and the argument that it keeps.
+
+    Arguments are those of `answering_facts`.
+    """
+    base = sizes.n_constants + 1
+    is_answer = torch.zeros_like(atoms[:, 0], dtype=torch.bool)
+    for side in sides:
+        given = HEAD + TAIL - side
+        asked = unique_values(queries[:, 0] * base + queries[:, given])
+        code = atoms[:, 0].long() * base + atoms[:, given]
+        is_answer |= torch.isin(code, asked)
+    return is_answer
+
+
+# -- what a search knows
+
+
+class DerivabilityIndex(NamedTuple):
+    """The atoms that T_P derives, and the rules that derive each. Without atoms, it excludes nothing."""
+
+    atom_index: AtomIndex  # index of the derivable atoms for `kb.find_atoms`
+    height: I32[Tensor, "M"]  # smallest height of each atom
+    # row of the atom * R + id of a rule that derives it as a root; ascending
+    derivation_keys: I64[Tensor, "D"]
+
+
+def index_derivations(
+    sizes: KBSizes,
+    atom_index: AtomIndex,
+    height: I32[Tensor, "M"],
+    parts: Iterable[Derivations] = (),
+) -> DerivabilityIndex:
+    """The index of some atoms, each with its height and its derivations; of these one may come twice."""
+    keys = [height[:0].to(torch.int64)]
+    keys += [row * sizes.n_rules + rule for row, rule in parts]
+    return DerivabilityIndex(atom_index, height, unique_values(torch.cat(keys)))
+
+
+def empty_derivability_index(
+    kb: KnowledgeBase, sizes: KBSizes
+) -> DerivabilityIndex:
+    """The index without atoms, with which `dead_end_mask` is false everywhere."""
+    no_atoms = kb.facts[:0]
+    atom_index = index_sorted_atoms(
+        no_atoms, sizes.n_predicates, sizes.n_constants
+    )
+    return index_derivations(sizes, atom_index, no_atoms[:, 0])
+
+
+def index_atoms(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    atoms: I32[Tensor, "L W"],
+) -> DerivabilityIndex:
+    """The index of some atoms for searches to height 1; the atoms are distinct and in lexicographic order."""
+    atom_index = index_sorted_atoms(
+        atoms, sizes.n_predicates, sizes.n_constants
+    )
+    parts = fixpoint.iter_derivations(kb, sizes, model, 1, atoms)
+    return index_derivations(
+        sizes, atom_index, torch.zeros_like(atoms[:, 0]), parts
+    )
+
+
+def build_derivability_index(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    max_height: int,
+    max_derivations: int = sys.maxsize,
+    budget: RowBudget | None = None,
+    progress: CountCallback = ignore_progress,
+) -> DerivabilityIndex | None:
+    """Index all atoms of a model for searches up to a height.
+
+    At height 1, a rule whose only bodies hold the atom itself does not derive it (leave-one-out). Above, it may: that
+    atom can be proved again as a goal of the body.
+
+    Args:
+      model: what T_P derives in `max_height` steps.
+      max_height: the greatest height of a search.
+      max_derivations: the most pairs of an atom and a rule to hold.
+      budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule.
+
+    Returns:
+      The index; None if there are more than `max_derivations` pairs.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
+    """
+    parts = fixpoint.iter_derivations(
+        kb,
+        sizes,
+        model,
+        max_height,
+        model.atoms,
+        leave_one_out=max_height == 1,
+        budget=budget,
+        progress=progress,
+    )
+    held: list[Derivations] = []
+    n_derivations = 0
+    for part in parts:
+        held.append(part)
+        n_derivations += len(part.rule)
+        if n_derivations > max_derivations:
+            return None
+    return index_derivations(sizes, model.atom_index, model.height, held)
+
+
+def answered_step(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+    max_derivations: int,
+    object_identity: bool = False,
+    budget: RowBudget | None = None,
+    plan: RulePlan | None = None,
+    progress: CountCallback = ignore_progress,
+) -> tuple[LeastModel, DerivabilityIndex] | None:
+    """Derive what one step derives in answer to some queries, by their questions; the facts among the answers are held.
+
+    A query that is a fact is derived from other facts alone; another fact may be derived from itself.
+
+    Args:
+      queries: atoms of two arguments; a ranking replaces one of them.
+      sides: the arguments that are replaced, each in turn.
+      max_derivations: the most pairs of an atom and a rule that derives it to hold.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      budget: bounds the rows that the joins make; None for no bound.
+      plan: what the rules are applied by; None to make it.
+      progress: receives how many questions are answered, and of how many.
+
+    Returns:
+      The model of these atoms, of height 0 or 1 and never complete, and the index of the rules that derive each of
+      them; None instead of both if there are more than `max_derivations` pairs.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
+    """
+    # Pairs of atoms and rules that derive them.
+    if plan is None:
+        pairs = _iter_answers_by_rules(
+            kb, sizes, queries, sides, object_identity, budget, progress
+        )
+    else:
+        pairs = _iter_answers_by_question(
+            plan, kb, queries, sides, object_identity, budget, progress
+        )
+    atoms = [kb.facts[:0]]
+    rules = [kb.rule_ids_by_predicate[:0]]
+    n_derivations = 0
+    for derived, rule in pairs:
+        atoms.append(derived)
+        rules.append(rule)
+        n_derivations += len(rule)
+        if n_derivations > max_derivations:
+            return None
+
+    derived = torch.cat(atoms)
+    model = partial_model(
+        kb,
+        sizes,
+        derived,
+        object_identity=object_identity,
+        facts=answering_facts(kb, sizes, queries, sides),
+    )
+    row = find_atoms(model.atom_index, sizes, derived)
+    found = Derivations(row, torch.cat(rules))
+    index = index_derivations(sizes, model.atom_index, model.height, [found])
+    return model, index
+
+
+def _iter_answers_by_rules(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+    object_identity: bool,
+    budget: RowBudget | None,
+    progress: CountCallback,
+) -> Iterator[tuple[I32[Tensor, "n W"], I64[Tensor, "n"]]]:
+    """Yield the answers that each rule derives, a fact from other facts, with the id of the rule."""
+    for part in fixpoint.iter_consequences(
+        kb,
+        sizes,
+        leave_one_out=True,
+        object_identity=object_identity,
+        budget=budget,
+        progress=progress,
+    ):
+        is_answer = is_answering(part.atoms, queries, sides, sizes)
+        yield part.atoms[is_answer], part.rule[is_answer]
+
+
+def _iter_answers_by_question(
+    plan: RulePlan,
+    kb: KnowledgeBase,
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+    object_identity: bool,
+    budget: RowBudget | None,
+    progress: CountCallback,
+) -> Iterator[tuple[I32[Tensor, "n W"], I64[Tensor, "n"]]]:
+    """Yield the answers of some questions after others, a fact among the queries from other facts, with rules."""
+    sizes = plan.sizes
+    facts = unique_rows(queries[contains(kb, sizes, queries)])
+    index = index_sorted_atoms(facts, sizes.n_predicates, sizes.n_constants)
+    asked = [open_questions(queries, side) for side in sides]
+    asked.append(own_questions(facts, sides[0]))
+    n_questions = sum(len(of_side.entity) for of_side in asked)
+    n_answered = 0
+    for of_side in asked:
+        for chunk, found in iter_groundings(
+            plan, of_side, object_identity=object_identity, budget=budget
+        ):
+            n_answered += len(chunk.entity)
+            progress(n_answered, n_questions)
+            derived = derived_atoms(chunk, found, sizes)
+            left_out = chunk.left_out[found.question]
+            is_own = find_atoms(index, sizes, derived.long()) >= 0
+            kept = torch.where(
+                left_out > 0, found.candidate == left_out, ~is_own
+            )
+            yield derived[kept], found.rule[kept]
+
+
+def iter_indexed_derivations(
+    derivability_index: DerivabilityIndex,
+    sizes: KBSizes,
+    atoms: I32[Tensor, "L W"],
+    max_chunk_derivations: int,
+) -> Iterator[Derivations]:
+    """Yield the rules that derive each atom, in order of the atoms, some atoms at a time.
+
+    Args:
+      atoms: in any order; an atom that is not in the index has no derivation.
+      max_chunk_derivations: about how many derivations to yield at once: never more than these and those of one atom.
+    """
+    # The derivations of an atom are a span of the sorted keys.
+    keys = derivability_index.derivation_keys
+    row = find_atoms(
+        derivability_index.atom_index, sizes, atoms.to(torch.int64)
+    )
+    row_after_last = len(derivability_index.height)
+    row = torch.where(row >= 0, row, row_after_last)  # whose span is empty
+    start = torch.searchsorted(keys, row * sizes.n_rules)
+    stop = torch.searchsorted(keys, row * sizes.n_rules + sizes.n_rules)
+    count = stop - start
+
+    # A chunk holds the atoms whose cumulative count lies in the same multiple of the limit.
+    chunk_of_atom = count.cumsum(0) // max_chunk_derivations
+    _, chunk_lengths = runs(chunk_of_atom)
+    first_atom = 0
+    for n_atoms in int_list(chunk_lengths):
+        chunk = slice(first_atom, first_atom + n_atoms)
+        for atom, position in ragged_arange(start[chunk], count[chunk]):
+            rule = keys[position] % sizes.n_rules
+            yield Derivations(first_atom + atom, rule)
+        first_atom += n_atoms
+
+
+def rule_derives(
+    derivability_index: DerivabilityIndex,
+    sizes: KBSizes,
+    root: I32[Tensor, "B W"],
+    rule: I32[Tensor, "B S"],
+) -> Bool[Tensor, "B S"]:
+    """Whether each rule derives the root of its row; false for a fact (-1)."""
+    row = find_atoms(
+        derivability_index.atom_index, sizes, root.to(torch.int64)
+    )[:, None]
+    key = row * sizes.n_rules + rule
+    keys = derivability_index.derivation_keys
+    is_derivation = row_index.binary_search(keys, key).found
+    return (row >= 0) & (rule >= 0) & is_derivation
+
+
+def dead_end_mask(
+    derivability_index: DerivabilityIndex,
+    sizes: KBSizes,
+    max_height: int,
+    root: I32[Tensor, "B W"],
+    goals: Goals,
+    successors: Successors,
+) -> Bool[Tensor, "B S"]:
+    """Whether T_P shows that a successor leads to no proof; others may still lead to none.
+
+    A dead end is a rule that does not derive the root, or a goal list with a ground goal that T_P does not derive in
+    the height that is left for it.
+
+    Args:
+      max_height: the height limit of the search, for which the index was built.
+      root: the query of each row.
+      goals: [B, A], the goal list of each row.
+      successors: [B, S], its successors.
+
+    Returns:
+      [B, S]; false where `successors.mask` is false.
+    """
+    if not len(derivability_index.height):
+        return torch.zeros_like(successors.mask)
+
+    # Rules for the root itself.
+    leftmost_predicate = goals.atoms[:, :1, 0]
+    leftmost_height = goals.height[:, :1]
+    is_root = (leftmost_predicate > 0) & (leftmost_height == 0)
+    is_rule = successors.rule >= 0
+    derives = rule_derives(derivability_index, sizes, root, successors.rule)
+    useless_rule = is_root & is_rule & ~derives
+
+    # Ground goals: the goal's height and the height of its smallest proof must fit into max_height.
+    atoms, height = successors.goals
+    row = find_atoms(
+        derivability_index.atom_index,
+        sizes,
+        atoms.to(torch.int64),
+    )
+    proof_height = derivability_index.height[row.clamp_min(0)]
+    is_provable = (row >= 0) & (proof_height + height <= max_height)
+    is_goal = atoms[..., 0] > 0
+    is_ground = is_goal & (atoms[..., 1:] <= sizes.n_constants).all(-1)
+    unprovable_goal = (is_ground & ~is_provable).any(-1)
+    return successors.mask & (useless_rule | unprovable_goal)

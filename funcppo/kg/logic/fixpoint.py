@@ -1,15 +1,22 @@
-"""The least model of a program: what the immediate-consequence operator T_P derives, and in how many steps.
+"""The immediate-consequence operator T_P: its least model, what one application of a rule derives, and rule counts.
 
     T_P(I) = facts + { head s : head :- body is a rule, every atom of body s is in I }
 
-The height of an atom is the smallest h with the atom in T_P^h(facts); a fact has height 0. Evaluation is semi-naive:
-step h joins only those bodies that hold an atom of height h - 1.
+The height of an atom is the smallest h with the atom in T_P^h(facts); a fact has height 0. `least_model` evaluates T_P
+semi-naively: step h joins only those bodies that hold an atom of height h - 1. `atom_height`, `verdict` and
+`matching_rows` read a model. `derived_in_next_step` takes one step more for given atoms alone.
 
-`least_model` computes the model; `atom_height`, `verdict` and `matching_atoms` read it. `derived_in_next_step` takes
-one step more for given atoms alone.
+`iter_consequences` lists what each rule derives from the facts, `iter_derivations` the rules that derive each atom of a
+list. `count_rules` counts how often each rule is right. With `heads(r)` the distinct heads of rule r over the facts,
+
+    body_pairs(r) = |heads(r)|,    support(r) = |heads(r) and facts|,    confidence = support / body_pairs
+
+which is the standard confidence of AMIE and AnyBURL, without the closed-world correction. An atom counts once for each
+rule, however many bodies of that rule derive it.
 
 Source: van Emden and Kowalski 1976, "The semantics of predicate logic as a programming language"; Bancilhon and
-Ramakrishnan 1986, "An amateur's introduction to recursive query processing strategies" (semi-naive evaluation).
+Ramakrishnan 1986, "An amateur's introduction to recursive query processing strategies" (semi-naive evaluation);
+Galárraga et al. 2013, "AMIE: association rule mining under incomplete evidence", section 3.2.
 """
 
 from __future__ import annotations
@@ -17,41 +24,64 @@ from __future__ import annotations
 import enum
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
     Atom,
     Columns,
-    ConjunctiveQuery,
+    Inequality,
     Relation,
     RowBudget,
     RowBudgetExceeded,
     Rule,
     TimeBudgetExceeded,
     body_query,
+    collect_answers,
     find_rows,
     head_columns,
     make_literal,
+    most_general_unifier,
     object_identity_constraints,
     relations_by_predicate,
     rules_from_kb,
+    substitute_inequalities,
+    substitute_rule,
 )
 from funcppo.kg.logic.kb import (
     AtomIndex,
     KBSizes,
     KnowledgeBase,
+    build,
+    fact_id,
     find_atoms,
     index_sorted_atoms,
     sort_and_index_atoms,
 )
-from funcppo.kg.logic.row_index import int_list, unique_rows
+from funcppo.kg.logic.row_index import int_list, unique_rows, unique_values
+
+# Receives the last completed step (0: the facts), the atoms after it, and how many rules of the next step are applied,
+# of how many.
+StepCallback = Callable[[int, int, int, int], object]
+# Receives how many rules are applied, and of how many.
+CountCallback = Callable[[int, int], object]
+
+
+def ignore_progress(*numbers: int) -> None:
+    """Show no progress."""
+
+
+# by predicate; a predicate without atoms has no relation
+Relations = dict[int, Relation]
 
 
 @enum.unique
@@ -64,10 +94,6 @@ class StopCode(enum.StrEnum):
     QUERIES_ONLY = "queries_only"  # it holds only what some queries ask for
 
 
-# by predicate; a predicate without atoms has no relation
-Relations = dict[int, Relation]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastModel:
     """The atoms that T_P derives; a value of the host, never an argument of a compiled function."""
@@ -78,8 +104,6 @@ class LeastModel:
     atom_index: AtomIndex  # index of `atoms` for `kb.find_atoms`
     # number of atoms after step 0 (the facts), 1, 2, ..., all of them complete
     n_atoms_after_step: tuple[int, ...]
-    # whether the evaluation reached the fixpoint or the height that was asked for
-    complete: bool
     reached_fixpoint: bool  # whether one more step would derive nothing
     # one line that says why the model is not complete; empty if it is
     stop_reason: str
@@ -91,24 +115,10 @@ class LeastModel:
     object_identity: bool
     sizes: KBSizes  # of the knowledge base that the model was derived from
 
-
-class FactTable(NamedTuple):
-    """The facts of a knowledge base as a table that `matching_atoms` reads, without an index of its own."""
-
-    atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
-    height: I32[Tensor, "n"]  # 0, in one place of memory
-    object_identity: bool  # as of a `LeastModel`
-    sizes: KBSizes
-
-
-class StepCallback(Protocol):
-    """Function that is called before each step of T_P, and after each rule of it."""
-
-    def __call__(
-        self, step: int, n_atoms: int, n_done: int, n_rules: int, /
-    ) -> None:
-        """Receive the last completed step (0: the facts), the number of atoms after it, and how many rules of the next
-        step are applied, of how many."""
+    @property
+    def complete(self) -> bool:
+        """Whether the evaluation reached the fixpoint or the height that was asked for."""
+        return not self.stop_reason
 
 
 class Verdict(enum.IntEnum):
@@ -120,11 +130,29 @@ class Verdict(enum.IntEnum):
     UNKNOWN = 2
 
 
-class MatchingAtoms(NamedTuple):
-    """The atoms of a model that match an open atom."""
+class Consequences(NamedTuple):
+    """Distinct atoms that a rule derives."""
 
-    atoms: I32[Tensor, "n W"]  # in lexicographic order
-    height: I32[Tensor, "n"]
+    atoms: I32[Tensor, "n W"]
+    rule: I64[Tensor, "n"]  # id of the rule
+    # id of the atom among the facts, -1 if it is not a fact
+    fact: I64[Tensor, "n"]
+
+
+class RuleCounts(NamedTuple):
+    """What the rules derive from the facts, counted for each rule."""
+
+    support: I64[Tensor, "R"]  # derived heads that are facts
+    body_pairs: I64[Tensor, "R"]  # derived heads
+    # facts of the support that the rule derives only from bodies that contain the fact itself
+    circular_support: I64[Tensor, "R"]
+
+
+class Derivations(NamedTuple):
+    """Pairs of an atom of a list and a rule that derives it in one application, each pair once."""
+
+    atom_row: I64[Tensor, "n"]  # position of the atom in the list
+    rule: I64[Tensor, "n"]  # id of the rule
 
 
 # -- evaluation
@@ -138,7 +166,7 @@ def least_model(
     max_atoms: int,
     predicates: Collection[int] | None = None,
     object_identity: bool = False,
-    progress: StepCallback | None = None,
+    progress: StepCallback = ignore_progress,
     budget: RowBudget | None = None,
 ) -> LeastModel:
     """Derive what `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
@@ -149,7 +177,7 @@ def least_model(
         stays exact up to the step before, and `stop_reason` says so.
       predicates: derive only these and those that their rules depend on; None for all.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      progress: is called before each step and after each of its rules; None for no reports.
+      progress: is called before each step and after each of its rules.
       budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
         bound.
 
@@ -158,57 +186,254 @@ def least_model(
     """
     start = time.perf_counter()
     covered, rules = _relevant_rules(rules_from_kb(kb), predicates, sizes)
-    state = _initial_state(kb, covered)
-    stop: _Stop | None = None
+    known = relations_by_predicate(kb.facts, covered)
+    previous: Relations = {}
+    deltas = [known]  # what each step added; the facts first
+    counts = [sum(relation.size for relation in known.values())]
+    stop: RowBudgetExceeded | None = None
     reached_fixpoint = False
-    while not (stop or reached_fixpoint or state.step == max_height):
-        active = (
-            rules.with_body_in(state.delta) if state.previous else rules.all
-        )
-        _report_rules(progress, state, 0, len(active))
-        queries = _semi_naive_queries(
-            active,
-            state,
+    while not reached_fixpoint and len(counts) - 1 != max_height:
+        heads = _iter_step_heads(
+            rules,
+            (previous, deltas[-1], known),
+            kb,
             sizes,
             object_identity,
             budget,
-            progress,
+            partial(progress, len(counts) - 1, counts[-1]),
         )
-        max_new = max_atoms - state.counts[-1]
         try:
-            heads = _iter_new_heads(
-                queries, state.known, sizes, kb.facts.device
-            )
-            new = _collect_heads(heads, sizes, max_new)
+            new = _distinct_heads(heads, sizes, max_atoms - counts[-1])
         except RowBudgetExceeded as error:
-            stop = _stop_before(state, _budget_code(error), f"takes {error}")
+            stop = error
             break
-        if new is None:
-            stop = _stop_before(
-                state, StopCode.MAX_ATOMS, f"exceeds max_atoms {max_atoms}"
-            )
-        elif not new:
-            reached_fixpoint = True
-        else:
-            state = _advance(state, new, sizes)
+        n_new = sum(relation.size for relation in new.values())
+        reached_fixpoint = not n_new
+        if n_new:
+            previous = known
+            known = {**known, **_unite(known, new, sizes)}
+            deltas.append(new)
+            counts.append(counts[-1] + n_new)
 
-    atoms, height = _assemble_atoms(state, sizes, kb.facts.device)
+    atoms, height, atom_index = _assemble_atoms(deltas, kb, sizes)
+    code, reason = _describe_stop(stop, counts, max_atoms)
     return LeastModel(
         atoms=atoms,
         height=height,
-        atom_index=index_sorted_atoms(
-            atoms, sizes.n_predicates, sizes.n_constants
-        ),
-        n_atoms_after_step=state.counts,
-        complete=stop is None,
+        atom_index=atom_index,
+        n_atoms_after_step=tuple(counts),
         reached_fixpoint=reached_fixpoint,
-        stop_reason=stop.reason if stop else "",
-        stop_code=stop.code if stop else None,
+        stop_reason=reason,
+        stop_code=code,
         seconds=time.perf_counter() - start,
         predicates=covered,
         object_identity=object_identity,
         sizes=sizes,
     )
+
+
+class _MaxAtomsExceeded(RowBudgetExceeded):
+    """A step derives more atoms than may be held."""
+
+
+def _describe_stop(
+    stop: RowBudgetExceeded | None, counts: Sequence[int], max_atoms: int
+) -> tuple[StopCode | None, str]:
+    """Why the evaluation stopped before the next step, as a code and as a line."""
+    if stop is None:
+        return None, ""
+    code, obstacle = StopCode.MAX_ROWS, f"takes {stop}"
+    if isinstance(stop, TimeBudgetExceeded):
+        code = StopCode.TIME_LIMIT
+    elif isinstance(stop, _MaxAtomsExceeded):
+        code, obstacle = StopCode.MAX_ATOMS, f"exceeds max_atoms {max_atoms}"
+    return (
+        code,
+        f"stopped at {counts[-1]} atoms: step {len(counts)} {obstacle}, unknown beyond",
+    )
+
+
+def _relevant_rules(
+    rules: list[Rule], predicates: Collection[int] | None, sizes: KBSizes
+) -> tuple[frozenset[int], list[Rule]]:
+    """The given predicates with those that their rules depend on, and the rules that derive them."""
+    if predicates is None:
+        return frozenset(range(1, sizes.n_predicates + 1)), rules
+    covered = set(predicates)
+    n_before = 0
+    while len(covered) > n_before:
+        n_before = len(covered)
+        for rule in rules:
+            if rule.head[0] in covered:
+                covered.update(atom[0] for atom in rule.body)
+    relevant = [rule for rule in rules if rule.head[0] in covered]
+    return frozenset(covered), relevant
+
+
+def _iter_step_heads(
+    rules: Sequence[Rule],
+    steps: tuple[Relations, Relations, Relations],
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    object_identity: bool,
+    budget: RowBudget | None,
+    report: CountCallback,
+) -> Iterator[tuple[int, Columns]]:
+    """Yield the heads of the bodies that hold an atom of the last step, with their predicates; none is known.
+
+    A body is found once: by the query for its first atom of the last step. Atoms left of it are older, atoms right
+    of it are of any step.
+
+    Args:
+      rules: all those with heads that are evaluated.
+      steps: the atoms before the last step, those that it added, and all of them.
+    """
+    previous, delta, known = steps
+    # In the first step every rule applies, without a body too.
+    active = [
+        rule
+        for rule in rules
+        if not previous or any(atom[0] in delta for atom in rule.body)
+    ]
+    report(0, len(active))
+    for n_done, rule in enumerate(active, 1):
+        inequalities = object_identity_constraints(
+            rule, sizes.n_constants, object_identity
+        )
+        n_body = len(rule.body)
+        for i in range(max(n_body, 1)):
+            sources = [*[previous] * i, delta, *[known] * n_body]
+            relations = [
+                source.get(atom[0]) for atom, source in zip(rule.body, sources)
+            ]
+            heads = derive_heads(
+                rule, relations, kb, sizes, inequalities, budget
+            )
+            if heads is None:
+                continue
+            of_predicate = known.get(rule.head[0])
+            if of_predicate is not None:
+                is_new = ~find_rows(
+                    heads, of_predicate, sizes.n_constants
+                ).found
+                heads = tuple(column[is_new] for column in heads)
+            yield rule.head[0], heads
+        report(n_done, len(active))
+
+
+def derive_heads(
+    rule: Rule,
+    relations: Sequence[Relation | None],
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    inequalities: Sequence[Inequality],
+    budget: RowBudget | None = None,
+    among: Relation | None = None,
+) -> Columns | None:
+    """The argument columns of the heads that a rule derives, each head once; None if there is none.
+
+    Args:
+      relations: one for each atom of the body; None for one without atoms.
+      inequalities: pairs of term tuples that must differ.
+      budget: bounds the rows that the joins make; None for no bound.
+      among: the heads to look for; None for all.
+    """
+    present = [relation for relation in relations if relation is not None]
+    if len(present) < len(rule.body):
+        return None
+    query = body_query(
+        rule, present, sizes.n_constants, inequalities, budget=budget
+    )
+    if among is not None:
+        wanted = make_literal(among, rule.head[1:], sizes.n_constants)
+        query = replace(query, literals=(wanted, *query.literals))
+    answers = collect_answers(query)
+    return (
+        None
+        if answers is None
+        else head_columns(rule, answers, kb.facts.device)
+    )
+
+
+def _distinct_heads(
+    heads: Iterator[tuple[int, Columns]], sizes: KBSizes, max_new: int
+) -> Relations:
+    """The distinct heads by ascending predicate.
+
+    Raises:
+      RowBudgetExceeded: there are more than `max_new`, or the joins make too many rows.
+    """
+    # Of each predicate a table of distinct rows, then those not yet made distinct.
+    tables: dict[int, list[Columns]] = {}
+    for predicate, columns in heads:
+        parts = tables.setdefault(predicate, [])
+        parts.append(columns)
+
+        # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
+        n_rows = [len(part[0]) for part in parts]
+        if sum(n_rows) > max(joins.MAX_CHUNK_ROWS, 2 * n_rows[0]):
+            parts[:] = [_distinct_rows(parts, sizes)]
+            if len(parts[0][0]) > max_new:
+                raise _MaxAtomsExceeded
+
+    new: Relations = {}
+    for predicate, parts in sorted(tables.items()):
+        columns = _distinct_rows(parts, sizes)
+        if len(columns[0]):
+            new[predicate] = Relation(columns, len(columns[0]))
+    if sum(relation.size for relation in new.values()) > max_new:
+        raise _MaxAtomsExceeded
+    return new
+
+
+def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
+    """The distinct rows of some tables of arguments, in lexicographic order."""
+    columns = tuple(torch.cat(pieces) for pieces in zip(*parts))
+    bits = sizes.n_constants.bit_length()
+    return row_index.unique_columns(columns, [bits] * len(columns))
+
+
+def _unite(known: Relations, new: Relations, sizes: KBSizes) -> Relations:
+    """The relations that get new atoms, with these and those that are known."""
+    united: Relations = {}
+    for predicate, relation in new.items():
+        tables = [relation.columns]
+        if predicate in known:
+            tables.append(known[predicate].columns)
+        columns = _distinct_rows(tables, sizes)
+        united[predicate] = Relation(columns, len(columns[0]))
+    return united
+
+
+def _assemble_atoms(
+    deltas: Sequence[Relations], kb: KnowledgeBase, sizes: KBSizes
+) -> tuple[Tensor, Tensor, AtomIndex]:
+    """All atoms in lexicographic order, with the step that added each, and their index."""
+    tables = [kb.facts[:0]]
+    heights = [kb.facts[:0, 0]]
+    for step, delta in enumerate(deltas):
+        for predicate, relation in delta.items():
+            tables.append(_atoms_of(predicate, relation.columns))
+            heights.append(torch.full_like(tables[-1][:, 0], step))
+    atoms, height = torch.cat(tables), torch.cat(heights)
+    if len(deltas) > 1:
+        order, atom_index = sort_and_index_atoms(
+            atoms, sizes.n_predicates, sizes.n_constants
+        )
+        return atoms[order], height[order], atom_index
+    return atoms, height, _index_atoms(atoms, sizes)
+
+
+def _index_atoms(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> AtomIndex:
+    """The index of distinct atoms in lexicographic order."""
+    return index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants)
+
+
+def _atoms_of(predicate: int, columns: Columns) -> I32[Tensor, "n W"]:
+    """The atoms of a predicate with some columns of arguments."""
+    predicates = torch.full_like(columns[0], predicate)
+    rows = [column.to(torch.int32) for column in (predicates, *columns)]
+    return torch.stack(rows, dim=1)
 
 
 def derived_in_next_step(
@@ -222,42 +447,67 @@ def derived_in_next_step(
       kb: the knowledge base whose rules apply; the model is one of it.
       atoms: ground, in any order.
     """
-    n_constants = model.sizes.n_constants
+    sizes = model.sizes
     targets = relations_by_predicate(unique_rows(atoms))
     rules = [rule for rule in rules_from_kb(kb) if rule.head[0] in targets]
-    body_predicates = {atom[0] for rule in rules for atom in rule.body}
-    known = relations_by_predicate(model.atoms, body_predicates)
-
-    derived = [atoms[:0].long()]
-    for rule in rules:
-        if any(atom[0] not in known for atom in rule.body):
-            continue
-        inequalities = (
-            object_identity_constraints(rule, n_constants)
-            if model.object_identity
-            else []
-        )
-        query = body_query(
-            rule,
-            [known[atom[0]] for atom in rule.body],
-            n_constants,
-            inequalities,
-        )
-        predicate, *terms = rule.head
-        is_target = make_literal(targets[predicate], tuple(terms), n_constants)
-        for table in joins.iter_answers(
-            replace(query, literals=(is_target, *query.literals))
-        ):
-            columns = head_columns(rule, table, atoms.device)
-            predicate_column = torch.full_like(columns[0], predicate)
-            derived.append(torch.stack([predicate_column, *columns], dim=1))
-
-    _, derived_index = sort_and_index_atoms(
-        torch.cat(derived),
-        model.sizes.n_predicates,
-        n_constants,
+    known = relations_by_predicate(
+        model.atoms, {atom[0] for rule in rules for atom in rule.body}
     )
-    return find_atoms(derived_index, model.sizes, atoms) >= 0
+    derived = [atoms[:0].to(torch.int32)]
+    for rule in rules:
+        predicate = rule.head[0]
+        heads = derive_heads(
+            rule,
+            [known.get(atom[0]) for atom in rule.body],
+            kb,
+            sizes,
+            object_identity_constraints(
+                rule, sizes.n_constants, model.object_identity
+            ),
+            among=targets[predicate],
+        )
+        if heads is not None:
+            derived.append(_atoms_of(predicate, heads))
+    _, index = sort_and_index_atoms(
+        torch.cat(derived), sizes.n_predicates, sizes.n_constants
+    )
+    return find_atoms(index, sizes, atoms) >= 0
+
+
+def partial_model(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    derived: I32[Tensor, "n W"],
+    *,
+    object_identity: bool,
+    facts: I32[Tensor, "m W"] | None = None,
+) -> LeastModel:
+    """The model of facts and of some atoms that one step derives; these in any order, perhaps more than once.
+
+    Args:
+      object_identity: with which they are derived.
+      facts: those that the model holds; None for all.
+    """
+    facts = kb.facts if facts is None else facts
+    atoms = torch.cat([facts, derived])
+    rows, atom_index = sort_and_index_atoms(
+        atoms, sizes.n_predicates, sizes.n_constants
+    )
+    atoms = atoms[rows]
+    return LeastModel(
+        atoms=atoms,
+        height=(fact_id(kb, sizes, atoms) < 0).to(torch.int32),
+        atom_index=atom_index,
+        n_atoms_after_step=(len(facts), len(atoms)),
+        reached_fixpoint=False,
+        # An atom that is absent may still be derivable.
+        stop_reason="derived only as far as the queries ask",
+        stop_code=StopCode.QUERIES_ONLY,
+        seconds=0.0,
+        predicates=frozenset(range(1, sizes.n_predicates + 1)),
+        object_identity=object_identity,
+        sizes=sizes,
+    )
 
 
 # -- reading a model
@@ -289,376 +539,332 @@ def verdict(
     return torch.where(is_present, int(Verdict.PROVED), if_absent)
 
 
-def fact_table(
-    kb: KnowledgeBase, sizes: KBSizes, object_identity: bool
-) -> FactTable:
-    """The facts of a knowledge base, whose memory it shares."""
-    height = torch.zeros(1, dtype=torch.int32, device=kb.facts.device)
-    return FactTable(
-        atoms=kb.facts,
-        height=height.expand(len(kb.facts)),
-        object_identity=object_identity,
-        sizes=sizes,
-    )
-
-
-def matching_atoms(model: LeastModel | FactTable, atom: Atom) -> MatchingAtoms:
-    """Find the atoms of a model that match an open atom.
+def matching_rows(
+    atoms: I32[Tensor, "n W"], atom: Atom, n_constants: int
+) -> I64[Tensor, "m"]:
+    """The rows of a table, which is in lexicographic order, that match an open atom; ascending.
 
     Args:
       atom: predicate and terms; a term above `n_constants` is a variable, and one that occurs twice requires equal
         arguments.
-
-    Returns:
-      atoms: in lexicographic order.
-      height: the height of each.
     """
-    n_constants = model.sizes.n_constants
+    # Atoms that agree with the leading constants lie together; position 0 is the predicate.
+    terms = enumerate(atom[1:], 1)
+    n_leading = next((i for i, t in terms if t > n_constants), len(atom))
+    prefix = atom[:n_leading]
 
-    # Atoms are sorted: those that agree with the leading constants lie together.
-    n_leading = len(atom)
-    for position, term in enumerate(atom):
-        # position 0 is the predicate, whose id may be that of a variable
-        if position and term > n_constants:
-            n_leading = position
-            break
-    start, stop = _find_prefix(model.atoms, atom[:n_leading])
-    atoms = model.atoms[start:stop]
-    height = model.height[start:stop]
+    def row_prefix(row: int) -> Atom:
+        return tuple(int_list(atoms[row, :n_leading]))
+
+    start = bisect_left(range(len(atoms)), prefix, key=row_prefix)
+    stop = bisect_right(range(len(atoms)), prefix, key=row_prefix)
+    rows = torch.arange(start, stop, device=atoms.device)
 
     # Of those, select the ones that agree with the other constants and the repeated variables.
     for position in range(n_leading, len(atom)):
         term = atom[position]
+        column = atoms[rows, position]
         first = atom.index(term, 1)
         if term <= n_constants:
-            required = term
+            rows = rows[column == term]
         elif first < position:
-            required = atoms[:, first]
-        else:
-            continue
-        row = (atoms[:, position] == required).nonzero().squeeze(1)
-        atoms = atoms[row]
-        height = height[row]
-    return MatchingAtoms(atoms, height)
+            rows = rows[column == atoms[rows, first]]
+    return rows
 
 
-def _find_prefix(atoms: I32[Tensor, "n W"], prefix: Atom) -> tuple[int, int]:
-    """Where the rows that begin with a prefix start and stop, in a table in lexicographic order."""
-
-    def row_prefix(row: int) -> Atom:
-        leading = atoms[row, : len(prefix)]
-        return tuple(int_list(leading))
-
-    rows = range(len(atoms))
-    start = bisect_left(rows, prefix, key=row_prefix)
-    stop = bisect_right(rows, prefix, key=row_prefix)
-    return start, stop
+# -- consequences of each rule
 
 
-# -- rules
-
-
-class _RuleSet:
-    """Rules in file order, and those that have each predicate in their body."""
-
-    def __init__(self, rules: list[Rule]) -> None:
-        self.all = rules
-        self.by_body_predicate: dict[int, list[Rule]] = {}
-        for rule in rules:
-            for predicate in {atom[0] for atom in rule.body}:
-                self.by_body_predicate.setdefault(predicate, []).append(rule)
-
-    def with_body_in(self, predicates: Collection[int]) -> list[Rule]:
-        """The rules with one of these predicates in their body, in file order."""
-        selected: dict[int, Rule] = {}
-        for predicate in predicates:
-            for rule in self.by_body_predicate.get(predicate, []):
-                selected[rule.id] = rule
-        return [selected[i] for i in sorted(selected)]
-
-
-def _relevant_rules(
-    rules: list[Rule], predicates: Collection[int] | None, sizes: KBSizes
-) -> tuple[frozenset[int], _RuleSet]:
-    """The given predicates with those that their rules depend on, and the rules that derive them."""
-    if predicates is None:
-        all_predicates = range(1, sizes.n_predicates + 1)
-        return frozenset(all_predicates), _RuleSet(rules)
-
-    dependencies: dict[int, set[int]] = {}
-    for rule in rules:
-        body_predicates = {atom[0] for atom in rule.body}
-        dependencies.setdefault(rule.head[0], set()).update(body_predicates)
-
-    covered = set(predicates)
-    pending = list(predicates)
-    while pending:
-        added = dependencies.get(pending.pop(), set()) - covered
-        covered |= added
-        pending += added
-    relevant = [rule for rule in rules if rule.head[0] in covered]
-    return frozenset(covered), _RuleSet(relevant)
-
-
-# -- one semi-naive step
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """A semi-naive evaluation after some steps."""
-
-    known: Relations  # all atoms
-    previous: Relations  # the atoms before the last step
-    delta: Relations  # the atoms that the last step added
-    deltas: tuple[Relations, ...]  # what each step added; the facts first
-    counts: tuple[int, ...]  # number of atoms after each step
-
-    @property
-    def step(self) -> int:
-        """The number of completed steps."""
-        return len(self.counts) - 1
-
-
-def _initial_state(kb: KnowledgeBase, predicates: Collection[int]) -> _State:
-    """Step 0: the facts of some predicates."""
-    facts = relations_by_predicate(kb.facts, predicates)
-    return _State(facts, {}, facts, (facts,), (_n_atoms(facts),))
-
-
-def _advance(state: _State, new: Relations, sizes: KBSizes) -> _State:
-    """The state after a step that added new atoms."""
-    known = dict(state.known)
-    for predicate, relation in new.items():
-        known[predicate] = _union(known.get(predicate), relation, sizes)
-    return _State(
-        known=known,
-        previous=state.known,
-        delta=new,
-        deltas=(*state.deltas, new),
-        counts=(*state.counts, state.counts[-1] + _n_atoms(new)),
-    )
-
-
-class _Stop(NamedTuple):
-    """Why an evaluation stops before its end."""
-
-    code: StopCode
-    reason: str
-
-
-def _stop_before(state: _State, code: StopCode, obstacle: str) -> _Stop:
-    """Why the evaluation stops before the next step, which an obstacle prevents."""
-    n_atoms = state.counts[-1]
-    next_step = state.step + 1
-    return _Stop(
-        code,
-        f"stopped at {n_atoms} atoms: step {next_step} {obstacle}, unknown beyond",
-    )
-
-
-def _budget_code(error: RowBudgetExceeded) -> StopCode:
-    """Which bound of the budget was exceeded."""
-    is_late = isinstance(error, TimeBudgetExceeded)
-    return StopCode.TIME_LIMIT if is_late else StopCode.MAX_ROWS
-
-
-def _report_rules(
-    progress: StepCallback | None, state: _State, n_done: int, n_rules: int
-) -> None:
-    """Report how many rules of the step after a state are applied."""
-    if progress is not None:
-        progress(state.step, state.counts[-1], n_done, n_rules)
-
-
-def _semi_naive_queries(
-    active: Sequence[Rule],
-    state: _State,
+def iter_consequences(
+    kb: KnowledgeBase,
     sizes: KBSizes,
-    object_identity: bool,
-    budget: RowBudget | None,
-    progress: StepCallback | None,
-) -> Iterator[tuple[Rule, ConjunctiveQuery]]:
-    """Yield queries whose answers are the bodies that hold an atom of the last step, with their rules.
-
-    A body is found once: by the query for its first atom of the last step. Atoms left of it are older, atoms right
-    of it are of any step.
+    *,
+    rule_ids: Sequence[int] | None = None,
+    leave_one_out: bool = False,
+    object_identity: bool = False,
+    budget: RowBudget | None = None,
+    progress: CountCallback = ignore_progress,
+) -> Iterator[Consequences]:
+    """Yield what one application of each rule derives, so that only one rule's consequences are in memory.
 
     Args:
-      active: the rules with an atom of the last step in their body; all in the first step.
-      progress: is called after each rule; None for no reports.
+      rule_ids: the rules to apply, in order; None for all, in file order.
+      leave_one_out: omit a fact that the rule derives only from bodies that contain the fact itself.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
-    for n_done, rule in enumerate(active, 1):
-        inequalities = (
-            object_identity_constraints(rule, sizes.n_constants)
-            if object_identity
-            else []
+    rules = rules_from_kb(kb, rule_ids)
+    relations = _relations_of(kb, rules)
+    for n_applied, rule in enumerate(rules, 1):
+        inequalities = object_identity_constraints(
+            rule, sizes.n_constants, object_identity
         )
-        predicates = [atom[0] for atom in rule.body]
-        # a rule without a body fires in the first step
-        if not predicates and not state.previous:
-            query = body_query(
-                rule, [], sizes.n_constants, inequalities, budget=budget
+        arguments = kb, sizes, relations, rule, inequalities, budget
+        columns, fact = _apply_rule(*arguments)
+        if leave_one_out:
+            circular = _circular_heads(*arguments)
+            _, is_circular = find_rows(
+                columns, _relation(circular), sizes.n_constants
             )
-            yield rule, query
-
-        for i in range(len(predicates)):
-            n_right = len(predicates) - i - 1
-            sources = [
-                *[state.previous] * i,
-                state.delta,
-                *[state.known] * n_right,
-            ]
-            present: list[Relation] = []
-            for predicate, source in zip(predicates, sources):
-                if predicate in source:
-                    present.append(source[predicate])
-            if len(present) == len(predicates):
-                query = body_query(
-                    rule,
-                    present,
-                    sizes.n_constants,
-                    inequalities,
-                    budget=budget,
-                )
-                yield rule, query
-        _report_rules(progress, state, n_done, len(active))
+            columns = tuple(column[~is_circular] for column in columns)
+            fact = fact[~is_circular]
+        yield Consequences(
+            atoms=_atoms_of(rule.head[0], columns),
+            rule=torch.full_like(columns[0], rule.id),
+            fact=fact,
+        )
+        progress(n_applied, len(rules))
 
 
-def _iter_new_heads(
-    queries: Iterable[tuple[Rule, ConjunctiveQuery]],
-    known: Relations,
-    sizes: KBSizes,
-    device: torch.device,
-) -> Iterator[tuple[int, Columns]]:
-    """Yield the heads of the answers that are not known yet, with repetitions, with their predicates."""
-    for rule, query in queries:
-        predicate = rule.head[0]
-        for table in joins.iter_answers(query):
-            heads = head_columns(rule, table, device)
-            yield predicate, _exclude_known(heads, known.get(predicate), sizes)
-            # the head has no variables: one answer gives it
-            if not query.output_variables:
-                break
-
-
-def _collect_heads(
-    heads: Iterator[tuple[int, Columns]], sizes: KBSizes, max_new: int
-) -> Relations | None:
-    """The distinct heads; None if there are more than `max_new`."""
-    new = _merge_heads(heads, sizes, max_new)
-    if _n_rows(new.values()) > max_new:
-        return None
-    return _nonempty_relations(new)
-
-
-def _merge_heads(
-    heads: Iterator[tuple[int, Columns]], sizes: KBSizes, max_new: int
-) -> dict[int, Columns]:
-    """The distinct heads by predicate, or some of them that are more than `max_new`."""
-    new: dict[int, Columns] = {}  # distinct
-    pending: dict[int, list[Columns]] = {}  # not yet made distinct
-    for predicate, columns in heads:
-        pending.setdefault(predicate, []).append(columns)
-
-        # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
-        n_distinct = _n_rows([new[predicate]]) if predicate in new else 0
-        if _n_rows(pending[predicate]) > max(joins.MAX_CHUNK_ROWS, n_distinct):
-            parts = pending.pop(predicate)
-            new[predicate] = _merge_pending(new.get(predicate), parts, sizes)
-            if _n_rows(new.values()) > max_new:
-                return new
-
-    for predicate, parts in pending.items():
-        new[predicate] = _merge_pending(new.get(predicate), parts, sizes)
-    return new
-
-
-def _nonempty_relations(tables: dict[int, Columns]) -> Relations:
-    """The relations of tables that have rows, by ascending predicate."""
-    relations: Relations = {}
-    for predicate, columns in sorted(tables.items()):
-        n_rows = _n_rows([columns])
-        if n_rows:
-            relations[predicate] = Relation(columns, n_rows)
-    return relations
-
-
-def _exclude_known(
-    columns: Columns, known: Relation | None, sizes: KBSizes
-) -> Columns:
-    """The rows that a relation does not hold."""
-    if known is None:
-        return columns
-    _, is_known = find_rows(columns, known, sizes.n_constants)
-    return tuple(column[~is_known] for column in columns)
-
-
-def _merge_pending(
-    distinct: Columns | None, parts: Sequence[Columns], sizes: KBSizes
-) -> Columns:
-    """The distinct rows of some tables and of one that is distinct already."""
-    return _distinct_rows(
-        parts if distinct is None else [*parts, distinct], sizes
+def _relations_of(kb: KnowledgeBase, rules: Sequence[Rule]) -> Relations:
+    """The relations of the facts that some rules name."""
+    return relations_by_predicate(
+        kb.facts,
+        {atom[0] for rule in rules for atom in (rule.head, *rule.body)},
     )
 
 
-def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
-    """The distinct rows of some tables of arguments, in lexicographic order."""
-    columns = tuple(torch.cat(pieces) for pieces in zip(*parts))
-    bits = sizes.n_constants.bit_length()
-    return row_index.unique_columns(columns, [bits] * len(columns))
+def _apply_rule(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    relations: Relations,
+    rule: Rule,
+    inequalities: Sequence[Inequality],
+    budget: RowBudget | None,
+) -> tuple[Columns, I64[Tensor, "n"]]:
+    """The heads that a rule derives from the facts, and the fact id of each or -1."""
+    body = [relations.get(atom[0]) for atom in rule.body]
+    columns = derive_heads(rule, body, kb, sizes, inequalities, budget)
+    if columns is None:
+        none = kb.rule_ids_by_predicate[:0]
+        columns = (none,) * (len(rule.head) - 1)
+    fact = torch.full_like(columns[0], -1)
+    facts = relations.get(rule.head[0])
+    if facts is not None:
+        row, is_fact = find_rows(columns, facts, sizes.n_constants)
+        first = kb.fact_offsets[rule.head[0]]
+        fact = torch.where(is_fact, first + row, fact)
+    return columns, fact
 
 
-def _union(known: Relation | None, new: Relation, sizes: KBSizes) -> Relation:
-    """The union of two disjoint relations."""
-    if known is None:
-        return new
-    columns = _distinct_rows([known.columns, new.columns], sizes)
-    return Relation(columns, known.size + new.size)
+def _circular_heads(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    relations: Relations,
+    rule: Rule,
+    inequalities: Sequence[Inequality],
+    budget: RowBudget | None,
+) -> Columns:
+    """The heads of a rule that are facts and that the rule derives from no body without that fact."""
+    body = [relations.get(atom[0]) for atom in rule.body]
+    same_predicate = [atom for atom in rule.body if atom[0] == rule.head[0]]
+
+    # Suspects: heads of bodies that contain the head. They are facts, as all atoms of a body are.
+    none = kb.rule_ids_by_predicate[:0]
+    suspects: list[Columns] = [(none,) * (len(rule.head) - 1)]
+    for atom in same_predicate:
+        unifier = most_general_unifier(rule.head, atom, sizes.n_constants)
+        if unifier is not None:
+            # Under object identity most rules have no such body.
+            instance = substitute_rule(rule, unifier)
+            apart = substitute_inequalities(inequalities, unifier)
+            heads = derive_heads(instance, body, kb, sizes, apart, budget)
+            suspects += [] if heads is None else [heads]
+    suspect = _distinct_rows(suspects, sizes)
+    if not len(suspect[0]):
+        return suspect
+
+    # Join the suspects with the bodies in which no atom equals the head: what is left has a derivation without itself.
+    differs = [(rule.head[1:], atom[1:]) for atom in same_predicate]
+    apart = [*inequalities, *differs]
+    among = _relation(suspect)
+    others = derive_heads(rule, body, kb, sizes, apart, budget, among)
+    if others is None:
+        return suspect
+    derivable = _relation(_distinct_rows([others], sizes))
+    is_circular = ~find_rows(suspect, derivable, sizes.n_constants).found
+    return tuple(column[is_circular] for column in suspect)
 
 
-def _n_rows(tables: Collection[Columns]) -> int:
-    """The number of rows of some tables."""
-    return sum(columns[0].numel() for columns in tables)
+def _relation(columns: Columns) -> Relation:
+    """The relation of distinct rows in lexicographic order."""
+    return Relation(columns, len(columns[0]))
 
 
-def _n_atoms(relations: Relations) -> int:
-    """The number of atoms of some relations."""
-    return sum(relation.size for relation in relations.values())
+def iter_derivations(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    max_height: int,
+    atoms: I32[Tensor, "L W"],
+    leave_one_out: bool = True,
+    budget: RowBudget | None = None,
+    progress: CountCallback = ignore_progress,
+) -> Iterator[Derivations]:
+    """Yield, for one rule after another, the atoms of a list that it derives in step `max_height` of T_P.
+
+    The atoms of a body are those that T_P derives in `max_height - 1` steps.
+
+    Args:
+      model: holds at least `max_height - 1` steps of T_P; its object identity applies to the rules.
+      atoms: the list; distinct, in lexicographic order.
+      leave_one_out: omit an atom that the rule derives only from bodies that contain the atom itself.
+      budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
+    """
+    # Above height 1, bodies may hold derived atoms: apply the rules to a knowledge base in which those are facts.
+    body_kb = kb
+    if max_height > 1:
+        body_kb, _ = build(
+            model.atoms[model.height < max_height].cpu().numpy(),
+            kb.rules.cpu().numpy(),
+            n_constants=sizes.n_constants,
+            n_predicates=sizes.n_predicates,
+            device=atoms.device,
+        )
+
+    atom_index = _index_atoms(atoms, sizes)
+    wanted = set(int_list(unique_values(atoms[:, 0])))
+    heads = enumerate(int_list(kb.rules[:, 0, 0]))
+    for part in iter_consequences(
+        body_kb,
+        sizes,
+        rule_ids=[i for i, predicate in heads if predicate in wanted],
+        leave_one_out=leave_one_out,
+        object_identity=model.object_identity,
+        budget=budget,
+        progress=progress,
+    ):
+        row = find_atoms(atom_index, sizes, part.atoms.long())
+        is_listed = row >= 0
+        yield Derivations(row[is_listed], part.rule[is_listed])
 
 
-# -- the atoms of all steps
+# -- counts of each rule
 
 
-class _AtomTable(NamedTuple):
-    """Atoms and their heights."""
+def count_rules(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    *,
+    object_identity: bool = False,
+    known: I64[Tensor, "R 3"] | None = None,
+    estimates: I64[Tensor, "R 3"] | None = None,
+    budget: RowBudget | None = None,
+    estimated_rules: set[int] | None = None,
+    progress: CountCallback = ignore_progress,
+) -> RuleCounts:
+    """Count what each rule derives from the facts.
 
-    atoms: Tensor
-    height: Tensor
+    Args:
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      known: counts without object identity that are not made again, columns as in `RuleCounts`; rows of -1 are.
+      estimates: counts without object identity that are taken where the joins make too many rows; rows of -1 are not.
+      budget: bounds the rows that the joins make; None for no bound.
+      estimated_rules: receives the rules whose estimates are taken.
+      progress: is called after each rule that is counted.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows, and there is no estimate of some rule.
+    """
+    table = torch.full((sizes.n_rules, 3), -1, dtype=torch.int64)
+    taken = table
+    if known is not None and not object_identity:
+        table = known.cpu().clone()
+    if estimates is not None and not object_identity:
+        taken = estimates.cpu()
+    unknown = int_list((table[:, 0] < 0).nonzero().squeeze(1))
+    rules = rules_from_kb(kb, unknown)
+    relations = _relations_of(kb, rules)
+    try:
+        for n_left, rule in zip(range(len(rules) - 1, -1, -1), rules):
+            inequalities = object_identity_constraints(
+                rule, sizes.n_constants, object_identity
+            )
+            arguments = kb, sizes, relations, rule, inequalities, budget
+            columns, fact = _apply_rule(*arguments)
+            circular = _circular_heads(*arguments)
+            counts = int((fact >= 0).sum()), len(columns[0]), len(circular[0])
+            table[rule.id] = torch.tensor(counts)
+            progress(sizes.n_rules - n_left, sizes.n_rules)
+    except RowBudgetExceeded:
+        is_missing = table[:, 0] < 0
+        if (taken[is_missing, 0] < 0).any():
+            raise
+        if estimated_rules is not None:
+            estimated_rules.update(int_list(is_missing.nonzero().squeeze(1)))
+        table = torch.where(is_missing[:, None], taken, table)
+    return RuleCounts(*table.to(kb.support.device).unbind(1))
 
 
-def _assemble_atoms(
-    state: _State, sizes: KBSizes, device: torch.device
-) -> _AtomTable:
-    """All atoms in lexicographic order, with the step that added each."""
-    added: dict[int, list[tuple[int, Relation]]] = {}
-    for step, delta in enumerate(state.deltas[1:], 1):
-        for predicate, relation in delta.items():
-            added.setdefault(predicate, []).append((step, relation))
+def check_sampled_rows(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    max_rows: int,
+    *,
+    object_identity: bool = False,
+    deadline: Deadline = NO_DEADLINE,
+) -> None:
+    """Check by a random sample of many rules that applying all of them is likely to make no more rows than allowed.
 
-    tables = [
-        torch.empty((0, sizes.atom_width), dtype=torch.int32, device=device)
-    ]
-    heights = [torch.empty(0, dtype=torch.int32, device=device)]
-    for predicate, relation in sorted(state.known.items()):
-        predicate_column = torch.full_like(relation.columns[0], predicate)
-        columns = (predicate_column, *relation.columns)
-        atom_columns = [column.to(torch.int32) for column in columns]
-        tables.append(torch.stack(atom_columns, dim=1))
+    Of few rules a sample does not tell: nothing is checked.
 
-        height = torch.zeros(relation.size, dtype=torch.int32, device=device)
-        for step, new in added.get(predicate, []):
-            row, _ = find_rows(new.columns, relation, sizes.n_constants)
-            height = height.scatter(0, row, step)
-        heights.append(height)
-    return _AtomTable(torch.cat(tables), torch.cat(heights))
+    Args:
+      max_rows: of all rules, with object identity those of their circular heads included.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      deadline: ends the check.
+
+    Raises:
+      RowBudgetExceeded: the sample makes more than its share, or the time is over.
+    """
+    # Fewer than 64 rules do not tell what all make.
+    n_sampled = sizes.n_rules // 16
+    if n_sampled < 64:
+        return
+    drawn = np.random.default_rng(0).permutation(sizes.n_rules)[:n_sampled]
+    share = max_rows * n_sampled // sizes.n_rules
+    try:
+        for _ in iter_consequences(
+            kb,
+            sizes,
+            rule_ids=sorted(drawn.tolist()),
+            leave_one_out=object_identity,
+            object_identity=object_identity,
+            budget=RowBudget(share, deadline=deadline),
+        ):
+            pass
+    except TimeBudgetExceeded:
+        raise
+    except RowBudgetExceeded:
+        raise RowBudgetExceeded(
+            f"more than {max_rows:,} rows of joins, by a random sample of {n_sampled:,} of {sizes.n_rules:,} rules"
+        ) from None
+
+
+def with_confidence(
+    kb: KnowledgeBase,
+    counts: RuleCounts,
+    smoothing: float | None = None,
+) -> KnowledgeBase:
+    """The knowledge base with the `support` and the `body_pairs` that confidences are computed from.
+
+    Args:
+      counts: of its rules.
+      smoothing: None for plain counts. Otherwise a fact that a rule derives only from bodies that contain the fact
+        itself does not count, and this number is added to the body pairs, so that few examples give less confidence
+        (the miner ranks rules in this way).
+    """
+    support, body_pairs, circular = counts
+    if smoothing is not None:
+        support, body_pairs = support - circular, body_pairs - circular
+    return kb._replace(
+        support=support.to(kb.support.dtype),
+        body_pairs=body_pairs.to(kb.support.dtype) + (smoothing or 0.0),
+    )

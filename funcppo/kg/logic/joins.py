@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ from funcppo.kg.logic.row_index import Lookup, int_list, rule_tuples, runs
 _MAX_IDS_PER_ROW = 16
 
 Columns = tuple[Tensor, ...]
+# rows, and for each of them a position that belongs to it
+RowPairs = tuple[I64[Tensor, "n"], I64[Tensor, "n"]]
 # pattern of terms, order of columns, indexed columns, bits of a term, whether rows are counted
 ViewKey = tuple[tuple[int, ...], tuple[int, ...], int, int, bool]
 
@@ -56,14 +58,6 @@ class Table:
 UNIT_TABLE = Table((), (), 1)
 
 
-class RowGroups(NamedTuple):
-    """The rows of a table by what is in them; groups are in lexicographic order."""
-
-    first: I64[Tensor, "g"]  # a row of each group
-    order: I64[Tensor, "n"]  # all rows, group by group
-    group: I64[Tensor, "n"]  # of each of these
-
-
 @dataclass(frozen=True, slots=True)
 class IndexedView:
     """Rows in lexicographic order, and the index over their first columns."""
@@ -84,6 +78,8 @@ class Relation:
 
     columns: Columns
     size: int
+    # how many assignments each row stands for in a counted query; None: one
+    counts: Tensor | None = None
     view_cache: dict[ViewKey, IndexedView] = field(
         default_factory=dict[ViewKey, IndexedView]
     )
@@ -142,51 +138,39 @@ def distinct(table: Table, bits: int) -> Table:
     Args:
       bits: how many bits hold any value.
     """
-    if table.counts is not None:
-        return _add_counts(table, table.counts, bits)
-    if not table.columns:
-        return Table((), (), min(table.size, 1))
-    columns = row_index.unique_columns(
-        table.columns, [bits] * len(table.columns)
-    )
-    return Table(table.variables, columns, columns[0].numel())
-
-
-def _add_counts(table: Table, counts: Tensor, bits: int) -> Table:
-    """The distinct rows of a table, in lexicographic order, each with the sum of its counts."""
-    if not table.columns:
+    variables, columns, counts = table.variables, table.columns, table.counts
+    if not columns:
         size = min(table.size, 1)
-        return Table((), (), size, counts.sum(0, keepdim=True)[:size])
-    groups = group_rows(table.columns, bits)
-    return Table(
-        table.variables,
-        tuple(column.index_select(0, groups.first) for column in table.columns),
-        groups.first.numel(),
-        sum_by_group(groups, counts),
-    )
+        if counts is not None:
+            counts = counts.sum(0, keepdim=True)[:size]
+        return Table((), (), size, counts)
+    if counts is None:
+        columns = row_index.unique_columns(columns, [bits] * len(columns))
+        return Table(variables, columns, columns[0].numel())
+    columns, (counts,) = sum_equal_rows(columns, bits, counts)
+    return Table(variables, columns, columns[0].numel(), counts)
 
 
-def group_rows(columns: Columns, bits: int) -> RowGroups:
-    """Group equal rows.
+def sum_equal_rows(
+    columns: Columns, bits: int, *values: I64[Tensor, "n"]
+) -> tuple[Columns, list[I64[Tensor, "g"]]]:
+    """The distinct rows of a table, in lexicographic order, and the sum of each value over equal rows.
 
     Args:
       columns: at least one.
-      bits: how many bits hold any value.
+      bits: how many bits hold any value of a column.
     """
     _, key = row_index.encode_rows(columns, [bits] * len(columns))
     key, order = row_index.sort_keys(key)
     is_first = row_index.first_of_run(key)
-    return RowGroups(order[is_first], order, is_first.cumsum(0) - 1)
-
-
-def sum_by_group(
-    groups: RowGroups, values: I64[Tensor, "n"]
-) -> I64[Tensor, "g"]:
-    """The sum of a value over the rows of each group."""
-    totals = torch.zeros_like(values[: groups.first.numel()])
-    return totals.index_add(
-        0, groups.group, values.index_select(0, groups.order)
-    )
+    first = order[is_first]
+    group = is_first.cumsum(0) - 1
+    totals: list[Tensor] = []
+    for value in values:
+        zeros = torch.zeros_like(value[: first.numel()])
+        in_order = value.index_select(0, order)
+        totals.append(zeros.index_add(0, group, in_order))
+    return tuple(column.index_select(0, first) for column in columns), totals
 
 
 def indexed_view(
@@ -241,20 +225,21 @@ def _make_view(
             masks.append(columns[j] == term)
         elif literal.terms.index(term) != j:
             masks.append(columns[j] == columns[literal.terms.index(term)])
-    table = Table(tuple(range(len(columns))), columns, columns[0].numel())
+    ones = torch.ones_like(columns[0]) if is_counted else None
+    counts = (
+        ones if literal.relation.counts is None else literal.relation.counts
+    )
+    size = columns[0].numel()
+    table = Table(tuple(range(len(columns))), columns, size, counts)
     if masks:
         table = select_rows(table, torch.stack(masks).all(0))
 
     # Rows are in order already, unless columns are dropped or exchanged.
-    if is_counted:
-        ones = torch.ones_like(columns[0][: table.size])
-        table = replace(table, counts=ones)
     if positions != table.variables:
         selected = tuple(table.columns[j] for j in positions)
         table = distinct(Table((), selected, table.size, table.counts), bits)
 
-    prefixes: tuple[Tensor, ...] = ()
-    key = torch.empty(0)
+    prefixes, key = (), torch.empty(0)
     if n_index_columns:
         prefixes, key = row_index.encode_rows(
             table.columns[:n_index_columns], [bits] * n_index_columns
@@ -381,13 +366,6 @@ class ConjunctiveQuery:
         return needed
 
 
-class RowPairs(NamedTuple):
-    """Pairs of a row and a position that belongs to it."""
-
-    row: Tensor
-    position: Tensor
-
-
 def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
     """Yield non-empty tables over the output variables whose union is the answer; a row may come more than once.
 
@@ -399,61 +377,58 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
     """
     if any(left == right for left, right in query.inequalities):
         return
+    unit = UNIT_TABLE
+    if query.is_counted:
+        column = query.literals[0].relation.columns[0]
+        unit = replace(unit, counts=column.new_ones(1))
     groups = _connected_components(query)
-    if len(groups) == 1:
-        yield from _extend(_unit_table(query), query)
-        return
-
-    # A group without output variables is a condition: it needs one answer.
-    crossing = _crossing_inequalities(query, groups)
-    subqueries = [_subquery(query, group, crossing) for group in groups]
-    unit = _unit_table(query)
-    if not query.is_counted:
-        for subquery in subqueries:
-            if (
-                not subquery.output_variables
-                and next(_extend(unit, subquery), None) is None
-            ):
-                return
-        subqueries = [
-            subquery for subquery in subqueries if subquery.output_variables
+    if len(groups) > 1:
+        inside = [_variables_of(group) for group in groups]
+        crossing = [
+            inequality
+            for inequality in query.inequalities
+            if not any(query.variables_in(*inequality) <= v for v in inside)
         ]
 
-    # All groups but the last are held whole; the last is streamed.
-    answers = [list(_extend(unit, subquery)) for subquery in subqueries[:-1]]
-    if not all(answers):
-        return
-    tables = [union(chunks, query.constant_bits) for chunks in answers]
-    for chunk in _extend(unit, subqueries[-1]) if subqueries else [unit]:
-        for product in _multiply(tables, chunk):
-            if query.budget is not None:
-                query.budget.spend(product.size)
-            answer = project(
-                _filter(product, crossing, query), query.output_variables, query
-            )
-            if answer.size:
-                yield answer
+        # Each group becomes one literal over its part of the answer.
+        solved: list[Literal] = []
+        for group in groups:
+            table = collect_answers(_subquery(query, group, crossing))
+            if table is None:
+                return
+            if table.columns:
+                relation = Relation(table.columns, table.size, table.counts)
+                solved.append(
+                    make_literal(relation, table.variables, query.n_constants)
+                )
+            elif unit.counts is not None and table.counts is not None:
+                unit = replace(unit, counts=unit.counts * table.counts)
+        query = replace(
+            query, literals=tuple(solved), inequalities=tuple(crossing)
+        )
+    yield from _extend(unit, query)
 
 
-def _unit_table(query: ConjunctiveQuery) -> Table:
-    """The table without columns and with one row."""
-    if not query.is_counted:
-        return UNIT_TABLE
-    column = query.literals[0].relation.columns[0]
-    return replace(UNIT_TABLE, counts=column.new_ones(1))
+def collect_answers(query: ConjunctiveQuery) -> Table | None:
+    """The whole answer of a query, each row once; None if there is none.
 
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the query's budget allows.
+    """
+    tables: list[Table] = []
+    n_pending, n_distinct = 0, 0
+    for table in iter_answers(query):
+        # Without variables, one answer is all.
+        if not query.output_variables and not query.is_counted:
+            return table
 
-def _crossing_inequalities(
-    query: ConjunctiveQuery, groups: list[list[Literal]]
-) -> list[Inequality]:
-    """The inequalities between variables of different groups, which the product has to satisfy."""
-    group_variables = [_variables_of(group) for group in groups]
-    crossing: list[Inequality] = []
-    for inequality in query.inequalities:
-        variables = query.variables_in(*inequality)
-        if not any(variables <= inside for inside in group_variables):
-            crossing.append(inequality)
-    return crossing
+        # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
+        tables.append(table)
+        n_pending += table.size
+        if n_pending > max(MAX_CHUNK_ROWS, n_distinct):
+            tables = [union(tables, query.constant_bits)]
+            n_pending, n_distinct = 0, tables[0].size
+    return union(tables, query.constant_bits) if tables else None
 
 
 def union(tables: list[Table], bits: int) -> Table:
@@ -532,30 +507,6 @@ def _subquery(
     )
 
 
-def _multiply(tables: list[Table], chunk: Table) -> Iterator[Table]:
-    """The cross product of a chunk with all tables, in chunks."""
-    if not tables:
-        yield chunk
-        return
-    other = tables[0]
-    first = chunk.columns[0] if chunk.columns else chunk.counts
-    assert first is not None  # a table without columns is counted
-
-    start = torch.zeros_like(first)
-    for row, position in ragged_arange(
-        start, torch.full_like(start, other.size)
-    ):
-        left = tuple(column[row] for column in chunk.columns)
-        right = tuple(column[position] for column in other.columns)
-        product = Table(
-            chunk.variables + other.variables,
-            left + right,
-            row.numel(),
-            _multiply_counts(chunk.counts, row, other.counts, position),
-        )
-        yield from _multiply(tables[1:], product)
-
-
 def _multiply_counts(
     left: Tensor | None, row: Tensor, right: Tensor | None, position: Tensor
 ) -> Tensor | None:
@@ -613,10 +564,15 @@ def _choose_step(table: Table, query: ConjunctiveQuery) -> JoinStep:
                 query.literals, key=lambda literal: literal.relation.size
             )
         return _make_step(table, first, query)
-    steps = [
-        _make_step(table, literal, query)
+    linked = [
+        literal
         for literal in query.literals
         if literal.variables & set(table.variables)
+    ]
+    # Only groups that were solved apart share no variable.
+    steps = [
+        _make_step(table, literal, query)
+        for literal in linked or query.literals[:1]
     ]
     if len(steps) == 1:  # spares a device synchronisation
         return steps[0]
@@ -641,7 +597,12 @@ def _make_step(
         literal, shared + new, len(shared), query.n_constants, query.is_counted
     )
     if not shared:
-        return JoinStep(literal, new, view, view.keys, view.keys)
+        start = (
+            torch.zeros_like(table.columns[0]) if table.columns else view.keys
+        )
+        return JoinStep(
+            literal, new, view, start, torch.full_like(start, view.size)
+        )
 
     columns = [table.columns[table.variables.index(v)] for v in shared]
     if view.row_offsets is not None:
@@ -690,7 +651,7 @@ def expand_ranges(start: I64[Tensor, "n"], count: I64[Tensor, "n"]) -> RowPairs:
     row = torch.repeat_interleave(count)
     shift = start - torch.cumsum(count, 0) + count
     number = torch.arange(len(row), device=start.device)
-    return RowPairs(row, number + shift.index_select(0, row))
+    return row, number + shift.index_select(0, row)
 
 
 def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
@@ -708,7 +669,7 @@ def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
         )
         row = torch.repeat_interleave(in_chunk, output_size=last - first)
         number = torch.arange(first, last, device=start.device)
-        yield RowPairs(row, number + shift.index_select(0, row))
+        yield row, number + shift.index_select(0, row)
 
 
 def _filter(
@@ -827,23 +788,24 @@ def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
 
 
 def object_identity_constraints(
-    rule: Rule, n_constants: int
+    rule: Rule, n_constants: int, object_identity: bool
 ) -> list[Inequality]:
     """Inequalities that keep the variables of a rule apart from each other and from the constants that it names.
 
+    Args:
+      object_identity: False for no inequalities.
+
     Source: Meilicke et al. 2019, "Anytime bottom-up rule learning", section 3: AnyBURL counts bodies in this way.
     """
-    terms: set[int] = set()
-    for atom in (rule.head, *rule.body):
-        terms.update(term for term in atom[1:] if term > 0)
-
+    if not object_identity:
+        return []
     # Variables have larger ids than constants, so the second of a pair of ascending terms is a variable if one is.
-    ordered = sorted(terms)
-    constraints: list[Inequality] = []
-    for i, second in enumerate(ordered):
-        if second > n_constants:
-            constraints += [((first,), (second,)) for first in ordered[:i]]
-    return constraints
+    terms = {t for atom in (rule.head, *rule.body) for t in atom[1:] if t > 0}
+    return [
+        ((first,), (second,))
+        for first, second in combinations(sorted(terms), 2)
+        if second > n_constants
+    ]
 
 
 def atom_variables(atom: Atom, n_constants: int) -> tuple[int, ...]:
@@ -890,3 +852,16 @@ def substitute_terms(
 ) -> tuple[int, ...]:
     """The terms with their variables replaced."""
     return tuple(substitution.get(t, t) for t in terms)
+
+
+def substitute_inequalities(
+    inequalities: Sequence[Inequality], substitution: dict[int, int]
+) -> list[Inequality]:
+    """The inequalities with their variables replaced."""
+    return [
+        (
+            substitute_terms(left, substitution),
+            substitute_terms(right, substitution),
+        )
+        for left, right in inequalities
+    ]

@@ -1,10 +1,10 @@
 """Verdicts on ground atoms, with proofs: proved, refuted, or unknown.
 
-`prove_ground` gives the verdict. For an atom that is not proved, `matching_rules` and `unsatisfied_prefix` tell what
-each rule lacks. `find_derivation` reads the last step of a derivation back from a least model, `find_ground_body` that
-of a given rule. `from_model` builds a proof from a function that derives one goal at a time, along decreasing height;
-`from_trace` replays a search's choices. Both work on a `Program`, the facts and rules as plain Python values. Nothing
-here recurses, so proofs may be thousands of nodes deep.
+`prove_ground` gives the verdict; `failed_rules` tells what each rule lacks for an atom that is not proved.
+`find_derivation` reads the last step of a derivation back from a least model, `find_ground_body` that of a given rule.
+`from_model` builds a proof from a function that derives one goal at a time, along decreasing height; `from_trace`
+replays a search's choices. Both work on a `Program`, the facts and rules as plain Python values. Nothing here recurses,
+so proofs may be thousands of nodes deep.
 
 `fact_heights` finds the heights of facts that are proved from other facts: a fact does not count in its own proof. At
 height 1 the rules that derive the facts are found by their questions. A fact that they do not derive is removed and T_P
@@ -13,40 +13,36 @@ evaluated without it, one fact after the other; a bound on rows ends this work.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from funcppo.core.types import I32, I64, Bool
-from funcppo.kg.logic import fixpoint, joins
-from funcppo.kg.logic.derive import (
-    FiringPlan,
-    Questions,
-    iter_firing_chunks,
-    plan_firings,
-)
+from funcppo.core.types import I32, I64
+from funcppo.kg.logic import derive, fixpoint
 from funcppo.kg.logic.fixpoint import (
-    FactTable,
     LeastModel,
     StepCallback,
     Verdict,
+    ignore_progress,
+    matching_rows,
 )
 from funcppo.kg.logic.joins import (
     Inequality,
-    Relation,
     RowBudget,
     RowBudgetExceeded,
     Rule,
     atom_variables,
     body_query,
+    collect_answers,
     most_general_unifier,
     object_identity_constraints,
     relation_from_atoms,
     rules_from_kb,
+    substitute_inequalities,
     substitute_rule,
     substitute_terms,
 )
@@ -64,26 +60,17 @@ from funcppo.kg.logic.row_index import (
     rule_tuples,
     unique_rows_with_inverse,
 )
-from funcppo.kg.logic.triple_index import HEAD, TAIL, is_binary
+from funcppo.kg.logic.triple_index import TAIL, is_binary
 
 Clause = tuple[Atom, ...]  # head first; a fact is a clause without a body
-
-
-class Choice(NamedTuple):
-    """One choice of a prover: the clause that resolves the leftmost goal."""
-
-    kind: Literal["rule", "fact"]
-    id: int  # of the rule or the fact
-    # of the choice under the policy; None if no policy made it
-    probability: float | None
-
-
-class DeriveGoal(Protocol):
-    """Function that finds the last step of a derivation."""
-
-    def __call__(self, goal: Atom, /) -> tuple[int, Iterable[Iterable[int]]]:
-        """The id of a rule and a ground body that derive a goal which is no fact, from atoms of smaller height."""
-        ...
+# The clause that resolves the leftmost goal: its kind, its id, and the probability of this choice under the policy;
+# None if no policy made it.
+Choice = tuple[Literal["rule", "fact"], int, float | None]
+# A rule under the most general unifier of its head and an atom, and pairs of terms that must differ under object
+# identity.
+RuleInstance = tuple[Rule, list[Inequality]]
+# rows of joins to decide which of some facts other facts prove
+MAX_FACT_ROWS = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,12 +101,12 @@ def make_program(
     )
 
 
-# -- from a model
+# -- proofs
 
 
 def from_model(
     program: Program,
-    derive: DeriveGoal,
+    derive_goal: Callable[[Atom], tuple[int, Iterable[Atom]]],
     root: Atom,
     *,
     leave_one_out: bool,
@@ -127,67 +114,44 @@ def from_model(
     """Build the proof that a model holds of an atom; each distinct subgoal is proved once.
 
     Args:
-      derive: finds the last step of a derivation of a goal.
+      derive_goal: the last step of a derivation of a goal that is no fact: the id of a rule, and a ground body of atoms
+        of smaller height.
       root: the atom to prove.
       leave_one_out: derive the root even if it is a fact.
 
     Returns:
       The proof; its nodes are in breadth-first order of their goals, without probabilities.
     """
-    goals = [root]
     positions = {root: 0}
+    goals = [root]
     nodes: list[Node] = []
     for goal in goals:  # grows while it is traversed
-        must_derive = leave_one_out and goal == root
-        if goal in program.fact_set and not must_derive:
-            nodes.append(
-                Node(
-                    goal=goal,
-                    rule=None,
-                    substitution=(),
-                    probability=None,
-                    children=(),
-                )
-            )
-            continue
-
-        rule, ground_body = derive(goal)
-        body: list[Atom] = []
-        for atom in ground_body:
-            body.append(tuple(int(term) for term in atom))
+        rule, body = None, []
+        binding: dict[int, int] = {}
+        if goal not in program.fact_set or (leave_one_out and goal == root):
+            rule, found = derive_goal(goal)
+            body = [tuple(int(term) for term in atom) for atom in found]
+            for pattern, atom in zip(program.rules[rule], [goal, *body]):
+                binding.update(zip(pattern[1:], atom[1:]))
         for atom in body:
             if atom not in positions:
                 positions[atom] = len(goals)
                 goals.append(atom)
+        substitution = [
+            (term, constant)
+            for term, constant in sorted(binding.items())
+            if term > program.n_constants
+        ]
         nodes.append(
             Node(
                 goal=goal,
-                rule=int(rule),
-                substitution=_match_clause(
-                    program.rules[rule],
-                    [goal, *body],
-                    program.n_constants,
-                ),
+                rule=None if rule is None else int(rule),
+                substitution=tuple(substitution),
                 probability=None,
                 children=tuple(positions[atom] for atom in body),
             )
         )
     return Proof(nodes=tuple(nodes))
-
-
-def _match_clause(
-    clause: Clause, instance: Sequence[Atom], n_constants: int
-) -> tuple[tuple[int, int], ...]:
-    """The constants of a clause's variables in a ground instance, in order of the variables."""
-    binding: dict[int, int] = {}
-    for pattern, atom in zip(clause, instance):
-        for term, constant in zip(pattern[1:], atom[1:]):
-            if term > n_constants:
-                binding[term] = constant
-    return tuple(sorted(binding.items()))
-
-
-# -- from a trace
 
 
 def from_trace(
@@ -208,62 +172,88 @@ def from_trace(
     Raises:
       ValueError: naming the choice that does not apply, or saying what the choices leave open.
     """
-    n_constants = program.n_constants
-    drafts = [_DraftNode(goal=root)]
-    open_goals = [0]  # positions of drafts, leftmost goal first
-    binding: dict[int, int] = {}
-    fresh_variables = itertools.count(max(n_constants, *root) + 1)
-    for step, (kind, index, probability) in enumerate(choices):
+    largest = (max(atom) for rule in program.rules for atom in rule)
+    width = max(program.n_constants, *root, *largest)
+    nodes = [_open_node(root)]
+    open_goals = [0]  # positions of nodes, leftmost goal first
+    with_variables = {0}  # positions of nodes that may hold variables
+    for step, choice in enumerate(choices):
         if not open_goals:
             raise ValueError(
-                f"choice {step}: no goal is left for {kind} {index}"
+                f"choice {step}: no goal is left for {choice[0]} {choice[1]}"
             )
-        draft = drafts[open_goals[0]]
-        clause = _find_clause(program, kind, index, step)
-        renamed = _standardize_apart(clause, n_constants, fresh_variables)
-        head, *body = renamed.clause
-        if (kind == "fact" and head == root) or not _unify(
-            head, draft.goal, binding, n_constants
-        ):
-            goal = list(_substitute(draft.goal, binding))
-            raise ValueError(
-                f"choice {step}: {kind} {index} does not resolve {goal}"
-            )
+        at, others = open_goals[0], open_goals[1:]
+        resolved, body, unifier = _resolve(
+            program, root, nodes[at].goal, choice, step, width
+        )
 
         # Complete the node of the goal, and add one for each atom of the body.
-        draft.rule = index if kind == "rule" else None
-        draft.renaming = renamed.renaming
-        draft.probability = probability
-        draft.children = tuple(range(len(drafts), len(drafts) + len(body)))
-        drafts += [_DraftNode(goal=atom) for atom in body]
+        children = tuple(range(len(nodes), len(nodes) + len(body)))
+        nodes[at] = replace(resolved, children=children)
+        nodes += [_open_node(atom) for atom in body]
+        with_variables.update((at, *children))
+        for i in sorted(with_variables):
+            nodes[i] = _bind_node(nodes[i], unifier)
+            bound = [*nodes[i].goal[1:], *(t for _, t in nodes[i].substitution)]
+            if max(bound, default=0) <= program.n_constants:
+                with_variables.remove(i)
 
         # The body takes the goal's place; facts are leaves at once.
-        candidates = [*draft.children, *open_goals[1:]]
         open_goals = [
             i
-            for i in candidates
-            if not _is_leaf(program, drafts[i], binding, root)
+            for i in (*children, *others)
+            if nodes[i].goal == root or nodes[i].goal not in program.fact_set
         ]
 
     if open_goals:
         raise ValueError(f"the choices leave {len(open_goals)} goals unproved")
-    return Proof(
-        nodes=tuple(
-            _finish_node(draft, binding, n_constants) for draft in drafts
+    for i in sorted(with_variables):
+        raise ValueError(
+            f"the choices leave a variable of {list(nodes[i].goal)} unbound"
         )
+    return Proof(nodes=tuple(nodes))
+
+
+def _resolve(
+    program: Program,
+    root: Atom,
+    goal: Atom,
+    choice: Choice,
+    step: int,
+    width: int,
+) -> tuple[Node, list[Atom], dict[int, int]]:
+    """The node of a goal that a choice resolves, without children, the body of its clause, and the unifier.
+
+    Args:
+      width: the largest term of the program and of the root.
+    """
+    kind, index, probability = choice
+    clause = _find_clause(program, kind, index, step)
+
+    # Rename the variables of the clause to ids that neither the root nor a step before has.
+    terms = {term for atom in clause for term in atom[1:]}
+    variables = sorted(t for t in terms if t > program.n_constants)
+    renaming = {v: v + (step + 1) * width for v in variables}
+    head, *body = (_substitute(atom, renaming) for atom in clause)
+    unifier = most_general_unifier(head, goal, program.n_constants)
+    if unifier is None or (kind == "fact" and head == root):
+        raise ValueError(
+            f"choice {step}: {kind} {index} does not resolve {list(goal)}"
+        )
+    node = replace(
+        _open_node(goal),
+        rule=index if kind == "rule" else None,
+        substitution=tuple(renaming.items()),
+        probability=probability,
     )
+    return node, body, unifier
 
 
-@dataclass(kw_only=True, slots=True)
-class _DraftNode:
-    """A node of a trace that is being replayed: its goal may hold variables that later choices bind."""
-
-    goal: Atom
-    rule: int | None = None
-    # variable of the rule -> variable of the trace
-    renaming: dict[int, int] = field(default_factory=dict[int, int])
-    probability: float | None = None
-    children: tuple[int, ...] = ()
+def _open_node(goal: Atom) -> Node:
+    """The node of a goal before a choice."""
+    return Node(
+        goal=goal, rule=None, substitution=(), probability=None, children=()
+    )
 
 
 def _find_clause(program: Program, kind: str, index: int, step: int) -> Clause:
@@ -275,107 +265,29 @@ def _find_clause(program: Program, kind: str, index: int, step: int) -> Clause:
     raise ValueError(f"choice {step}: there is no {kind} {index}")
 
 
-def _is_leaf(
-    program: Program, draft: _DraftNode, binding: dict[int, int], root: Atom
-) -> bool:
-    """Whether the goal of a draft is a fact other than the root."""
-    goal = _substitute(draft.goal, binding)
-    return goal != root and goal in program.fact_set
+def _substitute(atom: Atom, substitution: dict[int, int]) -> Atom:
+    """The atom with its variables replaced."""
+    return (atom[0], *substitute_terms(atom[1:], substitution))
 
 
-class _RenamedClause(NamedTuple):
-    """A clause that shares no variable with the rest of a trace."""
-
-    clause: Clause
-    # variable of the original clause -> variable of the trace
-    renaming: dict[int, int]
-
-
-def _standardize_apart(
-    clause: Clause, n_constants: int, fresh_variables: Iterator[int]
-) -> _RenamedClause:
-    """Rename the variables of a clause to fresh ones."""
-    variables: set[int] = set()
-    for atom in clause:
-        variables.update(term for term in atom[1:] if term > n_constants)
-    renaming = {
-        variable: next(fresh_variables) for variable in sorted(variables)
-    }
-
-    atoms: list[Atom] = []
-    for predicate, *terms in clause:
-        renamed_terms = [renaming.get(term, term) for term in terms]
-        atoms.append((predicate, *renamed_terms))
-    return _RenamedClause(tuple(atoms), renaming)
-
-
-def _unify(
-    left: Atom, right: Atom, binding: dict[int, int], n_constants: int
-) -> bool:
-    """Whether two atoms unify under a binding, which is extended in place to their most general unifier."""
-    if left[0] != right[0]:
-        return False
-    for left_term, right_term in zip(left[1:], right[1:]):
-        a = _dereference(left_term, binding)
-        b = _dereference(right_term, binding)
-        if a == b:
-            continue
-        if a > n_constants:
-            binding[a] = b
-        elif b > n_constants:
-            binding[b] = a
-        else:
-            return False
-    return True
-
-
-def _dereference(term: int, binding: dict[int, int]) -> int:
-    """What a term stands for: the end of its chain of bindings."""
-    while term in binding:
-        term = binding[term]
-    return term
-
-
-def _substitute(atom: Atom, binding: dict[int, int]) -> Atom:
-    """The atom with what its terms stand for."""
-    predicate, *terms = atom
-    return (predicate, *(_dereference(term, binding) for term in terms))
-
-
-def _finish_node(
-    draft: _DraftNode, binding: dict[int, int], n_constants: int
-) -> Node:
-    """The node of a draft, once all choices are made."""
-    goal = _substitute(draft.goal, binding)
-    if max(goal[1:], default=0) > n_constants:
-        raise ValueError(
-            f"the choices leave a variable of {list(goal)} unbound"
-        )
-    substitution: list[tuple[int, int]] = []
-    for variable, renamed in draft.renaming.items():
-        substitution.append((variable, _dereference(renamed, binding)))
-    return Node(
-        goal=goal,
-        rule=draft.rule,
-        substitution=tuple(sorted(substitution)),
-        probability=draft.probability,
-        children=draft.children,
+def _bind_node(node: Node, substitution: dict[int, int]) -> Node:
+    """The node with variables of a trace replaced."""
+    variables = [variable for variable, _ in node.substitution]
+    terms = [term for _, term in node.substitution]
+    bound = substitute_terms(terms, substitution)
+    return replace(
+        node,
+        goal=_substitute(node.goal, substitution),
+        substitution=tuple(zip(variables, bound)),
     )
 
 
 # -- derivations
 
 
-class Derivation(NamedTuple):
-    """The last step of a derivation; Python values."""
-
-    rule: int  # id of the rule
-    body: tuple[Atom, ...]  # its ground body
-
-
 def find_derivation(
     kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom
-) -> Derivation:
+) -> tuple[int, tuple[Atom, ...]]:
     """Find a rule that derives an atom of the model from atoms of smaller heights.
 
     It is the first rule in file order with such a body; of its bodies, the one whose variables, in order of occurrence,
@@ -385,8 +297,7 @@ def find_derivation(
       atom: padded to the width of the knowledge base.
 
     Returns:
-      rule: the rule's id.
-      body: the rule's ground body.
+      The rule's id, and its ground body.
 
     Raises:
       ValueError: if the atom is a fact (it needs no rule), is not in the model, or the model belongs to other rules.
@@ -399,13 +310,19 @@ def find_derivation(
             f"{list(atom)}: expected a derived atom of the model, got {problem}"
         )
 
-    predicate = atom[0]
-    start, stop = int_list(kb.rule_offsets[predicate : predicate + 2])
-    for rule_id in int_list(kb.rule_ids_by_predicate[start:stop]):
-        rule = _read_rule(kb, rule_id)
-        body = _smallest_body(rule, atom, model, height)
+    def atoms_below(goal: Atom) -> Tensor:
+        rows = matching_rows(model.atoms, goal, sizes.n_constants)
+        return model.atoms[rows[model.height[rows] < height]]
+
+    start, stop = int_list(kb.rule_offsets[atom[0] : atom[0] + 2])
+    for rule in rules_from_kb(
+        kb, int_list(kb.rule_ids_by_predicate[start:stop])
+    ):
+        body = _smallest_body(
+            rule, atom, atoms_below, sizes, model.object_identity
+        )
         if body is not None:
-            return Derivation(rule_id, body)
+            return rule.id, body
     raise ValueError(
         f"{list(atom)}: expected a rule that derives it, got none; the model belongs to other rules"
     )
@@ -414,112 +331,94 @@ def find_derivation(
 def find_ground_body(
     kb: KnowledgeBase,
     sizes: KBSizes,
-    model: LeastModel | FactTable,
     atom: Atom,
     rule: int,
-    height: int,
+    object_identity: bool,
 ) -> tuple[Atom, ...] | None:
-    """Find the ground body by which a given rule derives an atom, without that atom in it.
+    """Find the facts, the atom itself not among them, from which a given rule derives an atom.
 
     Args:
       atom: padded to the width of the knowledge base.
       rule: id of the rule.
-      height: the body's atoms have smaller heights.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
 
     Returns:
       The body with the smallest constants, as in `find_derivation`; None if there is none.
     """
-    return _smallest_body(
-        _read_rule(kb, rule), atom, model, height, excluded_atom=atom
-    )
+    excluded = torch.tensor(atom, device=kb.facts.device)
 
+    def other_facts(goal: Atom) -> Tensor:
+        facts = kb.facts[matching_rows(kb.facts, goal, sizes.n_constants)]
+        return facts[(facts != excluded).any(1)]
 
-def _read_rule(kb: KnowledgeBase, rule_id: int) -> Rule:
-    """One rule of a knowledge base."""
-    atoms = atom_tuples(kb.rules[rule_id])
-    head, *body = (atom for atom in atoms if atom[0])
-    return Rule(rule_id, head, tuple(body))
+    (applied,) = rules_from_kb(kb, [rule])
+    return _smallest_body(applied, atom, other_facts, sizes, object_identity)
 
 
 def _smallest_body(
     rule: Rule,
     atom: Atom,
-    model: LeastModel | FactTable,
-    height: int,
-    excluded_atom: Atom | None = None,
+    find_atoms: Callable[[Atom], Tensor],
+    sizes: KBSizes,
+    object_identity: bool,
 ) -> tuple[Atom, ...] | None:
-    """The smallest ground body of a rule that derives an atom from atoms of smaller heights; None if there is none."""
-    n_constants = model.sizes.n_constants
-    substitution = most_general_unifier(rule.head, atom, n_constants)
-    if substitution is None:
+    """The smallest ground body by which a rule derives an atom; None if there is none.
+
+    Args:
+      find_atoms: the atoms that may stand in the body, of those that match an open atom.
+    """
+    n_constants = sizes.n_constants
+    instance = _unify_head(rule, atom, n_constants, object_identity)
+    if instance is None:
         return None
-    constraints: list[Inequality] = []
-    if model.object_identity:
-        constraints = object_identity_constraints(rule, n_constants)
-        constraints = _substitute_constraints(constraints, substitution)
-    instance = substitute_rule(rule, substitution)
-    relations: list[Relation] = []
-    for goal in instance.body:
-        relations.append(_atoms_below(model, goal, height, excluded_atom))
+    rule, constraints = instance
+    relations = [relation_from_atoms(find_atoms(goal)) for goal in rule.body]
     if not all(relation.size for relation in relations):
         return None
 
     # Without output variables, the query only decides whether there is a body at all.
-    exists_query = body_query(instance, relations, n_constants, constraints, ())
-    if not list(joins.iter_answers(exists_query)):
+    query = body_query(rule, relations, n_constants, constraints, ())
+    if collect_answers(query) is None:
         return None
 
     # Bind one variable after another to its smallest constant: the result is the lexicographically smallest body.
-    for variable in _body_variables(instance, n_constants):
+    while True:
+        variables = [
+            v for goal in rule.body for v in atom_variables(goal, n_constants)
+        ]
+        if not variables:
+            return rule.body
         query = body_query(
-            instance, relations, n_constants, constraints, (variable,)
+            rule, relations, n_constants, constraints, (variables[0],)
         )
-        columns = [table.columns[0] for table in joins.iter_answers(query)]
-        smallest = min(int(column.min()) for column in columns)
-        constraints = _substitute_constraints(constraints, {variable: smallest})
-        instance = substitute_rule(instance, {variable: smallest})
-    return instance.body
+        answers = collect_answers(query)
+        assert answers is not None  # there is a body
+        smallest = {variables[0]: int(answers.columns[0].min())}
+        constraints = substitute_inequalities(constraints, smallest)
+        rule = substitute_rule(rule, smallest)
 
 
-def _body_variables(rule: Rule, n_constants: int) -> list[int]:
-    """The distinct variables of a rule's body in order of occurrence."""
-    variables: dict[int, None] = {}
-    for atom in rule.body:
-        variables.update(dict.fromkeys(atom_variables(atom, n_constants)))
-    return list(variables)
+def _unify_head(
+    rule: Rule, atom: Atom, n_constants: int, object_identity: bool
+) -> RuleInstance | None:
+    """The rule under the unifier of its head and an atom; None if they do not unify.
 
-
-def _substitute_constraints(
-    constraints: list[Inequality], substitution: dict[int, int]
-) -> list[Inequality]:
-    """The inequalities with their variables replaced."""
-    substituted: list[Inequality] = []
-    for left, right in constraints:
-        left = substitute_terms(left, substitution)
-        right = substitute_terms(right, substitution)
-        substituted.append((left, right))
-    return substituted
-
-
-def _atoms_below(
-    model: LeastModel | FactTable,
-    atom: Atom,
-    height: int,
-    excluded_atom: Atom | None,
-) -> Relation:
-    """The atoms of smaller height that match an open atom, without the excluded one."""
-    atoms, heights = fixpoint.matching_atoms(model, atom)
-    is_included = heights < height
-    if excluded_atom is not None:
-        excluded = torch.tensor(excluded_atom, device=atoms.device)
-        is_included = is_included & (atoms != excluded).any(1)
-    return relation_from_atoms(atoms[is_included])
+    Under object identity neither do a head and an atom that give two variables one constant, or a variable a constant
+    that the rule names.
+    """
+    unifier = most_general_unifier(rule.head, atom, n_constants)
+    if unifier is None:
+        return None
+    constraints = substitute_inequalities(
+        object_identity_constraints(rule, n_constants, object_identity),
+        unifier,
+    )
+    if any(left == right for left, right in constraints):
+        return None
+    return substitute_rule(rule, unifier), constraints
 
 
 # -- fact proofs
-
-# rows of joins to decide which of some facts other facts prove
-MAX_FACT_ROWS = 100_000_000
 
 
 class FactHeights(NamedTuple):
@@ -548,23 +447,29 @@ def fact_heights(
       max_atoms: the most atoms of a model; see `fixpoint.least_model`.
       budget: bounds the rows that all joins make; a fact that is removed counts as a row for each of the others.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      memory_share: of the largest chunks of questions whose firings may be held at once.
+      memory_share: of the largest chunks of questions whose groundings may be held at once.
     """
     facts, row_of_fact = unique_rows_with_inverse(facts)
     height = torch.full_like(facts[:, 0], -1, dtype=torch.int64)
-    if max_height == 0:
-        return FactHeights(height[row_of_fact], 0)
     is_asked = is_binary(facts)
     asked = is_asked.nonzero().squeeze(1)
+    if max_height == 0:
+        return FactHeights(height[row_of_fact], 0)
     if len(asked):
-        plan = plan_firings(kb, sizes, memory_share)
         try:
-            is_derived = _derived_by_rules(
-                plan, facts[asked].long(), object_identity, budget
-            )
+            for row, _ in derive.iter_derivations(
+                derive.plan_rules(kb, sizes, memory_share),
+                kb,
+                facts[asked].long(),
+                TAIL,
+                object_identity=object_identity,
+                budget=budget,
+            ):
+                height = height.index_fill(0, asked[row], 1)
         except RowBudgetExceeded:
-            return FactHeights(height[row_of_fact], len(facts))
-        height = height.index_fill(0, asked[is_derived], 1)
+            return FactHeights(
+                torch.full_like(height, -1)[row_of_fact], len(facts)
+            )
 
     # The others need a greater height, or have other than two arguments.
     is_open = height < 0
@@ -595,7 +500,7 @@ def _prove_one(
         budget.spend(sizes.n_facts)
     except RowBudgetExceeded:
         return None
-    found = prove_ground(
+    result = prove_ground(
         kb,
         sizes,
         fact,
@@ -604,40 +509,12 @@ def _prove_one(
         object_identity=object_identity,
         budget=budget,
     )
-    if found.verdict == Verdict.UNKNOWN:
+    if result.verdict == Verdict.UNKNOWN:
         return None
-    return -1 if found.height is None else found.height
+    return -1 if result.height is None else result.height
 
 
-def _derived_by_rules(
-    plan: FiringPlan,
-    facts: I64[Tensor, "n W"],
-    object_identity: bool,
-    budget: RowBudget,
-) -> Bool[Tensor, "n"]:
-    """Whether one application of a rule derives each fact of two arguments from other facts.
-
-    Raises:
-      RowBudgetExceeded: the joins make more rows than the budget allows.
-    """
-    # A fact is the answer that its question leaves out.
-    questions = Questions(
-        predicate=facts[:, 0],
-        side=torch.full_like(facts[:, 0], TAIL),
-        entity=facts[:, HEAD],
-        left_out=facts[:, TAIL],
-    )
-    is_derived = [torch.zeros_like(facts[:0, 0], dtype=torch.bool)]
-    for chunk, firings in iter_firing_chunks(
-        plan, questions, object_identity=object_identity, budget=budget
-    ):
-        is_answer = firings.candidate == chunk.left_out[firings.question]
-        row = torch.arange(len(chunk.entity), device=facts.device)
-        is_derived.append(torch.isin(row, firings.question[is_answer]))
-    return torch.cat(is_derived)
-
-
-# -- query answering
+# -- the verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -654,31 +531,6 @@ class QueryResult:
     model: LeastModel
 
 
-class RuleInstance(NamedTuple):
-    """A rule whose head unifies with an atom, under the most general unifier of the two."""
-
-    rule: Rule
-    # object identity: terms that must differ; none without object identity
-    inequalities: tuple[Inequality, ...]
-
-
-class FailedRule(NamedTuple):
-    """A rule whose head matches an atom that it does not derive."""
-
-    rule: int
-    goals: tuple[Atom, ...]  # the first of its body that nothing satisfies
-
-
-class FailedRules(NamedTuple):
-    """Why no rule derives an atom."""
-
-    rules: list[FailedRule]  # the first ones that match
-    n_matching: int  # rules whose head matches the atom
-
-
-# -- the verdict
-
-
 def prove_ground(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -687,7 +539,7 @@ def prove_ground(
     max_height: int | None,
     max_atoms: int,
     object_identity: bool = False,
-    progress: StepCallback | None = None,
+    progress: StepCallback = ignore_progress,
     budget: RowBudget | None = None,
 ) -> QueryResult:
     """Prove or refute a ground atom, which does not count as a fact in its own proof.
@@ -700,7 +552,7 @@ def prove_ground(
       max_height: the greatest height of a proof; None for any.
       max_atoms: the most atoms of a model; see `least_model`.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      progress: is called before each step of T_P; None for no reports.
+      progress: is called before each step of T_P.
       budget: bounds the rows that the joins of all evaluations of T_P make; None for no bound.
 
     Returns:
@@ -738,21 +590,15 @@ def prove_ground(
             break
         n_steps = 2 * n_steps + 1
 
-    if height > 0:
-        proof = _build_proof(kb, sizes, model, atom, height)
-        return QueryResult(
-            verdict=Verdict.PROVED,
-            is_fact=is_fact,
-            height=height,
-            proof=proof,
-            model=model,
-        )
     verdict = Verdict.UNKNOWN if model.stop_reason else Verdict.REFUTED
+    is_proved = height > 0
     return QueryResult(
-        verdict=verdict,
+        verdict=Verdict.PROVED if is_proved else verdict,
         is_fact=is_fact,
-        height=None,
-        proof=None,
+        height=height if is_proved else None,
+        proof=_build_proof(kb, sizes, model, atom, height)
+        if is_proved
+        else None,
         model=model,
     )
 
@@ -765,9 +611,7 @@ def _add_if_derived_next(
         [atom], dtype=model.atoms.dtype, device=model.atoms.device
     )
     is_present = int(fixpoint.atom_height(model, row)) >= 0
-    if is_present or all(
-        unsatisfied_prefix(model, instance) for instance in rules
-    ):
+    if is_present or all(unsatisfied_prefix(model, rule) for rule in rules):
         return model
 
     atoms = torch.cat([model.atoms, row])
@@ -792,21 +636,13 @@ def _build_proof(
     height: int,
 ) -> Proof:
     """A checked proof of an atom of the model that is not a fact."""
-
-    def derive(goal: Atom) -> Derivation:
-        return find_derivation(kb, sizes, model, goal)
-
     # Facts of other predicates cannot occur in the proof: skip them.
-    is_used = torch.isin(
-        kb.facts[:, 0],
-        torch.tensor(sorted(model.predicates), device=kb.facts.device),
-    )
+    predicates = kb.facts.new_tensor(sorted(model.predicates))
+    facts = kb.facts[torch.isin(kb.facts[:, 0], predicates)]
     rules = rule_tuples(kb.rules)
-    program = make_program(
-        atom_tuples(kb.facts[is_used]), rules, sizes.n_constants
-    )
-
-    proof = from_model(program, derive, atom, leave_one_out=False)
+    program = make_program(atom_tuples(facts), rules, sizes.n_constants)
+    derive_goal = partial(find_derivation, kb, sizes, model)
+    proof = from_model(program, derive_goal, atom, leave_one_out=False)
     errors = check_proof(
         proof,
         program.fact_set,
@@ -823,6 +659,14 @@ def _build_proof(
 # -- what the rules lack
 
 
+class FailedRules(NamedTuple):
+    """Why no rule derives an atom."""
+
+    # The first ones whose head matches: the id, and the first goals of the body that nothing satisfies.
+    rules: list[tuple[int, tuple[Atom, ...]]]
+    n_matching: int  # rules whose head matches the atom
+
+
 def matching_rules(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -830,35 +674,18 @@ def matching_rules(
     *,
     object_identity: bool = False,
 ) -> list[RuleInstance]:
-    """Find the rules whose head unifies with an atom, in file order.
+    """Find the rules whose head unifies with an atom, in file order, each under its most general unifier.
 
     Args:
       atom: padded to the width of the knowledge base; may hold variables.
       object_identity: leave out a rule whose unifier gives two of its variables one constant, or a variable a constant
         that the rule names.
-
-    Returns:
-      Each rule under its most general unifier with the atom.
     """
-    n_constants = sizes.n_constants
     instances: list[RuleInstance] = []
     for rule in rules_from_kb(kb):
-        unifier = most_general_unifier(rule.head, atom, n_constants)
-        if unifier is None:
-            continue
-        constraints = (
-            object_identity_constraints(rule, n_constants)
-            if object_identity
-            else []
-        )
-        inequalities: list[Inequality] = []
-        for left, right in constraints:
-            left = substitute_terms(left, unifier)
-            right = substitute_terms(right, unifier)
-            inequalities.append((left, right))
-        if all(left != right for left, right in inequalities):
-            instance = substitute_rule(rule, unifier)
-            instances.append(RuleInstance(instance, tuple(inequalities)))
+        instance = _unify_head(rule, atom, sizes.n_constants, object_identity)
+        if instance is not None:
+            instances.append(instance)
     return instances
 
 
@@ -880,7 +707,7 @@ def failed_rules(
     """
     matching = matching_rules(kb, sizes, atom, object_identity=object_identity)
     rules = [
-        FailedRule(instance.rule.id, unsatisfied_prefix(model, instance))
+        (instance[0].id, unsatisfied_prefix(model, instance))
         for instance in matching[:n_rules]
     ]
     return FailedRules(rules, len(matching))
@@ -892,37 +719,29 @@ def unsatisfied_prefix(
     """Find the shortest prefix of a rule's body that no atoms of a model satisfy.
 
     Args:
-      instance: what `matching_rules` returns.
+      instance: one of those that `matching_rules` returns.
 
     Returns:
       The first atoms of the body; empty if the model satisfies the whole body.
     """
-    rule = instance.rule
+    rule, inequalities = instance
     n_constants = model.sizes.n_constants
-    relations: list[Relation] = []
-    bound: set[int] = set()
-    for length, goal in enumerate(rule.body, 1):
-        relations.append(
-            relation_from_atoms(fixpoint.matching_atoms(model, goal).atoms)
+    relations = [
+        relation_from_atoms(
+            model.atoms[matching_rows(model.atoms, goal, n_constants)]
         )
-        bound.update(atom_variables(goal, n_constants))
-
+        for goal in rule.body
+    ]
+    for length in range(1, len(rule.body) + 1):
+        prefix = replace(rule, body=rule.body[:length])
         # Only inequalities between variables that the prefix binds can fail yet.
-        inequalities = [
-            pair
-            for pair in instance.inequalities
-            if _inequality_variables(pair, n_constants) <= bound
+        bound = {term for goal in prefix.body for term in goal[1:]}
+        now = [
+            (left, right)
+            for left, right in inequalities
+            if all(t in bound or t <= n_constants for t in (*left, *right))
         ]
-        prefix = Rule(rule.id, rule.head, rule.body[:length])
-        query = body_query(prefix, relations, n_constants, inequalities, ())
-        if not relations[-1].size or not any(
-            table.size for table in joins.iter_answers(query)
-        ):
+        query = body_query(prefix, relations[:length], n_constants, now, ())
+        if not relations[length - 1].size or collect_answers(query) is None:
             return prefix.body
     return ()
-
-
-def _inequality_variables(inequality: Inequality, n_constants: int) -> set[int]:
-    """The variables of an inequality."""
-    left, right = inequality
-    return {term for term in (*left, *right) if term > n_constants}

@@ -16,21 +16,19 @@ from torch import Tensor
 
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic import (
-    consequences,
-    derivability,
     derive,
+    fixpoint,
     joins,
     triple_index,
 )
-from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.consequences import Derivations
 from funcppo.kg.logic.derive import (
-    FiringWork,
+    GroundingWork,
     Questions,
     make_label,
     open_questions,
     select_questions,
 )
+from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.logic.kb import KBSizes
 from funcppo.kg.logic.row_index import sort_keys
 from funcppo.kg.logic.triple_index import HEAD, TAIL
@@ -225,7 +223,7 @@ def score_facts(
         object_identity=task.least_model.object_identity,
     )
     triple = atoms.long().to(kb.facts.device)
-    questions = _own_questions(triple, side)
+    questions = derive.own_questions(triple, side)
     scores = [torch.zeros(0, dtype=torch.float64, device=triple.device)]
     for part in evidence.iter_evidence(
         kb, sizes, score.facts, questions, known, cfg
@@ -312,7 +310,7 @@ def query_evidence(
     facts: FactIndex,
     atoms: Tensor,
     side: int,
-    work: FiringWork | None = None,
+    work: GroundingWork | None = None,
 ) -> Iterator[QuestionEvidence]:
     """Yield the evidence of all questions that some atoms ask about one side, some after others.
 
@@ -382,7 +380,7 @@ def count_queries_within(
     """
     start = time.monotonic()
     pilot = torch.from_numpy(np.ascontiguousarray(queries[:PILOT_QUERIES]))
-    work = FiringWork()
+    work = GroundingWork()
     n_firings = sum(
         len(part.evidence.rule)
         for side in sides
@@ -413,40 +411,13 @@ def iter_answer_derivations(
       task: one that `derives_by_question`.
       atoms: of two arguments, distinct, in lexicographic order.
     """
-    plan, kb, sizes = task.answers_plan, task.kb, task.sizes
-    assert plan is not None, "each query derives its own answers"
-    atoms = atoms.long().to(kb.facts.device)
-    atom_index = kbase.index_sorted_atoms(
-        atoms, sizes.n_predicates, sizes.n_constants
-    )
-    is_fact = kbase.contains(kb, sizes, atoms)
-
-    # A fact is left out of the facts for a question of its own.
-    own = _own_questions(atoms[is_fact], side)
-    others = open_questions(atoms[~is_fact], side)
-    for questions in (others, own):
-        for chunk, firings in derive.iter_firing_chunks(
-            plan,
-            questions,
-            object_identity=task.least_model.object_identity,
-        ):
-            left_out = chunk.left_out[firings.question]
-            fired = derive.fired_atoms(chunk, firings, sizes).long()
-            row = kbase.find_atoms(atom_index, sizes, fired)
-            is_asked = torch.where(
-                is_fact[row], left_out == firings.candidate, left_out == 0
-            )
-            is_listed = (row >= 0) & is_asked
-            yield Derivations(row[is_listed], firings.rule[is_listed])
-
-
-def _own_questions(facts: I64[Tensor, "n W"], side: int) -> Questions:
-    """The question about a side that each fact answers, from which it is left out."""
-    return Questions(
-        predicate=facts[:, 0],
-        side=torch.full_like(facts[:, 0], side),
-        entity=facts[:, HEAD + TAIL - side],
-        left_out=facts[:, side],
+    assert task.answers_plan is not None, "each query derives its own answers"
+    return derive.iter_derivations(
+        task.answers_plan,
+        task.kb,
+        atoms.long().to(task.kb.facts.device),
+        side,
+        object_identity=task.least_model.object_identity,
     )
 
 
@@ -459,13 +430,13 @@ def iter_task_derivations(
       atoms: distinct, in lexicographic order.
     """
     if task.max_height == 1 and task.derivability_index is not None:
-        return derivability.iter_indexed_derivations(
+        return derive.iter_indexed_derivations(
             task.derivability_index,
             task.sizes,
             atoms,
             joins.MAX_CHUNK_ROWS,
         )
-    return consequences.iter_derivations(
+    return fixpoint.iter_derivations(
         task.kb,
         task.sizes,
         task.least_model,

@@ -27,20 +27,19 @@ from funcppo.core.host import map_in_threads
 from funcppo.core.types import I32, I64
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import (
-    consequences,
-    derivability,
+    derive,
     fixpoint,
     joins,
     triple_index,
 )
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.consequences import (
+from funcppo.kg.logic.derive import RulePlan, plan_rules
+from funcppo.kg.logic.fixpoint import (
     Derivations,
     RuleCounts,
     count_rules,
     with_confidence,
 )
-from funcppo.kg.logic.derive import FiringPlan, plan_firings
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.triple_index import HEAD, TAIL
@@ -124,7 +123,7 @@ class SettingsChoice(NamedTuple):
     # of the rules without object identity, as `Dataset.rule_counts` holds them; None if none were counted
     rule_counts: np.ndarray | None = None
     # what the rules fire from, on the host; None where height 1 was not tried
-    plan: FiringPlan | None = None
+    plan: RulePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ class _Sample:
     pool: I64[Tensor, "E"]
     protocol: RankingProtocol
     max_atoms: int
-    plan: FiringPlan | None  # None where height 1 is not tried
+    plan: RulePlan | None  # None where height 1 is not tried
     deadline: Deadline
 
 
@@ -387,11 +386,11 @@ def _draw_sample(
     pool, is_countries = entity_pool(dataset)
     sides = _sides(is_countries)
     queries = torch.from_numpy(dataset.valid[rows]).long()
-    answering = derivability.answering_facts(kb, sizes, queries, sides)
+    answering = derive.answering_facts(kb, sizes, queries, sides)
     held_out = torch.from_numpy(held_out_triples(dataset))
     plan = None
     if cfg.max_height in (None, 1):
-        plan = plan_firings(kb, sizes, cfg.memory_share)
+        plan = plan_rules(kb, sizes, cfg.memory_share)
 
     return _Sample(
         kb=kb,
@@ -522,7 +521,7 @@ def _try_if_likely(
 
     Args and errors are those of `_try_scores`.
     """
-    consequences.check_sampled_rows(
+    fixpoint.check_sampled_rows(
         sample.kb,
         sample.sizes,
         MAX_TRIAL_ROWS,
@@ -627,32 +626,17 @@ def _list_candidates(
             n_predicates=sizes.n_predicates,
         )
     max_derivations = MAX_DERIVATIONS_PER_ATOM * sample.max_atoms
-    # A query that is a fact must not be derived from itself.
-    if (
-        height == 1
-        and not kbase.contains(facts_kb, sizes, sample.queries).any()
-    ):
-        part = derivability.answered_step(
-            facts_kb,
-            sizes,
-            sample.queries,
-            sample.protocol.sides,
-            max_derivations,
-            object_identity,
-            budget,
-            sample.plan,
-            progress,
-        )
-    else:
-        part = derivability.restricted_step(
-            facts_kb,
-            sizes,
-            sample.queries,
-            max_derivations,
-            object_identity,
-            budget,
-            progress,
-        )
+    part = derive.answered_step(
+        facts_kb,
+        sizes,
+        sample.queries,
+        sample.protocol.sides,
+        max_derivations,
+        object_identity,
+        budget,
+        sample.plan if height == 1 else None,
+        progress,
+    )
     if part is None:
         raise RowBudgetExceeded(f"more than {max_derivations:,} derivations")
     model, index = part
@@ -669,7 +653,7 @@ def _list_candidates(
         by_side=False,
     )
     (distinct,) = listed.distinct
-    derivations = derivability.iter_indexed_derivations(
+    derivations = derive.iter_indexed_derivations(
         index, sizes, distinct.atom.to(torch.int32), joins.MAX_CHUNK_ROWS
     )
     return _Candidates(listed, list(derivations))

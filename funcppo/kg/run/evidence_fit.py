@@ -23,7 +23,7 @@ from funcppo.core import random, tree
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.types import I64
 from funcppo.kg.logic import derive, triple_index
-from funcppo.kg.logic.derive import FiringWork, LeftOut, select_questions
+from funcppo.kg.logic.derive import GroundingWork, LeftOut, select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.run import budget
 from funcppo.kg.run.choices import MIN_GAIN, best_above
@@ -131,7 +131,7 @@ def collect_questions(
         raise ValueError("there is no fact of two arguments to ask about")
 
     assert cfg.left_out != "auto", "what is left out is chosen before"
-    work = FiringWork(leaves_out=True)
+    work = GroundingWork(leaves_out=True)
     asked = select_questions(asked, order)
     parts = evidence.iter_evidence(
         task.kb,
@@ -209,7 +209,7 @@ def _describe_listing(
 
 def _list_within_bounds(
     parts: Iterator[Evidence],
-    work: FiringWork,
+    work: GroundingWork,
     cfg: QuestionConfig,
     n_all: int,
     deadline: Deadline,

@@ -34,7 +34,7 @@ from funcppo.kg.graph.rules import (
     with_counts_line,
     with_encoded_rules,
 )
-from funcppo.kg.logic import consequences, kb
+from funcppo.kg.logic import fixpoint, kb
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.mining import mined_rules, miner
 from funcppo.kg.mining.config import MiningConfig, default_config
@@ -402,7 +402,7 @@ def count_mined_rules(
     try:
         facts, sizes = kb.from_dataset(dataset)
         for n_counted, applied in enumerate(
-            consequences.iter_consequences(
+            fixpoint.iter_consequences(
                 facts,
                 sizes,
                 rule_ids=order.tolist(),

@@ -13,7 +13,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import shorten
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic.derive import FiringPlan
+from funcppo.kg.logic.derive import RulePlan
 from funcppo.kg.ranking import policy_score, scoring
 from funcppo.kg.run import evidence_fit, priors
 from funcppo.kg.run.config import Note, RunConfig
@@ -50,7 +50,7 @@ def build_run(
     dataset: Dataset,
     on_phase: PhaseCallback,
     deadline: Deadline = NO_DEADLINE,
-    plan: FiringPlan | None = None,
+    plan: RulePlan | None = None,
 ) -> Run:
     """A run before its first update, whose score is not chosen yet.
 
@@ -107,7 +107,7 @@ def _build_question_run(
     run_config: RunConfig,
     dataset: Dataset,
     on_phase: PhaseCallback,
-    plan: FiringPlan | None,
+    plan: RulePlan | None,
 ) -> Run:
     """A run before its first update that learns from questions, which are not listed yet.
 

@@ -12,7 +12,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import resolve
-from funcppo.kg.logic.derive import FiringPlan
+from funcppo.kg.logic.derive import RulePlan
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
 from funcppo.kg.run import budget, evidence_fit, priors, validation
 from funcppo.kg.run.budget import RunTime
@@ -258,7 +258,7 @@ def _score_height(
     dataset: Dataset,
     candidate: HeightCandidate,
     best: _ScoredRun | None,
-    plan: FiringPlan | None,
+    plan: RulePlan | None,
     start: _Start,
 ) -> _ScoredRun:
     """A new run at a height, with its score.

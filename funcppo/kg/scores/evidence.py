@@ -28,15 +28,15 @@ from funcppo.core.types import F32, I64, Bool
 from funcppo.kg.logic import row_index, triple_index
 from funcppo.kg.logic.derive import (
     WALK_UNIT,
-    FiringPlan,
-    Firings,
-    FiringWork,
+    Groundings,
+    GroundingWork,
     LeftOut,
     Questions,
+    RulePlan,
+    list_groundings,
     make_label,
-    map_firing_chunks,
-    plan_firings,
-    sorted_firings,
+    map_groundings,
+    plan_rules,
 )
 from funcppo.kg.logic.joins import expand_ranges
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
@@ -71,7 +71,7 @@ class FactIndex(NamedTuple):
     # every fact in both orders: first entity * (C + 1) + second, ascending
     link_key: I64[Tensor, "2N"]
     link_label: I64[Tensor, "2N"]  # predicate, and the place of the second
-    plan: FiringPlan  # of the rules
+    plan: RulePlan  # of the rules
     # trained on the facts; without models where candidates have no score by them
     embedding: link_embedding.Params
     # networks that read the facts; None where there are none
@@ -204,17 +204,17 @@ def index_facts(
     memory_share: float = 1.0,
     *,
     with_walks: bool = False,
-    plan: FiringPlan | None = None,
+    plan: RulePlan | None = None,
 ) -> FactIndex:
     """Index the degrees of all entities, the links between them, and the rules.
 
     Args:
       memory_share: of the largest chunks of questions whose evidence may be held at once.
       with_walks: evidence has the probabilities of random walks.
-      plan: `plan_firings` of these facts and rules, with whatever settings; None to make it.
+      plan: `plan_rules` of these facts and rules, with whatever settings; None to make it.
     """
     if plan is None:
-        plan = plan_firings(kb, sizes)
+        plan = plan_rules(kb, sizes)
     plan = replace(plan, memory_share=memory_share, with_walks=with_walks)
     facts = binary_facts(kb)
     if not len(facts):
@@ -261,7 +261,7 @@ def iter_evidence(
     questions: Questions,
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
-    work: FiringWork | None = None,
+    work: GroundingWork | None = None,
 ) -> Iterator[Evidence]:
     """Yield the evidence of some questions after others, as many at once as the bounds of a chunk allow.
 
@@ -270,14 +270,14 @@ def iter_evidence(
 
     Other arguments are those of `collect_evidence`.
     """
-    work = FiringWork() if work is None else work
+    work = GroundingWork() if work is None else work
 
-    def weigh(chunk: Questions, firings: Firings) -> Evidence:
+    def weigh(chunk: Questions, firings: Groundings) -> Evidence:
         return _weigh_firings(
             kb, sizes, facts, chunk, firings, true_triples, cfg
         )
 
-    for part in map_firing_chunks(
+    for part in map_groundings(
         weigh,
         facts.plan,
         questions,
@@ -307,7 +307,7 @@ def collect_evidence(
       questions: distinct.
       true_triples: triples whose answers are no candidates, except the answer that is left out; None to have them too.
     """
-    firings = sorted_firings(
+    firings = list_groundings(
         facts.plan, questions, cfg.left_out, cfg.object_identity
     )
     return _weigh_firings(
@@ -320,7 +320,7 @@ def _weigh_firings(
     sizes: KBSizes,
     facts: FactIndex,
     questions: Questions,
-    firings: Firings,
+    firings: Groundings,
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
 ) -> Evidence:
@@ -383,7 +383,7 @@ def _weigh_firings(
 
 
 def _walk_probability(
-    firings: Firings, kept: Bool[Tensor, "n"]
+    firings: Groundings, kept: Bool[Tensor, "n"]
 ) -> F32[Tensor, "N"]:
     """The probabilities of the random walks of some firings; none where they were not asked for."""
     walk = firings.walk[kept] if len(firings.walk) else firings.walk
@@ -518,7 +518,7 @@ def rule_confidence(
 
 
 def _count_by_rule(
-    firings: Firings, is_answer: Bool[Tensor, "n"], n_rules: int
+    firings: Groundings, is_answer: Bool[Tensor, "n"], n_rules: int
 ) -> _RuleCounts:
     """What each firing's rule derives for its question in all."""
     _, pair = unique_inverse(firings.question * (n_rules + 1) + firings.rule)

@@ -27,12 +27,13 @@ from torch import Tensor
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic import triple_index
-from funcppo.kg.logic.consequences import (
+from funcppo.kg.logic.derive import make_label
+from funcppo.kg.logic.fixpoint import (
     Consequences,
     CountCallback,
+    ignore_progress,
     iter_consequences,
 )
-from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import int_list
@@ -68,14 +69,14 @@ def count_other_facts(
     *,
     object_identity: bool = False,
     budget: RowBudget | None = None,
-    progress: CountCallback | None = None,
+    progress: CountCallback = ignore_progress,
 ) -> OtherFactCounts:
     """Count facts and what the rules derive, one rule after another, so that only one rule's atoms are in memory.
 
     Args:
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       budget: bounds the rows that the joins make; None for no bound.
-      progress: is called after each rule that is applied; None for no reports.
+      progress: is called after each rule that is applied.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.

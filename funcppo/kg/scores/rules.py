@@ -16,8 +16,7 @@ from torch import Tensor
 
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic import fixpoint, row_index
-from funcppo.kg.logic.consequences import Derivations
-from funcppo.kg.logic.fixpoint import LeastModel
+from funcppo.kg.logic.fixpoint import Derivations, LeastModel
 from funcppo.kg.logic.kb import KnowledgeBase, rule_confidence
 
 # above, the terms of second order in 1 - p are below 1e-13

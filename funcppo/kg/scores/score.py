@@ -23,9 +23,8 @@ from torch import Tensor
 
 from funcppo.core.files import shorten
 from funcppo.core.types import F64, I32, I64, Bool
-from funcppo.kg.logic.consequences import Derivations
-from funcppo.kg.logic.derivability import DerivabilityIndex
-from funcppo.kg.logic.derive import LeftOut
+from funcppo.kg.logic.derive import DerivabilityIndex, LeftOut
+from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.scores import other_facts, rules
 from funcppo.kg.scores.evidence import Evidence, FactIndex

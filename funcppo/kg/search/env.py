@@ -26,9 +26,9 @@ from funcppo.core.settings import (
 )
 from funcppo.core.types import F32, I32, I64, Bool
 from funcppo.interfaces import Environment, Timestep
-from funcppo.kg.logic import derivability
+from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.derivability import DerivabilityIndex
+from funcppo.kg.logic.derive import DerivabilityIndex
 from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.logic.resolve import Goals, ResolveConfig, Successors, resolve
 from funcppo.kg.search.config import FactSelection, RewardScheme
@@ -267,7 +267,7 @@ def make_observation(
         successors=successors.goals,
         rule=successors.rule,
         action_mask=torch.cat([successors.mask, end_is_legal], 1),
-        dead_end=derivability.dead_end_mask(
+        dead_end=derive.dead_end_mask(
             world.derivability_index,
             sizes,
             cfg.max_height,
@@ -389,7 +389,7 @@ def _apply_rule_by_index(
     are no successors, so a row that is not proved has failed.
     """
     rule = state.successors.rule.gather(1, _successor_slot(state, action))
-    proved = derivability.rule_derives(
+    proved = derive.rule_derives(
         world.derivability_index,
         cfg.resolve.sizes,
         state.query,

@@ -23,7 +23,6 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset, entity_ids
 from funcppo.kg.logic import (
-    derivability,
     derive,
     fixpoint,
     prove,
@@ -31,16 +30,15 @@ from funcppo.kg.logic import (
     triple_index,
 )
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.consequences import (
+from funcppo.kg.logic.derive import DerivabilityIndex, RulePlan, plan_rules
+from funcppo.kg.logic.fixpoint import (
     CountCallback,
+    LeastModel,
     RuleCounts,
     check_sampled_rows,
     count_rules,
     with_confidence,
 )
-from funcppo.kg.logic.derivability import DerivabilityIndex
-from funcppo.kg.logic.derive import FiringPlan, plan_firings
-from funcppo.kg.logic.fixpoint import LeastModel
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import ResolveConfig
@@ -109,7 +107,7 @@ class ProverTask:
     """Known facts among the triples of valid and test that other facts do not prove: as answers they are not provable,
     since a fact is no fact while it is asked."""
 
-    answers_plan: FiringPlan | None
+    answers_plan: RulePlan | None
     """What the atoms that queries ask for are derived from, see `with_answers`; None if what is needed is held."""
 
     is_countries: bool
@@ -168,7 +166,7 @@ def build_task(
     with_derivations: bool = True,
     by_query_if_large: bool = False,
     deadline: Deadline = NO_DEADLINE,
-    plan: FiringPlan | None = None,
+    plan: RulePlan | None = None,
 ) -> ProverTask:
     """Build the task of a data set on the host, and move it to `device` as a whole.
 
@@ -254,7 +252,7 @@ def build_task(
     task = _move_search_tensors(with_ranking_on(host_task, device), device)
     if derives_by_query:
         if plan is None or task.kb.facts.is_cuda:
-            plan = plan_firings(task.kb, sizes)
+            plan = plan_rules(task.kb, sizes)
         plan = replace(plan, memory_share=cfg.memory_share)
         task = replace(task, answers_plan=plan)
     return task
@@ -369,8 +367,8 @@ def with_answers(
         derived = derive.derive_answers(
             plan, queries, sides, object_identity=identity
         )
-    facts = derivability.answering_facts(kb, sizes, queries, sides)
-    model = derivability.partial_model(
+    facts = derive.answering_facts(kb, sizes, queries, sides)
+    model = fixpoint.partial_model(
         kb,
         sizes,
         derived,
@@ -379,7 +377,7 @@ def with_answers(
     )
 
     held_out = torch.from_numpy(held_out_triples(task.dataset)).to(facts.device)
-    known = derivability.answering_atoms(held_out, queries, sides, sizes)
+    known = held_out[derive.is_answering(held_out, queries, sides, sizes)]
     device = task.entity_pool.device
     answered = replace(
         with_ranking_on(replace(task, least_model=model), str(device)),
@@ -548,7 +546,7 @@ def _index_derivations(
     index = None
     if n_known <= max_derivations:
         try:
-            index = derivability.build_derivability_index(
+            index = derive.build_derivability_index(
                 kb,
                 sizes,
                 model,
@@ -588,7 +586,7 @@ def _without_atoms(
 ) -> _DerivedAtoms:
     """A model without what the rules derive, and without facts too where they are mapped from a file."""
     none = kb.facts[:0]
-    model = derivability.partial_model(
+    model = fixpoint.partial_model(
         kb,
         sizes,
         none,
@@ -771,7 +769,7 @@ def inference_world(task: ProverTask) -> World:
     no_atoms = task.kb.facts[:0]
     index = task.derivability_index
     if index is None:
-        index = derivability.empty_derivability_index(task.kb, task.sizes)
+        index = derive.empty_derivability_index(task.kb, task.sizes)
     return World(
         kb=task.kb,
         positives=no_atoms,

@@ -568,11 +568,11 @@ def _iter_rule_probabilities(
     setup = run.questions
     if setup is None:
         for part in atoms.split(64):
-            (rule, before), (_, after) = (
+            before, after = (
                 explain.rule_choices(run.task, run.cfg, params, part)
                 for params in (first, last)
             )
-            yield rule, before, after
+            yield before.rule, before.probability, after.probability
         return
 
     device = setup.facts.degree.device

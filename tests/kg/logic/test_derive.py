@@ -5,42 +5,29 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from funcppo.core import host
 from funcppo.core.deadline import Deadline
-from funcppo.kg.logic import derive, fixpoint, joins, kb
+from funcppo.kg.logic import derive, fixpoint, joins, kb, triple_index
 from funcppo.kg.logic.derive import (
     WALK_UNIT,
-    FiringWork,
+    GroundingWork,
     Questions,
-    iter_firings,
-    plan_firings,
-    select_questions,
+    list_groundings,
+    plan_rules,
 )
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded, Rule
+from funcppo.kg.logic.resolve import Goals, make_resolve_config, resolve
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from tests import oracles
+from tests import oracles, sld
+from tests.kg.logic.test_resolve import C, P, program
 from tests.oracles import Program, programs
-
-
-def test_a_selection_takes_the_same_rows_of_every_column():
-    questions = Questions(*torch.arange(20).view(4, 5))
-    rows = torch.tensor([4, 1])
-    assert [c.tolist() for c in select_questions(questions, rows)] == [
-        [4, 1],
-        [9, 6],
-        [14, 11],
-        [19, 16],
-    ]
-    part = select_questions(questions, slice(2, 4))
-    assert part.entity.tolist() == [12, 13]
-
 
 # -- test chains
 
@@ -50,7 +37,7 @@ H, A, B = 1, 2, 3
 
 
 def steps(head, *body):
-    return derive.chain_steps(Rule(0, head, body), N_CONSTANTS)
+    return derive.path_steps(Rule(0, head, body), N_CONSTANTS)
 
 
 def test_the_steps_of_a_chain_lead_from_the_given_argument_to_the_other():
@@ -89,123 +76,6 @@ def test_other_bodies_are_no_chains(head, body):
     assert steps(head, *body) is None
 
 
-def ladder(n):
-    """Two facts from each rung to both entities of the next: 2 ** n ways from the first to the last."""
-    facts = [(A, 1, 2), (A, 1, 3)]
-    for rung in range(1, n):
-        low = 2 * rung
-        facts += [(A, i, j) for i in (low, low + 1) for j in (low + 2, low + 3)]
-    return facts
-
-
-def walk(questions, n_atoms, **options):
-    """All firings of a chain of atoms over a ladder as long as it."""
-    variables = [20, *range(22, 21 + n_atoms), 21]
-    body = [(A, i, j) for i, j in itertools.pairwise(variables)]
-    facts = sorted(ladder(n_atoms))
-    program = Program(19, (2, 2), tuple(facts), (((H, 20, 21), *body),))
-    built, sizes = kb.build(**program.arrays())
-    plan = plan_firings(built, sizes)
-    assert not plan.groups  # no rule is left to joins
-    options = dict(left_out="fact", object_identity=False) | options
-    return list(
-        derive.iter_chain_firings(plan.chains, sizes, questions, **options)
-    )
-
-
-def ask(*rows):
-    return Questions(*torch.tensor(rows).unbind(1))
-
-
-@pytest.mark.parametrize("object_identity", [False, True])
-def test_ways_are_counted(object_identity):
-    (fired,) = walk(ask((H, TAIL, 1, 0)), 5, object_identity=object_identity)
-    assert fired.candidate.tolist() == [10, 11]
-    assert fired.n_groundings.tolist() == [16, 16]
-    assert not len(fired.walk)
-
-
-@pytest.mark.parametrize("object_identity", [False, True])
-def test_probabilities_of_walks_that_meet_add_up(object_identity):
-    options = dict(object_identity=object_identity, with_walks=True)
-    (fired,) = walk(ask((H, TAIL, 1, 0)), 5, **options)
-    assert fired.n_groundings.tolist() == [16, 16]
-    assert fired.walk.tolist() == [1 << 59, 1 << 59]
-    assert fired.rule.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("object_identity", [False, True])
-def test_walks_are_the_same_in_small_pieces(object_identity, monkeypatch):
-    """Also where the neighbours of an entity are in two of them."""
-    questions = ask((H, TAIL, 1, 0), (H, HEAD, 8, 0), (H, HEAD, 9, 0))
-    options = dict(object_identity=object_identity, with_walks=True)
-    whole = walk(questions, 4, **options)
-    assert all(len(part.walk) for part in whole)
-    monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 1)
-    pieces = walk(questions, 4, **options)
-    for expected, found in zip(whole, pieces, strict=True):
-        for one, other in zip(expected, found, strict=True):
-            assert torch.equal(one, other)
-
-
-def test_neighbours_are_the_same_found_by_search(monkeypatch):
-    """Where a table of all offsets would be too large."""
-    questions = ask((H, TAIL, 1, 0), (H, HEAD, 8, 0), (H, TAIL, 19, 0))
-    whole = walk(questions, 4, with_walks=True)
-    monkeypatch.setattr(derive, "MAX_OFFSETS", 0)
-    searched = walk(questions, 4, with_walks=True)
-    for expected, found in zip(whole, searched, strict=True):
-        for one, other in zip(expected, found, strict=True):
-            assert torch.equal(one, other)
-
-    none = Program(3, (2, 2), (), (((H, 4, 5), (A, 4, 6), (A, 6, 5)),))
-    built, sizes = kb.build(**none.arrays())
-    plan = plan_firings(built, sizes).chains
-    assert not list(
-        derive.iter_chain_firings(
-            plan,
-            sizes,
-            ask((H, TAIL, 1, 0)),
-            left_out="fact",
-            object_identity=False,
-        )
-    )
-
-
-def test_walks_spend_their_budget():
-    questions = ask((H, TAIL, 1, 0))
-    with pytest.raises(RowBudgetExceeded):
-        walk(questions, 3, budget=RowBudget(6 * joins.JOIN_OVERHEAD_ROWS))
-    # Two joins for each of three steps, over at most eight rows.
-    assert walk(
-        questions, 3, budget=RowBudget(6 * joins.JOIN_OVERHEAD_ROWS + 30)
-    )
-
-
-@pytest.mark.parametrize("left_out", ["fact", "pair"])
-def test_a_fact_that_is_left_out_is_not_walked_backwards_either(left_out):
-    """h(x, y) :- a(x, z), h(w, z), a(w, y): from 1 over 2 back to 1, along h(1, 2), and on to 2 and 3."""
-    body = [(A, X1, Z1), (H, W1, Z1), (A, W1, Y1)]
-    facts = ((H, 1, 2), (A, 1, 2), (A, 1, 3))
-    program = Program(N_CONSTANTS, (2, 2), facts, (((H, X1, Y1), *body),))
-    plan = plan_firings(*kb.build(**program.arrays()))
-
-    def candidates(answer):
-        parts = derive.iter_chain_firings(
-            plan.chains,
-            plan.sizes,
-            ask((H, TAIL, 1, answer)),
-            left_out=left_out,
-            object_identity=False,
-        )
-        return [entity for p in parts for entity in p.candidate.tolist()]
-
-    assert candidates(0) == [2, 3]
-    assert candidates(2) == []
-    # What links 1 and 3 is no part of the way to 2.
-    assert candidates(3) == ([2, 3] if left_out == "fact" else [2])
-
-
 # -- test firings
 
 LIKES = 1
@@ -219,17 +89,16 @@ def ask_all(rows) -> Questions:
 
 def fire(program, rows, **options):
     """The groundings of each (question, candidate, rule)."""
-    built, sizes = kb.build(**program.arrays())
-    found: Counter = Counter()
-    for part in iter_firings(
-        plan_firings(built, sizes), ask_all(rows), **options
-    ):
-        assert not len(part.walk), "nobody asks for walks"
-        columns = (column.tolist() for column in part[:4])
-        for *triple, count in zip(*columns, strict=True):
-            assert count > 0 and tuple(triple) not in found, "each once"
-            found[tuple(triple)] = count
-    return found
+    return fire_by(plan_rules(*kb.build(**program.arrays())), rows, **options)
+
+
+def fire_by(plan, rows, **options):
+    found = list_groundings(plan, ask_all(rows), **options)
+    assert not len(found.walk), "nobody asks for walks"
+    *triples, counts = (column.tolist() for column in found[:4])
+    keys = [*zip(*triples, strict=True)]
+    assert keys == sorted(set(keys)) and all(counts)
+    return Counter(dict(zip(keys, counts, strict=True)))
 
 
 def unknown_facts(row, left_out):
@@ -268,13 +137,10 @@ def brute_force(program, rows, left_out="fact", object_identity=False):
 def walks(program, rows, **options):
     """The probability of each (question, candidate, rule) in units, as firings have it."""
     built, sizes = kb.build(**program.arrays())
-    plan = plan_firings(built, sizes, with_walks=True)
-    found: dict[tuple[int, ...], int] = {}
-    for part in iter_firings(plan, ask_all(rows), **options):
-        columns = (part.question, part.candidate, part.rule)
-        keys = zip(*(column.tolist() for column in columns))
-        found |= dict(zip(keys, part.walk.tolist(), strict=True))
-    return found
+    plan = plan_rules(built, sizes, with_walks=True)
+    found = list_groundings(plan, ask_all(rows), **options)
+    keys = zip(*(column.tolist() for column in found[:3]))
+    return dict(zip(keys, found.walk.tolist(), strict=True))
 
 
 def is_path(rule, n_constants):
@@ -372,31 +238,6 @@ def test_a_walk_divides_by_the_facts_that_are_left():
     assert probabilities((LIKES, TAIL, 1, 0), object_identity=True) == {2: 0.25}
 
 
-@pytest.mark.parametrize("left_out", ["fact", "pair"])
-def test_a_walk_does_not_go_back_along_what_is_left_out(left_out):
-    """likes(X, Y) <- knows(X, Z), likes(W, Z), knows(W, Y), from 1: to 2 or 3, and from 2 back to 1 or 4."""
-    w, knows = 7, 2
-    program = Program(
-        4,
-        (2, 2),
-        (
-            *((LIKES, 1, 2), (LIKES, 4, 2)),
-            *((knows, 1, 2), (knows, 1, 3), (knows, 4, 3), (knows, 2, 4)),
-        ),
-        (((LIKES, X + 1, Y + 1), (knows, X + 1, Z + 1), (LIKES, w + 1, Z + 1),
-          (knows, w + 1, Y + 1)),),
-    )  # fmt: skip
-
-    def probabilities(answer):
-        row = (LIKES, TAIL, 1, answer)
-        found = walks(program, [row], left_out=left_out)
-        return {end: n * WALK_UNIT for (_, end, _), n in found.items()}
-
-    assert probabilities(0) == {2: 0.125, 3: 0.125 + 0.25}
-    # From 2 it goes to 4 alone; without all facts of 1 and 2 it does not come to 2.
-    assert probabilities(2) == ({3: 0.5} if left_out == "fact" else {})
-
-
 def test_a_walk_keeps_a_unit_however_unlikely_it_is():
     """Eight steps, each to one of 256 entities, have a chance of 2 ** -64."""
     n_wide, n_steps = 256, 8
@@ -430,9 +271,9 @@ def test_walks_are_the_same_bits_on_a_gpu(identity):
     found = {}
     for device in ("cpu", "cuda"):
         built, sizes = kb.build(**program.arrays(), device=device)
-        plan = plan_firings(built, sizes, with_walks=True)
+        plan = plan_rules(built, sizes, with_walks=True)
         asked = Questions(*(column.to(device) for column in rows))
-        found[device] = derive.sorted_firings(plan, asked, "fact", identity)
+        found[device] = derive.list_groundings(plan, asked, "fact", identity)
     for one, other in zip(found["cpu"], found["cuda"], strict=True):
         assert torch.equal(one, other.cpu())
 
@@ -491,11 +332,14 @@ def test_paths_that_come_back_to_an_entity_do_not_count(program, left_out):
     rows = [row for row in all_questions(program) if row[0] == 1]
     expected = brute_force(program, rows, left_out, object_identity=True)
     options = {"left_out": left_out, "object_identity": True}
-    assert fire(program, rows, **options) == expected
+    plan = plan_rules(*kb.build(**program.arrays()))
+    assert fire_by(plan, rows, **options) == expected
+    # The same where a table of all neighbours would be too large, and in small pieces.
+    neighbours = plan.neighbours._replace(offsets=plan.neighbours.offsets[:0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(derive, "MAX_OFFSETS", 0)
         patch.setattr(joins, "MAX_CHUNK_ROWS", 3)
-        assert fire(program, rows, **options) == expected
+        searching = replace(plan, neighbours=neighbours)
+        assert fire_by(searching, rows, **options) == expected
 
 
 def test_two_ways_to_one_answer_count_twice():
@@ -539,7 +383,7 @@ def test_rules_of_one_shape_about_many_predicates_are_solved_as_one():
         for q in range(1, n_predicates + 1)
     )
     program = Program(2, (2,) * n_predicates, facts, rules)
-    plan = plan_firings(*kb.build(**program.arrays()))
+    plan = plan_rules(*kb.build(**program.arrays()))
     assert len(plan.groups) == 1
     rows = all_questions(program)
     found = fire(program, rows)
@@ -557,17 +401,10 @@ def test_rules_about_other_predicates_cost_a_question_no_join():
     budget = RowBudget(10**6)
     assert not fire(program, [(LIKES, TAIL, 1, 0)], budget=budget)
     assert not budget.n_joins
+    with pytest.raises(RowBudgetExceeded):
+        fire(program, [(2, TAIL, 1, 0)], budget=RowBudget(1))
     fire(program, [(2, TAIL, 1, 0)], budget=budget)
     assert budget.n_joins
-
-
-def test_the_work_is_bounded_by_the_budget():
-    program = Program(
-        3, (2,), ((LIKES, 1, 2),), (((LIKES, X, Y), (LIKES, Y, X)),)
-    )
-    with pytest.raises(RowBudgetExceeded):
-        fire(program, [(LIKES, TAIL, 2, 0)], budget=RowBudget(1))
-    assert fire(program, [(LIKES, TAIL, 2, 0)], budget=RowBudget(10**6))
 
 
 # -- test firing chunks
@@ -579,7 +416,7 @@ def test_derived_answers_are_the_atoms_of_one_step_that_agree_with_a_query(
     program, identity
 ):
     world, sizes = kb.build(**program.arrays())
-    plan = derive.plan_firings(world, sizes)
+    plan = derive.plan_rules(world, sizes)
     model = fixpoint.least_model(
         world, sizes, max_height=1, max_atoms=10**6, object_identity=identity
     )
@@ -635,17 +472,17 @@ def test_half_of_the_memory_halves_the_chunks_and_not_what_they_hold(
     monkeypatch,
 ):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(derive, "MAX_CHUNK_FIRINGS", 4)
+    monkeypatch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 4)
     world, sizes = kb.build(**STARS.arrays())
     queries = world.facts.long() + torch.tensor([1, 0, 0])  # like(X3, ?)
     asked = derive.open_questions(queries, TAIL)
     sizes_of: dict[float, list[int]] = {}
     found: dict[float, list[int]] = {}
     for share in (1.0, 0.5):
-        plan = derive.plan_firings(world, sizes, share)
-        chunks = list(derive.iter_firing_chunks(plan, asked))
-        sizes_of[share] = [len(chunk.questions.entity) for chunk in chunks]
-        candidates = [chunk.firings.candidate for chunk in chunks]
+        plan = derive.plan_rules(world, sizes, share)
+        chunks = list(derive.iter_groundings(plan, asked))
+        sizes_of[share] = [len(chunk.entity) for chunk, _ in chunks]
+        candidates = [part.candidate for _, part in chunks]
         found[share] = torch.cat(candidates).tolist()
     assert sizes_of == {1.0: [1, 4, 4], 0.5: [1, 2, 2, 2, 2]}
     assert found[1.0] == found[0.5] == list(range(2, 11))
@@ -667,7 +504,7 @@ def test_any_number_of_threads_gives_the_same_firings(
     program, identity, n_threads
 ):
     world, sizes = kb.build(**program.arrays())
-    plan = derive.plan_firings(world, sizes)
+    plan = derive.plan_rules(world, sizes)
     queries = world.facts.long()
     if not len(queries) or world.facts.shape[1] <= TAIL:
         return
@@ -684,7 +521,7 @@ def test_any_number_of_threads_gives_the_same_firings(
             patch.setattr(derive, "MIN_PART_ROWS", 1)
             patch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", most_rows)
             return joined(
-                derive.map_firing_chunks(
+                derive.map_groundings(
                     compute,
                     plan,
                     asked,
@@ -694,64 +531,31 @@ def test_any_number_of_threads_gives_the_same_firings(
                 )
             )
 
-    one, several = FiringWork(), FiringWork()
+    one, several = GroundingWork(), GroundingWork()
     alone = run(1, one)
     assert threads_of_parts == {threading.get_ident()}
     for column, expected in zip(run(n_threads, several), alone, strict=True):
         assert torch.equal(column, expected)
     assert several.n_rows == one.n_rows
     # Chunks that are too large are halved, down to one question.
-    for column, expected in zip(run(n_threads, FiringWork(), 1), alone):
+    for column, expected in zip(run(n_threads, GroundingWork(), 1), alone):
         assert torch.equal(column, expected)
-
-
-def test_a_chunk_has_as_many_parts_as_there_is_work_for(monkeypatch):
-    """The first one, whose work is unknown, has one, and each of several has two questions."""
-    world, sizes = kb.build(**STARS.arrays())
-    plan = derive.plan_firings(world, sizes)
-    queries = world.facts.long() + torch.tensor([1, 0, 0])
-    asked = derive.open_questions(queries, TAIL)
-    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(derive, "MIN_PART_ROWS", 1)
-
-    def sizes_of_parts():
-        chunks = derive.iter_firing_chunks(plan, asked)
-        return [len(chunk.questions.entity) for chunk in chunks]
-
-    for n_threads in ("1", "3"):
-        monkeypatch.setenv("OMP_NUM_THREADS", n_threads)
-        assert sizes_of_parts() == [1, 2, 2, 2, 2]
-    monkeypatch.setattr(derive, "MAX_PARTS", 3)
-    assert sizes_of_parts() == [1, 2, 3, 3]
-    monkeypatch.setattr(derive, "MIN_PART_ROWS", 1000)
-    assert sizes_of_parts() == [1, 8]
-
-
-def test_parts_that_are_computed_at_once_are_half_of_a_chunk_at_most(
-    monkeypatch,
-):
-    """Temporary tensors of each are held: with as many parts as threads they were those of the whole chunk."""
-    monkeypatch.setattr(derive, "MIN_PART_ROWS", 1)
-    done = derive._Done(
-        began=0.0, n_links_before=0, n_questions=16, n_firings=160, n_rows=1600
-    )
-    n_parts = done.count_parts(4096)
-    assert n_parts // 2 >= host.MAX_THREADS
 
 
 def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(derive, "MAX_CHUNK_GROWTH", 100)
     world, sizes = kb.build(**STARS.arrays())
-    plan = derive.plan_firings(world, sizes)
+    plan = derive.plan_rules(world, sizes)
     queries = world.facts.long() + torch.tensor([1, 0, 0])
     asked = derive.open_questions(queries, TAIL)
     now = [0.0]
-    work = FiringWork(deadline=Deadline(at=6.0, clock=lambda: now[0]))
+    work = GroundingWork(deadline=Deadline(at=6.0, clock=lambda: now[0]))
     n_questions = []
-    for chunk in derive.iter_firing_chunks(plan, asked, work=work):
-        n_questions.append(len(chunk.questions.entity))
-        now[0] += n_questions[-1]  # a second each
+    for n_asked in derive.map_groundings(
+        lambda chunk, _: len(chunk.entity), plan, asked, work=work
+    ):
+        n_questions.append(n_asked)
+        now[0] += n_asked  # a second each
         if work.deadline.is_over:
             break
     assert n_questions == [1, 5]
@@ -759,21 +563,220 @@ def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):
 
 def test_the_budget_bounds_the_rows_and_the_joins_of_all_chunks(monkeypatch):
     world, sizes = kb.build(**CHAIN.arrays())
-    plan = derive.plan_firings(world, sizes)
+    plan = derive.plan_rules(world, sizes)
     asked = derive.open_questions(world.facts.long(), TAIL)
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(derive, "MAX_CHUNK_GROWTH", 1)
 
     def run(budget, work=None):
-        chunks = derive.iter_firing_chunks(
-            plan, asked, work=work, budget=budget
+        counts = derive.map_groundings(
+            lambda _, found: len(found.rule),
+            plan,
+            asked,
+            work=work,
+            budget=budget,
         )
-        return sum(len(chunk.firings.rule) for chunk in chunks)
+        return sum(counts)
 
-    spent, work = RowBudget(10**9), FiringWork()
+    spent, work = RowBudget(10**9), GroundingWork()
     assert run(spent, work) == 3
     n_joins, rest = divmod(spent.n_rows - work.n_rows, joins.JOIN_OVERHEAD_ROWS)
-    assert n_joins >= 4 and not rest
+    assert n_joins >= 2 and not rest
     assert run(RowBudget(spent.n_rows)) == 3
     with pytest.raises(RowBudgetExceeded):
         run(RowBudget(spent.n_rows - 1))
+
+
+# -- what a search knows
+
+FAMILY = Program(
+    3,
+    (2, 2),
+    ((1, 1, 2), (1, 2, 3)),
+    (((2, 4, 6), (1, 4, 5), (1, 5, 6)), ((1, 4, 5), (1, 4, 5))),
+)
+
+
+def indexed(program: Program, object_identity: bool = False):
+    """The model of height 1 and its index."""
+    world, sizes = kb.build(**program.arrays())
+    model = fixpoint.least_model(
+        world,
+        sizes,
+        max_height=1,
+        max_atoms=100_000,
+        object_identity=object_identity,
+    )
+    known = derive.build_derivability_index(world, sizes, model, 1)
+    assert known is not None
+    return world, sizes, model, known
+
+
+def pairs_of(index, sizes, atoms):
+    """The (atom, rule) of an index of some atoms, each once."""
+    keys = index.derivation_keys
+    rows = atoms[keys // sizes.n_rules].tolist()
+    pairs = list(zip(map(tuple, rows), (keys % sizes.n_rules).tolist()))
+    assert len(pairs) == len(set(pairs))
+    return set(pairs)
+
+
+@given(programs, st.booleans(), st.integers(1, 9))
+@example(FAMILY, False, 1)
+@settings(max_examples=80)
+def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(
+    program, object_identity, n_pairs
+):
+    """A rule that needs the atom itself does not derive it; by rules, by questions, and read from an index."""
+    world, sizes, model, known = indexed(program, object_identity)
+    oracle = oracles.consequences(program, True, object_identity)
+    want = {
+        (tuple(atom), i)
+        for atom in model.atoms.tolist()
+        for i in range(len(program.rules))
+        if (i, tuple(t for t in atom if t)) in oracle
+    }
+    assert pairs_of(known, sizes, model.atoms) == want
+    rules = torch.arange(len(program.rules), dtype=torch.int32)
+    derives = derive.rule_derives(
+        known, sizes, model.atoms, rules.expand(len(model.atoms), -1)
+    )
+    assert int(derives.sum()) == len(want)
+
+    # Some atoms, read from an index of all or of these.
+    some = model.atoms[::2]
+    of_some = sorted(p for p in want if list(p[0]) in some.tolist())
+    for held in (known, derive.index_atoms(world, sizes, model, some)):
+        read = []
+        for row, rule in derive.iter_indexed_derivations(
+            held, sizes, some, n_pairs
+        ):
+            assert len(row) < n_pairs + max(len(program.rules), 1)
+            atoms = map(tuple, some[row].tolist())
+            read += zip(atoms, rule.tolist())
+        assert sorted(read) == of_some
+
+    # By their questions, of either side.
+    binary = model.atoms[triple_index.is_binary(model.atoms)].long()
+    if not len(binary):
+        return
+    plan = plan_rules(world, sizes)
+    for side in (HEAD, TAIL):
+        found = set()
+        for row, rule in derive.iter_derivations(
+            plan, world, binary, side, object_identity=object_identity
+        ):
+            atoms = map(tuple, binary[row].tolist())
+            found |= set(zip(atoms, rule.tolist()))
+        assert found == {p for p in want if list(p[0]) in binary.tolist()}
+
+
+@given(programs, st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=80)
+def test_the_answers_of_queries_have_the_rules_that_derive_them(
+    program, random, identity
+):
+    """By rules and by questions the same, but for facts that are no queries, which may derive themselves by these."""
+    world, sizes, whole, known = indexed(program, identity)
+    binary = whole.atoms[triple_index.is_binary(whole.atoms)]
+    rows = [tuple(row) for row in binary.tolist()]
+    if not rows:
+        return
+    queries = torch.tensor(random.sample(rows, min(2, len(rows))))
+    sides = random.choice([(HEAD,), (TAIL,), (HEAD, TAIL)])
+    is_answer = derive.is_answering(binary, queries, sides, sizes)
+    answers = {tuple(row) for row in binary[is_answer].tolist()}
+    expected = {
+        pair
+        for pair in pairs_of(known, sizes, whole.atoms)
+        if pair[0] in answers
+    }
+    others = {tuple(row) for row in world.facts.tolist()} - {
+        tuple(row) for row in queries.tolist()
+    }
+    for plan in (None, plan_rules(world, sizes)):
+        found = derive.answered_step(
+            world, sizes, queries, sides, 10**6, identity, plan=plan
+        )
+        assert found is not None
+        model, index = found
+        assert {tuple(row) for row in model.atoms.tolist()} == answers
+        pairs = pairs_of(index, sizes, model.atoms)
+        assert pairs >= expected
+        assert all(atom in others for atom, _ in pairs - expected)
+        assert plan is not None or pairs == expected
+        none = derive.answered_step(
+            world, sizes, queries, sides, -1, identity, plan=plan
+        )
+        assert none is None or not pairs
+
+
+@given(st.integers(0, 10_000), st.integers(1, 2))
+@example(2, 2)  # a body that holds the root, which another rule proves
+@settings(max_examples=40)
+def test_a_dead_end_leads_to_no_proof(seed, max_height):
+    """All searches from every ground atom, followed to their ends by the slow resolver."""
+    facts, rules, _ = program(seed)
+    world, sizes = kb.build(facts, rules, n_constants=C, n_predicates=P)
+    model = fixpoint.least_model(
+        world, sizes, max_height=max_height, max_atoms=100_000
+    )
+    known = derive.build_derivability_index(world, sizes, model, max_height)
+    cfg = make_resolve_config(world, sizes, max_height)
+    assert known is not None
+    roots = torch.cartesian_prod(
+        *(torch.arange(1, n + 1) for n in (P, C, C))
+    ).to(torch.int32)
+    goals = start(roots, cfg.max_goals)
+    successors = resolve(cfg, world, goals, roots)
+    lost = derive.dead_end_mask(
+        known, sizes, max_height, roots, goals, successors
+    )
+    assert not lost[~successors.mask].any()
+    clauses = [tuple(f) for f in world.facts.tolist()], rules.tolist()
+    for b, s in lost.nonzero().tolist():
+        atoms, height = (
+            successors.goals.atoms[b, s].tolist(),
+            successors.goals.height[b, s].tolist(),
+        )
+        state = tuple((tuple(a), h) for a, h in zip(atoms, height) if a[0])
+        assert not provable(
+            state, tuple(roots[b].tolist()), *clauses, max_height
+        )
+    proved = (successors.goals.atoms[:, :, 0, 0] == 0) & successors.mask
+    assert not (proved & lost).any()
+
+
+def test_an_index_without_atoms_has_no_dead_ends_and_too_many_are_none():
+    world, sizes, model, _ = indexed(FAMILY)
+    assert derive.build_derivability_index(world, sizes, model, 1, 0) is None
+    cfg = make_resolve_config(world, sizes, 1)
+    roots = torch.tensor([[1, 3, 1]], dtype=torch.int32)
+    goals = start(roots, cfg.max_goals)
+    successors = resolve(cfg, world, goals, roots)
+    assert successors.mask.any()
+    known = derive.empty_derivability_index(world, sizes)
+    assert not derive.dead_end_mask(
+        known, sizes, 1, roots, goals, successors
+    ).any()
+    assert not derive.rule_derives(known, sizes, roots, successors.rule).any()
+
+
+def start(roots: torch.Tensor, max_goals: int) -> Goals:
+    first = torch.arange(max_goals) == 0
+    return Goals(
+        torch.where(first[:, None], roots[:, None], 0),
+        torch.zeros(len(roots), max_goals, dtype=torch.int32),
+    )
+
+
+def provable(goals, root, facts, rules, max_height) -> bool:
+    children = (
+        child
+        for _, _, child in sld.successors(
+            goals, root, facts, rules, C, max_height
+        )
+    )
+    return any(
+        not child or provable(child, root, facts, rules, max_height)
+        for child in children
+    )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import kb
-from funcppo.kg.logic.consequences import count_rules
+from funcppo.kg.logic.fixpoint import count_rules
 from funcppo.kg.mining import mined_rules, miner, paths
 from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.mining.mined_rules import (

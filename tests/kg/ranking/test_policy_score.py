@@ -10,7 +10,7 @@ from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import derivability
+from funcppo.kg.logic import derive
 from funcppo.kg.ranking import policy_score, scoring
 from funcppo.kg.ranking.policy_score import PolicyScore
 from funcppo.kg.search import beam_search
@@ -171,7 +171,7 @@ def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
     assert not torch.equal(empty, expected)
     assert isinstance(
         policy_score.with_derivations(without_index, atoms).derivability_index,
-        derivability.DerivabilityIndex,
+        derive.DerivabilityIndex,
     )
 
 
@@ -247,41 +247,6 @@ def test_slots_are_halved_until_the_search_fits(error):
     assert [smaller.slots for smaller in halved] == [4, 2]
     assert [smaller.rows_per_step for smaller in halved] == [32, 16]
     assert [smaller.chunk_size for smaller in halved] == [8, 4]
-
-
-def test_slots_are_tuned_within_the_memory_limit(monkeypatch):
-    """Sizes double their speed up to 32 rows and hold a megabyte a row; no score depends on them."""
-    task, _, params, atoms = untrained(max_height=2)
-    tried = []
-
-    def speed(cfg, *_):
-        tried.append(cfg.rows_per_step)
-        if cfg.rows_per_step > 512:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return float(min(cfg.rows_per_step, 32 if fast else 10**9))
-
-    monkeypatch.setattr(policy_score, "_rows_per_second", speed)
-    monkeypatch.setattr(policy_score.memory, "used_bytes", lambda _: 100)
-    monkeypatch.setattr(
-        policy_score.memory, "peak_bytes", lambda _: 100 + tried[-1]
-    )
-
-    def tune(max_bytes):
-        tried.clear()
-        cfg = search("success", max_height=2)
-        return policy_score.tune_slots(
-            cfg, task, params, atoms[:9], max_bytes, lambda: evaluate_step
-        )[0]
-
-    fast = True
-    first = 2 * search("success", max_height=2).beam
-    with pytest.raises(ValueError, match="--memory 101: expected at least"):
-        tune(101)
-    assert tune(10**9).rows_per_step == max(32, first)
-    assert tried[-1] <= max(32, first) * 4  # the last two are no faster
-    fast = False
-    assert tune(100 + 256).rows_per_step == max(tried) <= 256
-    assert tune(10**9).rows_per_step == 512 and tried[-1] == 1024
 
 
 def test_a_search_that_cannot_be_smaller_and_other_errors_are_raised():

@@ -10,7 +10,7 @@ import torch
 
 from funcppo.core import random, tree
 from funcppo.kg.logic import derive
-from funcppo.kg.logic.derive import plan_firings
+from funcppo.kg.logic.derive import plan_rules
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.candidates import RankingProtocol
@@ -95,7 +95,7 @@ def test_a_rule_score_is_the_same_from_index_joins_questions_and_evidence(
     plan = replace(
         by_question,
         answers_plan=by_question.answers_plan
-        or plan_firings(by_question.kb, by_question.sizes),
+        or plan_rules(by_question.kb, by_question.sizes),
     )
     assert scoring.derives_by_question(plan)
     assert_same_counts(

@@ -12,7 +12,8 @@ from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import from_triples
-from funcppo.kg.logic import consequences
+from funcppo.kg.logic import fixpoint
+from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.mining.config import (
     MAX_TINY_FACTS,
     ROWS_PER_SECOND,
@@ -206,38 +207,25 @@ def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
 
 def test_a_sample_of_the_rules_tells_what_takes_too_long(monkeypatch):
     """Trials after the first are not begun where a sample makes more than its share of the rows."""
-    monkeypatch.setattr(consequences, "MIN_SAMPLED_RULES", 2)
-    monkeypatch.setattr(consequences, "SAMPLED_RULES_SHARE", 0.5)
     counts = choose_settings(random_graph(), OPEN).rule_counts
     graph = replace(random_graph(), rule_counts=counts)
-    whole = choose_settings(graph, OPEN)
-    assert {trial.height for trial in whole.trials} != {1}
 
-    counted = []
+    def make_too_many(*args, **kwargs):
+        raise RowBudgetExceeded("too many rows")
 
     def count_rules(*args, **kwargs):
-        counted.append(kwargs)
         raise AssertionError("it takes too long")
 
+    monkeypatch.setattr(fixpoint, "check_sampled_rows", make_too_many)
     monkeypatch.setattr(choices, "count_rules", count_rules)
-    monkeypatch.setattr(consequences, "iter_consequences", endless)
     choice = choose_settings(graph, OPEN)
-    assert not counted
     assert {(t.height, t.object_identity) for t in choice.trials} == {
         (1, False)
     }
-    said = f"more than {choices.MAX_TRIAL_ROWS:,} rows of joins, by a random sample of 2 of 4 rules"
     assert choice.notes == (
-        f"height 1 with object identity not tried: {said}",
-        f"height 2 not tried: {said}; what takes longer is not tried either",
+        "height 1 with object identity not tried: too many rows",
+        "height 2 not tried: too many rows; what takes longer is not tried either",
     )
-
-
-def endless(kb, sizes, *, rule_ids, budget, **settings):
-    """Rules whose joins make rows without an end."""
-    while True:
-        budget.spend(1_000_000)
-        yield None
 
 
 def test_each_stage_shows_how_much_of_it_is_done():

@@ -140,7 +140,7 @@ def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
     task, monkeypatch
 ):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 16)
-    monkeypatch.setattr(derive, "MAX_CHUNK_FIRINGS", 200)
+    monkeypatch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 200)
     facts = evidence.index_facts(task.kb, task.sizes)
     shown = []
     bounded = collect_questions(

@@ -13,7 +13,7 @@ import torch
 from funcppo.kg.graph.loaders import from_triples, load
 from funcppo.kg.graph.rules import RuleStatistics, format_rule_table
 from funcppo.kg.logic import kb
-from funcppo.kg.logic.consequences import count_rules
+from funcppo.kg.logic.fixpoint import count_rules
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.mining import miner
 from funcppo.kg.mining.config import MiningConfig

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from funcppo.core import random
 from funcppo.kg.logic import derive, joins, kb, triple_index
-from funcppo.kg.logic.consequences import count_rules, with_confidence
 from funcppo.kg.logic.derive import WALK_UNIT
+from funcppo.kg.logic.fixpoint import count_rules, with_confidence
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import (
     evidence,
@@ -231,7 +231,7 @@ def test_parts_are_the_whole(with_walks, cfg):
     assert len(whole.walk) == with_walks * len(whole.rule)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(derive, "PILOT_QUESTIONS", 2)
-        patch.setattr(derive, "MAX_CHUNK_FIRINGS", 5)
+        patch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 5)
         parts = list(
             evidence.iter_evidence(
                 built, sizes, facts, ask_all(rows), None, cfg
@@ -263,7 +263,7 @@ def test_sampled_candidates_depend_on_the_question_alone(monkeypatch):
     cfg = EvidenceConfig(n_best=1, n_sampled=2, seed=3)
     whole = collect(program, ask_all(rows), cfg)
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(derive, "MAX_CHUNK_GROWTH", 1)
+    monkeypatch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 9)
     parts = list(
         evidence.iter_evidence(built, sizes, facts, ask_all(rows), None, cfg)
     )
@@ -288,12 +288,12 @@ def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
         )
 
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", len(rows))
-    (alone,) = parts(work := derive.FiringWork())
+    (alone,) = parts(work := derive.GroundingWork())
     assert len(alone.label) == len(rows) > 8
 
     # Too few rows for two questions: each that a rule answers is a part of its own, and the evidence is the same.
     monkeypatch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", 1)
-    halved = derive.FiringWork()
+    halved = derive.GroundingWork()
     single = parts(halved)
     assert all(len(p.label) == 1 for p in single if len(p.rule))
     joined = evidence.concatenate(single)
@@ -302,7 +302,7 @@ def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
     assert halved.n_rows > work.n_rows > 0 and not halved.n_left_out
 
     # Where large questions are left out, none of these has a candidate, and all that need a join are counted.
-    bounded = derive.FiringWork(leaves_out=True)
+    bounded = derive.GroundingWork(leaves_out=True)
     left = evidence.concatenate(parts(bounded))
     assert not len(left.entity) and len(left.label) == len(rows)
     n_derivable = int((torch.diff(whole.candidate_offsets) > 0).sum())
@@ -315,7 +315,7 @@ def test_a_chunk_is_bounded_by_rows_and_not_by_the_number_of_joins(
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
     arguments = built, sizes, facts, ask_all(rows), None, EvidenceConfig()
-    work = derive.FiringWork()
+    work = derive.GroundingWork()
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", len(rows))
     monkeypatch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS)
     assert len(list(evidence.iter_evidence(*arguments, work))) == 1
@@ -331,16 +331,6 @@ def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
         rules = found.rule[bounds[row] : bounds[row + 1]].tolist()
         wrong = math.prod(1 - confidence[rule] ** 3 for rule in rules)
         assert score == pytest.approx(-math.log(wrong), rel=1e-5) and score > 0
-
-
-def test_many_links_make_smaller_chunks(monkeypatch):
-    rows = all_questions(VILLAGE)
-    built, sizes, facts = build(VILLAGE)
-    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 4)
-    arguments = built, sizes, facts, ask_all(rows), None, EvidenceConfig()
-    n_parts = len(list(evidence.iter_evidence(*arguments)))
-    monkeypatch.setattr(derive, "MAX_CHUNK_LINKS", 1)
-    assert len(list(evidence.iter_evidence(*arguments))) > n_parts
 
 
 def test_priors_come_from_models_that_have_not_seen_the_fact():

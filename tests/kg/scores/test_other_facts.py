@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import kb
-from funcppo.kg.logic.consequences import count_rules, with_confidence
 from funcppo.kg.logic.derive import make_label
+from funcppo.kg.logic.fixpoint import count_rules, with_confidence
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import other_facts

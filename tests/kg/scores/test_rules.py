@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from funcppo.kg.graph.loaders import from_triples
 from funcppo.kg.logic import fixpoint, kb
-from funcppo.kg.logic.consequences import Derivations
+from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.ranking import rank_metrics
 from funcppo.kg.scores import rules
 from funcppo.kg.search import task as prover_task

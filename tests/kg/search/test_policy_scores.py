@@ -5,7 +5,7 @@ import torch
 
 from funcppo import train_step
 from funcppo.core import random
-from funcppo.kg.logic import consequences
+from funcppo.kg.logic import fixpoint
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.policy_score import PolicyScore, search_config
 from funcppo.kg.ranking.ranking import RankingProtocol
@@ -142,7 +142,7 @@ def test_listing_provable_candidates_ranks_as_scoring_every_one():
     )
 
     def everywhere(atoms):
-        found = consequences.iter_derivations(
+        found = fixpoint.iter_derivations(
             task.kb, task.sizes, task.least_model, 1, atoms
         )
         return rules.noisy_or(task.kb, found, len(atoms))

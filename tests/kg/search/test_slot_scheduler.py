@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random, tree
-from funcppo.kg.logic import derivability, resolve
+from funcppo.kg.logic import derive, resolve
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.search import beam_search, slot_scheduler
 from funcppo.kg.search import env as prover_env
@@ -52,6 +52,7 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
         beam=1 if score == "greedy" else 100,
         chunk_size=16,
         rows_per_step=120,
+        refill=True,
     )
     evaluation = SearchConfig(
         resolve=shape,
@@ -69,7 +70,7 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
         kb,
         kb.facts,
         kb.facts[:0],
-        derivability.empty_derivability_index(kb, sizes),
+        derive.empty_derivability_index(kb, sizes),
     )
     return evaluation, world, params, torch.from_numpy(atoms).to(torch.int32)
 
@@ -162,7 +163,7 @@ def test_a_score_near_1_keeps_its_digits(score, n_rules):
     )
     world = world._replace(
         kb=kb,
-        derivability_index=derivability.empty_derivability_index(kb, sizes),
+        derivability_index=derive.empty_derivability_index(kb, sizes),
     )
     atom = torch.tensor([[1, 1, 2]], dtype=torch.int32)
     result, _, _ = score_candidates(cfg, world, params, atom)
@@ -217,11 +218,12 @@ def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
     st.integers(0, 10_000),
     st.integers(1, 9),
     st.integers(7, 60),
+    st.booleans(),
     st.integers(6, 40),
 )
 @settings(max_examples=10, phases=PHASES)
-def test_scores_do_not_depend_on_slots_chunks_rows_or_order(
-    seed, slots, window, rows
+def test_scores_do_not_depend_on_slots_chunks_rows_order_or_refilling(
+    seed, slots, window, refill, rows
 ):
     cfg, world, params, atoms = setup(
         seed, "success", beam=6, chunk_size=48, slots=12, rows_per_step=24
@@ -231,7 +233,7 @@ def test_scores_do_not_depend_on_slots_chunks_rows_or_order(
         np.random.default_rng(seed).permutation(len(atoms))
     )
     other = dataclasses.replace(
-        cfg, slots=slots, chunk_size=window, rows_per_step=rows
+        cfg, slots=slots, chunk_size=window, refill=refill, rows_per_step=rows
     )
     got, _, _ = score_candidates(other, world, params, atoms[order])
     torch.testing.assert_close(

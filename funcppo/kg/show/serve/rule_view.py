@@ -13,7 +13,7 @@ from torch import Tensor
 from funcppo.kg.answers import Answerer
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.logic import triple_index
-from funcppo.kg.logic.consequences import iter_consequences
+from funcppo.kg.logic.fixpoint import iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import TAIL

@@ -1,0 +1,580 @@
+"""Verdicts and proofs: worked by hand; equal to a least model over Python sets, and to the lines of real files."""
+
+from __future__ import annotations
+
+import dataclasses
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.logic import fixpoint, kb
+from funcppo.kg.logic import prove as proving
+from funcppo.kg.logic.fixpoint import Verdict
+from funcppo.kg.logic.joins import RowBudget
+from funcppo.kg.logic.proof import check_proof
+from funcppo.kg.logic.prove import find_derivation, find_ground_body
+from tests import oracles
+from tests.kg.logic.test_fixpoint import GRAPH, heights
+from tests.learning import DATA
+from tests.oracles import Program, programs
+
+MANY = 10**9
+EDGE, PATH = 1, 2
+X, Y, Z = 5, 6, 7
+LOOP = Program(
+    4,
+    (2, 2),
+    ((EDGE, 1, 2), (EDGE, 2, 3), (EDGE, 3, 1), (EDGE, 3, 4)),
+    (((PATH, X, Y), (EDGE, X, Y)), ((PATH, X, Y), (PATH, X, Z), (EDGE, Z, Y))),
+)
+
+
+def prove(
+    program, atom, max_height=None, max_atoms=MANY, object_identity=False
+):
+    limits = dict(
+        max_height=max_height,
+        max_atoms=max_atoms,
+        object_identity=object_identity,
+    )
+    return proving.prove_ground(*kb.build(**program.arrays()), atom, **limits)
+
+
+def test_a_path_round_a_loop_has_a_proof_as_high_as_it_is_long():
+    found = prove(LOOP, (PATH, 1, 1))
+    assert (found.verdict, found.is_fact, found.height) == (
+        Verdict.PROVED,
+        False,
+        3,
+    )
+    goals = [(node.goal, node.rule) for node in found.proof.nodes]
+    assert goals == [
+        ((PATH, 1, 1), 1),
+        ((PATH, 1, 3), 1),
+        ((EDGE, 3, 1), None),
+        ((PATH, 1, 2), 0),
+        ((EDGE, 2, 3), None),
+        ((EDGE, 1, 2), None),
+    ]
+
+
+def test_a_fact_does_not_prove_itself():
+    stated = dataclasses.replace(
+        LOOP, facts=(*LOOP.facts, (PATH, 1, 3), (PATH, 4, 4))
+    )
+    found = prove(stated, (PATH, 1, 3))
+    assert (found.is_fact, found.verdict, found.height) == (
+        True,
+        Verdict.PROVED,
+        2,
+    )
+    found = prove(stated, (PATH, 4, 4))
+    assert (found.is_fact, found.verdict, found.proof) == (
+        True,
+        Verdict.REFUTED,
+        None,
+    )
+
+
+def test_with_object_identity_a_path_may_not_return_to_where_it_starts():
+    found = prove(LOOP, (PATH, 1, 1), object_identity=True)
+    assert (found.verdict, found.proof) == (Verdict.REFUTED, None)
+    found = prove(LOOP, (PATH, 1, 4), object_identity=True)
+    assert (found.verdict, found.height) == (Verdict.PROVED, 3)
+
+
+def test_the_checker_rejects_a_proof_that_binds_a_variable_to_a_constant_of_its_rule():
+    """p(X, 1) :- b(X, 2). b(1, 2). b(3, 2)."""
+    p, b, x = 1, 2, 4
+    program = Program(
+        3, (2, 2), ((b, 1, 2), (b, 3, 2)), (((p, x, 1), (b, x, 2)),)
+    )
+    arrays = program.arrays()
+    errors = [
+        check_proof(
+            prove(program, (p, value, 1)).proof,
+            {tuple(fact) for fact in arrays["facts"].tolist()},
+            arrays["rules"].tolist(),
+            n_constants=program.n_constants,
+            max_height=None,
+            leave_one_out=True,
+            object_identity=True,
+        )
+        for value in (1, 3)
+    ]
+    assert errors == [
+        [
+            "root: expected another constant for each variable, none of the rule's [1, 2], got [(4, 1)]"
+        ],
+        [],
+    ]
+    assert (
+        prove(program, (p, 1, 1), object_identity=True).verdict
+        == Verdict.REFUTED
+    )
+
+
+@given(programs, st.booleans(), st.data())
+@settings(max_examples=300)
+def test_verdict_and_height_are_those_of_the_least_model_without_the_query(
+    program, object_identity, data
+):
+    predicate = data.draw(st.integers(1, len(program.arity)))
+    args = data.draw(
+        st.tuples(
+            *[st.integers(1, program.n_constants)]
+            * program.arity[predicate - 1]
+        )
+    )
+    stated = [fact for fact in program.facts if fact[0] == predicate]
+    atom = (
+        data.draw(st.sampled_from(stated))
+        if stated and data.draw(st.booleans())
+        else (predicate, *args)
+    )
+    max_height = data.draw(st.none() | st.integers(0, 4))
+    rest = dataclasses.replace(
+        program, facts=tuple(fact for fact in program.facts if fact != atom)
+    )
+    height = oracles.least_model(rest, max_height, object_identity).get(atom)
+    arrays = program.arrays()
+    padded = (*atom, *[0] * (arrays["facts"].shape[1] - len(atom)))
+    found = prove(program, padded, max_height, object_identity=object_identity)
+    assert found.is_fact == (atom in program.facts)
+    assert found.verdict == (
+        Verdict.REFUTED if height is None else Verdict.PROVED
+    )
+    assert found.height == height
+    if height is not None:
+        facts = {tuple(fact) for fact in arrays["facts"].tolist()}
+        rules = arrays["rules"].tolist()
+        limits = dict(
+            n_constants=program.n_constants,
+            leave_one_out=True,
+            object_identity=object_identity,
+        )
+        assert found.proof.nodes[0].goal == padded
+        assert (
+            check_proof(found.proof, facts, rules, max_height=height, **limits)
+            == []
+        )
+        assert (
+            check_proof(
+                found.proof, facts, rules, max_height=height - 1, **limits
+            )
+            != []
+        )
+
+
+def test_the_step_past_max_atoms_is_still_taken_for_the_query_alone():
+    assert prove(LOOP, (PATH, 1, 2), max_atoms=4).height == 1
+    assert prove(LOOP, (PATH, 1, 3), max_atoms=4).verdict == Verdict.UNKNOWN
+    assert prove(LOOP, (PATH, 1, 3), max_atoms=8).height == 2
+
+
+@given(programs, st.booleans())
+@settings(max_examples=150)
+def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(
+    program, object_identity
+):
+    world, sizes = kb.build(**program.arrays())
+    model = fixpoint.least_model(
+        world,
+        sizes,
+        max_height=1,
+        max_atoms=MANY,
+        object_identity=object_identity,
+    )
+    atoms = set(oracles.least_model(program, 1, object_identity))
+    for fact in program.facts:
+        padded = (*fact, *[0] * (sizes.atom_width - len(fact)))
+        matching = {
+            found[0].id: found
+            for found in proving.matching_rules(
+                world, sizes, padded, object_identity=object_identity
+            )
+        }
+        for i, (head, *body) in enumerate(program.rules):
+            # an atom in place of the head keeps the constants of the whole rule
+            named = (0, *oracles.constants_of((head, *body), sizes.n_constants))
+            with_head = lambda k: (named, (-1, *head[1:]), *body[:k])  # noqa: B023
+            known = atoms | {(-1, *fact[1:])} if head[0] == fact[0] else atoms
+            fits = [
+                bool(
+                    oracles.groundings(
+                        with_head(k),
+                        known,
+                        program.n_constants,
+                        object_identity,
+                    )
+                )
+                for k in range(len(body) + 1)
+            ]
+            assert fits[0] == (i in matching)
+            if fits[0]:
+                found = matching[i]
+                expected = next((k for k, fit in enumerate(fits) if not fit), 0)
+                assert (
+                    proving.unsatisfied_prefix(model, found)
+                    == found[0].body[:expected]
+                )
+
+
+def test_a_proof_hundreds_of_steps_high_is_found_and_checked():
+    n = 150
+    chain = Program(
+        n,
+        (2, 1),
+        tuple((1, i, i + 1) for i in range(1, n)),
+        (((2, n + 1), (1, n + 2, n + 1), (2, n + 2)), ((2, 2), (1, 1, 2))),
+    )
+    found = prove(chain, (2, n, 0))
+    assert found.height == n - 1 and len(found.proof.nodes) == 2 * (n - 1)
+
+
+def test_a_predicate_with_the_id_of_a_variable_is_no_variable():
+    one = Program(1, (1, 1, 2), ((1, 1), (3, 1, 1)), (((2, 2), (1, 2)),))
+    model = fixpoint.least_model(
+        *kb.build(**one.arrays()), max_height=None, max_atoms=MANY
+    )
+    matched = lambda *atom: model.atoms[
+        fixpoint.matching_rows(model.atoms, atom, 1)
+    ].tolist()
+    assert (matched(2, 2, 0), matched(3, 2, 3), matched(3, 3, 3)) == (
+        [[2, 1, 0]],
+        [[3, 1, 1]],
+        [[3, 1, 1]],
+    )
+    assert prove(one, (2, 1, 0)).height == 1
+
+
+@pytest.mark.parametrize("max_height", [0, 1, 2, 3])
+def test_a_bound_on_the_height_refutes_within_it(max_height):
+    found = prove(LOOP, (PATH, 1, 1), max_height)
+    assert found.verdict == (
+        Verdict.PROVED if max_height == 3 else Verdict.REFUTED
+    )
+    assert len(found.model.n_atoms_after_step) <= max(max_height, 1)
+
+
+def test_failed_rules_name_what_no_atom_satisfies():
+    """path(4, 1): no edge leaves 4, so the first rule lacks its goal, and the second its first goal."""
+    found = prove(LOOP, (PATH, 4, 1))
+    assert found.verdict == Verdict.REFUTED
+    base, sizes = kb.build(**LOOP.arrays())
+    failed = proving.failed_rules(
+        base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=5
+    )
+    assert failed.n_matching == 2
+    assert [rule for rule, _ in failed.rules] == [0, 1]
+    assert failed.rules[0][1] == ((EDGE, 4, 1),)
+    assert [goal[:2] for goal in failed.rules[1][1]] == [(PATH, 4)]
+    first = proving.failed_rules(
+        base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=1
+    )
+    assert len(first.rules) == 1 and first.n_matching == 2
+
+
+# -- derivations
+
+
+def build(program, **options):
+    world, sizes = kb.build(**program.arrays())
+    return (
+        world,
+        sizes,
+        fixpoint.least_model(
+            world, sizes, max_height=None, max_atoms=MANY, **options
+        ),
+    )
+
+
+def unpadded(atoms):
+    return [tuple(term for term in atom if term) for atom in atoms]
+
+
+def test_derivations_worked_by_hand():
+    """path(1, 3) has height 2, by path(1, 2) and edge(2, 3); the first rule derives path(1, 2) from edge(1, 2)."""
+    found = find_derivation(*build(GRAPH), (PATH, 1, 3))
+    assert found == (1, ((PATH, 1, 2), (EDGE, 2, 3)))
+    assert find_derivation(*build(GRAPH), (PATH, 1, 2)) == (
+        0,
+        (
+            (
+                EDGE,
+                1,
+                2,
+            ),
+        ),
+    )
+
+
+def test_a_ground_body_worked_by_hand():
+    """p(1, 2) by p(X, Y) :- p(X, Z), p(Z, Y): only through p(1, 1) or p(2, 2), and so through p(1, 2) itself."""
+    x, y, z = 4, 5, 6
+    rules = (((1, x, y), (1, x, z), (1, z, y)), ((1, x, y), (2, y, x)))
+    program = Program(
+        3, (2, 2), ((1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 2, 1)), rules
+    )
+    base = kb.build(**program.arrays())
+    assert find_ground_body(*base, (1, 1, 2), 0, False) is None
+    assert find_ground_body(*base, (1, 1, 2), 1, False) == ((2, 2, 1),)
+    other = Program(3, (2, 2), (*program.facts, (1, 3, 2)), rules)
+    base = kb.build(**other.arrays())
+    assert find_ground_body(*base, (1, 1, 2), 0, False) == (
+        (1, 1, 3),
+        (1, 3, 2),
+    )
+
+
+@given(programs)
+@settings(max_examples=150)
+def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_heights(
+    program,
+):
+    for identity in (False, True):
+        world, sizes, model = build(program, object_identity=identity)
+        found = heights(model)
+        for padded, (atom, height) in zip(model.atoms.tolist(), found.items()):
+            if height:
+                i, body = find_derivation(world, sizes, model, tuple(padded))
+                below = {a for a, h in found.items() if h < height}
+                assert (
+                    i,
+                    [tuple(t for t in a if t) for a in body],
+                ) == _first_derivation(program, atom, below, identity)
+
+
+@given(programs)
+@settings(max_examples=100)
+def test_a_ground_body_is_the_smallest_of_its_rule_without_the_atom(program):
+    for identity in (False, True):
+        world, sizes, model = build(program, object_identity=identity)
+        found = heights(model)
+        for padded, atom in zip(model.atoms.tolist(), found):
+            for i in range(len(program.rules)):
+                others = set(program.facts) - {atom}
+                body = find_ground_body(
+                    world, sizes, tuple(padded), i, identity
+                )
+                expected = _smallest_body(program, i, atom, others, identity)
+                assert (None if body is None else unpadded(body)) == expected
+
+
+def _first_derivation(program, atom, below, identity):
+    for i in range(len(program.rules)):
+        body = _smallest_body(program, i, atom, below, identity)
+        if body is not None:
+            return i, body
+    raise AssertionError
+
+
+def _smallest_body(program, i, atom, below, identity):
+    rule = program.rules[i]
+    bindings = [
+        s
+        for s in oracles.groundings(rule, below, program.n_constants, identity)
+        if oracles.put(rule[0], s) == atom
+    ]
+    names = list(
+        dict.fromkeys(
+            t for a in rule[1:] for t in a[1:] if t > program.n_constants
+        )
+    )
+    if not bindings:
+        return None
+    smallest = min(bindings, key=lambda s: [s[v] for v in names])
+    return [oracles.put(a, smallest) for a in rule[1:]]
+
+
+def test_a_fact_and_an_underivable_atom_have_no_derivation():
+    world, sizes, model = build(GRAPH)
+    with pytest.raises(
+        ValueError, match="expected a derived atom of the model, got a fact"
+    ):
+        find_derivation(world, sizes, model, (EDGE, 1, 2))
+    with pytest.raises(
+        ValueError, match="expected a derived atom of the model, got none"
+    ):
+        find_derivation(world, sizes, model, (PATH, 4, 1))
+
+
+# -- facts proved from other facts
+
+P, Q, S = 1, 2, 3
+# p and q follow from each other, and q from s.
+CIRCLE = Program(
+    4,
+    (2, 2, 2),
+    ((P, 1, 2), (P, 3, 4), (P, 2, 3), (Q, 2, 3), (S, 1, 2)),
+    (
+        ((P, X, Y), (Q, X, Y)),
+        ((Q, X, Y), (P, X, Y)),
+        ((Q, X, Y), (S, X, Y)),
+    ),
+)
+
+
+def fact_heights(program, max_height, max_rows=MANY, facts=None, **options):
+    base, sizes = kb.build(**program.arrays())
+    found = proving.fact_heights(
+        base,
+        sizes,
+        base.facts if facts is None else facts,
+        max_height=max_height,
+        max_atoms=MANY,
+        budget=RowBudget(max_rows),
+        **options,
+    )
+    return found.height.tolist(), found.n_undecided
+
+
+@pytest.mark.parametrize(
+    ("max_height", "p_1_2"), [(0, -1), (1, -1), (2, 2), (3, 2), (None, 2)]
+)
+def test_a_fact_is_proved_from_other_facts_alone(max_height, p_1_2):
+    """In the order of the facts: p(1, 2), p(2, 3), p(3, 4), q(2, 3), s(1, 2).
+
+    p(1, 2) follows from s(1, 2) by q(1, 2); p(2, 3) and q(2, 3) from each other, in one step; p(3, 4) only by way of
+    q(3, 4), which nothing but p(3, 4) itself derives; no rule derives s.
+    """
+    in_one_step = -1 if max_height == 0 else 1
+    assert fact_heights(CIRCLE, max_height) == (
+        [p_1_2, in_one_step, -1, in_one_step, -1],
+        0,
+    )
+
+
+@pytest.mark.parametrize("object_identity", [False, True])
+@pytest.mark.parametrize("max_height", [1, 2, None])
+@given(program=programs)
+@settings(max_examples=40)
+def test_the_height_is_that_of_the_least_model_without_the_fact(
+    max_height, object_identity, program
+):
+    found, n_undecided = fact_heights(
+        program, max_height, object_identity=object_identity
+    )
+    assert n_undecided == 0
+    expected = []
+    for fact in program.facts:
+        others = tuple(other for other in program.facts if other != fact)
+        model = oracles.least_model(
+            dataclasses.replace(program, facts=others),
+            max_height,
+            object_identity=object_identity,
+        )
+        expected.append(model.get(fact, -1))
+    assert found == expected
+
+
+def test_what_a_bound_leaves_undecided_is_counted_and_not_proved():
+    """Nothing is decided within 0 rows; in between, those that are removed one by one are open."""
+    assert fact_heights(CIRCLE, None, max_rows=0) == ([-1] * 5, 5)
+    base, sizes = kb.build(**CIRCLE.arrays())
+    budget = RowBudget(MANY)
+    proving.fact_heights(
+        base,
+        sizes,
+        base.facts,
+        max_height=1,
+        max_atoms=MANY,
+        budget=budget,
+    )
+    # After the rules there are rows for the removal of one fact, but not for its T_P.
+    found, n_undecided = fact_heights(
+        CIRCLE, None, max_rows=budget.n_rows + sizes.n_facts
+    )
+    assert (found, n_undecided) == ([-1, 1, -1, 1, -1], 3)
+
+
+# -- real data
+
+
+def world_of(name, rules="rules.txt"):
+    data = load(DATA / name, DATA / name / rules)
+    return data, *kb.from_dataset(data)
+
+
+def read_rule(text):
+    """[(relation, X, Y)] of `h(X,Y) :- b(X,Z), ...`: head first, by splitting alone."""
+    atoms = (
+        text.replace(" ", "")
+        .replace(":-", "),")
+        .replace("),", ")|")
+        .replace("))", ")")
+        .split("|")
+    )
+    return [
+        (
+            atom[: atom.index("(")],
+            *atom[atom.index("(") + 1 :].strip(")").split(","),
+        )
+        for atom in atoms
+    ]
+
+
+def holds_in_the_files(data, found, facts, rule_lines):
+    """Whether every leaf is a line of train other than the root, and every step an instance of a line of the rules."""
+    name = lambda atom: (
+        data.predicates[atom[0] - 1],
+        *(data.entities[t - 1] for t in atom[1:]),
+    )
+    root = name(found.nodes[0].goal)
+    for node in found.nodes:
+        goal = name(node.goal)
+        if node.rule is None:
+            if (goal[1], goal[0], goal[2]) not in facts or goal == root:
+                return False
+            continue
+        binding: dict[str, str] = {}
+        for pattern, atom in zip(
+            read_rule(rule_lines[node.rule]),
+            [goal, *(name(found.nodes[c].goal) for c in node.children)],
+            strict=True,
+        ):
+            pairs = zip(pattern[1:], atom[1:])
+            if pattern[0] != atom[0] or any(
+                binding.setdefault(v, t) != t for v, t in pairs
+            ):
+                return False
+    return True
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
+@pytest.mark.parametrize(
+    ("name", "max_height", "n"),
+    [
+        ("family", 2, 8),
+        ("family_kns", 3, 10),
+        ("umls", 3, 25),
+        ("wn18rr", 1, 6),
+    ],
+)
+def test_proofs_hold_by_the_lines_of_the_files(name, max_height, n):
+    data, world, sizes = world_of(name)
+    lines = (DATA / name / "train.txt").read_text(encoding="utf-8")
+    facts = {tuple(line.split("\t")) for line in lines.splitlines()}
+    rule_lines = [
+        line.split("\t")[-1]
+        for line in (DATA / name / "rules.txt").read_text().splitlines()
+        if line
+    ]
+    sample = Random(0).sample(data.test.tolist(), n)
+    heights = []
+    for atom in sample:
+        found = proving.prove_ground(
+            world,
+            sizes,
+            tuple(atom),
+            max_height=max_height,
+            max_atoms=1_000_000,
+        )
+        assert (found.verdict == Verdict.PROVED) == (found.proof is not None)
+        if found.proof:
+            assert holds_in_the_files(data, found.proof, facts, rule_lines)
+            heights.append(found.height)
+    assert len(heights) >= n / 10 and max(heights) <= max_height
