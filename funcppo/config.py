@@ -53,9 +53,7 @@ class Schedule:
     end_factor: NonNegativeFloat = 0.0
     """Factor after the last update; ignored if the kind is constant."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +71,7 @@ class AdamConfig:
     decoupled_weight_decay: bool = True
     """Decay the weights directly (AdamW) instead of adding the decay to the gradient. Default: on."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,8 +50,8 @@ from funcppo.core.settings import (
     PositiveFloat,
     PositiveInt,
     Size,
-    check_field,
     check_fields,
+    check_value,
     field_types,
     parse_value,
 )
@@ -315,7 +315,7 @@ class Setting:
         """
         try:
             value = parse_value(self.annotation, text)
-            check_field(self.owner, self.field, value)
+            check_value(self.field, self.annotation, value)
         except ValueError as error:
             problem = error.problem if isinstance(error, FieldError) else error
             raise ValueError(f"{self.option}: {problem}") from None

@@ -151,17 +151,17 @@ def check_fields(config: object) -> None:
     Raises:
       FieldError: a value does not fit; the message names the field, what was expected, and the value.
     """
-    for field in field_types(type(config)):
-        check_field(type(config), field, getattr(config, field))
+    for field, annotation in field_types(type(config)).items():
+        check_value(field, annotation, getattr(config, field))
 
 
-def check_field(config_type: type, field: str, value: object) -> None:
-    """Check a value against the annotation of a field, before the dataclass is made.
+def check_value(field: str, annotation: object, value: object) -> None:
+    """Check a value against an annotation.
 
     Raises:
       FieldError: the value does not fit.
     """
-    expected = _expected_value(field_types(config_type)[field], value)
+    expected = _expected_value(annotation, value)
     if expected is not None:
         raise FieldError(field, expected, value)
 

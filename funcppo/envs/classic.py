@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,35 +50,69 @@ class EpisodeConfig:
 
     max_steps: Size  # steps after which an episode is truncated
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
-class _Body(Protocol):
-    """The state of a body in each row."""
+class BodyState(NamedTuple):
+    """State of a body in each row; each task says what its motion holds."""
 
-    @property
-    def motion(self) -> F32[Tensor, "B N"]: ...
-    @property
-    def steps(self) -> I64[Tensor, "B"]: ...
+    motion: F32[Tensor, "B N"]
+    steps: I64[Tensor, "B"]
 
 
-def _advance(
-    active: Bool[Tensor, "B"], motion: F32[Tensor, "B N"], state: _Body
-) -> tuple[F32[Tensor, "B N"], I64[Tensor, "B"]]:
-    """Motion and age after a step, which leaves finished rows as they are."""
-    return (
+def _transition(
+    cfg: Any,
+    state: BodyState,
+    motion: F32[Tensor, "B N"],
+    is_over: Callable[[Any, F32[Tensor, "B N"]], Bool[Tensor, "B"]],
+    reward: Callable[[Tensor, Tensor], F32[Tensor, "B"]],
+) -> tuple[BodyState, Timestep]:
+    """The state and the timestep after a motion, which leaves finished rows as they are.
+
+    Args:
+      is_over: whether a motion ends the episode.
+      reward: of the rows that had not finished, and of those that end.
+    """
+    active = ~(is_over(cfg, state.motion) | (state.steps >= cfg.max_steps))
+    next_state = BodyState(
         torch.where(active.unsqueeze(-1), motion, state.motion),
         torch.where(active, state.steps + 1, state.steps),
     )
+    terminated = is_over(cfg, next_state.motion)
+    return next_state, Timestep(
+        reward=reward(active, terminated),
+        terminated=terminated,
+        truncated=(next_state.steps >= cfg.max_steps) & ~terminated,
+    )
+
+
+def _never(cfg: Any, motion: F32[Tensor, "B N"]) -> Bool[Tensor, "B"]:
+    """Nothing but the time limit ends an episode."""
+    return torch.zeros_like(motion[:, 0], dtype=torch.bool)
+
+
+def _at_rest(key: I64[Tensor, "B 2"], motion: F32[Tensor, "B N"]) -> BodyState:
+    """The state of a first motion."""
+    return BodyState(motion, torch.zeros_like(key[:, 0]))
 
 
 def _observe_motion(
-    cfg: Any, world: NoWorld, state: _Body
+    cfg: Any, world: NoWorld, state: BodyState
 ) -> F32[Tensor, "B N"]:
     """The motion itself."""
     return state.motion
+
+
+def _runge_kutta(
+    derivative: Callable[[Tensor], Tensor], motion: Tensor, time_step: float
+) -> Tensor:
+    """The motion after one step of the classic Runge-Kutta method of order 4."""
+    half = time_step / 2
+    k1 = derivative(motion)
+    k2 = derivative(motion + half * k1)
+    k3 = derivative(motion + half * k2)
+    k4 = derivative(motion + time_step * k3)
+    return motion + time_step / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
 def _environment(
@@ -102,45 +136,38 @@ def _environment(
 # CartPole
 
 
-class CartPoleState(NamedTuple):
-    """State of the cart and the pole in each row."""
-
-    # Position m, velocity m/s, angle rad, angular velocity rad/s.
-    motion: F32[Tensor, "B 4"]
-    steps: I64[Tensor, "B"]
-
-
 def cartpole_reset(
     cfg: EpisodeConfig, world: NoWorld, key: I64[Tensor, "B 2"]
-) -> CartPoleState:
+) -> BodyState:
     """States near the upright rest: every number is uniform on [-0.05, 0.05)."""
-    return CartPoleState(
-        random.uniform(key, (4,), -0.05, 0.05), torch.zeros_like(key[:, 0])
-    )
+    return _at_rest(key, random.uniform(key, (4,), -0.05, 0.05))
 
 
 def cartpole_step(
     cfg: EpisodeConfig,
     world: NoWorld,
-    state: CartPoleState,
+    state: BodyState,
     action: I64[Tensor, "B"],
     key: I64[Tensor, "B 2"],
-) -> tuple[CartPoleState, Timestep]:
+) -> tuple[BodyState, Timestep]:
     """Make one explicit Euler step; the reward is 1 for every step that begins upright.
 
     Args:
+      state: its motion is position m, velocity m/s, angle rad, angular velocity rad/s.
       action: 0 pushes left, 1 right.
       key: unused: the step is deterministic.
     """
-    active = ~(_has_fallen(state) | (state.steps >= cfg.max_steps))
     force = torch.where(action == 1, 10.0, -10.0)  # N
-    motion = _euler_step(state.motion, force)
-    next_state = CartPoleState(*_advance(active, motion, state))
-    return next_state, Timestep(
-        reward=active.to(state.motion.dtype),
-        terminated=_has_fallen(next_state),
-        truncated=next_state.steps >= cfg.max_steps,
+    next_state, (reward, terminated, _) = _transition(
+        cfg,
+        state,
+        _euler_step(state.motion, force),
+        _has_fallen,
+        lambda active, _: active.to(state.motion.dtype),
     )
+    # As in Gymnasium, a pole that falls in the last step is truncated, too.
+    truncated = next_state.steps >= cfg.max_steps
+    return next_state, Timestep(reward, terminated, truncated)
 
 
 def _euler_step(
@@ -180,10 +207,12 @@ def _euler_step(
     )
 
 
-def _has_fallen(state: CartPoleState) -> Bool[Tensor, "B"]:
+def _has_fallen(
+    cfg: EpisodeConfig, motion: F32[Tensor, "B 4"]
+) -> Bool[Tensor, "B"]:
     """Whether the cart is more than 2.4 m from the middle, or the pole more than 12 degrees from upright."""
-    return (state.motion[:, 0].abs() > 2.4) | (
-        state.motion[:, 2].abs() > 12 * 2 * math.pi / 360
+    return (motion[:, 0].abs() > 2.4) | (
+        motion[:, 2].abs() > 12 * 2 * math.pi / 360
     )
 
 
@@ -213,34 +242,25 @@ class PendulumConfig:
     max_steps: Size
     reward_scale: Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
-
-
-class PendulumState(NamedTuple):
-    """State of the pole in each row."""
-
-    motion: F32[Tensor, "B 2"]  # angle rad, 0 upright; angular velocity rad / s
-    steps: I64[Tensor, "B"]
+    __post_init__ = check_fields
 
 
 def pendulum_reset(
     cfg: PendulumConfig, world: NoWorld, key: I64[Tensor, "B 2"]
-) -> PendulumState:
+) -> BodyState:
     """States of any angle, with an angular velocity uniform on [-1, 1)."""
     unit = random.uniform(key, (2,), -1.0, 1.0)
     motion = torch.stack([math.pi * unit[:, 0], unit[:, 1]], -1)
-    return PendulumState(motion, torch.zeros_like(key[:, 0]))
+    return _at_rest(key, motion)
 
 
 def pendulum_step(
     cfg: PendulumConfig,
     world: NoWorld,
-    state: PendulumState,
+    state: BodyState,
     action: F32[Tensor, "B 1"],
     key: I64[Tensor, "B 2"],
-) -> tuple[PendulumState, Timestep]:
+) -> tuple[BodyState, Timestep]:
     """Make one semi-implicit Euler step.
 
         reward = -(angle^2 + 0.1 angular_velocity^2 + 0.001 torque^2)
@@ -248,6 +268,7 @@ def pendulum_step(
     of the state before the step, with the angle in [-pi, pi).
 
     Args:
+      state: its motion is the angle, rad, 0 upright, and the angular velocity, rad / s.
       action: the torque in N m, clipped to +-2.
       key: unused: the step is deterministic.
     """
@@ -255,7 +276,6 @@ def pendulum_step(
     mass = 1.0  # kg
     length = 1.0  # m
     time_step = 0.05  # s
-    active = state.steps < cfg.max_steps
     angle, angular_velocity = state.motion.unbind(-1)
     torque = action.squeeze(-1).clamp(-2.0, 2.0)
 
@@ -272,17 +292,17 @@ def pendulum_step(
     )
     motion = torch.stack([angle + time_step * next_velocity, next_velocity], -1)
 
-    next_state = PendulumState(*_advance(active, motion, state))
-    truncated = next_state.steps >= cfg.max_steps
-    return next_state, Timestep(
-        reward=torch.where(active, -cfg.reward_scale * cost, 0.0),
-        terminated=torch.zeros_like(truncated),
-        truncated=truncated,
+    return _transition(
+        cfg,
+        state,
+        motion,
+        _never,
+        lambda active, _: torch.where(active, -cfg.reward_scale * cost, 0.0),
     )
 
 
 def pendulum_observe(
-    cfg: PendulumConfig, world: NoWorld, state: PendulumState
+    cfg: PendulumConfig, world: NoWorld, state: BodyState
 ) -> F32[Tensor, "B 3"]:
     """Cosine and sine of the angle, angular velocity."""
     angle, angular_velocity = state.motion.unbind(-1)
@@ -314,59 +334,39 @@ def pendulum(
 # Acrobot
 
 
-class AcrobotState(NamedTuple):
-    """State of both links in each row."""
-
-    # Angle of the first link, 0 hanging down, and of the second relative to it, rad; their angular velocities, rad / s.
-    motion: F32[Tensor, "B 4"]
-    steps: I64[Tensor, "B"]
-
-
 def acrobot_reset(
     cfg: EpisodeConfig, world: NoWorld, key: I64[Tensor, "B 2"]
-) -> AcrobotState:
+) -> BodyState:
     """States near the hanging rest: every number is uniform on [-0.1, 0.1)."""
-    return AcrobotState(
-        random.uniform(key, (4,), -0.1, 0.1), torch.zeros_like(key[:, 0])
-    )
+    return _at_rest(key, random.uniform(key, (4,), -0.1, 0.1))
 
 
 def acrobot_step(
     cfg: EpisodeConfig,
     world: NoWorld,
-    state: AcrobotState,
+    state: BodyState,
     action: I64[Tensor, "B"],
     key: I64[Tensor, "B 2"],
-) -> tuple[AcrobotState, Timestep]:
+) -> tuple[BodyState, Timestep]:
     """Make one Runge-Kutta step of fourth order; the reward is -1 for every step that does not reach the goal.
 
     Args:
+      state: its motion is the angle of the first link, 0 hanging down, and of the second relative to it, rad, and
+        their angular velocities, rad / s.
       action: 0, 1, 2 apply a torque of -1, 0, 1 N m.
       key: unused: the step is deterministic.
     """
-    active = ~(_is_swung_up(state) | (state.steps >= cfg.max_steps))
     torque = (action - 1).to(state.motion.dtype)
-    motion = _bound(_runge_kutta_step(state.motion, torque))
-    next_state = AcrobotState(*_advance(active, motion, state))
-    terminated = _is_swung_up(next_state)
-    return next_state, Timestep(
-        reward=-(active & ~terminated).to(state.motion.dtype),
-        terminated=terminated,
-        truncated=(next_state.steps >= cfg.max_steps) & ~terminated,
+    motion = _runge_kutta(
+        lambda motion: _derivative(motion, torque), state.motion, 0.2
     )
-
-
-def _runge_kutta_step(
-    motion: F32[Tensor, "B 4"], torque: F32[Tensor, "B"]
-) -> F32[Tensor, "B 4"]:
-    """The motion after one time step under a constant torque, N m."""
-    time_step = 0.2  # s
-    half = time_step / 2
-    k1 = _derivative(motion, torque)
-    k2 = _derivative(motion + half * k1, torque)
-    k3 = _derivative(motion + half * k2, torque)
-    k4 = _derivative(motion + time_step * k3, torque)
-    return motion + time_step / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return _transition(
+        cfg,
+        state,
+        _bound(motion),
+        _is_swung_up,
+        lambda active, is_up: -(active & ~is_up).to(motion.dtype),
+    )
 
 
 def _derivative(
@@ -420,7 +420,7 @@ def _bound(motion: F32[Tensor, "B 4"]) -> F32[Tensor, "B 4"]:
 
 
 def acrobot_observe(
-    cfg: EpisodeConfig, world: NoWorld, state: AcrobotState
+    cfg: EpisodeConfig, world: NoWorld, state: BodyState
 ) -> F32[Tensor, "B 6"]:
     """Cosine and sine of the first angle, of the second angle, both angular velocities."""
     angle1, angle2, velocity1, velocity2 = state.motion.unbind(-1)
@@ -437,9 +437,11 @@ def acrobot_observe(
     )
 
 
-def _is_swung_up(state: AcrobotState) -> Bool[Tensor, "B"]:
+def _is_swung_up(
+    cfg: EpisodeConfig, motion: F32[Tensor, "B 4"]
+) -> Bool[Tensor, "B"]:
     """Whether the lower end is more than 1 m above the fixed one."""
-    angle1, angle2 = state.motion[:, 0], state.motion[:, 1]
+    angle1, angle2 = motion[:, 0], motion[:, 1]
     height = -torch.cos(angle1) - torch.cos(angle1 + angle2)
     return height > 1.0
 
@@ -461,9 +463,6 @@ def acrobot(*, max_steps: int = 500) -> AnyEnvironment:
 
 # MountainCar. Positions are in units of length, velocities in units of length a step.
 
-MIN_POSITION = -1.2
-MAX_POSITION = 0.6
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MountainCarConfig:
@@ -473,56 +472,51 @@ class MountainCarConfig:
     max_steps: Size
     # least velocity at which the goal counts as reached
     goal_velocity: Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
-    goal_position: Annotated[float, Range(MIN_POSITION, MAX_POSITION)]
+    goal_position: Annotated[float, Range(-1.2, 0.6)]
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
-
-
-class MountainCarState(NamedTuple):
-    """State of the car in each row."""
-
-    motion: F32[Tensor, "B 2"]  # position, velocity
-    steps: I64[Tensor, "B"]
+    __post_init__ = check_fields
 
 
 def mountain_car_reset(
     cfg: MountainCarConfig, world: NoWorld, key: I64[Tensor, "B 2"]
-) -> MountainCarState:
+) -> BodyState:
     """States at rest near the bottom: positions are uniform on [-0.6, -0.4)."""
     position = random.uniform(key, (), -0.6, -0.4)
     motion = torch.stack([position, torch.zeros_like(position)], -1)
-    return MountainCarState(motion, torch.zeros_like(key[:, 0]))
+    return _at_rest(key, motion)
 
 
 def mountain_car_step(
     cfg: MountainCarConfig,
     world: NoWorld,
-    state: MountainCarState,
+    state: BodyState,
     action: I64[Tensor, "B"],
     key: I64[Tensor, "B 2"],
-) -> tuple[MountainCarState, Timestep]:
+) -> tuple[BodyState, Timestep]:
     """Make one step; the reward is -1 for every step.
 
     Args:
+      state: its motion is position and velocity.
       action: 0 drives left, 1 coasts, 2 drives right.
       key: unused: the step is deterministic.
     """
     force = 0.001 * (action - 1).to(state.motion.dtype)
-    active, next_state, at_goal = _drive(cfg, state, force)
-    reward = -active.to(state.motion.dtype)
-    is_late = next_state.steps >= cfg.max_steps
-    return next_state, Timestep(reward, at_goal, is_late & ~at_goal)
+    return _transition(
+        cfg,
+        state,
+        _drive(state.motion, force),
+        _is_at_goal,
+        lambda active, _: -active.to(force.dtype),
+    )
 
 
 def mountain_car_continuous_step(
     cfg: MountainCarConfig,
     world: NoWorld,
-    state: MountainCarState,
+    state: BodyState,
     action: F32[Tensor, "B 1"],
     key: I64[Tensor, "B 2"],
-) -> tuple[MountainCarState, Timestep]:
+) -> tuple[BodyState, Timestep]:
     """Make one step; the reward is 100 at the goal, less 0.1 times the square of the action.
 
     Args:
@@ -531,37 +525,35 @@ def mountain_car_continuous_step(
     """
     action = action.squeeze(-1)
     force = 0.0015 * action.clamp(-1.0, 1.0)
-    active, next_state, at_goal = _drive(cfg, state, force)
 
-    gain = 100.0 * at_goal.to(state.motion.dtype)
-    reward = torch.where(active, gain - 0.1 * action**2, 0.0)
-    is_late = next_state.steps >= cfg.max_steps
-    return next_state, Timestep(reward, at_goal, is_late & ~at_goal)
+    def reward(active: Tensor, at_goal: Tensor) -> Tensor:
+        gain = 100.0 * at_goal.to(force.dtype)
+        return torch.where(active, gain - 0.1 * action**2, 0.0)
+
+    motion = _drive(state.motion, force)
+    return _transition(cfg, state, motion, _is_at_goal, reward)
 
 
 def _drive(
-    cfg: MountainCarConfig, state: MountainCarState, force: F32[Tensor, "B"]
-) -> tuple[Bool[Tensor, "B"], MountainCarState, Bool[Tensor, "B"]]:
-    """Which rows had not finished, the state after a step under a force, and which rows are at the goal then."""
-    active = ~(_is_at_goal(cfg, state) | (state.steps >= cfg.max_steps))
-    position, velocity = state.motion.unbind(-1)
+    motion: F32[Tensor, "B 2"], force: F32[Tensor, "B"]
+) -> F32[Tensor, "B 2"]:
+    """The motion after a step under a force."""
+    left_end, right_end = -1.2, 0.6
+    position, velocity = motion.unbind(-1)
     velocity = velocity + force - 0.0025 * torch.cos(3 * position)
     velocity = velocity.clamp(-0.07, 0.07)
-    position = (position + velocity).clamp(MIN_POSITION, MAX_POSITION)
+    position = (position + velocity).clamp(left_end, right_end)
 
     # The wall on the left stops the car.
-    is_stopped = (position <= MIN_POSITION) & (velocity < 0)
+    is_stopped = (position <= left_end) & (velocity < 0)
     velocity = torch.where(is_stopped, 0.0, velocity)
-
-    motion = torch.stack([position, velocity], -1)
-    next_state = MountainCarState(*_advance(active, motion, state))
-    return active, next_state, _is_at_goal(cfg, next_state)
+    return torch.stack([position, velocity], -1)
 
 
 def _is_at_goal(
-    cfg: MountainCarConfig, state: MountainCarState
+    cfg: MountainCarConfig, motion: F32[Tensor, "B 2"]
 ) -> Bool[Tensor, "B"]:
-    position, velocity = state.motion.unbind(-1)
+    position, velocity = motion.unbind(-1)
     return (position >= cfg.goal_position) & (velocity >= cfg.goal_velocity)
 
 
@@ -610,11 +602,6 @@ def mountain_car_continuous(
 # Reacher
 
 LINK_LENGTH = 0.5  # m, of each link
-LINK_MASS = 1.0  # kg, of each link
-LINK_CENTRE = LINK_LENGTH / 2  # m, from a joint to the centre of mass
-LINK_INERTIA = (
-    LINK_MASS * LINK_LENGTH**2 / 12
-)  # kg m^2, of a rod about its centre
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -626,9 +613,7 @@ class ReacherConfig:
     damping: NonNegativeFloat  # N m s / rad, of each joint
     gravity: NonNegativeFloat  # m / s^2, along -y
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 class ReacherState(NamedTuple):
@@ -670,29 +655,26 @@ def acceleration(
     first, second = angle.unbind(-1)
     first_velocity, second_velocity = velocity.unbind(-1)
 
+    # Links are uniform rods of 1 kg: their centres, and their inertia about these.
+    centre = LINK_LENGTH / 2
+    rod = LINK_LENGTH**2 / 12
+
     # The inertia matrix M.
-    coupling = LINK_MASS * LINK_LENGTH * LINK_CENTRE * torch.cos(second)
-    inertia_22 = LINK_MASS * LINK_CENTRE**2 + LINK_INERTIA
+    lever = LINK_LENGTH * centre
+    coupling = lever * torch.cos(second)
+    inertia_22 = centre**2 + rod
     inertia_12 = inertia_22 + coupling
-    inertia_11 = (
-        inertia_22
-        + LINK_INERTIA
-        + LINK_MASS * (LINK_CENTRE**2 + LINK_LENGTH**2)
-        + 2 * coupling
-    )
+    inertia_11 = inertia_22 + rod + centre**2 + LINK_LENGTH**2 + 2 * coupling
 
     # Coriolis and centrifugal terms C q'.
-    h = -LINK_MASS * LINK_LENGTH * LINK_CENTRE * torch.sin(second)
+    h = -lever * torch.sin(second)
     coriolis_1 = h * second_velocity * (2 * first_velocity + second_velocity)
     coriolis_2 = -h * first_velocity**2
 
-    second_weight = (
-        LINK_MASS * LINK_CENTRE * cfg.gravity * torch.cos(first + second)
-    )
-    first_weight = (
-        LINK_MASS * (LINK_CENTRE + LINK_LENGTH) * cfg.gravity * torch.cos(first)
-        + second_weight
-    )
+    second_weight = centre * cfg.gravity * torch.cos(first + second)
+    first_weight = (centre + LINK_LENGTH) * cfg.gravity * torch.cos(
+        first
+    ) + second_weight
     net = torque - cfg.damping * velocity
     force_1 = net[..., 0] - coriolis_1 - first_weight
     force_2 = net[..., 1] - coriolis_2 - second_weight
@@ -704,25 +686,6 @@ def acceleration(
             (inertia_11 * force_2 - inertia_12 * force_1) / determinant,
         ],
         -1,
-    )
-
-
-def _integrate(
-    cfg: ReacherConfig, angle: Tensor, velocity: Tensor, torque: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One step of the classic Runge-Kutta method of order 4, under a constant torque."""
-    dt = 0.05 / 4  # s
-    v1 = velocity
-    a1 = acceleration(cfg, angle, v1, torque)
-    v2 = velocity + dt / 2 * a1
-    a2 = acceleration(cfg, angle + dt / 2 * v1, v2, torque)
-    v3 = velocity + dt / 2 * a2
-    a3 = acceleration(cfg, angle + dt / 2 * v2, v3, torque)
-    v4 = velocity + dt * a3
-    a4 = acceleration(cfg, angle + dt * v3, v4, torque)
-    return (
-        angle + dt / 6 * (v1 + 2 * v2 + 2 * v3 + v4),
-        velocity + dt / 6 * (a1 + 2 * a2 + 2 * a3 + a4),
     )
 
 
@@ -757,9 +720,17 @@ def reacher_step(
     """
     active = state.steps < cfg.max_steps
     action = action.clamp(-1.0, 1.0)
-    angle, velocity = state.angle, state.velocity
+
+    def derivative(motion: Tensor) -> Tensor:
+        angle, velocity = motion[:, :2], motion[:, 2:]
+        return torch.cat(
+            [velocity, acceleration(cfg, angle, velocity, action)], -1
+        )
+
+    motion = torch.cat([state.angle, state.velocity], -1)
     for _ in range(4):
-        angle, velocity = _integrate(cfg, angle, velocity, action)
+        motion = _runge_kutta(derivative, motion, 0.05 / 4)
+    angle, velocity = motion[:, :2], motion[:, 2:]
 
     rows = active.unsqueeze(-1)
     next_state = ReacherState(
@@ -829,9 +800,7 @@ class RecallConfig:
     n_steps: Size  # of an episode; the last one counts
     n_cues: Size  # cues, and actions
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 class RecallState(NamedTuple):

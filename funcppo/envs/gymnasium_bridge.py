@@ -63,9 +63,7 @@ class GymnasiumConfig:
         Size | None
     )  # actions of `info["action_mask"]`, if it is observed
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 class EnvState(NamedTuple):

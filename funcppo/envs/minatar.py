@@ -42,9 +42,7 @@ class GameConfig:
     # probability that the last action is repeated
     sticky_probability: UnitInterval = STICKY_PROBABILITY
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 def is_action(

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from funcppo.core.settings import (
     Size,
     UnitInterval,
     check_fields,
+    check_value,
 )
 from funcppo.core.types import F64, I64, Bool
 from funcppo.envs import base
@@ -39,14 +41,6 @@ from funcppo.interfaces import (
 )
 
 EPSILON = 1e-8  # Gymnasium's, added to variances
-GAMMA = 0.99  # Gymnasium's
-INITIAL_COUNT = 1e-4  # Gymnasium's, of observations before the first one
-
-
-class BeginFn(Protocol):
-    """Builds a wrapper's state of an episode from the state of the environment in it after a reset."""
-
-    def __call__(self, cfg: Wrapped, world: Any, inner: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +48,10 @@ class Wrapped:
     """The settings of a wrapped environment."""
 
     env: AnyEnvironment  # what is wrapped
-    begin: BeginFn
+    # the wrapper's state of an episode, from the state of the environment in it after a reset
+    begin: Callable[[Wrapped, Any, Any], Any]
     settings: Any = None  # of the wrapper
+    kept: tuple[str, ...] = ()  # fields of its state that outlive an episode
 
 
 class PlainState(NamedTuple):
@@ -65,7 +61,11 @@ class PlainState(NamedTuple):
 
 
 def _wrap(
-    env: AnyEnvironment, begin: BeginFn, settings: Any = None, **changes: Any
+    env: AnyEnvironment,
+    begin: Callable[[Wrapped, Any, Any], Any],
+    settings: Any = None,
+    kept: tuple[str, ...] = (),
+    **changes: Any,
 ) -> AnyEnvironment:
     """`env` in a wrapper; `changes` are fields of the result beside those of a wrapper that does nothing.
 
@@ -74,7 +74,7 @@ def _wrap(
     """
     _spec(env)
     fields: dict[str, Any] = {
-        "cfg": Wrapped(env=env, begin=begin, settings=settings),
+        "cfg": Wrapped(env=env, begin=begin, settings=settings, kept=kept),
         "reset": _reset,
         "step_functional": _step,
         "observe": _observe,
@@ -152,19 +152,20 @@ def _restart_inner(
 def _restart(
     cfg: Wrapped, world: Any, state: Any, finished: Tensor, reset_state: Any
 ) -> Any:
-    """Finished rows begin again, with what the environment inside keeps of them."""
+    """Finished rows begin again, but for what the wrapper and the environment inside keep of them."""
     inner = _restart_inner(cfg, world, state, finished, reset_state)
     # `reset_state` was built from an inner state that had nothing to keep.
-    begun = cfg.begin(cfg, world, inner)
-    return _with(tree.where(finished, begun, state), inner=inner)
+    begun = tree.where(finished, cfg.begin(cfg, world, inner), state)
+    kept = {name: getattr(state, name) for name in cfg.kept}
+    # By `_replace` PyTorch 2.11 compiles no function that returns its result, as a rollout step does.
+    fields = dict(zip(state._fields, begun)) | kept
+    return type(state)(**(fields | {"inner": inner}))
 
 
-def _with(state: Any, **changes: Any) -> Any:
-    """A wrapper's state with other fields.
-
-    `_replace` would do, but PyTorch 2.11 compiles no function that returns its result, as a rollout step does.
-    """
-    return type(state)(**(dict(zip(state._fields, state)) | changes))
+def _fill(inner: Any, value: float, dtype: torch.dtype | None = None) -> Tensor:
+    """A number for each row of a state."""
+    first = tree.leaves(inner)[0]
+    return torch.full(first.shape[:1], value, dtype=dtype, device=first.device)
 
 
 def _is_finished(timestep: Timestep) -> Bool[Tensor, "B"]:
@@ -200,17 +201,6 @@ def stand_in_env(env: AnyEnvironment) -> AnyEnvironment:
 # Time limit
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimeLimitConfig:
-    """Settings of a time limit."""
-
-    max_steps: Size  # steps after which an episode is truncated
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
-
-
 class TimeLimitState(NamedTuple):
     """The state inside, and the age and end of each row's episode."""
 
@@ -225,22 +215,19 @@ def time_limit(env: AnyEnvironment, max_steps: int) -> AnyEnvironment:
 
     A limit of the environment itself stays in force.
     """
-    cfg = TimeLimitConfig(max_steps=max_steps)
+    check_value("max_steps", Size, max_steps)
     return _wrap(
         env,
         _begin_time_limit,
-        cfg,
+        max_steps,
         step_functional=_step_time_limit,
         truncates=True,
     )
 
 
 def _begin_time_limit(cfg: Wrapped, world: Any, inner: Any) -> TimeLimitState:
-    n_rows = tree.leaves(inner)[0].shape[:1]
-    device = tree.leaves(inner)[0].device
-    never = torch.zeros(n_rows, dtype=torch.bool, device=device)
-    steps = torch.zeros(n_rows, dtype=torch.int64, device=device)
-    return TimeLimitState(inner, steps, never, never)
+    never = _fill(inner, False, torch.bool)
+    return TimeLimitState(inner, _fill(inner, 0, torch.int64), never, never)
 
 
 def _step_time_limit(
@@ -253,7 +240,7 @@ def _step_time_limit(
     active = ~(state.terminated | state.truncated)
     stepped, timestep = _inner_step(cfg, world, state, action, key)
     steps = torch.where(active, state.steps + 1, state.steps)
-    is_late = (steps >= cfg.settings.max_steps) & ~timestep.terminated
+    is_late = (steps >= cfg.settings) & ~timestep.terminated
 
     # The environment inside knows nothing of this limit: a row cut by it is stepped, and the step discarded.
     next_state = TimeLimitState(
@@ -288,21 +275,16 @@ class MomentsConfig:
     # Whether all rows share their moments; else each has its own, as Gymnasium's wrappers of one environment.
     shared: bool = True
     epsilon: PositiveFloat = EPSILON  # added to the variance
-    gamma: UnitInterval = GAMMA  # discount of the returns that scale rewards
+    gamma: UnitInterval = 0.99  # discount of the returns that scale rewards
     evaluation: bool = False  # moments stay, rewards are not scaled
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 def _initial_moments(x: Tensor) -> Moments:
-    """Mean 0 and variance 1, of a weight that the first number outweighs."""
+    """Mean 0 and variance 1, of Gymnasium's weight, which the first number outweighs."""
     mean = torch.zeros_like(x, dtype=torch.float64)
-    count = torch.full(
-        x.shape[:1], INITIAL_COUNT, dtype=torch.float64, device=x.device
-    )
-    return Moments(mean, torch.ones_like(mean), count)
+    return Moments(mean, torch.ones_like(mean), _fill(x, 1e-4, torch.float64))
 
 
 def _update_moments(
@@ -394,7 +376,7 @@ def _begin_normalize_observation(
     cfg: Wrapped, world: Any, inner: Any
 ) -> NormalizeObservationState:
     x = _features(_inner_observe(cfg, world, inner))
-    never = torch.zeros(x.shape[:1], dtype=torch.bool, device=x.device)
+    never = _fill(x, False, torch.bool)
     moments = _update_moments(cfg.settings, _initial_moments(x), x, ~never)
     return NormalizeObservationState(inner, moments, never)
 
@@ -462,7 +444,7 @@ class NormalizeRewardState(NamedTuple):
 def normalize_reward(
     env: AnyEnvironment,
     *,
-    gamma: float = GAMMA,
+    gamma: float = 0.99,
     shared: bool = True,
     epsilon: float = EPSILON,
 ) -> AnyEnvironment:
@@ -479,18 +461,15 @@ def normalize_reward(
         env,
         _begin_normalize_reward,
         MomentsConfig(shared=shared, epsilon=epsilon, gamma=gamma),
+        kept=("discounted_return", "moments"),
         step_functional=_step_normalize_reward,
-        restart=_restart_normalize_reward,
     )
 
 
 def _begin_normalize_reward(
     cfg: Wrapped, world: Any, inner: Any
 ) -> NormalizeRewardState:
-    first = tree.leaves(inner)[0]
-    zero = torch.zeros(
-        first.shape[:1], dtype=torch.float64, device=first.device
-    )
+    zero = _fill(inner, 0.0, torch.float64)
     return NormalizeRewardState(
         inner, zero, _initial_moments(zero), zero.to(torch.bool)
     )
@@ -525,29 +504,7 @@ def _step_normalize_reward(
     return next_state, timestep._replace(reward=reward)
 
 
-def _restart_normalize_reward(
-    cfg: Wrapped,
-    world: Any,
-    state: NormalizeRewardState,
-    finished: Tensor,
-    reset_state: NormalizeRewardState,
-) -> NormalizeRewardState:
-    inner = _restart_inner(cfg, world, state, finished, reset_state)
-    return _with(state, inner=inner, finished=state.finished & ~finished)
-
-
 # Frame stack
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrameStackConfig:
-    """Settings of a frame stack."""
-
-    n_frames: Size  # observations in a stack
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
 
 
 class FrameStackState(NamedTuple):
@@ -568,7 +525,7 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
       env: observes one tensor [B, ..., F], and the result [B, ..., n_frames * F]; or a `MaskedObservation`, whose
         features are stacked, beside the mask of the last one.
     """
-    settings = FrameStackConfig(n_frames=n_frames)
+    check_value("n_frames", Size, n_frames)
     spec = _spec(env)
     if spec is not None:
         *axes, n_features = spec.shape
@@ -580,7 +537,7 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
     return _wrap(
         env,
         _begin_frame_stack,
-        settings,
+        n_frames,
         step_functional=_step_frame_stack,
         observe=_observe_frame_stack,
         spec=spec,
@@ -590,8 +547,8 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
 def _begin_frame_stack(cfg: Wrapped, world: Any, inner: Any) -> FrameStackState:
     obs = _inner_observe(cfg, world, inner)
     x = _features(obs)
-    frames = torch.stack([x] * cfg.settings.n_frames, 1)
-    finished = torch.zeros(x.shape[:1], dtype=torch.bool, device=x.device)
+    frames = torch.stack([x] * cfg.settings, 1)
+    finished = _fill(x, False, torch.bool)
     return FrameStackState(inner, frames, finished, _action_mask(obs))
 
 
@@ -631,17 +588,6 @@ def _observe_frame_stack(
 # Actions
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StickyActionsConfig:
-    """Settings of sticky actions."""
-
-    probability: UnitInterval  # that the last action is repeated
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
-
-
 class StickyActionsState(NamedTuple):
     """The state inside, and the action that was executed last."""
 
@@ -667,10 +613,11 @@ def sticky_actions(
         raise ValueError(
             "env.spec: expected an EnvironmentSpec for the shape of actions, got None"
         )
+    check_value("probability", UnitInterval, probability)
     return _wrap(
         env,
         _begin_sticky_actions,
-        StickyActionsConfig(probability=probability),
+        probability,
         step_functional=_step_sticky_actions,
     )
 
@@ -678,13 +625,13 @@ def sticky_actions(
 def _begin_sticky_actions(
     cfg: Wrapped, world: Any, inner: Any
 ) -> StickyActionsState:
-    first, spec = tree.leaves(inner)[0], cfg.env.spec
-    never = torch.zeros(first.shape[:1], dtype=torch.bool, device=first.device)
+    spec = cast(EnvironmentSpec, cfg.env.spec)
+    never = _fill(inner, False, torch.bool)
     action = never.to(torch.int64)
-    if spec is not None and spec.continuous_actions:
+    if spec.continuous_actions:
         components = never.unsqueeze(-1).expand(-1, spec.action_size)
         action = components.to(torch.float32)
-    elif spec is not None and spec.action_sizes is not None:
+    elif spec.action_sizes is not None:
         action = action.unsqueeze(-1).expand(-1, len(spec.action_sizes))
     return StickyActionsState(inner, action, never)
 
@@ -697,7 +644,7 @@ def _step_sticky_actions(
     key: Tensor,
 ) -> tuple[StickyActionsState, Timestep]:
     key, sticky_key = random.split(key).unbind(-2)
-    is_sticky = random.uniform(sticky_key, ()) < cfg.settings.probability
+    is_sticky = random.uniform(sticky_key, ()) < cfg.settings
     executed = tree.where(
         is_sticky & state.has_acted, state.last_action, action
     )
@@ -710,31 +657,6 @@ def _step_sticky_actions(
     return tree.where(finished, kept, next_state), timestep
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ActionRangeConfig:
-    """Settings of clipped or rescaled actions."""
-
-    low: Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
-    high: Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
-        if self.low >= self.high:
-            raise ValueError(
-                f"high: expected more than low = {self.low}, got {self.high}"
-            )
-
-
-def _check_continuous(env: AnyEnvironment) -> None:
-    """Raise ValueError if the environment states discrete actions."""
-    spec = _spec(env)
-    if spec is not None and not spec.continuous_actions:
-        raise ValueError(
-            "env.spec: expected continuous actions, got discrete ones"
-        )
-
-
 def clip_action(
     env: AnyEnvironment, low: float = -1.0, high: float = 1.0
 ) -> AnyEnvironment:
@@ -743,16 +665,7 @@ def clip_action(
     Raises:
       ValueError: actions are discrete, which would be other ones then.
     """
-    _check_continuous(env)
-    cfg = ActionRangeConfig(low=low, high=high)
-    return _wrap(env, _begin_plain, cfg, step_functional=_step_clip_action)
-
-
-def _step_clip_action(
-    cfg: Wrapped, world: Any, state: PlainState, action: Tensor, key: Tensor
-) -> tuple[PlainState, Timestep]:
-    action = action.clamp(cfg.settings.low, cfg.settings.high)
-    return _step(cfg, world, state, action, key)
+    return _wrap_actions(env, low, high, _step_clip_action)
 
 
 def rescale_action(
@@ -763,15 +676,36 @@ def rescale_action(
     Raises:
       ValueError: actions are discrete, which would be other ones then.
     """
-    _check_continuous(env)
-    cfg = ActionRangeConfig(low=low, high=high)
-    return _wrap(env, _begin_plain, cfg, step_functional=_step_rescale_action)
+    return _wrap_actions(env, low, high, _step_rescale_action)
+
+
+def _wrap_actions(
+    env: AnyEnvironment, low: float, high: float, step: Callable[..., Any]
+) -> AnyEnvironment:
+    """`env` with a step that changes continuous actions, by a range."""
+    spec = _spec(env)
+    if spec is not None and not spec.continuous_actions:
+        raise ValueError(
+            "env.spec: expected continuous actions, got discrete ones"
+        )
+    number = Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
+    check_value("low", number, low)
+    check_value("high", number, high)
+    if low >= high:
+        raise ValueError(f"high: expected more than low = {low}, got {high}")
+    return _wrap(env, _begin_plain, (low, high), step_functional=step)
+
+
+def _step_clip_action(
+    cfg: Wrapped, world: Any, state: PlainState, action: Tensor, key: Tensor
+) -> tuple[PlainState, Timestep]:
+    return _step(cfg, world, state, action.clamp(*cfg.settings), key)
 
 
 def _step_rescale_action(
     cfg: Wrapped, world: Any, state: PlainState, action: Tensor, key: Tensor
 ) -> tuple[PlainState, Timestep]:
-    low, high = cfg.settings.low, cfg.settings.high
+    low, high = cfg.settings
     action = low + (action + 1.0) * (0.5 * (high - low))
     return _step(cfg, world, state, action, key)
 
@@ -816,17 +750,15 @@ def episode_statistics(env: AnyEnvironment) -> AnyEnvironment:
     return _wrap(
         env,
         _begin_episode_statistics,
+        kept=("last_return", "last_length", "n_episodes"),
         step_functional=_step_episode_statistics,
-        restart=_restart_episode_statistics,
     )
 
 
 def _begin_episode_statistics(
     cfg: Wrapped, world: Any, inner: Any
 ) -> EpisodeStatisticsState:
-    first = tree.leaves(inner)[0]
-    zero = torch.zeros(first.shape[:1], device=first.device)
-    count = zero.to(torch.int64)
+    zero, count = _fill(inner, 0.0), _fill(inner, 0, torch.int64)
     return EpisodeStatisticsState(
         inner=inner,
         episode_return=zero,
@@ -862,19 +794,3 @@ def _step_episode_statistics(
         finished=finished,
     )
     return next_state, timestep
-
-
-def _restart_episode_statistics(
-    cfg: Wrapped,
-    world: Any,
-    state: EpisodeStatisticsState,
-    finished: Tensor,
-    reset_state: EpisodeStatisticsState,
-) -> EpisodeStatisticsState:
-    return _with(
-        state,
-        inner=_restart_inner(cfg, world, state, finished, reset_state),
-        episode_return=torch.where(finished, 0.0, state.episode_return),
-        episode_length=torch.where(finished, 0, state.episode_length),
-        finished=state.finished & ~finished,
-    )

@@ -27,7 +27,7 @@ from torch.nn.functional import conv2d, pad
 
 from funcppo import rollout
 from funcppo.core import random
-from funcppo.core.settings import LogStd, Size, check_field, check_fields
+from funcppo.core.settings import LogStd, Size, check_fields, check_value
 from funcppo.core.types import F32, I64
 from funcppo.interfaces import (
     CATEGORICAL,
@@ -192,9 +192,7 @@ class MLPConfig:
     # of continuous actions: between -1 and 1, by tanh
     squash: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 class MLPParams(NamedTuple):
@@ -427,9 +425,7 @@ class ConvolutionConfig:
     kernel_size: Size
     stride: Size
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -440,9 +436,7 @@ class CNNConfig:
     convolutions: tuple[ConvolutionConfig, ...]
     reader: AnyAgent  # of features [B, F]
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 class Convolution(NamedTuple):
@@ -664,9 +658,7 @@ class RecurrentConfig:
     activation: Activation
     actor: AnyAgent  # of the hidden state [B, n_units]
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 class Cell(NamedTuple):
@@ -855,7 +847,7 @@ def _factory(
 ) -> NetworkFactory:
     def build(spec: EnvironmentSpec, /) -> AnyAgent:
         # Before the network that reads them is built for so many numbers.
-        check_field(RecurrentConfig, "n_units", n_units)
+        check_value("n_units", Size, n_units)
         actor_spec = dataclasses.replace(spec, observation_size=n_units)
         network = mlp() if then is None else then
         actor = build_agent("then", network, actor_spec)
@@ -891,9 +883,7 @@ class GSDEConfig:
     # orthogonal weights and zero biases at first; else both are uniform
     orthogonal: bool = True
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 class GSDEParams(NamedTuple):

@@ -254,9 +254,7 @@ class RLConfig:
     ppo: PPOConfig
     """Settings of proximal policy optimisation (PPO)."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 def settings_of(config: RLConfig) -> RLSettings:
