@@ -439,8 +439,8 @@ class HostEnvironment:
     # The same environment in host objects of its own.
     evaluation: Environment[Any, Any, Any, Any]
     n_envs: int | None  # rows; None: as many as there are keys in a reset
-    # Tries the host objects by some steps and a seed; a ValueError says what is wrong with them.
-    check: Callable[[int, int], None]
+    # Tries the host objects; a ValueError says what is wrong with them.
+    check: Callable[[], None]
 
 
 def _apply_without_memory(

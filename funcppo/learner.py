@@ -326,6 +326,7 @@ def ppo(
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options
     check_settings(env.cfg, "env.cfg")
+
     names = [field.name for field in fields(PPOConfig)]
     for name in options:
         if name not in names:

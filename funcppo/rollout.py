@@ -480,14 +480,11 @@ def sample_random_inputs(
     n_steps_and_envs = reset_key.shape[:2]
     n_keys = n_steps_and_envs.numel()
     reset_sample = sample_reset(env, world, reset_key.flatten(0, 1))
-    for i, x in enumerate(tree.leaves(reset_sample)):
+    part = "reset: state" if env.sample_reset is None else "sample_reset"
+    for name, x in tree.named_leaves(reset_sample, part):
         if x.shape[:1] != (n_keys,):
-            part = (
-                "reset: state" if env.sample_reset is None else "sample_reset"
-            )
-            place = f"{part}.{tree.paths(reset_sample)[i]}".rstrip(".")
             raise ValueError(
-                f"{place}: expected {n_keys} rows, one for each key, got {list(x.shape)}"
+                f"{name}: expected {n_keys} rows, one for each key, got {list(x.shape)}"
             )
     return RandomInputs(
         action_key=action_key,
@@ -577,10 +574,8 @@ def _check_memory(before: Memory, after: Memory) -> None:
         raise TypeError(
             f"memory of the network: expected {len(leaves)} tensors, got {len(next_leaves)}"
         )
-    for i, (x, y) in enumerate(zip(leaves, next_leaves)):
-        if y.shape != x.shape or y.dtype != x.dtype:
-            name = f"memory.{tree.paths(before)[i]}".rstrip(".")
-            check_tensor(y, x.shape, x.dtype, f"{name} of the network")
+    for (name, x), y in zip(tree.named_leaves(before, "memory"), next_leaves):
+        check_tensor(y, x.shape, x.dtype, f"{name} of the network")
 
 
 def uses_final_obs(cfg: Config) -> bool:

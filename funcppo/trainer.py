@@ -274,6 +274,7 @@ def _read_options(
             raise TypeError(
                 f"{name}: expected an option of the function, or one of {', '.join(names)}"
             )
+
     evaluate_every = options.get("evaluate_every")
     n_episodes = options.get("n_episodes", 32)
     check_positive(evaluate_every=evaluate_every, n_episodes=n_episodes)
@@ -1187,6 +1188,7 @@ def init_many(
         raise TypeError(
             f"scalars: expected numbers by their names, got {scalars!r}"
         )
+
     for name, numbers in (scalars or {}).items():
         if name not in Scalars._fields:
             names = ", ".join(Scalars._fields)

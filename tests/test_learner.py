@@ -548,14 +548,12 @@ def test_what_is_no_state_or_mixes_dtypes_is_refused_by_name(change, text):
     ("other", "text"),
     [
         (
-            fp.envs.acrobot(),
-            "state.env_state: expected funcppo.envs.classic."
-            "CartPoleState, got funcppo.envs.classic.AcrobotState",
+            fp.envs.reacher(),
+            "state.env_state: expected the tensors motion, steps, got angle, ",
         ),
         (
             fp.envs.pendulum(),
-            "state.env_state: expected funcppo.envs.classic."
-            "CartPoleState, got funcppo.envs.classic.PendulumState",
+            "state.env_state.motion: expected torch.float32 [4, 4], got torch.float32 [4, 2]",
         ),
     ],
 )

@@ -188,6 +188,7 @@ def _expected_value(annotation: object, value: object) -> str | None:
             or _expected_range(ranges, value)
             or _expected_pattern(patterns, value)
         )
+
     if origin in (Union, types.UnionType):
         return _expected_of_union(arguments, value)
     if origin is Literal:

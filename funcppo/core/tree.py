@@ -86,6 +86,12 @@ def paths(tree: object) -> list[str]:
     ]
 
 
+def named_leaves(tree: object, name: str) -> list[tuple[str, Tensor]]:
+    """Each tensor of a tree that is called `name`, with its own name, as in `state.motion`; for an error."""
+    names = [f"{name}.{path}".rstrip(".") for path in paths(tree)]
+    return list(zip(names, leaves(tree)))
+
+
 def zeros_like(tree: Tree) -> Tree:
     """A tree of zeros with the structure, shapes and dtypes of `tree`."""
     return map(torch.zeros_like, tree)

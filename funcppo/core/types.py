@@ -19,7 +19,7 @@ and those of two letters: TB transitions of a batch (T * B), MB rows of a miniba
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -149,21 +149,27 @@ def check_shapes_and_dtypes(
 
 
 def check_tensor(
-    tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype, name: str
+    tensor: object,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    name: str,
+    error: type[Exception] = TypeError,
 ) -> None:
     """Check a tensor that a user's function returns: broadcasting and type promotion would hide what is wrong with it.
+
+    Args:
+      error: what is raised.
 
     Raises:
       TypeError: one line that names the tensor, and says what was expected and what came.
     """
-    if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"{name}: expected {dtype} {list(shape)}, got {type(tensor).__name__}"
-        )
-    if tensor.shape != shape or tensor.dtype != dtype:
-        raise TypeError(
-            f"{name}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}"
-        )
+    if isinstance(tensor, torch.Tensor):
+        if tensor.shape == torch.Size(shape) and tensor.dtype == dtype:
+            return
+        got = f"{tensor.dtype} {list(tensor.shape)}"
+    else:
+        got = type(tensor).__name__
+    raise error(f"{name}: expected {dtype} {list(shape)}, got {got}")
 
 
 def _tensor_spec(hint: Any) -> TensorSpec | None:

@@ -100,19 +100,9 @@ def _check_step(state: object, result: object, rows: torch.Size) -> None:
             f"{name}: state: expected a {type(state).__name__} of {len(before)} tensors, "
             f"got a {type(reached_state).__name__} of {len(after)}"
         )
-    for i, (x, y) in enumerate(zip(before, after)):
-        if not _is_like(y, x):
-            path = f"state.{tree.paths(state)[i]}".rstrip(".")
-            check_tensor(y, x.shape, x.dtype, f"{name}: {path}")
-
-
-def _is_like(value: object, like: Tensor) -> bool:
-    """Whether a value is a tensor of the same shape and dtype."""
-    return (
-        isinstance(value, Tensor)
-        and value.shape == like.shape
-        and value.dtype == like.dtype
-    )
+    pairs = zip(tree.named_leaves(state, "state"), after)
+    for (path, x), y in pairs:
+        check_tensor(y, x.shape, x.dtype, f"{name}: {path}")
 
 
 def restart(

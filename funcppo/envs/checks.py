@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from funcppo.core import random, tree
-from funcppo.core.types import I64, Bool
+from funcppo.core.types import I64, Bool, check_tensor
 from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import (
@@ -33,32 +33,15 @@ from funcppo.interfaces import (
 )
 
 N_ROWS = 4
-N_STEPS = 64
 TOLERANCE = 1e-5  # between rows alone, vectorised, and among others
-# of an environment
-FUNCTIONS = (
-    "reset",
-    "step_functional",
-    "observe",
-    "sample_reset",
-    "reset_from_sample",
-    "step_with_autoreset",
-    "restart",
-)
-
-
-class SampleActionFn(Protocol):
-    """Returns an action of each row for a key and an observation."""
-
-    def __call__(self, key: I64[Tensor, "2"], obs: Any, /) -> Tensor: ...
 
 
 def check(
     env: AnyEnvironment,
     world: object = None,
     *,
-    sample_action: SampleActionFn | None = None,
-    n_steps: int = N_STEPS,
+    sample_action: Callable[[I64[Tensor, "2"], Any], Tensor] | None = None,
+    n_steps: int = 64,
     seed: int = 0,
 ) -> None:
     """Check an environment on random steps of four rows; silent if it passes.
@@ -68,9 +51,8 @@ def check(
     each row alone. A finished row stays as it is, with reward 0. Rows that have finished begin further episodes.
 
     Of an environment that steps on the host (`fp.envs.gymnasium`) these are tried: `check_env` of Gymnasium, rewards
-    that are finite and flags that are bools; and that equal seeds give equal episodes, in each row alone as among
-    others. Whether its functions are pure cannot be told: such steps are neither vectorised nor compiled. A warning
-    says so if no episode ended, and none need ever.
+    that are finite and flags that are bools; and that equal seeds give equal episodes. Whether its functions are pure
+    cannot be told: such steps are neither vectorised nor compiled.
 
     Args:
       env: the environment.
@@ -81,7 +63,7 @@ def check(
 
     Raises:
       TypeError: `env` is no environment, or a tensor is among its settings.
-      ValueError: one line that names the function, and the tensor, that breaks a law.
+      ValueError: one line that names the function, and the tensor, that breaks a rule.
     """
     _check_functions(env)
     check_settings(env.cfg, "env.cfg")
@@ -95,23 +77,10 @@ def check(
 
     keys = random.split(random.key(seed), n_steps + 1)
     if env.host is not None:
-        env.host.check(n_steps, seed)
+        env.host.check()
         _check_host(evaluation_env(env), world, sample_action, keys)
-    else:
-        _check_episodes(env, world, sample_action, keys)
+        return
 
-
-def _check_episodes(
-    env: AnyEnvironment,
-    world: object,
-    sample_action: SampleActionFn,
-    keys: I64[Tensor, "T1 2"],
-) -> None:
-    """Check the laws of a pure environment on steps of some rows, the first key of which is that of their resets.
-
-    Raises:
-      ValueError: one line that names the function, and the tensor, that breaks a law.
-    """
     row_keys = random.split(keys[0], N_ROWS)
     state = _check_reset(env, world, row_keys)
     finished = torch.zeros(N_ROWS, dtype=torch.bool)
@@ -119,10 +88,10 @@ def _check_episodes(
         action_key, step_key = random.split(key).unbind()
         obs = _check_observe(env, world, state)
         action = sample_action(action_key, obs)
-        arguments = _Arguments(state, action, random.split(step_key, N_ROWS))
+        arguments = (state, action, random.split(step_key, N_ROWS))
         state, done = _check_step(env, world, arguments, finished, t == 0)
         # A row begins another episode once it has been stepped when finished.
-        state = _restart(env, world, state, finished, arguments.key)
+        state = _restart(env, world, state, finished, arguments[-1])
         finished = done & ~finished
 
 
@@ -151,14 +120,6 @@ def _restart(
     if env.reset_from_sample is not None:
         fresh = env.reset_from_sample(env.cfg, world, fresh)
     return base.restart(env, world, state, rows, fresh)
-
-
-class _Arguments(NamedTuple):
-    """What `step_functional` takes beside settings and world."""
-
-    state: Any
-    action: Tensor
-    key: I64[Tensor, "B 2"]
 
 
 def _sample_action(
@@ -216,17 +177,19 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
             spec,
         )
     if has_mask and spec is not None and not spec.continuous_actions:
-        mask = torch.empty(N_ROWS, spec.action_size, dtype=torch.bool)
-        check_layout(
-            "observe", "observation.action_mask", obs.action_mask, mask
+        check_tensor(
+            obs.action_mask,
+            (N_ROWS, spec.action_size),
+            torch.bool,
+            "observe: observation.action_mask",
+            ValueError,
         )
 
-    for path, leaf in zip(tree.paths(obs), tree.leaves(obs)):
+    for name, leaf in tree.named_leaves(obs, "observation"):
         if not leaf.isfinite().all():
-            place = f"observation.{path}".rstrip(".")
             value = leaf[~leaf.isfinite()].tolist()[0]
             raise ValueError(
-                f"observe: {place}: expected finite numbers, got {value}"
+                f"observe: {name}: expected finite numbers, got {value}"
             )
 
     if has_mask and not obs.action_mask.any(-1).all():
@@ -252,33 +215,35 @@ def _check_features(part: str, features: Tensor, spec: EnvironmentSpec) -> None:
 def _check_step(
     env: AnyEnvironment,
     world: object,
-    arguments: _Arguments,
+    arguments: tuple[Any, Tensor, I64[Tensor, "B 2"]],
     finished: Bool[Tensor, "B"],
     is_first: bool,
 ) -> tuple[Any, Bool[Tensor, "B"]]:
     """The state after a step, and which rows have finished."""
     name = "step_functional"
     step = partial(env.step_functional, env.cfg)
-    result: Any = call_twice(name, step, world=world, **arguments._asdict())
+    before, action, key = arguments
+    result: Any = call_twice(
+        name, step, world=world, state=before, action=action, key=key
+    )
     if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
         raise ValueError(
             f"{name}: expected (state, fp.Timestep), got {type(cast(Any, result)).__name__}"
         )
     state, timestep = cast(tuple[Any, Any], result)
-    _check_like(name, "state", state, arguments.state)
+    _check_like(name, "state", state, before)
     _check_timestep(env, timestep)
-    before = env.observe(env.cfg, world, arguments.state)
-    after = env.observe(env.cfg, world, state)
-    _check_like("observe", "observation after a step", after, before)
-    _check_finished(arguments.state, state, timestep, finished)
+    _check_like(
+        "observe",
+        "observation after a step",
+        env.observe(env.cfg, world, state),
+        env.observe(env.cfg, world, before),
+    )
+    _check_finished(before, state, timestep, finished)
 
     if is_first:  # tracing is slow, and does not depend on values
         _check_vmap(name, lambda *x: step(world, *x), *arguments)
-        _check_vmap(
-            "observe",
-            lambda s: env.observe(env.cfg, world, s),
-            arguments.state,
-        )
+        _check_vmap("observe", lambda s: env.observe(env.cfg, world, s), before)
     _check_rows(
         env,
         name,
@@ -295,8 +260,8 @@ def _check_timestep(env: AnyEnvironment, timestep: Any) -> None:
         )
     dtypes = (torch.float32, torch.bool, torch.bool)
     for field, value, dtype in zip(Timestep._fields, timestep, dtypes):
-        expected = torch.empty(N_ROWS, dtype=dtype)
-        _check_like("step_functional", f"Timestep.{field}", value, expected)
+        name = f"step_functional: Timestep.{field}"
+        check_tensor(value, (N_ROWS,), dtype, name, ValueError)
     if not timestep.reward.isfinite().all():
         raise ValueError(
             f"step_functional: Timestep.reward: expected finite numbers, got {timestep.reward.tolist()}"
@@ -356,48 +321,41 @@ def call_twice(
         raise ValueError(
             f"{name}: expected a result, got {_describe(error)}"
         ) from error
-    for (argument, tensors), value in zip(arguments.items(), values):
-        leaves = zip(
-            tree.paths(tensors), tree.leaves(tensors), tree.leaves(value)
+    for argument, value in zip(arguments, values):
+        pairs = zip(
+            tree.named_leaves(arguments[argument], argument), tree.leaves(value)
         )
-        for path, leaf, before in leaves:
+        for (path, leaf), before in pairs:
             if not _is_equal(leaf, before, 0.0):
-                raise _overwritten(name, argument, path)
+                raise _overwritten(name, path)
     for path, version in _versions(bound_world).items():
         if version != versions[path]:
-            raise _overwritten(name, "world", path)
+            raise _overwritten(name, path)
 
     again = fn(*arguments.values())
-    if tree.structure(again) == tree.structure(result) and _all_tensors(result):
+    if tree.structure(again) == tree.structure(result) and all(
+        isinstance(leaf, Tensor) for leaf in tree.leaves(result)
+    ):
         what = "key" if "key" in arguments else "arguments"
-        _check_equal(
-            f"{name} a second time with the same {what}",
-            again,
-            result,
-            tolerance,
-        )
+        place = f"{name} a second time with the same {what}"
+        _check_equal(place, again, result, tolerance)
     return result
 
 
-def _overwritten(name: str, argument: str, path: str) -> ValueError:
+def _overwritten(name: str, path: str) -> ValueError:
     """The error of a function that writes to an argument."""
-    place = f"{argument}.{path}".rstrip(".")
     return ValueError(
-        f"{name}: {place}: expected an argument that stays as it is, got one that is overwritten"
+        f"{name}: {path}: expected an argument that stays as it is, got one that is overwritten"
     )
 
 
-def _versions(value: object) -> dict[str, int]:
-    """How often each tensor of a tree was written to, by its name; of inference tensors PyTorch does not count it."""
+def _versions(world: object) -> dict[str, int]:
+    """How often each tensor of a world was written to, by its name; of inference tensors PyTorch does not count it."""
     return {
         path: leaf._version
-        for path, leaf in zip(tree.paths(value), tree.leaves(value))
+        for path, leaf in tree.named_leaves(world, "world")
         if isinstance(leaf, Tensor) and not leaf.is_inference()
     }
-
-
-def _all_tensors(value: Any) -> bool:
-    return all(isinstance(leaf, Tensor) for leaf in tree.leaves(value))
 
 
 def _check_tree(name: str, part: str, value: Any) -> None:
@@ -406,11 +364,10 @@ def _check_tree(name: str, part: str, value: Any) -> None:
         tree.check_tree(value, f"{name}: {part}")
     except TypeError as error:
         raise ValueError(str(error)) from None
-    for path, leaf in zip(tree.paths(value), tree.leaves(value)):
+    for path, leaf in tree.named_leaves(value, part):
         if leaf.shape[:1] != (N_ROWS,):
-            place = f"{part}.{path}".rstrip(".")
             raise ValueError(
-                f"{name}: {place}: expected the leading axis B = {N_ROWS}, got {leaf.dtype} {list(leaf.shape)}"
+                f"{name}: {path}: expected the leading axis B = {N_ROWS}, got {leaf.dtype} {list(leaf.shape)}"
             )
 
 
@@ -430,26 +387,17 @@ def check_layout(name: str, part: str, value: Any, like: Any) -> None:
     Raises:
       ValueError: one line that names the first tensor that differs.
     """
-    has_same_structure = tree.structure(value) == tree.structure(like)
-    if not has_same_structure and tree.paths(value) != tree.paths(like):
-        raise ValueError(
-            f"{name}: {part}: expected the tensors {', '.join(tree.paths(like))}, got {', '.join(tree.paths(value))}"
-        )
-    if not has_same_structure:
-        kinds = (
-            f"{type(x).__module__}.{type(x).__name__}" for x in (like, value)
-        )
-        raise ValueError(
-            f"{name}: {part}: expected {next(kinds)}, got {next(kinds)}"
-        )
-    leaves = zip(tree.paths(like), tree.leaves(value), tree.leaves(like))
-    for path, actual, expected in leaves:
-        if actual.shape != expected.shape or actual.dtype != expected.dtype:
-            place = f"{part}.{path}".rstrip(".")
-            raise ValueError(
-                f"{name}: {place}: expected {expected.dtype} {list(expected.shape)}, "
-                f"got {actual.dtype} {list(actual.shape)}"
-            )
+    if tree.structure(value) != tree.structure(like):
+        wanted, got = (", ".join(tree.paths(x)) for x in (like, value))
+        expected = f"the tensors {wanted}"
+        if wanted == got:
+            kinds = map(type, (like, value))
+            expected, got = (f"{x.__module__}.{x.__name__}" for x in kinds)
+        raise ValueError(f"{name}: {part}: expected {expected}, got {got}")
+    for (path, x), actual in zip(
+        tree.named_leaves(like, part), tree.leaves(value)
+    ):
+        check_tensor(actual, x.shape, x.dtype, f"{name}: {path}", ValueError)
 
 
 def _is_equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -463,40 +411,34 @@ def _is_equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
 def _check_equal(
     name: str, actual: Any, expected: Any, tolerance: float
 ) -> None:
+    # A step returns two trees.
+    parts = ("state", "Timestep") if _is_step(expected) else ()
+    places = [
+        path.replace(str(i), part, 1)
+        for i, part in enumerate(parts)
+        for path in tree.paths(expected)
+        if path.startswith(str(i))
+    ]
+
     leaves = zip(
-        _leaf_names(expected), tree.leaves(actual), tree.leaves(expected)
+        places or tree.paths(expected),
+        tree.leaves(actual),
+        tree.leaves(expected),
     )
     for path, a, b in leaves:
         if not _is_equal(a, b, tolerance):
-            place = f"{path}: " if path else ""
-            raise ValueError(f"{name}: {place}{_difference(a, b, tolerance)}")
+            place = f"{name}: {path}".removesuffix(": ")
+            check_tensor(a, b.shape, b.dtype, place, ValueError)
+            is_close = torch.isclose(a, b, tolerance, tolerance, equal_nan=True)
+            index = tuple((~is_close).nonzero()[0].tolist())
+            raise ValueError(
+                f"{place}: expected {b[index].tolist()} at {list(index)}, got {a[index].tolist()}"
+            )
 
 
-def _leaf_names(value: Any) -> list[str]:
-    """Names of the tensors of a value, which may be the result of a step."""
-    if isinstance(value, tuple) and isinstance(value[-1], Timestep):
-        state, timestep = cast(tuple[Any, Timestep], value)
-        parts = {"state": state, "Timestep": timestep}
-        return [
-            f"{part}.{path}".rstrip(".")
-            for part, x in parts.items()
-            for path in tree.paths(x)
-        ]
-    return tree.paths(value)
-
-
-def _difference(actual: Tensor, expected: Tensor, tolerance: float) -> str:
-    """What was expected and what came, of the first number that differs."""
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return (
-            f"expected {expected.dtype} {list(expected.shape)}, "
-            f"got {actual.dtype} {list(actual.shape)}"
-        )
-    is_close = torch.isclose(
-        actual, expected, tolerance, tolerance, equal_nan=True
-    )
-    index = tuple((~is_close).nonzero()[0].tolist())
-    return f"expected {expected[index].tolist()} at {list(index)}, got {actual[index].tolist()}"
+def _is_step(value: Any) -> bool:
+    """Whether a value is the result of a step."""
+    return isinstance(value, tuple) and isinstance(value[-1], Timestep)
 
 
 class FunctionError(ValueError):
@@ -521,10 +463,23 @@ def with_named_errors(env: AnyEnvironment) -> AnyEnvironment:
     """The environment with functions that are called by `call_named`; one that steps on the host as it is."""
     if env.host is not None:
         return env
+    functions = {
+        name: getattr(env, name)
+        for name in (
+            "reset",
+            "step_functional",
+            "observe",
+            "sample_reset",
+            "reset_from_sample",
+            "step_with_autoreset",
+            "restart",
+        )
+    }
+
     named: dict[str, Any] = {
-        name: partial(call_named, name, getattr(env, name))
-        for name in FUNCTIONS
-        if getattr(env, name) is not None
+        name: partial(call_named, name, fn)
+        for name, fn in functions.items()
+        if fn is not None
     }
     return replace(env, **named)
 
@@ -594,80 +549,46 @@ def _check_rows(
 
 
 class _HostStep(NamedTuple):
-    """A step of rows on the host."""
+    """What a step of rows on the host begins with and returns."""
 
     obs: Any
-    action: Tensor
     timestep: Timestep
-    next_obs: Any  # before finished rows are reset
 
 
 def _check_host(
     env: AnyEnvironment,
     world: object,
-    sample_action: SampleActionFn,
+    sample_action: Callable[..., Tensor],
     keys: I64[Tensor, "T 2"],
 ) -> None:
-    """Check that episodes follow from seeds and actions, and rows from their own alone."""
-    row_keys = random.split(keys, N_ROWS)
-    first = env.reset(env.cfg, world, row_keys[0])
-
-    def sample_checked(t: int, state: Any) -> Tensor:
-        obs = _check_observe(env, world, state)
-        return sample_action(keys[t], obs)
-
-    steps = _step_host(env, world, first, row_keys, sample_checked)
-    for step in steps:
-        _check_timestep(env, step.timestep)
-
-    again = _step_host(
-        env, world, first, row_keys, lambda t, _: steps[t].action
+    """Check what episodes return, and that they follow from seeds and actions."""
+    first, again = (
+        _step_host(env, world, sample_action, keys) for _ in range(2)
     )
-    _check_same_steps("a second time with the same seeds", again, steps)
-
-    rows = torch.tensor([N_ROWS - 1, 0])
-    first, of_rows = _take((first, steps), rows)
-    alone = _step_host(
-        env, world, first, row_keys[:, rows], lambda t, _: of_rows[t].action
-    )
-    _check_same_steps(f"of rows {rows.tolist()} alone", alone, of_rows)
+    for t, (a, b) in enumerate(zip(again, first), 1):
+        _check_equal(
+            f"step {t} a second time with the same seeds", a, b, TOLERANCE
+        )
 
 
 def _step_host(
     env: AnyEnvironment,
     world: object,
-    first: Any,
-    keys: I64[Tensor, "T B 2"],
-    choose_action: Callable[[int, Any], Tensor],
+    sample_action: Callable[..., Tensor],
+    keys: I64[Tensor, "T 2"],
 ) -> list[_HostStep]:
-    """Steps of rows, by the action for the number of a step and its state; finished rows are reset.
-
-    Args:
-      first: a state whose running moments count.
-      keys: of the first states, and of each step.
-    """
-    state = env.reset(env.cfg, world, keys[0])
-    is_new = torch.ones(keys.shape[1], dtype=torch.bool)
-    state = base.restart(env, world, first, is_new, state)
+    """What steps of rows return, which are reset when they have finished; the first key is that of their resets."""
+    row_keys = random.split(keys, N_ROWS)
+    state = env.reset(env.cfg, world, row_keys[0])
     steps: list[_HostStep] = []
-    for t, key in enumerate(keys[1:]):
-        obs = env.observe(env.cfg, world, state)
-        action = choose_action(t, state)
+    for key, step_key in zip(keys[1:], row_keys[1:]):
+        obs = _check_observe(env, world, state)
+        action = sample_action(key, obs)
         state, timestep = env.step_functional(
-            env.cfg, world, state, action, key
+            env.cfg, world, state, action, step_key
         )
-        next_obs = env.observe(env.cfg, world, state)
-        steps.append(_HostStep(obs, action, timestep, next_obs))
-
-        sample = base.sample_reset(env, world, key)
-        blank = cast(Any, env.reset_from_sample)(env.cfg, world, sample)
+        _check_timestep(env, timestep)
+        steps.append(_HostStep(obs, timestep))
         finished = timestep.terminated | timestep.truncated
-        state = base.restart(env, world, state, finished, blank)
+        state = _restart(env, world, state, finished, step_key)
     return steps
-
-
-def _check_same_steps(
-    words: str, actual: list[_HostStep], expected: list[_HostStep]
-) -> None:
-    for t, (a, b) in enumerate(zip(actual, expected), 1):
-        _check_equal(f"step {t} {words}", a, b, TOLERANCE)

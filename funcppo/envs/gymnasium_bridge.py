@@ -43,9 +43,6 @@ from funcppo.runtime.host_transfer import to_device, to_host
 
 VectorizationMode = Literal["sync", "async"]
 
-PIXEL_MAX = 255  # of uint8 images
-TERMINATION_PROBABILITY = 0.1  # of a step of the stand-in
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GymnasiumConfig:
@@ -93,7 +90,7 @@ def _features(cfg: GymnasiumConfig, state: EnvState) -> Tensor:
         values = torch.arange(cfg.n_values, device=state.obs.device)
         return (state.obs.unsqueeze(-1) == values).to(torch.float32)
     if cfg.observation_dtype == torch.uint8 and cfg.scale_images:
-        return state.obs.to(torch.float32) / PIXEL_MAX
+        return state.obs.to(torch.float32) / 255  # the largest pixel
     return state.obs
 
 
@@ -133,7 +130,7 @@ def _make_up_step(
 ) -> tuple[EnvState, Timestep]:
     """The same observation, and random rewards and ends."""
     reward_key, end_key = random.split(key).unbind(-2)
-    terminated = random.uniform(end_key, ()) < TERMINATION_PROBABILITY
+    terminated = random.uniform(end_key, ()) < 0.1
     truncated = torch.zeros_like(terminated)
     reached = state._replace(terminated=terminated, truncated=truncated)
     reward = random.normal(reward_key, ())
@@ -187,7 +184,7 @@ class HostRows:
         """First states of all rows, by seeds made of the keys; states returned before cannot be stepped any more.
 
         Raises:
-          ValueError: not as many rows as the bridge was made for, or the environment returns no two values.
+          ValueError: not as many rows as the bridge was made for.
         """
         n_rows = len(key)
         if self._n_envs not in (None, n_rows):
@@ -201,16 +198,16 @@ class HostRows:
             )
 
         seeds = random.bits(key, ()) >> 1  # 31 bits
-        obs, infos = self._call(cfg, "reset", seed=seeds.tolist())
+        obs, infos = self._vector_env.reset(seed=seeds.tolist())
         never = np.zeros(n_rows, dtype=np.bool_)
         self._must_reset = never
-        self._results = _Results(
+        return self._next_state(
+            key.device,
             self._to_observation(obs),
             _read_mask(cfg, infos, ~never),
             never,
             never,
         )
-        return self._next_state(key.device)
 
     def step(
         self,
@@ -223,28 +220,24 @@ class HostRows:
         """Step all rows on the host; rows that had finished stay as they are.
 
         Raises:
-          ValueError: not the state that was returned last, or the call is part of a graph or under `torch.vmap`, or the
-            environment returns no five values.
+          ValueError: not the state that was returned last, or the call is part of a graph or under `torch.vmap`.
         """
         actions = self._read(state, action)
         if self._must_reset.any():  # of rows that had finished
             self._vector_env.reset(options={"reset_mask": self._must_reset})
-        obs, reward, terminated, truncated, infos = self._call(
-            cfg, "step", self._to_action(actions)
+        obs, reward, terminated, truncated, infos = self._vector_env.step(
+            self._to_action(actions)
         )
         self._must_reset = terminated | truncated
 
         before = self._results
         was_finished = before.terminated | before.truncated
-        goes_on = ~(was_finished | self._must_reset)
-        mask = _read_mask(cfg, infos, goes_on)
-        self._results = _Results(
-            obs=_select(was_finished, before.obs, self._to_observation(obs)),
-            action_mask=_select(was_finished, before.action_mask, mask),
-            terminated=_select(was_finished, before.terminated, terminated),
-            truncated=_select(was_finished, before.truncated, truncated),
+        mask = _read_mask(cfg, infos, ~(was_finished | self._must_reset))
+        results = (self._to_observation(obs), mask, terminated, truncated)
+        reached = self._next_state(
+            state.obs.device,
+            *(_select(was_finished, *x) for x in zip(before, results)),
         )
-        reached = self._next_state(state.obs.device)
         paid = np.where(was_finished, 0, reward).astype(np.float32)
         return reached, Timestep(
             to_device(torch.from_numpy(paid), state.obs.device),
@@ -270,35 +263,18 @@ class HostRows:
         before = self._results
         mask = _read_mask(cfg, infos, is_finished)
         self._must_reset = self._must_reset & ~is_finished
-        self._results = _Results(
-            obs=_select(is_finished, self._to_observation(obs), before.obs),
-            action_mask=_select(is_finished, mask, before.action_mask),
-            terminated=before.terminated & ~is_finished,
-            truncated=before.truncated & ~is_finished,
+        return self._next_state(
+            state.obs.device,
+            _select(is_finished, self._to_observation(obs), before.obs),
+            _select(is_finished, mask, before.action_mask),
+            before.terminated & ~is_finished,
+            before.truncated & ~is_finished,
         )
-        return self._next_state(state.obs.device)
 
     def close(self) -> None:
         """Close the vector environment, if there is one."""
         if self._vector_env is not None:
             self._vector_env.close()
-
-    def _call(
-        self, cfg: GymnasiumConfig, method: str, *args: Any, **options: Any
-    ) -> Any:
-        """What a method of the vector environment returns.
-
-        Raises:
-          ValueError: it fails because the environment returns another number of values.
-        """
-        try:
-            return getattr(self._vector_env, method)(*args, **options)
-        # of unpacking, among others
-        except (AttributeError, TypeError, ValueError) as error:
-            line = describe_wrong_result(cfg.name, self._make_env)
-            if line is None:
-                raise
-            raise ValueError(line) from error
 
     def _read(self, state: EnvState, action: Tensor) -> np.ndarray:
         """The actions on the host, for the state that was returned last."""
@@ -325,18 +301,15 @@ class HostRows:
             )
         return on_host
 
-    def _next_state(self, device: torch.device) -> EnvState:
-        """The results as a state of their own."""
+    def _next_state(
+        self, device: torch.device, *results: np.ndarray
+    ) -> EnvState:
+        """The results, which the next step begins with, as a state of their own."""
         self._clock += 1
-        obs, action_mask, terminated, truncated = self._results
-        state = EnvState(
-            obs=torch.from_numpy(obs),
-            action_mask=torch.from_numpy(action_mask),
-            terminated=torch.from_numpy(terminated),
-            truncated=torch.from_numpy(truncated),
-            clock=torch.full((len(obs),), self._clock),
-        )
-        return to_device(state, device)
+        self._results = _Results(*results)
+        tensors = map(torch.from_numpy, results)
+        clock = torch.full((len(results[0]),), self._clock)
+        return to_device(EnvState(*tensors, clock=clock), device)
 
 
 def _select(rows: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -546,12 +519,7 @@ def gymnasium(
             stand_in=stand_in,
             evaluation=evaluation,
             n_envs=n_envs,
-            check=partial(
-                check_environment,
-                name,
-                make_env,
-                mask_size=cfg.mask_size,
-            ),
+            check=partial(check_environment, name, make_env, cfg.mask_size),
         ),
     )
 
@@ -620,20 +588,15 @@ def _environment(
 
 
 def check_environment(
-    name: str,
-    make_env: Callable[[], Any],
-    n_steps: int,
-    seed: int,
-    mask_size: int | None = None,
+    name: str, make_env: Callable[[], Any], mask_size: int | None = None
 ) -> None:
-    """Run Gymnasium's `check_env`, and random steps under its passive checker; silent if they find nothing.
+    """Run Gymnasium's `check_env`; silent if it finds nothing.
 
-    Of what these only warn of, rewards that are no finite numbers and flags that are no bools are errors. Environments
-    whose actions are masked are not checked: both make illegal actions.
+    Of what it only warns of, rewards that are no finite numbers and flags that are no bools are errors. Environments
+    whose actions are masked are not checked: it makes illegal actions.
 
     Args:
       name: begins each line.
-      n_steps: how many steps to try.
       mask_size: actions of `info["action_mask"]`, if it is observed.
 
     Raises:
@@ -641,78 +604,24 @@ def check_environment(
     """
     if mask_size is not None:
         return
+
+    checker = importlib.import_module("gymnasium.utils.env_checker")
     env = make_env()
+    lines: list[str] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            n_episodes = _run_gymnasium_checks(env, n_steps, seed)
-        limit = "_max_episode_steps"
-        is_limited = env.has_wrapper_attr(limit) and env.get_wrapper_attr(limit)
+            checker.check_env(
+                env, skip_render_check=True, skip_close_check=True
+            )
+        texts = [str(warning.message) for warning in caught]
+        lines = [x for x in texts if "Expects `" in x or "The reward" in x]
     except Exception as error:  # whatever an environment raises
-        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(_REFUSED.format(name=name, line=line)) from error
+        lines = [f"{type(error).__name__}: {error}"]
     finally:
         env.close()
-
-    for warning in caught:
-        line = " ".join(str(warning.message).split())
-        if "Expects `" in line or "The reward" in line:
-            raise ValueError(_REFUSED.format(name=name, line=line))
-    if not n_episodes and not is_limited:
-        warnings.warn(
-            f"{name}: no episode ended in {n_steps} random steps, and there is no time limit: "
-            "an evaluation gives an episode up after 10,000 steps only; hand in max_episode_steps",
-            stacklevel=4,
+    if lines:
+        line = " ".join(lines[0].split())
+        raise ValueError(
+            f"{name}: expected an environment that gymnasium.utils.env_checker.check_env accepts, got {line}"
         )
-
-
-_REFUSED = "{name}: expected an environment that gymnasium.utils.env_checker.check_env accepts, got {line}"
-
-
-def _run_gymnasium_checks(env: Any, n_steps: int, seed: int) -> int:
-    """The number of episodes that end in random steps."""
-    checker = importlib.import_module("gymnasium.utils.env_checker")
-    checker.check_env(env, skip_render_check=True, skip_close_check=True)
-    checked = importlib.import_module("gymnasium.wrappers").PassiveEnvChecker(
-        env
-    )
-    checked.action_space.seed(seed)
-    checked.reset(seed=seed)
-    n_episodes = 0
-    for _ in range(n_steps):
-        _, _, terminated, truncated, _ = checked.step(
-            checked.action_space.sample()
-        )
-        if terminated or truncated:
-            checked.reset()
-            n_episodes += 1
-    return n_episodes
-
-
-def describe_wrong_result(name: str, make_env: Callable[[], Any]) -> str | None:
-    """What a reset or a step returns in place of its two or five values, on one line; None if it returns these.
-
-    Both are those of the environment in its wrappers, which unpack what it returns.
-    """
-    env = make_env().unwrapped
-    try:
-        results = {"reset": env.reset(seed=0)}
-        if _has_length(results["reset"], 2):
-            results["step"] = env.step(env.action_space.sample())
-    except Exception:  # of the environment's own
-        return None
-    finally:
-        env.close()
-    parts = {
-        "reset": ("observation", "info"),
-        "step": ("observation", "reward", "terminated", "truncated", "info"),
-    }
-    for place, result in results.items():
-        if not _has_length(result, len(parts[place])):
-            got = f"{type(result).__name__} {' '.join(repr(result).split())}"
-            return f"{name}: {place}: expected ({', '.join(parts[place])}), got {got}"
-    return None
-
-
-def _has_length(result: Any, length: int) -> bool:
-    return isinstance(result, tuple) and len(result) == length

@@ -473,6 +473,7 @@ def reason_against(cfg: Config) -> str:
         return "the network is none of `fp.nets.mlp`"
     if cfg.update_agent is not None:
         return "the update has a network of its own"
+
     net: networks.MLPConfig = agent.cfg
     if net.shared_trunk:
         return "actor and critic share their hidden layers"

@@ -279,6 +279,7 @@ def read_config(folder: Path) -> RLConfig:
         raise ValueError(
             f"{folder}: expected a folder that `funcppo rl` wrote, got {found}"
         )
+
     raw = files.parse_object(path, path.read_bytes())
     files.check_format(path, raw.pop(files.FORMAT_KEY, None))
     try:

@@ -13,10 +13,8 @@ from typing import Annotated, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
-import torch
 
-from funcppo import cli
-from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.config import Config, PPOConfig, Schedule
 from funcppo.core import settings
 from funcppo.core.settings import (
     DecayRate,
@@ -30,43 +28,8 @@ from funcppo.core.settings import (
     UnitInterval,
     check_fields,
     field_types,
-    is_cuda,
 )
-from funcppo.envs import classic
-from funcppo.envs.gymnasium_bridge import GymnasiumConfig
-from funcppo.envs.minatar import GameConfig
-from funcppo.envs.wrappers import (
-    ActionRangeConfig,
-    FrameStackConfig,
-    MomentsConfig,
-    StickyActionsConfig,
-    TimeLimitConfig,
-)
-from funcppo.kg.graph.config import DataConfig
-from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.ranking import policy_score
-from funcppo.kg.run.config import RunConfig
-from funcppo.kg.scores.aggregation import AggregationConfig, Capacity
-from funcppo.kg.scores.evidence import EvidenceConfig
-from funcppo.kg.scores.path_network import NetworkConfig
-from funcppo.kg.scores.question_config import (
-    BellmanFordConfig,
-    EmbeddingConfig,
-    ListwiseConfig,
-    QuestionConfig,
-)
-from funcppo.kg.scores.questions import PolicyConfig
-from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.nets.networks import (
-    CNNConfig,
-    ConvolutionConfig,
-    GSDEConfig,
-    MLPConfig,
-    RecurrentConfig,
-)
-from funcppo.rl.settings import RLConfig
 from tests.cli.runner import funcppo
-from tests.kg.search.small_tasks import small_problem, small_task
 
 PACKAGE = Path(settings.__file__).parents[1]
 CONSTANT = Schedule()
@@ -159,128 +122,24 @@ def numeric_ranges(annotation):
     return [pair for member in members for pair in numeric_ranges(member)]
 
 
-def values_outside(kind, range_):
-    """Numbers that are not in the range, just outside it where there are such."""
-    if kind is int:
-        return [range_.minimum - 1, range_.maximum + 1, 10**400]
-    values = [math.nan, math.inf, -math.inf, 1e39, 10**400]
-    if range_.minimum >= 0.0:
-        values.append(-1e-9)
-    if range_.maximum <= 1.0:
-        values.append(1.0 if range_.excludes_maximum else 1.0 + 1e-9)
-    return [*values, *([range_.minimum] if range_.excludes_minimum else [])]
-
-
-def configs():
-    """A valid config of each type."""
-    cfg, _, _ = small_problem()
-    search = policy_score.search_config(
-        small_task(),
-        cfg,
-        "best-proof",
-        slots=1,
-        beam=1,
-        rows_per_step=1,
-        chunk_size=1,
-    )
-    aggregation = AggregationConfig(sizes=cfg.env.cfg.resolve.sizes, n_shapes=1)
-    network = NetworkConfig(n_entities=1, n_labels=1)
-    return [
-        Schedule(),
-        AdamConfig(),
-        PPOConfig(),
-        ProverTaskConfig(),
-        MiningConfig(),
-        RunConfig(dataset="d"),
-        RLConfig(
-            env="CartPole-v1",
-            steps=1,
-            hidden=(64,),
-            normalize_observation=False,
-            normalize_reward=False,
-            clip_action=False,
-            source="",
-            ppo=PPOConfig(),
-        ),
-        DataConfig(split_ratios="0.8,0.1,0.1"),
-        MLPConfig(n_obs=1, n_actions=1, action_sizes=(1,)),
-        GSDEConfig(mlp=MLPConfig(n_obs=1, n_actions=1)),
-        ConvolutionConfig(n_channels=1, kernel_size=1, stride=1),
-        RecurrentConfig(
-            n_obs=1,
-            cell="gru",
-            n_units=1,
-            hidden=(1,),
-            activation="tanh",
-            actor=cfg.agent,
-        ),
-        classic.recall().cfg,
-        CNNConfig(image_shape=(1, 1, 1), convolutions=(), reader=cfg.agent),
-        classic.cartpole().cfg,
-        GymnasiumConfig(
-            name="CartPole-v1",
-            make_options="",
-            vectorization_mode="sync",
-            n_envs=1,
-            observation_shape=(4,),
-            observation_dtype=torch.float32,
-            n_values=None,
-            scale_images=True,
-            mask_size=None,
-        ),
-        GameConfig(),
-        TimeLimitConfig(max_steps=1),
-        MomentsConfig(),
-        FrameStackConfig(n_frames=1),
-        StickyActionsConfig(probability=0.0),
-        ActionRangeConfig(low=-1.0, high=1.0),
-        classic.mountain_car().cfg,
-        classic.pendulum().cfg,
-        classic.reacher().cfg,
-        cfg.env.cfg,
-        cfg.env.cfg.resolve,
-        cfg.agent.cfg,
-        search,
-        EvidenceConfig(n_best=1),
-        aggregation,
-        PolicyConfig(aggregation=aggregation, capacity=Capacity(1, 1, 1)),
-        QuestionConfig(),
-        ListwiseConfig(),
-        EmbeddingConfig(),
-        BellmanFordConfig(),
-        network,
-    ]
-
-
-CONFIGS = configs()
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: type(c).__name__)
-def test_every_number_of_a_config_has_a_range_and_nothing_else_is_accepted(
-    config,
-):
-    for field, annotation in field_types(type(config)).items():
-        is_sequence = isinstance(getattr(config, field), tuple)
-        for kind, range_ in numeric_ranges(annotation):
-            assert range_ is not None, field
-            for value in values_outside(kind, range_):
-                given = (value,) if is_sequence else value
-                with pytest.raises(FieldError, match=f"^{field}: expected "):
-                    dataclasses.replace(config, **{field: given})
-
-
-def test_no_config_is_left_out():
-    found = set()
+def config_types():
+    """Every dataclass of settings of the package."""
     for path in PACKAGE.rglob("*.py"):
         if "Config:\n" in path.read_text() and path.stem != "settings":
             parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
             module = importlib.import_module(".".join(parts))
-            found |= {
-                value
-                for name, value in vars(module).items()
-                if name.endswith("Config") and dataclasses.is_dataclass(value)
-            }
-    assert found - {Config} == {type(config) for config in CONFIGS} - {Schedule}
+            for name, value in vars(module).items():
+                if name.endswith("Config") and dataclasses.is_dataclass(value):
+                    yield value
+
+
+def test_every_number_of_a_config_has_a_range():
+    found = set(config_types()) - {Config}
+    assert PPOConfig in found and len(found) > 20
+    for config_type in found:
+        for field, annotation in field_types(config_type).items():
+            for _, range_ in numeric_ranges(annotation):
+                assert range_ is not None, (config_type, field)
 
 
 PROGRAMS = {
@@ -296,21 +155,6 @@ PROGRAMS = {
     "doctor": [],
     "check": ["countries_s1"],
 }
-
-
-@pytest.mark.parametrize("name", cli.PROGRAMS)
-def test_every_number_of_a_program_has_a_range(name, tmp_path):
-    words = [text.format(tmp=tmp_path) for text in PROGRAMS[name]]
-    program = cli.parse_program(name, words)
-    for field, annotation in field_types(type(program)).items():
-        is_sequence = isinstance(getattr(program, field), tuple)
-        for kind, range_ in numeric_ranges(annotation):
-            assert range_ is not None, field
-            for value in values_outside(kind, range_):
-                given = (value,) if is_sequence else value
-                other = dataclasses.replace(program, **{field: given})
-                with pytest.raises(FieldError, match=f"^{field}: expected "):
-                    check_fields(other)
 
 
 @pytest.mark.parametrize(
@@ -351,9 +195,3 @@ def test_an_option_out_of_range_is_one_line_that_names_it(
 def test_checking_a_config_imports_no_torch():
     code = "import sys, funcppo.core.settings; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_names_of_devices():
-    for name in ("cpu", "cuda", "cuda:0", "cuda:12"):
-        Example(device=name, choice=name)
-        assert is_cuda(name) == name.startswith("cuda")

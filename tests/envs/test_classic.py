@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -12,17 +13,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import funcppo as fp
-from funcppo.core import random
+from funcppo.core import random, tree
 from funcppo.envs import classic
+from funcppo.envs.base import restart, sample_reset, step_with_autoreset
 from funcppo.envs.classic import (
-    LINK_CENTRE,
-    LINK_INERTIA,
     LINK_LENGTH,
-    LINK_MASS,
+    BodyState,
     ReacherConfig,
     ReacherState,
 )
-from tests.learning import WORLD, one_thread
+from tests.learning import WORLD, assert_trees_equal, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -32,13 +32,6 @@ BY_GYMNASIUM = {
     "Acrobot-v1": classic.acrobot,
     "MountainCar-v0": classic.mountain_car,
     "MountainCarContinuous-v0": classic.mountain_car_continuous,
-}
-STATES = {
-    "CartPole-v1": classic.CartPoleState,
-    "Pendulum-v1": classic.PendulumState,
-    "Acrobot-v1": classic.AcrobotState,
-    "MountainCar-v0": classic.MountainCarState,
-    "MountainCarContinuous-v0": classic.MountainCarState,
 }
 
 
@@ -54,9 +47,8 @@ def step_both(name, motion, action, dtype=torch.float64):
     theirs.state = np.array(motion)
     theirs_obs, theirs_reward, theirs_end, _, _ = theirs.step(action)
 
-    state = STATES[name](
-        torch.tensor([motion], dtype=dtype), torch.zeros(1, dtype=torch.int64)
-    )
+    steps = torch.zeros(1, dtype=torch.int64)
+    state = BodyState(torch.tensor([motion], dtype=dtype), steps)
     is_real = isinstance(action, np.ndarray)
     taken = torch.tensor(np.array([action]), dtype=dtype if is_real else None)
     after, timestep = env.step_functional(env.cfg, WORLD, state, taken, None)
@@ -178,27 +170,68 @@ def test_resets_are_uniform_where_gymnasium_puts_them(name, low, high):
     assert ((distance - width / 4).abs() <= 0.05 * width).all()
 
 
-def test_the_reward_of_pendulum_is_scaled_by_its_setting():
-    env, half = classic.pendulum(), classic.pendulum(reward_scale=0.5)
-    action = torch.ones(3, 1)
-    state = env.reset(env.cfg, WORLD, keys(3))
-    rewards = [
-        e.step_functional(e.cfg, WORLD, state, action, keys(3))[1].reward
-        for e in (env, half)
-    ]
-    assert rewards[0].all() and torch.equal(0.5 * rewards[0], rewards[1])
-
-
 def test_the_velocity_of_the_goal_of_mountain_car_is_a_setting():
     env = classic.mountain_car(goal_velocity=0.05)
     for motion, is_reached in (([0.5, 0.02], False), ([0.45, 0.065], True)):
-        state = classic.MountainCarState(
+        state = BodyState(
             torch.tensor([motion]), torch.zeros(1, dtype=torch.int64)
         )
         _, timestep = env.step_functional(
             env.cfg, WORLD, state, torch.tensor([2]), None
         )
         assert bool(timestep.terminated) == is_reached
+
+
+# Episodes
+
+
+@pytest.mark.parametrize("name", BY_GYMNASIUM)
+def test_an_episode_is_cut_at_the_limit_and_not_before_it(name):
+    env = BY_GYMNASIUM[name](max_steps=7)
+    state = env.reset(env.cfg, WORLD, keys(64))
+    action = (
+        torch.zeros(64, 1)
+        if env.spec.continuous_actions
+        else torch.zeros(64).long()
+    )
+    for t in range(7):
+        state, timestep = env.step_functional(
+            env.cfg, WORLD, state, action, None
+        )
+        assert torch.equal(timestep.truncated, state.steps >= 7)
+        assert timestep.truncated.any() == (t == 6)
+
+
+def test_a_step_with_a_reset_in_two_parts_equals_one_with_whole_states():
+    """The sample is the state there, and the halves of a state here; only finished rows are reset."""
+    env = classic.cartpole(max_steps=7)
+    in_parts = replace(
+        env,
+        sample_reset=lambda cfg, world, key: tree.map(
+            lambda x: x / 2, env.reset(cfg, world, key)
+        ),
+        reset_from_sample=lambda cfg, world, sample: tree.map(
+            lambda x: 2 * x, sample
+        ),
+    )
+    state = env.reset(env.cfg, WORLD, keys(4))
+    state = state._replace(steps=torch.tensor([6, 0, 6, 0]))
+    action = torch.zeros(4, dtype=torch.int64)
+    steps = [
+        step_with_autoreset(
+            e, WORLD, state, action, keys(4), sample_reset(e, WORLD, keys(4, 1))
+        )
+        for e in (env, in_parts)
+    ]
+    assert_trees_equal(steps[1][0], steps[0][0], rtol=0, atol=0)
+    assert_trees_equal(steps[1][2].motion, steps[0][2].motion, rtol=0, atol=0)
+    reached, timestep, after = steps[0]
+    assert timestep.truncated.tolist() == [True, False] * 2
+    fresh = env.reset(env.cfg, WORLD, keys(4, 1))
+    want = restart(env, WORLD, reached, timestep.truncated, fresh)
+    assert_trees_equal(after, want, rtol=0, atol=0)
+    assert torch.equal(after.motion[::2], fresh.motion[::2])
+    assert after.steps.tolist() == [0, 1, 0, 1]
 
 
 # Reacher
@@ -221,16 +254,17 @@ def centres(angle):
     first, both = angle[0], angle[0] + angle[1]
     elbow = LINK_LENGTH * torch.stack([torch.cos(first), torch.sin(first)])
     direction = torch.stack([torch.cos(both), torch.sin(both)])
-    middle = elbow * LINK_CENTRE / LINK_LENGTH
-    return torch.stack([middle, elbow + LINK_CENTRE * direction])
+    half = LINK_LENGTH / 2
+    return torch.stack([elbow / 2, elbow + half * direction])
 
 
 def kinetic_and_potential(angle, velocity, gravity):
     """Of two rods: the motion of their centres, and their rotation."""
     _, motion = torch.func.jvp(centres, (angle,), (velocity,))
     spin = torch.stack([velocity[0], velocity[0] + velocity[1]])
-    squares = LINK_MASS * (motion**2).sum() + LINK_INERTIA * (spin**2).sum()
-    return 0.5 * squares, LINK_MASS * gravity * centres(angle)[:, 1].sum()
+    inertia = LINK_LENGTH**2 / 12  # of a rod of 1 kg about its centre
+    squares = (motion**2).sum() + inertia * (spin**2).sum()
+    return 0.5 * squares, gravity * centres(angle)[:, 1].sum()
 
 
 def lagrangian(angle, velocity, gravity):
@@ -266,44 +300,6 @@ def test_accelerations_of_the_arm_are_those_of_the_lagrangian(gravity):
         ]
     )
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-
-
-def test_a_step_of_the_arm_is_its_motion_under_a_constant_torque():
-    """Against 200 small steps of Heun's method; 1e-3 of a radian, as both have errors of the size of 1e-4."""
-    cfg = classic.reacher(gravity=2.0).cfg
-    state, action = states(20), states(20, seed=2).angle.clamp(-1, 1)
-    after, _ = classic.reacher_step(cfg, WORLD, state, action, keys(20))
-    angle, velocity, n_steps = state.angle, state.velocity, 200
-    dt = 0.05 / n_steps
-    for _ in range(n_steps):
-        a = classic.acceleration(cfg, angle, velocity, action)
-        b = classic.acceleration(
-            cfg, angle + dt * velocity, velocity + dt * a, action
-        )
-        angle = angle + dt * (velocity + dt / 2 * a)
-        velocity = velocity + dt / 2 * (a + b)
-    torch.testing.assert_close(after.angle, angle, rtol=0, atol=1e-3)
-    assert not torch.allclose(after.angle, state.angle, rtol=0, atol=0.05)
-
-
-def test_the_reward_of_the_arm_is_the_distance_and_the_cost_of_the_action():
-    cfg = classic.reacher().cfg
-    state = ReacherState(
-        angle=torch.zeros(1, 2),
-        velocity=torch.zeros(1, 2),
-        target=torch.tensor([[1.0, 0.0]]),
-        steps=torch.zeros(1, dtype=torch.int64),
-    )
-
-    def step(torque):
-        action = torch.full((1, 2), torque)
-        return classic.reacher_step(cfg, WORLD, state, action, keys(1))
-
-    assert float(step(0.0)[1].reward[0]) == pytest.approx(0.0, abs=1e-5)
-    clipped, strong = step(1.0), step(9.0)
-    assert torch.equal(clipped[0].angle, strong[0].angle)
-    distance = (classic.fingertip(strong[0].angle) - state.target).norm()
-    assert float(strong[1].reward[0]) == pytest.approx(-float(distance) - 0.2)
 
 
 def test_targets_are_uniform_on_the_disc_that_the_arm_reaches():
@@ -351,8 +347,3 @@ def test_an_episode_of_recall_by_hand():
     ]
     assert rewards == [[0, 0, 0], [0, 0, 0], [1, -1, -1]]
     assert step.terminated.all() and not step.truncated.any()
-
-
-def test_recall_passes_the_checks_of_an_environment():
-    fp.check(fp.envs.recall(), n_steps=10)
-    fp.check(fp.envs.recall(n_steps=1, n_cues=5), n_steps=3)

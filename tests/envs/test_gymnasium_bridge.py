@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 from functools import partial
 
 import gymnasium as gym
@@ -13,6 +13,7 @@ import torch
 import funcppo as fp
 from funcppo import train_step
 from funcppo.envs import base, wrappers
+from funcppo.envs.gymnasium_bridge import check_environment
 from funcppo.runtime.reasons import ReasonCode
 from tests.learning import assert_trees_equal, one_thread
 from tests.runtime.test_capture import on_gpu
@@ -127,19 +128,6 @@ def test_each_step_is_that_of_the_environments_themselves(
     assert n_ends[1] > 0 and (n_ends[0] > 0) == (name == "CartPole-v1")
 
 
-def test_rollouts_hold_the_observation_at_the_end_of_an_episode():
-    env = fp.envs.gymnasium(Counter)
-    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
-    state = ppo.init(fp.random.key(0))
-    trajectory = train_step.roll_out(ppo.cfg, None, state).trajectory
-    counts = trajectory.obs[..., 0].T.tolist()
-    assert counts == [[0.0, 1.0, 2.0] * 2 + [0.0, 1.0]] * 2
-    final_counts = trajectory.final_obs[..., 0].T.tolist()
-    assert final_counts == [[1.0, 2.0, 3.0] * 2 + [1.0, 2.0]] * 2
-    # the actions of the space begin with 5
-    assert torch.equal(trajectory.reward, trajectory.action + 5.0)
-
-
 def test_a_finished_row_stays_as_it_is():
     """Until it is restarted, while the others go on."""
     env = fp.envs.gymnasium(Counter)
@@ -179,21 +167,6 @@ def test_no_environment_is_stepped_past_its_end(end):
         )
         assert state.obs[:, 0].tolist() == [count] * 2
         assert getattr(timestep, end).tolist() == [count == 3.0] * 2
-
-
-def test_rollouts_are_reproducible_from_the_key():
-    def trajectory(seed):
-        env = fp.envs.gymnasium("CartPole-v1", n_envs=3)
-        ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
-        state = ppo.init(fp.random.key(seed))
-        for _ in range(2):
-            state, _ = ppo.step(state)
-        return state
-
-    assert_trees_equal(trajectory(0), trajectory(0), rtol=0, atol=0)
-    assert not torch.equal(
-        trajectory(0).env_state.obs, trajectory(1).env_state.obs
-    )
 
 
 # Spaces
@@ -355,11 +328,6 @@ def test_a_mask_that_is_missing_or_wrong_is_named(monkeypatch, info, problem):
         fp.check(env, n_steps=4)
 
 
-def test_actions_that_are_not_discrete_cannot_be_masked():
-    with pytest.raises(ValueError, match=r"^action_mask: .* are continuous$"):
-        fp.envs.gymnasium("Pendulum-v1", action_mask=True)
-
-
 def test_an_environment_that_cannot_be_made_is_named():
     with pytest.raises(ValueError, match=r"^CartPole-v77: .*version") as error:
         fp.envs.gymnasium("CartPole-v77")
@@ -369,66 +337,6 @@ def test_an_environment_that_cannot_be_made_is_named():
     problem = r"^env: expected an id or a function .*, got a TimeLimit"
     with pytest.raises(TypeError, match=problem):
         fp.envs.gymnasium(gym.make("CartPole-v1"))  # pyright: ignore[reportArgumentType]
-
-
-def test_a_function_that_makes_no_environment_is_named():
-    problem = "^env: expected a function that makes an environment, got one that makes a NoneType$"
-    with pytest.raises(TypeError, match=problem):
-        fp.envs.gymnasium(lambda: None)
-
-
-class FourValues(Counter):
-    def step(self, action):
-        return self.observe(), 0.0, False, {}
-
-
-class Nothing(Counter):
-    def step(self, action):
-        return None
-
-
-class ObservationAlone(Counter):
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observe()
-
-
-class Failing(Counter):
-    def step(self, action):
-        raise ValueError("the motor is off")
-
-
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(
-    ("env_class", "line"),
-    [
-        (
-            FourValues,
-            r"FourValues: step: expected \(observation, reward, .* \(a",
-        ),
-        (Nothing, r"Nothing: step: expected \(observation, .*, got NoneType"),
-        (
-            ObservationAlone,
-            r"ObservationAlone: reset: expected \(obs.*, got ndarray array",
-        ),
-        (Failing, "the motor is off"),
-    ],
-)
-def test_a_result_of_another_length_is_named_in_one_line(env_class, line, mode):
-    """By training, which nothing checked before; an error of the environment's own stays what it is."""
-    env = fp.envs.gymnasium(env_class, n_envs=2, vectorization_mode=mode)
-    ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
-    with pytest.raises(ValueError, match=f"^{line}") as error:
-        fp.train(ppo, 16)
-    assert "\n" not in str(error.value)
-
-
-def test_gymnasium_is_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gymnasium", None)
-    line = r"needs gymnasium \(pip install 'funcppo\[gymnasium\]'\)"
-    with pytest.raises(ModuleNotFoundError, match=line):
-        fp.envs.gymnasium("CartPole-v1")
 
 
 def test_the_number_of_rows_is_that_of_the_bridge():
@@ -552,7 +460,7 @@ def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
     assert_trees_equal(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_the_stand_in_keeps_the_laws():
+def test_the_stand_in_has_the_shapes_of_the_environment():
     env = wrappers.normalize_observation(fp.envs.gymnasium(Image))
     stand_in = wrappers.stand_in_env(env)
     assert stand_in.host is None
@@ -625,3 +533,147 @@ def test_a_continued_run_begins_new_episodes_and_says_so(tmp_path):
     count = float(results[0].state.env_state.moments.n[0])
     assert count >= 2 + 32 + 2 + 32
     assert_trees_equal(results[0].state, results[1].state, rtol=0, atol=0)
+
+
+# Checks
+
+
+COUNTER = itertools.count()
+
+
+class Walk(gym.Env):
+    """Walks from 0 by random steps of its own until it is beyond 3, or for 8 steps."""
+
+    observation_space = gym.spaces.Box(-9, 9, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = 0.0, 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.place += (2 * action - 1) * float(self.np_random.uniform(1, 2))
+        self.steps += 1
+        is_over = abs(self.place) > 3
+        is_late = self.steps >= 8 and not is_over
+        return self.observe(), self.place, is_over, is_late, {}
+
+    def observe(self):
+        return np.array([self.place, self.steps], np.float32)
+
+
+class GlobalGenerator(Walk):
+    def observe(self):
+        return np.array([self.place, np.random.rand()], np.float32)
+
+
+class Unseeded(Walk):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None)
+
+
+class Reused(Walk):
+    buffer = np.zeros(2, np.float32)
+
+    def observe(self):
+        self.buffer[:] = self.place, self.steps
+        return self.buffer
+
+
+def returning(**changes):
+    """A walk whose steps return something else in some places of the five."""
+    names = ("obs", "reward", "terminated", "truncated", "info")
+
+    class Changed(Walk):
+        def step(self, action):
+            result = dict(zip(names, super().step(action), strict=True))
+            return tuple((result | changes).values())
+
+    return Changed
+
+
+def observing(obs):
+    return type("Observing", (Walk,), {"observe": lambda self: obs})
+
+
+def dividing():
+    env = Walk()
+    env.step = lambda action: 1 / 0
+    return env
+
+
+BROKEN = {
+    "dtype": (observing(np.zeros(2)), "AssertionError: The first element"),
+    "an infinite reward": (
+        returning(reward=float("inf")),
+        "The reward is an inf value",
+    ),
+    "a flag of numbers": (returning(terminated=0), "`terminated` signal"),
+    "the interface of Gym": (
+        type("Old", (Walk,), {"step": lambda self, a: Walk.step(self, a)[1:]}),
+        "ValueError: not enough values",
+    ),
+    "an exception": (dividing, "ZeroDivisionError: division by zero"),
+    "seeds that are not passed on": (Unseeded, "AssertionError: .*seed"),
+    "a buffer that is used again": (
+        Reused,
+        "AssertionError: The observations .* share an object",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_the_interface_is_named_in_one_line(name):
+    make_env, problem = BROKEN[name]
+    with pytest.raises(
+        ValueError, match=f"^it: expected .*check_env accepts, got .*{problem}"
+    ) as error:
+        check_environment("it", make_env)
+    assert "\n" not in str(error.value)
+
+
+def test_gymnasiums_own_environments_keep_it():
+    for name in ("FrozenLake-v1", "CartPole-v1", "Pendulum-v1"):
+        check_environment(name, lambda name=name: gym.make(name))
+
+
+# Through the bridge
+
+
+def test_bridged_environments_pass():
+    fp.check(fp.envs.gymnasium(Walk))
+    env = fp.envs.gymnasium("FrozenLake-v1", n_envs=8)
+    fp.check(wrappers.sticky_actions(wrappers.time_limit(env, 5)), n_steps=16)
+    env = wrappers.normalize_observation(fp.envs.gymnasium(Walk))
+    fp.check(wrappers.normalize_reward(env), n_steps=16)
+
+
+@pytest.mark.parametrize(
+    ("make_env", "problem"),
+    [
+        (Unseeded, "Unseeded: expected an environment .*check_env"),
+        (
+            GlobalGenerator,
+            "GlobalGenerator: expected an environment that .*check_env",
+        ),
+    ],
+)
+def test_a_fault_of_a_bridged_environment_is_named(make_env, problem):
+    with pytest.raises(ValueError, match=f"^{problem}") as error:
+        fp.check(fp.envs.gymnasium(make_env), n_steps=8)
+    assert "\n" not in str(error.value)
+
+
+def test_steps_that_differ_the_second_time_are_named():
+    """What `check_env` cannot see, because the first step of an episode is the same."""
+
+    class Drifting(Walk):
+        def observe(self):
+            drift = next(COUNTER) if self.steps == 2 else 0
+            return np.array([self.place, 9 * np.sin(drift)], np.float32)
+
+    with pytest.raises(
+        ValueError, match=r"^step 3 a second time with the same seeds: obs"
+    ):
+        fp.check(fp.envs.gymnasium(Drifting), n_steps=8)

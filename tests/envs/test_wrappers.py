@@ -246,12 +246,6 @@ def test_statistics_outlive_an_episode():
     assert (ends > 1).all()
 
 
-def test_an_image_is_flattened_to_numbers():
-    env = wrappers.flatten_observation(wrappers.frame_stack(CARTPOLE, 2))
-    state = env.reset(env.cfg, WORLD, random.split(random.key(0), 3))
-    assert observe(env, state).shape == (3, env.spec.observation_size) == (3, 8)
-
-
 def test_a_mask_of_actions_passes_frames_and_flattening():
     """Features are stacked and flattened; the mask is that of the last observation."""
 
@@ -337,17 +331,6 @@ def test_evaluation_leaves_moments_and_rewards_as_they_are():
     )
     assert torch.equal(timestep.reward, torch.ones(4))
     assert wrappers.evaluation_env(CARTPOLE) is CARTPOLE
-
-
-def test_a_learner_learns_in_a_wrapped_environment():
-    learner = fp.ppo(
-        env=NESTED, network=fp.nets.mlp(8), n_envs=4, n_steps=8, n_epochs=1
-    )
-    state = learner.init(fp.random.key(0))
-    for _ in range(2):
-        state, metrics = learner.step(state)
-    assert int(metrics.n_applied_minibatches) == 4
-    assert tree.paths(state.env_state)[-1] == "finished"
 
 
 @pytest.mark.parametrize(

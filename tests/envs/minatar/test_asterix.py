@@ -7,25 +7,7 @@ import torch
 
 from funcppo.core import tree
 from funcppo.envs import minatar
-from tests.envs.minatar.reference import (
-    assert_plays_alike,
-    assert_steps_alike,
-    keys,
-)
-
-GAME = minatar.asterix(minimal_actions=False, sticky_probability=0.0)
-
-
-def first_state(env):
-    return GAME.reset(GAME.cfg, None, keys())
-
-
-def step(state, action, units):
-    unit = torch.zeros(1, 3, dtype=torch.float64)
-    if units:
-        drawn = [float(x) for x in units] + [0.0] * (3 - len(units))
-        unit = torch.tensor([drawn], dtype=torch.float64)
-    return minatar.asterix_transition(GAME.cfg, state, action, unit)
+from tests.envs.minatar.reference import assert_steps_alike
 
 
 def place(env, draws):
@@ -102,59 +84,3 @@ def test_one_step_from_any_state_equals_the_reference(ramping):
         place=place, state_of=state_of, seen=seen, ramping=ramping,
     )  # fmt: skip
     assert reward > 100 and n_ends > 100
-
-
-def test_each_step_equals_the_reference():
-    """Players that flee enemies, and collect some gold."""
-    lengths, rewards = [], []
-    for seed in range(3):
-        draws = torch.Generator().manual_seed(seed)
-
-        def flee(env, t, draws=draws):
-            lines = [x and not x[3] for x in env.entities]
-            danger = lines[env.player_y - 1] if 1 <= env.player_y <= 8 else 0
-            if danger or float(torch.rand((), generator=draws)) < 0.2:
-                return int(torch.randint(1, 5, (), generator=draws))
-            return 0
-
-        length, reward = assert_plays_alike(
-            "asterix",
-            GAME,
-            first_state,
-            step,
-            seed=seed,
-            n_steps=500,
-            action=flee,
-        )
-        lengths.append(length)
-        rewards.append(reward)
-    assert max(lengths) > 50 and sum(rewards) > 0
-
-
-def test_the_game_becomes_faster_as_in_the_reference():
-    """Both are made immortal, by gold alone."""
-
-    def gold_only(env, t):
-        for entity in env.entities:
-            if entity is not None:
-                entity[3] = True
-        return t % 5
-
-    def step_with_gold(state, action, units):
-        units = [units[0], 0.0, *units[2:]] if units else units
-        return step(state, action, units)
-
-    with pytest.MonkeyPatch.context() as patch:
-        module = pytest.importorskip("minatar.environments.asterix")
-        spawn = module.Env._spawn_entity
-
-        def spawn_gold(self):
-            spawn(self)
-            gold_only(self, 0)
-
-        patch.setattr(module.Env, "_spawn_entity", spawn_gold)
-        length, _ = assert_plays_alike(
-            "asterix", GAME, first_state, step_with_gold,
-            seed=0, n_steps=1200, action=gold_only,
-        )  # fmt: skip
-    assert length == 1199
