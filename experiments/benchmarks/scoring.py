@@ -39,7 +39,7 @@ from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import autotune, policy_score, ranking
+from funcppo.kg.ranking import policy_score, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
@@ -193,9 +193,9 @@ def make_designs(
     )
     memory_limit = memory.total_bytes(args.device) // 2
     sample = candidates[:TUNING_CANDIDATES]
-    tuned, _ = autotune.tune_slots(
+    tuned, _ = policy_score.tune_slots(
         replace(search, chunk_size=TUNING_CANDIDATES),
-        world,
+        policy.task,
         policy.params,
         sample,
         memory_limit,
@@ -249,17 +249,6 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
         beam=BEAM,
         rows_per_step=CHUNK_SLOTS,
         chunk_size=TUNING_CANDIDATES,
-    )
-    world, memory_limit = (
-        prover_task.inference_world(task),
-        memory.total_bytes(args.device) // 2,
-    )
-    search, _ = autotune.tune_chunk_size(
-        search,
-        world,
-        params,
-        task.least_model.atoms[:TUNING_CANDIDATES],
-        memory_limit,
     )
     prepared_seconds = time.perf_counter() - start
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from funcppo.core.record_log import Record, RecordLog
     from funcppo.kg.graph.dataset import Dataset
-    from funcppo.kg.ranking.evaluator import Evaluator, ProofFinder
+    from funcppo.kg.ranking.evaluate import Evaluator, ProofFinder
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.subject import Subject
     from funcppo.kg.run.telemetry import Exporter
@@ -349,7 +349,7 @@ class Evaluate(ScoreOptions):
 
     def _open_log(self, setup: EvaluationSetup) -> RecordLog | None:
         """The result log at --details, with the records that it holds; None without --details."""
-        from funcppo.kg.ranking import result_log
+        from funcppo.kg.ranking.evaluate import open_log
 
         if self.details is None:
             return None
@@ -360,7 +360,7 @@ class Evaluate(ScoreOptions):
             "queries": self.max_queries,
             "sides": list(sides),
         }
-        return result_log.open_log(
+        return open_log(
             Path(self.details), settings, len(sides), resume=self.resume
         )
 
@@ -406,7 +406,7 @@ class Evaluate(ScoreOptions):
         self, setup: EvaluationSetup, rows: np.ndarray, done: set[int]
     ) -> Iterator[list[Record]]:
         """Yield the records of each query without records, by this process alone or with others."""
-        from funcppo.kg.ranking import evaluator as evaluation
+        from funcppo.kg.ranking import evaluate as evaluation
 
         split = self._split_of(setup)
         processes = distributed.current_processes()
@@ -433,7 +433,7 @@ class Evaluate(ScoreOptions):
           is_done: rows of the queries that have records already, which are not yielded again.
           on_ranked: receives the records of each query that this process has ranked.
         """
-        from funcppo.kg.ranking import evaluator as evaluation
+        from funcppo.kg.ranking import evaluate as evaluation
         from funcppo.kg.ranking.policy_score import graph_fallback_notes
         from funcppo.runtime import memory
 
@@ -476,7 +476,8 @@ class Evaluate(ScoreOptions):
         self, setup: EvaluationSetup, records: list[Record]
     ) -> JsonObject:
         """The JSON of --json, without the total time."""
-        from funcppo.kg.ranking import policy_score, result_log
+        from funcppo.kg.ranking import policy_score
+        from funcppo.kg.ranking.evaluate import summarise_records
         from funcppo.logs import package_versions
         from funcppo.runtime import memory
 
@@ -492,7 +493,7 @@ class Evaluate(ScoreOptions):
             stats["active_fraction"] = active / counts["row_steps"]
         peak_bytes = memory.peak_bytes(self.device)
         return {
-            **result_log.summarise_records(
+            **summarise_records(
                 records, task.dataset.predicates, with_auc=task.is_countries
             ),
             "score": setup.score,
@@ -626,7 +627,7 @@ def prepare_evaluation(
     Raises:
       ValueError: an option is bad or does not fit the target, or the memory limit is too small.
     """
-    from funcppo.kg.ranking.evaluator import Evaluator
+    from funcppo.kg.ranking.evaluate import Evaluator
     from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
     from funcppo.kg.search.task import with_ranking_on
     from funcppo.runtime import memory
@@ -659,15 +660,14 @@ def prepare_evaluation(
         memory_limit=max_bytes,
         policy_run=run,
     )
-    if run is not None and run.questions is None:
-        on_phase("choosing the batch size")
-        _prepare_search(options, setup, run)
-        return setup
     used_bytes = memory.used_bytes(options.device)
     if used_bytes > max_bytes:
         raise ValueError(
             f"--memory {max_bytes}: expected at least {used_bytes} bytes, which the data and T_P take by themselves"
         )
+    if run is not None and run.questions is None:
+        on_phase("choosing the batch size")
+        _prepare_search(options, setup, run)
     return setup
 
 
@@ -823,9 +823,12 @@ def _choose_batch_size(
     setup: EvaluationSetup, run: Run, split: np.ndarray
 ) -> SearchConfig:
     """The settings that score fastest within the memory limit, which rank 0 measures for all processes."""
+    from funcppo.kg.ranking.policy_score import needs_search
     from funcppo.kg.run import validation
 
     cfg = validation.run_search_config(run, cast("ScoreName", setup.score))
+    if not needs_search(run.task, cfg):
+        return cfg
     processes = distributed.current_processes()
     if processes is not None and not processes.is_main:
         return replace(cfg, **processes.share("batch sizes"))
@@ -845,33 +848,17 @@ def _tune_batch_size(
     """The settings that score fastest on this machine within the memory limit, and a note on them."""
     import torch
 
-    from funcppo.kg.ranking import autotune, policy_score
+    from funcppo.kg.ranking import policy_score
     from funcppo.kg.search.slot_scheduler import evaluate_step
-    from funcppo.kg.search.task import inference_world
     from funcppo.runtime.capture import are_trees_demanded
 
-    task, params = run.task, run.state.best_params
+    make_step = partial(policy_score.make_search_step, run.run_config.device)
+    if are_trees_demanded():
+        # Each size would be compiled.
+        make_step = lambda: evaluate_step
     rows = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
-    sample = torch.unique(rows, dim=0).to(task.kb.facts.device)
-    if policy_score.needs_search(task, cfg):
-        make_step = partial(
-            policy_score.make_search_step, run.run_config.device
-        )
-        if are_trees_demanded():
-            # Each size would be compiled.
-            make_step = lambda: evaluate_step
-        cfg, trials = autotune.tune_slots(
-            cfg, inference_world(task), params, sample, max_bytes, make_step
-        )
-        batch = f"{cfg.slots} slots, {cfg.rows_per_step} rows a step"
-    else:
-        world = policy_score.with_derivations(task, sample)
-        cfg, trials = autotune.tune_chunk_size(
-            cfg, world, params, sample, max_bytes
-        )
-        batch = f"chunks of {cfg.chunk_size} candidates"
-
-    best = autotune.select_trial(trials)
-    speed = f"the smallest of {len(trials)} sizes that is nearly the fastest: {best.rows_per_second:,.0f} rows/s"
-    memory = f"{best.peak_bytes / 1e6:,.0f} of {max_bytes / 1e6:,.0f} MB"
-    return cfg, f"{batch}, {speed}, {memory}"
+    sample = torch.unique(rows, dim=0).to(run.task.kb.facts.device)
+    params = run.state.best_params
+    return policy_score.tune_slots(
+        cfg, run.task, params, sample, max_bytes, make_step
+    )

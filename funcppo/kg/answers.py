@@ -939,7 +939,7 @@ class Answerer:
                 evidence if side == TAIL else None,
             )
         else:
-            found = explain.smallest_proof(task, atom, self._program)
+            (found,) = explain.smallest_proofs(task, atom[None], self._program)
         if found is None:
             found = self._proof_from_other_facts(atom)
         terms: list[Term] = []

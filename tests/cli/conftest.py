@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from funcppo.kg.ranking import autotune
+from funcppo.kg.ranking import policy_score
 from tests.cli.runner import TRAINED, funcppo
 
 
 @pytest.fixture(autouse=True)
 def few_batch_sizes(monkeypatch):
-    """Of the batch sizes of a search only two are tried, which `evaluation/test_autotune.py` tests."""
-    monkeypatch.setattr(autotune, "TRIAL_SIZES", (16, 256))
+    """Of the batch sizes of a search only two are tried."""
+    monkeypatch.setattr(policy_score, "TRIAL_ROWS", (16, 256))
 
 
 @pytest.fixture(scope="session")

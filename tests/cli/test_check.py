@@ -116,17 +116,16 @@ def test_a_dropped_candidate_is_reported(capsys, monkeypatch):
 
 
 def test_a_wrong_leaf_of_a_proof_is_reported(capsys, monkeypatch):
-    prove = explain.smallest_proof
+    prove = explain.smallest_proofs
 
-    def with_wrong_leaf(task, atom, program):
-        built = prove(task, atom, program)
-        assert built is not None
+    def with_wrong_leaf(task, atoms, program):
+        (built,) = prove(task, atoms, program)
         *nodes, leaf = built.nodes
         goal = (leaf.goal[0], leaf.goal[2], leaf.goal[1])
         wrong = dataclasses.replace(leaf, goal=goal)
-        return dataclasses.replace(built, nodes=(*nodes, wrong))
+        return [dataclasses.replace(built, nodes=(*nodes, wrong))]
 
-    monkeypatch.setattr(explain, "smallest_proof", with_wrong_leaf)
+    monkeypatch.setattr(explain, "smallest_proofs", with_wrong_leaf)
     status, lines = lines_of(
         capsys, "countries_s1", *FAST, "--max-queries", "4"
     )

@@ -14,7 +14,7 @@ import pytest
 
 from funcppo import cli
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.ranking import evaluator as evaluation
+from funcppo.kg.ranking import evaluate as evaluation
 from funcppo.kg.run import subject
 from funcppo.kg.run.telemetry import Telemetry
 from funcppo.runtime import distributed

@@ -1,8 +1,8 @@
 """Why an answer holds and why it has its score: checked proofs, and the terms that add up to a score.
 
 `most_probable_proof` gives the proof that a policy finds most probable, with the probability of each choice;
-`smallest_proof` gives a proof of the smallest height without a policy, `smallest_proofs` those of many atoms. All build
-proofs from a `Program`, which `build_program` makes once for many atoms, and check them before they return.
+`smallest_proofs` gives proofs of the smallest height without a policy. Both build proofs from a `Program`, which
+`build_program` makes once for many atoms, and check them before they return.
 
 `explain_answer` gives the place of an answer among the candidates of its question with the terms of its score, counts
 over known facts which `funcppo check` recounts; `explain_atoms` gives those of scores by rules.
@@ -11,9 +11,11 @@ over known facts which `funcppo check` recounts; `explain_atoms` gives those of 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -70,29 +72,20 @@ def most_probable_proof(
       beam: partial proofs kept.
       program: what `build_program` returns; None builds it for this call.
     """
-    world = inference_world(task)
     atom = atom.to(task.kb.facts.device)
     program = program or build_program(task)
     if task.fact_selection == "oracle":
-        built = _prove_by_rule(task, cfg, world, params, atom, program)
-    else:
-        built = _prove_by_search(task, cfg, world, params, atom, program, beam)
+        return _prove_by_rule(task, cfg, params, atom, program)
+    built = _prove_by_search(task, cfg, params, atom, program, beam)
     if built is not None:
         _check_proof(task, built, program)
     return built
 
 
-class RuleChoices(NamedTuple):
-    """Rules that atoms can be resolved with, of all atoms together."""
-
-    rule: I64[Tensor, "n"]
-    probability: F32[Tensor, "n"]  # that the policy chooses it
-
-
 def rule_choices(
     task: ProverTask, cfg: Config, params: Params, atoms: I64[Tensor, "B W"]
-) -> RuleChoices:
-    """The rules that a policy may choose as the last step of a proof of each atom, with their probabilities.
+) -> tuple[I64[Tensor, "n"], F32[Tensor, "n"]]:
+    """The rules that a policy may choose as the last step of a proof of some atoms, with their probabilities.
 
     Args:
       atoms: ground.
@@ -102,7 +95,7 @@ def rule_choices(
         state = _initial_state(cfg, world, atoms.to(task.kb.facts.device))
         policy = _choice_probabilities(cfg, world, params, state)
     is_rule = state.successors.mask & (state.successors.rule >= 0)
-    return RuleChoices(state.successors.rule[is_rule].long(), policy[is_rule])
+    return state.successors.rule[is_rule].long(), policy[is_rule]
 
 
 def build_program(task: ProverTask) -> Program:
@@ -114,58 +107,40 @@ def build_program(task: ProverTask) -> Program:
     )
 
 
-def smallest_proof(
-    task: ProverTask, atom: Tensor, program: Program
-) -> Proof | None:
-    """A proof of the smallest height of an atom, of a fact from other facts; None if there is none.
-
-    Args:
-      atom: ground, [W].
-      program: what `build_program` returns.
-    """
-    if task.answers_plan is not None:
-        return smallest_proofs(task, atom[None], program)[0]
-    height = int(fixpoint.atom_height(task.least_model, atom.long()))
-    if height < 0:
-        return None
-    if height == 0:
-        return prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS).proof
-    derive = partial(
-        prove.find_derivation, task.kb, task.sizes, task.least_model
-    )
-    built = prove.from_model(
-        program,
-        derive,
-        _to_tuple(atom),
-        leave_one_out=False,
-    )
-    _check_proof(task, built, program)
-    return built
-
-
 def smallest_proofs(
     task: ProverTask, atoms: I64[Tensor, "n W"], program: Program
 ) -> list[Proof | None]:
-    """A proof of the smallest height of each of some atoms, as `smallest_proof` gives it.
+    """A proof of the smallest height of each of some atoms, of a fact from other facts; None if there is none.
 
     Where each query derives its own answers, the rules that derive all of the atoms are found together.
+
+    Args:
+      atoms: ground.
+      program: what `build_program` returns.
     """
-    if task.answers_plan is None:
-        return [smallest_proof(task, atom, program) for atom in atoms]
+    is_held = task.answers_plan is None
+    rules = [None] * len(atoms) if is_held else _first_rules(task, atoms)
+    facts = None if is_held else facts_on_host(task)
+    derive_goal = partial(
+        prove.find_derivation, task.kb, task.sizes, task.least_model
+    )
 
     proofs: list[Proof | None] = []
-    facts = facts_on_host(task)
-    for atom, rule in zip(atoms, _first_rules(task, atoms)):
-        if _to_tuple(atom) in program.fact_set:
+    for atom, rule in zip(atoms, rules):
+        goal, built = _to_tuple(atom), None
+        if goal in program.fact_set:
             built = prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS)
-            proofs.append(built.proof)
-        elif rule is None:
-            proofs.append(None)
-        else:
-            goal = _to_tuple(atom)
-            built = _apply_rule(task, facts, program, goal, rule, None)
+            built = built.proof
+        elif rule is not None:
+            built = proof_by_rule(task, program, atom, rule, None, facts)
+        elif (
+            is_held and fixpoint.atom_height(task.least_model, atom.long()) > 0
+        ):
+            built = prove.from_model(
+                program, derive_goal, goal, leave_one_out=False
+            )
             _check_proof(task, built, program)
-            proofs.append(built)
+        proofs.append(built)
     return proofs
 
 
@@ -209,6 +184,45 @@ def prove_from_other_facts(
     )
 
 
+def proof_by_rule(
+    task: ProverTask,
+    program: Program,
+    atom: Tensor,
+    rule: int,
+    probability: float | None,
+    facts: KnowledgeBase | None = None,
+) -> Proof:
+    """The proof of an atom by one application of a rule to facts, which derives it.
+
+    Args:
+      atom: [W].
+      probability: of the rule among those that derive the atom; None by no policy.
+      facts: what `facts_on_host` returns; None copies them for this call.
+    """
+    goal = _to_tuple(atom)
+    body = prove.find_ground_body(
+        facts or facts_on_host(task),
+        task.sizes,
+        goal,
+        rule,
+        task.least_model.object_identity,
+    )
+    # The body consists of facts, so the root is the only goal that is derived.
+    built = prove.from_model(
+        program, lambda _: (rule, body or ()), goal, leave_one_out=True
+    )
+    root, *leaves = built.nodes
+    root = dataclasses.replace(root, probability=probability)
+    built = Proof(nodes=(root, *leaves))
+    _check_proof(task, built, program)
+    return built
+
+
+def facts_on_host(task: ProverTask) -> KnowledgeBase:
+    """The knowledge base with facts where the many small joins of single proofs do not wait for a GPU."""
+    return task.kb._replace(facts=task.kb.facts.cpu())
+
+
 def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:
     """Check a proof against the program.
 
@@ -231,13 +245,13 @@ def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:
 def _prove_by_search(
     task: ProverTask,
     cfg: Config,
-    world: World,
     params: Params,
     atom: Tensor,
     program: Program,
     beam: int,
 ) -> Proof | None:
-    """The most probable proof that a beam search finds."""
+    """The most probable proof that a beam search finds, with the probability of each choice of the policy."""
+    world = inference_world(task)
     search = policy_score.search_config(
         task,
         cfg,
@@ -247,26 +261,38 @@ def _prove_by_search(
         rows_per_step=beam,
         chunk_size=1,
     )
-    result = score_candidates(
-        search, world, params, atom[None].to(torch.int32)
-    ).results
-    n_choices = int(result.proof_length[0])
+    found = score_candidates(search, world, params, atom[None].to(torch.int32))
+    n_choices = int(found.results.proof_length[0])
     if not n_choices:
         return None
-    choice_ids = result.trace[0, :n_choices].tolist()
-    choices = _with_probabilities(cfg, world, params, atom, choice_ids)
+
+    # The choices are followed in the environment.
+    choices: list[Choice] = []
+    state = _initial_state(cfg, world, atom[None])
+    for choice_id in found.results.trace[0, :n_choices].tolist():
+        is_rule, successors = choice_id >= 0, state.successors
+        kind = "rule" if is_rule else "fact"
+        clause = choice_id if is_rule else -1 - choice_id
+        slots = successors.rule if is_rule else successors.fact
+        action = (slots == clause).int().argmax(1)
+        policy = _choice_probabilities(cfg, world, params, state)[0]
+        choices.append((kind, clause, float(policy[int(action)])))
+        unused_key = torch.zeros((1, 2), dtype=torch.int64)
+        state, _ = cfg.env.step_functional(
+            cfg.env.cfg, world, state, action, unused_key
+        )
     return prove.from_trace(program, _to_tuple(atom), choices)
 
 
 def _prove_by_rule(
     task: ProverTask,
     cfg: Config,
-    world: World,
     params: Params,
     atom: Tensor,
     program: Program,
 ) -> Proof | None:
-    """The most probable rule that derives the atom, over facts that satisfy its body."""
+    """The proof by the most probable rule that derives the atom; None without one."""
+    world = inference_world(task)
     state = _initial_state(cfg, world, atom[None])
     policy = _choice_probabilities(cfg, world, params, state)[0]
     derives = derive.rule_derives(
@@ -277,114 +303,16 @@ def _prove_by_rule(
     )[0]
     if not derives.any():
         return None
-
     slot = int(torch.where(derives, policy, -1.0).argmax())
     rule = int(state.successors.rule[0, slot])
-    return _apply_rule(
-        task,
-        facts_on_host(task),
-        program,
-        _to_tuple(atom),
-        rule,
-        float(policy[slot]),
-    )
-
-
-def proof_by_rule(
-    task: ProverTask,
-    program: Program,
-    atom: Tensor,
-    rule: int,
-    probability: float,
-    facts: KnowledgeBase | None = None,
-) -> Proof:
-    """The proof of an atom by one application of a rule to facts, which derives it.
-
-    Args:
-      atom: [W].
-      probability: of the rule among those that derive the atom.
-      facts: what `facts_on_host` returns; None copies them for this call.
-    """
-    built = _apply_rule(
-        task,
-        facts or facts_on_host(task),
-        program,
-        _to_tuple(atom),
-        rule,
-        probability,
-    )
-    _check_proof(task, built, program)
-    return built
-
-
-def facts_on_host(task: ProverTask) -> KnowledgeBase:
-    """The knowledge base with facts where the many small joins of single proofs do not wait for a GPU."""
-    return task.kb._replace(facts=task.kb.facts.cpu())
-
-
-def _apply_rule(
-    task: ProverTask,
-    facts: KnowledgeBase,
-    program: Program,
-    goal: Atom,
-    rule: int,
-    probability: float | None,
-) -> Proof:
-    """The proof by a rule over facts that satisfy its body."""
-    body = prove.find_ground_body(
-        facts, task.sizes, goal, rule, task.least_model.object_identity
-    )
-
-    def derive_root(_: Atom) -> tuple[int, tuple[Atom, ...]]:
-        return rule, body or ()
-
-    # The body consists of facts, so the root is the only goal that is derived.
-    built = prove.from_model(program, derive_root, goal, leave_one_out=True)
-    root, *leaves = built.nodes
-    root = dataclasses.replace(root, probability=probability)
-    return Proof(nodes=(root, *leaves))
-
-
-def _with_probabilities(
-    cfg: Config,
-    world: World,
-    params: Params,
-    atom: Tensor,
-    choice_ids: list[int],
-) -> list[Choice]:
-    """The choices of a trace, ("rule" or "fact", id, probability), by following it in the environment."""
-    choices: list[Choice] = []
-    state = _initial_state(cfg, world, atom[None])
-    for choice_id in choice_ids:
-        is_rule = choice_id >= 0
-        kind = "rule" if is_rule else "fact"
-        clause = choice_id if is_rule else -1 - choice_id
-        slot_clauses = (
-            state.successors.rule if is_rule else state.successors.fact
-        )
-        action = (slot_clauses == clause).int().argmax(1)
-        policy = _choice_probabilities(cfg, world, params, state)[0]
-        probability = float(policy[int(action)])
-        choices.append((kind, clause, probability))
-
-        unused_key = torch.zeros((1, 2), dtype=torch.int64)
-        state, _ = cfg.env.step_functional(
-            cfg.env.cfg,
-            world,
-            state,
-            action,
-            unused_key,
-        )
-    return choices
+    return proof_by_rule(task, program, atom, rule, float(policy[slot]))
 
 
 def _initial_state(cfg: Config, world: World, atoms: Tensor) -> EnvState:
     """The environment's state before the proofs of atoms, [B, W]."""
+    is_positive = torch.ones_like(atoms[:, 0], dtype=torch.bool)
     return prover_env.initial_state(
-        cfg.env.cfg,
-        world,
-        atoms.to(torch.int32),
-        torch.ones(len(atoms), dtype=torch.bool, device=atoms.device),
+        cfg.env.cfg, world, atoms.to(torch.int32), is_positive
     )
 
 
@@ -501,20 +429,33 @@ def explanation_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
     e = explanation
     lines = [
         f"as an answer to {_question_text(dataset, e)}: place {e.place} of {_count(e.n_candidates, 'candidate')}, "
-        f"probability {e.probability:.3f}, log-odds {e.score:+.2f} (score {_logistic(e.score):.4f}), the sum of:"
+        f"probability {e.probability:.3f}, log-odds {e.score:+.2f} (score {_logistic(e.score):.4f}), the sum of:",
+        *_rule_lines(dataset, e),
     ]
-    for kind, describe in _DESCRIPTIONS.items():
-        terms = e.of_kind(kind)
-        if terms:
-            lines += describe(dataset, e, terms)
+    for kind, group in itertools.groupby(e.terms, attrgetter("kind")):
+        texts = [
+            f"{term.log_odds:+.2f}  {_term_text(dataset, e, term)}"
+            for term in group
+            if term.log_odds or kind not in ("embedding", "bellman-ford")
+        ]
+        if kind == "degree":
+            lines.append(
+                f"  {e.log_odds(kind):+.2f}  how many other facts it has:"
+            )
+            lines += [f"      {text}" for text in texts[:MAX_PRINTED]]
+            rest = e.of_kind(kind)[MAX_PRINTED:]
+            if rest:
+                weight = sum(term.log_odds for term in rest)
+                n_others = _count(len(rest), "other number")
+                lines.append(f"      {weight:+.2f}  by {n_others} of facts")
+        elif kind != "rules":
+            lines += [f"  {text}" for text in texts]
     return lines
 
 
-def _describe_rules(
-    dataset: Dataset, e: Explanation, terms: list[Term]
-) -> list[str]:
+def _rule_lines(dataset: Dataset, e: Explanation) -> list[str]:
     """The rules with their shares, as lines of text."""
-    rules, log_sum = e.rules, terms[0].log_odds
+    rules, log_sum = e.rules, e.log_odds("rules")
     is_one = len(rules) == 1
     derive = "rule derives" if is_one else "rules derive"
     whose, weight = "its" if is_one else "their", math.exp(log_sum)
@@ -525,14 +466,12 @@ def _describe_rules(
         walk = ""
         if rule.walk is not None:
             walk = f"; a random walk ends here with probability {rule.walk:.3g}"
-        lines.append(
-            f"      {rule.share:6.1%} by rule {rule.rule}: {format_rule(dataset, dataset.rules[rule.rule])}"
-        )
-        lines.append(
+        lines += [
+            f"      {rule.share:6.1%} by rule {rule.rule}: {format_rule(dataset, dataset.rules[rule.rule])}",
             f"             right for {rule.support:,} of {_count(rule.body_pairs, 'pair')} in train; derives this by "
             f"{_count(rule.n_groundings, 'grounding')}, {_count(rule.fan_out, 'candidate')} by "
-            f"{rule.n_all_groundings:,} in all{walk}"
-        )
+            f"{rule.n_all_groundings:,} in all{walk}",
+        ]
     rest = rules[MAX_PRINTED:]
     if rest:
         others = sum(rule.share for rule in rest)
@@ -540,83 +479,27 @@ def _describe_rules(
     return lines
 
 
-def _describe_facts(
-    dataset: Dataset, e: Explanation, terms: list[Term]
-) -> list[str]:
-    """The facts between the candidate and the question's entity, as lines of text."""
-    return [
-        f"  {term.log_odds:+.2f}  {'against' if term.log_odds < 0 else 'for'}: "
-        f"{_fact_text(dataset, e, term.detail)} is a fact"
-        for term in terms
-    ]
-
-
-def _describe_linked(
-    dataset: Dataset, e: Explanation, terms: list[Term]
-) -> list[str]:
-    """That there are such facts, as a line of text."""
-    given = format_name(proof_names(dataset).format_term(e.given))
-    return [f"  {terms[0].log_odds:+.2f}  some fact links it to {given}"]
-
-
-def _describe_own_degree(
-    dataset: Dataset, e: Explanation, terms: list[Term]
-) -> list[str]:
-    """How many other facts of the relation have the candidate, as a line of text."""
-    return [
-        f"  {term.log_odds:+.2f}  {_degree_text(dataset, e.side, term.detail, e.predicate, 'other fact')}"
-        for term in terms
-    ]
-
-
-def _describe_degrees(
-    dataset: Dataset, e: Explanation, terms: list[Term]
-) -> list[str]:
-    """How many facts the candidate has in other relations and places, as lines of text."""
-    lines = [f"  {e.log_odds('degree'):+.2f}  how many other facts it has:"]
-    for term in terms[:MAX_PRINTED]:
-        predicate, place, n_facts = term.detail
-        text = _degree_text(dataset, place, n_facts, predicate, "fact")
-        lines.append(f"      {term.log_odds:+.2f}  {text}")
-    rest = terms[MAX_PRINTED:]
-    if rest:
-        weight = sum(term.log_odds for term in rest)
-        n_others = _count(len(rest), "other number")
-        lines.append(f"      {weight:+.2f}  by {n_others} of facts")
-    return lines
-
-
-def _describe_embedding(
-    dataset: Dataset, e: Explanation, terms: list[Term]
-) -> list[str]:
-    """What link embeddings add, as a line of text."""
-    return [
-        f"  {term.log_odds:+.2f}  prior by link embeddings, which proves nothing"
-        for term in terms
-        if term.log_odds
-    ]
-
-
-def _describe_network(
-    dataset: Dataset, e: Explanation, terms: list[Term]
-) -> list[str]:
-    """What a path network adds, as a line of text."""
-    return [
-        f"  {term.log_odds:+.2f}  prior by a Bellman-Ford network, which proves nothing"
-        for term in terms
-        if term.log_odds
-    ]
-
-
-_DESCRIPTIONS = {
-    "rules": _describe_rules,
-    "fact": _describe_facts,
-    "linked": _describe_linked,
-    "own-degree": _describe_own_degree,
-    "degree": _describe_degrees,
-    "embedding": _describe_embedding,
-    "bellman-ford": _describe_network,
-}
+def _term_text(dataset: Dataset, e: Explanation, term: Term) -> str:
+    """What a term other than that of the rules is, as text."""
+    match term.kind:
+        case "fact":
+            word = "against" if term.log_odds < 0 else "for"
+            return f"{word}: {_fact_text(dataset, e, term.detail)} is a fact"
+        case "linked":
+            given = format_name(proof_names(dataset).format_term(e.given))
+            return f"some fact links it to {given}"
+        case "own-degree":
+            place, predicate = e.side, e.predicate
+            n_facts = _count(term.detail, "other fact")
+        case "degree":
+            predicate, place, n = term.detail
+            n_facts = _count(n, "fact")
+        case "embedding":
+            return "prior by link embeddings, which proves nothing"
+        case _:
+            return "prior by a Bellman-Ford network, which proves nothing"
+    relation = format_name(dataset.predicates[predicate - 1])
+    return f"it is the {SIDE_NAMES[place]} of {n_facts} of {relation}"
 
 
 def explanation_json(
@@ -699,14 +582,6 @@ def _logistic(log_odds: float) -> float:
 def _count(n: int, noun: str) -> str:
     """A number of things as text."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def _degree_text(
-    dataset: Dataset, place: int, n_facts: int, predicate: int, noun: str
-) -> str:
-    """How many facts of a relation have the candidate at a place."""
-    relation = format_name(dataset.predicates[predicate - 1])
-    return f"it is the {SIDE_NAMES[place]} of {_count(n_facts, noun)} of {relation}"
 
 
 def _question_text(dataset: Dataset, e: Explanation) -> str:

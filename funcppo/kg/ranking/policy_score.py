@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from funcppo.kg.search.beam_search import (
     SearchConfig,
     SearchResult,
     log_odds,
+    slots_for_rows,
 )
 from funcppo.kg.search.env import World
 from funcppo.kg.search.network import Params
@@ -50,36 +52,12 @@ from funcppo.runtime.capture import (
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
 from funcppo.runtime.reasons import ReasonCode
 
-# Of log scores: sums of tens of terms, each rounded to float32.
-SEARCH_TOLERANCE = 1e-4
-
-
-class ScoredCallback(Protocol):
-    """Receives the outcome of each call of a policy scorer."""
-
-    def __call__(
-        self,
-        result: SearchResult | None,
-        active_row_steps: int,
-        row_steps: int,
-        /,
-    ) -> None:
-        """Receive the outcome of a call.
-
-        Args:
-          result: None where there was no search.
-          active_row_steps: rows that held a partial proof, summed over steps; without a search the candidates.
-          row_steps: all rows, summed over steps; without a search the candidates and their padding.
-        """
-        ...
-
-
-class HalvedCallback(Protocol):
-    """Receives the settings of a search that is smaller than before."""
-
-    def __call__(self, cfg: SearchConfig, /) -> None:
-        """Receive the settings."""
-        ...
+# rows that are tried for a step of a search
+TRIAL_ROWS = tuple(1 << i for i in range(17))
+# Receives the outcome of a call of a policy's score: the results, None where there was no search; rows that held a
+# partial proof, summed over steps; and all rows, summed over steps. Without a search the rows are candidates, and with
+# their padding.
+ScoredCallback = Callable[[SearchResult | None, int, int], object]
 
 
 def make_search_step(
@@ -141,7 +119,7 @@ def compile_search_step(
         check_output(
             actual.results.log_score[:n],
             expected.results.log_score[:n],
-            SEARCH_TOLERANCE,
+            1e-4,  # of sums of tens of terms, each rounded to float32
         )
 
 
@@ -187,16 +165,6 @@ def graph_fallback_notes(step: SearchStep | None) -> list[str]:
     ]
 
 
-def ignore_outcome(
-    result: SearchResult | None, active_row_steps: int, row_steps: int, /
-) -> None:
-    """Record nothing of a scorer's work."""
-
-
-def ignore_halving(cfg: SearchConfig, /) -> None:
-    """Do not tell of a search that is smaller than before."""
-
-
 class PolicyScore(Score):
     """The score of candidates by a trained policy that proves them: by a beam search, or by the rules alone.
 
@@ -215,8 +183,8 @@ class PolicyScore(Score):
         params: Params,
         step: SearchStep,
         on_progress: ProgressCallback = ignore_progress,
-        on_scored: ScoredCallback = ignore_outcome,
-        on_halved: HalvedCallback = ignore_halving,
+        on_scored: ScoredCallback = lambda *_: None,
+        on_halved: Callable[[SearchConfig], object] = lambda _: None,
     ) -> None:
         """Make the score of a policy.
 
@@ -313,6 +281,111 @@ def _halve_search(cfg: SearchConfig) -> SearchConfig | None:
     )
 
 
+def tune_slots(
+    cfg: SearchConfig,
+    task: ProverTask,
+    params: Params,
+    sample: Tensor,
+    max_bytes: int,
+    make_step: Callable[[], SearchStep],
+) -> tuple[SearchConfig, str]:
+    """The search with the fewest rows a step that are nearly the fastest within a memory limit, and a note on it.
+
+    Ascending numbers of rows are tried, until the next is expected to exceed the limit, memory does not suffice, more
+    rows are no faster, or one took long. Few rows leave fewer slots idle at the end of a chunk.
+
+    Args:
+      sample: typical candidates, at least one.
+      max_bytes: memory that the process may hold on the device, what it holds already included.
+      make_step: called once for each size.
+
+    Raises:
+      ValueError: the smallest search does not fit.
+    """
+    initial_bytes = memory.used_bytes(sample.device)
+    trials = _try_rows(
+        cfg, inference_world(task), params, sample, max_bytes, make_step
+    )
+    memory.collect_unused()
+    within = [trial for trial in trials if trial[2] <= max_bytes]
+    if not within:
+        needed = trials[0][2] if trials else initial_bytes
+        raise ValueError(
+            f"--memory {max_bytes}: expected at least {needed} bytes here, of which {initial_bytes} are in use already"
+        )
+    nearly_fastest = max(speed for _, speed, _ in within) / 1.2
+    best, speed, peak = next(x for x in within if x[1] >= nearly_fastest)
+    return best, (
+        f"{best.slots} slots, {best.rows_per_step} rows a step, the smallest of {len(within)} sizes that is nearly "
+        f"the fastest: {speed:,.0f} rows/s, {peak / 1e6:,.0f} of {max_bytes / 1e6:,.0f} MB"
+    )
+
+
+def _try_rows(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    sample: Tensor,
+    max_bytes: int,
+    make_step: Callable[[], SearchStep],
+) -> list[tuple[SearchConfig, float, int]]:
+    """The searches that were tried, with their rows a second and the memory that was held."""
+    initial_bytes = memory.used_bytes(sample.device)
+    trials: list[tuple[SearchConfig, float, int]] = []
+    for rows in TRIAL_ROWS:
+        speeds = [speed for _, speed, _ in trials]
+        is_saturated = len(speeds) > 2 and max(speeds[-2:]) < 1.05 * max(
+            speeds[:-2]
+        )
+        # A size twice as large is expected to take at most twice the memory.
+        growth = trials[-1][2] - initial_bytes if trials else 0
+        if initial_bytes + 2 * growth > max_bytes or is_saturated:
+            break
+        if rows < 2 * cfg.beam:
+            continue
+        start = time.perf_counter()
+        memory.reset_peak(sample.device)
+        slots = slots_for_rows(rows, cfg.beam)
+        # slots idle while the last candidates of a chunk finish
+        chunk_size = max(cfg.chunk_size, 16 * slots)
+        trial = replace(
+            cfg, rows_per_step=rows, slots=slots, chunk_size=chunk_size
+        )
+        try:
+            speed = _rows_per_second(trial, world, params, sample, make_step())
+        except RuntimeError as error:
+            if not trials or not memory.is_out_of_memory(error):
+                raise
+            break
+        trials.append((trial, speed, memory.peak_bytes(sample.device)))
+        if time.perf_counter() - start > 1.0:
+            break
+    return trials
+
+
+def _rows_per_second(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    sample: Tensor,
+    step: SearchStep,
+) -> float:
+    """The speed of steps of the narrowest search; reading the row count waits for the device."""
+    cfg = width_schedule(cfg)[0]
+    candidates = sample.repeat(-(-cfg.chunk_size // len(sample)), 1)
+    chunk = candidates[: cfg.chunk_size + 1].to(torch.int32)
+    chunk = torch.cat([chunk[: cfg.chunk_size], torch.zeros_like(chunk[:1])])
+    state = init_scheduler(cfg, chunk)
+    for _ in range(8):  # they fill the slots with partial proofs of every depth
+        state = step(cfg, world, params, chunk, state)
+    n_before = int(state.active_row_steps)
+    start = time.perf_counter()
+    for _ in range(8):
+        state = step(cfg, world, params, chunk, state)
+    n_rows = int(state.active_row_steps) - n_before
+    return n_rows / (time.perf_counter() - start)
+
+
 def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:
     """Whether a score depends on more than the rules that derive a candidate.
 
@@ -371,5 +444,4 @@ def search_config(
         beam=1 if score == "greedy" else beam,
         rows_per_step=rows_per_step,
         chunk_size=chunk_size,
-        refill=True,
     )

@@ -28,8 +28,8 @@ from funcppo.core.record_log import Record
 from funcppo.kg.graph.rules import proof_names
 from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.triple_index import SIDE_NAMES
-from funcppo.kg.ranking import ranking, recount, result_log
-from funcppo.kg.ranking.evaluator import Evaluator
+from funcppo.kg.ranking import evaluate, ranking, recount
+from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.ranking.ranking import Ranking, random_rows
 from funcppo.kg.ranking.recount import Atom, Atoms, Logic, RecountLimitError
@@ -549,7 +549,7 @@ def read_details(path: Path) -> Details:
     Raises:
       ValueError: a setting or a line, which the message names, is bad, or there is no line.
     """
-    settings = result_log.read_settings(path)
+    settings = evaluate.read_settings(path)
     for name, values in (("split", ("test", "valid")), ("negatives", (None,))):
         if settings.get(name) not in values:
             raise ValueError(
@@ -557,7 +557,7 @@ def read_details(path: Path) -> Details:
             )
     sides = {name: side for side, name in SIDE_NAMES.items()}
     lines: dict[LineKey, tuple[int, Record]] = {}
-    for number, record in enumerate(result_log.read(path), 1):
+    for number, record in enumerate(evaluate.read(path), 1):
         key = record["query_row"], sides[record["side"]]
         if key in lines:
             raise ValueError(

@@ -749,7 +749,7 @@ def policy_score(
 
 
 def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
-    """The settings of a search for scores, before `autotune` has adapted them to the machine."""
+    """The settings of a search for scores, before `evaluate` has tuned them to the machine."""
     beam = 1 if score == "greedy" else BEAM_WIDTH
     max_successors = run.cfg.env.cfg.resolve.max_successors
     rows = min(512, 4096 // max_successors)

@@ -42,8 +42,6 @@ class SearchConfig:
     beam: Size  # K, partial proofs kept for each candidate; 1 for greedy
     rows_per_step: Size  # R, partial proofs extended in one step; at least K
     chunk_size: Size  # candidates that are loaded at once
-    # a finished slot takes the next candidate at once; otherwise when all slots are finished
-    refill: bool
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""

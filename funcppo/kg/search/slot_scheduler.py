@@ -428,8 +428,6 @@ def _refill(
     """Give free slots the next candidates of the chunk."""
     search = state.search
     is_free = ~torch.isfinite(search.log_prob).any(1)
-    if not cfg.refill:
-        is_free = is_free & is_free.all()
 
     # Free slots take candidates in order; beyond the end of the chunk all read its last row, which is empty.
     next_row = state.n_started + is_free.long().cumsum(0) - 1

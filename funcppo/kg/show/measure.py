@@ -568,11 +568,11 @@ def _iter_rule_probabilities(
     setup = run.questions
     if setup is None:
         for part in atoms.split(64):
-            before, after = (
+            (rule, before), (_, after) = (
                 explain.rule_choices(run.task, run.cfg, params, part)
                 for params in (first, last)
             )
-            yield before.rule, before.probability, after.probability
+            yield rule, before, after
         return
 
     device = setup.facts.degree.device

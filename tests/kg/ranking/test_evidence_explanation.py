@@ -12,7 +12,7 @@ import torch
 from funcppo.core import random, tree
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import ranking
-from funcppo.kg.ranking.evaluator import Evaluator
+from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import (
     explain_answer,
     explanation_json,
@@ -245,7 +245,8 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
 
     # Of many rules and degrees the first five are printed.
     many = change_terms(e, "rules", lambda rules: rules[:1] * 9)
-    many = many._replace(terms=(*many.terms, *[degree] * 7))
+    others = [term for term in many.terms if term.kind != "degree"]
+    many = many._replace(terms=(*others, *[degree] * 12))
     text = "\n".join(explanation_lines(dataset, many))
     assert "by 4 others" in text and " other numbers of facts" in text
     one = change_terms(e, "rules", lambda rules: rules[:1])

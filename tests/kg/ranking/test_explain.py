@@ -71,8 +71,10 @@ def test_the_smallest_proof_is_worked_by_hand():
         for name in ("hop", "near", "far")
     )
     a, b, c = (entity[name] for name in "abc")
-    found = explain.smallest_proof(task, torch.tensor([far, a, c]), program)
-    assert found is not None
+    # the last two are a fact and not derivable
+    atoms = torch.tensor([[far, a, c], [hop, a, b], [far, a, b]])
+    found, *others = explain.smallest_proofs(task, atoms, program)
+    assert found is not None and others == [None, None]
     nodes = {
         node.goal: (node.rule, [found.nodes[i].goal for i in node.children])
         for node in found.nodes
@@ -84,14 +86,6 @@ def test_the_smallest_proof_is_worked_by_hand():
         (hop, a, b): (None, []),
         (hop, b, c): (None, []),
     }
-    # a fact
-    assert (
-        explain.smallest_proof(task, torch.tensor([hop, a, b]), program) is None
-    )
-    # not derivable
-    assert (
-        explain.smallest_proof(task, torch.tensor([far, a, b]), program) is None
-    )
 
 
 # -- equality with the scores
@@ -171,7 +165,7 @@ def test_smallest_proofs_by_query_are_those_of_a_held_model(
     )
     proofs = explain.smallest_proofs(by_query, atoms, program)
     assert len(passes) == 1
-    assert proofs == [explain.smallest_proof(held, x, program) for x in atoms]
+    assert proofs == explain.smallest_proofs(held, atoms, program)
     assert all(proofs[len(facts) : len(facts) + len(derived)])
     assert not all(proofs) and any(proofs[: len(facts)])
 
@@ -187,10 +181,8 @@ def test_an_atom_that_is_not_derivable_has_no_proof(max_height):
     refuted = atoms[fixpoint.atom_height(task.least_model, atoms) < 0]
     assert len(refuted)
     assert explain.most_probable_proof(task, cfg, params, refuted[0]) is None
-    assert (
-        explain.smallest_proof(task, refuted[0], explain.build_program(task))
-        is None
-    )
+    program = explain.build_program(task)
+    assert explain.smallest_proofs(task, refuted[:1], program) == [None]
 
 
 def test_a_proof_that_does_not_hold_is_an_error(monkeypatch):
@@ -200,7 +192,9 @@ def test_a_proof_that_does_not_hold_is_an_error(monkeypatch):
     found = explain.most_probable_proof(task, cfg, params, atom)
     assert found is not None
     wrong = Proof(nodes=found.nodes[:1])
-    monkeypatch.setattr(explain, "_prove_by_rule", lambda *_: wrong)
+    monkeypatch.setattr(
+        explain.prove, "from_model", lambda *_, **options: wrong
+    )
     with pytest.raises(
         AssertionError, match="expected a proof that holds, got"
     ):

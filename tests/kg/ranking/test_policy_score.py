@@ -249,6 +249,41 @@ def test_slots_are_halved_until_the_search_fits(error):
     assert [smaller.chunk_size for smaller in halved] == [8, 4]
 
 
+def test_slots_are_tuned_within_the_memory_limit(monkeypatch):
+    """Sizes double their speed up to 32 rows and hold a megabyte a row; no score depends on them."""
+    task, _, params, atoms = untrained(max_height=2)
+    tried = []
+
+    def speed(cfg, *_):
+        tried.append(cfg.rows_per_step)
+        if cfg.rows_per_step > 512:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return float(min(cfg.rows_per_step, 32 if fast else 10**9))
+
+    monkeypatch.setattr(policy_score, "_rows_per_second", speed)
+    monkeypatch.setattr(policy_score.memory, "used_bytes", lambda _: 100)
+    monkeypatch.setattr(
+        policy_score.memory, "peak_bytes", lambda _: 100 + tried[-1]
+    )
+
+    def tune(max_bytes):
+        tried.clear()
+        cfg = search("success", max_height=2)
+        return policy_score.tune_slots(
+            cfg, task, params, atoms[:9], max_bytes, lambda: evaluate_step
+        )[0]
+
+    fast = True
+    first = 2 * search("success", max_height=2).beam
+    with pytest.raises(ValueError, match="--memory 101: expected at least"):
+        tune(101)
+    assert tune(10**9).rows_per_step == max(32, first)
+    assert tried[-1] <= max(32, first) * 4  # the last two are no faster
+    fast = False
+    assert tune(100 + 256).rows_per_step == max(tried) <= 256
+    assert tune(10**9).rows_per_step == 512 and tried[-1] == 1024
+
+
 def test_a_search_that_cannot_be_smaller_and_other_errors_are_raised():
     task, _, params, atoms = untrained(max_height=2)
     cfg = search("success", max_height=2)

@@ -11,13 +11,12 @@ import torch
 from funcppo.core import record_log
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import (
-    evaluator,
+    evaluate,
     explain,
     ranking,
     recount_check,
-    result_log,
 )
-from funcppo.kg.ranking.evaluator import Evaluator
+from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
 from funcppo.kg.ranking.recount_check import RecountCheck, read_details
 from funcppo.kg.scores.score import parse
@@ -249,7 +248,7 @@ def test_what_there_is_no_time_for_is_said(subject, monkeypatch):
 def records_of(subject):
     """The records of all queries, which are ranked together."""
     split = subject.task.dataset.test
-    window = evaluator.rank_window(subject, split, np.arange(len(split)))
+    window = evaluate.rank_window(subject, split, np.arange(len(split)))
     return [json.loads(json.dumps(x)) for records in window for x in records]
 
 
@@ -266,7 +265,7 @@ def records(recording):
 def write(folder, records, **settings):
     """A details file."""
     path = folder / "details.jsonl"
-    log = result_log.open_log(path, SETTINGS | settings, 2, resume=False)
+    log = evaluate.open_log(path, SETTINGS | settings, 2, resume=False)
     record_log.append(log, records)
     record_log.close(log)
     return path

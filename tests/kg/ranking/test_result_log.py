@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import evaluator, ranking, result_log
+from funcppo.kg.ranking import evaluate, ranking
 from tests.cli.test_train import funcppo
-from tests.kg.ranking.test_evaluator import make_evaluator
+from tests.kg.ranking.test_evaluate import make_evaluator
 
 CHECK = next(
     (Path(__file__).parents[3] / "experiments").rglob("check_ranks.py")
@@ -76,11 +76,11 @@ def test_a_summary_of_records_is_that_of_the_whole_ranking(
         ranked, list(dataset.predicates), with_auc=True
     )
     parts = list(
-        evaluator.evaluate_queries(evaluator_, split, np.arange(len(split)))
+        evaluate.evaluate_queries(evaluator_, split, np.arange(len(split)))
     )
     assert len(parts) == len(split)
     found = [record for part in parts for record in part]
-    got = result_log.summarise_records(
+    got = evaluate.summarise_records(
         found[::-1], dataset.predicates, with_auc=True
     )
     del want[
@@ -91,7 +91,7 @@ def test_a_summary_of_records_is_that_of_the_whole_ranking(
 
 def interrupted(monkeypatch, after: int):
     """A Ctrl-C while the query `after` is ranked."""
-    whole = evaluator.evaluate_queries
+    whole = evaluate.evaluate_queries
 
     def stopped(*args):
         for i, part in enumerate(whole(*args)):
@@ -99,7 +99,7 @@ def interrupted(monkeypatch, after: int):
                 os.kill(os.getpid(), signal.SIGINT)
             yield part
 
-    monkeypatch.setattr(evaluator, "evaluate_queries", stopped)
+    monkeypatch.setattr(evaluate, "evaluate_queries", stopped)
 
 
 def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
@@ -152,9 +152,9 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
 KILLED = """
 import os, signal, sys
 from funcppo import cli
-from funcppo.kg.ranking import evaluator
+from funcppo.kg.ranking import evaluate
 
-evaluate_queries = evaluator.evaluate_queries
+evaluate_queries = evaluate.evaluate_queries
 
 def killed(*args):
     for i, records in enumerate(evaluate_queries(*args)):
@@ -162,8 +162,7 @@ def killed(*args):
             os.kill(os.getpid(), signal.SIGKILL)
         yield records
 
-evaluator.evaluate_queries = killed
-evaluator.FIRST_CHUNK_QUERIES = 1000
+evaluate.evaluate_queries = killed
 cli.main()
 """
 
@@ -176,7 +175,7 @@ def test_a_killed_evaluation_keeps_every_query_before_the_one_in_work(
     command = [sys.executable, "-c", KILLED, *EVALUATE, str(path)]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    records = result_log.read(path)
+    records = evaluate.read(path)
     assert len(records) == 10 and path.read_bytes().endswith(b"\n")
     assert len({record["query_row"] for record in records}) == 5
 
@@ -414,4 +413,4 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line, problem):
     path = tmp_path / "ranks.jsonl"
     path.write_text(f"{text}{line}\n")
     with pytest.raises(ValueError, match=f"ranks.jsonl:2: {problem}"):
-        result_log.read(path)
+        evaluate.read(path)

@@ -8,8 +8,8 @@ import torch
 
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import HEAD, TAIL
-from funcppo.kg.ranking import evaluator, explain, ranking
-from funcppo.kg.ranking.evaluator import Evaluator
+from funcppo.kg.ranking import evaluate, explain, ranking
+from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores import score as score_module
 from funcppo.kg.scores.score import MaxConfidence, Score, parse, register
@@ -261,7 +261,7 @@ def test_a_new_score_is_one_object_that_evaluate_ranks_by(monkeypatch):
         rows = np.arange(len(dataset.test))
         records = [
             record
-            for query in evaluator.rank_window(ranks, dataset.test, rows)
+            for query in evaluate.rank_window(ranks, dataset.test, rows)
             for record in query
         ]
         assert len(records) == 2 * len(rows)

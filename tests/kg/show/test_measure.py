@@ -132,10 +132,10 @@ def test_untrained_evidence_stands_for_the_confidence(runs):
 
 def test_choices_of_a_policy_are_those_of_its_proofs_before_and_after(runs):
     run, atoms, proofs = opened(runs, "proofs")
-    choices = explain.rule_choices(
+    rules, chances = explain.rule_choices(
         run.task, run.cfg, run.state.best_params, atoms[:1]
     )
-    probability = dict(zip(choices.rule.tolist(), choices.probability.tolist()))
+    probability = dict(zip(rules.tolist(), chances.tolist()))
     root = proofs[0].nodes[0]
     assert probability[root.rule] == pytest.approx(root.probability, rel=1e-5)
 

@@ -10,13 +10,8 @@ import torch
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.proof import Node, Proof
-from funcppo.kg.ranking import (
-    evaluator,
-    rank_metrics,
-    ranking,
-    result_log,
-)
-from funcppo.kg.ranking.evaluator import Evaluator
+from funcppo.kg.ranking import evaluate, rank_metrics, ranking
+from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
@@ -46,7 +41,7 @@ def make_evaluator(
 def all_records(evaluator_, split):
     return [
         r
-        for chunk in evaluator.evaluate_queries(
+        for chunk in evaluate.evaluate_queries(
             evaluator_, split, np.arange(len(split))
         )
         for r in chunk
@@ -119,7 +114,7 @@ def test_the_records_of_a_query_are_worked_by_hand():
 
 
 def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
-    status = evaluator._answer_status
+    status = evaluate._answer_status
     assert status(True, -0.5, -float("inf")) == "proved"
     assert status(True, None, -float("inf")) == "missed"
     assert status(True, -100.5, -100.0) == "missed"  # greedy, without a proof
@@ -171,7 +166,7 @@ def test_a_query_that_cannot_be_ranked_is_refused_before_the_first_chunk():
         match="expected an answer among the 5 candidates, got query 0",
     ):
         next(
-            evaluator.evaluate_queries(
+            evaluate.evaluate_queries(
                 evaluator_, evaluator_.task.dataset.test, np.arange(4)
             )
         )
@@ -185,14 +180,14 @@ def test_the_records_of_some_queries_are_among_those_of_all():
     split = evaluator_.task.dataset.test
     every = [
         r
-        for part in evaluator.evaluate_queries(
+        for part in evaluate.evaluate_queries(
             evaluator_, split, np.arange(len(split))
         )
         for r in part
     ]
     some = [
         r
-        for part in evaluator.evaluate_queries(
+        for part in evaluate.evaluate_queries(
             evaluator_, split, np.array([1, 4, 7])
         )
         for r in part
@@ -218,13 +213,13 @@ def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
     split = evaluator_.task.dataset.valid
     found = [
         r
-        for part in evaluator.evaluate_queries(
+        for part in evaluate.evaluate_queries(
             evaluator_, split, np.arange(len(split))
         )
         for r in part
     ]
     assert (
-        result_log.summarise_records(
+        evaluate.summarise_records(
             found, evaluator_.task.dataset.predicates, with_auc=False
         )["n_near_boundary"]
         == near
@@ -238,12 +233,12 @@ def test_windows_hold_every_query_once_and_their_records_are_those_of_chunks():
     dataset = loaders.load("family_tree:30:1")
     evaluator_ = make_evaluator(dataset, "noisy-or")
     rows = np.arange(len(dataset.test))
-    windows = evaluator.plan_windows(evaluator_, dataset.test, rows)
+    windows = evaluate.plan_windows(evaluator_, dataset.test, rows)
     assert np.concatenate(windows).tolist() == rows.tolist()
     records = [
         record
         for window in windows
-        for query in evaluator.rank_window(evaluator_, dataset.test, window)
+        for query in evaluate.rank_window(evaluator_, dataset.test, window)
         for record in query
     ]
     assert records == all_records(evaluator_, dataset.test)

@@ -1,0 +1,427 @@
+"""Evaluation of a split query by query, with a record for each query and side, in a file that can be resumed.
+
+`evaluate_queries` ranks a second's work at a time and yields the records of each query as they are made, so that a long
+evaluation can show its progress, be interrupted and be resumed. `open_log` starts or resumes a file of
+`record_log`, which holds a record for each query and side, and `summarise_records` computes all metrics from them.
+Every rank follows from the integers `n_better`, `n_equal` and `n_candidates`:
+
+    rank = n_better + 1 .. n_better + n_equal + 1,    E[1 / rank] = mean of 1 / r over these r
+
+Files have a format number, in the settings. A file of another format is not resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.core import files, record_log
+from funcppo.core.record_log import Record, RecordLog, Settings
+from funcppo.core.settings import INT32_MAX
+from funcppo.kg.graph.rules import format_atom, proof_names
+from funcppo.kg.logic import proof
+from funcppo.kg.logic.proof import Proof
+from funcppo.kg.logic.triple_index import SIDE_NAMES
+from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
+from funcppo.kg.ranking.candidates import RankingProtocol
+from funcppo.kg.ranking.rank_metrics import ZERO_SCORE, Metrics, RankCounts
+from funcppo.kg.ranking.ranking import Ranking
+from funcppo.kg.scores.score import Score
+from funcppo.kg.search.task import ProverTask
+
+# version of the records and of the settings beside them
+FORMAT = 3
+# queries whose answers are proved together, before the first of their records is yielded
+PROOF_QUERIES = 256
+COUNT_KEYS = ("query_row", "n_better", "n_equal", "n_candidates", "n_scored")
+REQUIRED_KEYS = (
+    *COUNT_KEYS,
+    "side",
+    "relation",
+    "answer_provable",
+    "status",
+    "near_boundary",
+)
+# Finds a proof of each of some atoms [n, W]; None where no proof is to be recorded.
+ProofFinder = Callable[[Tensor], list[Proof | None]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluator:
+    """How queries are ranked and what is recorded of them."""
+
+    task: ProverTask
+    protocol: RankingProtocol
+    score: Score
+    # finds the proofs of proved answers; None where records hold no proofs and no terms of scores
+    prove: ProofFinder | None
+    # records hold the scores of all candidates that were scored
+    all_scores: bool
+
+    @property
+    def min_chunk_queries(self) -> int:
+        """The fewest queries that are ranked together: to collect their evidence has a cost of its own."""
+        return scoring.MIN_CHUNK_QUERIES if self.score.facts else 1
+
+
+# -- ranking
+
+
+def evaluate_queries(
+    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
+) -> Iterator[list[Record]]:
+    """Rank queries of a split and yield the records of one query at a time, a record for each side.
+
+    Records do not depend on what is ranked together: corruptions are sampled by the query's row, scores depend on the
+    atom and the side alone.
+
+    Args:
+      split: atoms [n, W].
+      rows: rows of the split to rank.
+
+    Raises:
+      ValueError: before the first query is ranked, if a query cannot be ranked (see `ranking.check_split`).
+    """
+    ranking.check_split(evaluator.task, split[rows], evaluator.protocol)
+    start, size = 0, evaluator.min_chunk_queries
+    while start < len(rows):
+        start_time = time.perf_counter()
+        chunk = rows[start : start + size]
+        ranked = _rank(evaluator, split, chunk)
+        seconds = time.perf_counter() - start_time
+        yield from _iter_records(evaluator, ranked, chunk)
+
+        # The next chunk takes about a second: scoring many candidates at once is fast, and what is ranked together is
+        # lost together when the process is killed. Its candidates bound its memory.
+        start += len(chunk)
+        n_listed = max(len(ranked.listed_score), 1)
+        factor = min(4, 1.0 / max(seconds, 1e-3), (1 << 20) / n_listed)
+        size = max(1, int(size * factor), evaluator.min_chunk_queries)
+
+
+def plan_windows(
+    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
+) -> list[np.ndarray]:
+    """Cut queries of a split into windows that are ranked together, whoever ranks them.
+
+    The windows depend on the queries and their candidates alone, not on the number of processes or their speed.
+
+    Args:
+      split: atoms [n, W].
+      rows: rows of the split to rank.
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
+    ranking.check_split(evaluator.task, split[rows], evaluator.protocol)
+    n_candidates = ranking.estimate_candidates(
+        evaluator.task, split[rows], evaluator.protocol
+    )
+    per_query = max(n_candidates // max(len(rows), 1), 1)
+    # Where queries derive their own answers, a window makes as many joins whether it has few queries or many.
+    is_held = evaluator.task.answers_plan is None
+    most = 1 << 15 if is_held else 1 << 19
+    for_sharing = -(-len(rows) // 64)
+    size = max(1, min(most // per_query, for_sharing))
+    size = max(size, evaluator.min_chunk_queries)
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def rank_window(
+    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
+) -> list[list[Record]]:
+    """The records of queries that are ranked together, as `evaluate_queries` yields them.
+
+    Args:
+      split: atoms [n, W].
+      rows: rows of the split, one of the windows of `plan_windows`.
+    """
+    ranked = _rank(evaluator, split, rows)
+    return list(_iter_records(evaluator, ranked, rows))
+
+
+def _rank(evaluator: Evaluator, split: np.ndarray, rows: np.ndarray) -> Ranking:
+    """Rank queries of a split together."""
+    queries, protocol = split[rows], evaluator.protocol
+    return ranking.rank_split(
+        evaluator.task, queries, evaluator.score, protocol, rows
+    )
+
+
+# -- records
+
+
+def _iter_records(
+    evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
+) -> Iterator[list[Record]]:
+    """Yield the records of each query in the order of `rows`, one for each side."""
+    by_query = _records(evaluator, ranked, rows)
+    order = np.argsort(rows, kind="stable").tolist()
+    for start in range(0, len(order), PROOF_QUERIES):
+        queries = order[start : start + PROOF_QUERIES]
+        records = [by_query[query] for query in queries]
+        answers = ranked.queries[queries]
+        if "other-facts" in evaluator.score.needs and evaluator.prove:
+            _add_other_facts(evaluator, records, answers)
+        _add_proofs(evaluator, records, answers)
+        yield from records
+
+
+def _records(
+    evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
+) -> list[list[Record]]:
+    """The records of each query, one for each side, without proofs."""
+    dataset = evaluator.task.dataset
+    with_scores = evaluator.all_scores or evaluator.task.is_countries
+    queries = ranked.queries.tolist()
+    near_boundary = set(ranked.listed_row[ranked.near_boundary].tolist())
+    other_scores: list[list[int]] = [[] for _ in range(len(ranked.side))]
+    is_other = ~ranked.is_answer
+    listed = ranked.listed_row[is_other], ranked.listed_score[is_other]
+    for row, score in zip(*(column.tolist() for column in listed)):
+        other_scores[row].append(score)
+
+    records: list[list[Record]] = [[] for _ in rows]
+    columns = (
+        ranked.query_row,
+        ranked.side,
+        ranked.answer_provable,
+        ranked.answer_score,
+        *ranked.counts,
+        rank_metrics.ranks(ranked.counts),
+        rank_metrics.expected_reciprocal_ranks(ranked.counts),
+    )
+    for i, (
+        query,
+        side,
+        is_provable,
+        score,
+        *counts,
+        ranks,
+        reciprocal,
+    ) in enumerate(zip(*(column.tolist() for column in columns))):
+        score = _none_if_zero(score)
+        log_score = None if score is None else rank_metrics.log_score(score)
+        record: Record = {
+            "query_row": int(rows[query]),
+            "side": SIDE_NAMES[side],
+            "relation": dataset.predicates[queries[query][0] - 1],
+            "atom": format_atom(dataset, queries[query]),
+            **dict(zip(RankCounts._fields, counts)),
+            "answer_provable": is_provable,
+            "status": _answer_status(
+                is_provable, log_score, evaluator.score.proof_threshold
+            ),
+            "log_score": log_score,
+            "quantised_score": score,
+            "rank": dict(zip(rank_metrics.TIE_POLICIES[:3], ranks)),
+            "reciprocal_rank": reciprocal,
+            "n_scored": len(other_scores[i]) + (score is not None),
+            "near_boundary": i in near_boundary,
+        }
+        if with_scores:
+            ordered = sorted(other_scores[i], reverse=True)
+            record["other_quantised_scores"] = list(map(_none_if_zero, ordered))
+        records[query].append(record)
+    return records
+
+
+def _none_if_zero(score: int) -> int | None:
+    """A quantised score for JSON, None for a score of 0."""
+    return score if score > ZERO_SCORE else None
+
+
+def _answer_status(
+    answer_provable: bool, log_score: float | None, proof_threshold: float
+) -> str:
+    """The status of an answer: refuted, proved, or missed if it is provable but the search did not find a proof."""
+    if not answer_provable:
+        return "refuted"
+    if log_score is not None and log_score > proof_threshold:
+        return "proved"
+    return "missed"
+
+
+def _add_other_facts(
+    evaluator: Evaluator, records: Sequence[list[Record]], answers: Tensor
+) -> None:
+    """Add to the records of queries what other facts add to each proved answer, by a score that reads them."""
+    dataset = evaluator.task.dataset
+    for place, side in enumerate(evaluator.protocol.sides):
+        of_side = [sides[place] for sides in records]
+        is_proved = [record["status"] == "proved" for record in of_side]
+        proved = answers[is_proved]
+        terms = iter(
+            explain.explain_atoms(evaluator.task, evaluator.score, proved, side)
+        )
+        for record, atom, p in zip(of_side, answers.tolist(), is_proved):
+            record["other_facts"] = None
+            if p:
+                (term,) = next(terms)
+                record["other_facts"] = explain.other_facts_json(
+                    dataset, atom, side, term
+                )
+
+
+def _add_proofs(
+    evaluator: Evaluator, records: Sequence[list[Record]], answers: Tensor
+) -> None:
+    """Add to the records of queries a proof of each answer, which its sides have in common, where it was proved."""
+    names = proof_names(evaluator.task.dataset)
+    is_proved = [
+        any(record["status"] == "proved" for record in sides)
+        for sides in records
+    ]
+    proofs = iter(())
+    if evaluator.prove is not None and any(is_proved):
+        proofs = iter(evaluator.prove(answers[is_proved]))
+    for sides, proved in zip(records, is_proved):
+        found = next(proofs, None) if proved else None
+        fields = found and json.loads(proof.to_json(found, *names))
+        for side in sides:
+            side["proof"] = fields if side["status"] == "proved" else None
+
+
+# -- files of records
+
+
+def open_log(
+    path: Path, settings: Settings, n_sides: int, *, resume: bool
+) -> RecordLog:
+    """Open a file for records: resume the file at a path, or replace it.
+
+    Args:
+      settings: what tells this evaluation from others, JSON values; a file with other settings is not resumed.
+      n_sides: records of a query; a query that has fewer is ranked again.
+
+    Raises:
+      ValueError: the file to resume holds something else, or it cannot be written. The message is one line.
+    """
+    return record_log.open_log(
+        path,
+        record_log.settings_path(path),
+        {record_log.FORMAT: FORMAT, **settings},
+        resume=resume,
+        parse=_parse_record,
+        select=partial(_select_complete, n_sides=n_sides),
+    )
+
+
+def read(path: Path) -> list[Record]:
+    """Read the records of a file; an unfinished last line is left out.
+
+    Raises:
+      ValueError: a line, which the message names, is no record.
+    """
+    return record_log.read(path, _parse_record)
+
+
+def read_settings(path: Path) -> Settings:
+    """Read the settings that a file of records was made with, without the format.
+
+    Raises:
+      ValueError: there are none, or they are of another format.
+    """
+    beside = record_log.settings_path(path)
+    return record_log.read_settings(beside, path, FORMAT)
+
+
+def summarise_records(
+    records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool
+) -> Metrics:
+    """Summarise records, in any order: the metrics of `ranking.summarise_ranking`, and some counts.
+
+    Args:
+      predicates: names of predicates 1, 2, ... in order.
+      with_auc: also compute the area under the precision-recall curve, from records that hold the scores of all
+        candidates.
+
+    Returns:
+      The metrics with `n_scored` counted once a query, `n_missed` (provable answers that the search did not find) and
+      `n_near_boundary` (records that another machine could rank otherwise).
+    """
+    predicate_id = {name: i for i, name in enumerate(predicates, 1)}
+    side_id = {name: side for side, name in SIDE_NAMES.items()}
+    counts = RankCounts(
+        *(
+            _integers(record[name] for record in records)
+            for name in RankCounts._fields
+        )
+    )
+    metrics = ranking.summarise_counts(
+        counts,
+        _integers(side_id[record["side"]] for record in records),
+        _integers(predicate_id[record["relation"]] for record in records),
+        torch.tensor([record["answer_provable"] for record in records]),
+        list(predicates),
+    )
+
+    # Counts that the rank counts do not hold.
+    metrics["n_scored"] = sum(record["n_scored"] for record in records)
+    metrics["n_missed"] = sum(
+        record["status"] == "missed" for record in records
+    )
+    metrics["n_near_boundary"] = sum(
+        record["near_boundary"] for record in records
+    )
+    if with_auc:
+        metrics["auc_pr"] = _auc_pr(records, int(counts.n_candidates.sum()))
+    return metrics
+
+
+def _integers(values: Iterable[int]) -> Tensor:
+    """A column of integers."""
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
+def _auc_pr(records: Sequence[Record], n_candidates: int) -> float:
+    """The area under the precision-recall curve, from the scores of all candidates in the records."""
+    scores: list[int] = []
+    is_answer: list[bool] = []
+    for record in records:
+        others = record["other_quantised_scores"]
+        for score in (record["quantised_score"], *others):
+            scores.append(ZERO_SCORE if score is None else score)
+        is_answer += [True] + [False] * len(others)
+    return ranking.pooled_average_precision(
+        _integers(scores), torch.tensor(is_answer), n_candidates, len(records)
+    )
+
+
+def _select_complete(records: list[Record], n_sides: int) -> list[Record]:
+    """The records of queries that have one for each side."""
+    n_records = Counter(record["query_row"] for record in records)
+    return [x for x in records if n_records[x["query_row"]] == n_sides]
+
+
+def _parse_record(place: str, line: bytes) -> Record:
+    """Parse a line.
+
+    Raises:
+      ValueError: it is no record.
+    """
+    record = files.parse_object(place, line)
+    for name in REQUIRED_KEYS:
+        if name not in record:
+            raise ValueError(f"{place}: expected a record with {name}")
+    for name in COUNT_KEYS:
+        value = record[name]
+        if not isinstance(value, int) or not 0 <= value <= INT32_MAX:
+            raise ValueError(
+                f"{place}: {name}: expected a count, got {value!r}"
+            )
+    sides = tuple(SIDE_NAMES.values())
+    if record["side"] not in sides:
+        raise ValueError(
+            f"{place}: side: expected one of {', '.join(sides)}, got {record['side']!r}"
+        )
+    return record
