@@ -22,17 +22,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from funcppo.core.files import Json
 from funcppo.kg.answers import (
-    Answer,
     Answerer,
     AnswerProof,
     OpenQuery,
+    Predictions,
+    Table,
     read_open_query,
 )
 from funcppo.kg.graph import loaders
@@ -69,66 +70,14 @@ from funcppo.kg.show import figures, measure, page
 from funcppo.logs import LoggerName
 
 if TYPE_CHECKING:
-    from pandas import DataFrame  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
+    pass  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
 
 # What `funcppo prove` allows by default: rows that the joins of T_P make.
 MAX_PROOF_ROWS = 300_000_000
 _IN_MEMORY = DataConfig(columns="head,relation,tail")
 
 
-class _Table:
-    """A result that prints as a table."""
-
-    def _title(self) -> str:
-        raise NotImplementedError
-
-    def _columns(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    def _rows(self) -> list[tuple[object, ...]]:
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        """The title and a table with a row on each line, control characters escaped."""
-        rows = [self._columns(), *map(_cells, self._rows())]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths))
-            for row in rows
-        ]
-        return "\n".join([self._title(), *map(str.rstrip, lines)])
-
-    def _repr_html_(self) -> str:
-        """The table as HTML, names escaped."""
-
-        def row_of(tag: str, cells: Iterable[str]) -> str:
-            inner = "".join(
-                f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells
-            )
-            return f"<tr>{inner}</tr>"
-
-        body = "".join(row_of("td", _cells(row)) for row in self._rows())
-        return (
-            f"<table><caption>{html.escape(self._title())}</caption>"
-            f"<thead>{row_of('th', self._columns())}</thead><tbody>{body}</tbody></table>"
-        )
-
-    def to_dataframe(self) -> DataFrame:
-        """The table as a data frame of pandas.
-
-        Raises:
-          ImportError: pandas is not installed.
-        """
-        try:
-            import pandas  # pyright: ignore[reportMissingImports,reportMissingTypeStubs]
-        except ImportError:
-            raise ImportError(
-                "to_dataframe needs pandas (pip install pandas)"
-            ) from None
-        return pandas.DataFrame(self._rows(), columns=list(self._columns()))  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType]
-
-
-class Graph(_Table):
+class Graph(Table):
     """A knowledge graph: triples, and perhaps rules.
 
     Attributes:
@@ -236,58 +185,6 @@ class Graph(_Table):
 
 
 @dataclass(frozen=True, repr=False)
-class Predictions(_Table, Sequence[Answer]):
-    """The ranked answers of a query, best first: a sequence of `Answer` objects."""
-
-    query: str
-    """The query, with a variable for what is asked."""
-    answers: tuple[Answer, ...]
-    """The best answers."""
-    score: str
-    """The name of the score."""
-    n_new: int
-    """All answers that the rules derive and that are not known."""
-    n_known: int
-    """Known answers, in some split or in facts.txt, listed or not."""
-    n_self: int = 0
-    """1 if the entity of the query is derivable and left out."""
-    notes: tuple[str, ...] = ()
-    """How the names of a query were read, where they could be read otherwise."""
-
-    def __len__(self) -> int:
-        """The number of answers that are listed."""
-        return len(self.answers)
-
-    @overload
-    def __getitem__(self, index: int) -> Answer: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Answer]: ...
-    def __getitem__(self, index: int | slice) -> Answer | Sequence[Answer]:
-        """The answer at a position."""
-        return self.answers[index]
-
-    def to_json(self) -> list[Json]:
-        """The answers as JSON values."""
-        return [answer.to_json() for answer in self.answers]
-
-    def _title(self) -> str:
-        left_out = ", itself left out (with_self keeps it)" * self.n_self
-        return (
-            f"{self.query}: {self.n_new:,} new answer{'s' * (self.n_new != 1)}, {self.n_known:,} known{left_out}, "
-            f"score {self.score}{''.join(f'; note: {note}' for note in self.notes)}"
-        )
-
-    def _columns(self) -> tuple[str, ...]:
-        return ("rank", "entity", "score", "known", "verdict")
-
-    def _rows(self) -> list[tuple[object, ...]]:
-        return [
-            (a.rank, a.entity, a.score, a.known, a.verdict)
-            for a in self.answers
-        ]
-
-
-@dataclass(frozen=True, repr=False)
 class ProofResult:
     """The verdict on an atom, and a proof of it."""
 
@@ -345,7 +242,7 @@ class ProofResult:
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation(_Table):
+class Evaluation(Table):
     """The metrics of a filtered ranking of a split."""
 
     split: str
@@ -482,15 +379,7 @@ class Knowledge:
             with_explanations=explain,
             with_unproved=unproved,
         )
-        return Predictions(
-            query=found.query,
-            answers=found.answers,
-            score=self.score,
-            n_new=found.n_new,
-            n_known=found.n_known,
-            n_self=found.n_self,
-            notes=notes,
-        )
+        return dataclasses.replace(found, notes=notes)
 
     def _open_query(
         self, relation: str, head: str | None, tail: str | None
@@ -867,16 +756,3 @@ def _id_of(kind: str, name: str, names: Sequence[str]) -> int:
     if name not in names:
         raise ValueError(unknown_name_message(kind, name, names))
     return names.index(name) + 1
-
-
-def _cells(row: Iterable[object]) -> tuple[str, ...]:
-    """The cells of a row as text on one line, control characters escaped."""
-    return tuple(map(_cell, row))
-
-
-def _cell(value: object) -> str:
-    """A value as text on one line."""
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    text = str(value)
-    return text if text.isprintable() else ascii(text)[1:-1]

@@ -22,10 +22,19 @@ q(X, Y) :- r(Y, X).
 q(X, Y) :- p(X, Z), p(Z, Y).
 r(X, Y) :- s(X, Y), q(X, X).
 """
-SMALL = ["--steps", "128", "--strategy", "eager", "--set", "ppo.n_envs=8"]
-SMALL += ["--set", "ppo.n_steps=4", "--set", "ppo.n_minibatches=2"]
-SMALL += ["--set", "prover.embed_dim=4", "--set", "prover.hidden_dim=8"]
-SMALL += ["--set", "n_validations=1", "--set", "n_validation_queries=6"]
+SMALL = "ppo.n_envs=8 ppo.n_steps=4 ppo.n_minibatches=2 prover.embed_dim=4"
+SMALL += " prover.hidden_dim=8 n_validations=1 n_validation_queries=6"
+OF_LEARNER = {
+    "questions": "listwise.n_epochs=1 prover.max_height=1 questions.embedding=True"
+    " embedding.rank=2 embedding.n_epochs=1 questions.bellman_ford=True"
+    " bellman_ford.n_steps=2 bellman_ford.width=4",
+    "proofs": "score=success prover.max_height=2 prover.object_identity=False",
+}
+
+
+def settings(text):
+    """The options that make some settings."""
+    return [word for x in text.split() for word in ("--set", x)]
 
 
 @pytest.fixture(scope="module")
@@ -48,32 +57,12 @@ def graph(tmp_path_factory):
 def runs(graph, tmp_path_factory):
     """Runs on the graph, by what they learn from."""
     folder = tmp_path_factory.mktemp("runs")
-    options = {
-        "questions": [
-            "--set",
-            "listwise.n_epochs=1",
-            "--set",
-            "prover.max_height=1",
-        ],
-        "proofs": ["--set", "score=success", "--set", "prover.max_height=2"],
-    }
-    options["proofs"] += ["--set", "prover.object_identity=False"]
-    options["questions"] += ["--set", "questions.embedding=True"]
-    options["questions"] += [
-        "--set",
-        "embedding.rank=2",
-        "--set",
-        "embedding.n_epochs=1",
-    ]
-    options["questions"] += ["--set", "questions.bellman_ford=True"]
-    options["questions"] += ["--set", "bellman_ford.n_steps=2"]
-    options["questions"] += ["--set", "bellman_ford.width=4"]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for learner, more in options.items():
-            args = ["--out", folder / learner, "--learner", learner, *more]
-            assert funcppo(monkeypatch, "train", graph, *args, *SMALL) == 0, (
-                learner
-            )
+        for learner, more in OF_LEARNER.items():
+            words = ["--out", folder / learner, "--learner", learner]
+            words += ["--steps", "128", "--strategy", "eager"]
+            words += settings(f"{SMALL} {more}")
+            assert funcppo(monkeypatch, "train", graph, *words) == 0, learner
     return folder
 
 
@@ -147,20 +136,6 @@ def test_a_candidate_has_the_score_that_evaluate_writes(
     assert n_candidates > 20  # not about nothing
 
 
-def test_without_a_run_the_untrained_score_of_evaluate_serves_and_is_said(
-    graph, monkeypatch, capsys
-):
-    assert funcppo(monkeypatch, "evaluate", graph, "--json", "-") == 0
-    chosen = json.loads(capsys.readouterr().out)
-    assert funcppo(monkeypatch, "predict", graph, "p(e1, X)") == 0
-    output = capsys.readouterr()
-    assert (
-        f"no trained run: untrained score {chosen['score']}, height {chosen['height']}"
-        in output.err
-    )
-    assert f"score {chosen['score']}" in output.out
-
-
 def test_the_answers_are_printed_with_their_proofs(runs, monkeypatch, capsys):
     for run in ("questions", "proofs"):
         args = [runs / run, "p(e1, ?x)", "--explain", "--k", 2]
@@ -206,106 +181,73 @@ def test_what_other_facts_add_is_explained(
     assert "details: " in capsys.readouterr().out
 
 
-def test_fewer_answers_are_listed_on_request(graph, monkeypatch, capsys):
-    (all_,) = predicted(monkeypatch, capsys, graph, "p(e1, X)")["queries"]
-    scores = [answer["score"] for answer in all_["answers"]]
-    assert len(scores) > 2 and scores == sorted(scores, reverse=True)
-    (two,) = predicted(monkeypatch, capsys, graph, "p(e1, X)", "--k", 2)[
-        "queries"
-    ]
-    assert two["answers"] == all_["answers"][:2]
-    assert two["n_new"] == all_["n_new"]
-    (good,) = predicted(
-        monkeypatch,
-        capsys,
-        graph,
-        "p(e1, X)",
-        "--set",
-        f"min_score={scores[1]}",
-    )["queries"]
-    assert [a["score"] for a in good["answers"]] == [
-        score for score in scores if score >= scores[1]
-    ]
+def csv_rows(monkeypatch, capsys, *args):
+    """The rows of --csv -."""
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "predict", *args, "--csv", "-") == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
-@pytest.fixture
-def named(tmp_path):
-    """A graph whose names have spaces, commas, quotes, markup, Unicode and a control character."""
+def test_names_of_all_kinds_are_kept(monkeypatch, capsys, tmp_path):
+    """Spaces, commas, quotes, markup, Unicode and a control character."""
     names = ["a b", "c, d", "e'f", 'g"h', "[/x]:smile:", "Zoë 🙂", "i\x1b[31m"]
-    folder = tmp_path / "named"
-    folder.mkdir()
     lines = [f"{name}\tborn in\tParis, France\n" for name in names]
+    folder = tmp_path / "graph"
+    folder.mkdir()
     (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
-    (folder / "rules.txt").write_text(
-        "'lives in'(X, Y) :- 'born in'(X, Y).", encoding="utf-8"
-    )
-    return folder, names
-
-
-def test_names_of_all_kinds_are_kept(named, monkeypatch, capsys, tmp_path):
-    folder, names = named
+    (folder / "rules.txt").write_text("'lives in'(X, Y) :- 'born in'(X, Y).")
     query = "'lives in'(?who, 'Paris, France')"
-    out = tmp_path / "answers.csv"
-    ranked = predicted(monkeypatch, capsys, folder, query, "--csv", out)
-    found = ranked["queries"][0]["answers"]
-    assert [answer["entity"] for answer in found] == names
-    rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
+    (ranked,) = predicted(monkeypatch, capsys, folder, query)["queries"]
+    assert [answer["entity"] for answer in ranked["answers"]] == names
+    rows = csv_rows(monkeypatch, capsys, folder, query)
     assert [row["entity"] for row in rows] == names
-    assert {row["tail"] for row in rows} == {"Paris, France"}
-    assert {row["known"] for row in rows} == {"false"}
-
+    assert {(row["tail"], row["known"]) for row in rows} == {
+        ("Paris, France", "false")
+    }
     assert funcppo(monkeypatch, "predict", folder, query) == 0
     text = capsys.readouterr().out
     assert "\x1b" not in text and "'i\\x1b\\[31m'" in text
     assert "[/x]:smile:" in text and "Zoë 🙂" in text
 
+    args = [folder, "--relation", "lives in", "--new", "--out"]
     for suffix in ("csv", "jsonl"):
         path = tmp_path / f"facts.{suffix}"
-        args = ["--relation", "lives in", "--new", "--out", path]
-        assert funcppo(monkeypatch, "predict", folder, *args) == 0
+        assert funcppo(monkeypatch, "predict", *args, path) == 0
         text = path.read_text(encoding="utf-8")
-        rows = (
+        facts = (
             list(csv.DictReader(io.StringIO(text)))
             if suffix == "csv"
             else [json.loads(line) for line in text.splitlines()]
         )
-        assert [row["head"] for row in rows] == names
-        assert [row["entity"] for row in rows] == ["Paris, France"] * len(rows)
-        assert {row["known"] for row in rows} <= {"false", False}
-        assert {row["verdict"] for row in rows} == {"proved"}
+        assert [fact["head"] for fact in facts] == names
+        assert set(rows[0]) <= set(facts[0])
+        assert {str(fact["known"]).lower() for fact in facts} == {"false"}
 
 
-def csv_rows(monkeypatch, capsys, *args):
-    """The rows of --csv - and what is said beside them."""
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "predict", *args, "--csv", "-") == 0
-    output = capsys.readouterr()
-    return list(csv.reader(io.StringIO(output.out))), output.err
-
-
-def test_the_columns_of_new_facts_are_those_of_answers(
-    graph, monkeypatch, capsys, tmp_path
-):
-    (header, *rows), _ = csv_rows(monkeypatch, capsys, graph, "p(e1, X)")
-    out = tmp_path / "facts.csv"
-    args = [graph, "--relation", "p", "--new", "--out", out]
-    assert funcppo(monkeypatch, "predict", *args) == 0
-    facts_header, *facts = csv.reader(io.StringIO(out.read_text()))
-    assert facts_header == header
-    assert {row[0] for row in rows} <= {row[0] for row in facts}
-
-
-def test_a_query_stands_in_files_as_it_was_written(
+def test_fewer_answers_are_listed_and_queries_stand_as_they_were_written(
     graph, monkeypatch, capsys, tmp_path
 ):
     queries = tmp_path / "queries.txt"
     written = [" p( e1,?tail ) ", "'p'('e1', X)", "s(e1,_)"]
     queries.write_bytes("\r\n".join(written).encode())
-    args = [graph, "--queries", queries, "--k", 1]
-    (_, *rows), _ = csv_rows(monkeypatch, capsys, *args)
-    assert [row[0] for row in rows] == written
+    args = [graph, "--queries", queries]
     found = predicted(monkeypatch, capsys, *args)["queries"]
     assert [query["query"] for query in found] == written
+    rows = csv_rows(monkeypatch, capsys, *args, "--k", 1)
+    assert [row["query"] for row in rows] == written
+    answers = found[0]["answers"]
+    scores = [answer["score"] for answer in answers]
+    assert len(scores) > 2 and scores == sorted(scores, reverse=True)
+    (two,) = predicted(monkeypatch, capsys, graph, "p(e1, X)", "--k", 2)[
+        "queries"
+    ]
+    assert (two["answers"], two["n_new"]) == (answers[:2], found[0]["n_new"])
+    more = ("--set", f"min_score={scores[1]}")
+    (good,) = predicted(monkeypatch, capsys, graph, "p(e1, X)", *more)[
+        "queries"
+    ]
+    kept = [score for score in scores if score >= scores[1]]
+    assert [answer["score"] for answer in good["answers"]] == kept
 
 
 def test_answers_that_are_the_entity_of_the_query_are_left_out_once_said(
@@ -359,70 +301,8 @@ def test_new_facts_are_those_of_the_queries_best_first(
     assert {
         (fact["head"], fact["tail"], fact["quantised_score"]) for fact in facts
     } == expected
-
     shown = predicted(monkeypatch, capsys, *args, "--k", 3)
     assert (shown["n_facts"], shown["facts"]) == (len(facts), facts[:3])
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["s(e1, e2)"], "one of them a variable"),
-        (["p(e1, e99)"], "unknown entity 'e99'...close: "),
-        (["pp(e1, X)"], "unknown relation 'pp'"),
-        (["p(e1, e2)"], "one of them a variable...got 2 with 0 variables"),
-        (["p(X, Y)"], "got 2 with 2 variables"),
-        (["p(X, X)"], "got 2 with 2 variables"),
-        ([""], "expected an atom such as r(h, X), got nothing"),
-        (["nonsense"], "query 'nonsense'"),
-        ([], "expected QUERY, --queries FILE, or --relation R --new"),
-        (["p(e1, X)", "--new"], "got 2 of them"),
-        (["--relation", "p"], "expected QUERY"),
-        (["--new", "--relation", "pq"], "--relation 'pq': unknown relation"),
-        (["p(e1, X)", "--out", "x"], "--out: expected --relation R --new"),
-        (
-            ["p(e1, X)", "--csv", "x", "--resume"],
-            "--resume: expected --relation",
-        ),
-        (["--queries", "x", "--resume"], "--resume: expected...--csv FILE or"),
-        (
-            ["--queries", "x", "--csv", "-", "--overwrite"],
-            "--overwrite: expected --relation",
-        ),
-        (
-            ["--queries", "a.csv.part", "--csv", "a.csv"],
-            "--csv a.csv.part: expected another file than a.csv.part",
-        ),
-        (
-            ["--queries", "x", "--csv", "a", "--json", "a.settings.json"],
-            "--csv a.settings.json: expected another file than that of --json",
-        ),
-        (
-            ["p(e1, X)", "--set", "min_score=2"],
-            "--set min_score: expected 0 to 1",
-        ),
-        (["p(e1, X)", "--score", "evidence"], "trained run has others"),
-        (["p(e1, X)", "--queries", "x"], "got 2 of them"),
-        (["p(e1, X)", "--unproved"], "expected a run with link embeddings"),
-        (
-            ["p(e1, X)", "--unproved", "--set", "min_score=0.1"],
-            "--unproved, --set min_score: expected one of them",
-        ),
-        (
-            ["--relation", "p", "--new", "--unproved"],
-            "--unproved: expected a query",
-        ),
-        (["p(e1, X)", "--csv", "-", "--json", "-"], "expected one of them"),
-    ],
-)
-def test_bad_input_is_one_line(graph, monkeypatch, capsys, args, message):
-    assert funcppo(monkeypatch, "predict", graph, *args) == 2
-    error = [
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if not line.startswith("note: ")
-    ]
-    assert len(error) == 1 and contains(error[0], message), error
 
 
 def test_unproved_answers_are_marked_in_every_output(runs, monkeypatch, capsys):
@@ -437,24 +317,12 @@ def test_unproved_answers_are_marked_in_every_output(runs, monkeypatch, capsys):
         assert verdicts == ["proved"] * n + ["unproved"] * found["n_unproved"]
         assert 0 < found["n_unproved"] == 14 - n - without["n_known"]
     assert all("prior" in answer for answer in found["answers"][n:])
-
-    (header, *rows), _ = csv_rows(monkeypatch, capsys, *asked)
-    assert [row[header.index("verdict")] for row in rows] == verdicts
+    rows = csv_rows(monkeypatch, capsys, *asked)
+    assert [row["verdict"] for row in rows] == verdicts
     assert funcppo(monkeypatch, "predict", *asked) == 0
     text = capsys.readouterr().out
     assert f"{found['n_unproved']} of {found['n_unproved']} unproved" in text
     assert text.count("  unproved, prior ") == found["n_unproved"]
-
-
-def test_a_bad_line_of_a_file_is_named_before_any_work(
-    graph, monkeypatch, capsys, tmp_path
-):
-    queries = tmp_path / "queries.txt"
-    queries.write_text("p(e1, X)\n\np(e1, e2)\n")
-    args = [graph, "--queries", queries]
-    assert funcppo(monkeypatch, "predict", *args) == 2
-    output = capsys.readouterr()
-    assert f"{queries}:3: query 'p(e1, e2)'" in output.err and not output.out
 
 
 def test_prove_orders_the_answers_of_a_run_by_its_score(
@@ -473,6 +341,82 @@ def test_prove_orders_the_answers_of_a_run_by_its_score(
             assert answer["score"] == expected[answer["args"][1]]
 
 
+def test_answers_come_before_the_notes_and_name_the_score_of_evaluate(
+    graph, monkeypatch, capsys
+):
+    assert funcppo(monkeypatch, "evaluate", graph, "--json", "-") == 0
+    chosen = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr("sys.stderr", sys.stdout)
+    assert funcppo(monkeypatch, "predict", graph, "p(e1, X)") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("p(e1, X): ")
+    assert f"score {chosen['score']}" in lines[0]
+    note = f"untrained score {chosen['score']}, height {chosen['height']}"
+    assert lines[-1] == f"note: no trained run: {note}"
+
+
+# -- bad input
+
+
+def refused(monkeypatch, capsys, *args):
+    """The one line of a program that is refused."""
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "predict", *args) == 2
+    errors = capsys.readouterr().err.splitlines()
+    (line,) = [x for x in errors if not x.startswith("note: ")]
+    return line
+
+
+QUERY = ["p(e1, X)"]
+NEW = ["--relation", "p", "--new"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["p(e1, e99)"], "unknown entity 'e99'...close: "),
+        (["pp(e1, X)"], "unknown relation 'pp'"),
+        (["p(e1, e2)"], "one of them a variable...got 2 with 0 variables"),
+        (["p(X, X)"], "got 2 with 2 variables"),
+        ([""], "expected an atom such as r(h, X), got nothing"),
+        (["nonsense"], "query 'nonsense'"),
+        ([], "expected QUERY, --queries FILE, or --relation R --new"),
+        ([*QUERY, "--new"], "got 2 of them"),
+        (["--relation", "p"], "expected QUERY"),
+        (["--new", "--relation", "pq"], "--relation 'pq': unknown relation"),
+        ([*QUERY, "--out", "x"], "--out: expected --relation R --new"),
+        ([*QUERY, "--csv", "x", "--resume"], "--resume: expected --relation"),
+        (["--queries", "x", "--csv", "-", "--overwrite"], "--overwrite: expec"),
+        (
+            ["--queries", "a.csv.part", "--csv", "a.csv"],
+            "--csv a.csv.part: expected another file than a.csv.part",
+        ),
+        (
+            ["--queries", "x", "--csv", "a", "--json", "a.settings.json"],
+            "--csv a.settings.json: expected another file than that of --json",
+        ),
+        ([*QUERY, "--set", "min_score=2"], "--set min_score: expected 0 to 1"),
+        ([*QUERY, "--score", "evidence"], "trained run has others"),
+        ([*QUERY, "--unproved"], "expected a run with link embeddings"),
+        (
+            [*QUERY, "--unproved", "--set", "min_score=0.1"],
+            "--unproved, --set min_score: expected one of them",
+        ),
+        ([*NEW, "--unproved"], "--unproved: expected a query"),
+        ([*QUERY, "--csv", "-", "--json", "-"], "expected one of them"),
+        (["--queries", "{queries}"], "queries.txt:3: query 'p(e1, e2)'"),
+    ],
+)
+def test_bad_input_is_one_line(
+    graph, monkeypatch, capsys, tmp_path, args, message
+):
+    queries = tmp_path / "queries.txt"
+    queries.write_text("p(e1, X)\n\np(e1, e2)\n")
+    words = [arg.format(queries=queries) for arg in args]
+    line = refused(monkeypatch, capsys, graph, *words)
+    assert contains(line, message), line
+
+
 def test_a_run_whose_data_are_gone_or_changed_names_them_and_itself(
     graph, runs, monkeypatch, capsys
 ):
@@ -481,11 +425,9 @@ def test_a_run_whose_data_are_gone_or_changed_names_them_and_itself(
     query = [runs / "questions", "p(e1, X)"]
     try:
         train.write_text(text + "e1\tp\tnew\n")
-        assert funcppo(monkeypatch, "predict", *query) == 2
-        (changed,) = capsys.readouterr().err.splitlines()
+        changed = refused(monkeypatch, capsys, *query)
         train.unlink()
-        assert funcppo(monkeypatch, "predict", *query) == 2
-        (gone,) = capsys.readouterr().err.splitlines()
+        gone = refused(monkeypatch, capsys, *query)
     finally:
         train.write_text(text)
     for error in (changed, gone):
@@ -494,51 +436,33 @@ def test_a_run_whose_data_are_gone_or_changed_names_them_and_itself(
     assert "missing split" in gone
 
 
-def test_answers_come_before_the_notes_and_an_error_alone(
-    graph, monkeypatch, capsys
-):
-    monkeypatch.setattr("sys.stderr", sys.stdout)
-    assert funcppo(monkeypatch, "predict", graph, "p(e1, X)") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("p(e1, X): ")
-    assert lines[-1].startswith("note: no trained run")
-    monkeypatch.undo()
-    assert funcppo(monkeypatch, "predict", graph, "p(e99, X)") == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-# -- a file of queries, interrupted
+# -- interrupted work
 
 
 @pytest.fixture
-def asked(graph, tmp_path, monkeypatch):
-    """Options of 28 queries, answered in batches of three, and the CSV and the JSON of undisturbed work."""
+def work(request, graph, tmp_path, monkeypatch):
+    """Options of 14 queries, answered in batches of three, and the file of undisturbed work, by its option."""
     monkeypatch.setattr(predict, "FIRST_BATCH_QUERIES", 3)
-    monkeypatch.setattr(predict, "MAX_BATCH_QUERIES", 3)
-    # a slow batch makes the next one no smaller
-    monkeypatch.setattr(predict, "BATCH_SECONDS", math.inf)
+    # no batch grows
+    monkeypatch.setattr(predict, "BATCH_SECONDS", 0.0)
     queries = tmp_path / "queries.txt"
-    names = [f"{r}(e{i}, X)" for i in range(14) for r in "pq"]
-    queries.write_text("\n".join(names))
-    args = [graph, "--queries", queries, "--height", "1", "--score", "noisy-or"]
-    args += [
-        "--set",
-        "smoothing=5",
-        "--set",
-        "object_identity=False",
-        "--known",
-    ]
-    csv_path, json_path = tmp_path / "whole.csv", tmp_path / "whole.json"
-    files = ["--csv", csv_path, "--json", json_path]
-    assert funcppo(monkeypatch, "predict", *args, *files) == 0
-    return args, (csv_path.read_bytes(), answers_of(json_path))
+    queries.write_text("\n".join(f"p(e{i}, X)" for i in range(14)))
+    args = [graph, "--height", "1", "--score", "noisy-or"]
+    args += settings("smoothing=5 object_identity=False")
+    option = getattr(request, "param", "--csv")
+    args += NEW if option == "--out" else ["--queries", queries, "--known"]
+    whole = tmp_path / "whole"
+    assert funcppo(monkeypatch, "predict", *args, option, whole) == 0
+    return [*args, option], whole
 
 
-def answers_of(path):
-    """The JSON of answers without the time."""
-    result = json.loads(path.read_text())
-    del result["seconds"]
-    return result
+def contents(path):
+    """The bytes of a file, without the time in JSON."""
+    return b"".join(
+        line
+        for line in path.read_bytes().splitlines()
+        if b"seconds" not in line
+    )
 
 
 def interrupt(monkeypatch, n_batches, *args):
@@ -556,52 +480,35 @@ def interrupt(monkeypatch, n_batches, *args):
         return funcppo(patch, "predict", *args)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "json"])
-def test_interrupted_answers_are_resumed_to_the_same_files(
-    asked, tmp_path, monkeypatch, capsys, suffix
+@pytest.mark.parametrize("work", ["--csv", "--json", "--out"], indirect=True)
+def test_interrupted_work_is_resumed_to_the_same_file(
+    work, tmp_path, monkeypatch, capsys
 ):
-    """Whichever file they stand beside."""
-    args, (csv_bytes, answers) = asked
-    out = tmp_path / f"out.{suffix}"
-    part = tmp_path / f"out.{suffix}.part"
-    args = [*args, f"--{suffix}", out]
+    args, whole = work
+    out, part = tmp_path / "out", tmp_path / "out.part"
     capsys.readouterr()
-    assert interrupt(monkeypatch, 2, *args) == 130
-    output = capsys.readouterr()
-    assert f"interrupted after 6 of 28 queries; --resume continues {part}" in (
-        output.err
+    assert interrupt(monkeypatch, 2, *args, out) == 130
+    error = capsys.readouterr().err
+    assert f"interrupted after 4 of 14 queries; --resume continues {part}" in (
+        error
     )
-    assert not out.exists() and part.read_bytes().count(b"\n") == 6
-    printed = output.out
+    assert not out.exists() and part.read_bytes().count(b"\n") == 4
 
     # a line that was being written when the power failed
     part.write_bytes(part.read_bytes()[:-7])
-    assert interrupt(monkeypatch, 3, *args, "--resume") == 130
-    output = capsys.readouterr()
-    assert f"{part}: dropped 1 unfinished line at its end" in output.err
-    assert output.out.startswith("q(e2, X): ")
-    assert not out.exists() and part.read_bytes().count(b"\n") == 14
+    assert interrupt(monkeypatch, 3, *args, out, "--resume") == 130
+    error = capsys.readouterr().err
+    assert f"{part}: dropped 1 unfinished line at its end" in error
+    n_done = part.read_bytes().count(b"\n")
+    assert not out.exists() and 4 < n_done < 14
 
-    assert funcppo(monkeypatch, "predict", *args, "--resume") == 0
-    output = capsys.readouterr()
-    assert "14 of 28 queries" in output.err and "after 14 before" in output.err
-    if suffix == "csv":
-        assert out.read_bytes() == csv_bytes
-    else:
-        assert answers_of(out) == answers
-    assert not part.exists() and printed
-
-    assert funcppo(monkeypatch, "predict", *args, "--resume") == 0
-    assert capsys.readouterr().out == f"{out} is complete already\n"
-
-
-def refused(monkeypatch, capsys, *args):
-    """The one line of a program that is refused."""
+    assert funcppo(monkeypatch, "predict", *args, out, "--resume") == 0
+    if args[-1] != "--out":
+        assert f"after {n_done} before" in capsys.readouterr().err
+    assert contents(out) == contents(whole) and not part.exists()
     capsys.readouterr()
-    assert funcppo(monkeypatch, "predict", *args) == 2
-    errors = capsys.readouterr().err.splitlines()
-    (line,) = [x for x in errors if not x.startswith("note: ")]
-    return line
+    assert funcppo(monkeypatch, "predict", *args, out, "--resume") == 0
+    assert capsys.readouterr().out == f"{out} is complete already\n"
 
 
 @pytest.mark.parametrize(
@@ -609,46 +516,27 @@ def refused(monkeypatch, capsys, *args):
     [
         ([], "expected --resume, --overwrite or a new file, got a file that"),
         (["--resume", "--k", "3"], "a file made with k 3, got 10"),
-        (
-            ["--resume", "--set", "min_score=0.1"],
-            "made with min_score 0.1, got 0",
-        ),
-        (
-            ["--resume", "--score", "max-confidence"],
-            "with score max-confidence",
-        ),
-        (["--resume", "--explain"], "made with explain True, got False"),
-        (
-            ["--resume", "--set", "with_self=on"],
-            "made with with_self True, got False",
-        ),
+        (["--resume", "--score", "max-confidence"], "with score max-conf"),
         (["--resume", "--queries"], "made with queries_digest...got"),
         (["--resume", "--rules"], "made with fingerprint...got"),
     ],
 )
-@pytest.mark.parametrize("is_complete", [False, True])
-def test_answers_of_other_work_are_not_resumed(
-    asked, tmp_path, monkeypatch, capsys, options, problem, is_complete
+def test_other_work_is_not_resumed(
+    work, tmp_path, monkeypatch, capsys, options, problem
 ):
-    args, _ = asked
-    out = tmp_path / "out.csv"
-    args = [*args, "--csv", out]
-    if is_complete:
-        assert funcppo(monkeypatch, "predict", *args) == 0
-    else:
-        assert interrupt(monkeypatch, 2, *args) == 130
+    args, _ = work
+    out = tmp_path / "out"
+    assert interrupt(monkeypatch, 2, *args, out) == 130
     # options that name a file take a changed one
     changed = tmp_path / "changed"
     if options[-1:] == ["--queries"]:
-        changed.write_text(args[2].read_text().replace("e3", "e4"))
+        text = (tmp_path / "queries.txt").read_text()
+        changed.write_text(text.replace("e3", "e4"))
         options = [*options, changed]
     if options[-1:] == ["--rules"]:
         changed.write_text(RULES.replace("q(X, X)", "q(Y, Y)"))
         options = [*options, changed]
-    if is_complete and not options:  # a complete file is replaced
-        assert funcppo(monkeypatch, "predict", *args) == 0
-        return
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    line = refused(monkeypatch, capsys, *args, *options)
+    line = refused(monkeypatch, capsys, *args, out, *options)
     assert contains(line, problem) and str(out) in line
     assert {x: x.read_bytes() for x in tmp_path.iterdir()} == files

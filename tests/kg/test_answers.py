@@ -1,8 +1,6 @@
-"""Answers: the candidates and scores of a ranking, T_P held in part too; proofs; a file of all new facts."""
+"""Answers: the candidates and scores of a ranking, derived by query too; names and proofs."""
 
 import dataclasses
-import json
-import os
 from dataclasses import replace
 from functools import partial
 
@@ -11,19 +9,12 @@ import pytest
 import torch
 
 from funcppo.core import random
-from funcppo.kg import answers as kg_answers
 from funcppo.kg.answers import (
     Answerer,
     OpenQuery,
-    RelationFile,
-    derive_relation_facts,
     explain_answer,
-    finish_relation_file,
-    format_query,
-    make_predictor,
     most_probable_proof,
     most_probable_proofs,
-    open_relation_file,
     probability,
     read_open_query,
 )
@@ -33,7 +24,7 @@ from funcppo.kg.ranking import explain, rank_metrics, ranking
 from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.run import run_start
 from funcppo.kg.run.config import RunConfig
-from funcppo.kg.run.subject import dataset_subject
+from funcppo.kg.run.subject import Subject, dataset_subject
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.question_config import (
     EmbeddingConfig,
@@ -77,8 +68,8 @@ def make_task(**settings):
     return build_task(random_dataset(), cfg, by_query_if_large=True)
 
 
-def predictor_of(task, score=NOISY_OR):
-    return make_predictor(task, parse(score))
+def answerer_of(task, score=NOISY_OR):
+    return Answerer(Subject(task, parse(score), None, []))
 
 
 def split_queries(task, split):
@@ -101,7 +92,7 @@ def test_candidates_and_scores_are_those_of_a_ranking(height, score):
         RankingProtocol(),
     )
     queries = split_queries(task, split)
-    answers = predictor_of(task, score).rank([query for query, _ in queries])
+    answers = answerer_of(task, score).rank([query for query, _ in queries])
     n_listed = 0
     for i, found in enumerate(answers):
         others = (ranked.listed_row == i) & ~ranked.is_answer
@@ -121,7 +112,7 @@ def test_known_answers_are_marked_and_have_their_score_in_a_ranking():
         RankingProtocol(),
     )
     queries = split_queries(task, split)
-    answers = predictor_of(task).rank(
+    answers = answerer_of(task).rank(
         [query for query, _ in queries], with_known=True
     )
     for i, ((query, row), found) in enumerate(zip(queries, answers)):
@@ -142,7 +133,7 @@ def test_a_fact_is_derived_from_other_facts_only():
     )
     task = build_task(dataset, ProverTaskConfig(max_height=1))
     p, a, d = 1, 1, dataset.entities.index("d") + 1
-    found, of_d = predictor_of(task, "max-confidence").rank(
+    found, of_d = answerer_of(task, "max-confidence").rank(
         [OpenQuery(p, TAIL, a), OpenQuery(p, TAIL, d)], with_known=True
     )
     names = [dataset.entities[i - 1] for i in found.entity.tolist()]
@@ -156,12 +147,9 @@ def test_a_fact_is_derived_from_other_facts_only():
 
 @pytest.mark.parametrize("score", [NOISY_OR, "exists@1"])
 @pytest.mark.parametrize("with_known", [False, True])
-@pytest.mark.parametrize("max_questions", [0, 10**6])
-def test_the_answers_are_the_same_where_t_p_is_held_in_part(
-    score, with_known, max_questions, monkeypatch
+def test_the_answers_are_the_same_where_each_query_derives_its_own(
+    score, with_known
 ):
-    """Also to queries that neither valid nor test asks; whether derivations are found by questions or by rules."""
-    monkeypatch.setattr(kg_answers, "MAX_INDEX_QUESTIONS", max_questions)
     whole = make_task()
     n_atoms = len(whole.least_model.atoms)
     part = make_task(max_atoms=n_atoms - 1)
@@ -173,10 +161,10 @@ def test_the_answers_are_the_same_where_t_p_is_held_in_part(
         for side in (HEAD, TAIL)
         for given in range(1, n_constants + 1)
     ]
-    rank = partial(predictor_of(whole, score).rank, with_known=with_known)
+    rank = partial(answerer_of(whole, score).rank, with_known=with_known)
     for expected, found in zip(
         rank(queries),
-        predictor_of(part, score).rank(queries, with_known=with_known),
+        answerer_of(part, score).rank(queries, with_known=with_known),
     ):
         for x, y in zip(expected, found):
             if isinstance(x, torch.Tensor):
@@ -193,7 +181,7 @@ def test_equal_scores_share_the_rank_of_the_first():
     )
     task = build_task(dataset, ProverTaskConfig(max_height=1, smoothing=5.0))
     p = dataset.predicates.index("p") + 1
-    (found,) = predictor_of(task, "noisy-or").rank([OpenQuery(p, TAIL, 1)])
+    (found,) = answerer_of(task, "noisy-or").rank([OpenQuery(p, TAIL, 1)])
     names = [dataset.entities[i - 1] for i in found.entity.tolist()]
     assert (names, found.rank.tolist()) == (["b", "c", "d"], [1, 1, 3])
 
@@ -220,12 +208,12 @@ def test_the_entity_of_a_query_is_left_out_where_nothing_says_that_it_may_be(
         cfg = dataclasses.replace(cfg, max_atoms=max_atoms)
     task = build_task(dataset, cfg, by_query_if_large=True)
     assert task.least_model.complete == (max_atoms is None)
-    predictor = predictor_of(task, "max-confidence")
+    answerer = answerer_of(task, "max-confidence")
     queries = [
         OpenQuery(dataset.predicates.index(name) + 1, side, 1) for name in "pst"
     ]
-    with_self = predictor.rank(queries)
-    found = predictor.rank(queries, with_self=False)
+    with_self = answerer.rank(queries)
+    found = answerer.rank(queries, with_self=False)
     assert [answers.n_self for answers in with_self] == [0, 0, 0]
     assert [answers.n_self for answers in found] == [1, 0, 0]
     assert [answers.n_new for answers in found] == [1, 2, 1]
@@ -236,14 +224,6 @@ def test_the_entity_of_a_query_is_left_out_where_nothing_says_that_it_may_be(
         assert left.entity.tolist() == kept.entity[is_listed].tolist()
         assert left.score.tolist() == kept.score[is_listed].tolist()
     assert with_self[0].rank.tolist() == [1, 1] and found[0].rank[0] == 1
-
-
-def test_repeated_queries_are_answered_in_the_order_asked():
-    task = make_task()
-    queries = [query for query, _ in split_queries(task, task.dataset.test)][:5]
-    asked = [*queries[::-1], queries[0]]
-    found = predictor_of(task).rank(asked)
-    assert [answers.query for answers in found] == asked
 
 
 def test_a_score_is_a_probability():
@@ -301,19 +281,6 @@ def test_a_fact_without_other_facts_is_not_derivable(answerer):
     assert (answer.entity, answer.known) == ("d", True)
     assert (answer.verdict, answer.score) == ("not derivable", 0.0)
     assert answer.log_score is None and answer.explanation is None
-
-
-@pytest.mark.parametrize(
-    ("text", "side", "given"), [("p(a, ?x)", TAIL, "a"), ("p(_, e)", HEAD, "e")]
-)
-def test_a_query_is_read_and_written(text, side, given):
-    dataset = small_dataset()
-    query, _ = read_open_query(dataset, text)
-    predicate = dataset.predicates.index("p") + 1
-    entity = dataset.entities.index(given) + 1
-    assert query == OpenQuery(predicate, side, entity)
-    expected = "p(a, X)" if side == TAIL else "p(X, e)"
-    assert format_query(dataset, query) == expected
 
 
 def test_a_query_of_a_program_has_two_arguments():
@@ -479,120 +446,3 @@ def test_answers_of_many_entities_are_proved(tmp_path, monkeypatch):
     program = explain.build_program(run.task)
     proofs = most_probable_proofs(run, atoms, program)
     assert len(proofs) == 10 and all(proofs)
-
-
-# -- all new facts of a relation
-
-SETTINGS = {"relation": "p"}
-
-
-@pytest.fixture(scope="module")
-def deriving():
-    """11 new facts of p, of three heads and two scores."""
-    return answerer_of([])
-
-
-def answerer_of(more):
-    """An answerer of these and more triples."""
-    triples = [("ä b", "q", f"x{i}") for i in range(4)]
-    triples += [("c", "q", f"x{i}") for i in range(3)]
-    triples += [("d,e", "s", f"x{i}") for i in range(4)]
-    triples += [("f", "s", "x0"), ("f", "p", "x0"), ("z", "r", "z"), *more]
-    rules = "p(X, Y) :- q(X, Y).\np(X, Y) :- s(X, Y)."
-    dataset = loaders.from_triples(triples, rules=rules)
-    cfg = ProverTaskConfig(max_height=1, smoothing=5.0)
-    return Answerer(dataset_subject(dataset, cfg, "noisy-or"))
-
-
-def work(answerer, file, *, stop_after=None, resume=False, **options):
-    """Derive the facts, and finish unless stopped after some steps."""
-    first = open_relation_file(file, resume=resume, overwrite=False)
-    if first is None:
-        return None
-    predicate = answerer.dataset.predicates.index("p") + 1
-    steps = derive_relation_facts(answerer, predicate, file, first, **options)
-    for n_steps, progress in enumerate(steps, 1):
-        assert progress.n_all_heads == answerer.dataset.n_constants
-        if n_steps == stop_after:
-            return None
-    return finish_relation_file(file)
-
-
-def test_the_facts_are_sorted_by_score_and_the_part_is_gone(deriving, tmp_path):
-    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
-    assert work(deriving, file) == (11, 0)
-    facts = [json.loads(line) for line in file.path.read_text().splitlines()]
-    assert [fact["rank"] for fact in facts] == [1] * 4 + [5] * 7
-    assert {fact["head"] for fact in facts[:4]} == {"d,e"}
-    assert not file.part_path.exists()
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_a_file_cut_at_any_byte_is_resumed_to_the_same_file(
-    deriving, tmp_path, suffix
-):
-    whole = RelationFile(path=tmp_path / f"w.{suffix}", settings=SETTINGS)
-    work(deriving, whole, stop_after=99)
-    expected = whole.path.read_bytes()
-
-    stopped = RelationFile(path=tmp_path / f"s.{suffix}", settings=SETTINGS)
-    work(deriving, stopped, stop_after=1)
-    part = stopped.part_path.read_bytes()
-    assert part.count(b"\n") == 11 and not stopped.path.exists()
-    for n_bytes in range(0, len(part) + 1, 7):
-        stopped.path.unlink(missing_ok=True)
-        stopped.part_path.write_bytes(part[:n_bytes])
-        work(deriving, stopped, resume=True)
-        assert stopped.path.read_bytes() == expected, n_bytes
-
-
-def test_facts_that_link_an_entity_to_itself_are_left_out_and_counted(tmp_path):
-    """Also after an interruption, which does not forget those that were counted before it."""
-    answerer = answerer_of([(name, "q", name) for name in ("ä b", "c", "f")])
-    counts = {}
-    for with_self in (False, True):
-        path = tmp_path / f"{with_self}.jsonl"
-        file = RelationFile(path=path, settings=SETTINGS)
-        work(answerer, file, with_self=with_self, stop_after=1)
-        counts[with_self] = work(
-            answerer, file, with_self=with_self, resume=True
-        )
-        facts = [json.loads(line) for line in path.read_text().splitlines()]
-        n_loops = sum(fact["head"] == fact["tail"] for fact in facts)
-        assert (n_loops, len(facts)) == (3 * with_self, counts[with_self][0])
-    assert counts == {False: (11, 3), True: (14, 0)}
-
-
-def test_complete_work_is_not_done_again(deriving, tmp_path):
-    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
-    work(deriving, file)
-    assert open_relation_file(file, resume=True, overwrite=False) is None
-
-
-def test_other_work_is_neither_resumed_nor_replaced(deriving, tmp_path):
-    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
-    work(deriving, file, stop_after=1)
-    other = RelationFile(path=file.path, settings={"relation": "q"})
-    with pytest.raises(ValueError, match="made with relation q, got p"):
-        open_relation_file(other, resume=True, overwrite=False)
-    with pytest.raises(ValueError, match=r"unfinished work in .*\.part"):
-        open_relation_file(other, resume=False, overwrite=False)
-    file.settings_path.unlink()
-    with pytest.raises(ValueError, match="got no file"):
-        open_relation_file(file, resume=True, overwrite=False)
-    first = open_relation_file(other, resume=False, overwrite=True)
-    assert first == 1 and not file.part_path.read_bytes()
-
-
-@pytest.mark.skipif(
-    not os.path.exists("/dev/full"), reason="no /dev/full on this system"
-)
-def test_a_full_disk_is_an_error_that_names_the_part(deriving, tmp_path):
-    file = RelationFile(path=tmp_path / "facts.jsonl", settings=SETTINGS)
-    first = open_relation_file(file, resume=False, overwrite=False)
-    file.part_path.unlink()
-    file.part_path.symlink_to("/dev/full")
-    predicate = deriving.dataset.predicates.index("p") + 1
-    with pytest.raises(OSError) as error:
-        list(derive_relation_facts(deriving, predicate, file, first))
-    assert error.value.filename == str(file.part_path)

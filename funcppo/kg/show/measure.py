@@ -815,7 +815,7 @@ def better_entities(
     Args:
       score: quantised, of the answer.
     """
-    (answers,) = answerer.predictor.rank([query])
+    (answers,) = answerer.rank([query])
     pool = answerer.subject.task.entity_pool
     is_better = (answers.score > score) & torch.isin(answers.entity, pool)
     entities, scores = answers.entity[is_better], answers.score[is_better]

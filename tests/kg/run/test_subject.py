@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from funcppo.kg.answers import make_predictor
+from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import TAIL
 from funcppo.kg.ranking import ranking
@@ -111,10 +111,10 @@ def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
     ]
     assert len(calls) == 2
     for subject in subjects:
-        predictor = make_predictor(subject.task, subject.score)
+        answerer = Answerer(subject)
         split = torch.from_numpy(subject.task.dataset.valid).long()
         for i in range(0, len(split), 4):
-            predictor.score(split[i : i + 4], TAIL)
+            answerer.score(split[i : i + 4], TAIL)
     assert len(calls) == 2
     assert dataset_subject(dataset, cfg, "noisy-or").task.other_facts is None
 
@@ -122,7 +122,7 @@ def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
 def test_a_score_of_all_entities_ranks_no_answers(run):
     subject = run_subject(run, "greedy")
     with pytest.raises(ValueError, match="--score greedy: expected"):
-        make_predictor(subject.task, subject.score)
+        Answerer(subject)
 
 
 def test_existence_sets_the_height():

@@ -67,9 +67,9 @@ class RuleView:
         self._head = self._dataset.rules[:, 0, 0]
         self._order = np.argsort(-self._confidence, kind="stable")
         self._smoothing = float(task.cfg.smoothing or 0.0)
-        # Where T_P is held in part, other proofs apply all rules of a relation.
+        # Where T_P is not held, other proofs apply all rules of a relation.
         run = answerer.subject.policy_run
-        self._proves_quickly = answerer.predictor.derivable is not None or (
+        self._proves_quickly = task.answers_plan is None or (
             run is not None and run.questions is not None
         )
         self._sample = lru_cache(KEPT_SAMPLES)(self._draw_sample)
@@ -152,7 +152,7 @@ class RuleView:
         atoms = derived.atoms.long()
         is_known = derived.fact >= 0
         if triple_index.binary_atoms(atoms[:1]).numel():
-            known = self._answerer.predictor.known
+            known = self._answerer.known
             is_known = triple_index.contains(known, atoms, TAIL)
         order = torch.argsort(is_known.int(), stable=True)[:MAX_LISTED]
         return detail._replace(
