@@ -297,7 +297,7 @@ def list_candidates(
         n_negatives=N_NEGATIVES, score_unprovable=with_unprovable
     )
     listed = ranking.list_split(task, split, protocol, by_side=False)
-    return listed.distinct[0].atom.to(torch.int32)
+    return listed.distinct[0][0].to(torch.int32)
 
 
 def time_scoring(

@@ -677,13 +677,12 @@ class Answerer:
             (is_fact, scoring.score_facts),
         ):
             if rows.any():
-                scored = ranking.score_distinct_atoms(
+                values = ranking.score_distinct_atoms(
                     partial(score_rows, task, score),
                     atoms[rows],
                     task.sizes,
                     side,
                 )
-                values = scored.log_odds[scored.row]
                 log_odds = log_odds.masked_scatter(rows, values)
         return log_odds
 
@@ -704,7 +703,7 @@ class Answerer:
         found = ranking.score_distinct_atoms(
             is_derived, atoms, task.sizes, side
         )
-        return found.log_odds[found.row] > 0
+        return found > 0
 
 
 def read_open_query(dataset: Dataset, text: str) -> tuple[OpenQuery, Query]:

@@ -10,7 +10,7 @@ import pytest
 
 from funcppo.cli.check import Check
 from funcppo.cli.options import parse_options
-from funcppo.kg.ranking import candidates, explain
+from funcppo.kg.ranking import explain, ranking
 from funcppo.kg.search import task as prover_task
 from tests.cli.runner import funcppo, json_of
 
@@ -90,19 +90,18 @@ def test_a_support_that_is_off_by_one_is_reported(capsys, monkeypatch):
 
 def test_a_dropped_candidate_is_reported(capsys, monkeypatch):
     """Make the engine leave out every answer that the rules derive."""
-    listed = candidates.list_provable_candidates
+    listed = ranking.list_candidates
 
     def without_answers(*args):
         found = listed(*args)
         keep = ~found.is_answer
-        return candidates.ProvableCandidates(
-            found.query_row[keep],
-            found.entity[keep],
-            found.is_answer[keep],
-            found.answer_provable,
+        return found._replace(
+            query_row=found.query_row[keep],
+            atom=found.atom[keep],
+            is_answer=found.is_answer[keep],
         )
 
-    monkeypatch.setattr(candidates, "list_provable_candidates", without_answers)
+    monkeypatch.setattr(ranking, "list_candidates", without_answers)
     status, lines = lines_of(
         capsys, "countries_s1", *FAST, "--max-queries", "4"
     )

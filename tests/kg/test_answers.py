@@ -21,7 +21,7 @@ from funcppo.kg.answers import (
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import explain, rank_metrics, ranking
-from funcppo.kg.ranking.candidates import RankingProtocol
+from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import run_start
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.subject import Subject, dataset_subject

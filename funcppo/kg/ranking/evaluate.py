@@ -32,9 +32,8 @@ from funcppo.kg.logic import proof
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
-from funcppo.kg.ranking.candidates import RankingProtocol
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE, Metrics, RankCounts
-from funcppo.kg.ranking.ranking import Ranking
+from funcppo.kg.ranking.ranking import Ranking, RankingProtocol
 from funcppo.kg.scores.score import Score
 from funcppo.kg.search.task import ProverTask
 

@@ -4,7 +4,7 @@ A score is a probability p, and scores are compared by their log-odds log(p / (1
 they are -log(1 - p), so that they tell scores apart at both ends. They are quantised first (`quantise`), so that ties
 are exact and do not depend on the order in which a machine adds numbers. A rank then follows from three integers
 (`RankCounts`): how many candidates score better than the answer, how many score the same, and how many there are. They
-add up over chunks in any order, so ranks are bit-equal however the candidates were divided. `compute_grouped_metrics`
+add up over chunks in any order, so ranks are bit-equal however the candidates were divided. `group_metrics`
 averages over relations and sides.
 
 Axes: Q queries, L listed candidates of all queries together, N1 = N + 1, P1 = P + 1, and tie policies in the order of
@@ -14,6 +14,7 @@ Axes: Q queries, L listed candidates of all queries together, N1 = N + 1, P1 = P
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,19 +53,6 @@ class RankCounts(NamedTuple):
     n_candidates: I64[Tensor, "Q"]  # all candidates, the answer included
 
 
-class GroupedMetrics(NamedTuple):
-    """Metrics of groups of queries: row 0 is every relation, column 0 both sides; means are NaN for an empty group."""
-
-    mrr: F32[Tensor, "P1 3 4"]  # mean reciprocal rank, by tie policy
-    # share of queries of rank at most k, for k in HITS_AT, by tie policy
-    hits: F32[Tensor, "P1 3 3 4"]
-    n_queries: F32[Tensor, "P1 3"]  # number of queries
-    # number of queries whose answer shares its score with another candidate
-    n_tied: F32[Tensor, "P1 3"]
-    mean_candidates: F32[Tensor, "P1 3"]  # mean number of candidates
-    ceiling: F32[Tensor, "P1 3"]  # share of queries whose answer is provable
-
-
 def quantise(log_odds: F64[Tensor, "..."]) -> I64[Tensor, "..."]:
     """Round scores, given by their log-odds, to the grid on which they are compared.
 
@@ -101,8 +89,10 @@ def rank_counts_listed(
     score: I64[Tensor, "L"],
     is_answer: Bool[Tensor, "L"],
     n_candidates: I64[Tensor, "Q"],
-) -> RankCounts:
-    """Rank counts from the listed candidates, in any order; every other candidate scores 0 and ties at the bottom.
+) -> tuple[RankCounts, I64[Tensor, "Q"]]:
+    """Rank counts from the listed candidates, in any order, and the scores of the answers.
+
+    Every other candidate scores 0 and ties at the bottom.
 
     Args:
       query_row: row of the query that each candidate belongs to.
@@ -135,11 +125,12 @@ def rank_counts_listed(
     )
     n_unlisted_better = torch.where(answer_score < ZERO_SCORE, n_unlisted, 0)
     n_unlisted_equal = torch.where(answer_score == ZERO_SCORE, n_unlisted, 0)
-    return RankCounts(
+    counts = RankCounts(
         n_better=n_better + n_unlisted_better,
         n_equal=n_equal + n_unlisted_equal,
         n_candidates=n_candidates,
     )
+    return counts, answer_score
 
 
 def ranks(counts: RankCounts) -> F64[Tensor, "Q 4"]:
@@ -203,77 +194,46 @@ def hits_at_k(counts: RankCounts, k: int) -> F64[Tensor, "Q 4"]:
     return torch.cat([is_hit, expected[:, None]], dim=1)
 
 
-def compute_grouped_metrics(
+def group_metrics(
     counts: RankCounts,
     side: I64[Tensor, "Q"],
     relation: I64[Tensor, "Q"],
     answer_provable: Bool[Tensor, "Q"],
-    harmonics: F32[Tensor, "N1"],
-    n_predicates: int,
-) -> GroupedMetrics:
-    """MRR, Hits@1, 3 and 10 under the four tie policies, over all queries, by relation and by side.
+    relation_names: Sequence[str],
+) -> Metrics:
+    """MRR, Hits@1, 3 and 10 under the four tie policies over all queries, by relation and by side, as JSON values.
 
     Args:
       side: `HEAD` or `TAIL`.
-      relation: predicate ids, from 1 to `n_predicates`.
+      relation: predicate ids, from 1.
       answer_provable: T_P derives the answer.
-      harmonics: H(0) .. H(n) with n at least the largest `n_candidates`.
-    """
-    hits = torch.stack([hits_at_k(counts, k) for k in HITS_AT], dim=1)
-    per_query = (
-        reciprocal_ranks(counts, harmonics),
-        hits.flatten(1),
-        torch.ones_like(answer_provable)[:, None],
-        (counts.n_equal > 0)[:, None],
-        counts.n_candidates[:, None],
-        answer_provable[:, None],
-    )
-
-    # Sum all columns at once, then divide by the number of queries, one of the columns.
-    widths = [column.shape[1] for column in per_query]
-    columns = torch.cat(
-        [column.to(torch.float64) for column in per_query], dim=1
-    )
-    sums = _sum_by_group(columns, side, relation, n_predicates).split(
-        widths, dim=-1
-    )
-    (
-        reciprocal_sum,
-        hits_sum,
-        n_queries,
-        n_tied,
-        candidates_sum,
-        provable_sum,
-    ) = sums
-    return GroupedMetrics(
-        mrr=reciprocal_sum / n_queries,
-        hits=(hits_sum / n_queries).unflatten(
-            -1, (len(HITS_AT), len(TIE_POLICIES))
-        ),
-        n_queries=n_queries[..., 0],
-        n_tied=n_tied[..., 0],
-        mean_candidates=(candidates_sum / n_queries)[..., 0],
-        ceiling=(provable_sum / n_queries)[..., 0],
-    )
-
-
-def grouped_metrics_to_dict(
-    grouped: GroupedMetrics, relation_names: list[str]
-) -> Metrics:
-    """The metrics as a dict for JSON, without empty groups.
-
-    Args:
       relation_names: names of predicates 1, 2, ... in order.
 
     Returns:
       {"all": {"both": {...}, "head": {...}, "tail": {...}}, "relations": {name: {"both": {...}, ...}}}, where a group
       is {"mrr": {tie policy: value}, "hits@1": ..., "n_queries": ..., "n_tied": ..., "mean_candidates": ...,
-      "ceiling": ...}.
+      "ceiling": ...}; empty groups are left out.
     """
-    tables = {name: table.tolist() for name, table in grouped._asdict().items()}
-    n_rows = 1 + len(relation_names)
+    harmonics = harmonic_numbers(
+        int(counts.n_candidates.max()), counts.n_candidates.device
+    )
+    columns = (
+        reciprocal_ranks(counts, harmonics),
+        *(hits_at_k(counts, k) for k in HITS_AT),
+        torch.ones_like(answer_provable)[:, None],
+        (counts.n_equal > 0)[:, None],
+        counts.n_candidates[:, None],
+        answer_provable[:, None],
+    )
+    values = torch.cat([column.to(torch.float64) for column in columns], 1)
+    sums = _sum_by_group(values, side, relation, len(relation_names)).tolist()
     overall, *by_relation = [
-        _side_groups_to_dict(tables, row) for row in range(n_rows)
+        {
+            name: _group_to_dict(group)
+            for name, group in zip(SIDE_GROUPS, groups)
+            if group[-4]  # queries
+        }
+        for groups in sums
     ]
     relations = dict(zip(relation_names, by_relation))
     return {
@@ -336,32 +296,19 @@ def _sum_by_group(
     return torch.cat([all_relations, by_relation], dim=0)
 
 
-def _side_groups_to_dict(tables: Metrics, row: int) -> Metrics:
-    """The groups of a relation that are not empty, by name of the side."""
-    groups = {
-        name: _group_to_dict(tables, row, column)
-        for column, name in enumerate(SIDE_GROUPS)
+def _group_to_dict(sums: list[float]) -> Metrics:
+    """The metrics of one group from the sums over its queries."""
+    *by_policy, n_queries, n_tied, n_candidates, n_provable = sums
+    n_policies = len(TIE_POLICIES)
+    names = ["mrr", *(f"hits@{k}" for k in HITS_AT)]
+    group: Metrics = {}
+    for i, name in enumerate(names):
+        values = by_policy[n_policies * i : n_policies * (i + 1)]
+        means = [value / n_queries for value in values]
+        group[name] = dict(zip(TIE_POLICIES, means))
+    return group | {
+        "n_queries": int(n_queries),
+        "n_tied": int(n_tied),
+        "mean_candidates": n_candidates / n_queries,
+        "ceiling": n_provable / n_queries,
     }
-    return {name: group for name, group in groups.items() if group["n_queries"]}
-
-
-def _group_to_dict(tables: Metrics, row: int, column: int) -> Metrics:
-    """The metrics of one group."""
-    cells = {name: table[row][column] for name, table in tables.items()}
-    hits = {
-        f"hits@{k}": _by_tie_policy(values)
-        for k, values in zip(HITS_AT, cells["hits"])
-    }
-    return {
-        "mrr": _by_tie_policy(cells["mrr"]),
-        **hits,
-        "n_queries": int(cells["n_queries"]),
-        "n_tied": int(cells["n_tied"]),
-        "mean_candidates": cells["mean_candidates"],
-        "ceiling": cells["ceiling"],
-    }
-
-
-def _by_tie_policy(values: list[float]) -> dict[str, float]:
-    """Values in the order of `TIE_POLICIES`, by name."""
-    return dict(zip(TIE_POLICIES, values))

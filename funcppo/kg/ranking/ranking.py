@@ -1,20 +1,27 @@
 """Filtered ranking of the queries of a split under a score.
 
+A query is a triple whose argument on one side, head or tail, is the answer. Its candidates are the answer and every
+entity of the pool that completes it to no known triple, or a sample of these; known are the triples of all splits and
+of facts.txt (the filtered setting).
+
 `rank_split` ranks queries of a task and returns a `Ranking`: the rank counts of every query and every score behind
-them. `list_split` lists their candidates once, and `rank_listed` ranks these by any number of scores. `candidates`
-lists what an answer is ranked among, `rank_metrics.rank_counts_listed` counts the candidates that score higher or the
-same, and `rank_metrics.ranks` makes a rank of these counts, by each rule for ties.
+them. `list_split` lists their candidates once, and `rank_listed` ranks these by any number of scores.
+`rank_metrics.rank_counts_listed` counts the candidates that score higher than the answer or the same, and
+`rank_metrics.ranks` makes a rank of these counts, by each rule for ties.
 `summarise_ranking` turns all into MRR, Hits@k and the rest; `summarise_counts` does so from the counts alone.
 
 Each distinct atom is scored once, whatever the number of queries that it is a candidate of, or once for each side where
-its score depends on the side. Candidates that T_P does not derive score 0 and tie at the bottom, so scoring the
-provable ones gives the same ranks as scoring every entity (for every score but `greedy`, whose protocol sets
-`score_unprovable`).
+its score depends on the side. Candidates that T_P does not derive score 0 and tie at the bottom: their number is known,
+and only the provable ones are listed (for every score but `greedy`, whose protocol sets `score_unprovable`).
+
+Axes: Q queries of a batch, L listed candidates of all queries together, G corruptions of a query, E entities of the
+pool, W atom width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -22,17 +29,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.core import random
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic import row_index, triple_index
 from funcppo.kg.logic.kb import KBSizes
-from funcppo.kg.logic.triple_index import HEAD, TAIL, FilterIndex
+from funcppo.kg.logic.triple_index import HEAD, TAIL, FilterIndex, TripleIndex
 from funcppo.kg.ranking import rank_metrics, scoring
-from funcppo.kg.ranking.candidates import (
-    CandidateTable,
-    RankingProtocol,
-    check_queries,
-    list_candidates,
-)
 from funcppo.kg.ranking.rank_metrics import Metrics, RankCounts
 from funcppo.kg.scores.evidence import FactIndex
 from funcppo.kg.scores.score import Score
@@ -46,6 +49,33 @@ ESTIMATE_QUERIES = 100
 # log-odds of distinct atoms as answers about a side
 ScoreAtoms = Callable[[Tensor, int], Tensor]
 HEADLINE_METRICS = ("mrr", "hits@1", "hits@3", "hits@10")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankingProtocol:
+    """Which candidates the answer of a query is ranked against."""
+
+    # the arguments that are replaced, each a ranking of its own
+    sides: tuple[int, ...] = (HEAD, TAIL)
+    # corruptions sampled for each query and side; None ranks against the whole pool
+    n_negatives: int | None = None
+    # compute the scores of unprovable candidates too
+    score_unprovable: bool = False
+    seed: int = 0  # of the sampled corruptions
+
+
+class CandidateTable(NamedTuple):
+    """The candidates of a batch of queries on one side that need a score."""
+
+    query_row: I64[Tensor, "L"]  # row of the query in the batch
+    # the query with the candidate in place of the answer
+    atom: I64[Tensor, "L W"]
+    is_answer: Bool[Tensor, "L"]  # the candidate is the answer itself
+    # candidates of the query, listed here or not
+    n_candidates: I64[Tensor, "Q"]
+    answer_provable: Bool[
+        Tensor, "Q"
+    ]  # T_P derives the answer, a fact from other facts
 
 
 class Ranking(NamedTuple):
@@ -84,40 +114,15 @@ class RankedRows(NamedTuple):
     n_scored: int  # atoms that were scored
 
 
-class DistinctAtoms(NamedTuple):
-    """The distinct atoms of a list."""
-
-    atom: I64[Tensor, "N W"]
-    # of each listed atom: its row among the distinct ones
-    row: I64[Tensor, "L"]
-
-
 class ListedQueries(NamedTuple):
     """Queries with their candidates, which any number of scores may rank."""
 
     queries: I32[Tensor, "Q0 W"]
     sides: tuple[int, ...]
     tables: tuple[CandidateTable, ...]  # of each side
-    # of all sides together, or of each side
-    distinct: tuple[DistinctAtoms, ...]
+    # the distinct atoms of all sides together, or of each side, and of each listed atom its row among them
+    distinct: tuple[tuple[I64[Tensor, "N W"], I64[Tensor, "L"]], ...]
     by_side: bool  # they are of each side
-
-
-class ScoredAtoms(NamedTuple):
-    """Distinct atoms with their scores."""
-
-    atom: I64[Tensor, "N W"]
-    side: I64[Tensor, "N"]
-    log_odds: F64[Tensor, "N"]
-    # of each listed atom: its row among the distinct ones
-    row: I64[Tensor, "L"]
-
-
-class _SideRanks(NamedTuple):
-    """The rank counts of one side's queries."""
-
-    counts: RankCounts
-    answer_score: I64[Tensor, "Q"]
 
 
 def rank_split(
@@ -164,20 +169,14 @@ def rank_by_questions(
     listed = list_split(task, split, ranking_protocol, by_side=True)
     values = {
         side: scoring.score_by_questions(
-            task, facts, scores, distinct.atom.int(), side, on_progress
+            task, facts, scores, atom.int(), side, on_progress
         )
-        for side, distinct in zip(listed.sides, listed.distinct)
+        for side, (atom, _) in zip(listed.sides, listed.distinct)
     }
     for i in range(len(scores)):
-        column = {side: table[:, i] for side, table in values.items()}
-        yield rank_listed(listed, partial(_take_column, column))
-
-
-def _take_column(
-    column: dict[int, F64[Tensor, "n"]], atoms: Tensor, side: int
-) -> F64[Tensor, "n"]:
-    """Values that were computed for the atoms of each side."""
-    return column[side].contiguous()
+        yield rank_listed(
+            listed, lambda _, side, i=i: values[side][:, i].contiguous()
+        )
 
 
 def list_split(
@@ -216,7 +215,7 @@ def count_candidates(
 ) -> int:
     """Count the distinct candidates that a ranking of a split scores."""
     listed = list_split(task, split, ranking_protocol, by_side=False)
-    return len(listed.distinct[0].atom)
+    return len(listed.distinct[0][0])
 
 
 def estimate_candidates(
@@ -295,39 +294,55 @@ def rank_listed(listed: ListedQueries, score_atoms: ScoreAtoms) -> Ranking:
       score_atoms: gives the log-odds of distinct atoms, in lexicographic order, as answers about a side; 0 for all.
     """
     queries, tables, sides = listed.queries, listed.tables, listed.sides
-    scored = _score_listed(score_atoms, listed)
+    scored_sides = sides if listed.by_side else (0,)
+    atoms = [atom for atom, _ in listed.distinct]
+    log_odds = torch.cat(
+        [
+            score_atoms(atom.to(torch.int32), side)
+            for atom, side in zip(atoms, scored_sides, strict=True)
+        ]
+    )
+    # of each listed atom its row among the distinct ones of all sides
+    n_before = np.cumsum([0, *map(len, atoms)]).tolist()
+    row = torch.cat([row + n for (_, row), n in zip(listed.distinct, n_before)])
 
+    # Each side's part of the scores gives the counts of its queries.
+    listed_score = rank_metrics.quantise(log_odds)[row]
+    parts = listed_score.split([len(table.query_row) for table in tables])
+    counts, answer_scores = zip(
+        *(
+            rank_metrics.rank_counts_listed(
+                table.query_row, part, table.is_answer, table.n_candidates
+            )
+            for table, part in zip(tables, parts)
+        )
+    )
     n_queries, n_sides = len(queries), len(tables)
     query_row = torch.arange(n_queries, device=queries.device)
-    relation = queries[:, 0].long()
-    listed_row = torch.cat(
-        [table.query_row + i * n_queries for i, table in enumerate(tables)]
-    )
-
-    # The scores of all sides are one table; each side's part of it gives the counts of its queries.
-    listed_score = rank_metrics.quantise(scored.log_odds)[scored.row]
-    parts = listed_score.split([len(table.query_row) for table in tables])
-    side_ranks = [_rank_side(table, part) for table, part in zip(tables, parts)]
-
-    near_boundary = rank_metrics.near_boundary(
-        scored.log_odds, LOG_ODDS_TOLERANCE
-    )
+    near_boundary = rank_metrics.near_boundary(log_odds, LOG_ODDS_TOLERANCE)
     return Ranking(
         queries=queries,
-        counts=_concatenate_counts([ranks.counts for ranks in side_ranks]),
-        side=torch.cat([torch.full_like(query_row, side) for side in sides]),
+        counts=_concatenate_counts(counts),
+        side=_repeat(sides, [query_row] * n_sides),
         query_row=query_row.repeat(n_sides),
-        relation=relation.repeat(n_sides),
+        relation=queries[:, 0].long().repeat(n_sides),
         answer_provable=torch.cat([table.answer_provable for table in tables]),
-        answer_score=torch.cat([ranks.answer_score for ranks in side_ranks]),
+        answer_score=torch.cat(answer_scores),
         listed_score=listed_score,
-        listed_row=listed_row,
+        listed_row=torch.cat(
+            [table.query_row + i * n_queries for i, table in enumerate(tables)]
+        ),
         is_answer=torch.cat([table.is_answer for table in tables]),
-        near_boundary=near_boundary[scored.row],
-        scored_atom=scored.atom,
-        scored_side=scored.side,
-        log_odds=scored.log_odds,
+        near_boundary=near_boundary[row],
+        scored_atom=torch.cat(atoms),
+        scored_side=_repeat(scored_sides, [atom[:, 0] for atom in atoms]),
+        log_odds=log_odds,
     )
+
+
+def _repeat(sides: Sequence[int], like: Sequence[Tensor]) -> I64[Tensor, "n"]:
+    """Each side as often as a tensor is long."""
+    return torch.cat([torch.full_like(x, s) for s, x in zip(sides, like)])
 
 
 def summarise_ranking(
@@ -384,20 +399,9 @@ def summarise_counts(
     predicates: list[str],
 ) -> Metrics:
     """Summarise rank counts: as `summarise_ranking`, without what needs the scores."""
-    harmonics = rank_metrics.harmonic_numbers(
-        int(counts.n_candidates.max()),
-        counts.n_candidates.device,
+    by_group = rank_metrics.group_metrics(
+        counts, side, relation, answer_provable, predicates
     )
-    grouped = rank_metrics.compute_grouped_metrics(
-        counts,
-        side,
-        relation,
-        answer_provable,
-        harmonics,
-        n_predicates=len(predicates),
-    )
-    by_group = rank_metrics.grouped_metrics_to_dict(grouped, predicates)
-
     overall = by_group["all"]["both"]
     metrics = {name: overall[name]["expected"] for name in HEADLINE_METRICS}
     metrics["n_tied"] = overall["n_tied"]
@@ -482,86 +486,321 @@ def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     return np.sort(by_position[:n])
 
 
-def _score_listed(
-    score_atoms: ScoreAtoms, listed: ListedQueries
-) -> ScoredAtoms:
-    """Score the candidates of all sides: each distinct atom once, or once for each side."""
-    sides = listed.sides if listed.by_side else (0,)
-    parts = [
-        _score_distinct(score_atoms, distinct, side)
-        for distinct, side in zip(listed.distinct, sides, strict=True)
-    ]
-    n_before = np.cumsum([0, *(len(part.atom) for part in parts)]).tolist()
-    return ScoredAtoms(
-        atom=torch.cat([part.atom for part in parts]),
-        side=torch.cat([part.side for part in parts]),
-        log_odds=torch.cat([part.log_odds for part in parts]),
-        row=torch.cat([part.row + n for part, n in zip(parts, n_before)]),
-    )
-
-
 def score_distinct_atoms(
     score_atoms: ScoreAtoms,
     listed_atom: I64[Tensor, "L W"],
     sizes: KBSizes,
     side: int,
-) -> ScoredAtoms:
-    """Score each distinct atom once."""
-    distinct = _distinct_atoms(listed_atom, sizes)
-    return _score_distinct(score_atoms, distinct, side)
+) -> F64[Tensor, "L"]:
+    """The log-odds of atoms in any order, each distinct one scored once."""
+    atom, row = _distinct_atoms(listed_atom, sizes)
+    return score_atoms(atom.to(torch.int32), side)[row]
 
 
 def _distinct_atoms(
     listed_atom: I64[Tensor, "L W"], sizes: KBSizes
-) -> DistinctAtoms:
-    """The distinct atoms of a list, in lexicographic order."""
+) -> tuple[I64[Tensor, "N W"], I64[Tensor, "L"]]:
+    """The distinct atoms of a list, in lexicographic order, and of each listed atom its row among them."""
     distinct, atom_index = kbase.sort_and_index_atoms(
         listed_atom,
         sizes.n_predicates,
         sizes.n_constants,
     )
     row = kbase.find_atoms(atom_index, sizes, listed_atom)
-    return DistinctAtoms(listed_atom[distinct], row)
+    return listed_atom[distinct], row
 
 
-def _score_distinct(
-    score_atoms: ScoreAtoms, distinct: DistinctAtoms, side: int
-) -> ScoredAtoms:
-    """The scores of distinct atoms."""
-    atom, row = distinct
-    return ScoredAtoms(
-        atom=atom,
-        side=torch.full_like(atom[:, 0], side),
-        log_odds=score_atoms(atom.to(torch.int32), side),
-        row=row,
+def _concatenate_counts(parts: Sequence[RankCounts]) -> RankCounts:
+    """The counts of all parts, one after the other."""
+    return RankCounts(*(torch.cat(columns) for columns in zip(*parts)))
+
+
+# -- candidates
+
+
+def check_queries(
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    pool: I64[Tensor, "E"],
+    n_constants: int,
+) -> None:
+    """Check that every query can be ranked against the pool.
+
+    Raises:
+      ValueError: a query, which the message names, has other than two arguments, is not ground, or has an answer
+        outside the pool; or the pool is not ascending.
+    """
+    arguments, padding = queries[:, HEAD : TAIL + 1], queries[:, TAIL + 1 :]
+    is_constant = (arguments >= 1) & (arguments <= n_constants)
+    is_binary = (padding == 0).all(1) & (arguments.shape[1] == TAIL)
+    _check_each(
+        is_constant.all(1) & is_binary,
+        queries,
+        f"two arguments, constants from 1 to {n_constants}",
+    )
+
+    is_ascending = pool[1:] > pool[:-1]
+    if not is_ascending.all():
+        raise ValueError(
+            "expected a pool of entities in ascending order, each once, got another order"
+        )
+    _check_each(
+        row_index.binary_search(pool, queries[:, side].long()).found,
+        queries,
+        f"an answer among the {len(pool)} candidates",
     )
 
 
-def _rank_side(
-    table: CandidateTable, listed_score: I64[Tensor, "L"]
-) -> _SideRanks:
-    """The rank counts of one side's queries, and the scores of their answers."""
-    counts = rank_metrics.rank_counts_listed(
-        table.query_row,
-        listed_score,
-        table.is_answer,
-        table.n_candidates,
+def list_candidates(
+    protocol: RankingProtocol,
+    filter_index: FilterIndex,
+    queries: I64[Tensor, "Q W"],
+    query_id: I64[Tensor, "Q"],
+    pool: I64[Tensor, "E"],
+    side: int,
+) -> CandidateTable:
+    """List the candidates of one side that need a score: the provable ones, or all if `protocol.score_unprovable`.
+
+    The answer is one of the candidates, and is listed by the same rule.
+
+    Args:
+      query_id: see `sample_corruptions`.
+      pool: the entities to rank against, ascending.
+    """
+    if protocol.n_negatives is None and not protocol.score_unprovable:
+        return _list_provable(filter_index, queries, side, len(pool))
+
+    true_triples = filter_index.true_triples
+    if protocol.n_negatives is None:
+        entity = pool.expand(len(queries), -1)
+        atom = _corrupt(queries, side, entity)
+        is_true = triple_index.contains(true_triples, atom, side)
+        is_other = ~is_true & (entity != queries[:, side, None])
+    else:
+        key = random.key(protocol.seed, queries.device)
+        # No query has more corruptions than the pool has entities, and a larger sample would take memory.
+        n_corruptions = min(protocol.n_negatives, len(pool))
+        entity, is_other = sample_corruptions(
+            key,
+            true_triples,
+            pool,
+            queries,
+            side,
+            n_corruptions,
+            query_id,
+        )
+
+    # The answer comes first, in column 0.
+    answer = queries[:, side, None]
+    entity = torch.cat([answer, entity], 1)
+    is_listed = torch.nn.functional.pad(is_other, (1, 0), value=True)
+    atom = _corrupt(queries, side, entity)
+    if not protocol.score_unprovable:
+        is_listed = is_listed & triple_index.contains(
+            filter_index.derivable_triples, atom, side
+        )
+
+    query_row, column = is_listed.nonzero(as_tuple=True)
+    return CandidateTable(
+        query_row=query_row,
+        atom=atom[is_listed],
+        is_answer=column == 0,
+        n_candidates=is_other.sum(1) + 1,
+        answer_provable=triple_index.contains(
+            filter_index.derivable_triples,
+            queries,
+            side,
+        ),
     )
 
-    # An answer that is not listed scores 0.
-    zero_scores = torch.full_like(table.n_candidates, rank_metrics.ZERO_SCORE)
-    answer_score = zero_scores.scatter(
-        0,
-        table.query_row[table.is_answer],
-        listed_score[table.is_answer],
+
+def _list_provable(
+    filter_index: FilterIndex,
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    pool_size: int,
+) -> CandidateTable:
+    """List the candidates whose triple is derivable: the only ones that need a score, since the others score 0."""
+    true_triples, derivable_triples = filter_index
+    answers = triple_index.list_answers(derivable_triples, queries, side)
+    is_answer = answers.entity == queries[answers.query_row, side]
+    is_true = triple_index.contains_key(true_triples, answers.triple_key, side)
+    kept = is_answer | ~is_true
+    query_row = answers.query_row[kept]
+    return CandidateTable(
+        query_row=query_row,
+        atom=_replace_argument(queries[query_row], side, answers.entity[kept]),
+        is_answer=is_answer[kept],
+        n_candidates=_count_candidates(true_triples, queries, side, pool_size),
+        answer_provable=triple_index.contains(derivable_triples, queries, side),
     )
-    return _SideRanks(counts=counts, answer_score=answer_score)
 
 
-def _concatenate_counts(parts: list[RankCounts]) -> RankCounts:
-    """The counts of all sides, one after the other."""
-    return RankCounts(
-        n_better=torch.cat([counts.n_better for counts in parts]),
-        n_equal=torch.cat([counts.n_equal for counts in parts]),
-        n_candidates=torch.cat([counts.n_candidates for counts in parts]),
+def _count_candidates(
+    true_triples: TripleIndex,
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    pool_size: int,
+) -> I64[Tensor, "Q"]:
+    """The number of candidates of each query, its answer included: the pool less the other true answers.
+
+    Args:
+      true_triples: the known triples, restricted to the pool.
+      side: `HEAD` or `TAIL`.
+      pool_size: number of entities of the pool, which holds every answer.
+    """
+    start, stop = triple_index.answer_range(true_triples, queries, side)
+    answer_is_true = triple_index.contains(true_triples, queries, side)
+    return pool_size - (stop - start) + answer_is_true.to(torch.int64)
+
+
+def sample_corruptions(
+    key: I64[Tensor, "2"],
+    true_triples: TripleIndex,
+    pool: I64[Tensor, "E"],
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    n_corruptions: int,
+    query_id: I64[Tensor, "Q"],
+) -> tuple[I64[Tensor, "Q G"], Bool[Tensor, "Q G"]]:
+    """Sample corruptions of each query: a uniform subset of its candidates other than the answer, in no special order.
+
+    A query's sample depends on the key, the side and its id alone, not on the rest of the batch. There is no rejection
+    sampling, and a query with fewer than `n_corruptions` gets them all: a random subset of 0, 1, ... says which of the
+    allowed entities to take. The allowed entity number r, counted from 0, stands in the pool at
+
+        r + #{j : position_j - j <= r},    position_0 < position_1 < ... of the entities that are not allowed
+
+    For example, a pool of 6 without positions 1 and 4 has allowed positions 0, 2, 3, 5. position_j - j is 1 and 3; for
+    r = 2 one of these is at most 2, and allowed entity number 2 stands at 2 + 1 = 3.
+
+    Args:
+      true_triples: the known triples, restricted to the pool.
+      pool: entities to choose from, ascending; it holds every answer.
+      query_id: a number below 2**32 that stays with the query, such as its row in its split.
+
+    Returns:
+      The entities of each row, distinct and never the answer, 0 in an empty slot; and which slots hold one.
+    """
+    device, n_queries, width = queries.device, len(queries), len(pool) + 1
+
+    # Excluded entities of all queries in one ascending table, coded as query_row * width + position in the pool.
+    excluded = _excluded_entities(true_triples, pool, queries, side)
+    excluded_query = excluded // width
+    n_excluded = torch.bincount(excluded_query, minlength=n_queries)
+    first_excluded = n_excluded.cumsum(0) - n_excluded
+
+    side_key = random.fold_in(key, side)
+    query_key = random.fold_in(side_key, query_id)
+    n_allowed = len(pool) - n_excluded
+    allowed, mask = _sample_subset(query_key, n_allowed, n_corruptions)
+
+    # position_j - j, coded in the same way: one binary search counts the excluded entities before each allowed one.
+    index = torch.arange(len(excluded), device=device)
+    j = index - first_excluded[excluded_query]
+    query_row = torch.arange(n_queries, device=device)
+    code = query_row[:, None] * width + allowed
+    n_below = torch.searchsorted(excluded - j, code, right=True)
+    n_skipped = n_below - first_excluded[:, None]
+
+    position = torch.where(mask, allowed + n_skipped, 0)
+    entity = torch.where(mask, pool[position], 0)
+    return entity, mask
+
+
+def _check_each(is_valid: Tensor, queries: Tensor, expected: str) -> None:
+    """Check that all queries are valid.
+
+    Raises:
+      ValueError: one is not, which the message names.
+    """
+    if is_valid.all():
+        return
+    row = int((~is_valid).nonzero()[0])
+    raise ValueError(
+        f"expected {expected}, got query {row} {queries[row].tolist()}"
     )
+
+
+def _corrupt(
+    queries: I64[Tensor, "Q W"], side: int, entity: I64[Tensor, "Q G"]
+) -> I64[Tensor, "Q G W"]:
+    """Each query with each of its entities in place of the answer."""
+    query = queries[:, None].expand(-1, entity.shape[1], -1)
+    return _replace_argument(query, side, entity)
+
+
+def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
+    """The atoms with an entity in place of the argument `side`."""
+    column = torch.arange(atoms.shape[-1], device=atoms.device)
+    is_replaced = column == side
+    return torch.where(is_replaced, entity[..., None], atoms)
+
+
+def _sample_subset(
+    key: I64[Tensor, "Q 2"], size: I64[Tensor, "Q"], n: int
+) -> tuple[I64[Tensor, "Q G"], Bool[Tensor, "Q G"]]:
+    """Sample a uniform subset of 0 .. size - 1 for each row, of n members or of all where there are fewer.
+
+    Returns the members and which slots hold one, the first ones of a row.
+
+    Member i of n is a uniform t_i <= j_i = size - n + i, or j_i itself when t_i is a member already, that is when
+    t_i = t_k for a k < i, or t_i = j_k for a k < i that had to give way itself: a chain, followed by doubling.
+
+    For example, size 5 and n = 3 have j = 2, 3, 4. Of the draws t = 1, 1, 3 the second repeats the first and gives way
+    to j_1 = 3; the third is 3 = j_1, a member since slot 1 gave way, and gives way to j_2 = 4. The subset is 1, 3, 4.
+
+    Source: Floyd's algorithm in Bentley 1987, "A sample of brilliance", CACM 30(9).
+    """
+    slot = torch.arange(n, device=size.device)
+    size = size[:, None]
+
+    # In the docstring's terms: first is j_0, last is j_i, draw is t_i.
+    first = size - n
+    last = (first + slot).clamp_min(0)
+    slot_key = random.fold_in(key[:, None], slot)
+    draw = random.integer_from_key(slot_key, last + 1)
+
+    # t_i gives way to an equal t_k of an earlier slot: a stable sort puts the earliest of equal draws first.
+    value, order = torch.sort(draw, dim=1, stable=True)
+    is_repeated = value[:, 1:] == value[:, :-1]
+    is_repeated = torch.nn.functional.pad(is_repeated, (1, 0))
+    is_taken = torch.zeros_like(is_repeated).scatter(1, order, is_repeated)
+
+    # t_i = j_k gives way where slot k did. Each doubling joins the chains of k to those of i; a slot without such a k
+    # points to itself.
+    link = draw - first
+    is_linked = (link >= 0) & (link < slot)
+    link = torch.where(is_linked, link, slot)
+    for _ in range(n.bit_length()):
+        is_taken = is_taken | is_taken.gather(1, link)
+        link = link.gather(1, link)
+
+    # A row with fewer than n elements takes them all.
+    member = torch.where(is_taken, last, draw)
+    member = torch.where(size < n, slot, member)
+    return member, slot < size
+
+
+def _excluded_entities(
+    true_triples: TripleIndex,
+    pool: I64[Tensor, "E"],
+    queries: I64[Tensor, "Q W"],
+    side: int,
+) -> I64[Tensor, "X"]:
+    """The entities that corrupt no query: its answer and its other true answers.
+
+    Returns:
+      [X], query_row * (E + 1) + position in the pool for each of them, ascending.
+    """
+    answers = triple_index.list_answers(true_triples, queries, side)
+
+    # The answer of a query that is no known triple is not listed among the true ones.
+    is_listed = triple_index.contains(true_triples, queries, side)
+    unlisted = (~is_listed).nonzero()[:, 0]
+    query_row = torch.cat([answers.query_row, unlisted])
+    entity = torch.cat([answers.entity, queries[unlisted, side]])
+
+    position = torch.searchsorted(pool, entity)
+    code = query_row * (len(pool) + 1) + position
+    return torch.sort(code).values

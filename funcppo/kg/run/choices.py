@@ -49,8 +49,11 @@ from funcppo.kg.mining.config import (
     MiningConfig,
 )
 from funcppo.kg.ranking import rank_metrics, ranking
-from funcppo.kg.ranking.candidates import RankingProtocol, check_queries
-from funcppo.kg.ranking.ranking import ListedQueries
+from funcppo.kg.ranking.ranking import (
+    ListedQueries,
+    RankingProtocol,
+    check_queries,
+)
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.config import Note
 from funcppo.kg.scores.score import OTHER_FACTS, Candidates, parse
@@ -158,7 +161,7 @@ class _HeldCandidates(Candidates):
 
     def __len__(self) -> int:
         """The number of distinct candidates."""
-        return len(self._held.listed.distinct[0].atom)
+        return len(self._held.listed.distinct[0][0])
 
     def derivations(self) -> list[Derivations]:
         """The rules that derive each candidate."""
@@ -652,9 +655,9 @@ def _list_candidates(
         sample.pool,
         by_side=False,
     )
-    (distinct,) = listed.distinct
+    ((atoms, _),) = listed.distinct
     derivations = derive.iter_indexed_derivations(
-        index, sizes, distinct.atom.to(torch.int32), joins.MAX_CHUNK_ROWS
+        index, sizes, atoms.to(torch.int32), joins.MAX_CHUNK_ROWS
     )
     return _Candidates(listed, list(derivations))
 

@@ -22,8 +22,7 @@ from funcppo.core.settings import Size, UnitInterval
 from funcppo.core.types import F32, F64, I64
 from funcppo.kg.logic.derive import LeftOut
 from funcppo.kg.ranking import ranking, scoring
-from funcppo.kg.ranking.candidates import RankingProtocol
-from funcppo.kg.ranking.ranking import Ranking
+from funcppo.kg.ranking.ranking import Ranking, RankingProtocol
 from funcppo.kg.ranking.scoring import QuestionEvidence
 from funcppo.kg.run.config import (
     CHECKPOINT_FILE,

@@ -134,12 +134,7 @@ def test_records_hold_the_ranking_of_the_whole_split():
     ranked = ranking.rank_split(
         evaluator_.task, split, evaluator_.score, evaluator_.protocol
     )
-    harmonics = rank_metrics.harmonic_numbers(
-        int(ranked.counts.n_candidates.max())
-    )
-    reciprocal = rank_metrics.reciprocal_ranks(ranked.counts, harmonics)[
-        :, 3
-    ].tolist()
+    reciprocal = rank_metrics.expected_reciprocal_ranks(ranked.counts).tolist()
     order = torch.argsort(ranked.query_row, stable=True).tolist()
     assert ranked.counts.n_equal.any()
     records = all_records(evaluator_, split)

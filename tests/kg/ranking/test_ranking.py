@@ -1,15 +1,17 @@
 """Filtered ranking of a split; the oracle ranks one query at a time with Python sets."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.core import tree
+from funcppo.core import random, tree
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import fixpoint
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic import fixpoint, triple_index
+from funcppo.kg.logic.triple_index import HEAD, TAIL, FilterIndex
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
 from funcppo.kg.ranking.ranking import RankingProtocol
@@ -263,3 +265,219 @@ def test_a_stratified_sample_takes_relations_evenly(relations, n):
     sampled = {r: int((split[rows, 0] == r).sum()) for r in set(relations)}
     unfinished = [k for r, k in sampled.items() if k < relations.count(r)]
     assert not unfinished or max(sampled.values()) <= min(unfinished) + 1
+
+
+# -- candidates, which the oracle lists by Python sets
+
+
+def table(atoms):
+    return torch.tensor(sorted(atoms), dtype=torch.int32).reshape(-1, 3)
+
+
+def replaced(query, side, entity):
+    return (
+        (query[0], entity, query[2])
+        if side == HEAD
+        else (query[0], query[1], entity)
+    )
+
+
+@st.composite
+def worlds(draw):
+    """Constants, a pool of them, known triples, derivable triples, and queries whose answers are in the pool."""
+    C = draw(st.integers(1, 6))
+    atom = st.tuples(st.integers(1, 2), st.integers(1, C), st.integers(1, C))
+    known, model = (
+        draw(st.sets(atom, max_size=20)),
+        draw(st.sets(atom, max_size=20)),
+    )
+    pool = sorted(draw(st.sets(st.integers(1, C), min_size=1)))
+    side = draw(st.sampled_from([HEAD, TAIL]))
+    asked = draw(st.lists(atom, min_size=1, max_size=5))
+    return (
+        C,
+        pool,
+        known,
+        model,
+        side,
+        [replaced(a, side, pool[a[side] % len(pool)]) for a in asked],
+    )
+
+
+def candidates_of(query, side, pool, known):
+    """By definition: the answer, and every entity of the pool whose atom is not known."""
+    return [
+        e
+        for e in pool
+        if e == query[side] or replaced(query, side, e) not in known
+    ]
+
+
+def indices(C, pool, known, model):
+    pool = torch.tensor(pool)
+    return (
+        pool,
+        triple_index.build_triple_index(table(known), C, pool),
+        triple_index.build_triple_index(table(model), C, pool),
+    )
+
+
+@given(worlds(), st.integers(1, 7), st.integers(0, 2**32))
+@settings(max_examples=80)
+def test_a_sample_is_distinct_filtered_and_as_large_as_it_can_be(
+    world, n, seed
+):
+    C, pool, known, model, side, asked = world
+    pool_, known_index, _ = indices(C, pool, known, model)
+    ids = torch.arange(len(asked)) + 5
+    entity, mask = ranking.sample_corruptions(
+        random.key(seed), known_index, pool_, torch.tensor(asked), side, n, ids
+    )
+    for i, query in enumerate(asked):
+        allowed = set(candidates_of(query, side, pool, known)) - {query[side]}
+        drawn = entity[i][mask[i]].tolist()
+        assert len(drawn) == len(set(drawn)) == min(n, len(allowed))
+        assert set(drawn) <= allowed
+        assert not entity[i][~mask[i]].any()
+
+
+@given(worlds(), st.data(), st.integers(0, 2**32))
+@settings(max_examples=50)
+def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(
+    world, data, seed
+):
+    C, pool, known, model, side, asked = world
+    pool_, known_index, _ = indices(C, pool, known, model)
+    ids, rows = torch.arange(len(asked)) + 3, torch.tensor(asked)
+    order = torch.tensor(data.draw(st.permutations(range(len(asked)))))[
+        : data.draw(st.integers(1, len(asked)))
+    ]
+    draw = lambda which: ranking.sample_corruptions(
+        random.key(seed), known_index, pool_, rows[which], side, 3, ids[which]
+    )
+    every, _ = draw(torch.arange(len(asked)))
+    assert torch.equal(draw(order)[0], every[order])
+
+
+@given(
+    worlds(),
+    st.integers(1, 7) | st.none(),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=80)
+def test_a_table_lists_the_candidates_that_need_a_score(
+    world, n_negatives, score_unprovable, seed
+):
+    """The provable ones, or all of them; `derivable` plays T_P."""
+    C, pool, known, derivable, side, asked = world
+    pool_, known_index, derivable_index = indices(C, pool, known, derivable)
+    protocol = RankingProtocol(
+        n_negatives=n_negatives, score_unprovable=score_unprovable, seed=seed
+    )
+    rows, ids = torch.tensor(asked), torch.arange(len(asked)) + 5
+    got = ranking.list_candidates(
+        protocol,
+        FilterIndex(known_index, derivable_index),
+        rows,
+        ids,
+        pool_,
+        side,
+    )
+    sampled = [candidates_of(query, side, pool, known) for query in asked]
+    if n_negatives is not None:
+        key = random.key(seed)
+        sample = ranking.sample_corruptions(
+            key, known_index, pool_, rows, side, n_negatives, ids
+        )
+        sampled = [[q[side], *e[m].tolist()] for q, e, m in zip(asked, *sample)]
+    assert got.n_candidates.tolist() == [len(entities) for entities in sampled]
+    assert got.answer_provable.tolist() == [
+        query in derivable for query in asked
+    ]
+    listed = [
+        (i, atom, entity == query[side])
+        for i, query in enumerate(asked)
+        for entity in sampled[i]
+        if (atom := replaced(query, side, entity)) in derivable
+        or score_unprovable
+    ]
+    rows_got = zip(
+        got.query_row.tolist(),
+        map(tuple, got.atom.tolist()),
+        got.is_answer.tolist(),
+    )
+    assert sorted(rows_got) == sorted(listed)
+
+
+def within_six_sigma(counts, probabilities):
+    """Each count of a multinomial within 6 standard deviations: a false alarm in 10**8 fixed seeds."""
+    n, p = sum(counts), np.array(probabilities)
+    return bool(
+        (abs(np.array(counts) - n * p) <= 6 * np.sqrt(n * p * (1 - p))).all()
+    )
+
+
+def test_every_subset_of_the_corruptions_is_equally_likely():
+    """8 entities, the answer and one known answer out: 6 remain, so 15 subsets of 4, in 15,000 draws."""
+    known = triple_index.build_triple_index(table([(1, 2, 2), (1, 2, 5)]), 8)
+    rows, ids = torch.tensor([[1, 2, 5]]).expand(15000, 3), torch.arange(15000)
+    got, _ = ranking.sample_corruptions(
+        random.key(1), known, torch.arange(1, 9), rows, TAIL, 4, ids
+    )
+    subsets = list(itertools.combinations([1, 3, 4, 6, 7, 8], 4))
+    drawn = [tuple(p) for p in got.sort(1).values.tolist()]
+    assert set(drawn) == set(subsets)
+    assert within_six_sigma([drawn.count(p) for p in subsets], [1 / 15] * 15)
+
+
+def test_head_and_tail_are_drawn_apart():
+    known = triple_index.build_triple_index(table([]), 200)
+    draw = lambda side: ranking.sample_corruptions(
+        random.key(1),
+        known,
+        torch.arange(1, 201),
+        torch.tensor([[1, 9, 9]]),
+        side,
+        50,
+        torch.tensor([0]),
+    )
+    assert draw(HEAD)[0].tolist() != draw(TAIL)[0].tolist()
+
+
+def test_what_cannot_be_ranked_is_refused_in_one_line():
+    pool = torch.tensor([1, 2, 3])
+    for query, text in (
+        ([1, 1, 0, 0], "expected two arguments, .* got query 0 "),
+        ([1, 1, 2, 3], "expected two arguments, .* got query 0 "),
+        ([1, 9, 2, 0], "constants from 1 to 4, got query 0 "),
+        (
+            [1, 1, 4, 0],
+            "expected an answer among the 3 candidates, got query 0 ",
+        ),
+    ):
+        with pytest.raises(ValueError, match=text):
+            ranking.check_queries(torch.tensor([query]), TAIL, pool, 4)
+    with pytest.raises(ValueError, match="ascending"):
+        ranking.check_queries(torch.tensor([[1, 1, 2]]), TAIL, pool.flip(0), 4)
+    ranking.check_queries(torch.tensor([[1, 4, 3, 0]]), TAIL, pool, 4)
+    with pytest.raises(ValueError, match="two arguments"):
+        ranking.check_queries(torch.tensor([[1, 1]]), HEAD, pool, 4)
+
+
+def test_keys_of_many_constants_do_not_overflow_32_bits():
+    atoms = torch.tensor(
+        [[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]], dtype=torch.int32
+    )
+    index = triple_index.build_triple_index(atoms, 5_000_000)
+    for side in (HEAD, TAIL):
+        got = ranking.list_candidates(
+            RankingProtocol(),
+            FilterIndex(index, index),
+            atoms,
+            torch.arange(2),
+            torch.arange(1, 5_000_001),
+            side,
+        )
+        assert got.answer_provable.all()
+        assert torch.equal(got.atom[got.is_answer], atoms)

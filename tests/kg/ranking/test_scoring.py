@@ -13,7 +13,7 @@ from funcppo.kg.logic import derive
 from funcppo.kg.logic.derive import plan_rules
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import ranking, scoring
-from funcppo.kg.ranking.candidates import RankingProtocol
+from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores import aggregation, evidence
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.score import parse

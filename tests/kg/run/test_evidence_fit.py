@@ -17,7 +17,7 @@ from funcppo.kg.logic import derive
 from funcppo.kg.logic.derive import select_questions
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import ranking
-from funcppo.kg.ranking.candidates import RankingProtocol
+from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import budget, evidence_fit
 from funcppo.kg.run.evidence_fit import (
     collect_questions,

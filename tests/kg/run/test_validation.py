@@ -13,7 +13,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import calibration, ranking
-from funcppo.kg.ranking.candidates import RankingProtocol
+from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import run_start, validation
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search.task import ignore_phase
