@@ -10,11 +10,12 @@ Source: Guo et al. 2017, arXiv:1706.04599.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from funcppo.core.files import Json
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.ranking import rank_metrics
 from funcppo.kg.ranking.ranking import Ranking
@@ -166,7 +167,7 @@ def calibration_error(bins: Bins) -> float:
     return float(gap) / n if n else np.nan
 
 
-def to_json(bins: Bins) -> dict[str, Any]:
+def to_json(bins: Bins) -> Json:
     """Log loss, calibration error and the bins that hold candidates, as JSON values; null without candidates."""
     is_used = bins.n > 0
     low, high = wilson(bins.n_right, bins.n)

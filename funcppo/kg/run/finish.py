@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from funcppo import logs
+from funcppo.core.files import Json
 from funcppo.kg.ranking import calibration, ranking
 from funcppo.kg.run import training, validation
 from funcppo.kg.run.budget import RunTime
@@ -33,7 +33,7 @@ def rank_results(
     training_seconds: float,
     run_time: RunTime,
     on_phase: PhaseCallback,
-) -> tuple[Run, dict[str, Any]]:
+) -> tuple[Run, Json]:
     """Return the run as it answers, and the contents of results.json, without the total time.
 
     Args:
@@ -123,10 +123,10 @@ def _calibrate(
 
 def _describe_calibration(
     calibrated: Calibration | None, test: SampledMetrics
-) -> dict[str, Any]:
+) -> Json:
     """How far probabilities can be read as chances, on valid and on test, before training and after it."""
     splits = {"valid": calibrated.bins if calibrated else {}, "test": test.bins}
-    found: dict[str, Any] = {
+    found: Json = {
         "temperature": calibrated.temperature if calibrated else None
     }
     for split, bins in splits.items():
