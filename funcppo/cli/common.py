@@ -39,9 +39,9 @@ from funcppo.core import files
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import remove_stale_parts, shorten
 from funcppo.core.settings import CONFIG_FILE, MAX_PORT, METRICS_FILE, is_cuda
-from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import is_stored_graph, load
+from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.run.config import (
     RESULTS_FILE,
     RUN_FILES,

@@ -34,9 +34,9 @@ from funcppo.cli.options import (
 from funcppo.core.deadline import Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
 from funcppo.kg.graph import loaders
-from funcppo.kg.graph.config import DEFAULT_CONFIG
 from funcppo.kg.graph.dataset import SPLITS, Dataset, describe
 from funcppo.kg.graph.text import escape_unprintable
+from funcppo.kg.graph.triples import DEFAULT_CONFIG
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:

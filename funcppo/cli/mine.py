@@ -39,7 +39,7 @@ from funcppo.core.settings import (
     Seed,
     UnitInterval,
 )
-from funcppo.kg.graph.config import DEFAULT_CONFIG
+from funcppo.kg.graph.triples import DEFAULT_CONFIG
 from funcppo.kg.mining.config import MAX_PATH_LENGTH, MiningConfig
 
 # PyTorch takes seconds to import, and --help is not to wait for it

@@ -55,7 +55,7 @@ from funcppo.core.settings import (
     field_types,
     parse_value,
 )
-from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
+from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.logs import LoggerName
 from funcppo.runtime import distributed

@@ -37,7 +37,6 @@ from funcppo.kg.answers import (
     read_open_query,
 )
 from funcppo.kg.graph import loaders
-from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import to_triples, write_splits
 from funcppo.kg.graph.rules import (
@@ -48,6 +47,7 @@ from funcppo.kg.graph.rules import (
     read_query,
 )
 from funcppo.kg.graph.text import similar_names_hint, unknown_name_message
+from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.proof import Proof

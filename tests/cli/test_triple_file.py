@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.loaders import load
+from funcppo.kg.graph.triples import DataConfig
 from funcppo.kg.run.config import read_config
 from tests.cli.runner import SMALL, funcppo
 

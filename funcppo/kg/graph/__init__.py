@@ -1,6 +1,5 @@
 """Data sets and rules from files and memory, the embedded and generated data sets, and their text forms."""
 
-from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import (
     from_text,
@@ -15,6 +14,7 @@ from funcppo.kg.graph.rules import (
     proof_names,
 )
 from funcppo.kg.graph.samples import make_clans, make_family_tree
+from funcppo.kg.graph.triples import DataConfig
 
 __all__ = [
     "DataConfig",

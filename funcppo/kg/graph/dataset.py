@@ -17,15 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -70,17 +63,19 @@ class Dataset:
     test: np.ndarray  # int32 [n, W]
     facts: np.ndarray  # int32 [N, W]: train, then what facts.txt adds; distinct
     # int32 [R, M, W]: head first, then the body, padded with 0; variables from C + 1 on
-    rules: np.ndarray
+    rules: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 1, 3), np.int32)
+    )
     # float64 [R], nan where the file gives none; stored as given, not used to prove
-    rule_weights: np.ndarray
+    rule_weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
     # int64 [R, 3]: support, body pairs and circular support of each rule over the facts, as a miner has counted them
     # exactly, -1 where it has not; None where nothing is known
     rule_counts: np.ndarray | None = None
     # the same as the miner has estimated them, -1 where it has counted exactly
     rule_estimates: np.ndarray | None = None
-    n_duplicates: int  # lines of train dropped because they repeat another
+    n_duplicates: int = 0  # lines of train dropped because they repeat another
     # one line each on what is unusual but allowed; to print, not to act on
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     # a Prolog program: in queries, names are read as in Prolog
     is_program: bool = False
     # what a folder of `funcppo data --index` holds beside the data set; None where it was read from elsewhere
@@ -277,27 +272,15 @@ def from_tables(
       names: of entities and relations; those that no triple has are left out.
       splits: as in `from_splits`; each int [n, 3], head, relation and tail as indices of names.
     """
-    orders = [
-        order_of_occurrence(
-            np.concatenate([t[:, columns].ravel() for t in splits.values()]),
-            len(names),
-        )
-        for columns in ([0, 2], [1])
-    ]
-    entities, predicates = (
-        tuple(map(names.__getitem__, order.tolist())) for order in orders
-    )
-    # The id of each number: 1 for the first of an order.
-    ids = np.zeros((2, len(names)), np.int32)
-    for row, order in zip(ids, orders):
-        row[order] = np.arange(1, len(order) + 1)
+    entities, entity_ids = _assign_ids_in_order(splits, [0, 2], names)
+    predicates, relation_ids = _assign_ids_in_order(splits, [1], names)
     tables: dict[str, np.ndarray] = {}
     for split, table in splits.items():
         # a column at a time: a table may have hundreds of millions of rows
         encoded = tables[split] = np.empty((len(table), 3), np.int32)
-        encoded[:, 0] = ids[1, table[:, 1]]
-        encoded[:, 1] = ids[0, table[:, 0]]
-        encoded[:, 2] = ids[0, table[:, 2]]
+        encoded[:, 0] = relation_ids[table[:, 1]]
+        encoded[:, 1] = entity_ids[table[:, 0]]
+        encoded[:, 2] = entity_ids[table[:, 2]]
 
     train = drop_duplicates(tables["train"])
     facts = train
@@ -306,11 +289,18 @@ def from_tables(
 
     n_duplicates = len(tables["train"]) - len(train)
     notes = [duplicate_note(n_duplicates)] if n_duplicates else []
-    n_unseen = len(entities) - _count_distinct(facts[:, 1:])
-    notes += _unseen_note(n_unseen, ("entity occurs", "entities occur"))
-    n_unseen = len(predicates) - _count_distinct(facts[:, :1])
-    notes += _unseen_note(n_unseen, ("relation occurs", "relations occur"))
-    held_out = {split: tables[split] for split in ("valid", "test")}
+    for known, ids, words in (
+        (entities, facts[:, 1:], ("entity occurs", "entities occur")),
+        (predicates, facts[:, :1], ("relation occurs", "relations occur")),
+    ):
+        n_unseen = len(known) - _count_distinct(ids)
+        if n_unseen:
+            is_plural = n_unseen > 1
+            verb = "are" if is_plural else "is"
+            notes.append(
+                f"valid, test: {n_unseen} {words[is_plural]} in no known fact and {verb} kept"
+            )
+    held_out = {split: tables[split] for split in SPLITS[1:]}
     notes += leakage_notes(facts, held_out, predicates)
     return Dataset(
         name=name,
@@ -318,14 +308,23 @@ def from_tables(
         predicates=predicates,
         arities=(2,) * len(predicates),
         train=facts[: len(train)],
-        valid=held_out["valid"],
-        test=held_out["test"],
+        valid=tables["valid"],
+        test=tables["test"],
         facts=facts,
-        rules=np.zeros((0, 1, 3), np.int32),
-        rule_weights=np.zeros(0),
         n_duplicates=n_duplicates,
         notes=tuple(notes),
     )
+
+
+def _assign_ids_in_order(
+    splits: Mapping[str, np.ndarray], columns: list[int], names: Sequence[str]
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The names that some columns hold, by first occurrence, and the id of each number, from 1, 0 for other names."""
+    numbers = np.concatenate([t[:, columns].ravel() for t in splits.values()])
+    order = order_of_occurrence(numbers, len(names))
+    ids = np.zeros(len(names), np.int32)
+    ids[order] = np.arange(1, len(order) + 1)
+    return tuple(map(names.__getitem__, order.tolist())), ids
 
 
 def _count_distinct(ids: np.ndarray) -> int:
@@ -339,17 +338,6 @@ def _count_distinct(ids: np.ndarray) -> int:
 def duplicate_note(n_duplicates: int) -> str:
     """The note on lines of train that were dropped."""
     return f"train: {n_duplicates} lines repeat another and were dropped"
-
-
-def _unseen_note(n_unseen: int, words: tuple[str, str]) -> list[str]:
-    """The note on names that only held-out triples have; nothing where there are none."""
-    if not n_unseen:
-        return []
-    is_plural = n_unseen > 1
-    verb = "are" if is_plural else "is"
-    return [
-        f"valid, test: {n_unseen} {words[is_plural]} in no known fact and {verb} kept"
-    ]
 
 
 # -- programs and rules
@@ -391,8 +379,6 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
         valid=facts[:0],
         test=facts[:0],
         facts=facts,
-        rules=np.zeros((0, 1, facts.shape[1]), np.int32),
-        rule_weights=np.zeros(0),
         n_duplicates=n_duplicates,
         notes=tuple(notes),
         is_program=True,
@@ -902,84 +888,92 @@ def _describe_relations(
     """All relations of two arguments, the largest first, and a note if inverses were not searched."""
     facts = tables["facts"]
     size = dataset.n_predicates + 1
-
-    def count(relations: np.ndarray) -> list[int]:
-        """How often each relation occurs."""
-        return np.bincount(relations, minlength=size).tolist()
-
-    n_facts, n_valid, n_test = (
-        count(tables[name][:, 0]) for name in ("facts", "valid", "test")
-    )
-    n_loops = count(facts[facts[:, 1] == facts[:, 2], 0])
-    heads, heads_once = _count_arguments(facts, 1, count)
-    tails, tails_once = _count_arguments(facts, 2, count)
-    others = _inverse_counts(facts, size)
-    notes: list[str] = []
-    if others is None:
-        notes = [
-            f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
-        ]
+    n = {
+        split: np.bincount(table[:, 0], minlength=size)
+        for split, table in tables.items()
+    }
+    heads, heads_once = _count_arguments(facts, 1, size)
+    tails, tails_once = _count_arguments(facts, 2, size)
+    is_proper = facts[:, 1] != facts[:, 2]
+    n_proper = _count_relations(facts[is_proper, 0], size)
+    n_symmetric, inverse, n_inverse, notes = _find_inverses(facts, size)
+    columns = {
+        "n_facts": n["facts"],
+        "n_valid": n["valid"],
+        "n_test": n["test"],
+        # means over the heads, or tails, that it has
+        "tails_per_head": n["facts"] / heads,
+        "heads_per_tail": n["facts"] / tails,
+        # of its heads that have one tail, and the other way round
+        "functional_share": heads_once / heads,
+        "inverse_functional_share": tails_once / tails,
+        # of its facts whose inverse it has too, loops left out
+        "symmetric_share": n_symmetric / n_proper,
+        # the other relation that has most of its facts with exchanged arguments
+        "inverse": inverse,
+        "inverse_share": n_inverse / n_proper,
+    }
     relations: list[dict[str, Any]] = []
-    for i in np.argsort(-np.array(n_facts[1:]), kind="stable").tolist():
+    for i in np.argsort(-n["facts"][1:], kind="stable").tolist():
         if dataset.arities[i] != 2:
             continue
-        n = i + 1
-        inverses = dict((others or {}).get(i, {}))
-        n_proper = n_facts[n] - n_loops[n]
-        n_symmetric = inverses.pop(i, 0)
-        best = max(inverses, key=inverses.__getitem__) if inverses else None
-        relations.append(
-            {
-                "name": dataset.predicates[i],
-                "n_facts": n_facts[n],
-                "n_valid": n_valid[n],
-                "n_test": n_test[n],
-                # means over the heads, or tails, that it has
-                "tails_per_head": _share(n_facts[n], heads[n]),
-                "heads_per_tail": _share(n_facts[n], tails[n]),
-                # of its heads that have one tail, and the other way round
-                "functional_share": _share(heads_once[n], heads[n]),
-                "inverse_functional_share": _share(tails_once[n], tails[n]),
-                # of its facts whose inverse it has too, loops left out
-                "symmetric_share": None
-                if notes
-                else _share(n_symmetric, n_proper),
-                # the other relation that has most of its facts with exchanged arguments
-                "inverse": None if best is None else dataset.predicates[best],
-                "inverse_share": None
-                if best is None
-                else _share(inverses[best], n_proper),
-            }
-        )
+        relation: dict[str, Any] = {"name": dataset.predicates[i]}
+        for name, column in columns.items():
+            value = column[i + 1].item()
+            # Nothing was counted: nan is 0 of 0.
+            relation[name] = value if value == value else None
+        other = relation["inverse"]
+        relation["inverse"] = dataset.predicates[other - 1] if other else None
+        relation["inverse_share"] = relation["inverse_share"] if other else None
+        relations.append(relation)
     return relations, notes
 
 
-def _inverse_counts(
-    facts: np.ndarray, n_relations: int
-) -> dict[int, dict[int, int]] | None:
-    """By relation, from 0, and other relation: the facts of the one that the other inverts; None: too many pairs."""
-    triples = index_triples([facts], n_relations)
+def _find_inverses(
+    facts: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Count the facts of each relation that are inverses of facts of relations.
+
+    Returns:
+      Inverses of its own facts; the other relation that inverts most of its facts, 0 for none; how many these are; a
+      note if there are too many pairs, where nothing is counted.
+    """
+    triples = index_triples([facts], size)
     if int(triples.inverse_count.sum()) > MAX_PAIRS:
-        return None
-    others: dict[int, dict[int, int]] = {}
-    pairs, counts = _count_inverses(triples, n_relations)
-    for pair, n in zip(pairs.tolist(), counts.tolist()):
-        relation, other = divmod(pair, n_relations)
-        others.setdefault(relation, {})[other] = n
-    return others
+        note = f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
+        return (
+            np.full(size, np.nan),
+            np.zeros(size, int),
+            np.zeros(size),
+            [note],
+        )
+    pairs, counts = _count_inverses(triples, size)
+    relation, other = 1 + pairs // size, 1 + pairs % size
+    is_own = relation == other
+    n_symmetric = np.zeros(size)
+    n_symmetric[relation[is_own]] = counts[is_own]
+    # The last of equal indices stays: the largest count, and of equal ones the first relation.
+    order = np.lexsort((-other, counts))
+    order = order[~is_own[order]]
+    inverse, n_inverse = np.zeros(size, int), np.zeros(size)
+    inverse[relation[order]] = other[order]
+    n_inverse[relation[order]] = counts[order]
+    return n_symmetric, inverse, n_inverse, []
 
 
 def _count_arguments(
-    facts: np.ndarray, place: int, count: Callable[[np.ndarray], list[int]]
-) -> tuple[list[int], list[int]]:
-    """For each relation how many entities it has in a place, and how many of them once."""
+    facts: np.ndarray, place: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each relation how many entities it has in a place, and how many of them once; nan for none."""
     n_entities = 1 + int(facts[:, place].max())
     code = facts[:, 0].astype(np.int64) * n_entities + facts[:, place]
     distinct, n = np.unique(code, return_counts=True)
     relation = distinct // n_entities
-    return count(relation), count(relation[n == 1])
+    once = np.bincount(relation[n == 1], minlength=size)
+    return _count_relations(relation, size), once
 
 
-def _share(part: int, whole: int) -> float | None:
-    """A part of a whole; None of nothing."""
-    return part / whole if whole else None
+def _count_relations(relations: np.ndarray, size: int) -> np.ndarray:
+    """How often each relation occurs; nan for never, as nothing is a share of it."""
+    counts = np.bincount(relations, minlength=size)
+    return np.where(counts > 0, counts, np.nan)

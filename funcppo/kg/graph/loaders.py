@@ -36,7 +36,6 @@ from funcppo.core.files import (
     sync_folder,
     write_atomically,
 )
-from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.dataset import (
     SPLITS,
     Dataset,
@@ -62,7 +61,9 @@ from funcppo.kg.graph.text import (
     similar_names_hint,
 )
 from funcppo.kg.graph.triples import (
+    DEFAULT_CONFIG,
     SUFFIXES,
+    DataConfig,
     MappedNames,
     NameNumbers,
     Triple,
@@ -476,15 +477,16 @@ def write_splits(dataset: Dataset, folder: Path) -> None:
         table: np.ndarray = getattr(dataset, split)
         if split != "train" and not len(table):
             continue
+        rows = [
+            (entities[head - 1], predicates[relation - 1], entities[tail - 1])
+            for relation, head, tail in table[:, :3].tolist()
+        ]
         path = folder / f"{split}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(
                 file, lineterminator="\n", quoting=csv.QUOTE_ALL
             )
-            writer.writerow(_COLUMN_NAMES[0])
-            for relation, head, tail in table[:, :3].tolist():
-                names = entities[head - 1], entities[tail - 1]
-                writer.writerow([names[0], predicates[relation - 1], names[1]])
+            writer.writerows([_COLUMN_NAMES[0], *rows])
 
 
 # -- DuckDB
@@ -510,10 +512,10 @@ def _read_by_duckdb(
             "reading by DuckDB needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
         ) from None
     with tempfile.TemporaryDirectory(prefix="funcppo-") as folder:
-        config: Any = {"temp_directory": folder}
+        # The rest of a large file is kept in the folder.
+        config: Any = {"temp_directory": folder, "memory_limit": "50%"}
         database = duckdb.connect(f"{folder}/triples.db", config=config)
         with closing(database):
-            _limit_memory(database)
             for split, path in paths.items():
                 try:
                     _copy_split(database, split, path, columns)
@@ -522,17 +524,6 @@ def _read_by_duckdb(
                     raise ValueError(f"{path}: DuckDB: {line}") from None
                 _check_names(database, split, path)
             return _number_by_duckdb(database, paths, columns)
-
-
-def _limit_memory(database: Any) -> None:
-    """Let DuckDB keep half of the memory, and the rest of a large file in its folder."""
-    (setting,) = database.execute(
-        "SELECT current_setting('memory_limit')"
-    ).fetchone()
-    number, unit = setting.split()  # 18.8 GiB
-    # By itself it would use four fifths of the memory of the machine or of its container.
-    limit = f"{0.625 * float(number):.3f}{unit}"
-    database.execute(f"SET memory_limit = '{limit}'")
 
 
 def _copy_split(

@@ -250,10 +250,6 @@ def make_family_tree(n_people: int, seed: int) -> Dataset:
         valid=atoms[split == 1],
         test=atoms[split == 2],
         facts=train,
-        rules=np.zeros((0, 1, 3), np.int32),
-        rule_weights=np.zeros(0),
-        n_duplicates=0,
-        notes=(),
     )
     rules, _ = read_clauses(FAMILY_RULES, "family_tree", "weighted")
     return with_rules(dataset, rules, "family_tree")

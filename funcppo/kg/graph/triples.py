@@ -1,4 +1,4 @@
-"""Triples: files with tabs or commas and of N-Triples, tables of numbers, random splits, mapped names.
+"""Triples: files with tabs or commas and of N-Triples, tables of numbers, random splits, mapped names, settings.
 
 A file has three columns and no header, unless columns are chosen. A first line that can be nothing but a header (head,
 relation, tail) is read as one, and a note says so. A table is int32 [n, 3], head, relation and tail as numbers of
@@ -24,13 +24,14 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 
 from funcppo.core.files import shorten
-from funcppo.core.settings import FieldError
+from funcppo.core.settings import FieldError, Seed, check_fields
 from funcppo.kg.graph.text import decode
 
 Triple = tuple[str, str, str]  # head, relation, tail
@@ -457,11 +458,10 @@ class MappedNames(Sequence[str]):
             hashes, uint32 [n], ascending; ids, int32 [n], the id, from 1, of the name of each hash.
         """
         self.columns = columns
-        self._content, self._offsets = columns["content"], columns["offsets"]
 
     def __len__(self) -> int:
         """How many names there are."""
-        return len(self._offsets) - 1
+        return len(self.columns["ids"])
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -469,23 +469,19 @@ class MappedNames(Sequence[str]):
     def __getitem__(self, index: slice) -> tuple[str, ...]: ...
     def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
         """The name at an index, or the names of a slice."""
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        return self._encoded(range(len(self))[index]).decode()
-
-    def _encoded(self, index: int) -> bytes:
-        """The name at an index from 0, in UTF-8."""
-        start, stop = self._offsets[index : index + 2].tolist()
-        return self._content[start:stop].tobytes()
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return self[places : places + 1][0]
+        bounds = self.columns["offsets"][places.start : places.stop + 1]
+        ends = (bounds - bounds[0]).tolist()
+        block = self.columns["content"][bounds[0] : bounds[-1]].tobytes()
+        return tuple(block[a:b].decode() for a, b in pairwise(ends))
 
     def __iter__(self) -> Iterator[str]:
         """The names in their order."""
         # block by block, as reading one is slow
         for first in range(0, len(self), 1 << 16):
-            bounds = self._offsets[first : first + (1 << 16) + 1].tolist()
-            block = self._content[bounds[0] : bounds[-1]].tobytes()
-            for start, stop in pairwise(bounds):
-                yield block[start - bounds[0] : stop - bounds[0]].decode()
+            yield from self[first : first + (1 << 16)]
 
     def __contains__(self, name: object) -> bool:
         """Whether a name is one of these."""
@@ -493,12 +489,12 @@ class MappedNames(Sequence[str]):
 
     def find(self, name: str) -> int | None:
         """The id of a name, from 1; None where it is not one of these."""
-        content = name.encode("utf-8", "surrogatepass")
-        hashes, wanted = self.columns["hashes"], zlib.crc32(content)
+        wanted = zlib.crc32(name.encode("utf-8", "surrogatepass"))
+        hashes, ids = self.columns["hashes"], self.columns["ids"]
         row = int(np.searchsorted(hashes, np.uint32(wanted)))
         while row < len(self) and hashes[row] == wanted:
-            number = int(self.columns["ids"][row])
-            if self._encoded(number - 1) == content:
+            number = int(ids[row])
+            if self[number - 1] == name:
                 return number
             row += 1
         return None
@@ -547,3 +543,40 @@ class NameIds(Mapping[str, int]):
     def __len__(self) -> int:
         """How many names there are."""
         return len(self._names)
+
+
+# -- settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """How files of triples are read and split."""
+
+    columns: str | None = None
+    """Columns of head, relation and tail in files of triples: three names of the header line, or three numbers from 1,
+    with commas between them. Default: the three columns of files without a header."""
+    reader: Literal["text", "duckdb"] = "text"
+    """What reads files with tabs or commas: text reads them whole, duckdb in bounded memory with all cores (extra
+    `big`). Parquet is always read by DuckDB."""
+    split_ratios: str | None = None
+    """Shares of train, valid and test, such as 0.8,0.1,0.1, by which the triples of one file, or of a folder without
+    valid and test, are split at random. Default: no split; a single file is train."""
+    split_seed: Seed = 0
+    """Random seed of --split-ratios; the same seed gives the same split of the same triples."""
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+          FieldError: a setting is out of range, or is no list of columns or shares; the message names it.
+        """
+        check_fields(self)
+        if self.columns is not None:
+            parse_columns(self.columns)
+        if self.split_ratios is not None:
+            parse_ratios(self.split_ratios)
+        elif self.split_seed:
+            raise FieldError("split_seed", "split_ratios too", self.split_seed)
+
+
+DEFAULT_CONFIG = DataConfig()

@@ -25,7 +25,7 @@ from funcppo.core.settings import (
     merge_settings,
     parse_yaml,
 )
-from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
+from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
     EmbeddingConfig,

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from funcppo.kg.graph import loaders
-from funcppo.kg.graph.config import DataConfig
 from funcppo.kg.graph.dataset import entity_ids
 from funcppo.kg.graph.loaders import (
     GENERATORS,
@@ -22,6 +21,7 @@ from funcppo.kg.graph.loaders import (
     write_splits,
 )
 from funcppo.kg.graph.rules import format_rule, with_counts_line
+from funcppo.kg.graph.triples import DataConfig
 from funcppo.kg.logic import kb
 from tests.kg.graph.python_datalog import triples
 from tests.learning import DATA

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from funcppo.core.settings import FieldError
 from funcppo.kg.graph import triples
-from funcppo.kg.graph.config import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.graph.text import decode, read_content, read_text
 from funcppo.kg.graph.triples import (
+    DEFAULT_CONFIG,
+    DataConfig,
     MappedNames,
     NameIds,
     NameNumbers,

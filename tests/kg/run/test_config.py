@@ -8,7 +8,7 @@ import pytest
 
 from funcppo.config import AdamConfig, PPOConfig, Schedule
 from funcppo.core.settings import CONFIG_FILE, write_config
-from funcppo.kg.graph.config import DataConfig
+from funcppo.kg.graph.triples import DataConfig
 from funcppo.kg.run.config import RunConfig, read_config, read_settings
 from funcppo.kg.search.config import ProverTaskConfig
 
