@@ -21,9 +21,12 @@ from funcppo.runtime.capture import (
     capture_loop_bodies,
     clear_graph_pools,
 )
-from funcppo.runtime.collectives import Agree, alone
-from funcppo.runtime.compile import StrategyRecord, with_capture
-from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
+from funcppo.runtime.compile import (
+    DEFAULT_TOLERANCE,
+    StrategyRecord,
+    with_capture,
+)
+from funcppo.runtime.distributed import Agree, alone
 from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import Metrics, StepFunctions, TrainState
 

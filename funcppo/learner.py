@@ -68,8 +68,8 @@ from funcppo.train_step import (
 
 if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
     from funcppo.runtime.capture import CapturedStep
-    from funcppo.runtime.collectives import Group
     from funcppo.runtime.compile import StrategyRecord
+    from funcppo.runtime.distributed import Processes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ class Learner(Generic[Params, State]):
     cfg: Config
     world: object  # tensors of the environment that no step changes
     # the processes that share its shards: see `distribute`; None: this one has all
-    group: Group | None = None
+    group: Processes | None = None
 
     def init(self, key: I64[Tensor, "2"]) -> TrainState[Params, State]:
         """The state before the first update, on the device of the key. Of several processes the key of rank 0 counts.
@@ -124,7 +124,7 @@ class Learner(Generic[Params, State]):
         if self.group is None:
             return state
         update = int(state.update)
-        with self.group.processes.collective(f"gathering update {update}"):
+        with self.group.collective(f"gathering update {update}"):
             return train_step.gather_shards(state, self.group.all_gather)
 
     def step(
@@ -379,7 +379,7 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
         processes.
       StalledError: some process does not come.
     """
-    from funcppo.runtime import collectives, distributed
+    from funcppo.runtime import distributed
 
     world_size = distributed.launched_size()
     if world_size <= 1:
@@ -391,7 +391,7 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
         )
 
     if distributed.current_processes() is None:
-        collectives.choose_gpu()
+        distributed.choose_gpu()
     processes = distributed.join({}, hide_gpus=False)
     assert processes is not None
     facts = {
@@ -399,7 +399,7 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
         "threads": torch.get_num_threads(),
         **distributed.gpu_facts("cuda" if torch.cuda.is_available() else "cpu"),
     }
-    group = collectives.connect(processes, facts)
+    group = distributed.connect(processes, facts)
     cfg = replace(learner.cfg, gather_shards=group.all_gather)
     return replace(learner, cfg=cfg, group=group)
 
@@ -448,8 +448,8 @@ def compile(
       state: a state of the learner, to try strategies on; it is copied, and left as it is.
       strategy: "auto", or one of `runtime.compile.STRATEGIES`: see `runtime.compile.select_strategy`.
       backend: a backend of `torch.compile`.
-      tolerance: largest relative difference from the eager step; `runtime.equivalence.BF16_TOLERANCE` for matrix
-        products in bfloat16. None: the default of `runtime.equivalence`.
+      tolerance: largest relative difference from the eager step; `runtime.compile.BF16_TOLERANCE` for matrix
+        products in bfloat16. None: the default of `runtime.compile`.
       graphs: how a GPU replays the step. auto: as one CUDA graph where it can be recorded; off: as none; trees: by
         those that PyTorch records of compiled functions (`mode="reduce-overhead"`), to compare with.
 
@@ -466,8 +466,7 @@ def compile(
         cudagraph_trees_only,
         without_cuda_graphs,
     )
-    from funcppo.runtime.compile import choices
-    from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
+    from funcppo.runtime.compile import DEFAULT_TOLERANCE, choices
 
     if tolerance is None:
         tolerance = DEFAULT_TOLERANCE
@@ -484,7 +483,7 @@ def compile(
     with allowed[graphs]:
         if group is None:
             return _compile(learner, state, strategy, backend, tolerance)
-        with group.processes.deadline("compiling the training step"):
+        with group.deadline("compiling the training step"):
             compiled = _compile(learner, state, strategy, backend, tolerance)
             group.check_equal(choices(compiled.record))
         return compiled
@@ -606,13 +605,13 @@ def _compile(
 ) -> CompiledLearner[Params, State]:
     """The compiled learner; of several processes each tries what the others try."""
     from funcppo.runtime.capture import capture
-    from funcppo.runtime.collectives import alone
     from funcppo.runtime.compile import (
         ROLLOUT_PARTS,
         select_strategy,
         with_capture,
         with_host_environment,
     )
+    from funcppo.runtime.distributed import alone
 
     agree = learner.group.first_failure if learner.group else alone
 

@@ -530,7 +530,7 @@ def _make_update(
     group = loop.learner.group
     if group is None:
         return loop.step(state)
-    with group.processes.collective(f"in update {update}"):
+    with group.collective(f"in update {update}"):
         state, metrics = loop.step(state)
         _update_of(state)  # waits for the device
     return state, metrics

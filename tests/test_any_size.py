@@ -277,7 +277,7 @@ def test_an_optimizer_step_of_any_shapes_equals_that_of_the_flat_vector(
 def test_every_strategy_is_composed_to_the_eager_update(problem, strategy):
     """With the functions themselves in place of compiled ones. The last uses PyTorch's fused Adam: 1e-4 of a step."""
     cfg, state = problem
-    step = compile._build_minibatch_step(  # pyright: ignore[reportPrivateUsage]
+    step = compile.build_minibatch_step(
         strategy,
         EAGER_PARTS.minibatch_step,
         EAGER_PARTS.minibatch_loss,

@@ -50,7 +50,7 @@ from funcppo.nets import networks as mlp
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
 from funcppo.runtime.capture import CapturedStep, capture, capture_loop_bodies
-from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
+from funcppo.runtime.compile import BF16_TOLERANCE, DEFAULT_TOLERANCE
 
 # Environments and learners of each work; 0 learners: one, without vmap.
 WORK = {

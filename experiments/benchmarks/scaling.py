@@ -42,7 +42,7 @@ from funcppo.core import tree
 from funcppo.kg.graph import loaders
 from funcppo.kg.run.training import with_capacity
 from funcppo.kg.search import task as prover_task
-from funcppo.runtime import collectives
+from funcppo.runtime import distributed
 
 # environments and steps
 CARTPOLE = {
@@ -191,7 +191,7 @@ def measure(args: argparse.Namespace, cell: Cell, n_shards: int) -> None:
     """Time the updates of this process among others; rank 0 prints the row."""
     torch.set_num_threads(1)
     if args.device == "cuda":
-        collectives.choose_gpu()  # before the world of the prover is there
+        distributed.choose_gpu()  # before the world of the prover is there
     factor = cell.processes if cell.scaling == "weak" else 1
     learner = fp.distribute(make_learner(args, cell.work, factor, n_shards))
     is_main = learner.group is None or learner.group.is_main

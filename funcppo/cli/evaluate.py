@@ -201,7 +201,7 @@ class Evaluate(ScoreOptions):
         processes = distributed.current_processes()
         if processes is not None:
             gpu = distributed.gpu_facts(self.device)
-            processes.check_equal("setup", setup.log_settings | gpu)
+            processes.check_equal(setup.log_settings | gpu)
         if exporter:
             exporter.telemetry.describe(
                 "run",

@@ -1,13 +1,13 @@
-"""Compiled code that later processes find on disk, by PyTorch's caches and its saved functions.
+"""Compiled code that later processes find on disk: PyTorch's caches, and compiled functions that PyTorch saves whole.
 
     use_folder(Path("cache"))             # before the first compilation; else the user's cache folder is used
     fast = CompiledFunction(fn, options)  # the first call with each kind of arguments compiles, or loads
 
-PyTorch keeps what Inductor generates and what Triton assembles, but must trace a function again to find it. So this
-module lets PyTorch save each compiled function as a whole, in a file that is found without tracing. Its name is a
-digest of all that the code may depend on: the function, its settings, the shapes of its arguments, PyTorch's settings,
-versions and processors, the records of installed packages, and the sources of this package and of every other module
-that is loaded. Beside it lies what the function read of module globals, which must have the same values later.
+PyTorch's caches must trace a function again to find its code. So each compiled function is saved, too, in a file that
+is found without tracing. The name of the file is a digest of the function, its settings, the shapes of its arguments,
+PyTorch's settings, versions and processors, and the sources of this package and of the program. A file beside it lists
+the sources of all other modules that were loaded, and the module globals that the function read. The code is used only
+where all of them are the same.
 
 Only the user may write the folder, because loading code runs it.
 """
@@ -16,42 +16,45 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
+import importlib.util
+import io
 import json
 import os
+import pickle
+import platform
+import re
 import sys
-import tarfile
+import sysconfig
 import tempfile
 import time
+import types
 import warnings
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from funcppo.core import tree
 from funcppo.core.files import write_atomically
 from funcppo.core.settings import as_compiled
-from funcppo.runtime import collectives
-from funcppo.runtime.cache_key import (
-    PACKAGE_FOLDER,
-    CallKey,
-    UncachedError,
-    call_key,
-    changed_global,
-    describe_change,
-    describe_globals,
-    describe_value,
-    environment_key,
-    serialize,
-    sources_digest,
-)
-from funcppo.runtime.reasons import error_line
+from funcppo.runtime import distributed
 
 FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
+PACKAGE_FOLDER = Path(__file__).parents[1]
+# seconds; a source that changed later is not what runs
+STARTED_AT = time.time()
 
 Result = TypeVar("Result")
+
+
+class UncachedError(ValueError):
+    """A later process could not find or trust the code of a function; the message says why."""
 
 
 class CompileEvent(NamedTuple):
@@ -68,6 +71,9 @@ class CompileEvent(NamedTuple):
 compile_events: list[CompileEvent] = []
 # why functions are not saved, by name; PyTorch's own caches serve them
 uncached_reasons: dict[str, str] = {}
+
+
+# ---- The folder.
 
 
 def use_folder(folder: Path | None = None) -> Path | None:
@@ -134,37 +140,23 @@ def _make_private(path: Path) -> bool:
     return True
 
 
-def save_cache(file: Path) -> None:
-    """Write the folder of compiled code into one file, for an equal machine.
+def share_triton_cache(device: torch.device) -> None:
+    """Let Triton keep and assemble kernels as Inductor will tell it to, before the first kernel is compiled.
 
-    `torch.compiler.save_cache_artifacts` would hold only what this process has compiled, and no saved functions.
-
-    Raises:
-      ValueError: there is no folder of compiled code.
+    Otherwise Triton would look in another folder, and for kernels of another assembler, once Inductor has told it.
     """
-    with tarfile.open(file, "w:gz") as archive:
-        archive.add(_existing_folder(), arcname=".")
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if device.type != "cuda" or folder is None:
+        return
+    os.environ.setdefault(
+        "TRITON_CACHE_DIR", f"{folder}/triton/{device.index or 0}"
+    )
+    assembler = Path(torch.__file__).parent / "bin" / "ptxas"
+    if assembler.exists():
+        os.environ.setdefault("TRITON_PTXAS_PATH", str(assembler))
 
 
-def load_cache(file: Path) -> None:
-    """Add to the folder of compiled code what `save_cache` wrote.
-
-    Raises:
-      ValueError: the file is no such archive, or there is no folder of compiled code.
-    """
-    try:
-        with tarfile.open(file) as archive:
-            archive.extractall(_existing_folder(), filter="data")
-    except tarfile.TarError as error:
-        expected = "expected an archive of compiled code"
-        raise ValueError(f"{file}: {expected}: {error}") from None
-
-
-def _existing_folder() -> Path:
-    folder = use_folder()
-    if folder is None or not folder.exists():
-        raise ValueError("expected a folder of compiled code, got none")
-    return folder
+# ---- Compiled functions.
 
 
 class CompiledFunction(Generic[Result]):
@@ -174,7 +166,7 @@ class CompiledFunction(Generic[Result]):
         self,
         fn: Callable[..., Result],
         options: dict[str, Any] | None = None,
-        prepare: Callable[[], dict[str, Any]] | None = None,
+        prepare: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Compile nothing yet, and import no compiler.
 
@@ -209,7 +201,7 @@ class CompiledFunction(Generic[Result]):
         if code is None:
             code = self._code_by_key[key] = self._load_or_compile(key, args)
             if code is not self._guarded:  # which settles by its backend
-                collectives.settle()
+                distributed.settle()
         return code(*args)
 
     @functools.cached_property
@@ -219,13 +211,11 @@ class CompiledFunction(Generic[Result]):
         _raise_recompile_limit()
         if self._function_id is None:
             self._note_uncached("its module does not have it by its name")
-        options = collectives.backend_options("inductor", self._all_options)
-        return torch.compile(self._fn, fullgraph=True, dynamic=False, **options)
-
-    @functools.cached_property
-    def _all_options(self) -> dict[str, Any]:
-        prepared = self._prepare() if self._prepare is not None else {}
-        return {**self._options, **prepared}
+        options = self._options | self._prepare()
+        arguments = distributed.backend_options("inductor", options)
+        return torch.compile(
+            self._fn, fullgraph=True, dynamic=False, **arguments
+        )
 
     def _load_or_compile(
         self, key: CallKey, args: tuple[object, ...]
@@ -233,14 +223,10 @@ class CompiledFunction(Generic[Result]):
         """Code for calls of this kind."""
         start = time.perf_counter()
         reason = ""
+        _raise_recompile_limit()
         if self._code_by_key:
             last = next(reversed(self._code_by_key))
             reason = describe_change(last, key, args)
-        n_compiled = len(self._code_by_key)
-        if n_compiled >= _raise_recompile_limit():
-            raise RuntimeError(
-                f"{self._fn}: compiled {n_compiled} times, the last because {reason}"
-            )
         stance = torch._dynamo.eval_frame._stance.stance
         if reason and stance == "fail_on_recompile":
             raise RuntimeError(
@@ -278,14 +264,11 @@ class CompiledFunction(Generic[Result]):
         is_of_main = b"__main__" in call + self._function_id
         if is_of_main and not hasattr(sys.modules["__main__"], "__file__"):
             raise UncachedError("it is from a console, without a source file")
-        options = {
-            name: value.uuid() if hasattr(value, "uuid") else value
-            for name, value in self._all_options.items()
-        }
         depends_on = (
-            *(self._function_id, describe_value(self._function)),
-            *(call, sorted(options.items()), environment_key(args)),
-            sources_digest(),
+            *(self._function_id, describe_value(self._function), call),
+            *(sorted(self._options.items()), serialize(self._prepare)),
+            *(_environment(args), _package_digest()),
+            *map(_source_digest, ("__main__", self._function.__module__)),
         )
         digest = hashlib.sha256(repr(depends_on).encode()).hexdigest()
         return folder / f"{digest[:32]}.pt"
@@ -300,17 +283,20 @@ class CompiledFunction(Generic[Result]):
         """
         from torch._dynamo.exc import RestartAnalysis
 
+        from funcppo.runtime.compile import error_line
+
         globals_read: dict[str, str] = {}
         tensors_read: list[UncachedError] = []
 
         def drop_guards(entries: Sequence[Any]) -> list[bool]:
             try:
-                globals_read.update(describe_globals(entries))
+                globals_read.update(_describe_globals(entries))
             except UncachedError as error:
                 tensors_read.append(error)
             return [False] * len(entries)
 
-        options = {**self._all_options, "guard_filter_fn": drop_guards}
+        prepared = self._prepare()
+        options = self._options | prepared | {"guard_filter_fn": drop_guards}
         with torch._dynamo.config.patch(
             enable_aot_compile=True, specialize_float=True
         ):
@@ -337,21 +323,25 @@ class CompiledFunction(Generic[Result]):
         uncached_reasons.setdefault(self._name, reason)
 
 
-def _raise_recompile_limit() -> int:
-    """Let PyTorch compile a function as many times as this module does; return how many that are."""
+def _raise_recompile_limit() -> None:
+    """Let PyTorch compile a function 64 times at least."""
     config = torch._dynamo.config
-    config.recompile_limit = max(MIN_RECOMPILE_LIMIT, config.recompile_limit)
-    return config.recompile_limit
+    config.recompile_limit = max(64, config.recompile_limit)
 
 
 def _load_code(path: Path, function: Any) -> Callable[..., Any] | None:
-    """The code that `_save_code` wrote; None if there is none, or if a global that it read has another value."""
-    from torch._inductor import config
-
+    """The code that `_save_code` wrote; None if there is none, or if what it depends on is not as it was."""
     try:
-        globals_read = json.loads(path.with_suffix(".json").read_text())
-        if changed_global(function, globals_read):
-            return None
+        saved = json.loads(path.with_suffix(".json").read_text())
+        values = _Globals(getattr(function, "__globals__", {}))
+        for name, before in saved["globals"].items():
+            if describe_value(eval(name, {"G": values})) != before:
+                return None
+        for name, before in saved["sources"].items():
+            if _source_digest(name) != before:
+                return None
+        from torch._inductor import config
+
         # no processes for kernels that are on disk: the end of this one would wait for them
         with path.open("rb") as file, config.patch(compile_threads=1):
             code: Any = torch.compiler.load_compiled_function(file)
@@ -365,8 +355,10 @@ def _load_code(path: Path, function: Any) -> Callable[..., Any] | None:
 
 
 def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> None:
-    """Write code and what it read; each file is put in place whole, so that no process reads a part of it."""
-    text = json.dumps(globals_read).encode()
+    """Write code and what it depends on; each file is put in place whole, so that no process reads a part of it."""
+    names = [name for name, x in [*sys.modules.items()] if _is_source(name, x)]
+    sources = {name: _source_digest(name) for name in names}
+    text = json.dumps({"globals": globals_read, "sources": sources}).encode()
     try:
         code.save_compiled_function(str(path))
         write_atomically(
@@ -375,3 +367,251 @@ def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> None:
     except Exception as error:
         message = f"not kept for later processes: {error}"
         warnings.warn(f"{path}: {message}", stacklevel=2)
+
+
+# ---- Keys: what calls must have in common to share code.
+
+# A tensor is (alias number, shape, strides, dtype, device). Equal numbers: one tensor in several places. A plain
+# tuple, because a key is built at every call.
+_TensorKey = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, str]
+
+
+class CallKey(NamedTuple):
+    """What calls in one process must have in common to share code."""
+
+    structure: object  # of the arguments
+    # tensors by their specification, settings serialized
+    leaves: tuple[_TensorKey | bytes, ...]
+    settings: tuple[object, ...]  # global settings of PyTorch
+
+    def to_bytes(self) -> bytes | None:
+        """The key in another process; None if a class of the arguments has no name there."""
+        structure = serialize(self.structure)
+        rest = repr((self.leaves, self.settings)).encode()
+        return None if structure is None else structure + rest
+
+
+def call_key(args: tuple[object, ...]) -> CallKey | None:
+    """The key of a call; None if code without guards could not run it.
+
+    That is so inside a transform, for tensor subclasses, for tensors that require gradients, and for settings that
+    cannot be serialized.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+
+    alias_numbers: dict[int, int] = {}
+    leaves: list[_TensorKey | bytes] = []
+    for leaf in tree.leaves(args):
+        if not isinstance(leaf, Tensor):
+            serialized = _serialize_settings(leaf)
+            if serialized is None:
+                return None
+            leaves.append(serialized)
+        elif type(leaf) is Tensor and not leaf.requires_grad:
+            number = alias_numbers.setdefault(id(leaf), len(alias_numbers))
+            layout = (tuple(leaf.shape), leaf.stride())
+            leaves.append((number, *layout, leaf.dtype, str(leaf.device)))
+        else:
+            return None
+    return CallKey(tree.structure(args), tuple(leaves), _global_settings())
+
+
+def describe_change(
+    before: CallKey, now: CallKey, args: tuple[object, ...]
+) -> str:
+    """What distinguishes the key of a call with some arguments from an earlier one."""
+    if before.structure != now.structure:
+        return "other arguments"
+    fields = ("alias number", "shape", "stride", "dtype", "device")
+    for name, old, new in zip(tree.paths(args), before.leaves, now.leaves):
+        if old == new:
+            continue
+        if isinstance(old, bytes) or isinstance(new, bytes):
+            return f"{name} differs"
+        changes = [
+            f"{field} {x} before, now {y}"
+            for field, x, y in zip(fields, old, new)
+            if x != y
+        ]
+        return f"{name} differs: {', '.join(changes)}"
+    return "PyTorch's settings differ"
+
+
+def serialize(x: object) -> bytes | None:
+    """Pickle of functions, by their names, and of settings; None for what has no name, and for tensors."""
+    file = io.BytesIO()
+    try:
+        _KeyPickler(file).dump(x)
+    except Exception:  # whatever the methods of a user's class raise
+        return None
+    return file.getvalue()
+
+
+class _KeyPickler(pickle.Pickler):
+    """Pickler of keys, which nothing reads back."""
+
+    # no memo: equal settings become equal bytes, whatever strings they share
+    fast = True
+
+    def reducer_override(self, obj: object) -> Any:
+        """Default pickling, to the same bytes whether a partial application's attributes have been read or not."""
+        if isinstance(obj, Tensor):
+            raise pickle.PicklingError("expected no tensor, got one")
+        if isinstance(obj, functools.partial):
+            vars(obj)  # it has no dict, which is pickled as None, before this
+        return NotImplemented
+
+
+# By id. The settings stay alive with their serializations, so that no other object gets the id of one of them.
+_serialized: dict[int, tuple[object, bytes | None]] = {}
+
+
+def _serialize_settings(settings: object) -> bytes | None:
+    """Type-exact serialization of a config: it distinguishes 1, 1.0 and True.
+
+    None if the config cannot be serialized. Frozen dataclasses are serialized once.
+    """
+    params = getattr(type(settings), "__dataclass_params__", None)
+    if params is None or not params.frozen:
+        return serialize(settings)
+    if id(settings) not in _serialized:
+        if len(_serialized) >= 256:  # a bound for long processes
+            _serialized.clear()
+        _serialized[id(settings)] = settings, serialize(settings)
+    return _serialized[id(settings)][1]
+
+
+def _global_settings() -> tuple[object, ...]:
+    """Global PyTorch settings that affect compilation."""
+    autocast = [
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    ]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *autocast,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+        str(torch.get_default_device()),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.get_num_threads(),
+    )
+
+
+# ---- What code depends on beside its call.
+
+
+def _environment(args: tuple[object, ...]) -> tuple[object, ...]:
+    """Versions, processors, and settings of the compilers, which it imports."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    def describe(setting: object) -> object:
+        is_set = isinstance(setting, set | frozenset)  # in no fixed order
+        return sorted(map(repr, setting)) if is_set else repr(setting)
+
+    configs = (torch._dynamo.config, functorch_config, inductor_config)
+    devices = {x.device for x in tree.leaves(args) if isinstance(x, Tensor)}
+    gpus = sorted(str(x) for x in devices if x.type == "cuda")
+    return (
+        *(torch.__version__, torch.version.git_version, sys.version_info),
+        *(platform.machine(), torch.backends.cpu.get_cpu_capability()),
+        [torch.cuda.get_device_name(x) for x in gpus],
+        [torch.cuda.get_device_capability(x) for x in gpus],
+        [
+            json.dumps(x.save_config_portable(), default=describe)
+            for x in configs
+        ],
+    )
+
+
+@functools.cache
+def _package_digest() -> str:
+    """A digest of this package's sources and of the records of installed packages, but for those of PyTorch."""
+    digest = hashlib.sha256()
+    for file in sorted(PACKAGE_FOLDER.rglob("*.py")):
+        digest.update(_read_source(file))
+    paths = sysconfig.get_paths()
+    for folder in sorted({paths["purelib"], paths["platlib"]}):
+        for file in sorted(Path(folder).glob("*.dist-info/RECORD")):
+            if not file.parent.name.startswith(("torch-", "nvidia_")):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read_source(file: Path) -> bytes:
+    """A source.
+
+    Raises:
+      UncachedError: it has changed since this process began, which may run another one.
+    """
+    if file.stat().st_mtime > STARTED_AT:
+        raise UncachedError(f"{file} changed since this process began")
+    return file.read_bytes()
+
+
+def _is_source(name: str, module: Any) -> bool:
+    """Whether a loaded module is of a source that `_package_digest` leaves out, and that no compiler generated."""
+    file = module.__dict__.get("__file__") or ""
+    left_out = (
+        *(str(PACKAGE_FOLDER), *sysconfig.get_paths().values()),
+        f"{os.environ.get(FOLDER_VARIABLE)}/",
+        f"{tempfile.gettempdir()}/torchinductor_",
+    )
+    is_made = name.startswith(("torch.", "triton.", "funcppo_source_"))
+    return file.endswith(".py") and not (is_made or file.startswith(left_out))
+
+
+def _source_digest(name: str) -> str:
+    """A digest of a module's source, loaded or not; empty if it has none."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None:
+        spec = importlib.util.find_spec(name)
+        file = spec and spec.origin
+    if file is None or not Path(file).is_file():
+        return ""
+    return hashlib.sha256(_read_source(Path(file))).hexdigest()
+
+
+def _describe_globals(guards: Iterable[Any]) -> dict[str, str]:
+    """What a traced function read of module globals, by PyTorch's expression for each.
+
+    Args:
+      guards: PyTorch's entries for them, as a `guard_filter_fn` receives them.
+
+    Raises:
+      UncachedError: it read a tensor, whose values may change.
+    """
+    described: dict[str, str] = {}
+    for guard in guards:
+        # Names of objects that PyTorch makes hold numbers of this process.
+        is_made = re.search(r"G\['_+(\d|unnamed|builtins)", guard.name)
+        if not guard.is_global or not guard.has_value or is_made:
+            continue
+        if isinstance(guard.value, Tensor | np.ndarray):
+            raise UncachedError(f"it reads the tensor {guard.name}")
+        described[guard.name] = describe_value(guard.value)
+    return {name: text for name, text in described.items() if text}
+
+
+def describe_value(value: Any) -> str:
+    """What identifies a constant, a function or a class in another process; empty for what is read through them."""
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        return repr(value)
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    if isinstance(value, types.FunctionType):
+        # another one may have its name
+        return f"{name} {zlib.crc32(value.__code__.co_code)}"
+    return name if isinstance(value, type) else ""
+
+
+class _Globals(dict[str, object]):
+    """The globals of a function's module, and modules by PyTorch's names for them."""
+
+    def __missing__(self, name: str) -> object:
+        module = name.removeprefix("__import_").replace("_dot_", ".")
+        return importlib.import_module(module)

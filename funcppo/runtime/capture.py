@@ -20,12 +20,13 @@ at the same time, unless they are made within `separate_graph_pools`.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import threading
 import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import tree
-from funcppo.runtime.collectives import Agree, alone, backend_options
+from funcppo.runtime.distributed import Agree, alone, backend_options
 from funcppo.runtime.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -53,10 +54,12 @@ ReplayMode = Literal[
 ]
 
 _memory_pools: dict[int, _POOL_HANDLE] = {}  # by device index
-_reasons_to_stay_eager: list[str] = []  # of `without_cuda_graphs`
-_demands: list[None] = []  # one for each open `with_cuda_graphs_only`
-_tree_demands: list[None] = []  # one for each open `cudagraph_trees_only`
-_separations: list[None] = []  # one for each open `separate_graph_pools`
+
+# of the whole program, while their context managers are open; the last one of a list counts
+_reasons_to_stay_eager: list[str] = []
+_demands: list[str] = []
+_tree_demands: list[str] = []
+_separations: list[str] = []
 
 
 class CaptureError(RuntimeError):
@@ -84,12 +87,13 @@ class CapturedStep(Generic[State, Output]):
     # "none": the function is called, and its new state copied over the buffers; "cuda-graph-trees": likewise, and its
     # compiled functions replay CUDA graphs of their own
     replay_mode: ReplayMode
-    fallback_reason: str  # why the step is no CUDA graph; empty if it is one
-    fallback_code: ReasonCode | None  # the same as a code; None if it is one
-    n_graphs: int  # CUDA graphs recorded here
-    # time to record, without the warm-up and its compilations; 0 if nothing was recorded
-    capture_ms: float
-    fn: Callable[[State], tuple[State, Output]]  # the function behind the step
+    # the function behind the step
+    fn: Callable[[State], tuple[State, Output]]
+    fallback_reason: str = ""  # why the step is no CUDA graph; empty if it is
+    fallback_code: ReasonCode | None = None  # the same as a code
+    n_graphs: int = 0  # CUDA graphs recorded here
+    # time to record, without the warm-up and its compilations
+    capture_ms: float = 0.0
 
     def load(self, state: State) -> None:
         """Copy another state into the buffers, to continue from it.
@@ -128,18 +132,13 @@ def capture(
       CaptureError: `fn` returns a state of other shapes than it was given; or `strict`, and no graph can be captured.
     """
     buffers = _clone_contiguous(state)
-    reason, code = (
-        _reason_against_graph(tree.leaves(buffers))
-        if use_cuda_graph
-        else ("disabled by use_cuda_graph=False", ReasonCode.DISABLED)
-    )
-
+    reason, code = "disabled by use_cuda_graph=False", ReasonCode.DISABLED
+    if use_cuda_graph:
+        reason, code = _reason_against_graph(tree.leaves(buffers))
     reason, code = _agree_on(agree, reason, code)
 
-    replay_mode: ReplayMode = "none"
-    if code is None and are_trees_demanded():
-        replay_mode = "cuda-graph-trees"
-    elif code is None:
+    is_of_trees = code is None and are_trees_demanded()
+    if code is None and not is_of_trees:
         captured = None
         try:
             captured = _capture_cuda_graph(fn, buffers)
@@ -163,11 +162,9 @@ def capture(
     return CapturedStep(
         state=buffers,
         step=partial(_call_and_write_back, fn, buffers),
-        replay_mode=replay_mode,
+        replay_mode="cuda-graph-trees" if is_of_trees else "none",
         fallback_reason=reason,
         fallback_code=code,
-        n_graphs=0,
-        capture_ms=0.0,
         fn=fn,
     )
 
@@ -187,51 +184,36 @@ def _device_index() -> int:
 
 
 @contextmanager
-def without_cuda_graphs(reason: str) -> Iterator[None]:
-    """Let no capture of this process record a CUDA graph meanwhile.
-
-    Args:
-      reason: what `fallback_reason` says then.
-    """
-    previous = list(_reasons_to_stay_eager)
-    _reasons_to_stay_eager.append(reason)
+def _keep(switch: list[str], value: str = "") -> Iterator[None]:
+    previous = list(switch)
+    switch.append(value)
     try:
         yield
     finally:
-        _reasons_to_stay_eager[:] = previous
+        switch[:] = previous
 
 
-@contextmanager
-def with_cuda_graphs_only() -> Iterator[None]:
+def without_cuda_graphs(reason: str) -> AbstractContextManager[None]:
+    """Let no capture of this process record a CUDA graph meanwhile; `fallback_reason` says the reason."""
+    return _keep(_reasons_to_stay_eager, reason)
+
+
+def with_cuda_graphs_only() -> AbstractContextManager[None]:
     """Let every capture of this process that tries a CUDA graph raise `CaptureError` if it records none meanwhile."""
-    _demands.append(None)
-    try:
-        yield
-    finally:
-        _demands.pop()
+    return _keep(_demands)
 
 
-@contextmanager
-def separate_graph_pools() -> Iterator[None]:
+def separate_graph_pools() -> AbstractContextManager[None]:
     """Let every capture of this process meanwhile have a memory pool of its own, so that captures may run side by side.
 
     They take more memory: what one has freed is not there for the others.
     """
-    _separations.append(None)
-    try:
-        yield
-    finally:
-        _separations.pop()
+    return _keep(_separations)
 
 
-@contextmanager
-def cudagraph_trees_only() -> Iterator[None]:
+def cudagraph_trees_only() -> AbstractContextManager[None]:
     """Let PyTorch record what is compiled meanwhile, and no capture of ours."""
-    _tree_demands.append(None)
-    try:
-        yield
-    finally:
-        _tree_demands.pop()
+    return _keep(_tree_demands)
 
 
 def are_trees_demanded() -> bool:
@@ -296,8 +278,6 @@ def _capture_cuda_graph(
         state=buffers,
         step=partial(_replay_graph, graph, out, (fn, buffers)),
         replay_mode="cuda-graph",
-        fallback_reason="",
-        fallback_code=None,
         n_graphs=1,
         capture_ms=capture_ms,
         fn=fn,
@@ -324,7 +304,7 @@ def _captured_region(
         return _write_back(buffers, new_state, out)
     except Exception as error:
         # Explained here, because the end of a broken capture raises another error.
-        raise CaptureError(_explain(error), _code_of(error)) from error
+        raise CaptureError(*_explain(error)) from error
 
 
 def _call_and_write_back(
@@ -379,15 +359,13 @@ def _check_fits(old: Tree, new: Tree, error_type: type[Exception]) -> None:
 
     leaves = zip(tree.leaves(old), tree.leaves(new))
     for i, (old_leaf, new_leaf) in enumerate(leaves):
-        if _layout(new_leaf) != _layout(old_leaf):
-            name = tree.paths(old)[i]
+        has_same_type = old_leaf.dtype == new_leaf.dtype
+        has_same_shape = old_leaf.shape == new_leaf.shape
+        is_beside = old_leaf.device == new_leaf.device
+        if not (has_same_type and has_same_shape and is_beside):
             raise error_type(
-                f"the step changes {name}: expected {_describe(old_leaf)}, got {_describe(new_leaf)}"
+                f"the step changes {tree.paths(old)[i]}: expected {_describe(old_leaf)}, got {_describe(new_leaf)}"
             )
-
-
-def _layout(x: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
-    return x.dtype, x.shape, x.device
 
 
 def _describe(x: Tensor) -> str:
@@ -413,70 +391,35 @@ def _root_cause(error: BaseException) -> tuple[str, ReasonCode]:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CaptureError):
         cause = cause.__context__
-    if cause is None:
-        return _explain(error), _code_of(error)
-    return str(cause), cause.code
+    return _explain(error) if cause is None else (str(cause), cause.code)
 
 
-def _code_of(error: BaseException) -> ReasonCode:
-    """The code of an exception in a warm-up or a capture."""
-    line = _first_line(error)
-    if isinstance(error, CaptureError):
-        return error.code
+def _explain(error: BaseException) -> tuple[str, ReasonCode]:
+    """One line that says what cannot be captured, and where in the user's code; and its code."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    code = ReasonCode.OTHER
     if isinstance(error, torch.cuda.OutOfMemoryError):
-        return ReasonCode.OUT_OF_MEMORY
-    if _is_about_a_generator(line):
-        return ReasonCode.GENERATOR
-    return (
-        ReasonCode.HOST_SYNC if "captur" in line.lower() else ReasonCode.OTHER
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else ""
-
-
-def _is_about_a_generator(line: str) -> bool:
-    return "enerator" in line or "offset increment" in line.lower()
-
-
-def _explain(error: BaseException) -> str:
-    """One line that says what cannot be captured, and where in the user's code."""
-    line = _first_line(error)
-    is_capture_error = "captur" in line.lower()
-    if _is_about_a_generator(line):
+        code = ReasonCode.OUT_OF_MEMORY
+    elif "enerator" in line or "offset increment" in line.lower():
+        code = ReasonCode.GENERATOR
         line = f"it draws from a torch.Generator that the graph does not know ({line})"
-    elif is_capture_error:
+    elif "captur" in line.lower():
+        code = ReasonCode.HOST_SYNC
         line = f"it waits for the GPU, or copies from or to the host ({line})"
-    return f"{type(error).__name__}: {line}{_innermost_user_frame(error)}"
+    if isinstance(error, CaptureError):
+        code = error.code
 
-
-def _innermost_user_frame(error: BaseException) -> str:
-    """Where an error arose, outside of this module, of installed packages and of generated code; empty if nowhere."""
-    frames = traceback.extract_tb(error.__traceback__)
-    user_frames: list[traceback.FrameSummary] = []
-    for frame in frames:
-        is_installed = "site-packages" in frame.filename
+    # where it arose outside of this module, of installed packages and of generated code
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
         is_generated = "<" in frame.filename
+        is_installed = "site-packages" in frame.filename
         if frame.filename != __file__ and not is_installed and not is_generated:
-            user_frames.append(frame)
-    if not user_frames:
-        return ""
-    innermost = user_frames[-1]
-    filename = _relative_to_cwd(innermost.filename)
-    return f", in {filename}:{innermost.lineno}: {innermost.line}"
-
-
-def _relative_to_cwd(filename: str) -> str:
-    """A file name relative to the current folder if it is in there."""
-    path = Path(filename)
-    folder = Path.cwd()
-    return (
-        str(path.relative_to(folder))
-        if path.is_relative_to(folder)
-        else filename
-    )
+            file = Path(frame.filename)
+            if file.is_relative_to(Path.cwd()):
+                file = file.relative_to(Path.cwd())
+            place = f", in {file}:{frame.lineno}: {frame.line}"
+    return f"{type(error).__name__}: {line}{place}", code
 
 
 # ---- Repeated calls, and loops, that replay graphs.
@@ -489,8 +432,7 @@ class _GraphCache:
 
     def __init__(self, *, strict: bool = False, agree: Agree = alone) -> None:
         """Capture nothing yet; `strict` and `agree` are those of `capture`."""
-        self._strict = strict
-        self._agree = agree
+        self._capture = partial(capture, strict=strict, agree=agree)
         self._captures: dict[tuple[object, ...], _Capture] = {}
 
     def captures(self) -> list[_Capture]:
@@ -509,12 +451,7 @@ class _GraphCache:
         make_initial_state: Callable[[], State],
     ) -> CapturedStep[State, tuple[()]]:
         if key not in self._captures:
-            self._captures[key] = capture(
-                fn,
-                make_initial_state(),
-                strict=self._strict,
-                agree=self._agree,
-            )
+            self._captures[key] = self._capture(fn, make_initial_state())
         return self._captures[key]
 
 
@@ -522,10 +459,8 @@ def _capture_key(
     cfg: object, world: object, inputs: object
 ) -> tuple[object, ...]:
     """What a graph is captured for: the settings, the addresses of the world, and the shapes of the inputs."""
-    world_leaves = tree.leaves(world)
-    input_leaves = tree.leaves(inputs)
-    world_key = [(x.data_ptr(), x.shape) for x in world_leaves]
-    input_key = [(x.shape, x.dtype) for x in input_leaves]
+    world_key = [(x.data_ptr(), x.shape) for x in tree.leaves(world)]
+    input_key = [(x.shape, x.dtype) for x in tree.leaves(inputs)]
     return (cfg, *world_key, *input_key)
 
 
@@ -537,13 +472,10 @@ class GraphedStep(_GraphCache, Generic[State]):
     """
 
     def __init__(self, step: Callable[..., State]) -> None:
-        """Capture nothing yet.
-
-        Args:
-          step: the pure function.
-        """
+        """Capture nothing yet; the step is a pure function."""
         super().__init__()
         self._step = step
+        self._captured: _Capture | None = None
         # the arguments of a call that continues in place
         self._in_place_args: tuple[object, ...] = ()
 
@@ -559,23 +491,24 @@ class GraphedStep(_GraphCache, Generic[State]):
           CaptureError: as by `capture`.
         """
         args = (cfg, world, *inputs)
-        if not _are_identical(args, self._in_place_args):
+        captured = self._captured
+        is_same = len(args) == len(self._in_place_args)
+        is_same = is_same and all(map(operator.is_, args, self._in_place_args))
+        if captured is None or not is_same:
             key = _capture_key(cfg, world, inputs)
-            self._captured = self._get_or_capture(
+            captured = self._captured = self._get_or_capture(
                 key, partial(self._advance, cfg, world), lambda: inputs
             )
-            self._captured.load(inputs)
-            state = self._captured.state[-1]
-            self._in_place_args = (*args[:-1], state)
-        self._captured.step()
-        return self._captured.state[-1]
+            captured.load(inputs)
+            self._in_place_args = (*args[:-1], captured.state[-1])
+        captured.step()
+        return captured.state[-1]
 
     def release(self) -> None:
         """Let go of all graphs and their buffers; later calls capture anew."""
         self._captures.clear()
         self._in_place_args = ()
-        if hasattr(self, "_captured"):
-            del self._captured
+        self._captured = None
         clear_graph_pools()
 
     def _advance(
@@ -584,14 +517,6 @@ class GraphedStep(_GraphCache, Generic[State]):
         """The inputs with the state replaced by the next one."""
         state = self._step(cfg, world, *inputs)
         return (*inputs[:-1], state), ()
-
-
-def _are_identical(
-    args: tuple[object, ...], others: tuple[object, ...]
-) -> bool:
-    if len(args) != len(others):
-        return False
-    return all(a is b for a, b in zip(args, others))
 
 
 class ScanState(NamedTuple):
@@ -626,24 +551,19 @@ class GraphedScan(_GraphCache):
           CaptureError: as by `capture`.
         """
         cfg, world, *inputs = fn.args
-        inputs = tuple(inputs)
         body = partial(fn.func, cfg, world, **fn.keywords)
-        key = (
-            fn.func,
-            *fn.keywords.items(),
-            *_capture_key(cfg, world, (inputs, carry, xs)),
-        )
-        make_initial_state = partial(
-            _initial_scan_state, body, inputs, carry, xs
-        )
+        first = (tuple(inputs), carry, xs)
+        arguments = _capture_key(cfg, world, first)
+        key = (fn.func, *fn.keywords.items(), *arguments)
         loop = self._get_or_capture(
-            key, partial(_run_body, body), make_initial_state
+            key,
+            partial(_run_body, body),
+            partial(_initial_scan_state, body, *first),
         )
 
         # The step index begins at 0 at every call, also after one that was interrupted.
-        first_index = torch.zeros_like(loop.state.step_index)
-        ys = loop.state.ys
-        loop.load(ScanState(inputs, carry, xs, ys, step_index=first_index))
+        index = torch.zeros_like(loop.state.step_index)
+        loop.load(ScanState(*first, loop.state.ys, index))
         for _ in range(tree.length(xs)):
             loop.step()
         result = (loop.state.carry, loop.state.ys)
@@ -657,16 +577,12 @@ def _initial_scan_state(
     xs: object,
 ) -> ScanState:
     """The loop before its first step; the body runs once, for the shapes of its output."""
-    n_steps = tree.length(xs)
     _, y = body(*inputs, carry, tree.item(xs, 0))
+    n_steps = tree.length(xs)
+    ys = tree.map(lambda leaf: leaf.new_zeros((n_steps, *leaf.shape)), y)
     device = tree.leaves(carry)[0].device
     step_index = torch.zeros(1, dtype=torch.int64, device=device)
-
-    def make_rows(leaf: Tensor) -> Tensor:
-        return leaf.new_zeros((n_steps, *leaf.shape))
-
-    ys = tree.map(make_rows, y)
-    return ScanState(inputs, carry, xs, ys=ys, step_index=step_index)
+    return ScanState(inputs, carry, xs, ys, step_index)
 
 
 def _run_body(
@@ -677,18 +593,12 @@ def _run_body(
     The outputs are written into their rows of `ys` here. As new tensors, all rows would be copied in every step.
     """
     index = loop.step_index
-
-    def read_row(rows: Tensor) -> Tensor:
-        return rows.index_select(0, index)[0]
-
-    def write_row(rows: Tensor, row: Tensor) -> Tensor:
-        return rows.index_copy_(0, index, row[None])
-
-    x = tree.map(read_row, loop.xs)
+    x = tree.map(lambda rows: rows.index_select(0, index)[0], loop.xs)
     carry, y = body(*loop.inputs, loop.carry, x)
-    tree.map(write_row, loop.ys, y)
-    next_loop = loop._replace(carry=carry, step_index=index + 1)
-    return next_loop, ()
+    tree.map(
+        lambda rows, row: rows.index_copy_(0, index, row[None]), loop.ys, y
+    )
+    return loop._replace(carry=carry, step_index=index + 1), ()
 
 
 def capture_loop_bodies(

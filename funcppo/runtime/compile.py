@@ -8,18 +8,21 @@
 compilers are fast and wrong. The rollout parts (random inputs, rollout step, advantages) are compiled one by one,
 whatever the strategy. All functions tried are pure, so trials leave the user's state as it was.
 
-`compile_function` compiles a single function.
+`compile_function` compiles a single function. `check_update` and `check_output` compare compiled functions with eager
+ones, every leaf at its own scale: in one norm over the whole update state, the optimizer's step count is large and
+right and would hide wrong parameters.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +30,7 @@ from torch.optim.adam import adam
 
 from funcppo.core import tree
 from funcppo.core.settings import FieldError
-from funcppo.runtime import cache, reasons
+from funcppo.runtime import cache
 from funcppo.runtime.cache import CompiledFunction
 from funcppo.runtime.capture import (
     CapturedStep,
@@ -35,35 +38,44 @@ from funcppo.runtime.capture import (
     TreeFunction,
     are_trees_demanded,
 )
-from funcppo.runtime.collectives import (
+from funcppo.runtime.distributed import (
     Agree,
     alone,
     attempt_together,
     backend_options,
 )
-from funcppo.runtime.equivalence import (
-    DEFAULT_TOLERANCE,
-    TF32_TOLERANCE,
-    check_output,
-    check_update,
-)
-from funcppo.runtime.reasons import ReasonCode
+from funcppo.runtime.inductor import operators  # noqa: F401  # registers them
+from funcppo.runtime.reasons import ReasonCode, error_line, failure_code
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "forward", "eager")
 # Fields of `train_step.StepFunctions`.
 ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
-MAX_CHECKED_STEPS = 4  # of a rollout, over which rollout parts are compared
+
+# Tolerances are relative: to the change that an update makes to a leaf, or to the size of an output.
+# In float32 compilers reorder sums, and that is all. Largest errors of all strategies for CartPole and the prover
+# on a CPU: 3e-6 of a change, 8e-6 of an output. An iteration of 16 minibatches on an H200: 2e-5 of its change.
+DEFAULT_TOLERANCE = 3e-5
+TF32_TOLERANCE = 0.01  # for TF32 matrix products: 11 significant bits
+# for matrix products in bfloat16, which has 8 significant bits
+BF16_TOLERANCE = 0.1
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+Parts = TypeVar("Parts")  # `train_step.StepFunctions`
 Params = TypeVar("Params")
 Moments = TypeVar("Moments")  # `optim.AdamState`
 Carry = TypeVar("Carry")
 Inputs = TypeVar("Inputs")
+State = TypeVar("State")
+Minibatch = TypeVar("Minibatch")
 
 # the arguments of some calls of each part, by the part's name
 _Calls = Mapping[str, list[tuple[Any, ...]]]
+
+
+class EquivalenceError(RuntimeError):
+    """A compiled function runs, but returns other numbers than the eager one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,13 +121,6 @@ class StrategyRecord:
     network_code: ReasonCode | None = None  # the same as a code
 
 
-class SelectedStrategy(NamedTuple):
-    """The outcome of `select_strategy`."""
-
-    parts: Any  # the parts to run, some of them compiled
-    record: StrategyRecord  # the strategy in use, and the failures of others
-
-
 def reason_against_compiling() -> str:
     """What turns the compiler of PyTorch off: an environment variable or a stance; empty if nothing does."""
     for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
@@ -132,20 +137,9 @@ def reason_against_compiling() -> str:
     return ""
 
 
-def check_available(strategy: str) -> None:
-    """Check that a strategy is not refused, before any work for it.
-
-    Raises:
-      FieldError: it compiles, is asked for by name, and PyTorch's compiler is turned off; or it compiles nothing, and
-        `cudagraph_trees_only` asks for graphs of compiled functions.
-    """
-    _reason_to_stay_eager(strategy)
-
-
 def compile_function(
     fn: Callable[Args, Result],
     backend: str = "inductor",
-    use_custom_passes: bool = True,
     **inductor_options: object,
 ) -> Callable[Args, Result]:
     """Compile a function as one graph of fixed shapes; a graph break is an error.
@@ -154,9 +148,8 @@ def compile_function(
 
     Args:
       fn: a pure function of trees of tensors and frozen settings, called with positional arguments only.
-      backend: a backend of `torch.compile`; only Inductor's code is saved for later processes, and only Inductor
-        records CUDA graphs where `cudagraph_trees_only` asks for them.
-      use_custom_passes: rewrite matrix products (`inductor/matmul_pass.py`), and fuse more than Inductor by default.
+      backend: a backend of `torch.compile`; only Inductor rewrites matrix products (`inductor/passes.py`), only its
+        code is saved for later processes, and only it records CUDA graphs where `cudagraph_trees_only` asks for them.
       **inductor_options: further options of Inductor.
     """
     if reason_against_compiling():
@@ -164,43 +157,46 @@ def compile_function(
     if backend != "inductor":
         options = backend_options(backend)
         return torch.compile(fn, fullgraph=True, dynamic=False, **options)
-    options: dict[str, Any] = {}
-    if use_custom_passes:
-        # a softmax over few actions would be a kernel of its own otherwise
-        options["online_softmax"] = False
-        if torch.cuda.is_available():
-            # Inductor copies what a kernel overwrites before each trial of its block sizes. Copies take longer than
-            # small kernels, so that all sizes seem equal, and a slow one may be chosen.
-            options["inplace_buffers"] = False
-    options.update(inductor_options)
-    prepare = _load_passes if use_custom_passes else _load_lowering
+    # a softmax over few actions would be a kernel of its own otherwise
+    options: dict[str, Any] = {"online_softmax": False}
+    if torch.cuda.is_available():
+        # Inductor copies what a kernel overwrites before each trial of its block sizes. Copies take longer than
+        # small kernels, so that all sizes seem equal, and a slow one may be chosen.
+        options["inplace_buffers"] = False
+    options |= inductor_options
     compiled: Any = (
-        TreeFunction(fn, {**prepare(), **options})
+        TreeFunction(fn, load_passes() | options)
         if are_trees_demanded()
-        else CompiledFunction(fn, options, prepare)
+        else CompiledFunction(fn, options, load_passes)
     )
     return cast("Callable[Args, Result]", compiled)
 
 
-def _load_lowering() -> dict[str, Any]:
-    """Teach Inductor this package's random bits. A run that compiles nothing can do without its 75 MB."""
-    # The first import registers the lowering.
-    from funcppo.runtime.inductor import threefry_lowering  # noqa: F401
+def load_passes() -> dict[str, Any]:
+    """Inductor's options for this package's pass over graphs; it learns the package's random bits, too.
 
-    return {}
+    The import takes seconds and 75 MB, which a process that compiles nothing does without.
+    """
+    from funcppo.runtime.inductor.passes import MatmulPass
 
-
-def _load_passes() -> dict[str, Any]:
-    """As `_load_lowering`; options with this package's pass over graphs."""
-    from funcppo.runtime.inductor.matmul_pass import MatmulPass
-
-    _load_lowering()
     return {"post_grad_custom_pre_pass": MatmulPass()}
+
+
+# ---- The choice of a strategy.
+
+
+def check_available(strategy: str) -> None:
+    """Check that a strategy is not refused, before any work for it.
+
+    Raises:
+      FieldError: as of `select_strategy`.
+    """
+    _reason_to_stay_eager(strategy)
 
 
 def select_strategy(
     collect: Callable[..., Any],
-    parts: Any,
+    parts: Parts,
     cfg: Any,
     world: object,
     state: Any,
@@ -209,7 +205,7 @@ def select_strategy(
     tolerance: float = DEFAULT_TOLERANCE,
     rollout_parts: tuple[str, ...] = ROLLOUT_PARTS,
     agree: Agree = alone,
-) -> SelectedStrategy:
+) -> tuple[Parts, StrategyRecord]:
     """Compile the parts of a training step by the fastest strategy that works here.
 
     Args:
@@ -220,19 +216,19 @@ def select_strategy(
       state: a training state. Trials compute a rollout and minibatch updates from it and drop the results.
       strategy: the only candidate; "auto": all of them, in the order of `STRATEGIES`.
       backend: a backend of `torch.compile`.
-      tolerance: largest relative difference from eager: see `equivalence.py`. At least `TF32_TOLERANCE` where PyTorch
+      tolerance: largest relative difference from eager: see `check_update`. At least `TF32_TOLERANCE` where PyTorch
         may use TF32. Above that, for products of lower precision, the rollout parts are not compared, because rounding
         changes some of the random choices.
       rollout_parts: which of `ROLLOUT_PARTS` to compile; the others stay eager.
       agree: of several processes that learn together, so that all use one strategy.
 
     Returns:
-      parts: the parts to run instead of the eager ones.
-      record: the strategy in use, and the failures of others.
+      The parts to run instead of the eager ones; and the strategy in use, with the failures of others.
 
     Raises:
-      ValueError: there is no such strategy, or it compiles and PyTorch's compiler is turned off, or it compiles nothing
-        and `cudagraph_trees_only` asks for graphs of compiled functions; or the folder of compiled code is refused.
+      FieldError: there is no such strategy; or it compiles, is asked for by name, and PyTorch's compiler is turned off;
+        or it compiles nothing, and `cudagraph_trees_only` asks for graphs of compiled functions.
+      ValueError: the folder of compiled code is refused.
       Exception: whatever a strategy that is chosen by name raises.
     """
     device: torch.device = state.key.device
@@ -243,108 +239,48 @@ def select_strategy(
         device=str(device),
         backend=backend,
     )
-    reason, code = _common_reason_to_stay_eager(strategy, agree)
+    reason, code = _reason_to_stay_eager(strategy)
+    peer_reason = agree("compiling", reason)
+    if peer_reason and code is None:
+        reason = f"another process stays eager: {peer_reason}"
+        code = ReasonCode.DISABLED
     if code is not None:
-        skipped = {"skip_reason": reason, "skip_code": code}
-        return SelectedStrategy(parts, dataclasses.replace(record, **skipped))
+        return parts, dataclasses.replace(
+            record, skip_reason=reason, skip_code=code
+        )
 
     cache.use_folder()
-    if _may_use_tf32(device):
+    precision = torch.get_float32_matmul_precision()
+    if device.type == "cuda" and precision != "highest":
         tolerance = max(tolerance, TF32_TOLERANCE)
-    trial = _Trial(
-        backend=backend,
-        tolerance=tolerance,
-        raise_on_failure=strategy != "auto",
-        agree=agree,
-        strategies=_strategies_to_try(strategy),
-        on_gpu=device.type == "cuda",
-    )
-    if trial.may_use_kernels:
-        from funcppo.runtime.env_kernel import rollout_kernel
+    candidates = STRATEGIES if strategy == "auto" else (strategy,)
+    if strategy == "auto" and are_trees_demanded():
+        candidates = STRATEGIES[:-1]  # there are graphs of compiled ones only
+    trial = _Trial(parts, backend, tolerance, agree, strategy != "auto")
+    if device.type == "cuda" and backend == "inductor":
+        trial.find_kernels(device, cfg, candidates)
 
-        rollout_kernel.prepare_triton(device)
-        trial.find_kernels(parts, cfg)
     calls = _record_calls(collect, parts, cfg, world, state)
-    compiled = trial.compile_rollout(parts, calls, rollout_parts)
+    compiled = trial.compile_rollout(calls, rollout_parts)
     collected = collect(cfg, world, state, compiled)
     args = (cfg, world, state.params, collected.batch, collected.scalars)
-    compiled = trial.compile_update(compiled, args, collected)
+    step = trial.compile_update(candidates, args, collected)
+    compiled = dataclasses.replace(compiled, minibatch_step=step)
     record = dataclasses.replace(
         record, failures=tuple(trial.failures), **trial.found
     )
-    return SelectedStrategy(compiled, record)
-
-
-def _strategies_to_try(strategy: str) -> tuple[str, ...]:
-    """The strategies to try, in this order."""
-    if strategy != "auto":
-        return (strategy,)
-    # There are graphs of compiled functions only.
-    needs_compiler = are_trees_demanded()
-    return STRATEGIES[:-1] if needs_compiler else STRATEGIES
-
-
-def with_capture(
-    record: StrategyRecord, captured: CapturedStep[Any, Any]
-) -> StrategyRecord:
-    """The record of a strategy, extended by how its step is replayed, and why not as a CUDA graph if it is on a GPU."""
-    if captured.replay_mode == "none" and record.device.startswith("cuda"):
-        failure = Failure(
-            name="cuda-graph",
-            error_type="CaptureError",
-            message=captured.fallback_reason,
-            code=ReasonCode.NOT_CAPTURED,
-        )
-        record = dataclasses.replace(
-            record,
-            failures=(*record.failures, failure),
-            fallback_code=captured.fallback_code,
-        )
-    return dataclasses.replace(record, replay_mode=captured.replay_mode)
-
-
-def choices(record: StrategyRecord) -> dict[str, str]:
-    """What processes that learn together must have in common, by name."""
-    return {
-        "strategy": record.strategy,
-        "rollout": record.rollout,
-        "network": record.network,
-        "replay mode": record.replay_mode,
-    }
-
-
-def with_host_environment(record: StrategyRecord) -> StrategyRecord:
-    """The record of a strategy, extended by why the rollout step runs eagerly where environments step on the host."""
-    failure = Failure(
-        name="rollout_step",
-        error_type="HostEnvironment",
-        message="the environment steps on the host, which can be neither compiled nor captured",
-        code=ReasonCode.HOST_ENVIRONMENT,
-    )
-    return dataclasses.replace(record, failures=(failure, *record.failures))
-
-
-def _common_reason_to_stay_eager(
-    strategy: str, agree: Agree
-) -> tuple[str, ReasonCode | None]:
-    """As `_reason_to_stay_eager`, of this process or of another that learns with it."""
-    reason, code = _reason_to_stay_eager(strategy)
-    found = agree("compiling", reason)
-    if found and code is None:
-        return f"another process stays eager: {found}", ReasonCode.DISABLED
-    return reason, code
+    return compiled, record
 
 
 def _reason_to_stay_eager(strategy: str) -> tuple[str, ReasonCode | None]:
     """Why nothing is compiled for a strategy that is asked for, as text and as code; empty and None if something is.
 
     Raises:
-      FieldError: there is no such strategy; or it compiles, is asked for by name, and the compiler is turned off; or it
-        compiles nothing, and CUDAGraph Trees are asked for.
+      FieldError: as of `select_strategy`.
     """
-    choices = ("auto", *STRATEGIES)
-    if strategy not in choices:
-        raise FieldError("strategy", ", ".join(choices), strategy)
+    names = ("auto", *STRATEGIES)
+    if strategy not in names:
+        raise FieldError("strategy", ", ".join(names), strategy)
     reason = reason_against_compiling()
     if are_trees_demanded() and (strategy == "eager" or reason):
         expected = "one that compiles, for CUDAGraph Trees"
@@ -361,12 +297,6 @@ def _reason_to_stay_eager(strategy: str) -> tuple[str, ReasonCode | None]:
     return "", None
 
 
-def _may_use_tf32(device: torch.device) -> bool:
-    """Return whether float32 matrix products may be of lower precision."""
-    precision = torch.get_float32_matmul_precision()
-    return device.type == "cuda" and precision != "highest"
-
-
 def _record_calls(
     collect: Callable[..., Any],
     parts: Any,
@@ -377,18 +307,13 @@ def _record_calls(
     """Arguments of the first calls of each rollout part, from a short eager rollout."""
     calls: dict[str, list[tuple[Any, ...]]] = {}
 
-    def with_recording(name: str) -> Callable[..., Any]:
-        part = getattr(parts, name)
+    def record_and_call(name: str, *args: object) -> object:
+        calls.setdefault(name, []).append(args)
+        return getattr(parts, name)(*args)
 
-        def record_and_call(*args: object) -> object:
-            calls.setdefault(name, []).append(args)
-            return part(*args)
-
-        return record_and_call
-
-    recording_parts = {name: with_recording(name) for name in ROLLOUT_PARTS}
+    recording = {name: partial(record_and_call, name) for name in ROLLOUT_PARTS}
     short_parts = dataclasses.replace(
-        parts, scan=_scan_first_steps, **recording_parts
+        parts, scan=_scan_first_steps, **recording
     )
     collect(cfg, world, state, short_parts)
     return calls
@@ -399,76 +324,138 @@ def _scan_first_steps(
     carry: Carry,
     xs: Inputs,
 ) -> tuple[Carry, Result]:
-    """As a scan, but the outputs of the last of a few steps stand for all that follow."""
+    """As a scan, but the outputs of the fourth step stand for all that follow."""
     n_steps = tree.length(xs)
     outputs: list[Result] = []
-    for t in range(min(MAX_CHECKED_STEPS, n_steps)):
+    for t in range(min(4, n_steps)):
         carry, y = fn(carry, tree.item(xs, t))
         outputs.append(y)
     outputs += [outputs[-1]] * (n_steps - len(outputs))
     return carry, _stack(outputs)
 
 
-def _stack(trees: Sequence[Result]) -> Result:
+def _stack(trees: Iterable[Result]) -> Result:
     """One tree whose leaves are those of several, stacked."""
     return tree.map(lambda *leaves: torch.stack(leaves), *trees)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
-    """Settings of the trials of strategies, and what they have found so far."""
+    """Trials of strategies, and what they have found so far.
 
-    backend: str
-    tolerance: float
-    # the strategy is chosen by name, so that its failure is an error
-    raise_on_failure: bool
-    agree: Agree
-    strategies: tuple[str, ...]  # to try, in this order
-    on_gpu: bool
-    failures: list[Failure] = field(default_factory=list)
-    # of the record
-    found: dict[str, Any] = field(default_factory=dict)
-    # functions of the step, `train_step.KernelFunctions`; empty, or one element
-    kernels: list[Any] = field(default_factory=list)
+    Attributes:
+      failures: what failed.
+      found: fields of the record.
+    """
 
-    @property
-    def may_use_kernels(self) -> bool:
-        """Whether kernels of Triton may take the place of what Inductor compiles."""
-        return self.on_gpu and self.backend == "inductor"
+    def __init__(
+        self,
+        parts: Any,
+        backend: str,
+        tolerance: float,
+        agree: Agree,
+        raise_on_failure: bool,
+    ) -> None:
+        """Try nothing yet.
 
-    def find_kernels(self, parts: Any, cfg: object) -> None:
-        """Find kernels for the network of the update, where the minibatch step is to be compiled as a whole."""
-        if self.strategies[0] != "one-graph":
-            return
-        reason = parts.kernels.reason_against(cfg)
-        code = ReasonCode.UNSUPPORTED
-        if not reason and are_trees_demanded():
+        Args:
+          parts: the eager parts.
+          raise_on_failure: the strategy is chosen by name, so that its failure is an error.
+        """
+        self.parts = parts
+        self.backend = backend
+        self.tolerance = tolerance
+        self.agree = agree
+        self.raise_on_failure = raise_on_failure
+        # Rounding of less precise products changes some of the random choices.
+        self.is_exact = tolerance <= TF32_TOLERANCE
+        self.failures: list[Failure] = []
+        self.found: dict[str, Any] = {}
+        self.may_use_kernels = False
+        # functions of the step, `train_step.KernelFunctions`; empty, or one element
+        self.kernels: list[Any] = []
+
+    def find_kernels(
+        self, device: torch.device, cfg: object, candidates: tuple[str, ...]
+    ) -> None:
+        """Let kernels of Triton compute the rollout and, in one-graph, the network of the update, where they can."""
+        cache.share_triton_cache(device)
+        if are_trees_demanded():
             reason = "CUDAGraph Trees are asked for"
-            code = ReasonCode.NOT_REQUESTED
+            self._note_no_kernel("rollout", reason, ReasonCode.NOT_REQUESTED)
+            self._note_no_kernel("network", reason, ReasonCode.NOT_REQUESTED)
+            return
+        self.may_use_kernels = True
+        if candidates[0] != "one-graph":
+            return
+        reason = self.parts.kernels.reason_against(cfg)
         if reason:
-            self._note_no_kernel("network", reason, code)
+            self._note_no_kernel("network", reason, ReasonCode.UNSUPPORTED)
         else:
-            self.kernels.append(parts.kernels)
+            self.kernels.append(self.parts.kernels)
 
-    def compile_rollout(
-        self, parts: Any, calls: _Calls, names: tuple[str, ...]
-    ) -> Any:
+    def compile_rollout(self, calls: _Calls, names: tuple[str, ...]) -> Any:
         """The parts with those of the rollout compiled that can be."""
         compiled = {}
         if "rollout_step" in names and self.may_use_kernels:
-            unroll = self._compile_unroll(parts, calls["rollout_step"])
+            unroll = self._compile_unroll(calls["rollout_step"])
             if unroll is not None:
                 compiled["unroll"] = unroll
         for name in names:
             if name == "rollout_step" and "unroll" in compiled:
                 continue
-            attempts = self._rollout_attempts(name, parts, calls[name])
+            attempts = self._rollout_attempts(name, calls[name])
             try:
                 compiled[name] = self._first_that_works(attempts)
             except Exception:
                 if self.raise_on_failure:
                     raise
-        return dataclasses.replace(parts, **compiled)
+        return dataclasses.replace(self.parts, **compiled)
+
+    def compile_update(
+        self, candidates: tuple[str, ...], args: tuple[Any, ...], collected: Any
+    ) -> Callable[..., Any]:
+        """The minibatch step of the first strategy that works.
+
+        Args:
+          args: of the minibatch step, but for the update state and the minibatch.
+          collected: the inputs of the minibatch updates, `train_step.RolloutResult`.
+        """
+        eager = self.parts.minibatch_step
+        # name of the attempt, strategy, step
+        forms = [(name, name, eager) for name in candidates]
+        if candidates[0] == "one-graph":
+            forms[:0] = [
+                ("network", "one-graph", x.minibatch_step) for x in self.kernels
+            ]
+
+        def attempt(
+            name: str, strategy: str, step: Any
+        ) -> tuple[Callable[..., Any], dict[str, str]]:
+            compiled = build_minibatch_step(
+                strategy,
+                step,
+                self.parts.minibatch_loss,
+                partial(compile_function, backend=self.backend),
+            )
+            check_update(
+                partial(compiled, *args),
+                partial(eager, *args),
+                collected.update_state,
+                collected.minibatches,
+                self.tolerance,
+            )
+            found = {"strategy": strategy}
+            if name == "network":
+                found["network"] = "kernels"
+            return compiled, found
+
+        step, found = self._first_that_works(
+            (form[0], partial(attempt, *form)) for form in forms
+        )
+        self.found |= found
+        if found == {"strategy": "one-graph"}:
+            self._note_failed_kernel("network")
+        return step
 
     def _first_that_works(
         self, attempts: Iterable[tuple[str, Callable[[], Result]]]
@@ -481,78 +468,63 @@ class _Trial:
         Raises:
           Exception: that of the last one, if all fail.
         """
-        last_error: Exception | None = None
+        last_error: Exception = RuntimeError("expected an attempt, got none")
         for name, attempt in attempts:
             try:
                 with attempt_together(self.agree, name):
                     return attempt()
             except Exception as error:
-                self.failures.append(_failure(name, error))
+                failure = Failure(
+                    name=name,
+                    error_type=type(error).__name__,
+                    message=error_line(error),
+                    code=failure_code(error),
+                )
+                self.failures.append(failure)
                 last_error = error
-        assert last_error is not None
         raise last_error
 
     def _rollout_attempts(
-        self, name: str, parts: Any, calls: list[tuple[Any, ...]]
-    ) -> Iterator[tuple[str, Callable[[], Callable[..., Any]]]]:
+        self, name: str, calls: list[tuple[Any, ...]]
+    ) -> Iterable[tuple[str, Callable[[], Callable[..., Any]]]]:
         """Ways to compile a rollout part, each with a check on the arguments of some calls."""
-        part = getattr(parts, name)
-        # Rounding changes some of the random choices of the others.
-        is_exact = self.tolerance <= TF32_TOLERANCE
+        part = getattr(self.parts, name)
+
+        def attempt(
+            fn: Callable[..., Any], calls: list[tuple[Any, ...]], compare: bool
+        ) -> Callable[..., Any]:
+            compiled = compile_function(fn, self.backend)
+            for args in calls:
+                actual = compiled(*args)  # compiles at the first call
+                if compare:
+                    check_output(actual, part(*args), self.tolerance)
+            return compiled
+
         for kernels in self.kernels:
             by_kernels = getattr(kernels, name, None)
             if by_kernels is None:
                 continue
-            checked, compare = calls, is_exact
-            if name == "build_batch":
-                checked = [*calls, *map(_with_truncations, calls)]
-                compare = True
-            attempt = partial(self._compile_and_check, part, checked)
+            is_batch = name == "build_batch"
+            cut = [_with_truncations(x) for x in calls] if is_batch else []
+            compare = is_batch or self.is_exact
             yield (
                 f"{name} by kernels",
-                partial(attempt, by_kernels, True, compare),
+                partial(attempt, by_kernels, [*calls, *cut], compare),
             )
-        attempt = partial(self._compile_and_check, part, calls, part)
-        if self.backend == "inductor":
-            yield (
-                f"{name} with custom passes",
-                partial(attempt, True, is_exact),
-            )
-        yield name, partial(attempt, False, is_exact)
-
-    def _compile_and_check(
-        self,
-        eager: Callable[..., Any],
-        calls: list[tuple[Any, ...]],
-        fn: Callable[..., Any],
-        use_custom_passes: bool,
-        compare: bool,
-    ) -> Callable[..., Any]:
-        """A function compiled in place of the eager one, after some calls of it."""
-        compiled = compile_function(fn, self.backend, use_custom_passes)
-        for args in calls:
-            actual = compiled(*args)  # compiles at the first call
-            if compare:
-                check_output(actual, eager(*args), self.tolerance)
-        return compiled
+        yield name, partial(attempt, part, calls, self.is_exact)
 
     def _compile_unroll(
-        self, parts: Any, steps: list[tuple[Any, ...]]
+        self, steps: list[tuple[Any, ...]]
     ) -> Callable[..., Any] | None:
         """The whole rollout as one kernel, after a check on its first steps; None if there is none."""
-        if are_trees_demanded():
-            reason = "CUDAGraph Trees are asked for"
-            self._note_no_kernel("rollout", reason, ReasonCode.NOT_REQUESTED)
-            return None
         # Each with what computes the values afterwards, or None if the step does.
         forms = [(x.actor_step, x.values) for x in self.kernels]
-        forms.append((parts.rollout_step, None))
-        attempts = [
-            ("rollout", partial(self._unroll_by_kernel, parts, steps, *form))
-            for form in forms
-        ]
+        forms.append((self.parts.rollout_step, None))
         try:
-            unroll = self._first_that_works(attempts)
+            unroll = self._first_that_works(
+                ("rollout", partial(self._unroll_by_kernel, steps, *form))
+                for form in forms
+            )
         except Exception:
             self._note_failed_kernel("rollout")
             return None
@@ -561,81 +533,23 @@ class _Trial:
 
     def _unroll_by_kernel(
         self,
-        parts: Any,
         steps: list[tuple[Any, ...]],
         step: Any,
         values: Callable[..., Any] | None,
     ) -> Callable[..., Any]:
         """The kernel of a rollout, of a step and of what computes the values afterwards."""
-        from funcppo.runtime.env_kernel import rollout_kernel
+        from funcppo.runtime.env_kernel import rollout
 
         cfg, *args = steps[0]
-        first = rollout_kernel.StepArguments(*args)
-        kernel = rollout_kernel.compile_unroll(step, cfg, first, values)
-
-        states, transitions = zip(*(parts.rollout_step(*x) for x in steps))
-        random_inputs = [args[-1] for args in steps]
-        actual = kernel(cfg, *first[:-1], _stack(random_inputs))
+        first = rollout.StepArguments(*args)
+        kernel = rollout.compile_unroll(step, cfg, first, values)
+        states, transitions = zip(*(self.parts.rollout_step(*x) for x in steps))
+        random_inputs = _stack(args[-1] for args in steps)
+        actual = kernel(cfg, *first[:-1], random_inputs)
         expected = (states[-1], _stack(transitions))
-        if self.tolerance <= TF32_TOLERANCE:
+        if self.is_exact:
             check_output(actual, expected, self.tolerance)
         return kernel
-
-    def compile_update(
-        self, parts: Any, args: tuple[Any, ...], collected: Any
-    ) -> Any:
-        """The parts with the minibatch step of the first strategy that works.
-
-        Args:
-          args: of the minibatch step, but for the update state and the minibatch.
-          collected: the inputs of the minibatch updates, `train_step.RolloutResult`.
-        """
-        attempts = self._update_attempts(parts, args, collected)
-        step, found = self._first_that_works(attempts)
-        self.found.update(found)
-        if found["strategy"] == "one-graph" and "network" not in found:
-            self._note_failed_kernel("network")
-        return dataclasses.replace(parts, minibatch_step=step)
-
-    def _update_attempts(
-        self, parts: Any, args: tuple[Any, ...], collected: Any
-    ) -> Iterator[tuple[str, Callable[[], tuple[Any, dict[str, Any]]]]]:
-        """Ways to make the minibatch step: each returns it, and fields of the record, after a check on minibatches."""
-
-        def attempt(
-            strategy: str, step: Any, use_custom_passes: bool, **found: str
-        ) -> tuple[Any, dict[str, Any]]:
-            compile_part = partial(
-                compile_function,
-                backend=self.backend,
-                use_custom_passes=use_custom_passes,
-            )
-            compiled = _build_minibatch_step(
-                strategy, step, parts.minibatch_loss, compile_part
-            )
-            check_update(
-                partial(compiled, *args),
-                partial(parts.minibatch_step, *args),
-                collected.update_state,
-                collected.minibatches,
-                self.tolerance,
-            )
-            return compiled, {"strategy": strategy, **found}
-
-        eager = parts.minibatch_step
-        for strategy in self.strategies:
-            for kernels in self.kernels if strategy == "one-graph" else ():
-                by_kernels = kernels.minibatch_step
-                yield (
-                    "network",
-                    partial(
-                        attempt, strategy, by_kernels, True, network="kernels"
-                    ),
-                )
-            if self.backend == "inductor" and strategy != "eager":
-                name = f"{strategy} with custom passes"
-                yield name, partial(attempt, strategy, eager, True)
-            yield strategy, partial(attempt, strategy, eager, False)
 
     def _note_no_kernel(
         self, place: str, reason: str, code: ReasonCode
@@ -658,7 +572,7 @@ def _with_truncations(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return *before, trajectory._replace(truncated=truncated), scalars, memory
 
 
-def _build_minibatch_step(
+def build_minibatch_step(
     strategy: str,
     step: Callable[..., Any],
     loss: Callable[..., Any],
@@ -746,10 +660,167 @@ def fused_adam(
     return tree.unflatten(params, new_params), new_state
 
 
-def _failure(name: str, error: Exception) -> Failure:
-    return Failure(
-        name=name,
-        error_type=type(error).__name__,
-        message=reasons.error_line(error),
-        code=reasons.failure_code(error),
+# ---- Extensions of a record.
+
+
+def with_capture(
+    record: StrategyRecord, captured: CapturedStep[Any, Any]
+) -> StrategyRecord:
+    """The record of a strategy, extended by how its step is replayed, and why not as a CUDA graph if it is on a GPU."""
+    if captured.replay_mode == "none" and record.device.startswith("cuda"):
+        failure = Failure(
+            name="cuda-graph",
+            error_type="CaptureError",
+            message=captured.fallback_reason,
+            code=ReasonCode.NOT_CAPTURED,
+        )
+        record = dataclasses.replace(
+            record,
+            failures=(*record.failures, failure),
+            fallback_code=captured.fallback_code,
+        )
+    return dataclasses.replace(record, replay_mode=captured.replay_mode)
+
+
+def choices(record: StrategyRecord) -> dict[str, str]:
+    """What processes that learn together must have in common, by name."""
+    return {
+        "strategy": record.strategy,
+        "rollout": record.rollout,
+        "network": record.network,
+        "replay mode": record.replay_mode,
+    }
+
+
+def with_host_environment(record: StrategyRecord) -> StrategyRecord:
+    """The record of a strategy, extended by why the rollout step runs eagerly where environments step on the host."""
+    failure = Failure(
+        name="rollout_step",
+        error_type="HostEnvironment",
+        message="the environment steps on the host, which can be neither compiled nor captured",
+        code=ReasonCode.HOST_ENVIRONMENT,
     )
+    return dataclasses.replace(record, failures=(failure, *record.failures))
+
+
+# ---- Equality of compiled and eager functions.
+
+
+def check_update(
+    step: Callable[[State, Minibatch], tuple[State, object]],
+    eager: Callable[[State, Minibatch], tuple[State, object]],
+    state: State,
+    minibatches: Minibatch,
+    tolerance: float = DEFAULT_TOLERANCE,
+) -> None:
+    """Compare two minibatch steps over the first minibatches, each from its own previous state.
+
+    One minibatch is not enough: while a network's last layer is zero, all other gradients are zero too.
+
+    Args:
+      step: the step to check, `(state, minibatch) -> (state, metrics)`.
+      eager: the step to compare with.
+      state: the update state before the first minibatch.
+      minibatches: a tree whose leaves have a leading axis of minibatches.
+      tolerance: the largest L2 distance of a leaf between both, relative to the distance that eager moves it, beyond
+        the rounding of the leaf. Integers and booleans are equal. Metrics are compared as by `check_output`.
+
+    Raises:
+      EquivalenceError: a leaf of the update state or of the metrics differs by more.
+    """
+    actual = state
+    expected = state
+    shown: list[tuple[object, object]] = []
+    for i in range(min(4, tree.length(minibatches))):
+        minibatch = tree.item(minibatches, i)
+        actual, metrics = step(actual, minibatch)
+        expected, expected_metrics = eager(expected, minibatch)
+        shown.append((metrics, expected_metrics))
+
+    names = tree.paths(expected)
+    leaves = zip(tree.leaves(actual), tree.leaves(expected), tree.leaves(state))
+    for name, (actual_leaf, expected_leaf, initial_leaf) in zip(names, leaves):
+        error = _distance(actual_leaf, expected_leaf)
+        change = _distance(expected_leaf, initial_leaf)
+        bound = _bound(expected_leaf, change, tolerance)
+        if not error <= bound:  # true for NaN as well
+            raise EquivalenceError(
+                f"differs from eager by {error:.3g} in {name}, where that changes by {change:.3g}"
+            )
+    for metrics, expected_metrics in shown:
+        check_output(metrics, expected_metrics, tolerance)
+
+
+def check_output(
+    actual: object, expected: object, tolerance: float = DEFAULT_TOLERANCE
+) -> None:
+    """Compare two outputs leaf by leaf, as of one part of a rollout.
+
+    Rounding may change a random choice, which changes all numbers of its row. So a few elements of large leaves may
+    differ, one in a thousand; all elements of a leaf with fewer are equal, or close if they are floats.
+
+    Args:
+      actual: output of the compiled part, a tree.
+      expected: output of the eager part.
+      tolerance: a float differs when its error exceeds this share of its size, or of the root mean square of its leaf
+        where that is larger; of 1 in `explained_variance`.
+
+    Raises:
+      EquivalenceError: too many elements of a leaf differ.
+    """
+    names = tree.paths(expected)
+    leaves = zip(tree.leaves(actual), tree.leaves(expected))
+    for name, (actual_leaf, expected_leaf) in zip(names, leaves):
+        # 1 less a quotient: near 0 too its rounding is that of 1
+        is_less = name.endswith("explained_variance")
+        is_wrong = _wrong_elements(
+            actual_leaf, expected_leaf, tolerance, 1.0 if is_less else 0.0
+        )
+        n_wrong = int(is_wrong.sum())
+        n = expected_leaf.numel()
+        # Rounding changes a random choice about once in a million rows.
+        if n_wrong > 1e-3 * n:
+            raise EquivalenceError(
+                f"{n_wrong} of {n} numbers differ from eager in {name}"
+            )
+
+
+def _wrong_elements(
+    actual: Tensor, expected: Tensor, tolerance: float, least_size: float
+) -> Tensor:
+    """Mask of the elements that differ by more than rounding may, where none is taken for smaller than `least_size`."""
+    wrong = actual != expected
+    if not expected.dtype.is_floating_point:
+        return wrong
+
+    both_nan = actual.isnan() & expected.isnan()
+    finite = torch.where(expected.isfinite(), expected, 0.0)
+    typical_size = (
+        float(finite.square().mean().sqrt()) if expected.numel() else 0.0
+    )
+    size = finite.abs().clamp_min(max(typical_size, least_size))
+    error = (actual - expected).abs()
+    # that of a difference of numbers near 1, in float32; larger for products of lower precision, as the tolerance is
+    rounding = 1e-6 * max(1.0, tolerance / DEFAULT_TOLERANCE)
+    is_close = error <= tolerance * size + rounding
+    return wrong & ~both_nan & ~is_close
+
+
+def _bound(expected: Tensor, change: float, tolerance: float) -> float:
+    """The largest error of a leaf that changes by so much; 0 for integers."""
+    if not expected.dtype.is_floating_point:
+        return 0.0
+    # A change smaller than the rounding of what it changes is lost in it.
+    size = float(expected.double().norm())
+    rounding = 2.0**-23 * size if math.isfinite(size) else 0.0
+    return tolerance * change + rounding
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """L2 norm of a - b, in which equal infinities and pairs of NaN count as 0."""
+    a = a.double()
+    b = b.double()
+    both_nan = a.isnan() & b.isnan()
+    is_equal = (a == b) | both_nan
+    difference = torch.where(is_equal, 0.0, a - b)
+    return float(difference.norm())

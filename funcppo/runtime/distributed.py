@@ -1,40 +1,61 @@
-"""The processes that torchrun started for one program: who is first, what all agree on, results in order.
+"""The processes that torchrun started for one program: who is first, what all agree on, results in order, distributed.
 
 `join` connects a process with the others. Work is a list of tasks, the same for every number of processes: each process
 takes the next one that nobody has taken, and rank 0 receives the results in the order of the tasks. What the processes
 tell each other goes through the key-value store of torchrun, on the CPU and on GPUs alike.
+
+`connect` connects them for collectives, which can be traced: in one graph of the compiler, and in one CUDA graph. A
+collective waits for all processes: each must call the same ones in the same order.
+
+    group = connect(processes, facts)
+    table = group.all_gather(rows)      # in a compiled function too
+
+What several processes try works in all of them, or in none: they agree before any runs what it has compiled.
+
+    with attempt_together(agree, "one-graph"):
+        step = compile_function(fn)       # each compilation ends with `settle`
+        step(x)                           # no process is in a collective of `step` that another one cannot compile
+
+Each process makes the same compilations in the same order, so the agreements of an attempt are equally many. The first
+failure ends the attempt in all processes, each at the agreement that it has come to.
 
 This module imports PyTorch when a process joins: before, it chooses the GPU that PyTorch sees.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from datetime import timedelta
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from funcppo.core.settings import is_cuda
+from funcppo.runtime.reasons import error_line
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 # JSON values
 Facts: TypeAlias = Mapping[str, Any]
+# What a process tries and why it failed, one line or empty; the first failure among all processes, with its rank, or
+# empty. See `Processes.first_failure`.
+Agree: TypeAlias = Callable[..., str]
+TreeT = TypeVar("TreeT")
 
 # What a launcher such as torchrun sets for each process.
 LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Sets the seconds without progress of any process after which one that waits gives up.
 STALL_VARIABLE = "FUNCPPO_STALL_SECONDS"
-DEFAULT_STALL_SECONDS = 600.0
-POLL_SECONDS = 0.02
-MIN_POLL_SECONDS = 1e-4
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: another process did not answer
 EXIT_PEER_FAILED = 2  # another process ended with an error
 # between two looks at the others, within a deadline
@@ -55,14 +76,6 @@ class StalledError(RuntimeError):
     """No process has made progress for too long; the message says how far each is."""
 
 
-class Work(Protocol):
-    """Does one of the tasks."""
-
-    def __call__(self, task: int, /) -> bytes:
-        """The result of a task."""
-        ...
-
-
 @dataclass(kw_only=True, slots=True)
 class Processes:
     """This process among those of the program."""
@@ -73,11 +86,16 @@ class Processes:
     """Number of this process, from 0."""
     world_size: int
     """Number of processes."""
-    stall_seconds: float = DEFAULT_STALL_SECONDS
+    stall_seconds: float = 600.0
     """Time without progress of any process after which one that waits gives up."""
+    all_gather: AllGather = field(
+        default_factory=lambda: AllGather(world_size=1, group_name="")
+    )
+    """Gathers rows of all processes, once they are connected."""
     _seen_progress: list[str] = field(default_factory=list)
     _progress_time: float = 0.0
     _n_deadlines: int = 0
+    _agreements: Iterator[int] = field(default_factory=count)
 
     @property
     def is_main(self) -> bool:
@@ -112,29 +130,35 @@ class Processes:
         self._wait(name)
         return self._get(name)
 
-    def post(self, name: str, value: bytes) -> None:
-        """Give bytes in place of those given under the same name before, if any, of which there are as many.
+    def agree(self, decision: bool) -> bool:
+        """What rank 0 has decided; errors as of `share`."""
+        return self.share(f"agreement/{next(self._agreements)}", decision)
 
-        Who reads meanwhile may get a part of each: every `MAX_VALUE_BYTES` are replaced at once.
-        """
-        self._put(name, value)
+    def first_failure(self, what: str, failure: str = "") -> str:
+        """The first failure among what all processes try, with its rank; empty if all succeeded.
 
-    def read_post(self, name: str) -> bytes | None:
-        """The bytes that are posted under a name; None if there are none yet."""
-        return self._get(name) if self.store.check([name]) else None
-
-    def check_equal(self, name: str, facts: Facts) -> None:
-        """Check that all processes hold equal facts; a barrier.
+        They may have failed in a collective: none is used. Errors as of `share`.
 
         Args:
-          name: not used before.
-          facts: JSON values.
+          what: what they try, for reports of progress.
+          failure: why this process fails, one line; empty if it succeeds.
+        """
+        number = next(self._agreements)
+        result = f" failed: {failure}" if failure else ""
+        self.report(f"agreement {number}, {what}{result}")
+        failures = self.exchange(f"agreement/{number}", failure)
+        found = [f"rank {i}: {text}" for i, text in enumerate(failures) if text]
+        return found[0] if found else ""
+
+    def check_equal(self, facts: Facts) -> None:
+        """Check that all processes hold equal facts, JSON values; a barrier.
 
         Raises:
           ValueError: a process holds others than rank 0, on every process; the message names both.
           PeerError: another process has ended with an error.
           StalledError: no process made progress for too long.
         """
+        name = f"agreement/{next(self._agreements)}"
         all_facts: list[Facts] = self.exchange(name, facts)
         for rank, others in enumerate(all_facts):
             for key, expected in all_facts[0].items():
@@ -142,6 +166,21 @@ class Processes:
                     raise ValueError(
                         f"rank {rank}: expected {key} {expected}, as rank 0 has, got {others.get(key)}"
                     )
+
+    def broadcast(self, values: TreeT) -> TreeT:
+        """The tensors of rank 0; those of other processes say shapes and dtypes. A collective."""
+        import torch
+        from torch import distributed
+
+        from funcppo.core import tree
+
+        def receive(x: Tensor) -> Tensor:
+            x = x.clone(memory_format=torch.contiguous_format)
+            distributed.broadcast(x, 0)
+            return x
+
+        with self.collective(f"broadcast {next(self._agreements)}"):
+            return tree.map(receive, values)
 
     def exchange(self, name: str, value: Any) -> list[Any]:
         """The values of all processes in the order of ranks; a barrier.
@@ -162,26 +201,20 @@ class Processes:
         return values
 
     def iter_results(
-        self,
-        name: str,
-        n_tasks: int,
-        work: Work,
-        *,
-        everywhere: bool = False,
+        self, name: str, n_tasks: int, work: Callable[[int], bytes]
     ) -> Iterator[bytes]:
         """Do the tasks that nobody has taken; on rank 0, yield the results of all in the order of the tasks.
 
         Args:
           name: of a task, in reports of progress; not used before.
           work: does a task; its result must not depend on the process.
-          everywhere: yield them on every process.
 
         Raises:
           PeerError: another process has ended with an error.
           StalledError: no process made progress for too long.
         """
         try:
-            yield from self._iter_in_order(name, n_tasks, work, everywhere)
+            yield from self._iter_in_order(name, n_tasks, work)
         finally:
             # also where rank 0 wants no more results
             if self.is_main:
@@ -196,31 +229,28 @@ class Processes:
             self._wait(f"{name}/end/{rank}")
 
     def _iter_in_order(
-        self, name: str, n_tasks: int, work: Work, everywhere: bool
+        self, name: str, n_tasks: int, work: Callable[[int], bytes]
     ) -> Iterator[bytes]:
-        """Do the tasks that nobody has taken; yield the results of all in their order, where they are received."""
-        receives = everywhere or self.is_main
-        n_readers = self.world_size - 1 if everywhere else 1
+        """Do the tasks that nobody has taken; on rank 0, yield the results of all in their order."""
         own: dict[int, bytes] = {}
         n_yielded = 0
         for task, result in self._iter_own(name, n_tasks, work):
-            if n_readers and (everywhere or not self.is_main):
+            if not self.is_main:
                 self._put(f"{name}/{task}", result)
-            if not receives:
                 continue
             own[task] = result
             while n_yielded in own or self.store.check([f"{name}/{n_yielded}"]):
-                yield self._take(name, n_yielded, own, n_readers)
+                yield self._take(name, n_yielded, own)
                 n_yielded += 1
 
-        while receives and n_yielded < n_tasks:
+        while self.is_main and n_yielded < n_tasks:
             if n_yielded not in own:
                 self._wait(f"{name}/{n_yielded}")
-            yield self._take(name, n_yielded, own, n_readers)
+            yield self._take(name, n_yielded, own)
             n_yielded += 1
 
     def _iter_own(
-        self, name: str, n_tasks: int, work: Work
+        self, name: str, n_tasks: int, work: Callable[[int], bytes]
     ) -> Iterator[tuple[int, bytes]]:
         """Do the tasks that nobody has taken; yield those and their results."""
         n_done = 0
@@ -339,19 +369,15 @@ class Processes:
         while not self.store.check([_ACKNOWLEDGED]):
             if time.monotonic() > stop:
                 return False
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.02)
         return True
 
-    def _take(
-        self, name: str, task: int, own: dict[int, bytes], n_readers: int
-    ) -> bytes:
-        """The result of a task, which is there, and nowhere after its last reader."""
+    def _take(self, name: str, task: int, own: dict[int, bytes]) -> bytes:
+        """The result of a task, which is there, and not in the store afterwards."""
         if task in own:
             return own.pop(task)
         key = f"{name}/{task}"
         result = self._get(key)
-        if n_readers > 1 and self.store.add(f"{key}/read", 1) < n_readers:
-            return result
         for i in range(int(self.store.get(key))):
             self.store.delete_key(f"{key}/part/{i}")
         return result
@@ -384,7 +410,7 @@ class Processes:
                 raise StalledError(self._stall_text(progress))
             # What comes soon is waited for shortly.
             waited = time.monotonic() - started
-            time.sleep(min(POLL_SECONDS, waited / 4 + MIN_POLL_SECONDS))
+            time.sleep(min(0.02, waited / 4 + 1e-4))
 
     def _progress(self) -> list[str]:
         """How far each process is."""
@@ -468,8 +494,6 @@ def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
     if hide_gpus:
         _choose_gpu()
 
-    from datetime import timedelta
-
     import torch
     from torch import distributed
 
@@ -491,7 +515,7 @@ def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
         "Python": platform.python_version(),
         "PyTorch": torch.__version__,
     }
-    processes.check_equal("join", {**versions, **facts})
+    processes.check_equal({**versions, **facts})
     return processes
 
 
@@ -507,7 +531,7 @@ def gpu_facts(device: str) -> dict[str, str]:
 
 def _stall_seconds() -> float:
     """The time without progress after which a process that waits gives up."""
-    text = os.environ.get(STALL_VARIABLE, str(DEFAULT_STALL_SECONDS))
+    text = os.environ.get(STALL_VARIABLE, "600")
     try:
         seconds = float(text)
     except ValueError:
@@ -528,3 +552,196 @@ def _choose_gpu() -> None:
     if visible is not None:
         name = names[number] if number < len(names) else ""
     os.environ["CUDA_VISIBLE_DEVICES"] = name
+
+
+# ---- Collectives.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllGather:
+    """Gathers the rows of all processes; equal in all of them, so that they compile one graph."""
+
+    world_size: int
+    group_name: str
+
+    def __call__(self, rows: Tensor, /) -> Tensor:
+        """The rows [world_size * n, ...] of all processes in the order of ranks, from n of this one.
+
+        Raises:
+          RuntimeError: called under `torch.vmap`, which would return numbers of no meaning, or under `torch.func.grad`,
+            which would return zeros in PyTorch 2.10.
+        """
+        import torch
+
+        if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
+            raise RuntimeError(
+                "all_gather: expected a call outside of torch.vmap and torch.func.grad, which cannot transform it"
+            )
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(
+            rows.contiguous(), self.world_size, self.group_name
+        )
+        return torch.ops._c10d_functional.wait_tensor(gathered)
+
+
+def connect(processes: Processes, facts: Facts) -> Processes:
+    """Connect the processes for collectives: by NCCL on GPUs, by Gloo on CPUs.
+
+    A process group that the program has made itself is used as it is.
+
+    Args:
+      facts: what must be the same for all; JSON values.
+
+    Raises:
+      ValueError: they differ; the message names the rank, and both values.
+      PeerError: another process has ended with an error.
+      StalledError: some process does not come.
+    """
+    import torch
+    from torch import distributed
+
+    processes.check_equal(facts)
+    if not distributed.is_initialized():
+        has_gpu = torch.cuda.is_available()
+        with _discard_native_output():
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+                store=distributed.PrefixStore("collectives", processes.store),  # pyright: ignore[reportPrivateImportUsage]
+                rank=processes.rank,
+                world_size=processes.world_size,
+                # A process that waits longer than `Processes.deadline` allows has ended before.
+                timeout=timedelta(seconds=2 * processes.stall_seconds + 1),
+            )
+        atexit.register(_disconnect)
+    world = distributed.group.WORLD
+    assert world is not None
+    processes.all_gather = AllGather(
+        world_size=processes.world_size, group_name=world.group_name
+    )
+    return processes
+
+
+def choose_gpu() -> None:
+    """Make the GPU with the number of this process on its host the current one, if there is one."""
+    import torch
+
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    if number < torch.cuda.device_count():
+        torch.cuda.set_device(number)
+
+
+@contextmanager
+def _discard_native_output() -> Iterator[None]:
+    """Discard what C++ code prints: Gloo of PyTorch 2.10 reports each connection amid the results of a program."""
+    if sys.__stdout__ is None:  # closed: file descriptor 1 may be a socket
+        yield
+        return
+    stdout = os.dup(1)
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null_device, 1)
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(null_device)
+
+
+def _disconnect() -> None:
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+# ---- Attempts that all processes make together.
+
+
+class PeerFailedError(RuntimeError):
+    """What all processes try works here, but not in another one; the message names it, and why."""
+
+
+class _Attempt:
+    """Something that all processes try, and the first failure among them; empty as long as there is none."""
+
+    def __init__(self, agree: Agree, what: str) -> None:
+        self.agree = agree
+        self.what = what
+        self.failure = ""
+
+    def settle(self, failure: str = "") -> None:
+        """Tell the others whether this process succeeded so far; nothing if the attempt is over.
+
+        Raises:
+          PeerFailedError: this process succeeded, another did not.
+        """
+        if self.failure:
+            return
+        self.failure = self.agree(self.what, failure)
+        if self.failure and not failure:
+            raise PeerFailedError(self.failure)
+
+
+_attempts: list[_Attempt] = []
+
+
+def alone(_: str, failure: str = "", /) -> str:
+    """The agreement of one process."""
+    return failure
+
+
+@contextmanager
+def attempt_together(agree: Agree, what: str) -> Iterator[None]:
+    """An attempt of all processes, which ends with their agreement on it.
+
+    Raises:
+      PeerFailedError: this process succeeded, another did not.
+      Exception: what this process raised itself.
+    """
+    attempt = _Attempt(agree, what)
+    _attempts.append(attempt)
+    try:
+        yield
+    except Exception as error:
+        if attempt.failure:  # told already, perhaps through the compiler
+            raise PeerFailedError(attempt.failure) from None
+        name = type(error).__name__
+        attempt.settle(f"{name}: {error_line(error)}".removesuffix(": "))
+        raise
+    finally:
+        _attempts.pop()
+    attempt.settle()
+
+
+def settle() -> None:
+    """Agree that all have compiled what comes next, if they `attempt_together`.
+
+    Raises:
+      PeerFailedError: another process has not.
+    """
+    if _attempts:
+        _attempts[-1].settle()
+
+
+def backend_options(
+    backend: str, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Arguments of `torch.compile`: a backend and its options; it ends with `settle` in an `attempt_together`."""
+    if not _attempts or _attempts[-1].agree is alone:
+        return {
+            "backend": backend,
+            "options": None if options is None else dict(options),
+        }
+    import torch
+
+    compile_graph: Any = (
+        torch._TorchCompileInductorWrapper("default", options, dynamic=False)
+        if backend == "inductor"
+        else torch._dynamo.lookup_backend(backend)
+    )
+
+    def compile_and_settle(graph: Any, inputs: Any) -> Any:
+        code = compile_graph(graph, inputs)
+        settle()
+        return code
+
+    return {"backend": compile_and_settle}

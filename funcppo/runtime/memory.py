@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,34 +24,18 @@ _RESET_PEAK = Path("/proc/self/clear_refs")
 _MACHINE_MEMORY = Path("/proc/meminfo")
 _PROCESS_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
-_BYTES_PER_KIB = 1024
 
 
-class _GroupFiles(NamedTuple):
-    """Where a version of control groups keeps the limit of a container."""
-
-    folder: str  # of the hierarchy, in `_GROUPS`
-    limit: str  # a file of bytes, or of "max"
-    use: str  # a file of bytes, those of cached files included
-    cached: str  # field of memory.stat: files that make way for other memory
-
-
-_GROUP_FILES_V1 = _GroupFiles(
+# Where a version of control groups keeps the limit of a container: the folder of the hierarchy in `_GROUPS`; a file of
+# bytes, or of "max"; a file of the bytes in use, those of cached files included; and the field of memory.stat with the
+# bytes of cached files that make way for other memory.
+_GROUP_FILES_V1 = (
     "memory",
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
     "total_inactive_file",
 )
-_GROUP_FILES_V2 = _GroupFiles(
-    "", "memory.max", "memory.current", "inactive_file"
-)
-
-
-class _GroupMemory(NamedTuple):
-    """Memory of a control group, in bytes."""
-
-    limit: int
-    free: int  # of the limit
+_GROUP_FILES_V2 = ("", "memory.max", "memory.current", "inactive_file")
 
 
 def used_bytes(device: torch.device | str) -> int:
@@ -63,7 +47,7 @@ def used_bytes(device: torch.device | str) -> int:
     if torch.device(device).type == "cuda":
         return torch.cuda.memory_reserved(device)
     if not _PROCESS_STATUS.exists():
-        return _process_memory().rss
+        return _import_psutil().Process().memory_info().rss
     return _read_kib_field(_PROCESS_STATUS, "VmRSS")
 
 
@@ -93,8 +77,8 @@ def total_bytes(device: torch.device | str) -> int:
     if torch.device(device).type == "cuda":
         _, total = torch.cuda.mem_get_info(device)
         return total
-    groups = [x.limit for x in _group_memory()]
-    return min([_machine_bytes("MemTotal"), *groups])
+    limits = [limit for limit, _ in _group_memory()]
+    return min([_machine_bytes("MemTotal"), *limits])
 
 
 def free_bytes(device: torch.device | str) -> int:
@@ -103,9 +87,14 @@ def free_bytes(device: torch.device | str) -> int:
     On a GPU the CUDA contexts and the memory of other processes are not free, and
     `torch.cuda.set_per_process_memory_fraction` is kept; on a CPU the limits of the process are.
     """
-    if torch.device(device).type == "cuda":
-        return _free_gpu_bytes(torch.device(device))
-    groups = [x.free for x in _group_memory()]
+    device = torch.device(device)
+    if device.type == "cuda":
+        _return_freed_memory(device)
+        free, total = torch.cuda.mem_get_info(device)
+        fraction = torch.cuda.get_per_process_memory_fraction(device.index)
+        allowed = int(fraction * total) - torch.cuda.memory_reserved(device)
+        return max(min(free, allowed), 0)
+    groups = [free for _, free in _group_memory()]
     return min([_machine_bytes("MemAvailable"), *groups, *_process_limits()])
 
 
@@ -160,15 +149,6 @@ def collect_unused() -> None:
         torch.cuda.empty_cache()
 
 
-def _free_gpu_bytes(device: torch.device) -> int:
-    """Bytes that are free on a GPU and within this process's part of it."""
-    _return_freed_memory(device)
-    free, total = torch.cuda.mem_get_info(device)
-    fraction = torch.cuda.get_per_process_memory_fraction(device.index)
-    allowed = int(fraction * total) - torch.cuda.memory_reserved(device)
-    return max(min(free, allowed), 0)
-
-
 def _return_freed_memory(device: torch.device | str) -> None:
     """Give the system the memory that is free: PyTorch and glibc hold on to it otherwise, and it counts as used."""
     if torch.device(device).type == "cuda":
@@ -187,37 +167,31 @@ def _machine_bytes(field: str) -> int:
     return memory.total if field == "MemTotal" else memory.available
 
 
-def _group_memory() -> Iterator[_GroupMemory]:
-    """Memory of each control group with a limit that this process is in, the container's among them."""
+def _group_memory() -> Iterator[tuple[int, int]]:
+    """Bytes of the limit of each control group that this process is in, and of what it leaves."""
     if not _PROCESS_GROUPS.exists():
         return
     for line in _PROCESS_GROUPS.read_text().splitlines():
         # 4:cpu,memory:/path for version 1, 0::/path for version 2
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            files = _GROUP_FILES_V2
-        elif "memory" in controllers.split(","):
-            files = _GROUP_FILES_V1
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
+        files = _GROUP_FILES_V1 if controllers else _GROUP_FILES_V2
+        hierarchy, limit_file, use_file, cached_field = files
 
         # Within a container the path may be that of the host, and the root is the container's group.
-        root = _GROUPS / files.folder
-        group = root / path.lstrip("/")
+        group = _GROUPS / hierarchy / path.lstrip("/")
         for folder in (group, *group.parents):
-            if (folder / files.limit).exists():
-                limit = (folder / files.limit).read_text().strip()
-                if limit != "max":
-                    yield _read_group(folder, files, int(limit))
-
-
-def _read_group(folder: Path, files: _GroupFiles, limit: int) -> _GroupMemory:
-    """The memory of a control group."""
-    used = int((folder / files.use).read_text())
-    statistics = (folder / "memory.stat").read_text().splitlines()
-    fields = dict(line.split() for line in statistics)
-    free = limit - used + int(fields.get(files.cached, 0))
-    return _GroupMemory(limit=limit, free=max(free, 0))
+            if not (folder / limit_file).exists():
+                continue
+            text = (folder / limit_file).read_text().strip()
+            if text == "max":
+                continue
+            lines = (folder / "memory.stat").read_text().splitlines()
+            fields = dict(line.split() for line in lines)
+            used = int((folder / use_file).read_text())
+            used -= int(fields.get(cached_field, 0))
+            yield int(text), max(int(text) - used, 0)
 
 
 def _process_limits() -> Iterator[int]:
@@ -236,19 +210,14 @@ def _process_limits() -> Iterator[int]:
             yield max(limit - used, 0)
 
 
-def _process_memory() -> Any:
-    """Memory of this process where there is no /proc, as psutil tells it."""
-    return _import_psutil().Process().memory_info()
-
-
 def _peak_without_proc() -> int:
     """Peak resident size since the start of the process where there is no /proc."""
     if sys.platform == "win32":
-        return _process_memory().peak_wset
+        return _import_psutil().Process().memory_info().peak_wset
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * _BYTES_PER_KIB
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _import_psutil() -> Any:
@@ -271,7 +240,7 @@ def _read_kib_field(path: Path, field: str) -> int:
         name, _, value = line.partition(":")
         if name == field:
             number, _ = value.split()
-            return _BYTES_PER_KIB * int(number)
+            return 1024 * int(number)
     raise ValueError(
         f"{path}: expected a line that begins with {field}:, got none"
     )

@@ -18,10 +18,10 @@ import statistics
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._dynamo.callback import (
@@ -36,52 +36,11 @@ from funcppo.runtime import cache, reasons
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.reasons import ReasonCode
 
-# most recent times of each name that count in its median
-TIMING_WINDOW_SIZE = 512
 # logs why a graph was not recorded
 CUDAGRAPH_SKIP_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
-N_REPORTED_REASONS = 3  # most recent reasons in a report
 
-
-# functions called at the start of each compilation and recording
-_listeners: list[Callable[[CallbackArgs], None]] = []
-
-
-def _notify_listeners(args: CallbackArgs) -> None:
-    for listener in _listeners:
-        listener(args)
-
-
-class _LastingCallbacks(list[Callable[[CallbackArgs], None]]):
-    """Callbacks of PyTorch's compiler, of which `torch._dynamo.reset` clears all but ours."""
-
-    def clear(self) -> None:
-        """Keep `_notify_listeners` only."""
-        self[:] = [_notify_listeners]
-
-
-def _install_listeners() -> None:
-    """Have PyTorch call the listeners, also after a reset."""
-    callbacks = callback_handler.start_callbacks
-    if not isinstance(callbacks, _LastingCallbacks):
-        callback_handler.start_callbacks = _LastingCallbacks(
-            [*callbacks, _notify_listeners]
-        )
-
-
-class _GpuInterval(NamedTuple):
-    """Two events on a GPU, whose distance is known once both have happened."""
-
-    begin: torch.cuda.Event
-    end: torch.cuda.Event
-
-
-class _Counts(NamedTuple):
-    """What should stay the same after the warm-up."""
-
-    compiles: int
-    recordings: int
-    rerecordings: int
+# milliseconds; or two events on a GPU, whose distance is known once both have happened
+_Time = float | tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 class Monitor(logging.Handler):
@@ -100,17 +59,16 @@ class Monitor(logging.Handler):
         self.cudagraph_skip_reasons: list[str] = []
         self.fallback_reason = ""  # why the step in use is no CUDA graph
         self.fallback_code: ReasonCode | None = None  # the same as a code
-        self._times: dict[str, deque[float | _GpuInterval]] = {}
+        self._times: dict[str, deque[_Time]] = {}
         self._addresses: dict[str, int] = {}
-        self._warmup_counts = _Counts(0, 0, 0)
+        self._warmup_counts = (0, 0)
         # the newest entry of PyTorch's log at the last poll
         self._last_metrics: CompilationMetrics | None = None
         self._n_events = 0  # events of `cache` counted so far
         self._has_warned = False
 
     def __enter__(self) -> Monitor:
-        _install_listeners()
-        _listeners.append(self._count_start)
+        callback_handler.register_start_callback(self._count_start)
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).addHandler(self)
         self._last_metrics = next(reversed(get_compilation_metrics()), None)
         self._n_events = len(cache.compile_events)
@@ -122,7 +80,8 @@ class Monitor(logging.Handler):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _listeners.remove(self._count_start)
+        with suppress(ValueError):  # `torch._dynamo.reset` clears all callbacks
+            callback_handler.start_callbacks.remove(self._count_start)
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -147,17 +106,11 @@ class Monitor(logging.Handler):
         manager = cudagraph_trees.get_manager(
             device, create_if_none_exists=False
         )
-        if manager is None:
-            return 0
-        counts_by_node = manager.num_rerecord.values()
+        counts_by_node = manager.num_rerecord.values() if manager else ()
         return sum(sum(counts.values()) for counts in counts_by_node)
 
     def poll(self) -> None:
         """Count the compilations since the last call, and collect the reasons for recompilations."""
-        self._poll_compile_cache()
-        self._poll_pytorch()
-
-    def _poll_compile_cache(self) -> None:
         events = cache.compile_events
         for event in events[self._n_events :]:
             if event.cache_hit:
@@ -165,26 +118,26 @@ class Monitor(logging.Handler):
                 continue
             self.compiles += 1
             self.compile_seconds.append(event.seconds)
-            if event.recompile_reason:
-                self.recompile_reasons.append(
-                    f"{event.name}: {event.recompile_reason}"
-                )
+            reason = event.recompile_reason
+            if reason:
+                self.recompile_reasons.append(f"{event.name}: {reason}")
         self._n_events = len(events)
 
-    def _poll_pytorch(self) -> None:
         # PyTorch keeps the last 64 entries. Those after the newest one of the last poll are new.
         new: list[CompilationMetrics] = []
         for metrics in reversed(get_compilation_metrics()):
             if metrics is self._last_metrics:
                 break
             new.append(metrics)
-
         for metrics in reversed(new):
+            self._last_metrics = metrics
             if metrics.recompile_reason:
-                guard = _failed_guard(metrics.recompile_reason)
-                self.recompile_reasons.append(f"{metrics.co_name}: {guard}")
-        if new:
-            self._last_metrics = new[0]
+                # the last guard that failed, without the place of the code that it is for
+                guards = metrics.recompile_reason.partition("\nUser stack")[0]
+                guard = guards.strip().splitlines()[-1].partition("  #")[0]
+                self.recompile_reasons.append(
+                    f"{metrics.co_name}: {guard.strip()}"
+                )
 
     def record_capture(self, captured: CapturedStep[Any, Any]) -> None:
         """Count the graphs of a captured step, and store why it is none."""
@@ -200,11 +153,9 @@ class Monitor(logging.Handler):
 
     def moved_leaves(self, state: object) -> list[str]:
         """Names of the leaves that are at other addresses than when they were last watched."""
-        moved: list[str] = []
-        for name, address in _leaf_addresses(state).items():
-            if self._addresses.get(name, address) != address:
-                moved.append(name)
-        return moved
+        before = self._addresses
+        now = _leaf_addresses(state).items()
+        return [name for name, at in now if before.get(name, at) != at]
 
     @contextmanager
     def timer(self, name: str) -> Iterator[None]:
@@ -226,31 +177,30 @@ class Monitor(logging.Handler):
             begin.record()
             yield
             end.record()
-        times.append(_GpuInterval(begin, end))
+        times.append((begin, end))
 
     def median_ms(self, name: str) -> float | None:
         """Median of the times under a name, in milliseconds; None if there is none, or the GPU has not finished one."""
         times: list[float] = []
         for entry in self._times.get(name, ()):
-            elapsed = _elapsed_ms(entry)
-            if elapsed is not None:
-                times.append(elapsed)
+            if not isinstance(entry, tuple):
+                times.append(entry)
+            elif entry[1].query():
+                times.append(entry[0].elapsed_time(entry[1]))
         return statistics.median(times) if times else None
 
-    def _times_of(self, name: str) -> deque[float | _GpuInterval]:
-        return self._times.setdefault(name, deque(maxlen=TIMING_WINDOW_SIZE))
+    def _times_of(self, name: str) -> deque[_Time]:
+        return self._times.setdefault(name, deque(maxlen=512))
 
     def end_warmup(self) -> None:
         """Begin the steady state, in which a compilation or a recording leads to a warning."""
         self.poll()
         self._warmup_counts = self._counts()
 
-    def _counts(self) -> _Counts:
-        return _Counts(
-            self.compiles,
-            self.cudagraph_recordings,
-            self.cudagraph_rerecordings,
-        )
+    def _counts(self) -> tuple[int, int]:
+        """Compilations and recordings so far, which should stay the same after the warm-up."""
+        recordings = self.cudagraph_recordings + self.cudagraph_rerecordings
+        return self.compiles, recordings
 
     def warning(self) -> str | None:
         """One line, once, if something was compiled or recorded after the warm-up; None otherwise."""
@@ -259,16 +209,15 @@ class Monitor(logging.Handler):
         if self._has_warned or counts == self._warmup_counts:
             return None
         self._has_warned = True
-
-        n_compiles = counts.compiles - self._warmup_counts.compiles
-        n_recordings = counts.recordings - self._warmup_counts.recordings
-        n_rerecordings = counts.rerecordings - self._warmup_counts.rerecordings
+        n_compiles, n_recordings = (
+            now - before for now, before in zip(counts, self._warmup_counts)
+        )
         reason = (
             f": {self.recompile_reasons[-1]}" if self.recompile_reasons else ""
         )
         return (
-            f"the training step was compiled again {n_compiles} times and recorded again "
-            f"{n_recordings + n_rerecordings} times after its first iteration, which costs seconds each time{reason}"
+            f"the training step was compiled again {n_compiles} times and recorded again {n_recordings} times after "
+            f"its first iteration, which costs seconds each time{reason}"
         )
 
     def recompile_codes(self) -> dict[str, int]:
@@ -290,18 +239,13 @@ class Monitor(logging.Handler):
             "cudagraph_rerecordings": self.cudagraph_rerecordings,
             "cudagraph_skips": len(self.cudagraph_skip_reasons),
         }
-        # Reasons, and times, are only of what has happened.
-        for name in self._times:
-            report[f"{name}_ms"] = self.median_ms(name)
+        report |= {f"{name}_ms": self.median_ms(name) for name in self._times}
+        # The last three reasons, of what has happened.
         if self.recompile_reasons:
-            report["recompile_reasons"] = self.recompile_reasons[
-                -N_REPORTED_REASONS:
-            ]
+            report["recompile_reasons"] = self.recompile_reasons[-3:]
             report["recompile_codes"] = self.recompile_codes()
         if self.cudagraph_skip_reasons:
-            report["cudagraph_skip_reasons"] = self.cudagraph_skip_reasons[
-                -N_REPORTED_REASONS:
-            ]
+            report["cudagraph_skip_reasons"] = self.cudagraph_skip_reasons[-3:]
             report["cudagraph_skip_codes"] = self.cudagraph_skip_codes()
         if cache.uncached_reasons:
             report["uncached_reasons"] = dict(cache.uncached_reasons)
@@ -310,19 +254,6 @@ class Monitor(logging.Handler):
         return report
 
 
-def _failed_guard(reason: str) -> str:
-    """The last guard that failed, without the place of the code that it is for."""
-    guards = reason.partition("\nUser stack trace:")[0]
-    return guards.strip().splitlines()[-1].partition("  #")[0].strip()
-
-
 def _leaf_addresses(state: object) -> dict[str, int]:
     addresses = [leaf.data_ptr() for leaf in tree.leaves(state)]
     return dict(zip(tree.paths(state), addresses))
-
-
-def _elapsed_ms(entry: float | _GpuInterval) -> float | None:
-    """Milliseconds of an entry; None while the GPU has not reached its end."""
-    if not isinstance(entry, _GpuInterval):
-        return entry
-    return entry.begin.elapsed_time(entry.end) if entry.end.query() else None

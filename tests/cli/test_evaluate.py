@@ -19,7 +19,7 @@ from funcppo.cli import common, evaluate
 from funcppo.cli.evaluate import Evaluate, prepare_evaluation, search_notes
 from funcppo.kg.ranking import policy_score, ranking
 from funcppo.kg.search.task import ignore_phase
-from funcppo.runtime.equivalence import EquivalenceError
+from funcppo.runtime.compile import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode
 from tests.cli.runner import contains, funcppo
 

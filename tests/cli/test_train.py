@@ -34,7 +34,7 @@ from funcppo.kg.run.run import saved_update
 from funcppo.kg.search.slot_scheduler import evaluate_step
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import GraphedStep, ReplayMode
-from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
+from funcppo.runtime.compile import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
 from tests.cli.runner import SMALL, TRAINED, contains, funcppo

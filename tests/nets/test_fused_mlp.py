@@ -16,8 +16,8 @@ from funcppo.nets import fused_mlp, networks
 from funcppo.nets.fused_mlp import Settings
 from funcppo.rollout import RolloutState
 from funcppo.runtime import compile
-from funcppo.runtime.collectives import alone
-from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
+from funcppo.runtime.compile import BF16_TOLERANCE, DEFAULT_TOLERANCE
+from funcppo.runtime.distributed import alone
 from funcppo.runtime.reasons import ReasonCode
 from tests.learning import WORLD, assert_trees_equal, double
 from tests.nets.guessing import guessing
@@ -383,24 +383,16 @@ def test_other_networks_have_no_kernels(
 
 def find_kernels(learner: Any, strategy: str = "one-graph") -> Any:
     trial = compile._Trial(  # pyright: ignore[reportPrivateUsage]
-        backend="inductor",
-        tolerance=DEFAULT_TOLERANCE,
-        raise_on_failure=False,
-        agree=alone,
-        strategies=(strategy,),
-        on_gpu=True,
+        train_step.EAGER_PARTS, "inductor", DEFAULT_TOLERANCE, alone, False
     )
-    trial.find_kernels(train_step.EAGER_PARTS, learner.cfg)
+    trial.find_kernels(torch.device("cuda"), learner.cfg, (strategy,))
     return trial.kernels, trial.found
 
 
-def test_kernels_are_for_one_graph() -> None:
+def test_kernels_are_for_one_graph_and_what_has_none_is_recorded() -> None:
     learner = make_learner("CartPole-v1", {})
     assert find_kernels(learner) == ([train_step.EAGER_PARTS.kernels], {})
     assert find_kernels(learner, "forward") == ([], {})
-
-
-def test_a_network_without_kernels_is_recorded_with_its_reason() -> None:
     reason = {
         "network_reason": "the network has 1 hidden layers, not 2",
         "network_code": ReasonCode.UNSUPPORTED,

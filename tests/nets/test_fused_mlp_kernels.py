@@ -14,7 +14,7 @@ from funcppo.core import tree
 from funcppo.nets import fused_mlp
 from funcppo.nets.fused_mlp import Settings
 from tests.nets.test_fused_mlp import by_autograd, draw, make_layers
-from tests.runtime import numpy_triton
+from tests.runtime.env_kernel import numpy_triton
 
 SOURCE = Path(fused_mlp.__file__).with_name("fused_mlp_kernels.py")
 SIZES = [

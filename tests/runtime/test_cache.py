@@ -16,9 +16,8 @@ import torch
 from funcppo import optim
 from funcppo.envs import classic
 from funcppo.optim import clip_by_global_norm
-from funcppo.runtime import cache, cache_key, reasons
+from funcppo.runtime import cache, reasons
 from funcppo.runtime.cache import CompiledFunction
-from funcppo.runtime.env_kernel.rollout_kernel import prepare_triton
 from funcppo.runtime.monitor import Monitor
 from funcppo.runtime.reasons import ReasonCode
 
@@ -36,7 +35,7 @@ def folder(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(cache, "uncached_reasons", {})
     # Sources may change while tests run.
-    monkeypatch.setattr(cache_key, "STARTED_AT", float("inf"))
+    monkeypatch.setattr(cache, "STARTED_AT", float("inf"))
     return compiled
 
 
@@ -91,10 +90,10 @@ def test_a_later_process_finds_the_code_unless_a_global_changed(tmp_path):
         command = [sys.executable, program, tmp_path, str(gravity)]
         env = os.environ | {
             "XDG_CACHE_HOME": str(tmp_path),
-            "PYTHONPATH": os.getcwd(),
+            "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        del env[cache.FOLDER_VARIABLE]
+        env.pop(cache.FOLDER_VARIABLE, None)
         return subprocess.check_output(command, env=env, text=True).split()
 
     assert run(9.0) == ["9.0", "False"]
@@ -194,11 +193,6 @@ class Scale:
         self.by = by
 
 
-def times(scale, x):
-    """Of settings that are no frozen dataclass."""
-    return x * scale.by
-
-
 @pytest.mark.parametrize(
     ("fn", "args"),
     [
@@ -230,14 +224,6 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
     assert n_saved(folder) == 1
 
 
-def test_numbers_of_float64_are_inputs_like_others():
-    fn = CompiledFunction(clip_by_global_norm)
-    x = torch.arange(4.0, dtype=torch.float64)
-    for limit in (1.0, 2.0, 0.5):
-        args = x, torch.tensor(limit, dtype=torch.float64)
-        torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
-
-
 def test_inside_another_graph_it_is_the_function_itself():
     inner = CompiledFunction(clip_by_global_norm)
     x = torch.rand(4)
@@ -265,17 +251,6 @@ def test_compiling_again_fails_where_it_is_not_allowed(changed, code):
     assert reasons.recompile_code(str(caught.value)) is code
 
 
-def test_a_function_is_compiled_so_often_and_no_more(monkeypatch):
-    monkeypatch.setattr(cache, "MIN_RECOMPILE_LIMIT", 1)
-    fn = CompiledFunction(clip_by_global_norm)
-    with torch._dynamo.config.patch(recompile_limit=1):
-        fn(torch.ones(4), LIMIT)
-        with pytest.raises(
-            RuntimeError, match=r"compiled 1 times, .*\(4,\).*\(3,\)"
-        ):
-            fn(torch.ones(3), LIMIT)
-
-
 def test_where_nothing_can_be_kept_the_code_runs_and_the_reason_is_recorded(
     folder, monkeypatch
 ):
@@ -289,7 +264,7 @@ def test_where_nothing_can_be_kept_the_code_runs_and_the_reason_is_recorded(
     assert n_saved(folder) == 0
     with monkeypatch.context() as patch:
         # as if an editor had written sources after this process has read them
-        patch.setattr(cache_key, "STARTED_AT", 0.0)
+        patch.setattr(cache, "STARTED_AT", 0.0)
         assert run().endswith(".py changed since this process began")
     folder.rmdir()
     folder.write_text("in the way")
@@ -339,47 +314,3 @@ class TestFolder:
         folder.chmod(0o775)
         with pytest.raises(ValueError, match="nobody else may write, got"):
             cache.use_folder()
-
-    def test_one_that_others_own_is_refused(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(os, "getuid", lambda: 12345)
-        with pytest.raises(ValueError, match="expected a folder that you own"):
-            cache.use_folder()
-
-    def test_what_is_saved_in_one_file_is_loaded_into_another_folder(
-        self, tmp_path
-    ):
-        cache.use_folder()
-        folder = cache.functions_folder()
-        assert folder is not None
-        (folder / "code.pt").write_bytes(b"code")
-        cache.save_cache(tmp_path / "all.tar.gz")
-        cache.use_folder(tmp_path / "other")
-        cache.load_cache(tmp_path / "all.tar.gz")
-        folder = tmp_path / "other" / "compiled" / "funcppo"
-        assert (folder / "code.pt").read_bytes() == b"code"
-        (tmp_path / "no.tar").write_text("text")
-        with pytest.raises(ValueError, match="expected an archive"):
-            cache.load_cache(tmp_path / "no.tar")
-
-    def test_triton_is_told_what_inductor_will_tell_it(
-        self, tmp_path, monkeypatch
-    ):
-        """The folder and the assembler of PyTorch, if it has one; nothing for a CPU."""
-        names = ("TRITON_CACHE_DIR", "TRITON_PTXAS_PATH")
-        monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "init"))
-        for name in names:
-            monkeypatch.setenv(name, "restored by pytest")
-            monkeypatch.delenv(name)
-        cache.use_folder()
-        folder = os.environ[cache.FOLDER_VARIABLE]
-
-        def told(device):
-            prepare_triton(torch.device(device))
-            return [os.environ.get(name) for name in names]
-
-        assert told("cpu") == [None, None]
-        assert told("cuda:1") == [f"{folder}/triton/1", None]
-        assembler = tmp_path / "torch" / "bin" / "ptxas"
-        assembler.parent.mkdir(parents=True)
-        assembler.touch()
-        assert told("cuda") == [f"{folder}/triton/1", str(assembler)]

@@ -5,10 +5,7 @@ The laws hold for the CPU's copy-back and for a CUDA graph alike; the cases on a
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -34,7 +31,7 @@ from funcppo.runtime.capture import (
     without_cuda_graphs,
 )
 from funcppo.runtime.compile import compile_function
-from funcppo.train_step import EAGER_PARTS, init, train_step, vmap_parts
+from funcppo.train_step import EAGER_PARTS, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
 HAS_GPU = torch.cuda.is_available()
@@ -78,10 +75,6 @@ def views(s: Pair):
     return Pair(s.a.flip(0), torch.cat([s.b[1:], s.a[:1]])), s.b[:2]
 
 
-def rotate(s: tuple[Tensor, ...]):
-    return (*s[1:], s[0]), s[0].sum()
-
-
 @devices
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("fn", [swap, pass_through, views])
@@ -96,17 +89,6 @@ def test_no_write_back_overtakes_a_read(fn, compile, device):
         torch.testing.assert_close(captured.step(), seen, rtol=0, atol=0)
         assert_trees_equal(captured.state, want, rtol=0, atol=0)
     assert_trees_equal(start, pair(device), rtol=0, atol=0)
-
-
-@devices
-def test_three_leaves_rotate(device):
-    start = tuple(torch.full((2,), float(i), device=device) for i in range(3))
-    captured = capture(rotate, start)
-    for i in range(4):
-        assert float(captured.step()) == 2.0 * (i % 3)
-        assert [int(x[0]) for x in captured.state] == [
-            (j + i + 1) % 3 for j in range(3)
-        ]
 
 
 @given(
@@ -144,20 +126,6 @@ def test_what_a_step_closes_over_stays_alive(device):
     assert torch.equal(captured.state[0], like + 3.0) and torch.equal(
         later[0], like + 7.0
     )
-
-
-@devices
-def test_a_step_alone_keeps_its_state_alive(device):
-    """Whoever holds nothing but the step must not find its buffers given to other tensors."""
-    step = capture(
-        lambda s: ((s[0] + 1.0,), s[0].sum()),
-        (torch.zeros(1 << 20, device=device),),
-    ).step
-    for n in range(3):
-        later = [torch.full((1 << 20,), 7.0, device=device) for _ in range(8)]
-        assert float(step()) == n * 2.0**20 and all(
-            bool((x == 7.0).all()) for x in later
-        )
 
 
 @devices
@@ -199,11 +167,6 @@ def test_a_step_that_changes_a_shape_raises_and_names_the_leaf(device):
         capture(lambda s: (s.a, s.b), pair(device)).step()
 
 
-def test_strict_raises_if_no_graph_can_be_captured():
-    with pytest.raises(CaptureError, match=r"^no CUDA tensor in the state$"):
-        capture(swap, pair("cpu"), strict=True)
-
-
 CFG = cartpole_config(
     max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2
 )
@@ -229,12 +192,6 @@ def test_every_capture_is_strict_where_graphs_are_demanded():
         untried = capture(swap, pair("cpu"), use_cuda_graph=False)
         assert untried.replay_mode == "none"
     assert capture(swap, pair("cpu")).replay_mode == "none"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_graph_that_is_demanded_is_recorded_on_a_gpu():
-    with with_cuda_graphs_only():
-        assert capture(swap, pair("cuda")).replay_mode == "cuda-graph"
 
 
 @cache
@@ -312,33 +269,6 @@ def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(
 
 
 @on_gpu
-def test_a_state_on_two_devices_is_refused():
-    state = Pair(torch.zeros(3, device="cuda"), torch.zeros(3))
-    assert (
-        "several devices: cpu, cuda:0"
-        in capture(
-            lambda s: (Pair(s.a + 1, s.b + 1), s.a), state
-        ).fallback_reason
-    )
-
-
-@on_gpu
-def test_captures_share_one_pool_and_keep_apart():
-    first, second = (
-        capture(pass_through, pair("cuda")),
-        capture(swap, pair("cuda")),
-    )
-    want_1, want_2 = pair("cuda"), pair("cuda")
-    for _ in range(3):
-        want_1, seen_1 = tree.map(torch.clone, pass_through(want_1))
-        want_2, seen_2 = tree.map(torch.clone, swap(want_2))
-        got_1, got_2 = first.step().clone(), second.step().clone()
-        assert torch.equal(got_1, seen_1) and torch.equal(got_2, seen_2)
-    assert_trees_equal(first.state, want_1, rtol=0, atol=0)
-    assert_trees_equal(second.state, want_2, rtol=0, atol=0)
-
-
-@on_gpu
 def test_captures_with_pools_of_their_own_may_run_side_by_side():
     """On two streams at once, each with temporaries; in one pool the second would overwrite those of the first."""
 
@@ -361,82 +291,6 @@ def test_captures_with_pools_of_their_own_may_run_side_by_side():
         for _ in range(5):
             start, _ = step(start)
         assert torch.equal(captured.state, start)
-
-
-def test_a_recording_that_is_interrupted_gives_its_pool_up(monkeypatch):
-    """As one that fails, of which a test on a GPU tells; the deadline of a request ends one between instructions."""
-
-    def interrupted(fn, buffers):
-        raise KeyboardInterrupt
-
-    module = "funcppo.runtime.capture"
-    monkeypatch.setattr(f"{module}._reason_against_graph", lambda x: ("", None))
-    monkeypatch.setattr(f"{module}._capture_cuda_graph", interrupted)
-    monkeypatch.setattr(f"{module}._device_index", lambda: 0)
-    pools = {0: 7, 1: 8}
-    monkeypatch.setattr(f"{module}._memory_pools", pools)
-    with pytest.raises(KeyboardInterrupt):
-        capture(lambda x: (x, ()), torch.zeros(1))
-    assert pools == {1: 8}
-
-
-@on_gpu
-def test_a_graph_is_recorded_where_cuda_waits_for_each_launch():
-    """In a process of its own: CUDA reads the variables when it starts."""
-    code = (
-        "import torch; from funcppo.runtime.capture import capture\n"
-        "c = capture(lambda x: (x + 1, x), torch.zeros(2, device='cuda'), strict=True)\n"
-        "c.step(); c.step(); print(c.replay_mode, c.state.tolist())"
-    )
-    variables = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_USE_CUDA_DSA": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split("\n")[0] == "cuda-graph [2.0, 2.0]", done.stderr
-
-
-@on_gpu
-def test_a_training_step_never_waits_for_the_gpu():
-    """Uncaptured, where PyTorch can tell; and no waiting call in a profile, which that mode misses some of."""
-    train_step(CFG, WORLD, start("cuda"))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.profiler.profile() as profile:
-            train_step(CFG, WORLD, start("cuda"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    names = {event.name for event in profile.events()}
-    assert not names & {
-        "cudaStreamSynchronize",
-        "cudaEventSynchronize",
-        "cudaMemcpy",
-    }, names
-
-
-@on_gpu
-def test_a_captured_update_is_one_launch():
-    captured = capture(
-        lambda s: train_step(CFG, WORLD, s), start("cuda"), strict=True
-    )
-    captured.step()
-    with torch.profiler.profile() as profile:
-        captured.step()
-    calls = [
-        event.name
-        for event in profile.events()
-        if event.name.startswith("cuda")
-    ]
-    assert calls.count("cudaGraphLaunch") == 1
-    assert not [
-        name
-        for name in calls
-        if "LaunchKernel" in name
-        or "Memcpy" in name
-        or "StreamSynchronize" in name
-    ]
 
 
 @devices
@@ -507,27 +361,6 @@ def test_a_graphed_scan_equals_the_scan(device):
     )
 
 
-@devices
-def test_a_loop_that_was_interrupted_starts_again(device):
-    graphed_scan, world = GraphedScan(), (torch.arange(3.0, device=device),)
-    fn, xs = (
-        partial(body, 2, world, torch.ones(3, device=device)),
-        torch.arange(4.0, device=device),
-    )
-    graphed_scan(fn, pair(device), xs)
-    loop = graphed_scan.captures()[0]
-    loop.load(
-        loop.state._replace(step_index=torch.zeros_like(loop.state.step_index))
-    )
-    loop.step()
-    assert_trees_equal(
-        graphed_scan(fn, pair(device), xs),
-        tree.scan(fn, pair(device), xs),
-        rtol=0,
-        atol=0,
-    )
-
-
 PPO = PPOConfig(n_envs=4, n_steps=6, n_updates=10, n_epochs=2, n_minibatches=2)
 
 
@@ -572,26 +405,6 @@ def test_iterations_by_loop_bodies_equal_the_iterations(problem, device):
     assert (captured.replay_mode, captured.n_graphs) == (
         ("cuda-graph-per-loop-body", 2) if device == "cuda" else ("none", 0)
     )
-
-
-@devices
-def test_iterations_of_learners_under_vmap_by_loop_bodies_equal_the_iterations(
-    device,
-):
-    cfg, world = cartpole(device)
-    want = tree.map(
-        torch.clone,
-        torch.vmap(partial(init, cfg, world))(
-            random.split(random.key(0, device), 3)
-        ),
-    )
-    captured = capture_loop_bodies(
-        partial(train_step, cfg, world), vmap_parts(EAGER_PARTS), want
-    )
-    for _ in range(2):
-        want, shown = train_step(cfg, world, want, vmap_parts(EAGER_PARTS))
-        assert_trees_equal(captured.step(), shown, rtol=0, atol=0)
-    assert_trees_equal(captured.state, want, rtol=0, atol=0)
 
 
 @on_gpu

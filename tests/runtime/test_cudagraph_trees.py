@@ -6,8 +6,6 @@ from functools import cache, partial
 
 import pytest
 import torch
-from torch._inductor.utils import get_first_incompatible_cudagraph_node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo.core import random
 from funcppo.runtime.capture import (
@@ -31,31 +29,6 @@ CFG = cartpole_config(
 @cache
 def state(device: str = "cpu"):
     return init(CFG, WORLD, random.key(0, device))
-
-
-RECORDED_OPERATORS = {
-    "index_put by numbers": lambda x: x.index_put(
-        (torch.tensor([0, 2, 2]),), x[:3], accumulate=True
-    ),
-    "multinomial": lambda x: x.multinomial(2),
-    "cumsum": lambda x: x.cumsum(0),
-    "where": lambda x: torch.where(x > 0, x, 0),
-}
-UNRECORDED_OPERATORS = {
-    "item": lambda x: x * x.sum().item(),
-    "nonzero": lambda x: x.nonzero(),
-    "index by a mask": lambda x: x[x > 0],
-    "index_put by a mask": lambda x: x.index_put((x > 0,), torch.tensor(1.0)),
-}
-
-
-def test_the_operators_that_are_not_recorded_are_those_of_the_documentation():
-    for name, fn in (RECORDED_OPERATORS | UNRECORDED_OPERATORS).items():
-        traced = make_fx(
-            fn, tracing_mode="symbolic", _allow_non_fake_inputs=True
-        )(torch.ones(8))
-        refused = get_first_incompatible_cudagraph_node(traced)
-        assert (refused is None) == (name in RECORDED_OPERATORS), name
 
 
 def test_a_result_outlives_the_next_call_and_each_call_begins_a_step(

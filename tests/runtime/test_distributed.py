@@ -1,18 +1,32 @@
-"""Processes of one program; here threads that share a store."""
+"""Processes of one program: threads that share a store, and, for collectives, processes of their own.
+
+Processes agree on what they compile and record, before the first collective of it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributed import HashStore
 
-from funcppo.runtime import distributed
-from funcppo.runtime.distributed import PeerError, Processes, StalledError
-from tests.cli.processes import run_processes
+from funcppo.runtime import capture, distributed
+from funcppo.runtime.compile import compile_function
+from funcppo.runtime.distributed import (
+    AllGather,
+    PeerError,
+    PeerFailedError,
+    Processes,
+    StalledError,
+    attempt_together,
+)
+from tests.cli.processes import run_processes, waiting_ends_with
 
 
 def run_ranks(n, function, **settings):
@@ -35,7 +49,7 @@ def run_ranks(n, function, **settings):
     return results
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 3])
 def test_results_come_in_the_order_of_the_tasks_whoever_is_fast(n):
     def work(processes):
         def square(task):
@@ -43,25 +57,14 @@ def test_results_come_in_the_order_of_the_tasks_whoever_is_fast(n):
             time.sleep(0.002 * (7 - task))
             return f"{task * task}".encode()
 
-        return list(processes.iter_results("square", 7, square))
+        blocks = list(processes.iter_results("square", 7, square))
+        left = [f"square/{i}/part/0" for i in range(7)]
+        return blocks, any(processes.store.check([key]) for key in left)
 
     results = run_ranks(n, work)
-    assert results[0] == [b"0", b"1", b"4", b"9", b"16", b"25", b"36"]
-    assert results[1:] == [[]] * (n - 1)
-
-
-def test_every_task_is_done_once():
-    done = []
-
-    def work(processes):
-        def note(task):
-            done.append(task)
-            return b""
-
-        return list(processes.iter_results("note", 20, note))
-
-    assert run_ranks(3, work)[0] == [b""] * 20
-    assert sorted(done) == list(range(20))
+    expected = [b"0", b"1", b"4", b"9", b"16", b"25", b"36"]
+    assert results[0] == (expected, False)
+    assert [blocks for blocks, _ in results[1:]] == [[]] * (n - 1)
 
 
 def test_a_process_without_tasks_waits_for_rank_0_as_long_as_it_works():
@@ -114,41 +117,16 @@ def test_a_result_may_be_larger_than_a_value_of_the_store(monkeypatch):
     assert run_ranks(2, work)[0] == blocks
 
 
-def test_all_receive_what_rank_0_shares():
-    results = run_ranks(
-        3, lambda x: x.share("sizes", {"slots": 8} if x.is_main else None)
-    )
-    assert results == [{"slots": 8}] * 3
-
-
 def test_all_hear_who_holds_other_facts():
     def check(processes):
         torch = "2.11.0" if processes.rank == 1 else "2.13.0"
-        processes.check_equal("join", {"PyTorch": torch})
+        processes.check_equal({"PyTorch": torch})
 
     for error in run_ranks(3, check):
         assert isinstance(error, ValueError)
         assert str(error) == (
             "rank 1: expected PyTorch 2.13.0, as rank 0 has, got 2.11.0"
         )
-
-
-def test_the_model_of_the_gpu_is_a_fact(monkeypatch):
-    names = {"cuda": "model A", "cuda:1": "model B"}
-    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
-    assert distributed.gpu_facts("cuda:1") == {"GPU": "model B"}
-    assert distributed.gpu_facts("cuda") == {"GPU": "model A"}
-    assert distributed.gpu_facts("cpu") == {"GPU": "none"}
-
-
-def test_equal_facts_pass():
-    check = {"GPU": "H200", "seed": 0}
-    assert run_ranks(2, lambda x: x.check_equal("join", check)) == [None] * 2
-
-
-def test_all_receive_the_values_of_all_in_the_order_of_ranks():
-    results = run_ranks(3, lambda x: x.exchange("sizes", [x.rank]))
-    assert results == [[[0], [1], [2]]] * 3
 
 
 class Clock:
@@ -177,7 +155,7 @@ def test_who_waits_too_long_hears_how_far_each_is(monkeypatch):
     peer.report("3 done, at window 5 of 9")
     main.report("4 done, no window left")
     with pytest.raises(StalledError) as error:
-        main.check_equal("facts", {})
+        main.exchange("facts", {})
     assert str(error.value) == (
         "expected progress within 1 s, got none: rank 0: 4 done, no window left; "
         "rank 1: 3 done, at window 5 of 9; rank 2: not joined"
@@ -199,7 +177,7 @@ def test_progress_of_others_moves_the_deadline(monkeypatch):
 
     clock = Clock(go_on)
     monkeypatch.setattr(distributed, "time", clock)
-    main.check_equal("facts", {})
+    main.exchange("facts", {})
     assert clock.now > 5
 
 
@@ -210,20 +188,12 @@ def test_who_waits_hears_the_error_of_another(monkeypatch):
         if processes.rank == 1:
             return processes.fail("the disk is full")
         try:
-            return processes.check_equal("facts", {})
+            return processes.exchange("facts", {})
         except PeerError as error:
             processes.fail(str(error))
             return str(error)
 
     assert run_ranks(2, fail) == ["rank 1: the disk is full", True]
-
-
-def test_an_error_that_rank_0_does_not_print_is_left_to_its_process(
-    monkeypatch,
-):
-    monkeypatch.setattr(distributed, "TELL_SECONDS", 0.05)
-    lonely = Processes(store=HashStore(), rank=1, world_size=2)
-    assert not lonely.fail("the disk is full")
 
 
 @pytest.mark.parametrize(
@@ -263,104 +233,6 @@ def test_a_deadline_is_a_number_of_seconds(monkeypatch, text):
         distributed._stall_seconds()
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_results_may_come_in_every_process_and_leave_the_store_empty(n):
-    def work(processes):
-        blocks = list(
-            processes.iter_results(
-                "square", 7, lambda i: f"{i * i}".encode(), everywhere=True
-            )
-        )
-        processes.exchange("end", None)
-        left = [f"square/{i}/part/0" for i in range(7)]
-        return blocks, any(processes.store.check([key]) for key in left)
-
-    expected = [b"0", b"1", b"4", b"9", b"16", b"25", b"36"]
-    assert run_ranks(n, work) == [(expected, False)] * n
-
-
-def test_a_post_is_replaced_by_the_next(monkeypatch):
-    monkeypatch.setattr(distributed, "MAX_VALUE_BYTES", 3)
-    (result,) = run_ranks(
-        1,
-        lambda x: (
-            x.read_post("best"),
-            x.post("best", b"abcde"),
-            x.read_post("best"),
-            x.post("best", b"fghij"),
-            x.read_post("best"),
-        ),
-    )
-    assert result == (None, None, b"abcde", None, b"fghij")
-
-
-class WatchClock:
-    """Time that passes when the test says so; each look of the watch at the others reads it once."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.n_readings = 0
-
-    def monotonic(self):
-        now = self.now
-        self.n_readings += 1
-        return now
-
-    def wait_for_looks(self, n):
-        """Wait for some looks, the first of which may have begun before."""
-        last = self.n_readings + n
-        end = time.monotonic() + 60
-        while self.n_readings < last:
-            assert time.monotonic() < end, "the watch does not look"
-            time.sleep(0.001)
-
-
-@pytest.mark.parametrize("n_silent", [0, 1])
-def test_progress_of_another_moves_the_deadline_of_a_collective(
-    n_silent, monkeypatch
-):
-    """Each step takes two thirds of the time; a silent one after them is too long."""
-    clock, ends, has_ended = WatchClock(), [], threading.Event()
-
-    def end(status):
-        ends.append(status)
-        main.stall_seconds = 600.0  # this process goes on
-        has_ended.set()
-
-    monkeypatch.setattr(distributed, "time", clock)
-    monkeypatch.setattr(distributed, "WATCH_SECONDS", 0.001)
-    monkeypatch.setattr(os, "_exit", end)
-    store = HashStore()
-    main, peer = (
-        Processes(store=store, rank=i, world_size=2, stall_seconds=0.3)
-        for i in range(2)
-    )
-    with main.deadline("slow"):
-        for i in range(6):
-            peer.report(f"step {i}")
-            clock.wait_for_looks(2)
-            clock.now += 0.2
-        if n_silent:
-            clock.now += 0.2
-            has_ended.wait(60)
-    assert ends == [distributed.EXIT_STALLED] * n_silent
-
-
-def test_what_ends_before_its_deadline_is_left_alone(monkeypatch):
-    monkeypatch.setattr(distributed, "WATCH_SECONDS", 0.001)
-    lonely = Processes(store=HashStore(), rank=0, world_size=1)
-    with lonely.deadline("fast"):
-        watch = thread_of("_watch")
-    watch.join(60)
-    assert not watch.is_alive()
-
-
-def thread_of(function):
-    """The thread that was started last to run a function."""
-    threads = [x for x in threading.enumerate() if function in x.name]
-    return max(threads, key=lambda x: int(x.name.split("-")[1].split()[0]))
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_of_one_ends_those_that_wait_for_it(failing, tmp_path):
     """Long before their deadline; and rank 0 prints it, once."""
@@ -381,25 +253,255 @@ def test_an_error_of_one_ends_those_that_wait_for_it(failing, tmp_path):
     assert other.err == (line if failing == 1 else "")
 
 
-def test_an_error_that_follows_from_that_of_another_names_the_other():
-    """As of Gloo, which loses the connection to a process that has ended."""
-    is_told = threading.Event()
+# ---- Collectives.
 
-    def work(processes):
-        with processes.collective("in update 3"):
-            if processes.rank == 1:
-                raise ValueError("planted")
-            is_told.wait()
-            raise RuntimeError("connection closed")
+# of no processes: a call that is refused reaches none
+ALL_GATHER = AllGather(world_size=2, group_name="none")
 
-    store = HashStore()
-    main, peer = (
-        Processes(store=store, rank=i, world_size=2) for i in range(2)
-    )
-    with pytest.raises(ValueError, match=r"^planted$"):
-        work(peer)
-    is_told.set()
+
+# The compiler asks for the GPU, which a process that is forked cannot have.
+needs_no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a forked process cannot use a GPU"
+)
+
+
+def in_processes(n, folder, program):
+    """What a program of a group returns in each of some processes, as JSON."""
+
+    def main():
+        torch.set_num_threads(1)
+        processes = distributed.join({}, hide_gpus=False)
+        print(json.dumps(program(distributed.connect(processes, {}))))
+
+    ended = run_processes(n, folder, main=main)
+    assert [x.status for x in ended] == [0] * n, ended
+    return [json.loads(x.out) for x in ended]
+
+
+def rows_of(group):
+    return 10.0 * group.rank + torch.arange(4.0).view(2, 2)
+
+
+def test_rows_come_in_the_order_of_ranks(tmp_path):
+    def gather(group):
+        table = group.all_gather(rows_of(group).T)
+        kinds = [torch.bool, torch.int64, torch.bfloat16]
+        like = [group.all_gather(rows_of(group).to(x)) for x in kinds]
+        assert [x.dtype for x in like] == kinds
+        return table.tolist()
+
+    expected = [[0.0, 2.0], [1.0, 3.0], [10.0, 12.0], [11.0, 13.0]]
+    assert in_processes(2, tmp_path, gather) == [expected] * 2
+
+
+class Pair(NamedTuple):
+    """Two tensors."""
+
+    number: Tensor
+    flags: Tensor
+
+
+def test_all_receive_the_tensors_and_the_decision_of_rank_0(tmp_path):
+    def share(group):
+        own = Pair(torch.tensor(group.rank), torch.full((2,), group.is_main))
+        got = group.broadcast(own)
+        assert int(own.number) == group.rank  # written to no argument
+        agreed = [group.agree(group.rank == i) for i in range(2)]
+        return [int(got.number), got.flags.tolist(), agreed]
+
+    expected = [0, [True, True], [True, False]]
+    assert in_processes(2, tmp_path, share) == [expected] * 2
+
+
+@needs_no_gpu
+def test_a_gather_is_traced_in_one_graph(tmp_path):
+    """No break; the code of both processes is equal, and the result that of eager calls."""
+
+    def compiled(group):
+        graphs = []
+
+        def backend(graph, _):
+            graphs.append(graph.code)
+            return graph.forward
+
+        step = lambda x: group.all_gather(x * 2).sum(0)
+        fast = torch.compile(step, fullgraph=True, backend=backend)
+        x = rows_of(group)
+        assert torch.equal(fast(x), step(x))
+        return graphs
+
+    first, second = in_processes(2, tmp_path, compiled)
+    assert len(first) == 1 and first == second
+    assert "all_gather_into_tensor" in first[0]
+
+
+def sum_of_gathered(x):
+    return ALL_GATHER(x).sum()
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        torch.vmap(sum_of_gathered),
+        torch.func.grad(sum_of_gathered),
+        torch.func.grad(lambda x: torch.vmap(sum_of_gathered)(x).sum()),
+        torch.vmap(torch.func.grad(sum_of_gathered)),
+    ],
+    ids=["vmap", "grad", "grad of vmap", "vmap of grad"],
+)
+def test_a_gather_under_a_transformation_is_refused(transformed):
     with pytest.raises(
-        PeerError, match=r"^rank 1: in update 3: ValueError: planted$"
+        RuntimeError,
+        match=r"^all_gather: expected a call outside of torch.vmap and torch.func.grad",
     ):
-        work(main)
+        transformed(torch.ones(2, 2))
+
+
+def test_the_first_failure_ends_an_attempt():
+    """No agreement follows it, whatever the process does."""
+    told = []
+
+    def agree(what, failure=""):
+        told.append((what, failure))
+        return "rank 1: no" if len(told) == 2 else failure
+
+    with (
+        pytest.raises(PeerFailedError, match=r"^rank 1: no$"),
+        attempt_together(agree, "it"),
+    ):
+        distributed.settle()
+        try:
+            distributed.settle()
+        except PeerFailedError:
+            raise RuntimeError("as a compiler tells it") from None
+    assert told == [("it", ""), ("it", "")]
+
+
+def test_code_of_inductor_is_agreed_on_before_it_runs():
+    """Found by a failure elsewhere: it ends the call with its reason, and success leaves the function as it is."""
+    told = []
+
+    def agree(what, failure=""):
+        told.append(what)
+        return "rank 1: no" if what == "second" else failure
+
+    x = torch.arange(3.0)
+    with attempt_together(agree, "first"):
+        double = compile_function(lambda x: 2 * x)
+        assert double(x).tolist() == [0, 2, 4]
+    assert told == ["first", "first"]
+
+    with (
+        pytest.raises(PeerFailedError, match=r"^rank 1: no$"),
+        attempt_together(agree, "second"),
+    ):
+        compile_function(lambda x: 3 * x)(x)
+    assert told[2:] == ["second"]
+
+
+@needs_no_gpu
+def test_a_compilation_that_fails_in_one_process_leaves_none_waiting(
+    tmp_path, monkeypatch
+):
+    """Of two functions with collectives one cannot be compiled by rank 1: all give the attempt up, and go on."""
+
+    # against a hang
+    monkeypatch.setenv("FUNCPPO_STALL_SECONDS", "120")
+
+    def program(group):
+        def compile_graph(name, graph, inputs):
+            if group.rank == 1 and name == "second":
+                raise RuntimeError("planted")
+            return graph.forward
+
+        def function(name):
+            torch._dynamo.reset()
+            backend = lambda graph, inputs: compile_graph(name, graph, inputs)
+            torch._dynamo.register_backend(backend, name=name)
+            return compile_function(
+                lambda x: group.all_gather(x).sum(0), backend=name
+            )
+
+        x = torch.ones(2, 2)
+        reason = ""
+        try:
+            with attempt_together(group.first_failure, "it"):
+                function("first")(x)
+                function("second")(x)
+        except PeerFailedError as error:
+            reason = str(error)
+        except Exception as error:
+            reason = f"own: {'planted' in str(error)}"
+        # the collectives of both are in step again
+        return reason, group.all_gather(x).sum().item()
+
+    first, second = in_processes(2, tmp_path, program)
+    assert first[0].startswith("rank 1: ") and "planted" in first[0]
+    assert second[0] == "own: True"
+    assert first[1] == second[1] == 8.0
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("broken", [0, 1, None])
+def test_all_record_a_graph_or_none(tmp_path, broken):
+    """A recording that fails in one process; a CPU has none, so that recording itself is a stand-in."""
+
+    def program(group):
+        def record(fn, buffers):
+            if group.rank == broken:
+                raise capture.CaptureError("planted")
+            return capture.CapturedStep(
+                state=buffers,
+                step=lambda: None,
+                replay_mode="cuda-graph",
+                n_graphs=1,
+                fn=fn,
+            )
+
+        capture._reason_against_graph = lambda leaves: ("", None)
+        capture._capture_cuda_graph = record
+        captured = capture.capture(
+            lambda x: (x + 1, x), torch.zeros(2), agree=group.first_failure
+        )
+        return captured.replay_mode, captured.fallback_reason
+
+    got = in_processes(2, tmp_path, program)
+    if broken is None:
+        assert got == [["cuda-graph", ""]] * 2
+        return
+    reasons = [f"rank {broken}: planted"] * 2
+    reasons[broken] = "planted"
+    assert got == [["none", reason] for reason in reasons]
+
+
+def test_a_compilation_that_hangs_ends_all_with_how_far_each_is(tmp_path):
+    waits = tmp_path / "waits"
+    report = distributed.Processes.report
+
+    def prepare(rank):
+        def report_and_hurry(processes, text):
+            report(processes, text)
+            if text.endswith("one-graph"):
+                while not processes._progress()[1].endswith("preparing"):
+                    time.sleep(0.01)
+                waits.touch()
+
+        distributed.Processes.report = report_and_hurry
+        waiting_ends_with(waits)
+
+    def program():
+        processes = distributed.join({}, hide_gpus=False)
+        group = distributed.connect(processes, {})
+        with (
+            processes.deadline("preparing"),
+            attempt_together(group.first_failure, "one-graph"),
+        ):
+            if group.rank == 1:
+                time.sleep(120)
+            distributed.settle()
+
+    ended = run_processes(2, tmp_path, main=program, prepare=prepare)
+    assert all(x.status for x in ended)
+    text = ended[0].err.strip().splitlines()[-1]
+    assert "expected progress within 0.5 s, got none: " in text
+    assert ", one-graph; rank 1: preparing" in text

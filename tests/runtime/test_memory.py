@@ -52,16 +52,6 @@ def test_a_status_file_is_read_in_bytes(monkeypatch, tmp_path):
     assert memory.peak_bytes("cpu") == 3 << 20
 
 
-def test_a_field_that_is_missing_is_named(monkeypatch, tmp_path):
-    (tmp_path / "status").write_text("Name:\tpython\n")
-    monkeypatch.setattr(memory, "_PROCESS_STATUS", tmp_path / "status")
-    with pytest.raises(
-        ValueError,
-        match=r"status: expected a line that begins with VmRSS:, got none$",
-    ):
-        memory.used_bytes("cpu")
-
-
 @pytest.fixture
 def no_proc(monkeypatch, tmp_path):
     """A system without /proc."""
@@ -90,24 +80,6 @@ def test_without_proc_and_psutil_one_line_says_so(no_proc, monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     with pytest.raises(ValueError, match="psutil where there is no /proc"):
         memory.used_bytes("cpu")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="no peak of POSIX here")
-def test_without_proc_the_peak_of_posix_counts_in_its_unit(
-    no_proc, monkeypatch
-):
-    """An interpreter with PyTorch; macOS counts in bytes, others in KiB."""
-    monkeypatch.setattr(sys, "platform", "freebsd")
-    peak = memory.peak_bytes("cpu")
-    assert peak >= 16 << 20
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert memory.peak_bytes("cpu") == pytest.approx(peak / 1024, rel=0.5)
-
-
-def test_memory_is_measured_where_there_is_no_resource_module():
-    """As on Windows."""
-    program = "import sys; sys.modules['resource'] = None; import funcppo.runtime.memory"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @on_linux
@@ -166,15 +138,6 @@ print(memory.peak_bytes("cpu") - low)
     assert [above, rise] == pytest.approx([0, SIZE], abs=SIZE // 8)
 
 
-@on_linux
-def test_the_machine_has_the_memory_that_the_system_says(monkeypatch, tmp_path):
-    """Without the limits of control groups, which the other tests have."""
-    monkeypatch.setattr(memory, "_PROCESS_GROUPS", tmp_path / "absent")
-    assert memory.total_bytes("cpu") == os.sysconf(
-        "SC_PHYS_PAGES"
-    ) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.mark.skipif(
     not torch.cuda.is_available(),
     reason="no GPU: its memory cannot be measured",
@@ -192,17 +155,13 @@ def test_gpu_memory_is_that_of_allocated_tensors():
     assert memory.total_bytes("cuda") > SIZE
 
 
-@on_linux
-def test_free_memory_is_within_the_total():
-    assert 0 < memory.free_bytes("cpu") < memory.total_bytes("cpu")
-
-
 def control_group(folder, files, limit, used, cached):
     """A control group with a limit."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / files.limit).write_text(f"{limit}\n")
-    (folder / files.use).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\n{files.cached} {cached}\n")
+    _, limit_file, use_file, cached_field = files
+    (folder / limit_file).write_text(f"{limit}\n")
+    (folder / use_file).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{cached_field} {cached}\n")
 
 
 @pytest.mark.parametrize(
@@ -238,26 +197,7 @@ def test_memory_keeps_to_the_limits_of_all_control_groups_above(
     monkeypatch.setattr(memory, "_MACHINE_MEMORY", tmp_path)
     for folder, limit in zip(("", "a", "a/b"), limits):
         if limit is not None:
-            group = root / files.folder / folder
+            group = root / files[0] / folder
             control_group(group, files, limit, 300, 100)
     assert memory.total_bytes("cpu") == total
     assert memory.free_bytes("cpu") == free
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="no GPU: its memory cannot be measured",
-)
-def test_free_gpu_memory_keeps_to_the_part_of_the_process():
-    """Blocks that PyTorch holds without a tensor in them are free as well."""
-    total = memory.total_bytes("cuda")
-    x = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
-    held = memory.used_bytes("cuda")
-    torch.cuda.set_per_process_memory_fraction(0.5)
-    try:
-        assert memory.free_bytes("cuda") == int(0.5 * total) - held
-        del x
-        assert memory.free_bytes("cuda") == int(0.5 * total) - held + SIZE
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    assert memory.free_bytes("cuda") > int(0.5 * total)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 from funcppo.runtime.capture import capture
 from funcppo.runtime.monitor import CUDAGRAPH_SKIP_LOGGER, Monitor
@@ -30,40 +29,6 @@ def test_compiling_is_counted_and_compiling_again_has_a_reason_and_one_warning()
         assert monitor.warning() is None
     fn(torch.zeros(6))
     assert monitor.compiles == 3
-
-
-def test_a_reset_of_the_compiler_neither_raises_nor_ends_the_counting():
-    """Other callbacks are cleared, as they are without a monitor."""
-    calls = []
-    fn = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
-    with Monitor() as monitor, Monitor() as inner:
-        callback_handler.register_start_callback(calls.append)
-        fn(torch.zeros(3))
-        torch._dynamo.reset()
-        fn(torch.zeros(3))
-        with callback_handler.install_callbacks(
-            CallbackTrigger.CUDAGRAPH_RECORDING, "0/0"
-        ):
-            pass
-        for each in (monitor, inner):
-            assert (each.compiles, each.cudagraph_recordings) == (2, 1)
-        assert len(calls) == 1
-    torch._dynamo.reset()
-    fn(torch.zeros(3))
-    assert monitor.compiles == 2
-
-
-def test_reasons_are_collected_after_more_compilations_than_pytorch_remembers():
-    for n in range(70):
-        torch.compile(lambda x, n=n: x + n, backend="eager", dynamic=False)(
-            torch.zeros(2)
-        )
-    fn = torch.compile(lambda x: x - 1, backend="eager", dynamic=False)
-    with Monitor() as monitor:
-        fn(torch.zeros(3))
-        fn(torch.zeros(4))
-        monitor.poll()
-    assert (monitor.compiles, len(monitor.recompile_reasons)) == (2, 1)
 
 
 def test_a_leaf_that_moves_is_named():

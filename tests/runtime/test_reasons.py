@@ -7,9 +7,7 @@ import torch
 
 from funcppo.runtime import reasons
 from funcppo.runtime.capture import CaptureError
-from funcppo.runtime.env_kernel.tensor import UnsupportedError
-from funcppo.runtime.equivalence import EquivalenceError
-from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.compile import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode
 
 
@@ -85,22 +83,6 @@ def test_a_recompilation_has_the_code_of_its_guard(text, code):
     assert reasons.recompile_code(text) is code
 
 
-def test_real_recompilations_have_a_code():
-    x = torch.zeros(2)
-    calls = [(x, 1.5), (torch.zeros(3), 1.5), (x.double(), 1.5)]
-    torch._dynamo.reset()
-    with Monitor() as monitor:
-        for pair in (calls[:2], calls[::2], [(x, 1.5), (x, 2.5)]):
-            torch._dynamo.reset()
-            compiled = torch.compile(
-                lambda x, shape: x * shape, backend="eager", dynamic=False
-            )
-            for args in pair:
-                compiled(*args)
-        report = monitor.report()
-    assert report["recompile_codes"] == {"shape": 1, "dtype": 1, "value": 1}
-
-
 def unsupported() -> BaseException:
     try:
         torch.compile(
@@ -126,11 +108,6 @@ def test_a_failure_has_the_code_of_its_exception():
     }
     for code, error in codes.items():
         assert reasons.failure_code(error) is code
-
-
-def test_a_rollout_that_is_no_kernel_has_the_code_of_what_is_not_supported():
-    error = UnsupportedError("operator aten.sort.default")
-    assert reasons.failure_code(error) is ReasonCode.UNSUPPORTED
 
 
 def raised(fn):

@@ -99,7 +99,7 @@ def compile_search_step(
       EquivalenceError: it is fast and wrong.
       Exception: whatever the compiler raises.
     """
-    from funcppo.runtime.equivalence import check_output
+    from funcppo.runtime.compile import check_output
 
     world = inference_world(task)
     atoms = sample.to(task.kb.facts.device)

@@ -47,12 +47,15 @@ from funcppo.kg.search.env import World
 from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import PhaseCallback, ignore_phase
 from funcppo.logs import LogFn, LoggerName, check_loggers, open_loggers
-from funcppo.runtime import collectives, distributed
+from funcppo.runtime import distributed
 from funcppo.runtime.capture import CapturedStep
-from funcppo.runtime.collectives import Group
-from funcppo.runtime.compile import StrategyRecord, choices
+from funcppo.runtime.compile import (
+    BF16_TOLERANCE,
+    DEFAULT_TOLERANCE,
+    StrategyRecord,
+    choices,
+)
 from funcppo.runtime.distributed import Processes
-from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
 
 # Monitor imports Dynamo, which the evaluation of a run does without.
@@ -73,7 +76,7 @@ class Peers:
     follows.
     """
 
-    group: Group
+    group: Processes
     _decisions: count[int] = field(default_factory=count)
 
     def share(self, cfg: Config) -> Config:
@@ -88,7 +91,7 @@ class Peers:
     def gather(self, state: TrainState) -> TrainState:
         """The whole state, from the part that this process works on. All processes call it."""
         update = int(state.update)
-        with self.group.processes.collective(f"gathering update {update}"):
+        with self.group.collective(f"gathering update {update}"):
             return train_step.gather_shards(state, self.group.all_gather)
 
     def step(self, captured: CapturedStep[TrainState, Metrics]) -> Metrics:
@@ -97,7 +100,7 @@ class Peers:
         A process that hangs ends the others: see `Processes.deadline`.
         """
         update = int(captured.state.update) + 1
-        with self.group.processes.collective(f"in update {update}"):
+        with self.group.collective(f"in update {update}"):
             metrics = captured.step()
             int(captured.state.update)  # waits for the device
         return metrics
@@ -127,7 +130,7 @@ class Peers:
           ValueError: a process has chosen another way to compute it.
         """
         group = self.group
-        with group.processes.deadline("preparing the training step"):
+        with group.deadline("preparing the training step"):
             captured, record = prepare(agree=group.first_failure)
             group.check_equal(choices(record))
         return captured, record
@@ -140,7 +143,7 @@ class Peers:
           StalledError: no process made progress for too long.
         """
         number = next(self._decisions)
-        return self.group.processes.share(f"decision/{number}", decision)
+        return self.group.share(f"decision/{number}", decision)
 
 
 def connect(processes: Processes, run: Run) -> Peers:
@@ -155,7 +158,7 @@ def connect(processes: Processes, run: Run) -> Peers:
         "threads": torch.get_num_threads(),
         **distributed.gpu_facts(run.run_config.device),
     }
-    return Peers(group=collectives.connect(processes, facts))
+    return Peers(group=distributed.connect(processes, facts))
 
 
 def assist(

@@ -1,6 +1,6 @@
-"""PyTorch's operators in a program of rows (`rollout_kernel`), but for those that act on each number by itself.
+"""PyTorch's operators in a kernel (`rollout`).
 
-`VIEWS` are numpy functions of the places of numbers; `OPERATORS` write code.
+`VIEWS` move numbers; the operators of `POINTWISE` act on each number by itself, those of `OPERATORS` write other code.
 """
 
 from __future__ import annotations
@@ -16,157 +16,128 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from funcppo.core import random
-from funcppo.runtime.env_kernel import tiles
 from funcppo.runtime.env_kernel.tensor import (
     MAX_NUMBERS_A_ROW,
     MAX_TILE_WIDTH,
     TRACED_ROWS,
     Expression,
+    LaneTensor,
     Part,
-    RowTensor,
     UnsupportedError,
-    ViewFn,
     array_of,
     column_code,
+    index_code,
     literal,
     map_numbers,
+    mask_code,
+    padded,
     parts_of,
-    unsqueeze,
+    rearrange,
     without_axis,
 )
-from funcppo.runtime.env_kernel.writer import Reduction, Writer
+from funcppo.runtime.env_kernel.writer import (
+    MAXIMUM,
+    MINIMUM,
+    Reduction,
+    Writer,
+)
 
 aten = torch.ops.aten
 
 # last axes of layers that are held in one expression have at least as many numbers
 MIN_WIDTH = 16
-# numbers of a tile up to which one operation multiplies it by a matrix that a block keeps
-MAX_DOT_WIDTH = 256
-# numbers of a matrix that are read at once: those that the registers of a block hold
-MAX_READ = 8_192
 
-
-# Views: the elements and the axis of the rows of the result.
-
-
-def _reshape(
-    x: RowTensor, result: Tensor, *_: object
-) -> tuple[NDArray[Any], int | None]:
-    shape = list(result.shape)
-    if x.row_dim is None:
-        return x.elements.reshape(shape), None
-    before = math.prod(x.elements.shape[: x.row_dim])
-    for row_dim, n in enumerate(shape):
-        if n % TRACED_ROWS == 0 and math.prod(shape[:row_dim]) == before:
-            shape[row_dim] = n // TRACED_ROWS
-            return x.elements.reshape(shape), row_dim
-    raise UnsupportedError("a view that mixes rows")
-
-
-def _expand(
-    x: RowTensor, result: Tensor, *_: object
-) -> tuple[NDArray[Any], int | None]:
-    shape = list(result.shape)
-    if x.row_dim is None:
-        # Rows that share all their numbers.
-        is_rows = [n == TRACED_ROWS for n in shape]
-        row_dim = is_rows.index(True) if any(is_rows) else None
-    else:
-        row_dim = x.row_dim + len(shape) - x.elements.ndim
-    if row_dim is not None:
-        shape[row_dim] = 1 if x.row_dim is None else x.elements.shape[x.row_dim]
-    return np.broadcast_to(x.elements, shape), row_dim
-
-
-def _permute(
-    x: RowTensor, result: Tensor, dims: Sequence[int], *_: object
-) -> tuple[NDArray[Any], int | None]:
-    order = [dim % x.elements.ndim for dim in dims]
-    row_dim = None if x.row_dim is None else order.index(x.row_dim)
-    return x.elements.transpose(order), row_dim
-
-
-def _transpose(
-    x: RowTensor, result: Tensor, first: int, second: int
-) -> tuple[NDArray[Any], int | None]:
-    order = list(range(x.elements.ndim))
-    order[first], order[second] = order[second], order[first]
-    return _permute(x, result, order)
-
-
-def _squeeze(
-    x: RowTensor, result: Tensor, dims: int | Sequence[int]
-) -> tuple[NDArray[Any], int | None]:
-    wanted = [dims] if isinstance(dims, int) else dims
-    gone = {dim % x.elements.ndim for dim in wanted} - {x.row_dim}
-    gone = {dim for dim in gone if x.elements.shape[dim] == 1}
-    row_dim = x.row_dim
-    if row_dim is not None:
-        row_dim -= sum(dim < row_dim for dim in gone)
-    return np.squeeze(x.elements, tuple(gone)), row_dim
-
-
-def _select(
-    x: RowTensor, result: Tensor, dim: int, index: int
-) -> tuple[NDArray[Any], int | None]:
-    dim %= x.elements.ndim
-    if dim == x.row_dim:
-        raise UnsupportedError("one of the rows")
-    elements = np.take(x.elements, index, dim)
-    return _as_array(elements), without_axis(x.row_dim, dim)
-
-
-def _as_array(x: Any) -> NDArray[Any]:
-    return x if isinstance(x, np.ndarray) else array_of([x], ())
-
-
-def _slice(
-    x: RowTensor,
-    result: Tensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> tuple[NDArray[Any], int | None]:
-    dim %= x.elements.ndim
-    if dim == x.row_dim:
-        if result.shape[dim] % TRACED_ROWS:
-            raise UnsupportedError("some of the rows")
-        return x.elements, x.row_dim
-    index = [slice(None)] * x.elements.ndim
-    index[dim] = slice(start, end, step)
-    return x.elements[tuple(index)], x.row_dim
-
-
-def _flip(
-    x: RowTensor, result: Tensor, dims: Sequence[int]
-) -> tuple[NDArray[Any], int | None]:
-    if x.row_dim in {dim % x.elements.ndim for dim in dims}:
-        raise UnsupportedError("rows in another order")
-    return np.flip(x.elements, tuple(dims)), x.row_dim
-
-
-VIEWS: dict[Any, ViewFn] = {
-    aten.flip: _flip,
-    aten.view: _reshape,
-    aten.reshape: _reshape,
-    aten._unsafe_view: _reshape,
-    aten.expand: _expand,
-    aten.permute: _permute,
-    aten.transpose: _transpose,
-    aten.unsqueeze: unsqueeze,
-    aten.squeeze: _squeeze,
-    aten.select: _select,
-    aten.slice: _slice,
+VIEWS = {
+    *(aten.flip, aten.view, aten.reshape, aten._unsafe_view, aten.expand),
+    *(aten.permute, aten.transpose, aten.unsqueeze, aten.squeeze),
+    *(aten.select, aten.slice),
 }
+
+# Operators on each number by itself: their code, by kinds of dtypes of the result (f: floating point, i: integers,
+# b: bools). Operands have the dtype of the result.
+POINTWISE: dict[Any, dict[str, str]] = {
+    aten.add: {"fi": "({0} + {1})"},
+    aten.sub: {"fi": "({0} - {1})"},
+    aten.mul: {"fi": "({0} * {1})", "b": "({0} & {1})"},
+    aten.div: {"f": "({0} / {1})"},
+    aten.neg: {"fi": "(-{0})"},
+    aten.abs: {"fi": "tl.abs({0})"},
+    aten.sin: {"f": "tl.sin({0})"},
+    aten.cos: {"f": "tl.cos({0})"},
+    aten.exp: {"f": "tl.exp({0})"},
+    aten.log: {"f": "tl.log({0})"},
+    aten.sqrt: {"f": "tl.sqrt({0})"},
+    aten.floor: {"f": "tl.floor({0})"},
+    aten.ceil: {"f": "tl.ceil({0})"},
+    aten.tanh: {"f": "libdevice.tanh({0})"},
+    aten.log1p: {"f": "libdevice.log1p({0})"},
+    aten.erfinv: {"f": "libdevice.erfinv({0})"},
+    aten.relu: {"f": "tl.where({0} <= 0, 0.0, {0})"},
+    aten.maximum: {"fi": MAXIMUM},
+    aten.minimum: {"fi": MINIMUM},
+    aten.bitwise_and: {"ib": "({0} & {1})"},
+    aten.bitwise_or: {"ib": "({0} | {1})"},
+    aten.bitwise_xor: {"ib": "({0} ^ {1})"},
+    aten.bitwise_not: {"i": "(~{0})", "b": "({0} == 0)"},
+    aten.__rshift__: {"i": "({0} >> {1})"},
+    aten.__lshift__: {"i": "({0} << {1})"},
+    aten.logical_and: {"b": "({0} & {1})"},
+    aten.logical_or: {"b": "({0} | {1})"},
+    aten.logical_not: {"b": "({0} == 0)"},
+    # with the sign of the divisor
+    aten.remainder: {
+        "f": "({0} - tl.floor({0} / {1}) * {1})",
+        "i": "(({0} % {1} + {1}) % {1})",
+    },
+    # with the sign of the dividend
+    aten.fmod: {"i": "({0} % {1})"},
+    aten.sign: {"i": "tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0))"},
+    # The operands of a comparison have their common dtype.
+    aten.eq: {"b": "({0} == {1})"},
+    aten.ne: {"b": "({0} != {1})"},
+    aten.lt: {"b": "({0} < {1})"},
+    aten.le: {"b": "({0} <= {1})"},
+    aten.gt: {"b": "({0} > {1})"},
+    aten.ge: {"b": "({0} >= {1})"},
+    aten.isnan: {"b": "({0} != {0})"},
+}
+WHERE = "tl.where({0}, {1}, {2})"
+COMPARISONS = {
+    *(aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan)
+}
+
+
+def pointwise(
+    writer: Writer, op: Any, dtype: torch.dtype, args: Sequence[Any]
+) -> LaneTensor:
+    """An operator of `POINTWISE`.
+
+    Raises:
+      UnsupportedError: it has no code for this dtype.
+    """
+    kind = "i"
+    if dtype == torch.bool or dtype.is_floating_point:
+        kind = "b" if dtype == torch.bool else "f"
+    for kinds, template in POINTWISE[op].items():
+        if kind in kinds:
+            operands = dtype
+            if op in COMPARISONS:
+                tensors = [x.dtype for x in args if isinstance(x, LaneTensor)]
+                if any(isinstance(x, float) for x in args):
+                    tensors.append(torch.float32)
+                operands = tensors[0]
+                for other in tensors[1:]:
+                    operands = torch.promote_types(operands, other)
+            return writer.pointwise(template, args, operands, dtype)
+    raise UnsupportedError(f"operator {op} of {dtype}")
 
 
 # Other operators: of the writer, the dtype and a tensor like the result, and the operator's arguments.
 
 
 def _to_copy(
-    writer: Writer, dtype: torch.dtype, result: Tensor, x: RowTensor, **_: Any
-) -> RowTensor:
+    writer: Writer, dtype: torch.dtype, result: Tensor, x: LaneTensor, **_: Any
+) -> LaneTensor:
     if x.pointer and (x.dtype, dtype) == (torch.float32, torch.bfloat16):
         return x._replace(dtype=dtype)  # `Program.rounded` says so
     if x.dtype == dtype and not x.pointer:
@@ -178,48 +149,9 @@ def _to_copy(
 
 def _where(
     writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any
-) -> RowTensor:
+) -> LaneTensor:
     dtypes = [torch.bool, dtype, dtype]
-    return writer.pointwise("tl.where({0}, {1}, {2})", args, dtypes, dtype)
-
-
-def _bitwise_not(
-    writer: Writer, dtype: torch.dtype, result: Tensor, x: RowTensor
-) -> RowTensor:
-    template = "({0} == 0)" if dtype == torch.bool else "(~{0})"
-    return writer.pointwise(template, [x], dtype, dtype)
-
-
-def _remainder(
-    writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any
-) -> RowTensor:
-    """The remainder with the sign of the divisor."""
-    template = "({0} - tl.floor({0} / {1}) * {1})"
-    if not dtype.is_floating_point:
-        template = "(({0} % {1} + {1}) % {1})"
-    return writer.pointwise(template, args, dtype, dtype)
-
-
-def _sign(
-    writer: Writer, dtype: torch.dtype, result: Tensor, x: RowTensor
-) -> RowTensor:
-    if dtype.is_floating_point:
-        raise UnsupportedError("the sign of floating-point numbers")
-    positive, negative = (
-        writer.pointwise(f"({{0}} {sign} 0)", [x], x.dtype, torch.bool)
-        for sign in "><"
-    )
-    at_most = _where(writer, dtype, result, negative, -1, 0)
-    return _where(writer, dtype, result, positive, 1, at_most)
-
-
-def _fmod(
-    writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any
-) -> RowTensor:
-    """The remainder of integers with the sign of the dividend."""
-    if dtype.is_floating_point:
-        raise UnsupportedError("the remainder of floating-point numbers")
-    return writer.pointwise("({0} % {1})", args, dtype, dtype)
+    return writer.pointwise(WHERE, args, dtypes, dtype)
 
 
 def _divide(
@@ -228,7 +160,7 @@ def _divide(
     result: Tensor,
     *args: Any,
     rounding_mode: str | None = None,
-) -> RowTensor:
+) -> LaneTensor:
     """The quotient of integers, rounded down."""
     if dtype.is_floating_point or rounding_mode != "floor":
         raise UnsupportedError(f"a quotient, rounded: {rounding_mode}")
@@ -241,10 +173,10 @@ def _clamp(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
+    x: LaneTensor,
     low: Any = None,
     high: Any = None,
-) -> RowTensor:
+) -> LaneTensor:
     # A NaN stays one.
     for bound, sign in ((low, "<"), (high, ">")):
         if bound is not None:
@@ -257,9 +189,9 @@ def _pow(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
+    x: LaneTensor,
     exponent: float,
-) -> RowTensor:
+) -> LaneTensor:
     if exponent not in (2, 3, 4):
         raise UnsupportedError(f"a power of {exponent}")
     template = "(" + " * ".join(["{0}"] * int(exponent)) + ")"
@@ -270,9 +202,9 @@ def _cat(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    tensors: Sequence[RowTensor],
+    tensors: Sequence[LaneTensor],
     dim: int = 0,
-) -> RowTensor:
+) -> LaneTensor:
     parts = [_to_copy(writer, dtype, result, x) for x in tensors]
     dim %= result.ndim
     row_dims = {x.row_dim for x in parts if x.row_dim is not None}
@@ -284,7 +216,7 @@ def _cat(
     n = sum(x.size for x in places)
     if n <= MAX_NUMBERS_A_ROW and not any(x.tile for x in parts):
         elements = np.concatenate([x.elements for x in parts], dim)
-        return RowTensor(elements, dtype, row_dim)
+        return LaneTensor(elements, dtype, row_dim)
     first = 0 if row_dim is None else row_dim + 1
     if dim < first or n > MAX_TILE_WIDTH:
         raise UnsupportedError(f"{n} numbers of tensors side by side")
@@ -295,11 +227,11 @@ def _cat(
 
 def _cat_tiles(
     writer: Writer,
-    parts: Sequence[RowTensor],
+    parts: Sequence[LaneTensor],
     places: Sequence[NDArray[Any]],
     dim: int,
     row_dim: int | None,
-) -> RowTensor:
+) -> LaneTensor:
     """Tensors side by side along an axis of the tile that holds the result."""
     start = 0 if row_dim is None else row_dim + 1
     n_tile = places[0].ndim - start
@@ -316,7 +248,7 @@ def _cat_tiles(
         shown = [
             n * i + np.arange(n).reshape(x.shape) for i, x in enumerate(places)
         ]
-        return RowTensor(
+        return LaneTensor(
             pieces,
             parts[0].dtype,
             row_dim,
@@ -326,7 +258,7 @@ def _cat_tiles(
         )
 
     ends = np.cumsum([x.shape[dim] for x in places]).tolist()
-    whole: list[RowTensor] = []
+    whole: list[LaneTensor] = []
     for x, numbers, end in zip(parts, places, ends):
         # Outside of its part a tensor shows its first or last number.
         n = numbers.shape[dim]
@@ -341,46 +273,15 @@ def _cat_tiles(
 
 
 def _full(
-    writer: Writer, dtype: torch.dtype, result: Tensor, value: float
-) -> RowTensor:
-    shape = [1 if n % TRACED_ROWS == 0 else n for n in result.shape]
-    # A literal has no axis of rows; it broadcasts against those that have.
-    elements = array_of(
-        [literal(value, dtype)] * math.prod(shape), tuple(shape)
+    writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any, **_: Any
+) -> LaneTensor:
+    """A tensor of the shape of the result whose numbers are all the last argument."""
+    zeros = np.zeros(result.shape, np.int64)
+    places, row_dim = rearrange(torch.clone, zeros, None)
+    number = literal(args[-1], dtype)
+    return LaneTensor(
+        array_of([number] * places.size, places.shape), dtype, row_dim
     )
-    rows = [i for i, n in enumerate(result.shape) if n % TRACED_ROWS == 0]
-    for i in rows:
-        n = result.shape[i] // TRACED_ROWS
-        elements = np.repeat(elements, n, i)
-    return RowTensor(elements, dtype, rows[0] if rows else None)
-
-
-def _full_like(
-    writer: Writer,
-    dtype: torch.dtype,
-    result: Tensor,
-    x: RowTensor,
-    value: float = 0.0,
-    **_: Any,
-) -> RowTensor:
-    return _full(writer, dtype, result, value)
-
-
-def _new_full(
-    writer: Writer,
-    dtype: torch.dtype,
-    result: Tensor,
-    shape: object,
-    value: float,
-    **_: Any,
-) -> RowTensor:
-    return _full(writer, dtype, result, value)
-
-
-def _scalar_tensor(
-    writer: Writer, dtype: torch.dtype, result: Tensor, value: float, **_: Any
-) -> RowTensor:
-    return _full(writer, dtype, result, value)
 
 
 def _arange(
@@ -391,23 +292,23 @@ def _arange(
     end: int,
     step: int = 1,
     **_: Any,
-) -> RowTensor:
+) -> LaneTensor:
     n = len(result)
     if n % TRACED_ROWS:
         numbers = [literal(start + i * step, dtype) for i in range(n)]
-        return RowTensor(array_of(numbers, (n,)), dtype)
+        return LaneTensor(array_of(numbers, (n,)), dtype)
     k = n // TRACED_ROWS
     numbers = [
         writer.line(f"({start} + (rows * {k} + {j}) * {step})", "row")
         for j in range(k)
     ]
-    x = RowTensor(array_of(numbers, (k,)), torch.int64, row_dim=0)
+    x = LaneTensor(array_of(numbers, (k,)), torch.int64, row_dim=0)
     return _to_copy(writer, dtype, result, x)
 
 
 def _threefry(
-    writer: Writer, dtype: torch.dtype, result: object, *words: RowTensor
-) -> list[RowTensor]:
+    writer: Writer, dtype: torch.dtype, result: object, *words: LaneTensor
+) -> list[LaneTensor]:
     dtypes = [torch.int64] * 4
 
     def as_tensor(number: Expression) -> Expression:
@@ -432,39 +333,28 @@ def _threefry(
     ]
 
 
-def _sum(
+def _reduce(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
-    dims: Sequence[int],
-    keep: bool = False,
-    **_: Any,
-) -> RowTensor:
-    if len(dims) != 1:
-        raise UnsupportedError("a sum over several axes")
-    x = _to_copy(writer, dtype, result, writer.load(x))
-    return writer.fold("sum", x, dims[0], keep)
-
-
-def _extremum(
-    writer: Writer,
-    dtype: torch.dtype,
-    result: Tensor,
-    x: RowTensor,
-    dims: Sequence[int] = (),
+    x: LaneTensor,
+    dims: int | Sequence[int] = (),
     keep: bool = False,
     *,
     reduction: Reduction,
-) -> RowTensor:
-    if len(dims) != 1:
-        raise UnsupportedError(f"a {reduction} over several axes")
-    return writer.fold(reduction, x, dims[0], keep)
+    **_: Any,
+) -> LaneTensor:
+    """A reduction of one axis; its numbers have the dtype of the result."""
+    axes = (dims,) if isinstance(dims, int) else tuple(dims)
+    if len(axes) != 1:
+        raise UnsupportedError(f"{reduction} of several axes")
+    x = _to_copy(writer, dtype, result, writer.load(x))
+    return writer.fold(reduction, x, axes[0], keep)
 
 
 def _cumsum(
-    writer: Writer, dtype: torch.dtype, result: Tensor, x: RowTensor, dim: int
-) -> RowTensor:
+    writer: Writer, dtype: torch.dtype, result: Tensor, x: LaneTensor, dim: int
+) -> LaneTensor:
     x, dim = writer.narrow(_to_copy(writer, dtype, result, x), dim)
     sums = [
         writer.fold("sum", x._replace(elements=part), dim, True)
@@ -481,10 +371,10 @@ def _index_select(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
+    x: LaneTensor,
     dim: int,
-    index: RowTensor,
-) -> RowTensor:
+    index: LaneTensor,
+) -> LaneTensor:
     if not index.pointer and _constant_index(index) is None:
         # It refuses negative ones, other than an index.
         raise UnsupportedError("numbers by computed indices")
@@ -496,9 +386,9 @@ def _index(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
-    indices: Sequence[RowTensor | None],
-) -> RowTensor:
+    x: LaneTensor,
+    indices: Sequence[LaneTensor | None],
+) -> LaneTensor:
     """Numbers by indices: constant ones along an axis, or computed ones of a table that all rows share."""
     given = [index for index in indices if index is not None]
     dim = next(i for i, index in enumerate(indices) if index is not None)
@@ -508,7 +398,7 @@ def _index(
         raise UnsupportedError("numbers by indices in memory")
     numbers = _constant_index(given[0])
     if len(given) == 1 and numbers is not None:
-        return writer.view(_take, result, [x, dim, numbers])
+        return writer.view(_take, x, dim, torch.from_numpy(numbers))
 
     if x.row_dim is not None or any(index.tile for index in given):
         raise UnsupportedError("numbers of a row by computed indices")
@@ -521,19 +411,11 @@ def _index(
     return _look_up(writer, x, given)
 
 
-def _take(
-    x: RowTensor, result: Tensor, dim: int, numbers: NDArray[Any]
-) -> tuple[NDArray[Any], int | None]:
-    """Some of the numbers along an axis: a view."""
-    row_dim = x.row_dim
-    if dim == row_dim:
-        raise UnsupportedError("some of the rows")
-    if row_dim is not None and dim < row_dim:
-        row_dim += numbers.ndim - 1
-    return np.take(x.elements, numbers, dim), row_dim
+def _take(x: Tensor, dim: int, numbers: Tensor) -> Tensor:
+    return x[(*[slice(None)] * dim, numbers)]
 
 
-def _constant_index(index: RowTensor) -> NDArray[Any] | None:
+def _constant_index(index: LaneTensor) -> NDArray[Any] | None:
     """An index [N] or [] whose numbers are known and not negative; None of others."""
     codes = [number.code for number in index.elements.reshape(-1)]
     if index.tile or index.row_dim is not None:
@@ -547,34 +429,48 @@ def _choose_row(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
-    indices: Sequence[RowTensor],
-) -> RowTensor:
+    x: LaneTensor,
+    indices: Sequence[LaneTensor],
+) -> LaneTensor:
     """Rows of a table of few numbers in the code, by one index: the first, or another where the index says so."""
     if len(indices) > 1 or indices[0].elements.ndim != 1:
         raise UnsupportedError("constants by several indices")
     (index,) = indices
     n_rows, *rest = x.elements.shape
     _check_index(writer, index, n_rows)
-    shape = (1,) * len(rest)
-    beside = index._replace(
-        elements=index.elements.reshape(*index.elements.shape, *shape)
-    )
-    chosen = x._replace(elements=x.elements[:1])
-    for i in range(1, n_rows):
-        is_it = writer.pointwise(
-            f"(({{0}} == {i}) | ({{0}} == {i - n_rows}))",
-            [beside],
-            torch.int64,
-            torch.bool,
-        )
-        other = x._replace(elements=x.elements[i : i + 1])
-        chosen = _where(writer, dtype, result, is_it, other, chosen)
+    shape = (*index.elements.shape, *(1 for _ in rest))
+    beside = index._replace(elements=index.elements.reshape(shape))
+    chosen = _choose(writer, x, 0, beside, n_rows)
     # Also where there is but one row.
     return chosen._replace(row_dim=index.row_dim)
 
 
-def _check_index(writer: Writer, index: RowTensor, n: int) -> RowTensor:
+def _choose(
+    writer: Writer, x: LaneTensor, dim: int, index: LaneTensor, n_back: int = 0
+) -> LaneTensor:
+    """One of the slices of a tensor along an axis, by an index; the first where it names none.
+
+    Args:
+      n_back: how much less an index may be that names the same slice; 0: no less.
+    """
+    slices = np.split(x.elements, x.elements.shape[dim], dim)
+    chosen = x._replace(elements=slices[0])
+    for i, numbers in enumerate(slices[1:], 1):
+        template = f"({{0}} == {i})"
+        if n_back:
+            template = f"({template} | ({{0}} == {i - n_back}))"
+        is_it = writer.pointwise(template, [index], torch.int64, torch.bool)
+        other = x._replace(elements=numbers)
+        chosen = writer.pointwise(
+            WHERE,
+            [is_it, other, chosen],
+            [torch.bool, x.dtype, x.dtype],
+            x.dtype,
+        )
+    return chosen
+
+
+def _check_index(writer: Writer, index: LaneTensor, n: int) -> LaneTensor:
     """Which numbers of an index are within bounds; the kernel ends with an error if one of a row is not."""
     is_within = writer.pointwise(
         f"(({{0}} >= {-n}) & ({{0}} < {n}))",
@@ -588,8 +484,8 @@ def _check_index(writer: Writer, index: RowTensor, n: int) -> RowTensor:
 
 
 def _look_up(
-    writer: Writer, table: RowTensor, indices: Sequence[RowTensor]
-) -> RowTensor:
+    writer: Writer, table: LaneTensor, indices: Sequence[LaneTensor]
+) -> LaneTensor:
     """Numbers of a table in memory, by an index of each of its first axes."""
     sizes = table.elements.shape[: len(indices)]
     steps = _steps(table.elements, len(indices))
@@ -624,7 +520,7 @@ def _look_up(
         ),
         rest,
     )
-    return RowTensor(elements, table.dtype, start.row_dim)
+    return LaneTensor(elements, table.dtype, start.row_dim)
 
 
 def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
@@ -649,20 +545,20 @@ def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
 
 def _load_many(
     writer: Writer,
-    table: RowTensor,
+    table: LaneTensor,
     offsets: NDArray[Any],
-    start: RowTensor,
-    is_there: RowTensor,
-) -> RowTensor:
+    start: LaneTensor,
+    is_there: LaneTensor,
+) -> LaneTensor:
     """Many numbers of a table in memory, at offsets from a place of each row of the program."""
     if start.elements.size > 1 or offsets.size > MAX_TILE_WIDTH:
         raise UnsupportedError("many numbers by computed indices")
-    code = tiles.index_code(offsets)
+    code = index_code(offsets)
     if code is None:
         raise UnsupportedError("a table in an order of no rule")
     masks = [
         column_code(is_there.elements.item()),
-        tiles.mask(offsets.size),
+        mask_code(offsets.size),
     ]
     tile = writer.line(
         writer.load_expression(
@@ -673,36 +569,22 @@ def _load_many(
         "wide",
     )
     shape = (1,) * (start.elements.ndim + offsets.ndim)
-    return RowTensor(
+    return LaneTensor(
         array_of([tile], shape), table.dtype, start.row_dim, offsets.shape
     )
-
-
-def _any(
-    writer: Writer,
-    dtype: torch.dtype,
-    result: Tensor,
-    x: RowTensor,
-    dim: object = None,
-    keep: bool = False,
-) -> RowTensor:
-    if not isinstance(dim, int):
-        raise UnsupportedError("any of several axes")
-    x = _to_copy(writer, torch.bool, result, writer.load(x))
-    return writer.fold("any", x, dim, keep)
 
 
 def _log_softmax(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
+    x: LaneTensor,
     dim: int,
     *_: Any,
-) -> RowTensor:
+) -> LaneTensor:
     largest = writer.fold("max", x, dim, True)
 
-    def apply(template: str, *args: RowTensor) -> RowTensor:
+    def apply(template: str, *args: LaneTensor) -> LaneTensor:
         return writer.pointwise(template, args, dtype, dtype)
 
     shifted = apply("({0} - {1})", x, largest)
@@ -714,50 +596,43 @@ def _argmax(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
+    x: LaneTensor,
     dim: int,
     keep: bool = False,
     *,
     sign: str = ">",
-) -> RowTensor:
+) -> LaneTensor:
     """The first of the largest numbers, or of the least; a NaN comes before any other."""
     x, dim = writer.narrow(x, dim)
     slices = np.moveaxis(x.elements, dim, 0)
     row_dim = without_axis(x.row_dim, dim)
 
-    best = RowTensor(slices[0], x.dtype, row_dim)
-    index = RowTensor(
+    best = LaneTensor(slices[0], x.dtype, row_dim)
+    index = LaneTensor(
         map_numbers(lambda _: Expression("0"), slices[0]), dtype, row_dim
     )
     is_larger = (
         f"(({{0}} {sign} {{1}}) | (({{0}} != {{0}}) & ({{1}} == {{1}})))"
     )
     for i, numbers in enumerate(slices[1:], 1):
-        other = RowTensor(numbers, x.dtype, row_dim)
+        other = LaneTensor(numbers, x.dtype, row_dim)
         larger = writer.pointwise(is_larger, [other, best], x.dtype, torch.bool)
         index = _where(writer, dtype, result, larger, i, index)
         best = _where(writer, x.dtype, result, larger, other, best)
-    return writer.view(unsqueeze, result, [index, dim]) if keep else index
+    return writer.view(torch.unsqueeze, index, dim) if keep else index
 
 
 def _gather(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
+    x: LaneTensor,
     dim: int,
-    index: RowTensor,
-) -> RowTensor:
+    index: LaneTensor,
+) -> LaneTensor:
     x, dim = writer.narrow(x, dim)
     index = writer.load(index)
-    slices = np.split(x.elements, x.elements.shape[dim], dim)
-    chosen = x._replace(elements=slices[0])
-    for i, numbers in enumerate(slices[1:], 1):
-        is_it = writer.pointwise(
-            f"({{0}} == {i})", [index], torch.int64, torch.bool
-        )
-        other = x._replace(elements=numbers)
-        chosen = _where(writer, dtype, result, is_it, other, chosen)
+    chosen = _choose(writer, x, dim, index)
     if chosen.tile:
         raise UnsupportedError("many numbers, chosen by an index")
     # Also where there is but one number to choose from.
@@ -772,9 +647,9 @@ def _matmul(
     writer: Writer,
     dtype: torch.dtype,
     result: Tensor,
-    x: RowTensor,
-    weight: RowTensor,
-) -> RowTensor:
+    x: LaneTensor,
+    weight: LaneTensor,
+) -> LaneTensor:
     """A product of [..., rows, K] with [..., K, N] that all rows share."""
     row_dim = x.places().ndim - 2
     if not weight.pointer or x.row_dim != row_dim:
@@ -801,33 +676,33 @@ def _matmul(
             column = matrix._replace(elements=matrix.elements[:, j])
             elements[(*index, 0, j)] = _dot(writer, row, column)
     tile = (n_out,) if n_out >= MIN_WIDTH else ()
-    product = RowTensor(elements, x.dtype, x.row_dim, tile)
+    product = LaneTensor(elements, x.dtype, x.row_dim, tile)
     return _to_copy(writer, dtype, result, product)
 
 
-def _row(x: RowTensor, index: tuple[int, ...]) -> list[Part]:
+def _row(x: LaneTensor, index: tuple[int, ...]) -> list[Part]:
     """The numbers [K] of a row: parts of tiles, or one number each."""
     if x.tile:
         return parts_of(x, x.places()[index]) or []
     numbers = x.elements[index].reshape(-1)
-    return [Part(number, np.array([i])) for i, number in enumerate(numbers)]
+    return [(number, np.array([i])) for i, number in enumerate(numbers)]
 
 
 def _wide_product(
-    writer: Writer, row: list[Part], matrix: RowTensor
+    writer: Writer, row: list[Part], matrix: LaneTensor
 ) -> Expression:
     """The product of the numbers of a row with a matrix of many columns."""
     n_in, n_out = matrix.elements.shape
     if len(row) == n_in:
         terms = [
-            f"{column_code(part.tile)} * {writer.load_tile(matrix, weights).code}"
-            for part, weights in zip(row, matrix.elements)
+            f"{column_code(tile)} * {writer.load_tile(matrix, weights).code}"
+            for (tile, _), weights in zip(row, matrix.elements)
         ]
         return writer.line(" + ".join(terms), "wide")
 
     is_held = writer.max_held is None or n_in * n_out <= writer.max_held
-    if len(row) == 1 and n_in <= MAX_DOT_WIDTH and is_held:
-        tile = _without_padding(writer, row[0].tile, n_in)
+    if len(row) == 1 and n_in <= 256 and is_held:
+        tile = _without_padding(writer, row[0][0], n_in)
         operands = f"{tile.code}, {_load_matrix(writer, matrix)}"
         return writer.line(
             f'tl.dot({operands}, input_precision="ieee")', "wide"
@@ -838,26 +713,26 @@ def _wide_product(
 
 
 def _streamed_product(
-    writer: Writer, row: list[Part], matrix: RowTensor
+    writer: Writer, row: list[Part], matrix: LaneTensor
 ) -> Expression:
     """A product whose matrix is read from memory, as many of its rows at a time as registers hold."""
     n_out = matrix.elements.shape[1]
-    n_read = max(MAX_READ // tiles.padded(n_out), 1)
+    n_read = max(8_192 // padded(n_out), 1)
     # products [R, P, N] of numbers with the rows that were read, by P: summed up, as a sum over P waits for all threads
     products: dict[int, Expression] = {}
-    for part in row:
-        n = len(part.numbers)
-        tile = _without_padding(writer, part.tile, n)
-        whole = RowTensor(array_of([tile], (1,)), torch.float32, None, (n,))
+    for part, part_numbers in row:
+        n = len(part_numbers)
+        tile = _without_padding(writer, part, n)
+        whole = LaneTensor(array_of([tile], (1,)), torch.float32, None, (n,))
         for start in range(0, n, n_read):
             chunk = np.arange(n)[start : start + n_read]
             rows = matrix._replace(
-                elements=matrix.elements[part.numbers[chunk]]
+                elements=matrix.elements[part_numbers[chunk]]
             )
             weights = writer.line(_matrix_code(writer, rows, "None, "), "wide")
             numbers = f"{writer.tile(whole, chunk).code}[:, :, None]"
             code = f"{numbers} * {weights.code}"
-            width = tiles.padded(len(chunk))
+            width = padded(len(chunk))
             if width in products:
                 code = f"{products[width].code} + {code}"
             products[width] = writer.line(code, "wide")
@@ -872,19 +747,19 @@ def _without_padding(
     writer: Writer, tile: Expression, width: int
 ) -> Expression:
     """A tile whose padding is 0: that of a quotient may be no number."""
-    mask = tiles.mask(width)
+    mask = mask_code(width)
     full = writer.full_tile(tile, width)
     if not mask:
         return full
     return writer.line(f"tl.where({mask}, {full.code}, 0.0)", "wide")
 
 
-def _load_matrix(writer: Writer, matrix: RowTensor) -> str:
+def _load_matrix(writer: Writer, matrix: LaneTensor) -> str:
     """Code of a matrix [K, N] in registers; its padding is 0."""
     return writer.line(_matrix_code(writer, matrix), "wide", once=True).code
 
 
-def _matrix_code(writer: Writer, matrix: RowTensor, before: str = "") -> str:
+def _matrix_code(writer: Writer, matrix: LaneTensor, before: str = "") -> str:
     """Code that loads a matrix [K, N], with axes of size 1 before it; its padding is 0."""
     offsets = matrix.elements
     first = int(offsets[0, 0])
@@ -892,29 +767,29 @@ def _matrix_code(writer: Writer, matrix: RowTensor, before: str = "") -> str:
     places = [str(first)]
     masks: list[str] = []
     for size, stride, index in zip(offsets.shape, step, (":, None", "None, :")):
-        numbers = f"tl.arange(0, {tiles.padded(size)})[{before}{index}]"
+        numbers = f"tl.arange(0, {padded(size)})[{before}{index}]"
         places.append(f"{stride} * {numbers}")
-        if tiles.mask(size):
+        if mask_code(size):
             masks.append(f"({numbers} < {size})")
     return writer.load_expression(
         matrix, f"({' + '.join(places)})", " & ".join(masks)
     )
 
 
-def _dot(writer: Writer, row: list[Part], column: RowTensor) -> Expression:
+def _dot(writer: Writer, row: list[Part], column: LaneTensor) -> Expression:
     """The product of the numbers of a row with one column."""
     offsets = column.elements
     if len(row) == len(offsets):
         weights = writer.load(column).elements
         terms = [
-            f"{part.tile.code} * {weight.code}"
-            for part, weight in zip(row, weights)
+            f"{tile.code} * {weight.code}"
+            for (tile, _), weight in zip(row, weights)
         ]
         return writer.line(" + ".join(terms), "row")
     terms: list[str] = []
-    for part in row:
-        weights = writer.load_tile(column, offsets[part.numbers])
-        tile = _without_padding(writer, part.tile, len(part.numbers))
+    for part, numbers in row:
+        weights = writer.load_tile(column, offsets[numbers])
+        tile = _without_padding(writer, part, len(numbers))
         terms.append(
             writer.line(f"tl.sum({tile.code} * {weights.code}, 1)", "row").code
         )
@@ -924,26 +799,21 @@ def _dot(writer: Writer, row: list[Part], column: RowTensor) -> Expression:
 OPERATORS: dict[Any, Callable[..., Any]] = {
     aten._to_copy: _to_copy,
     aten.where: _where,
-    aten.bitwise_not: _bitwise_not,
-    aten.logical_not: _bitwise_not,
-    aten.remainder: _remainder,
-    aten.amax: partial(_extremum, reduction="max"),
-    aten.amin: partial(_extremum, reduction="min"),
-    aten.fmod: _fmod,
+    aten.amax: partial(_reduce, reduction="max"),
+    aten.amin: partial(_reduce, reduction="min"),
     aten.cumsum: _cumsum,
     aten.div: _divide,
     aten.index: _index,
     aten.index_select: _index_select,
-    aten.sign: _sign,
     aten.clamp: _clamp,
     aten.pow: _pow,
     aten.cat: _cat,
-    aten.full: _new_full,
-    aten.full_like: _full_like,
-    aten.scalar_tensor: _scalar_tensor,
+    aten.full: _full,
+    aten.full_like: _full,
+    aten.scalar_tensor: _full,
     aten.arange: _arange,
-    aten.sum: _sum,
-    aten.any: _any,
+    aten.sum: partial(_reduce, reduction="sum"),
+    aten.any: partial(_reduce, reduction="any"),
     aten._log_softmax: _log_softmax,
     aten.argmax: _argmax,
     aten.argmin: partial(_argmax, sign="<"),

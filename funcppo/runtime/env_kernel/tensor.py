@@ -1,4 +1,8 @@
-"""Tensors of many rows as Triton expressions: what a program of rows (`rollout_kernel`) knows of a tensor."""
+"""Tensors of many rows as Triton expressions: what a kernel (`rollout`) knows of a tensor.
+
+A tile holds the last axes of a tensor in one expression [R, P], flattened and padded to a power of two. What a view of
+it shows is an array of places: for each number of the view its number in the tile.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ MAX_TILE_WIDTH = 4096
 
 
 class UnsupportedError(RuntimeError):
-    """A function cannot be written as a program of rows; the text says why."""
+    """A function cannot be written as a kernel; the text says why."""
 
 
 Kind: TypeAlias = Literal["scalar", "row", "wide"]
@@ -35,7 +39,7 @@ class Expression:
     kind: Kind = "scalar"
 
 
-class RowTensor(NamedTuple):
+class LaneTensor(NamedTuple):
     """What the program knows of a tensor."""
 
     # Of expressions, or of offsets from `pointer`; in place of the rows an axis of the numbers that follow each other
@@ -76,18 +80,18 @@ TRITON_DTYPES = {
 }
 
 
-def memory_tensor(pointer: str, x: Tensor) -> RowTensor:
+def memory_tensor(pointer: str, x: Tensor) -> LaneTensor:
     """A contiguous tensor in memory that all rows share."""
     offsets = np.arange(x.numel()).reshape(x.shape)
-    return RowTensor(offsets, x.dtype, pointer=pointer)
+    return LaneTensor(offsets, x.dtype, pointer=pointer)
 
 
-def expressions_tensor(numbers: Sequence[Expression], x: Tensor) -> RowTensor:
+def expressions_tensor(numbers: Sequence[Expression], x: Tensor) -> LaneTensor:
     """A tensor that all rows share, from an expression for each of its numbers."""
-    return RowTensor(array_of(numbers, tuple(x.shape)), x.dtype)
+    return LaneTensor(array_of(numbers, tuple(x.shape)), x.dtype)
 
 
-def named_tensor(name: str, x: Tensor) -> RowTensor:
+def named_tensor(name: str, x: Tensor) -> LaneTensor:
     """A tensor [TRACED_ROWS, ...] whose numbers are the variables `name_0`, `name_1` and so on of the program.
 
     Where a row has more than `MAX_NUMBERS_A_ROW` numbers, the first of them holds all.
@@ -98,12 +102,12 @@ def named_tensor(name: str, x: Tensor) -> RowTensor:
         raise UnsupportedError(f"{n} numbers for each environment")
     if n > MAX_NUMBERS_A_ROW:
         elements = array_of([Expression(f"{name}_0", "wide")], (1,) * x.ndim)
-        return RowTensor(elements, x.dtype, 0, tuple(shape))
+        return LaneTensor(elements, x.dtype, 0, tuple(shape))
     names = [Expression(f"{name}_{j}", "row") for j in range(n)]
-    return RowTensor(array_of(names, (1, *shape)), x.dtype, row_dim=0)
+    return LaneTensor(array_of(names, (1, *shape)), x.dtype, row_dim=0)
 
 
-def numbers_a_row(x: RowTensor) -> list[Expression]:
+def numbers_a_row(x: LaneTensor) -> list[Expression]:
     """The expressions of a tensor [rows, ...] without tiles, in the order of memory.
 
     Raises:
@@ -114,14 +118,11 @@ def numbers_a_row(x: RowTensor) -> list[Expression]:
     return list(x.elements.reshape(-1))
 
 
-class Part(NamedTuple):
-    """A tile, and which numbers of a row it holds."""
-
-    tile: Expression
-    numbers: NDArray[Any]  # in steps of one size
+# a tile, and which numbers of a row it holds, in steps of one size
+Part: TypeAlias = tuple[Expression, NDArray[Any]]
 
 
-def parts_of(x: RowTensor, places: NDArray[Any]) -> list[Part] | None:
+def parts_of(x: LaneTensor, places: NDArray[Any]) -> list[Part] | None:
     """The tiles that hold a row of numbers, by their places; None if it shows some as a part only, or not in steps."""
     tiles: list[Expression] = x.elements.reshape(-1).tolist()
     flat = places.reshape(-1)
@@ -132,22 +133,24 @@ def parts_of(x: RowTensor, places: NDArray[Any]) -> list[Part] | None:
         is_whole = np.array_equal(flat[numbers] % x.width, np.arange(x.width))
         if not is_whole or len(set(np.diff(numbers).tolist())) > 1:
             return None
-        parts.append(Part(tiles[i], numbers))
+        parts.append((tiles[i], numbers))
     return parts
 
 
-def show(x: RowTensor, places: NDArray[Any], row_dim: int | None) -> RowTensor:
+def show(
+    x: LaneTensor, places: NDArray[Any], row_dim: int | None
+) -> LaneTensor:
     """Some numbers of the tiles of a tensor."""
     tiles = x.elements.reshape(-1, 1)
-    return RowTensor(tiles, x.dtype, row_dim, (x.width,), "", places)
+    return LaneTensor(tiles, x.dtype, row_dim, (x.width,), "", places)
 
 
-def constant_tensor(x: Tensor) -> RowTensor:
+def constant_tensor(x: Tensor) -> LaneTensor:
     """A tensor whose numbers are literals."""
     if x.numel() > MAX_NUMBERS_A_ROW:
         raise UnsupportedError(f"a constant of {x.numel()} numbers")
     numbers = [literal(n, x.dtype) for n in x.flatten().tolist()]
-    return RowTensor(array_of(numbers, tuple(x.shape)), x.dtype)
+    return LaneTensor(array_of(numbers, tuple(x.shape)), x.dtype)
 
 
 def array_of(
@@ -193,16 +196,157 @@ def column_code(number: Expression) -> str:
     return f"{number.code}[:, None]" if number.kind == "row" else number.code
 
 
-# a view: the elements and the axis of the rows of its result, of a tensor, one like the result, and the options
-ViewFn: TypeAlias = Callable[..., tuple[NDArray[Any], int | None]]
-
-
-def unsqueeze(
-    x: RowTensor, result: Tensor, dim: int
+def rearrange(
+    op: Callable[..., Tensor],
+    places: NDArray[Any],
+    row_dim: int | None,
+    *options: Any,
 ) -> tuple[NDArray[Any], int | None]:
-    """A new axis of size 1, a `ViewFn`."""
-    dim %= x.elements.ndim + 1
-    row_dim = x.row_dim
+    """Places of numbers in another order, and where the rows are then.
+
+    Args:
+      op: an operator of PyTorch that moves numbers, such as a view.
+      places: of the numbers of one row, as `LaneTensor.places`.
+      options: arguments of the operator other than its tensor.
+
+    Raises:
+      UnsupportedError: it mixes rows.
+    """
+    n = int(places.max(initial=0)) + 1
     if row_dim is not None:
-        row_dim += dim <= row_dim
-    return np.expand_dims(x.elements, dim), row_dim
+        # The numbers of row r are r * n places further.
+        first = np.arange(TRACED_ROWS) * n
+        shape = [1] * (places.ndim + 1)
+        shape[row_dim] = TRACED_ROWS
+        rows = np.expand_dims(places, row_dim) + first.reshape(shape)
+        shape = list(places.shape)
+        shape[row_dim] *= TRACED_ROWS
+        places = rows.reshape(shape)
+    whole = torch.from_numpy(np.array(places, order="C"))
+    result = op(whole, *options).numpy()
+
+    dims = [i for i, k in enumerate(result.shape) if k % TRACED_ROWS == 0 < k]
+    if not dims:
+        if row_dim is not None and result.size:
+            raise UnsupportedError("some of the rows")
+        return result, None
+    (dim, *_) = dims
+    shape = list(result.shape)
+    shape[dim : dim + 1] = [TRACED_ROWS, shape[dim] // TRACED_ROWS]
+    rows = np.moveaxis(result.reshape(shape), dim, 0)
+    step = 0 if row_dim is None else n
+    steps = (step * np.arange(TRACED_ROWS)).reshape(-1, *[1] * rows[0].ndim)
+    if (rows != rows[:1] + steps).any():
+        raise UnsupportedError("a view that mixes rows")
+    return rows[0], dim
+
+
+# ---- Places of numbers in a tile, and Triton code that computes them.
+
+
+def padded(width: int) -> int:
+    """The numbers of a tile of `width` numbers, with its padding."""
+    return 1 << (width - 1).bit_length()
+
+
+def axis_code(width: int) -> str:
+    """Code of the numbers of a tile [1, P]."""
+    return f"tl.arange(0, {padded(width)})[None, :]"
+
+
+def mask_code(width: int) -> str:
+    """Code that tells which numbers of a tile are no padding; empty if all are."""
+    return "" if padded(width) == width else f"({axis_code(width)} < {width})"
+
+
+def coordinate_code(shape: tuple[int, ...], dim: int, n_dims: int = 1) -> str:
+    """Code of the coordinate along axes of a tile that follow each other; in the padding it is within bounds, too."""
+    end = dim + n_dims
+    after = math.prod(shape[end:])
+    code = axis_code(math.prod(shape))
+    if after > 1:
+        code = f"({code} // {after})"
+    is_bounded = dim == 0 and not mask_code(math.prod(shape))
+    return code if is_bounded else f"({code} % {math.prod(shape[dim:end])})"
+
+
+def n_tile_axes(expressions: NDArray[Any], row_dim: int | None) -> int | None:
+    """How many of the last axes one expression each can hold: as many as possible; None if none can.
+
+    Args:
+      expressions: which of the expressions each number of a tensor is in.
+      row_dim: its rows, which are in no tile.
+    """
+    first = 0 if row_dim is None else row_dim + 1
+    for start in range(first, expressions.ndim):
+        blocks = expressions.reshape(
+            *expressions.shape[:start], math.prod(expressions.shape[start:])
+        )
+        if (blocks == blocks[..., :1]).all():
+            return expressions.ndim - start
+    return None
+
+
+def varying_axes(numbers: NDArray[Any]) -> list[int]:
+    """The axes along which an array changes."""
+    return [
+        dim
+        for dim in range(numbers.ndim)
+        if (numbers != np.take(numbers, [0], dim)).any()
+    ]
+
+
+def index_code(places: NDArray[Any]) -> str | None:
+    """Code of places in a tile of the shape of `places`; None if no sum of functions of each coordinate gives them."""
+    flat = places.reshape(-1)
+    if code := _line_code(flat):
+        return code
+
+    terms = [str(int(flat[0]))]
+    rest = places - flat[0]
+    for dim in varying_axes(places):
+        line = np.moveaxis(places, dim, 0).reshape(places.shape[dim], -1)[:, 0]
+        offsets = line - line[0]
+        shape = [1] * places.ndim
+        shape[dim] = -1
+        rest = rest - offsets.reshape(shape)
+        terms.append(
+            _function_code(coordinate_code(places.shape, dim), offsets)
+        )
+    if rest.any() or "" in terms:
+        return None
+    return " + ".join(terms)
+
+
+def _line_code(places: NDArray[Any]) -> str:
+    """Code of places in steps of one size, which may stay the same before and after; empty if they are others."""
+    changes = np.flatnonzero(np.diff(places))
+    start, step = int(places[0]), 0
+    if len(changes):
+        first = int(changes[0])
+        step = int(places[first + 1] - places[first])
+        start -= step * first
+    low, high = int(places.min()), int(places.max())
+    numbers = start + step * np.arange(padded(len(places)))
+    if not np.array_equal(np.clip(numbers[: len(places)], low, high), places):
+        return ""
+    code = f"{start} + {step} * {axis_code(len(places))}"
+    # In the padding, too, places are among those of the tile.
+    if numbers.min() < low:
+        code = f"tl.maximum({code}, {low})"
+    if numbers.max() > high:
+        code = f"tl.minimum({code}, {high})"
+    return code
+
+
+def _function_code(variable: str, values: NDArray[Any]) -> str:
+    """Code of a function of a coordinate, from its values; empty if it would be too long."""
+    n = len(values)
+    if (values == values[1] * np.arange(n)).all():
+        return f"{int(values[1])} * {variable}"
+    if n > 64:
+        return ""
+    code = str(int(values[-1]))
+    for i in reversed(range(n - 1)):
+        code = f"tl.where({variable} == {i}, {int(values[i])}, {code})"
+    return code

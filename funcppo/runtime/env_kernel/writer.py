@@ -1,40 +1,41 @@
-"""Writes the code of a program of rows (`rollout_kernel`): its lines, tiles, and operators on each number by itself."""
+"""Writes the code of a kernel (`rollout`): its lines, tiles, and operators on each number by itself."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from funcppo.runtime.env_kernel import tiles
 from funcppo.runtime.env_kernel.tensor import (
     MAX_NUMBERS_A_ROW,
     MAX_TILE_WIDTH,
     TRITON_DTYPES,
     Expression,
     Kind,
-    RowTensor,
+    LaneTensor,
     UnsupportedError,
-    ViewFn,
     array_of,
     column_code,
+    coordinate_code,
+    index_code,
     literal,
     map_numbers,
+    mask_code,
+    n_tile_axes,
+    padded,
     parts_of,
+    rearrange,
     show,
-    unsqueeze,
+    varying_axes,
     without_axis,
 )
-
-# numbers a row of a tile that is made of single numbers
-MAX_NEW_WIDTH = 256
 
 Reduction: TypeAlias = Literal["sum", "max", "min", "any"]
 
@@ -54,12 +55,10 @@ REDUCTIONS: dict[Reduction, tuple[str, str, str]] = {
 }
 
 
-class _Operation(NamedTuple):
-    """An operator on numbers of rows, as `Writer.pointwise` writes it."""
-
-    template: str
-    dtypes: tuple[torch.dtype, ...]  # of the operands
-    operands: tuple[Expression, ...]
+# an operator on numbers of rows, as `Writer.pointwise` writes it: its template, and the dtypes of its operands and they
+_Operation: TypeAlias = tuple[
+    str, tuple[torch.dtype, ...], tuple[Expression, ...]
+]
 
 
 class Writer:
@@ -101,7 +100,7 @@ class Writer:
             self.body.append(line)
         self.has_checks = True
 
-    def load(self, x: RowTensor) -> RowTensor:
+    def load(self, x: LaneTensor) -> LaneTensor:
         """The tensor with expressions of its numbers; one in memory is loaded."""
         if not x.pointer:
             return self.settle(x)
@@ -119,7 +118,9 @@ class Writer:
         )
         return x._replace(elements=elements, pointer="")
 
-    def load_expression(self, x: RowTensor, offset: str, mask: str = "") -> str:
+    def load_expression(
+        self, x: LaneTensor, offset: str, mask: str = ""
+    ) -> str:
         """Code that loads from memory; numbers of bfloat16 are held as float32."""
         is_rounded = x.dtype == torch.bfloat16
         (self.rounded if is_rounded else self.loaded).add(x.pointer)
@@ -127,18 +128,18 @@ class Writer:
         code = f"tl.load({x.pointer} + {offset}{options})"
         return f"({code} != 0)" if x.dtype == torch.bool else code
 
-    def load_tile(self, x: RowTensor, offsets: NDArray[Any]) -> Expression:
+    def load_tile(self, x: LaneTensor, offsets: NDArray[Any]) -> Expression:
         """Numbers of a tensor in memory, as one expression [1, P]."""
-        place = tiles.index_code(offsets)
+        place = index_code(offsets)
         if place is None:
             raise UnsupportedError("params in an order of no rule")
-        mask = tiles.mask(offsets.size)
+        mask = mask_code(offsets.size)
         code = self.load_expression(x, f"({place})", mask)
         return self.line(code, "wide", once=True)
 
     # Tiles
 
-    def hold(self, x: RowTensor, like: Tensor, is_carried: bool) -> RowTensor:
+    def hold(self, x: LaneTensor, like: Tensor, is_carried: bool) -> LaneTensor:
         """An output [rows, ...]: with an expression for each number, or with tiles where there are many."""
         n = like.numel() // max(len(like), 1) if like.ndim else 1
         if n <= MAX_NUMBERS_A_ROW and not x.tile:
@@ -158,32 +159,32 @@ class Writer:
             places = _with_rows_first(x, tile)
         return show(x, places, 0)
 
-    def settle(self, x: RowTensor) -> RowTensor:
+    def settle(self, x: LaneTensor) -> LaneTensor:
         """A tensor whose tiles hold its last axes, and show all their numbers."""
         if x.shown is None:
             return x
-        n_tile = tiles.n_tile_axes(x.shown // x.width, x.row_dim)
+        n_tile = n_tile_axes(x.shown // x.width, x.row_dim)
         if n_tile is None:
             n_tile = x.shown.ndim - (0 if x.row_dim is None else x.row_dim + 1)
         return self.take(x, x.shown, x.row_dim, n_tile)
 
     def take(
         self,
-        x: RowTensor,
+        x: LaneTensor,
         places: NDArray[Any],
         row_dim: int | None,
-        n_tile_axes: int,
-    ) -> RowTensor:
+        n_tile: int,
+    ) -> LaneTensor:
         """The numbers of a tensor at some of its places, of which the last axes are held in a tile."""
-        start = places.ndim - n_tile_axes
+        start = places.ndim - n_tile
         lead, tile = places.shape[:start], places.shape[start:]
         elements = np.empty(lead, dtype=object)
         for index in np.ndindex(lead):
             elements[index] = self.tile(x, places[index])
         elements = elements.reshape(*lead, *(1 for _ in tile))
-        return RowTensor(elements, x.dtype, row_dim, tile)
+        return LaneTensor(elements, x.dtype, row_dim, tile)
 
-    def tile(self, x: RowTensor, places: NDArray[Any]) -> Expression:
+    def tile(self, x: LaneTensor, places: NDArray[Any]) -> Expression:
         """An expression of the numbers at some places."""
         if x.pointer:
             return self.load_tile(x, places)
@@ -203,7 +204,7 @@ class Writer:
 
     def _tile_of_parts(
         self,
-        x: RowTensor,
+        x: LaneTensor,
         expressions: NDArray[Any],
         numbers: NDArray[Any],
     ) -> Expression:
@@ -213,7 +214,7 @@ class Writer:
           expressions: which tile of the tensor each number is in.
           numbers: its place there.
         """
-        dims = tiles.varying_axes(expressions)
+        dims = varying_axes(expressions)
         along = np.moveaxis(expressions, dims[0], 0)
         along = along.reshape(len(along), -1)[:, 0]
         n_changes = int((np.diff(along) != 0).sum())
@@ -239,7 +240,7 @@ class Writer:
         dim: int,
     ) -> Expression:
         """A tile of several, each of which counts up to an end along an axis, from that of the one before on."""
-        coordinate = tiles.coordinate(shape, dim)
+        coordinate = coordinate_code(shape, dim)
         joined = parts[-1]
         for part, end in zip(reversed(parts[:-1]), reversed(ends[:-1])):
             is_in = self.line(f"{coordinate} < {end}", "wide", once=True)
@@ -248,15 +249,15 @@ class Writer:
         return joined
 
     def _regard(
-        self, tile: Expression, x: RowTensor, places: NDArray[Any]
+        self, tile: Expression, x: LaneTensor, places: NDArray[Any]
     ) -> Expression:
         """Some numbers of a tile, as another one."""
         if np.array_equal(places.reshape(-1), np.arange(x.width)):
             return tile
-        place = tiles.index_code(places)
+        place = index_code(places)
         if place is None:
             raise UnsupportedError("a view of a tile in an order of no rule")
-        n = tiles.padded(places.size)
+        n = padded(places.size)
         index = self.line(
             f"tl.broadcast_to({place}, [R, {n}]).to(tl.int32)",
             "wide",
@@ -266,7 +267,7 @@ class Writer:
         source = self.full_tile(
             self.cast(tile, x.dtype, torch.int32) if is_bool else tile, x.width
         )
-        n_times = n // tiles.padded(x.width)
+        n_times = n // padded(x.width)
         if n_times > 1:
             # Triton 3.6 gathers no more numbers than there are.
             shape = f"[R, {n_times}, {n // n_times}]"
@@ -283,9 +284,9 @@ class Writer:
         dtype: torch.dtype,
     ) -> Expression:
         """A tile of single numbers, by the coordinate along the axes where they differ."""
-        dims = tiles.varying_axes(expressions)
+        dims = varying_axes(expressions)
         n_dims = dims[-1] + 1 - dims[0]
-        coordinate = tiles.coordinate(expressions.shape, dims[0], n_dims)
+        coordinate = coordinate_code(expressions.shape, dims[0], n_dims)
         along = expressions[
             (0,) * dims[0]
             + (slice(None),) * n_dims
@@ -312,16 +313,18 @@ class Writer:
         operations = [
             self._operations[x] for x in numbers if x in self._operations
         ]
-        kinds = {(x.template, x.dtypes) for x in operations}
+        kinds = {(template, dtypes) for template, dtypes, _ in operations}
         if len(operations) < len(numbers) or len(kinds) > 1:
             return None
 
         ((template, dtypes),) = kinds
         codes: list[str] = []
         # by the place of the operand: what it is in each operation
-        for dtype, *operands in zip(dtypes, *(x.operands for x in operations)):
+        for dtype, *operands in zip(dtypes, *(x[2] for x in operations)):
             start = operands[0].code
-            counted = _numbers_from(start, len(operands))
+            counted: list[str] = []
+            if start.isdigit():
+                counted = [str(int(start) + i) for i in range(len(operands))]
             if len(set(operands)) == 1:
                 codes.append(column_code(operands[0]))
             elif [x.code for x in operands] == counted:
@@ -333,7 +336,7 @@ class Writer:
 
     def full_tile(self, x: Expression, width: int) -> Expression:
         """An expression as a tile [R, P]."""
-        shape = f"[R, {tiles.padded(width)}]"
+        shape = f"[R, {padded(width)}]"
         return self.line(f"tl.broadcast_to({column_code(x)}, {shape})", "wide")
 
     def cast(
@@ -359,7 +362,7 @@ class Writer:
         args: Sequence[Any],
         operand_dtype: torch.dtype | Sequence[torch.dtype],
         dtype: torch.dtype,
-    ) -> RowTensor:
+    ) -> LaneTensor:
         """An operator on each number.
 
         Args:
@@ -371,14 +374,16 @@ class Writer:
             raise UnsupportedError("arithmetic in bfloat16")
         if isinstance(operand_dtype, torch.dtype):
             operand_dtype = [operand_dtype] * len(args)
-        shown = [x for x in args if isinstance(x, RowTensor)]
+        shown = [x for x in args if isinstance(x, LaneTensor)]
         if len(shown) == 1 and shown[0].shown is not None:
             (x,) = shown
             unseen = x._replace(shown=None, row_dim=None)
             of_tiles = [unseen if y is x else y for y in args]
             result = self.pointwise(template, of_tiles, operand_dtype, dtype)
             return result._replace(shown=x.shown, row_dim=x.row_dim)
-        args = [self.settle(x) if isinstance(x, RowTensor) else x for x in args]
+        args = [
+            self.settle(x) if isinstance(x, LaneTensor) else x for x in args
+        ]
         operands, row_dim, tile = self._align_operands(args, operand_dtype)
 
         def compute(*numbers: Expression) -> Expression:
@@ -391,17 +396,17 @@ class Writer:
             )
             result = self.line(template.format(*codes), kind)
             if kind == "row":
-                operation = _Operation(template, tuple(operand_dtype), numbers)
-                self._operations[result] = operation
+                dtypes = tuple(operand_dtype)
+                self._operations[result] = (template, dtypes, numbers)
             return result
 
-        return RowTensor(map_numbers(compute, *operands), dtype, row_dim, tile)
+        return LaneTensor(map_numbers(compute, *operands), dtype, row_dim, tile)
 
     def _align_operands(
         self, args: Sequence[Any], dtypes: Sequence[torch.dtype]
     ) -> tuple[list[NDArray[Any]], int | None, tuple[int, ...]]:
         """The numbers of operands, broadcast and cast; where their rows are, and what axes they hold."""
-        tensors = [x for x in args if isinstance(x, RowTensor)]
+        tensors = [x for x in args if isinstance(x, LaneTensor)]
         n_dims = max(x.elements.ndim for x in tensors)
         row_dims = {
             x.row_dim + n_dims - x.elements.ndim
@@ -416,7 +421,7 @@ class Writer:
 
         arrays: list[NDArray[Any]] = []
         for x, dtype in zip(args, dtypes):
-            if not isinstance(x, RowTensor):
+            if not isinstance(x, LaneTensor):
                 arrays.append(array_of([literal(x, dtype)], ()))
                 continue
             x = self._with_tile(x, shape, n_tile) if n_tile else self.load(x)
@@ -428,8 +433,8 @@ class Writer:
         return arrays, row_dim, shape[len(shape) - n_tile :]
 
     def _with_tile(
-        self, x: RowTensor, shape: tuple[int, ...], n_tile: int
-    ) -> RowTensor:
+        self, x: LaneTensor, shape: tuple[int, ...], n_tile: int
+    ) -> LaneTensor:
         """A tensor that is broadcast against one of a shape whose last axes are in a tile."""
         places = x.places()
         places = places.reshape(
@@ -446,24 +451,26 @@ class Writer:
     # Views
 
     def view(
-        self, fn: ViewFn, result: Tensor, args: Sequence[Any]
-    ) -> RowTensor:
-        """A view: the same numbers in another order."""
-        x, *options = args
+        self, op: Callable[..., Tensor], x: LaneTensor, *options: Any
+    ) -> LaneTensor:
+        """The same numbers in another order, as an operator of PyTorch has it; see `rearrange`."""
         if not x.tile:
-            elements, row_dim = fn(x, result, *options)
+            order = np.arange(x.elements.size).reshape(x.elements.shape)
+            order, row_dim = rearrange(op, order, x.row_dim, *options)
+            elements = x.elements.reshape(-1)[order.reshape(-1)]
+            elements = elements.reshape(order.shape)
             return x._replace(elements=elements, row_dim=row_dim)
-        before = x._replace(elements=x.places(), tile=(), shown=None)
-        places, row_dim = fn(before, result, *options)
-        if np.array_equal(
+        places, row_dim = rearrange(op, x.places(), x.row_dim, *options)
+        is_whole = np.array_equal(
             places.reshape(-1), np.arange(x.elements.size * x.width)
-        ):
-            n_tile = tiles.n_tile_axes(places // x.width, row_dim)
-            if n_tile is not None and x.shown is None:
+        )
+        if is_whole and x.shown is None:
+            n_tile = n_tile_axes(places // x.width, row_dim)
+            if n_tile is not None:
                 return self.take(x, places, row_dim, n_tile)
         return show(x, places, row_dim)
 
-    def narrow(self, x: RowTensor, dim: int) -> tuple[RowTensor, int]:
+    def narrow(self, x: LaneTensor, dim: int) -> tuple[LaneTensor, int]:
         """A tensor without tiles whose axis `dim` is not the rows, and the axis counted from 0."""
         x = self.load(x)
         if x.tile:
@@ -471,8 +478,8 @@ class Writer:
         return x, _not_rows(x, dim)
 
     def fold(
-        self, reduction: Reduction, x: RowTensor, dim: int, keep: bool
-    ) -> RowTensor:
+        self, reduction: Reduction, x: LaneTensor, dim: int, keep: bool
+    ) -> LaneTensor:
         """A reduction of an axis, from its first number to its last."""
         template, *_ = REDUCTIONS[reduction]
         x = self.load(x)
@@ -492,8 +499,8 @@ class Writer:
         return self._combine(template, slices, dim, keep)
 
     def _fold_tile(
-        self, reduction: Reduction, x: RowTensor, dim: int, keep: bool
-    ) -> RowTensor:
+        self, reduction: Reduction, x: LaneTensor, dim: int, keep: bool
+    ) -> LaneTensor:
         """A reduction of an axis of a tile; of its other axes each place is an expression then."""
         _, template, neutral = REDUCTIONS[reduction]
         if "inf" in neutral and not x.dtype.is_floating_point:
@@ -510,11 +517,11 @@ class Writer:
             elements[index] = self.line(template.format(code), "row")
         if keep:
             elements = np.expand_dims(elements, dim)
-        return RowTensor(elements, x.dtype, x.row_dim)
+        return LaneTensor(elements, x.dtype, x.row_dim)
 
     def _fold_slices(
-        self, template: str, x: RowTensor, dim: int, keep: bool
-    ) -> RowTensor:
+        self, template: str, x: LaneTensor, dim: int, keep: bool
+    ) -> LaneTensor:
         """A reduction of an axis of a tile to another tile."""
         places = np.moveaxis(x.places(), dim, 0)
         row_dim = without_axis(x.row_dim, dim)
@@ -525,24 +532,17 @@ class Writer:
         return self._combine(template, slices, dim, keep)
 
     def _combine(
-        self, template: str, slices: Sequence[RowTensor], dim: int, keep: bool
-    ) -> RowTensor:
+        self, template: str, slices: Sequence[LaneTensor], dim: int, keep: bool
+    ) -> LaneTensor:
         """An operation on tensors, two by two; the axis `dim` that they are slices of stays if it is kept."""
         total, *others = slices
         for other in others:
             dtype = total.dtype
             total = self.pointwise(template, [total, other], dtype, dtype)
-        return self.view(unsqueeze, Tensor(), [total, dim]) if keep else total
+        return self.view(torch.unsqueeze, total, dim) if keep else total
 
 
-def _numbers_from(start: str, n: int) -> list[str]:
-    """Codes of integers that count up from a literal one; none if it is not one."""
-    if not start.isdigit():
-        return []
-    return [str(i) for i in range(int(start), int(start) + n)]
-
-
-def _not_rows(x: RowTensor, dim: int) -> int:
+def _not_rows(x: LaneTensor, dim: int) -> int:
     """An axis counted from 0.
 
     Raises:
@@ -554,7 +554,7 @@ def _not_rows(x: RowTensor, dim: int) -> int:
     return dim
 
 
-def _with_rows_first(x: RowTensor, tile: tuple[int, ...]) -> NDArray[Any]:
+def _with_rows_first(x: LaneTensor, tile: tuple[int, ...]) -> NDArray[Any]:
     """The places of a tensor [1, ...], also of one that all rows share."""
     places = x.places()
     if x.row_dim is None:
@@ -568,10 +568,10 @@ def _mask_of_others(
 ) -> str:
     """Code of the numbers of a tile whose coordinates but one are these; empty if all are."""
     others = [i for i in range(len(tile)) if i != dim]
-    padding = tiles.mask(math.prod(tile))
+    padding = mask_code(math.prod(tile))
     masks = [padding] if padding else []
     masks += [
-        f"({tiles.coordinate(tile, i)} == {place})"
+        f"({coordinate_code(tile, i)} == {place})"
         for i, place in zip(others, index)
         if tile[i] > 1
     ]
@@ -579,7 +579,7 @@ def _mask_of_others(
 
 
 def _tile_axes_of(
-    tensors: Sequence[RowTensor], shape: tuple[int, ...], row_dim: int | None
+    tensors: Sequence[LaneTensor], shape: tuple[int, ...], row_dim: int | None
 ) -> int:
     """How many axes of a result are held in a tile, given its shape with one number in place of the rows."""
     if (
@@ -592,7 +592,7 @@ def _tile_axes_of(
     if not n_tile:
         # As many as make a tile of moderate size, and one at least.
         widths = np.cumprod(shape[::-1])[:n_axes]
-        n_tile = max(int((widths <= MAX_NEW_WIDTH).sum()), 1)
+        n_tile = max(int((widths <= 256).sum()), 1)
     n_tile = min(n_tile, n_axes)
     width = math.prod(shape[len(shape) - n_tile :])
     if width > MAX_TILE_WIDTH:

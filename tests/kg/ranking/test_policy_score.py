@@ -22,7 +22,7 @@ from funcppo.kg.search.slot_scheduler import (
     score_candidates,
 )
 from funcppo.runtime.capture import GraphedStep
-from funcppo.runtime.equivalence import EquivalenceError
+from funcppo.runtime.compile import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode
 from tests.runtime.test_capture import on_gpu
 

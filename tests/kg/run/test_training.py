@@ -32,8 +32,8 @@ from funcppo.kg.search import network as net
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
-from funcppo.runtime.collectives import alone
-from funcppo.runtime.compile import SelectedStrategy, StrategyRecord
+from funcppo.runtime.compile import StrategyRecord
+from funcppo.runtime.distributed import alone
 from funcppo.runtime.monitor import Monitor
 from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import EAGER_PARTS
@@ -338,7 +338,7 @@ def auto_run(run, monkeypatch):
             device="cuda:0",
             backend="inductor",
         )
-        return SelectedStrategy(EAGER_PARTS, record)
+        return EAGER_PARTS, record
 
     def time_call(fn, *args):
         fn(*args)

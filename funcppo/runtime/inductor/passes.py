@@ -1,30 +1,38 @@
-"""A graph pass that rewrites matrix products into the form that costs least for their shape.
+"""What Inductor learns of this package: a graph pass, and the lowering of random bits. Importing registers the latter.
+
+The pass rewrites matrix products into the form that costs least for their shape.
 
 Libraries are at their best with large square products. A training step of small networks has four other kinds:
 
     small    4 x 64 by 64 x 64: costs a launch and fuses with nothing. As multiply and sum it fuses with its neighbours.
     long     64 x 65536 by 65536 x 64, the gradient of a weight: leaves most of a GPU idle. Split along K it is a batch
              of products and a sum (split-K).
-    skinny   4 x 64 by 64 x 64, a thousand of them: see `batched_gemm.py`.
+    skinny   4 x 64 by 64 x 64, a thousand of them: see `operators.skinny_bmm`.
     narrow   by a transposed matrix, the gradient of an output layer: on a CPU it is faster as (b^T a^T)^T.
 
 `MatmulPass` is Inductor's hook. It runs on the final graph, so it sees the shapes after vmap and differentiation.
 
-On a GPU the order of short rows comes from `stable_argsort.py`.
+On a GPU the order of short rows comes from `operators.stable_argsort`.
 
 A CPU sums fast along contiguous numbers only, so there a factor with another layout is copied first. The pass makes two
 more rewrites for a CPU. It computes tanh from one exponential, which is faster than the library's tanh, with an error
 below 2e-7. And it computes a small concatenation as a sum of zero-padded parts, because each part of a concatenation
 is a view that is created again at every step.
+
+The operator `funcppo::threefry2x32` of random bits becomes one expression of 20 rounds. Written as 150 graph operations
+it would be most of the graph, and Inductor would inline its chain of rounds again and again. A small output is
+recomputed where it is used, which costs less than a kernel of its own; a large one is computed once.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -32,12 +40,14 @@ from torch._inductor.custom_graph_pass import (
     CustomGraphPass,
     get_hash_for_files,
 )
+from torch._inductor.ir import Pointwise, TensorBox
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import ops
 
-from funcppo.runtime.inductor import batched_gemm, stable_argsort
+from funcppo.core import random
+from funcppo.runtime.inductor import operators
 
 aten = torch.ops.aten
-
-_NARROW_N = 4  # columns up to which a product counts as narrow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,14 +102,8 @@ CPU_THRESHOLDS = replace(
 )
 
 
-class Rewrite(Protocol):
-    """One way to compute a node's value by other nodes."""
-
-    def __call__(
-        self, graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
-    ) -> fx.Node:
-        """Insert nodes that compute what `node` does, and return the last of them."""
-        ...
+# inserts nodes that compute what a node of the graph does, and returns the last of them
+Rewrite: TypeAlias = Callable[[fx.Graph, fx.Node, RewriteThresholds], fx.Node]
 
 
 class MatmulPass(CustomGraphPass):
@@ -122,16 +126,24 @@ class MatmulPass(CustomGraphPass):
             if thresholds is None:
                 continue
 
-            rewrite = REWRITES[node.target](node, thresholds)
-            if rewrite is not None:
+            # A version of PyTorch whose graphs are others compiles them as they are.
+            try:
+                rewrite = REWRITES[node.target](node, thresholds)
+                if rewrite is None:
+                    continue
                 with graph.inserting_before(node):
-                    node.replace_all_uses_with(rewrite(graph, node, thresholds))
-                graph.erase_node(node)
+                    value = rewrite(graph, node, thresholds)
+            except Exception as error:
+                message = f"{node.target} is not rewritten: {error}"
+                warnings.warn(message, stacklevel=2)
+                continue
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
         graph.eliminate_dead_code()
 
     def uuid(self) -> bytes:
         """Identifier of the pass in Inductor's cache: a hash of the sources and the thresholds."""
-        sources = (__file__, batched_gemm.__file__, stable_argsort.__file__)
+        sources = (__file__, operators.__file__)
         return get_hash_for_files(sources, repr(self.thresholds))
 
 
@@ -153,7 +165,7 @@ def _choose_matmul_rewrite(
     macs = batch_size * m * k * n
     max_macs = (
         thresholds.narrow_mul_sum_max_macs
-        if n <= _NARROW_N
+        if n <= 4
         else thresholds.mul_sum_max_macs
     )
     if k <= thresholds.mul_sum_max_k or macs <= max_macs:
@@ -162,7 +174,7 @@ def _choose_matmul_rewrite(
             return _rowwise_mul_sum
         return _mul_sum
 
-    if batched_gemm.supports_skinny_bmm(a, b, thresholds.skinny_max_m):
+    if operators.supports_skinny_bmm(a, b, thresholds.skinny_max_m):
         return _skinny_bmm
     return None
 
@@ -404,3 +416,61 @@ def _call(graph: fx.Graph, target: Any, *args: Any, **options: Any) -> fx.Node:
     values = [_value(arg) if isinstance(arg, fx.Node) else arg for arg in args]
     node.meta["val"] = target(*values, **options)
     return node
+
+
+# ---- Random bits.
+
+# output words from which a kernel of their own costs less than recomputing them
+MIN_WORDS_TO_REALIZE = 1024
+
+_Word = Any  # a value in Inductor's virtualized arithmetic
+# reads one element of an input, given its index
+_Loader = Callable[[Sequence[_Word]], _Word]
+
+
+@register_lowering(
+    torch.ops.funcppo.threefry2x32.default,
+    broadcast=True,
+    type_promotion_kind=None,
+)
+def _threefry2x32(*words: TensorBox) -> list[TensorBox]:
+    """Both output words of the operator; `words` are its two key words and its two counter words."""
+    loaders = [word.make_loader() for word in words]
+    device = words[0].get_device()
+    size = words[0].get_size()
+    outputs = [_pointwise_output(loaders, i, device, size) for i in range(2)]
+
+    if math.prod(int(n) for n in size) >= MIN_WORDS_TO_REALIZE:
+        for output in outputs:
+            output.realize()
+    return outputs
+
+
+def _pointwise_output(
+    loaders: list[_Loader],
+    output_index: int,
+    device: torch.device | None,
+    size: Sequence[_Word],
+) -> TensorBox:
+    """One output word as a pointwise expression of the four input words."""
+
+    def compute(index: Sequence[_Word]) -> _Word:
+        key_and_counter = (load(index) for load in loaders)
+        words = random.threefry_rounds(
+            *key_and_counter, constant=_constant, rotate_left=_rotate_left
+        )
+        return words[output_index]
+
+    return Pointwise.create(
+        device=device, dtype=torch.int64, inner_fn=compute, ranges=size
+    )
+
+
+def _constant(n: int) -> _Word:
+    return ops.constant(n, torch.int64)
+
+
+def _rotate_left(x: _Word, n_bits: int) -> _Word:
+    """A 32-bit word rotated to the left; the bits above the lowest 32 are left undefined."""
+    shifted = ops.bitwise_left_shift(x, _constant(n_bits))
+    return shifted | ops.bitwise_right_shift(shifted, _constant(32))

@@ -7,19 +7,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from funcppo.runtime.env_kernel import rollout_kernel
-from funcppo.runtime.env_kernel.rollout_kernel import (
+from funcppo.runtime.env_kernel.rollout import (
+    BEFORE_STEP,
     HEADER,
     INDENT,
+    load_rows,
+    store_rows,
     threefry_source,
-    write_row_program,
+    write_program,
 )
 from funcppo.runtime.env_kernel.tensor import (
     TRACED_ROWS,
     memory_tensor,
     named_tensor,
 )
-from tests.runtime import numpy_triton
+from tests.runtime.env_kernel import numpy_triton
 
 
 def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
@@ -29,7 +31,7 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
         named_tensor("x", example),
         *(memory_tensor(f"p{i}", y) for i, y in enumerate(shared)),
     ]
-    program = write_row_program(
+    program = write_program(
         lambda *args: [fn(*args)], [example, *shared], inputs
     )
     like = fn(x, *shared)
@@ -40,9 +42,9 @@ def run(fn: Callable[..., Tensor], x: Tensor, *shared: Tensor) -> Tensor:
         "rows = places",
         f"mask = rows < {len(x)}",
         *program.preamble,
-        *rollout_kernel._load_rows("x", x),
+        *load_rows("x", x),
         *program.body,
-        *rollout_kernel._store_step("y", program.outputs[0]),
+        *store_rows("y_ptr", program.outputs[0], BEFORE_STEP),
     ]
     shared_names = [f"p{i}" for i in range(len(shared))]
     names = ", ".join(["x_ptr", "y_ptr", *shared_names, "R"])

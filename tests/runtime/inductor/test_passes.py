@@ -1,4 +1,4 @@
-"""A product keeps its value in every form, and gets the form that its shape asks for."""
+"""A product keeps its value in every form, and gets the form that its shape asks for; so do random bits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo.core import random
-from funcppo.runtime.inductor.matmul_pass import MatmulPass, RewriteThresholds
+from funcppo.runtime.compile import compile_function
+from funcppo.runtime.inductor import passes
+from funcppo.runtime.inductor.passes import (
+    MIN_WORDS_TO_REALIZE,
+    MatmulPass,
+    RewriteThresholds,
+)
 from tests.runtime.test_capture import devices
 
 THRESHOLDS = RewriteThresholds(
@@ -134,19 +142,6 @@ def test_a_narrow_product_of_a_transposed_matrix_is_turned():
     assert named(rewritten(a, normal(1, 20, 3))) == {"mm"}
 
 
-def test_a_sum_reads_contiguous_rows_on_a_cpu():
-    """Those of b^T where b is narrow, and else of b: copied where they do not lie so."""
-    copied = lambda a, b: "clone" in named(rewritten(a, b))
-    long, short, narrow, wide = (
-        normal(0, 4, 20),
-        normal(0, 2, 3),
-        normal(1, 20, 2),
-        normal(1, 3, 7),
-    )
-    assert copied(long, narrow) and not copied(long, narrow.T.contiguous().T)
-    assert copied(short, wide.T.contiguous().T) and not copied(short, wide)
-
-
 @pytest.mark.parametrize(
     ("shape", "dim"),
     [((4,), 0), ((4,), -1), ((2, 3), 1), ((2, 3), 0), ((1,), 0)],
@@ -211,9 +206,42 @@ def test_the_order_of_a_sort_is_computed_alone(dim, descending):
     assert "argsort" not in rewritten(x, fn=both).code
 
 
-def test_other_thresholds_are_another_entry_of_the_compiler_s_cache():
-    assert (
-        MatmulPass().uuid()
-        == MatmulPass().uuid()
-        != MatmulPass(gpu=THRESHOLDS).uuid()
+def test_a_product_that_cannot_be_rewritten_stays(monkeypatch):
+    def refuses(*_):
+        raise KeyError("val")
+
+    monkeypatch.setattr(passes, "_mul_sum", refuses)
+    a, b = normal(0, 2, 4), normal(1, 4, 5)
+    with pytest.warns(UserWarning, match="is not rewritten"):
+        graph = rewritten(a, b)
+    assert named(graph) == {"mm"}
+    torch.testing.assert_close(graph(a, b), a @ b)
+
+
+def bits(key: torch.Tensor, counter: torch.Tensor):
+    words = random.threefry2x32(
+        key[0], key[1], torch.zeros_like(counter), counter
     )
+    return words, words[0] + words[1]
+
+
+@pytest.mark.parametrize(
+    "n", [1, MIN_WORDS_TO_REALIZE - 1, MIN_WORDS_TO_REALIZE]
+)
+def test_the_words_are_those_of_the_operator_which_is_not_called(n):
+    """One word, the most that are computed where they are used, and the fewest that are a kernel of their own."""
+    args = random.key(7), torch.arange(n)
+    with config.patch(force_disable_caches=True):
+        (words, total), codes = run_and_get_code(compile_function(bits), *args)
+    expected_words, expected_total = bits(*args)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip((*words, total), (*expected_words, expected_total))
+    )
+    lines = [
+        line
+        for code in codes
+        for line in code.splitlines()
+        if not line.lstrip().startswith("#")
+    ]
+    assert lines and not any("threefry2x32.default" in line for line in lines)

@@ -8,9 +8,9 @@ Learners that train side by side (`train_step.vmap_parts`) have blocks of their 
 
 `compile_unroll` makes the function that a training step calls in place of its loop over steps.
 
-`write_row_program` traces a function of many rows and goes through its graph. What it knows of a tensor is a Triton
+`write_program` traces a function of many rows and goes through its graph. What it knows of a tensor is a Triton
 expression for each number of a row: a view, a transposition or a stack of tensors costs nothing then. The last axes of
-hidden layers, and of tensors of many numbers a row, are held in one expression (a *wide* one, see `tiles`), so that a
+hidden layers, and of tensors of many numbers a row, are held in one expression (a *wide* one, see `tensor`), so that a
 matrix product is an operation on tiles. Functions that mix rows, or whose tensors have too many numbers a row, are
 refused.
 """
@@ -22,7 +22,6 @@ import importlib.util
 import inspect
 import math
 import operator
-import os
 import re
 import sys
 import tempfile
@@ -30,7 +29,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,24 +42,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from funcppo.core import random, tree
 from funcppo.core.files import write_atomically
 from funcppo.runtime import cache
-from funcppo.runtime.env_kernel import tiles
-from funcppo.runtime.env_kernel.operators import OPERATORS, VIEWS
+from funcppo.runtime.env_kernel.operators import (
+    OPERATORS,
+    POINTWISE,
+    VIEWS,
+    pointwise,
+)
 from funcppo.runtime.env_kernel.tensor import (
     MAX_NUMBERS_A_ROW,
     TRACED_ROWS,
     TRITON_DTYPES,
     Expression,
-    RowTensor,
+    LaneTensor,
     UnsupportedError,
+    axis_code,
     column_code,
     constant_tensor,
     expressions_tensor,
+    mask_code,
     memory_tensor,
     named_tensor,
     numbers_a_row,
+    padded,
     parts_of,
 )
-from funcppo.runtime.env_kernel.writer import MAXIMUM, MINIMUM, Writer
+from funcppo.runtime.env_kernel.writer import Writer
 from funcppo.runtime.reasons import error_line
 
 # lines of a program: Triton takes more than linear time to compile them
@@ -76,55 +82,13 @@ class Program(NamedTuple):
 
     preamble: list[str]
     body: list[str]
-    outputs: list[RowTensor]
+    outputs: list[LaneTensor]
     # of tensors in memory that must hold numbers of bfloat16, as float32
     rounded: frozenset[str]
     n_streamed: int  # numbers of params that each call reads from memory
     has_checks: bool  # the kernel ends with an error where one does not hold
 
 
-# Operators that act on each number by itself, given operands of the dtype of the result.
-ARITHMETIC = {
-    aten.add.Tensor: "({0} + {1})",
-    aten.sub.Tensor: "({0} - {1})",
-    aten.mul.Tensor: "({0} * {1})",
-    aten.div.Tensor: "({0} / {1})",
-    aten.neg.default: "(-{0})",
-    aten.abs.default: "tl.abs({0})",
-    aten.sin.default: "tl.sin({0})",
-    aten.cos.default: "tl.cos({0})",
-    aten.exp.default: "tl.exp({0})",
-    aten.log.default: "tl.log({0})",
-    aten.sqrt.default: "tl.sqrt({0})",
-    aten.floor.default: "tl.floor({0})",
-    aten.ceil.default: "tl.ceil({0})",
-    aten.tanh.default: "libdevice.tanh({0})",
-    aten.log1p.default: "libdevice.log1p({0})",
-    aten.erfinv.default: "libdevice.erfinv({0})",
-    aten.relu.default: "tl.where({0} <= 0, 0.0, {0})",
-    aten.maximum.default: MAXIMUM,
-    aten.minimum.default: MINIMUM,
-    aten.bitwise_and.Tensor: "({0} & {1})",
-    aten.bitwise_or.Tensor: "({0} | {1})",
-    aten.bitwise_xor.Tensor: "({0} ^ {1})",
-    aten.bitwise_and.Scalar: "({0} & {1})",
-    aten.bitwise_or.Scalar: "({0} | {1})",
-    aten.bitwise_xor.Scalar: "({0} ^ {1})",
-    aten.__rshift__.Scalar: "({0} >> {1})",
-    aten.__lshift__.Scalar: "({0} << {1})",
-    aten.logical_and.default: "({0} & {1})",
-    aten.logical_or.default: "({0} | {1})",
-}
-# Operators whose operands are compared, and whose result is a bool.
-COMPARISONS = {
-    aten.eq: "({0} == {1})",
-    aten.ne: "({0} != {1})",
-    aten.lt: "({0} < {1})",
-    aten.le: "({0} <= {1})",
-    aten.gt: "({0} > {1})",
-    aten.ge: "({0} >= {1})",
-    aten.isnan: "({0} != {0})",
-}
 # Options of operators that say nothing of a result whose dtype is known.
 IGNORED_OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 # Operators that leave all numbers as they are.
@@ -155,10 +119,10 @@ class _Refusal(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def write_row_program(
+def write_program(
     fn: Callable[..., Sequence[Tensor]],
     examples: Sequence[Tensor],
-    inputs: Sequence[RowTensor],
+    inputs: Sequence[LaneTensor],
     max_held: int | None = None,
     n_carried: int = 0,
 ) -> Program:
@@ -183,7 +147,7 @@ def write_row_program(
     writer = Writer(max_held)
     values: dict[fx.Node, Any] = {}
     arguments = iter(inputs)
-    outputs: list[RowTensor] = []
+    outputs: list[LaneTensor] = []
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             values[node] = next(arguments)
@@ -257,14 +221,12 @@ def _apply(
     dtype = result.dtype if isinstance(result, Tensor) else torch.int64
     if op in COPIES:
         return args[0]
-    if op in ARITHMETIC and kwargs.get("alpha", 1) == 1:
-        return writer.pointwise(ARITHMETIC[op], args, dtype, dtype)
     packet = getattr(op, "overloadpacket", None)
-    if packet in COMPARISONS:
-        operands = _common_dtype(args)
-        return writer.pointwise(COMPARISONS[packet], args, operands, dtype)
+    is_rounded = "rounding_mode" in kwargs
+    if packet in POINTWISE and kwargs.get("alpha", 1) == 1 and not is_rounded:
+        return pointwise(writer, packet, dtype, args)
     if packet in VIEWS:
-        return writer.view(VIEWS[packet], result, args)
+        return writer.view(op, *args)
     if packet in OPERATORS:
         # Any other option is one that the operator below takes, or an error.
         options = {k: v for k, v in kwargs.items() if k not in IGNORED_OPTIONS}
@@ -286,17 +248,6 @@ def _needed_lines(
     return kept[::-1], names
 
 
-def _common_dtype(args: Sequence[Any]) -> torch.dtype:
-    """The dtype in which operands are compared."""
-    dtypes = [x.dtype for x in args if isinstance(x, RowTensor)]
-    if any(isinstance(x, float) for x in args):
-        dtypes.append(torch.float32)
-    dtype = dtypes[0]
-    for other in dtypes[1:]:
-        dtype = torch.promote_types(dtype, other)
-    return dtype
-
-
 # numbers of all params together, which a block keeps in its registers and in shared memory
 MAX_PARAMS = 24_576
 # those of a matrix, where there are more in all; a larger one is read from memory at each step
@@ -305,14 +256,8 @@ MAX_HELD = 8_192
 MAX_STREAMED = 131_072
 # blocks that read params at each step: about two for each processor of a GPU
 MAX_STREAMING_BLOCKS = 256
-# layers up to which one warp is fastest for a row: its threads wait for no others
-WIDTH_OF_ONE_WARP = 64
-# warps of a block that reads params at each step
-STREAMING_WARPS = 4
 # rows of a learner from which what several rows of a block share is worth more
 MIN_ROWS_TO_SHARE = 256
-
-Leaf = TypeVar("Leaf")
 
 INDENT = "    "
 BEFORE_STEP = "t * n_learners * n_rows + "  # rows, in [T, (L,) B, ...]
@@ -378,31 +323,6 @@ class StepArguments(NamedTuple):
     random_inputs: object
 
 
-class StepFn(Protocol):
-    """One step of a rollout: see `rollout.rollout_step`."""
-
-    def __call__(
-        self,
-        cfg: Any,
-        world: object,
-        params: object,
-        rollout_state: Any,
-        random_inputs: Any,
-        /,
-    ) -> tuple[Any, Any]:
-        """The next state, and the transition."""
-        ...
-
-
-class Block(NamedTuple):
-    """The size of a block of threads."""
-
-    n_rows: int
-    n_warps: int
-    # 1: params that are read at each step are not copied to shared memory, which they would fill
-    n_stages: int = 3
-
-
 # options of Triton, which leaves checks out otherwise; that of integers that overflow is not meant
 CHECKED = {"debug": True, "sanitize_overflow": False}
 
@@ -412,7 +332,8 @@ class RolloutCode(NamedTuple):
 
     source: str
     batch_shape: tuple[int, ...]  # B environments, or [L, B] of L learners
-    block: Block
+    # of a block of threads: its rows, its warps, and the stages of its loops
+    block: tuple[int, int, int]
     rounded: frozenset[str]  # as of `Program`
     has_checks: bool  # as of `Program`
     next_state: object  # [TRACED_ROWS, ...]
@@ -420,7 +341,7 @@ class RolloutCode(NamedTuple):
 
 
 def compile_unroll(
-    step: StepFn,
+    step: Callable[..., tuple[Any, Any]],
     cfg: object,
     args: StepArguments,
     values: Callable[..., Tensor] | None = None,
@@ -443,7 +364,7 @@ def compile_unroll(
 
 
 def write_rollout_kernel(
-    step: StepFn, cfg: object, args: StepArguments
+    step: Callable[..., tuple[Any, Any]], cfg: object, args: StepArguments
 ) -> RolloutCode:
     """Write the kernel of a rollout.
 
@@ -453,7 +374,7 @@ def write_rollout_kernel(
 
     Raises:
       UnsupportedError: the params do not fit into a block, or the step is no program of rows: see
-        `rollout_kernel.write_row_program`.
+        `write_program`.
     """
     batch_shape = _batch_shape(args)
     if len(batch_shape) == 2:
@@ -470,11 +391,11 @@ def write_rollout_kernel(
     with torch.no_grad():
         next_state, transition = step(cfg, *examples)
     n_states = len(tree.leaves(args.rollout_state))
-    program = write_row_program(
+    program = write_program(
         flat_step, tree.leaves(examples), inputs, max_held, n_states
     )
     _check_params(n_params, program.n_streamed, math.prod(batch_shape))
-    source = _kernel_source(program, examples, next_state, transition)
+    source = _kernel_source(program, examples, len(tree.leaves(transition)))
     block = _block(batch_shape[-1], args.params, program)
     return RolloutCode(
         source,
@@ -497,18 +418,18 @@ def _check_params(n_params: int, n_streamed: int, n_rows: int) -> None:
     Raises:
       UnsupportedError: it cannot.
     """
-    if n_params - n_streamed > MAX_PARAMS:
-        raise UnsupportedError(
-            f"{n_params - n_streamed} params, more than the {MAX_PARAMS} that one block can hold"
+    held = n_params - n_streamed
+    if held > MAX_PARAMS:
+        reason = (
+            f"{held} params, more than the {MAX_PARAMS} that one block can hold"
         )
-    if n_streamed > MAX_STREAMED:
-        raise UnsupportedError(
-            f"{n_streamed} params of large layers, more than the {MAX_STREAMED} that a block can read at each step"
-        )
-    if n_streamed and n_rows > MAX_STREAMING_BLOCKS:
-        raise UnsupportedError(
-            f"{n_rows} environments would read large layers at each step, more than {MAX_STREAMING_BLOCKS}"
-        )
+    elif n_streamed > MAX_STREAMED:
+        reason = f"{n_streamed} params of large layers, more than the {MAX_STREAMED} that a block can read at each step"
+    elif n_streamed and n_rows > MAX_STREAMING_BLOCKS:
+        reason = f"{n_rows} environments would read large layers at each step, more than {MAX_STREAMING_BLOCKS}"
+    else:
+        return
+    raise UnsupportedError(reason)
 
 
 def _batch_shape(args: StepArguments) -> tuple[int, ...]:
@@ -524,71 +445,65 @@ def _batch_shape(args: StepArguments) -> tuple[int, ...]:
     return tuple(*shapes)
 
 
-def _block(n_rows: int, params: object, program: Program) -> Block:
+def _block(
+    n_rows: int, params: object, program: Program
+) -> tuple[int, int, int]:
     """The size of a block for a learner's environments; one of several rows spills its registers in bfloat16."""
     if program.n_streamed:
-        return Block(n_rows=1, n_warps=STREAMING_WARPS, n_stages=1)
+        # One stage: params that are read are not copied to shared memory, which they would fill.
+        return 1, 4, 1
     if n_rows >= MIN_ROWS_TO_SHARE and not program.rounded:
-        return Block(n_rows=16, n_warps=8)
+        return 16, 8, 3
     widths = (x.shape[-1] for x in tree.leaves(params) if x.ndim)
-    is_wide = max(widths, default=1) > WIDTH_OF_ONE_WARP
-    return Block(n_rows=1, n_warps=4 if is_wide else 1)
+    # One warp is fastest for narrow layers: its threads wait for no others.
+    is_wide = max(widths, default=1) > 64
+    return 1, 4 if is_wide else 1, 3
 
 
-def _examples(args: StepArguments) -> tuple[StepArguments, list[RowTensor]]:
+def _examples(args: StepArguments) -> tuple[StepArguments, list[LaneTensor]]:
     """Arguments with `TRACED_ROWS` rows, and where a kernel finds each of their tensors."""
-    inputs: list[RowTensor] = []
+    inputs: list[LaneTensor] = []
 
-    def share(x: Tensor) -> Tensor:
-        inputs.append(memory_tensor(f"p{len(inputs)}", x))
-        return torch.zeros(x.shape, dtype=x.dtype)
-
-    def of_rows(prefix: str, x: Tensor) -> Tensor:
-        example = torch.zeros(TRACED_ROWS, *x.shape[1:], dtype=x.dtype)
-        inputs.append(named_tensor(f"{prefix}{len(inputs)}", example))
+    def add(kind: str, x: Tensor) -> Tensor:
+        name = f"{kind}{len(inputs)}"
+        example = torch.zeros(x.shape, dtype=x.dtype)
+        if kind == "p":
+            inputs.append(memory_tensor(name, x))
+        elif kind == "k":
+            numbers = [Expression(f"{name}_{j}") for j in range(x.numel())]
+            inputs.append(expressions_tensor(numbers, x))
+        else:
+            example = example.new_zeros(TRACED_ROWS, *x.shape[1:])
+            inputs.append(named_tensor(name, example))
         return example
 
-    def of_all_rows(x: Tensor) -> Tensor:
-        name = f"x{len(inputs)}"
-        numbers = [Expression(f"{name}_{j}") for j in range(x.numel())]
-        inputs.append(expressions_tensor(numbers, x))
-        return torch.zeros(x.shape, dtype=x.dtype)
-
-    world, params = tree.map(share, (args.world, args.params))
-    state = tree.map(partial(of_rows, "s"), args.rollout_state)
+    world, params = tree.map(partial(add, "p"), args[:2])
+    state = tree.map(partial(add, "s"), args.rollout_state)
     # The first of the random inputs is a key for all rows.
     key, *of_each = tree.leaves(args.random_inputs)
-    drawn = [of_all_rows(key), *(of_rows("x", x) for x in of_each)]
+    drawn = [add("k", key), *(add("x", x) for x in of_each)]
     random_inputs = tree.unflatten(args.random_inputs, drawn)
     return StepArguments(world, params, state, random_inputs), inputs
 
 
 def _kernel_source(
-    program: Program,
-    args: StepArguments,
-    next_state: object,
-    transition: object,
+    program: Program, args: StepArguments, n_outputs: int
 ) -> str:
-    """The module that holds the kernel."""
-    shared = tree.leaves((args.world, args.params))
-    states = tree.leaves(args.rollout_state)
-    drawn = tree.leaves(args.random_inputs)
-    outputs = tree.leaves(transition)
-    n_states = len(states)
-
-    # Names as `_examples` gives them: by the position among all leaves.
-    n = len(shared)
-    n_of_world = len(tree.leaves(args.world))
-    state_names = [f"s{n + i}" for i in range(n_states)]
-    drawn_names = [f"x{n + n_states + i}" for i in range(len(drawn))]
+    """The module that holds the kernel; arguments as of `_examples`, which names them by their positions."""
+    leaves = tree.leaves(args)
+    n_world, n_params, n_states, _ = (len(tree.leaves(x)) for x in args)
+    n_shared = n_world + n_params
+    end = n_shared + n_states
+    states = {f"s{i}": leaves[i] for i in range(n_shared, end)}
+    drawn = {f"x{i}": leaves[i] for i in range(end + 1, len(leaves))}
     pointers = [
-        *(f"p{i}" for i in range(n)),
-        *(f"{name}_ptr" for name in [*state_names, *drawn_names]),
-        *(f"{name}_out" for name in state_names),
-        *(f"y{i}_ptr" for i in range(len(outputs))),
+        *(f"p{i}" for i in range(n_shared)),
+        *(f"{name}_ptr" for name in [*states, f"k{end}", *drawn]),
+        *(f"{name}_out" for name in states),
+        *(f"y{i}_ptr" for i in range(n_outputs)),
     ]
 
-    before = [
+    lines = [
         "blocks = (n_rows + R - 1) // R",  # of each learner
         "learner = (tl.program_id(0) // blocks).to(tl.int64)",
         "first = (tl.program_id(0) % blocks * R).to(tl.int64)",
@@ -596,52 +511,37 @@ def _kernel_source(
         "mask = rows < n_rows",
         "place = learner * n_rows + first",
         "places = place + tl.arange(0, R)",
-        *(
-            f"p{i} = p{i} + learner * {shared[i].numel()}"
-            for i in range(n_of_world, n)
-        ),
-        *program.preamble,
-        *_lines(_load_rows, state_names, states),
     ]
-    loop = [
-        *_lines(_load_random_input, drawn_names, drawn),
-        *program.body,
-        *_lines(
-            _store_step,
-            [f"y{i}" for i in range(len(outputs))],
-            program.outputs[n_states:],
-        ),
-        *_carry(state_names, program.outputs[:n_states], states),
+    for i in range(n_world, n_shared):
+        lines.append(f"p{i} = p{i} + learner * {leaves[i].numel()}")
+    lines += program.preamble
+    for name, x in states.items():
+        lines += load_rows(name, x)
+
+    n_key = leaves[end].numel()
+    step = [
+        f"k{end}_{j} = tl.load(k{end}_ptr + (t * n_learners + learner) * {n_key} + {j})"
+        for j in range(n_key)
     ]
-    after = _lines(_store_rows, state_names, states)
-    lines = [
-        *(INDENT + line for line in before),
-        f"{INDENT}for t in range(n_steps):",
-        *(2 * INDENT + line for line in loop),
-        *(INDENT + line for line in after),
-    ]
+    for name, x in drawn.items():
+        step += load_rows(name, x, BEFORE_STEP)
+    step += program.body
+    for i, value in enumerate(program.outputs[n_states:]):
+        step += store_rows(f"y{i}_ptr", value, BEFORE_STEP)
+    step += _carry(states, program.outputs)
+
+    lines.append("for t in range(n_steps):")
+    lines += [INDENT + line for line in step]
+    for name, x in states.items():
+        lines += store_rows(f"{name}_out", named_tensor(name, x))
     signature = ", ".join(
         [*pointers, "n_rows", "n_learners", "n_steps", "R: tl.constexpr"]
     )
     # else another number of steps, of a check and of the rollout, would be another kernel to compile
     jit = '@triton.jit(do_not_specialize=["n_steps"])'
     head = f"{jit}\ndef rollout_kernel({signature}):\n"
-    return "".join([HEADER, threefry_source(), head, "\n".join(lines), "\n"])
-
-
-def _lines(
-    write: Callable[[str, Leaf], list[str]],
-    names: Sequence[str],
-    leaves: Sequence[Leaf],
-) -> list[str]:
-    """The lines that are written for each leaf."""
-    pairs = zip(names, leaves)
-    return [line for name, leaf in pairs for line in write(name, leaf)]
-
-
-def _numbers(x: Tensor) -> int:
-    """Numbers of a row."""
-    return math.prod(x.shape[1:])
+    body = "".join(f"{INDENT}{line}\n" for line in lines)
+    return "".join([HEADER, threefry_source(), head, body])
 
 
 def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
@@ -649,19 +549,19 @@ def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
     width = len(numbers)
     first = int(numbers[0])
     step = int(numbers[1]) - first if width > 1 else 1
-    padding = tiles.mask(width)
+    padding = mask_code(width)
     mask = "mask[:, None]" + (f" & {padding}" if padding else "")
-    numbers_code = f"{first} + {step} * {tiles.axis(width)}"
+    numbers_code = f"{first} + {step} * {axis_code(width)}"
     return f"({places})[:, None] * {n} + {numbers_code}", mask
 
 
-def _load_rows(name: str, x: Tensor, before: str = "") -> list[str]:
-    """Lines that load the numbers of each row.
+def load_rows(name: str, x: Tensor, before: str = "") -> list[str]:
+    """Lines that load the numbers of each row, as `named_tensor` names them.
 
     Args:
       before: code of the rows before these in memory.
     """
-    n = _numbers(x)
+    n = math.prod(x.shape[1:])
     suffix = " != 0" if x.dtype == torch.bool else ""
     if n > MAX_NUMBERS_A_ROW:
         place, mask = _tile_places(f"{before}places", n, np.arange(n))
@@ -673,74 +573,52 @@ def _load_rows(name: str, x: Tensor, before: str = "") -> list[str]:
     ]
 
 
-def _load_random_input(name: str, x: Tensor) -> list[str]:
-    """Lines that load the random inputs of step t: of each row, or of all."""
-    if x.shape[:1] == (TRACED_ROWS,):
-        return _load_rows(name, x, BEFORE_STEP)
-    n = x.numel()
-    return [
-        f"{name}_{j} = tl.load({name}_ptr + (t * n_learners + learner) * {n} + {j})"
-        for j in range(n)
-    ]
+def store_rows(pointer: str, value: LaneTensor, before: str = "") -> list[str]:
+    """Lines that store the numbers of each row.
 
-
-def _store_rows(name: str, x: Tensor) -> list[str]:
-    """Lines that store the state of each row."""
-    n = _numbers(x)
-    if n > MAX_NUMBERS_A_ROW:
-        place, mask = _tile_places("places", n, np.arange(n))
-        return [f"tl.store({name}_out + {place}, {name}_0, mask={mask})"]
-    return [
-        f"store({name}_out, place * {n} + {j}, {n}, {name}_{j}, mask, R)"
-        for j in range(n)
-    ]
-
-
-def _store_step(name: str, value: RowTensor) -> list[str]:
-    """Lines that store what a step returns of each row."""
+    Args:
+      before: code of the rows before these in memory.
+    """
+    lines: list[str] = []
     if value.tile:
-        return _store_tiles(name, value)
+        places = value.places()
+        parts = parts_of(value, places)
+        if parts is None:
+            raise UnsupportedError("an output of parts of tiles")
+        for tile, numbers in parts:
+            place, mask = _tile_places(f"{before}places", places.size, numbers)
+            code = _spread(tile, len(numbers))
+            lines.append(f"tl.store({pointer} + {place}, {code}, mask={mask})")
+        return lines
+
     numbers = numbers_a_row(value)
     n = len(numbers)
-    lines: list[str] = []
     for j, number in enumerate(numbers):
         if number.kind == "row":
-            place = f"({BEFORE_STEP}place) * {n} + {j}"
-            arguments = f"{place}, {n}, {number.code}, mask, R"
-            lines.append(f"store({name}_ptr, {arguments})")
+            place = f"({before}place) * {n} + {j}"
+            lines.append(
+                f"store({pointer}, {place}, {n}, {number.code}, mask, R)"
+            )
         else:
-            place = f"({BEFORE_STEP}places) * {n} + {j}"
-            code = f"{name}_ptr + {place}, {number.code}, mask=mask"
-            lines.append(f"tl.store({code})")
-    return lines
-
-
-def _store_tiles(name: str, value: RowTensor) -> list[str]:
-    """Lines that store the tiles of each row."""
-    places = value.places()
-    parts = parts_of(value, places)
-    if parts is None:
-        raise UnsupportedError("an output of parts of tiles")
-    lines: list[str] = []
-    for tile, numbers in parts:
-        place, mask = _tile_places(f"{BEFORE_STEP}places", places.size, numbers)
-        code = _spread(tile, len(numbers))
-        lines.append(f"tl.store({name}_ptr + {place}, {code}, mask={mask})")
+            place = f"({before}places) * {n} + {j}"
+            lines.append(
+                f"tl.store({pointer} + {place}, {number.code}, mask=mask)"
+            )
     return lines
 
 
 def _spread(number: Expression, n: int) -> str:
     """Code of a tile [R, P] for n numbers."""
-    return f"tl.broadcast_to({column_code(number)}, [R, {tiles.padded(n)}])"
+    return f"tl.broadcast_to({column_code(number)}, [R, {padded(n)}])"
 
 
 def _carry(
-    names: list[str], values: Sequence[RowTensor], states: list[Tensor]
+    states: dict[str, Tensor], values: Sequence[LaneTensor]
 ) -> list[str]:
-    """Lines that make the next state the state, as rows of its dtype."""
+    """Lines that make the next state, the first of some values, the state, as rows of its dtype."""
     computed: list[str] = []
     assigned: list[str] = []
-    for name, value, x in zip(names, values, states):
+    for (name, x), value in zip(states.items(), values):
         dtype = TRITON_DTYPES[x.dtype]
         numbers = (
             value.elements.reshape(-1) if value.tile else numbers_a_row(value)
@@ -756,13 +634,14 @@ def _carry(
     return [*computed, *assigned]
 
 
-class _Word(NamedTuple):
+class _Word:
     """A word of 32 bits in assembly code, for `random.threefry_rounds`."""
 
-    code: str  # a register, or a literal
-    lines: list[str]
+    def __init__(self, code: str, lines: list[str]) -> None:
+        self.code = code  # a register, or a literal
+        self.lines = lines
 
-    def __add__(self, other: Any) -> _Word:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __add__(self, other: Any) -> _Word:
         return self._line(f"add.u32 {{}}, {self.code}, {other.code};")
 
     def __xor__(self, other: Any) -> _Word:
@@ -802,23 +681,6 @@ def threefry_source() -> str:
         ]
     )
     return THREEFRY.replace("CODE", code)
-
-
-def prepare_triton(device: torch.device) -> None:
-    """Let Triton keep and assemble kernels as Inductor will tell it to, before the first one is compiled.
-
-    Inductor tells it when it compiles or loads one: from then on Triton looks for kernels in another folder, and for
-    those of another assembler, so that what it has compiled before would be compiled again.
-    """
-    folder = os.environ.get(cache.FOLDER_VARIABLE)
-    if device.type != "cuda" or folder is None:
-        return
-    os.environ.setdefault(
-        "TRITON_CACHE_DIR", f"{folder}/triton/{device.index or 0}"
-    )
-    assembler = Path(torch.__file__).parent / "bin" / "ptxas"
-    if assembler.exists():
-        os.environ.setdefault("TRITON_PTXAS_PATH", str(assembler))
 
 
 def load_source(source: str) -> types.ModuleType:
@@ -864,52 +726,41 @@ class RolloutKernel:
         *_: object,
     ) -> tuple[Any, Any]:
         """Roll out; the state after the last step, and all transitions [T, (L,) B, ...]."""
-        inputs = tree.leaves((world, params, rollout_state, random_inputs))
-        n_steps = tree.leaves(random_inputs)[0].shape[0]
-        batch_shape = self.code.batch_shape
-        *of_learners, n_rows = batch_shape
-        actual = tree.leaves(rollout_state)[0].shape[: len(batch_shape)]
-        if actual != batch_shape:
-            raise ValueError(
-                f"rollout: expected {_describe(batch_shape)}, got {_describe(actual)}"
-            )
+        code = self.code
+        *shared, state, random_leaves = map(
+            tree.leaves, (world, params, rollout_state, random_inputs)
+        )
+        params_in = [x for leaves in shared for x in leaves]
+        for i, x in enumerate(params_in):
+            if f"p{i}" in code.rounded:
+                params_in[i] = x.to(torch.bfloat16).to(torch.float32)
+        n_steps = len(random_leaves[0])
 
         def empty(shape: tuple[int, ...], x: Tensor) -> Tensor:
-            shape = (*shape, *batch_shape, *x.shape[1:])
-            return torch.empty(shape, dtype=x.dtype, device=inputs[0].device)
+            shape = (*shape, *code.batch_shape, *x.shape[1:])
+            return torch.empty(shape, dtype=x.dtype, device=state[0].device)
 
-        next_state = tree.map(partial(empty, ()), self.code.next_state)
-        trajectory: Any = tree.map(
-            partial(empty, (n_steps,)), self.code.transition
-        )
-        outputs = tree.leaves((next_state, trajectory))
-        for i in range(len(tree.leaves((world, params)))):
-            if f"p{i}" in self.code.rounded:
-                inputs[i] = inputs[i].to(torch.bfloat16).to(torch.float32)
+        next_state = tree.map(partial(empty, ()), code.next_state)
+        trajectory: Any = tree.map(partial(empty, (n_steps,)), code.transition)
+        *of_learners, n_rows = code.batch_shape
         n_learners = math.prod(of_learners)
-        block = self.code.block
-        n_blocks = n_learners * -(-n_rows // block.n_rows)
-        self._kernel[(n_blocks,)](
+        rows_a_block, n_warps, n_stages = code.block
+        inputs = [*params_in, *state, *random_leaves]
+        self._kernel[(n_learners * -(-n_rows // rows_a_block),)](
             *(_bytes(x.contiguous()) for x in inputs),
-            *(_bytes(x) for x in outputs),
+            *map(_bytes, tree.leaves((next_state, trajectory))),
             n_rows,
             n_learners,
             n_steps,
-            R=block.n_rows,
-            num_warps=block.n_warps,
-            num_stages=block.n_stages,
-            **(CHECKED if self.code.has_checks else {}),
+            R=rows_a_block,
+            num_warps=n_warps,
+            num_stages=n_stages,
+            **(CHECKED if code.has_checks else {}),
         )
         if self._values is not None:
             value = self._values(cfg, world, params, trajectory.obs)
             trajectory = trajectory._replace(value=value)
         return next_state, trajectory
-
-
-def _describe(batch_shape: tuple[int, ...]) -> str:
-    *of_learners, n_rows = batch_shape
-    learners = "".join(f" of {n} learners each" for n in of_learners)
-    return f"{n_rows} environments{learners}"
 
 
 def _bytes(x: Tensor) -> Tensor:
