@@ -44,6 +44,7 @@ from funcppo.core import tree
 from funcppo.core.files import write_atomically
 from funcppo.core.settings import as_compiled
 from funcppo.runtime import distributed
+from funcppo.runtime.reasons import error_line
 
 FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE_FOLDER = Path(__file__).parents[1]
@@ -282,8 +283,6 @@ class CompiledFunction(Generic[Result]):
           UncachedError: there can be none; if the function itself cannot be compiled, calling it says so.
         """
         from torch._dynamo.exc import RestartAnalysis
-
-        from funcppo.runtime.compile import error_line
 
         globals_read: dict[str, str] = {}
         tensors_read: list[UncachedError] = []

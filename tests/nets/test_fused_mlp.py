@@ -423,8 +423,8 @@ def test_kernels_that_compute_other_numbers_are_not_used(
     learner = make_learner("CartPole-v1", {}, 64, 64)
     wrong = partial(
         shards.minibatch_step,
-        accumulate_gradients=lambda *args: tree.map(
-            lambda x: 2 * x, minibatch.accumulate_gradients(*args)
+        gradient_fn=lambda *args: tree.map(
+            lambda x: 2 * x, minibatch.loss_gradient(*args)
         ),
     )
     parts = train_step.StepFunctions(

@@ -178,7 +178,7 @@ def scaled_if_compiled(name, by, path):
     ("name", "by", "path", "failing"),
     [
         ("rollout_step", 1.009, "1.reward", "rollout_step"),
-        ("build_batch", 1.0001, "batch.advantage", "build_batch"),
+        ("build_batch", 1.0001, "0.advantage", "build_batch"),
         ("minibatch_step", 1.001, "0.opt_state.mu", "one-graph"),
         ("minibatch_step", 1.001, "1.loss.entropy", "one-graph"),
     ],
@@ -252,7 +252,6 @@ def test_an_update_that_fails_eagerly_too_raises():
             replace(
                 EAGER_PARTS,
                 minibatch_step=fails,
-                accumulate_gradients=fails,
                 minibatch_loss=fails,
             )
         )
