@@ -239,11 +239,7 @@ def select_strategy(
         device=str(device),
         backend=backend,
     )
-    reason, code = _reason_to_stay_eager(strategy)
-    peer_reason = agree("compiling", reason)
-    if peer_reason and code is None:
-        reason = f"another process stays eager: {peer_reason}"
-        code = ReasonCode.DISABLED
+    reason, code = _reason_to_stay_eager(strategy, agree)
     if code is not None:
         return parts, dataclasses.replace(
             record, skip_reason=reason, skip_code=code
@@ -272,7 +268,9 @@ def select_strategy(
     return compiled, record
 
 
-def _reason_to_stay_eager(strategy: str) -> tuple[str, ReasonCode | None]:
+def _reason_to_stay_eager(
+    strategy: str, agree: Agree = alone
+) -> tuple[str, ReasonCode | None]:
     """Why nothing is compiled for a strategy that is asked for, as text and as code; empty and None if something is.
 
     Raises:
@@ -287,14 +285,21 @@ def _reason_to_stay_eager(strategy: str) -> tuple[str, ReasonCode | None]:
         if reason:
             expected = f"{expected}, but {reason} turns the compiler off"
         raise FieldError("strategy", expected, strategy)
-    if strategy == "eager":
-        return "eager was asked for", ReasonCode.NOT_REQUESTED
-    if reason and strategy != "auto":
+    if reason and strategy not in ("auto", "eager"):
         expected = f"auto or eager, since {reason} turns the compiler off"
         raise FieldError("strategy", expected, strategy)
-    if reason:
-        return f"{reason} turns the compiler off", ReasonCode.DISABLED
-    return "", None
+
+    code: ReasonCode | None = None
+    if strategy == "eager":
+        reason, code = "eager was asked for", ReasonCode.NOT_REQUESTED
+    elif reason:
+        reason = f"{reason} turns the compiler off"
+        code = ReasonCode.DISABLED
+    peer_reason = agree("compiling", reason)
+    if peer_reason and code is None:
+        reason = f"another process stays eager: {peer_reason}"
+        code = ReasonCode.DISABLED
+    return reason, code
 
 
 def _record_calls(

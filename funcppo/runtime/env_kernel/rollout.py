@@ -518,18 +518,8 @@ def _kernel_source(
     for name, x in states.items():
         lines += load_rows(name, x)
 
-    n_key = leaves[end].numel()
-    step = [
-        f"k{end}_{j} = tl.load(k{end}_ptr + (t * n_learners + learner) * {n_key} + {j})"
-        for j in range(n_key)
-    ]
-    for name, x in drawn.items():
-        step += load_rows(name, x, BEFORE_STEP)
-    step += program.body
-    for i, value in enumerate(program.outputs[n_states:]):
-        step += store_rows(f"y{i}_ptr", value, BEFORE_STEP)
-    step += _carry(states, program.outputs)
-
+    key = {f"k{end}": leaves[end]}
+    step = _step_lines(program, key, drawn, states)
     lines.append("for t in range(n_steps):")
     lines += [INDENT + line for line in step]
     for name, x in states.items():
@@ -542,6 +532,26 @@ def _kernel_source(
     head = f"{jit}\ndef rollout_kernel({signature}):\n"
     body = "".join(f"{INDENT}{line}\n" for line in lines)
     return "".join([HEADER, threefry_source(), head, body])
+
+
+def _step_lines(
+    program: Program,
+    key: dict[str, Tensor],
+    drawn: dict[str, Tensor],
+    states: dict[str, Tensor],
+) -> list[str]:
+    """The lines of one step; tensors by their names."""
+    lines: list[str] = []
+    for name, x in key.items():
+        place = f"(t * n_learners + learner) * {x.numel()}"
+        for j in range(x.numel()):
+            lines.append(f"{name}_{j} = tl.load({name}_ptr + {place} + {j})")
+    for name, x in drawn.items():
+        lines += load_rows(name, x, BEFORE_STEP)
+    lines += program.body
+    for i, value in enumerate(program.outputs[len(states) :]):
+        lines += store_rows(f"y{i}_ptr", value, BEFORE_STEP)
+    return lines + _carry(states, program.outputs)
 
 
 def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
