@@ -17,8 +17,7 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 from jax import lax, tree  # pyright: ignore[reportMissingImports]
 
 from funcppo.config import PPOConfig
-from funcppo.envs.minatar import BREAKOUT_ACTIONS as MINIMAL_ACTIONS
-from funcppo.envs.minatar import BRICK_ROWS, SIZE, STICKY_PROBABILITY
+from funcppo.envs.minatar import SIZE, STICKY_PROBABILITY
 
 Array = Any
 Network = list[tuple[Array, Array]]  # weight and bias of each layer
@@ -457,7 +456,7 @@ class Breakout(NamedTuple):
 def all_bricks(n: int) -> Array:
     """A full wall in each row."""
     lines = jnp.arange(SIZE)
-    is_filled = (lines >= BRICK_ROWS[0]) & (lines < BRICK_ROWS[1])
+    is_filled = (lines >= 1) & (lines < 4)
     return jnp.broadcast_to(is_filled[None, :, None], (n, SIZE, SIZE))
 
 
@@ -483,8 +482,8 @@ def play_breakout(
     state: Breakout, action: Array, key: Array = None
 ) -> tuple[Breakout, Array, Array]:
     """Move the paddle and the ball; the reward is 1 for a brick. The key is not used."""
-    left = action == MINIMAL_ACTIONS.index("l")
-    right = action == MINIMAL_ACTIONS.index("r")
+    left = action == 1  # of nothing, left, right
+    right = action == 2
     moved = state.paddle + right.astype(int) - left.astype(int)
     paddle = jnp.clip(moved, 0, SIZE - 1)
 
@@ -545,6 +544,6 @@ BREAKOUT = Task(
     step=sticky(play_breakout),
     observe=observe_breakout,
     n_obs=4 * SIZE * SIZE,
-    n_actions=len(MINIMAL_ACTIONS),
+    n_actions=3,
     activation=jax.nn.relu,
 )

@@ -9,6 +9,7 @@ experiments", arXiv:1903.03176.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,6 +53,14 @@ def is_action(
     return action == cfg.actions.find(letter)
 
 
+def offset(
+    cfg: GameConfig, action: I64[Tensor, "B"], backward: str, forward: str
+) -> I64[Tensor, "B"]:
+    """By how many cells each row moves along an axis: -1, 0 or 1."""
+    moves = is_action(cfg, action, forward).to(torch.int64)
+    return moves - is_action(cfg, action, backward).to(torch.int64)
+
+
 def at(
     y: I64[Tensor, "B ..."], x: I64[Tensor, "B ..."]
 ) -> Bool[Tensor, "B ... 10 10"]:
@@ -60,6 +69,48 @@ def at(
     is_row = y.unsqueeze(-1) == cells
     is_column = x.unsqueeze(-1) == cells
     return is_row.unsqueeze(-1) & is_column.unsqueeze(-2)
+
+
+def show(
+    y: I64[Tensor, "B M"], x: I64[Tensor, "B M"], is_seen: Bool[Tensor, "B M"]
+) -> Bool[Tensor, "B 10 10"]:
+    """The map of the cells of some of M things."""
+    return (at(y, x) & is_seen.unsqueeze(-1).unsqueeze(-1)).any(1)
+
+
+def any_cell(cells: Bool[Tensor, "B 10 10"]) -> Bool[Tensor, "B"]:
+    """Whether a map is true anywhere."""
+    return cells.flatten(1).any(-1)
+
+
+def lanes(x: I64[Tensor, "B M"]) -> I64[Tensor, "B M"]:
+    """The rows of M things, one of each from the second row on."""
+    return (1 + torch.arange(x.shape[-1], device=x.device)).expand_as(x)
+
+
+def walk(
+    x: I64[Tensor, "B M"],
+    moves_right: Bool[Tensor, "B M"],
+    moves: Bool[Tensor, "B ..."],
+) -> tuple[I64[Tensor, "B M"], Bool[Tensor, "B M"]]:
+    """The columns of things once some have moved by a cell, and which are still on the grid."""
+    x = torch.where(moves, x + torch.where(moves_right, 1, -1), x)
+    return x, (x >= 0) & (x < SIZE)
+
+
+def put(things: Any, is_new: Bool[Tensor, "B M"], *values: Any) -> Any:
+    """Things with a newcomer in some slots: its values of the fields, in their order, [B, 1] or numbers."""
+    pairs = zip(values, things)
+    return type(things)(
+        *(torch.where(is_new, value, old) for value, old in pairs)
+    )
+
+
+def shorten(
+    interval: I64[Tensor, "B"], ramps: Bool[Tensor, "B"], minimum: int
+) -> I64[Tensor, "B"]:
+    """An interval that is a step shorter in some rows, but for the shortest."""
+    return interval - (ramps & (interval > minimum)).to(torch.int64)
 
 
 def image(*channels: Bool[Tensor, "B 10 10"]) -> F32[Tensor, "B 10 10 F"]:
@@ -79,36 +130,41 @@ def finish(state: Any, next_state: Any, reward: Tensor) -> tuple[Any, Timestep]:
     return kept, timestep
 
 
-def game(cfg: GameConfig, n_channels: int, **functions: Any) -> AnyEnvironment:
+def game(
+    actions: str,
+    n_channels: int,
+    functions: tuple[Callable[..., Any], ...],
+    sticky_probability: float,
+    ramping: bool = True,
+) -> AnyEnvironment:
     """A game with sticky actions.
 
     Args:
       n_channels: of the observation.
       functions: `reset`, `step_functional` and `observe`.
     """
+    cfg = GameConfig(
+        actions=actions, ramping=ramping, sticky_probability=sticky_probability
+    )
+    reset, step_functional, observe = functions
     env: AnyEnvironment = Environment(
         cfg=cfg,
-        **functions,
+        reset=reset,
+        step_functional=step_functional,
+        observe=observe,
         truncates=False,
         spec=EnvironmentSpec(
             observation_size=SIZE * SIZE * n_channels,
             observation_shape=(SIZE, SIZE, n_channels),
-            action_size=len(cfg.actions),
+            action_size=len(actions),
         ),
     )
-    if cfg.sticky_probability == 0.0:
+    if sticky_probability == 0.0:
         return env
-    return sticky_actions(env, cfg.sticky_probability)
+    return sticky_actions(env, sticky_probability)
 
 
 # Asterix: collect gold and avoid enemies, which cross the field ever faster.
-
-ASTERIX_ACTIONS = "nlurd"
-N_SLOTS = 8  # entities at most, one a line
-RAMP_INTERVAL = 100  # steps between two accelerations
-SPAWN_SPEED = 10  # steps between two entities, at first
-ASTERIX_MOVE_INTERVAL = 5  # steps between two moves of the entities, at first
-GOLD_PROBABILITY = 1 / 3
 
 
 class Entities(NamedTuple):
@@ -146,18 +202,18 @@ def asterix_reset(
 ) -> AsterixState:
     """The player in the middle of an empty field."""
     zero = torch.zeros_like(key[:, 0])
-    empty = zero.unsqueeze(-1).expand(-1, N_SLOTS)
+    empty = zero.unsqueeze(-1).expand(-1, 8)  # slots, one a line
     never = empty.to(torch.bool)
     return AsterixState(
         player_y=zero + 5,
         player_x=zero + 5,
         entities=Entities(never, empty, never, never),
         timers=AsterixTimers(
-            spawn_speed=zero + SPAWN_SPEED,
-            spawn=zero + SPAWN_SPEED,
-            move_speed=zero + ASTERIX_MOVE_INTERVAL,
-            move=zero + ASTERIX_MOVE_INTERVAL,
-            ramp=zero + RAMP_INTERVAL,
+            spawn_speed=zero + 10,  # steps between two entities
+            spawn=zero + 10,
+            move_speed=zero + 5,  # steps between two moves of the entities
+            move=zero + 5,
+            ramp=zero + 100,  # steps between two accelerations
             ramp_index=zero,
         ),
         terminal=zero.to(torch.bool),
@@ -187,18 +243,16 @@ def asterix_transition(
     entities = _spawn(state.entities, spawns, unit)
     spawn_timer = torch.where(spawns, timers.spawn_speed, timers.spawn)
 
-    offset = {
-        letter: is_action(cfg, action, letter).to(torch.int64)
-        for letter in "lrud"
-    }
-    player_x = state.player_x + offset["r"] - offset["l"]
+    player_x = state.player_x + offset(cfg, action, "l", "r")
     player_x = player_x.clamp(0, SIZE - 1)
-    player_y = (state.player_y + offset["d"] - offset["u"]).clamp(1, SIZE - 2)
+    player_y = state.player_y + offset(cfg, action, "u", "d")
+    player_y = player_y.clamp(1, SIZE - 2)
 
     # The player meets entities before they move and after it.
     entities, gold_before, dies_before = _meet(entities, player_y, player_x)
     moves = timers.move == 0
-    entities = _move(entities, moves)
+    x, is_inside = walk(entities.x, entities.moves_right, moves.unsqueeze(-1))
+    entities = entities._replace(exists=entities.exists & is_inside, x=x)
     entities, gold_after, dies_after = _meet(entities, player_y, player_x)
     move_timer = torch.where(moves, timers.move_speed, timers.move)
 
@@ -224,34 +278,19 @@ def _spawn(
     is_new = is_chosen & spawns.unsqueeze(-1)
 
     moves_right = (unit[:, 0] < 0.5).unsqueeze(-1)
-    is_gold = (unit[:, 1] < GOLD_PROBABILITY).unsqueeze(-1)
-    return Entities(
-        exists=entities.exists | is_new,
-        x=torch.where(
-            is_new, torch.where(moves_right, 0, SIZE - 1), entities.x
-        ),
-        moves_right=torch.where(is_new, moves_right, entities.moves_right),
-        is_gold=torch.where(is_new, is_gold, entities.is_gold),
-    )
-
-
-def _move(entities: Entities, moves: Bool[Tensor, "B"]) -> Entities:
-    """Move all entities by a cell; what leaves the field is gone."""
-    x = entities.x + torch.where(entities.moves_right, 1, -1)
-    x = torch.where(moves.unsqueeze(-1), x, entities.x)
-    is_inside = (x >= 0) & (x < SIZE)
-    return entities._replace(exists=entities.exists & is_inside, x=x)
+    is_gold = (unit[:, 1] < 1 / 3).unsqueeze(-1)
+    x = torch.where(moves_right, 0, SIZE - 1)
+    return put(entities, is_new, True, x, moves_right, is_gold)
 
 
 def _meet(
     entities: Entities, player_y: I64[Tensor, "B"], player_x: I64[Tensor, "B"]
 ) -> tuple[Entities, I64[Tensor, "B"], Bool[Tensor, "B"]]:
     """The entities that are left, how much gold is collected, and where the player dies."""
-    line = 1 + torch.arange(N_SLOTS, device=player_x.device)
     is_met = (
         entities.exists
         & (entities.x == player_x.unsqueeze(-1))
-        & (line == player_y.unsqueeze(-1))
+        & (lanes(entities.x) == player_y.unsqueeze(-1))
     )
     gold = is_met & entities.is_gold
     left = entities._replace(exists=entities.exists & ~gold)
@@ -263,13 +302,11 @@ def _accelerate_asterix(timers: AsterixTimers) -> AsterixTimers:
     can_ramp = (timers.spawn_speed > 1) | (timers.move_speed > 1)
     ramps = can_ramp & (timers.ramp < 0)
     is_odd = timers.ramp_index % 2 == 1
-    faster_move = ramps & is_odd & (timers.move_speed > 1)
-    faster_spawn = ramps & (timers.spawn_speed > 1)
     ramp = torch.where(can_ramp, timers.ramp - 1, timers.ramp)
     return timers._replace(
-        spawn_speed=timers.spawn_speed - faster_spawn.to(torch.int64),
-        move_speed=timers.move_speed - faster_move.to(torch.int64),
-        ramp=torch.where(ramps, RAMP_INTERVAL, ramp),
+        spawn_speed=shorten(timers.spawn_speed, ramps, 1),
+        move_speed=shorten(timers.move_speed, ramps & is_odd, 1),
+        ramp=torch.where(ramps, 100, ramp),
         ramp_index=timers.ramp_index + ramps.to(torch.int64),
     )
 
@@ -279,15 +316,12 @@ def asterix_observe(
 ) -> F32[Tensor, "B 10 10 4"]:
     """Channels: player, enemies, trails, gold."""
     exists, x, moves_right, is_gold = state.entities
-    line = (1 + torch.arange(N_SLOTS, device=x.device)).expand_as(x)
-    cells = at(line, x) & exists.view(-1, N_SLOTS, 1, 1)
-    trails = at(line, x - torch.where(moves_right, 1, -1))
-    gold = is_gold.view(-1, N_SLOTS, 1, 1)
+    line = lanes(x)
     return image(
         at(state.player_y, state.player_x),
-        (cells & ~gold).any(1),
-        (trails & exists.view(-1, N_SLOTS, 1, 1)).any(1),
-        (cells & gold).any(1),
+        show(line, x, exists & ~is_gold),
+        show(line, x - torch.where(moves_right, 1, -1), exists),
+        show(line, x, exists & is_gold),
     )
 
 
@@ -304,24 +338,16 @@ def asterix(
       ramping: entities come and move ever faster.
       sticky_probability: that the last action of the episode is repeated.
     """
-    cfg = GameConfig(
-        actions=ASTERIX_ACTIONS if minimal_actions else ALL_ACTIONS,
-        ramping=ramping,
-        sticky_probability=sticky_probability,
-    )
     return game(
-        cfg,
+        "nlurd" if minimal_actions else ALL_ACTIONS,
         4,
-        reset=asterix_reset,
-        step_functional=asterix_step,
-        observe=asterix_observe,
+        (asterix_reset, asterix_step, asterix_observe),
+        sticky_probability,
+        ramping,
     )
 
 
 # Breakout: a ball that a paddle returns breaks a wall of bricks.
-
-BREAKOUT_ACTIONS = "nlr"
-BRICK_ROWS = (1, 4)  # the first, and the one after the last
 
 
 class BreakoutState(NamedTuple):
@@ -342,7 +368,7 @@ class BreakoutState(NamedTuple):
 
 def _all_bricks(like: Tensor) -> Bool[Tensor, "1 10 10"]:
     rows = torch.arange(SIZE, device=like.device)
-    is_filled = (rows >= BRICK_ROWS[0]) & (rows < BRICK_ROWS[1])
+    is_filled = (rows >= 1) & (rows < 4)
     return is_filled.view(1, SIZE, 1).expand(1, SIZE, SIZE)
 
 
@@ -378,9 +404,8 @@ def breakout_step(
     Args:
       key: unused: the step is deterministic.
     """
-    left = is_action(cfg, action, "l").to(torch.int64)
-    right = is_action(cfg, action, "r").to(torch.int64)
-    paddle = (state.paddle + right - left).clamp(0, SIZE - 1)
+    paddle = state.paddle + offset(cfg, action, "l", "r")
+    paddle = paddle.clamp(0, SIZE - 1)
 
     # The ball moves diagonally, and is reflected by the walls at the sides.
     is_rightward = (state.direction == 1) | (state.direction == 2)
@@ -394,13 +419,13 @@ def breakout_step(
     hits_ceiling = y < 0
     y = y.clamp_min(0)
     cell = at(y, x)
-    hits_brick = ~hits_ceiling & (state.bricks & cell).flatten(1).any(-1)
+    hits_brick = ~hits_ceiling & any_cell(state.bricks & cell)
     at_bottom = ~hits_ceiling & ~hits_brick & (y == SIZE - 1)
 
     # A second brick in a row is passed through.
     breaks = hits_brick & ~state.strike
     bricks = state.bricks & ~(cell & breaks.view(-1, 1, 1))
-    is_cleared = at_bottom & ~bricks.flatten(1).any(-1)
+    is_cleared = at_bottom & ~any_cell(bricks)
     bricks = bricks | (_all_bricks(x) & is_cleared.view(-1, 1, 1))
 
     is_met_straight = at_bottom & (state.ball_x == paddle)
@@ -450,28 +475,17 @@ def breakout(
       minimal_actions: nothing, left, right; else all six actions.
       sticky_probability: that the last action of the episode is repeated.
     """
-    cfg = GameConfig(
-        actions=BREAKOUT_ACTIONS if minimal_actions else ALL_ACTIONS,
-        sticky_probability=sticky_probability,
-    )
     return game(
-        cfg,
+        "nlr" if minimal_actions else ALL_ACTIONS,
         4,
-        reset=breakout_reset,
-        step_functional=breakout_step,
-        observe=breakout_observe,
+        (breakout_reset, breakout_step, breakout_observe),
+        sticky_probability,
     )
 
 
 # Freeway: a chicken crosses a road of eight cars.
 
-FREEWAY_ACTIONS = "nud"
-PLAYER_SPEED = 3  # steps between two moves
-TIME_LIMIT = 2500  # steps; the end of the game is a termination, as in MinAtar
-N_CARS = 8
-MAX_CAR_TIMER = 5  # steps between two moves of the slowest car
 START = SIZE - 1  # row of the player
-PLAYER_COLUMN = 4
 
 
 class FreewayState(NamedTuple):
@@ -488,8 +502,9 @@ class FreewayState(NamedTuple):
 
 def sample_speeds(key: I64[Tensor, "B 2"]) -> I64[Tensor, "B 8"]:
     """Random speeds and directions of the cars."""
-    unit = random.uniform(key, (2, N_CARS))
-    magnitude = 1 + (unit[:, 0] * MAX_CAR_TIMER).to(torch.int64)
+    unit = random.uniform(key, (2, 8))
+    # 1 to 5 steps between two moves
+    magnitude = 1 + (unit[:, 0] * 5).to(torch.int64)
     return torch.where(unit[:, 1] < 0.5, -magnitude, magnitude)
 
 
@@ -504,8 +519,9 @@ def freeway_reset(
         car_x=torch.zeros_like(speed),
         car_timer=speed.abs(),
         car_speed=speed,
-        move_timer=zero + PLAYER_SPEED,
-        time_left=zero + TIME_LIMIT,
+        move_timer=zero + 3,
+        # The end of the game is a termination, as in MinAtar.
+        time_left=zero + 2500,
         terminal=zero.to(torch.bool),
     )
 
@@ -529,11 +545,9 @@ def freeway_transition(
 ) -> tuple[FreewayState, Timestep]:
     """The step, given the speeds after a crossing."""
     is_ready = state.move_timer == 0
-    up = is_ready & is_action(cfg, action, "u")
-    down = is_ready & is_action(cfg, action, "d")
-    offset = down.to(torch.int64) - up.to(torch.int64)
-    position = (state.position + offset).clamp(0, START)
-    move_timer = torch.where(up | down, PLAYER_SPEED, state.move_timer)
+    step = torch.where(is_ready, offset(cfg, action, "u", "d"), 0)
+    position = (state.position + step).clamp(0, START)
+    move_timer = torch.where(step != 0, 3, state.move_timer)
 
     has_crossed = position == 0
     position = torch.where(has_crossed, START, position)
@@ -544,9 +558,8 @@ def freeway_transition(
     # A car hits the player before it moves or after it.
     moves = timer == 0
     car_x = torch.where(moves, state.car_x + speed.sign(), state.car_x) % SIZE
-    lane = 1 + torch.arange(N_CARS, device=car_x.device)
-    is_met = (state.car_x == PLAYER_COLUMN) | (car_x == PLAYER_COLUMN)
-    is_hit = (is_met & (lane == position.unsqueeze(-1))).any(-1)
+    is_met = (state.car_x == 4) | (car_x == 4)  # the column of the player
+    is_hit = (is_met & (lanes(car_x) == position.unsqueeze(-1))).any(-1)
 
     time_left = state.time_left - 1
     next_state = FreewayState(
@@ -565,19 +578,11 @@ def freeway_observe(
     cfg: GameConfig, world: NoWorld, state: FreewayState
 ) -> F32[Tensor, "B 10 10 7"]:
     """Channels: player, cars, and behind each car one for each of the five speeds."""
-    lane = (1 + torch.arange(N_CARS, device=state.car_x.device)).expand_as(
-        state.car_x
-    )
-    back_x = (state.car_x - state.car_speed.sign()) % SIZE
-    trail = at(lane, back_x)
-    speed = state.car_speed.abs().view(-1, N_CARS, 1, 1)
-    trails = [
-        (trail & (speed == s)).any(1) for s in range(1, MAX_CAR_TIMER + 1)
-    ]
-    column = torch.full_like(state.position, PLAYER_COLUMN)
-    return image(
-        at(state.position, column), at(lane, state.car_x).any(1), *trails
-    )
+    lane, x, speed = lanes(state.car_x), state.car_x, state.car_speed
+    back_x = (x - speed.sign()) % SIZE
+    trails = [show(lane, back_x, speed.abs() == s) for s in range(1, 6)]
+    column = torch.full_like(state.position, 4)
+    return image(at(state.position, column), at(lane, x).any(1), *trails)
 
 
 def freeway(
@@ -591,16 +596,11 @@ def freeway(
       minimal_actions: nothing, up, down; else all six actions.
       sticky_probability: that the last action of the episode is repeated.
     """
-    cfg = GameConfig(
-        actions=FREEWAY_ACTIONS if minimal_actions else ALL_ACTIONS,
-        sticky_probability=sticky_probability,
-    )
     return game(
-        cfg,
+        "nud" if minimal_actions else ALL_ACTIONS,
         7,
-        reset=freeway_reset,
-        step_functional=freeway_step,
-        observe=freeway_observe,
+        (freeway_reset, freeway_step, freeway_observe),
+        sticky_probability,
     )
 
 
@@ -608,21 +608,12 @@ def freeway(
 
 MAX_OXYGEN = 200  # steps under water
 MAX_DIVERS = 6  # on board
-ENEMY_SPAWN_SPEED = 20  # steps between two enemies, at first
-DIVER_SPAWN_SPEED = 30  # steps between two divers
-MOVE_SPEED = 5  # steps that an enemy stays in a cell, at first
-MIN_MOVE_SPEED = 2
-DIVER_MOVE_INTERVAL = 5
-SEAQUEST_SHOT_COOL_DOWN = 5  # steps between two shots of the player
-ENEMY_SHOT_INTERVAL = 10  # steps
-SUBMARINE_PROBABILITY = 1 / 3  # of an enemy; the others are fish
 SEAQUEST_BOTTOM = SIZE - 1
 
 # An enemy comes in each step at most, and crosses the grid in 3 steps a cell then.
 N_ENEMIES = 3 * SIZE
 N_DIVERS = 3  # one in 30 steps, for 60 steps
 N_BULLETS = 2  # one in 5 steps, for 9 steps
-NEVER = 2**62  # later than all births
 
 
 class Swimmers(NamedTuple):
@@ -667,13 +658,6 @@ class Bullets(NamedTuple):
     moves_right: Bool[Tensor, "B 2"]
 
 
-class EnemyBullets(NamedTuple):
-    """Bullets of enemies, by the cells that they are in."""
-
-    leftward: Bool[Tensor, "B 10 10"]
-    rightward: Bool[Tensor, "B 10 10"]
-
-
 class SeaquestTimers(NamedTuple):
     """When enemies and divers come, and how fast, in steps."""
 
@@ -691,7 +675,9 @@ class SeaquestState(NamedTuple):
     player: Player
     bullets: Bullets
     enemies: Enemies
-    enemy_bullets: EnemyBullets
+    # bullets of enemies, by the cells that they are in
+    leftward: Bool[Tensor, "B 10 10"]
+    rightward: Bool[Tensor, "B 10 10"]
     divers: Swimmers
     timers: SeaquestTimers
     terminal: Bool[Tensor, "B"]
@@ -727,14 +713,15 @@ def seaquest_reset(
             slots.to(torch.bool), slots, slots, slots.to(torch.bool)
         ),
         enemies=Enemies(swimmers, swimmers.exists, swimmers.x),
-        enemy_bullets=EnemyBullets(sea, sea),
+        leftward=sea,
+        rightward=sea,
         divers=_no_swimmers(zero, N_DIVERS),
         timers=SeaquestTimers(
             time=zero,
-            enemy_spawn_speed=zero + ENEMY_SPAWN_SPEED,
-            enemy_spawn=zero + ENEMY_SPAWN_SPEED,
-            diver_spawn=zero + DIVER_SPAWN_SPEED,
-            move_speed=zero + MOVE_SPEED,
+            enemy_spawn_speed=zero + 20,  # steps between two enemies
+            enemy_spawn=zero + 20,
+            diver_spawn=zero + 30,
+            move_speed=zero + 5,  # steps that an enemy stays in a cell
             n_ramps=zero,
         ),
         terminal=never,
@@ -771,36 +758,30 @@ def seaquest_transition(
     # Submarines move, then their bullets, then fish.
     is_submarine = enemies.is_submarine
     shooters = enemies.swimmers.exists & is_submarine
-    submarines = _move_enemies(
-        enemies.swimmers, is_submarine, bullets, player, timers.move_speed
+    speed = timers.move_speed
+    swimmers, bullets, n_rammed, meets_submarine = _move_enemies(
+        enemies.swimmers, is_submarine, bullets, player, speed
     )
-    enemy_bullets, shot_timer, is_hit = _move_enemy_bullets(
-        state.enemy_bullets,
-        enemies._replace(swimmers=submarines.swimmers),
-        shooters,
-        player,
+    leftward, rightward, shot_timer, is_hit = _move_enemy_bullets(
+        state, enemies._replace(swimmers=swimmers), shooters, player
     )
-    fish = _move_enemies(
-        submarines.swimmers,
-        ~is_submarine,
-        submarines.bullets,
-        player,
-        timers.move_speed,
+    swimmers, bullets, n_met, meets_fish = _move_enemies(
+        swimmers, ~is_submarine, bullets, player, speed
     )
 
-    is_lost = is_hit | submarines.is_player_met | fish.is_player_met
-    is_lost = is_lost | (player.oxygen <= 0)
+    is_lost = is_hit | meets_submarine | meets_fish | (player.oxygen <= 0)
     player, timers, is_drowned, bonus = _breathe(cfg, player, timers)
     next_state = SeaquestState(
         player=player,
-        bullets=fish.bullets,
-        enemies=Enemies(fish.swimmers, is_submarine, shot_timer),
-        enemy_bullets=enemy_bullets,
+        bullets=bullets,
+        enemies=Enemies(swimmers, is_submarine, shot_timer),
+        leftward=leftward,
+        rightward=rightward,
         divers=divers,
         timers=timers,
         terminal=is_lost | is_drowned,
     )
-    n_shot = n_shot + submarines.n_shot + fish.n_shot
+    n_shot = n_shot + n_rammed + n_met
     return finish(state, next_state, n_shot + bonus)
 
 
@@ -831,17 +812,11 @@ def _add(
     time: I64[Tensor, "B"],
 ) -> Swimmers:
     """Put a newcomer at the edge, by uniform numbers for its direction and its line."""
-    moves_right = direction < 0.5
+    moves_right = (direction < 0.5).unsqueeze(-1)
     x = torch.where(moves_right, 0, SEAQUEST_BOTTOM)
-    y = 1 + (line * (SIZE - 2)).to(torch.int64)
-    exists = torch.ones_like(moves_right)
-    values = (exists, x, y, moves_right, move_timer, time)
-    return Swimmers(
-        *(
-            torch.where(is_new, value.unsqueeze(-1), old)
-            for value, old in zip(values, swimmers)
-        )
-    )
+    y = 1 + (line * (SIZE - 2)).to(torch.int64).unsqueeze(-1)
+    born = (move_timer.unsqueeze(-1), time.unsqueeze(-1))
+    return put(swimmers, is_new, True, x, y, moves_right, *born)
 
 
 def _spawn_enemy(
@@ -856,7 +831,7 @@ def _spawn_enemy(
     arrives = (timers.enemy_spawn == 0) & ~opposes.any(-1)
 
     is_new = _first_free(swimmers, arrives)
-    is_submarine = (unit[:, 1] < SUBMARINE_PROBABILITY).unsqueeze(-1)
+    is_submarine = (unit[:, 1] < 1 / 3).unsqueeze(-1)
     return Enemies(
         swimmers=_add(
             swimmers,
@@ -867,7 +842,7 @@ def _spawn_enemy(
             timers.time,
         ),
         is_submarine=torch.where(is_new, is_submarine, enemies.is_submarine),
-        shot_timer=torch.where(is_new, ENEMY_SHOT_INTERVAL, enemies.shot_timer),
+        shot_timer=torch.where(is_new, 10, enemies.shot_timer),
     )
 
 
@@ -875,7 +850,7 @@ def _spawn_diver(
     divers: Swimmers, timers: SeaquestTimers, unit: F32[Tensor, "B 2"]
 ) -> Swimmers:
     is_new = _first_free(divers, timers.diver_spawn == 0)
-    move_timer = torch.full_like(timers.time, DIVER_MOVE_INTERVAL)
+    move_timer = torch.full_like(timers.time, 5)
     return _add(divers, is_new, unit[:, 0], unit[:, 1], move_timer, timers.time)
 
 
@@ -889,27 +864,21 @@ def _act(
     action: I64[Tensor, "B"],
 ) -> tuple[Player, Bullets]:
     """The player moved, or a bullet fired."""
-    does = {letter: is_action(cfg, action, letter) for letter in "lurdf"}
-    dx = does["r"].to(torch.int64) - does["l"].to(torch.int64)
-    dy = does["d"].to(torch.int64) - does["u"].to(torch.int64)
-    fires = does["f"] & (player.shot_timer == 0)
+    fires = is_action(cfg, action, "f") & (player.shot_timer == 0)
 
     # A second bullet is younger than the first.
     first = bullets.exists[:, 0]
     is_new = fires.unsqueeze(-1) & torch.stack([~first, first], -1)
-    fired = Bullets(
-        exists=bullets.exists | is_new,
-        x=torch.where(is_new, player.x.unsqueeze(-1), bullets.x),
-        y=torch.where(is_new, player.y.unsqueeze(-1), bullets.y),
-        moves_right=torch.where(
-            is_new, player.faces_right.unsqueeze(-1), bullets.moves_right
-        ),
-    )
-    shot_timer = torch.where(fires, SEAQUEST_SHOT_COOL_DOWN, player.shot_timer)
+    place = (player.x, player.y, player.faces_right)
+    fired = put(bullets, is_new, True, *(x.unsqueeze(-1) for x in place))
+
+    dx = offset(cfg, action, "l", "r")
+    x, y = player.x + dx, player.y + offset(cfg, action, "u", "d")
+    shot_timer = torch.where(fires, 5, player.shot_timer)
     moved = player._replace(
-        x=(player.x + dx).clamp(0, SEAQUEST_BOTTOM),
-        y=(player.y + dy).clamp(0, SEAQUEST_BOTTOM - 1),
-        faces_right=(player.faces_right | does["r"]) & ~does["l"],
+        x=x.clamp(0, SEAQUEST_BOTTOM),
+        y=y.clamp(0, SEAQUEST_BOTTOM - 1),
+        faces_right=(player.faces_right | (dx > 0)) & (dx >= 0),
         shot_timer=(shot_timer - 1).clamp_min(0),
     )
     return moved, fired
@@ -917,7 +886,7 @@ def _act(
 
 def _oldest(swimmers: Swimmers, rows: Bool[Tensor, "B M"]) -> Tensor:
     """Of the swimmers that `rows` names, the one born first."""
-    birth = torch.where(rows, swimmers.birth, NEVER)
+    birth = torch.where(rows, swimmers.birth, 2**62)  # later than all
     return rows & (birth == birth.amin(-1, keepdim=True))
 
 
@@ -925,9 +894,9 @@ def _move_bullets(
     bullets: Bullets, enemies: Enemies
 ) -> tuple[Bullets, Enemies, I64[Tensor, "B"]]:
     """The bullets moved by a cell; each takes an enemy with it, a fish rather than a submarine. And how many."""
-    x = bullets.x + torch.where(bullets.moves_right, 1, -1)
-    is_inside = (x >= 0) & (x < SIZE)
-    flies = bullets.exists & is_inside
+    flies = bullets.exists
+    x, is_inside = walk(bullets.x, bullets.moves_right, torch.ones_like(flies))
+    flies = flies & is_inside
     swimmers = enemies.swimmers
     left: list[Tensor] = []
     n_shot = torch.zeros_like(x[:, 0])
@@ -954,15 +923,6 @@ def _close_up(bullets: Bullets) -> Bullets:
     return Bullets(*(torch.where(swaps, x.flip(-1), x) for x in bullets))
 
 
-def _swim(
-    swimmers: Swimmers, moves: Bool[Tensor, "B M"]
-) -> tuple[I64[Tensor, "B M"], Bool[Tensor, "B M"]]:
-    """Where swimmers are once some have moved by a cell, and which are still on the grid."""
-    x = swimmers.x + torch.where(swimmers.moves_right, 1, -1)
-    x = torch.where(moves, x, swimmers.x)
-    return x, (x >= 0) & (x < SIZE)
-
-
 def _is_at(
     x: I64[Tensor, "B M"], swimmers: Swimmers, player: Player
 ) -> Bool[Tensor, "B M"]:
@@ -975,7 +935,7 @@ def _move_divers(
 ) -> tuple[Swimmers, I64[Tensor, "B"]]:
     """The divers moved where it is time to, and how many came on board."""
     moves = divers.exists & (divers.move_timer == 0)
-    x, is_inside = _swim(divers, moves)
+    x, is_inside = walk(divers.x, divers.moves_right, moves)
     meets = _is_at(divers.x, divers, player) | _is_at(x, divers, player)
     meets = meets & divers.exists
 
@@ -987,20 +947,9 @@ def _move_divers(
     moved = divers._replace(
         exists=divers.exists & is_inside & ~boards,
         x=x,
-        move_timer=torch.where(
-            moves, DIVER_MOVE_INTERVAL, divers.move_timer - 1
-        ),
+        move_timer=torch.where(moves, 5, divers.move_timer - 1),
     )
     return moved, boards.sum(-1)
-
-
-class _EnemyMoves(NamedTuple):
-    """What moving enemies comes to."""
-
-    swimmers: Swimmers
-    bullets: Bullets
-    n_shot: I64[Tensor, "B"]
-    is_player_met: Bool[Tensor, "B"]
 
 
 def _move_enemies(
@@ -1009,11 +958,15 @@ def _move_enemies(
     bullets: Bullets,
     player: Player,
     move_speed: I64[Tensor, "B"],
-) -> _EnemyMoves:
-    """Enemies of a kind moved where it is time to, some of them into bullets."""
+) -> tuple[Swimmers, Bullets, I64[Tensor, "B"], Bool[Tensor, "B"]]:
+    """Enemies of a kind moved where it is time to, some of them into bullets.
+
+    Returns:
+      The enemies and bullets that are left, how many enemies were shot, and where the player is met.
+    """
     active = swimmers.exists & of_kind
     moves = active & (swimmers.move_timer == 0)
-    x, is_inside = _swim(swimmers, moves)
+    x, is_inside = walk(swimmers.x, swimmers.moves_right, moves)
     meets_before = active & _is_at(swimmers.x, swimmers, player)
     meets_after = moves & _is_at(x, swimmers, player)
 
@@ -1036,24 +989,22 @@ def _move_enemies(
     timer = torch.where(
         moves, move_speed.unsqueeze(-1), swimmers.move_timer - 1
     )
-    return _EnemyMoves(
-        swimmers=swimmers._replace(
-            exists=swimmers.exists & is_inside & ~is_shot,
-            x=x,
-            move_timer=torch.where(active, timer, swimmers.move_timer),
-        ),
-        bullets=_close_up(bullets._replace(exists=bullets.exists & ~hits)),
-        n_shot=is_shot.sum(-1),
-        is_player_met=(meets_before | meets_after).any(-1),
+    left = swimmers._replace(
+        exists=swimmers.exists & is_inside & ~is_shot,
+        x=x,
+        move_timer=torch.where(active, timer, swimmers.move_timer),
     )
+    bullets = _close_up(bullets._replace(exists=bullets.exists & ~hits))
+    is_met = (meets_before | meets_after).any(-1)
+    return left, bullets, is_shot.sum(-1), is_met
 
 
 def _move_enemy_bullets(
-    bullets: EnemyBullets,
+    state: SeaquestState,
     enemies: Enemies,
     shooters: Bool[Tensor, "B M"],
     player: Player,
-) -> tuple[EnemyBullets, I64[Tensor, "B M"], Bool[Tensor, "B"]]:
+) -> tuple[Tensor, Tensor, I64[Tensor, "B M"], Bool[Tensor, "B"]]:
     """New bullets of submarines, all bullets moved by a cell, the timers of shots, and where the player is hit.
 
     Args:
@@ -1062,21 +1013,18 @@ def _move_enemy_bullets(
     """
     swimmers = enemies.swimmers
     shoots = shooters & (enemies.shot_timer == 0)
-    timer = torch.where(shoots, ENEMY_SHOT_INTERVAL, enemies.shot_timer - 1)
+    timer = torch.where(shoots, 10, enemies.shot_timer - 1)
     shot_timer = torch.where(shooters, timer, enemies.shot_timer)
-    cells = at(swimmers.y, swimmers.x) & shoots.unsqueeze(-1).unsqueeze(-1)
-    to_right = swimmers.moves_right.unsqueeze(-1).unsqueeze(-1)
-    rightward = bullets.rightward | (cells & to_right).any(1)
-    leftward = bullets.leftward | (cells & ~to_right).any(1)
+    y, x, to_right = swimmers.y, swimmers.x, swimmers.moves_right
+    leftward = state.leftward | show(y, x, shoots & ~to_right)
+    rightward = state.rightward | show(y, x, shoots & to_right)
 
-    cell = at(player.y, player.x)
     edge = torch.zeros_like(leftward[:, :, :1])
-    moved = EnemyBullets(
-        leftward=torch.cat([leftward[:, :, 1:], edge], -1),
-        rightward=torch.cat([edge, rightward[:, :, :-1]], -1),
-    )
-    flown = leftward | rightward | moved.leftward | moved.rightward
-    return moved, shot_timer, (flown & cell).flatten(1).any(-1)
+    next_leftward = torch.cat([leftward[:, :, 1:], edge], -1)
+    next_rightward = torch.cat([edge, rightward[:, :, :-1]], -1)
+    flown = leftward | rightward | next_leftward | next_rightward
+    is_hit = any_cell(flown & at(player.y, player.x))
+    return next_leftward, next_rightward, shot_timer, is_hit
 
 
 def _breathe(
@@ -1099,7 +1047,7 @@ def _breathe(
     timers = timers._replace(
         time=timers.time + 1,
         enemy_spawn=_count_down(timers.enemy_spawn, timers.enemy_spawn_speed),
-        diver_spawn=_count_down(timers.diver_spawn, DIVER_SPAWN_SPEED),
+        diver_spawn=_count_down(timers.diver_spawn, 30),
     )
     if cfg.ramping:
         timers = _accelerate_seaquest(timers, surfaces)
@@ -1110,16 +1058,12 @@ def _accelerate_seaquest(
     timers: SeaquestTimers, surfaces: Bool[Tensor, "B"]
 ) -> SeaquestTimers:
     """Make enemies come faster after each visit of the surface, and move faster after every second one."""
-    can_spawn_faster = timers.enemy_spawn_speed > 1
-    can_move_faster = timers.move_speed > MIN_MOVE_SPEED
-    ramps = surfaces & (can_spawn_faster | can_move_faster)
+    can_ramp = (timers.enemy_spawn_speed > 1) | (timers.move_speed > 2)
+    ramps = surfaces & can_ramp
     is_odd = timers.n_ramps % 2 == 1
-    moves_faster = ramps & can_move_faster & is_odd
-    spawns_faster = ramps & can_spawn_faster
     return timers._replace(
-        enemy_spawn_speed=timers.enemy_spawn_speed
-        - spawns_faster.to(torch.int64),
-        move_speed=timers.move_speed - moves_faster.to(torch.int64),
+        enemy_spawn_speed=shorten(timers.enemy_spawn_speed, ramps, 1),
+        move_speed=shorten(timers.move_speed, ramps & is_odd, 2),
         n_ramps=timers.n_ramps + ramps.to(torch.int64),
     )
 
@@ -1127,14 +1071,10 @@ def _accelerate_seaquest(
 # Seaquest: observation
 
 
-def _cells(
-    swimmers: Swimmers, rows: Bool[Tensor, "B M"], behind: bool = False
-) -> Bool[Tensor, "B 10 10"]:
-    """The cells that some swimmers are in, or those behind them."""
+def _trails(swimmers: Swimmers) -> Bool[Tensor, "B 10 10"]:
+    """The cells behind swimmers."""
     back = torch.where(swimmers.moves_right, -1, 1)
-    x = swimmers.x + back if behind else swimmers.x
-    is_seen = (swimmers.exists & rows).unsqueeze(-1).unsqueeze(-1)
-    return (at(swimmers.y, x) & is_seen).any(1)
+    return show(swimmers.y, swimmers.x + back, swimmers.exists)
 
 
 def seaquest_observe(
@@ -1144,12 +1084,8 @@ def seaquest_observe(
 
     The last three are the oxygen that is left, the divers on board, and those in the sea.
     """
-    player, divers = state.player, state.divers
+    player, divers, bullets = state.player, state.divers, state.bullets
     enemies, is_submarine = state.enemies.swimmers, state.enemies.is_submarine
-    everyone = torch.ones_like(is_submarine)
-    all_divers = torch.ones_like(divers.exists)
-    bullets = at(state.bullets.y, state.bullets.x)
-    bullets = bullets & state.bullets.exists.unsqueeze(-1).unsqueeze(-1)
 
     cells = torch.arange(SIZE, device=player.x.device)
     n_lit = player.oxygen.clamp_min(0) * 10 // MAX_OXYGEN
@@ -1158,18 +1094,17 @@ def seaquest_observe(
     on_board = bottom & (
         cells >= SEAQUEST_BOTTOM - player.n_divers.view(-1, 1, 1)
     )
-    trails = _cells(enemies, everyone, behind=True)
     return image(
         at(player.y, player.x),
         at(player.y, player.x + torch.where(player.faces_right, -1, 1)),
-        bullets.any(1),
-        trails | _cells(divers, all_divers, behind=True),
-        state.enemy_bullets.leftward | state.enemy_bullets.rightward,
-        _cells(enemies, ~is_submarine),
-        _cells(enemies, is_submarine),
+        show(bullets.y, bullets.x, bullets.exists),
+        _trails(enemies) | _trails(divers),
+        state.leftward | state.rightward,
+        show(enemies.y, enemies.x, enemies.exists & ~is_submarine),
+        show(enemies.y, enemies.x, enemies.exists & is_submarine),
         oxygen,
         on_board & (cells < SEAQUEST_BOTTOM),
-        _cells(divers, all_divers),
+        show(divers.y, divers.x, divers.exists),
     )
 
 
@@ -1186,30 +1121,17 @@ def seaquest(
       ramping: enemies come and move faster after each visit of the surface.
       sticky_probability: that the last action of the episode is repeated.
     """
-    cfg = GameConfig(
-        actions=ALL_ACTIONS,
-        ramping=ramping,
-        sticky_probability=sticky_probability,
-    )
     return game(
-        cfg,
+        ALL_ACTIONS,
         10,
-        reset=seaquest_reset,
-        step_functional=seaquest_step,
-        observe=seaquest_observe,
+        (seaquest_reset, seaquest_step, seaquest_observe),
+        sticky_probability,
+        ramping,
     )
 
 
 # Space Invaders: a cannon shoots aliens, which come closer ever faster.
 
-SPACE_INVADERS_ACTIONS = "nlrf"
-SPACE_INVADERS_SHOT_COOL_DOWN = 5  # steps between two shots of the player
-SPACE_INVADERS_MOVE_INTERVAL = (
-    12  # steps between two moves of the aliens, at first
-)
-MIN_MOVE_INTERVAL = 6
-ALIEN_SHOT_INTERVAL = 10  # steps
-ALIEN_ROWS, ALIEN_COLUMNS = 4, (2, 8)
 SPACE_INVADERS_BOTTOM = SIZE - 1
 
 
@@ -1230,9 +1152,8 @@ class SpaceInvadersState(NamedTuple):
 
 def _all_aliens(like: Tensor) -> Bool[Tensor, "1 10 10"]:
     cells = torch.arange(SIZE, device=like.device)
-    is_column = (cells >= ALIEN_COLUMNS[0]) & (cells < ALIEN_COLUMNS[1])
-    is_row = cells < ALIEN_ROWS
-    return (is_row.unsqueeze(-1) & is_column).unsqueeze(0)
+    is_column = (cells >= 2) & (cells < 8)
+    return ((cells < 4).unsqueeze(-1) & is_column).unsqueeze(0)
 
 
 def space_invaders_reset(
@@ -1247,16 +1168,12 @@ def space_invaders_reset(
         alien_bullets=empty,
         aliens=_all_aliens(key).expand_as(empty),
         direction=zero - 1,
-        move_interval=zero + SPACE_INVADERS_MOVE_INTERVAL,
-        move_timer=zero + SPACE_INVADERS_MOVE_INTERVAL,
-        alien_shot_timer=zero + ALIEN_SHOT_INTERVAL,
+        move_interval=zero + 12,
+        move_timer=zero + 12,
+        alien_shot_timer=zero + 10,
         shot_timer=zero,
         terminal=zero.to(torch.bool),
     )
-
-
-def _any(cells: Bool[Tensor, "B 10 10"]) -> Bool[Tensor, "B"]:
-    return cells.flatten(1).any(-1)
 
 
 def _where(
@@ -1286,30 +1203,25 @@ def space_invaders_step(
       key: unused: the step is deterministic.
     """
     fires = is_action(cfg, action, "f") & (state.shot_timer == 0)
-    left = is_action(cfg, action, "l").to(torch.int64)
-    right = is_action(cfg, action, "r").to(torch.int64)
-    position = (state.position + right - left).clamp(0, SPACE_INVADERS_BOTTOM)
+    position = state.position + offset(cfg, action, "l", "r")
+    position = position.clamp(0, SPACE_INVADERS_BOTTOM)
     cannon = at(torch.full_like(position, SPACE_INVADERS_BOTTOM), position)
 
     bullets = _shift(
         state.bullets | (cannon & fires.view(-1, 1, 1)), down=False
     )
     alien_bullets = _shift(state.alien_bullets, down=True)
-    is_hit = _any((alien_bullets | state.aliens) & cannon)
+    is_hit = any_cell((alien_bullets | state.aliens) & cannon)
     advanced, is_reached = _advance(state, cannon)
 
     # The lowest alien of the nearest column shoots.
     shoots = state.alien_shot_timer == 0
     shot = _nearest_alien(advanced.aliens, position)
     alien_bullets = alien_bullets | (shot & shoots.view(-1, 1, 1))
-    alien_shot_timer = torch.where(
-        shoots, ALIEN_SHOT_INTERVAL, state.alien_shot_timer
-    )
+    alien_shot_timer = torch.where(shoots, 10, state.alien_shot_timer)
 
     killed = advanced.aliens & bullets
-    shot_timer = torch.where(
-        fires, SPACE_INVADERS_SHOT_COOL_DOWN, state.shot_timer
-    )
+    shot_timer = torch.where(fires, 5, state.shot_timer)
     next_state = advanced._replace(
         position=position,
         bullets=bullets & ~killed,
@@ -1349,7 +1261,7 @@ def _advance(
         direction=torch.where(turns, -state.direction, state.direction),
         move_timer=torch.where(moves, interval, state.move_timer),
     )
-    return advanced, lands | (moves & _any(aliens & cannon))
+    return advanced, lands | (moves & any_cell(aliens & cannon))
 
 
 def _nearest_alien(
@@ -1370,9 +1282,8 @@ def _next_wave(
     cfg: GameConfig, state: SpaceInvadersState
 ) -> SpaceInvadersState:
     """The state with all aliens again, and faster, where the last one was shot."""
-    is_cleared = ~_any(state.aliens)
-    is_faster = is_cleared & (state.move_interval > MIN_MOVE_INTERVAL)
-    interval = state.move_interval - is_faster.to(torch.int64)
+    is_cleared = ~any_cell(state.aliens)
+    interval = shorten(state.move_interval, is_cleared, 6)
     return state._replace(
         aliens=_where(is_cleared, _all_aliens(state.aliens), state.aliens),
         move_interval=interval if cfg.ramping else state.move_interval,
@@ -1408,15 +1319,10 @@ def space_invaders(
       ramping: each wave of aliens moves faster.
       sticky_probability: that the last action of the episode is repeated.
     """
-    cfg = GameConfig(
-        actions=SPACE_INVADERS_ACTIONS if minimal_actions else ALL_ACTIONS,
-        ramping=ramping,
-        sticky_probability=sticky_probability,
-    )
     return game(
-        cfg,
+        "nlrf" if minimal_actions else ALL_ACTIONS,
         6,
-        reset=space_invaders_reset,
-        step_functional=space_invaders_step,
-        observe=space_invaders_observe,
+        (space_invaders_reset, space_invaders_step, space_invaders_observe),
+        sticky_probability,
+        ramping,
     )

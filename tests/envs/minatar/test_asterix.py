@@ -15,7 +15,7 @@ def place(env, draws):
     env.player_x = int(draws.integers(10))
     env.player_y = int(draws.integers(1, 9))
     density = draws.choice([0.0, 0.5, 0.9, 1.0])
-    for i in range(minatar.N_SLOTS):
+    for i in range(8):
         x = int(draws.integers(10))
         if draws.random() < 0.5:  # near the player
             x = min(max(env.player_x + int(draws.integers(-1, 2)), 0), 9)

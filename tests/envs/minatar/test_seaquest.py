@@ -10,7 +10,6 @@ from funcppo.envs import minatar
 from funcppo.envs.minatar import (
     Bullets,
     Enemies,
-    EnemyBullets,
     Player,
     Swimmers,
 )
@@ -91,7 +90,8 @@ def state_of(env):
         enemies=Enemies(
             swimmers(enemies, minatar.N_ENEMIES), index >= n_fish, shot_timer
         ),
-        enemy_bullets=EnemyBullets(*left_and_right),
+        leftward=left_and_right[0],
+        rightward=left_and_right[1],
         divers=swimmers(env.divers, minatar.N_DIVERS),
         timers=Timers(
             time=torch.tensor([1000]),
