@@ -27,7 +27,7 @@ assert not {"torch", "numpy"} & set(sys.modules), "importing funcppo imports PyT
 graph = fp.load("countries_s1")
 learner = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(4), n_envs=8, n_steps=8)
 learner.step(learner.init(fp.random.key(0)))
-optional = {"rich", "filelock", "ruamel", "matplotlib", "starlette"}
+optional = {"rich", "filelock", "ruamel", "matplotlib", "fastapi"}
 optional |= {"prometheus_client", "tensorboard", "wandb"}
 print("core imports", sorted(optional & set(sys.modules)))
 """

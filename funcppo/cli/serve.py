@@ -57,7 +57,7 @@ class Serve(ScoreOptions):
         Returns:
           The exit status; a signal raises instead.
         """
-        from funcppo.kg.show.serve import server
+        from funcppo.kg.show import server
 
         server.check_packages()
         select_device(self.device)
@@ -74,9 +74,9 @@ class Serve(ScoreOptions):
 
     def _serve(self, listener: socket.socket, answerer: Answerer) -> None:
         """Answer requests until a signal, and say so once that begins."""
-        from funcppo.kg.show.serve import server
-        from funcppo.kg.show.serve.app import Site
-        from funcppo.kg.show.serve.explorer import Explorer
+        from funcppo.kg.show import server
+        from funcppo.kg.show.app import Site
+        from funcppo.kg.show.explorer import Explorer
 
         explorer = Explorer(answerer)
         site = Site(explorer, self.request_seconds)
@@ -95,7 +95,7 @@ class Serve(ScoreOptions):
 
     def _warn(self) -> None:
         """Warn of a host that others reach."""
-        from funcppo.kg.show.serve.server import is_loopback
+        from funcppo.kg.show.server import is_loopback
 
         if not is_loopback(self.host):
             print(

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from funcppo.cli import common, predict, report, serve
 from funcppo.kg.ranking import policy_score
 from funcppo.kg.search.slot_scheduler import evaluate_step
-from funcppo.kg.show.serve import server
+from funcppo.kg.show import server
 from funcppo.runtime.capture import GraphedStep
 from tests.cli.runner import funcppo
 from tests.kg.show.graphs import SMALL

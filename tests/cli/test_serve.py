@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from funcppo.kg.show.serve import server
+from funcppo.kg.show import server
 from tests.cli.runner import funcppo
 
 UNTRAINED = [

@@ -142,17 +142,20 @@ def ranks(runs: Runs) -> Table:
         f"{low}" if low == high else f"{low}-{high}"
         for low, high in zip(lower, RANK_BINS)
     ]
-
-    def shares(run: RunMeasurements, rank: np.ndarray) -> np.ndarray:
-        place = np.searchsorted(RANK_BINS, rank)
-        place = np.where(run.provable, place, len(RANK_BINS) + 1)
-        return np.bincount(place, minlength=len(RANK_BINS) + 2) / len(place)
-
     return {
         "bins": [*bins, f"> {RANK_BINS[-1]}", "not derivable"],
-        "untrained": np.stack([shares(r, r.untrained.rank) for r in runs]),
-        "trained": np.stack([shares(r, r.trained.rank) for r in runs]),
+        "untrained": np.stack([_count_ranks(r, r.untrained) for r in runs]),
+        "trained": np.stack([_count_ranks(r, r.trained) for r in runs]),
     }
+
+
+def _count_ranks(
+    run: RunMeasurements, rows: ScoreRanks
+) -> F64[np.ndarray, "B"]:
+    """The share of rows in each bin of ranks."""
+    place = np.searchsorted(RANK_BINS, rows.rank)
+    place = np.where(run.provable, place, len(RANK_BINS) + 1)
+    return np.bincount(place, minlength=len(RANK_BINS) + 2) / len(place)
 
 
 def relations(runs: Runs) -> Table:
@@ -166,27 +169,33 @@ def relations(runs: Runs) -> Table:
     n_rows = counts.min(0).astype(np.int64)
     order = np.argsort(-n_rows, kind="stable")
     order = order[n_rows[order] > 0]
+    rows = {
+        "rules": [r.by_rules.reciprocal_rank for r in runs],
+        "untrained": [r.untrained.reciprocal_rank for r in runs],
+        "trained": [r.trained.reciprocal_rank for r in runs],
+        "ceiling": [r.provable.astype(np.float64) for r in runs],
+    }
+    means = {
+        name: (_sum_by_relation(runs, values) / counts.clip(1))[:, order]
+        for name, values in rows.items()
+    }
 
-    def means(values: Sequence[np.ndarray]) -> np.ndarray:
-        return _sum_by_relation(runs, values)[:, order] / counts[:, order]
-
-    by_rules = means([r.by_rules.reciprocal_rank for r in runs])
-    untrained = means([r.untrained.reciprocal_rank for r in runs])
-    trained = means([r.trained.reciprocal_rank for r in runs])
-    gain = trained - np.maximum(by_rules, untrained)
-    error = gain.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(order))
-    if len(runs) == 1:
-        is_by_rules = by_rules[0] > untrained[0]
-        for i, relation in enumerate(order):
-            base = runs[0].by_rules if is_by_rules[i] else runs[0].untrained
-            error[i] = _paired_error(runs[0], base, int(relation) + 1)
+    better = np.maximum(means["rules"], means["untrained"])
+    gain = means["trained"] - better
+    if len(runs) > 1:
+        error = gain.std(0, ddof=1)
+    else:
+        is_by_rules = (means["rules"] > means["untrained"])[0]
+        error = np.array(
+            [
+                _paired_error(runs[0], int(relation) + 1, is_better)
+                for relation, is_better in zip(order, is_by_rules)
+            ]
+        )
     return {
-        "names": [runs[0].predicates[i] for i in order],
+        "names": np.array(runs[0].predicates, dtype=object)[order],
         "n_rows": n_rows[order],
-        "rules": by_rules,
-        "untrained": untrained,
-        "trained": trained,
-        "ceiling": means([r.provable.astype(np.float64) for r in runs]),
+        **means,
         "gain": gain,
         "error": error,
     }
@@ -203,9 +212,14 @@ def _sum_by_relation(
 
 
 def _paired_error(
-    run: RunMeasurements, base: ScoreRanks, relation: int
+    run: RunMeasurements, relation: int, is_by_rules: bool
 ) -> float:
-    """The standard error of the mean gain of a relation over a score, rows paired; NaN for one row."""
+    """The standard error of the mean gain of a relation over a score, rows paired; NaN for one row.
+
+    Args:
+      is_by_rules: the score is by rule confidences, not of the untrained policy.
+    """
+    base = run.by_rules if is_by_rules else run.untrained
     gain = run.trained.reciprocal_rank - base.reciprocal_rank
     gain = gain[run.relation == relation]
     return gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else np.nan
@@ -215,9 +229,7 @@ def gains(runs: Runs) -> Table:
     """The table of relations, the greatest loss by training first."""
     _check_ranked("gains", runs)
     table = relations(runs)
-    names = np.array(table["names"], dtype=object)
     order = np.argsort(table["gain"].mean(0), kind="stable")
-    table |= {"names": names}
     return {name: column[..., order] for name, column in table.items()}
 
 
@@ -278,7 +290,7 @@ def weights(runs: Runs) -> tuple[Table, Table]:
     Raises:
       ValueError: a run searches proofs, or training moved no weight.
     """
-    moved: dict[tuple[str, ...], list[MovedWeight]] = {}
+    moved: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     total: dict[str, np.ndarray] = {}
     for run in runs:
         if run.learnt is None:
@@ -286,7 +298,7 @@ def weights(runs: Runs) -> tuple[Table, Table]:
                 f"weights: {run.name}: expected a run that learns from questions, got one that learns from proofs"
             )
         for weight in run.learnt.weights:
-            moved.setdefault(weight[:4], []).append(weight)
+            moved.setdefault(weight[:4], []).append(weight[4:])
         for name, *values in run.learnt.relations:
             total[name] = total.get(name, np.zeros(2)) + values
     if not moved:
@@ -294,24 +306,21 @@ def weights(runs: Runs) -> tuple[Table, Table]:
             "weights: expected weights that training moved, got none"
         )
 
-    listed = moved.values()
-    before = np.array([np.mean([w.before for w in of]) for of in listed])
-    after = np.array([np.mean([w.after for w in of]) for of in listed])
+    before, after = np.array([np.mean(x, 0) for x in moved.values()]).T
     order = np.argsort(-np.abs(after - before), kind="stable")
     names = [list(moved)[i] for i in order]
-    fields = MovedWeight._fields[:4]
-    single: Table = dict(zip(fields, map(list, zip(*names))))
-    single["n_runs"] = np.array([len(moved[name]) for name in names])
-    single |= {"before": before[order], "after": after[order]}
-
-    names = sorted(total, key=lambda name: -total[name][1])
-    means = np.array([total[name] for name in names]).reshape(-1, 2) / len(runs)
-    by_relation = {
-        "names": names,
-        "n_moved": means[:, 0],
-        "distance": means[:, 1],
+    single: Table = {
+        **dict(zip(MovedWeight._fields, map(list, zip(*names)))),
+        "n_runs": np.array([len(moved[name]) for name in names]),
+        "before": before[order],
+        "after": after[order],
     }
-    return single, by_relation
+
+    farthest = sorted(total, key=lambda name: -total[name][1])
+    means = np.array([total[name] for name in farthest]).reshape(-1, 2)
+    n_moved, distance = (means / len(runs)).T
+    columns = {"names": farthest, "n_moved": n_moved, "distance": distance}
+    return single, columns
 
 
 def rules(runs: Runs) -> Table:
@@ -337,22 +346,24 @@ def rules(runs: Runs) -> Table:
         ),
     )
 
-    def values(name: str, reduce: Callable[[list[float]], float]) -> np.ndarray:
-        found = [reduce([getattr(u, name) for u in rule]) for rule in listed]
-        return np.array(found)
-
-    support = values("support", np.mean)
-    pairs = values("body_pairs", np.mean)
+    support, pairs, before, after = (
+        np.array([np.mean([getattr(u, name) for u in of]) for of in listed])
+        for name in ("support", "body_pairs", "before", "after")
+    )
+    n_firings, n_proofs = (
+        np.array([sum(getattr(u, name) for u in of) for of in listed])
+        for name in ("n_firings", "n_proofs")
+    )
     return {
         "texts": [of_rule[0].text for of_rule in listed],
-        "n_runs": values("text", len),
+        "n_runs": np.array([len(of_rule) for of_rule in listed]),
         "support": support.astype(np.int64),
         "body_pairs": pairs,
         "confidence": support / np.maximum(pairs, 1.0),
-        "before": values("before", np.mean),
-        "after": values("after", np.mean),
-        "n_firings": values("n_firings", sum),
-        "n_proofs": values("n_proofs", sum),
+        "before": before,
+        "after": after,
+        "n_firings": n_firings,
+        "n_proofs": n_proofs,
     }
 
 

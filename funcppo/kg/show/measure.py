@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -74,8 +74,6 @@ from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.scores import aggregation
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
-Columns: TypeAlias = dict[str, np.ndarray]
-
 # better candidates of a query and side that are listed; the first has a proof
 MAX_BETTER = 5
 # weights that are listed of a run, those that moved most
@@ -89,15 +87,6 @@ FEATURE_NAMES = (
     "log of the groundings",
     SHARE_NAME,
     "constant",
-)
-# of a row, whatever the score, and of the trained policy
-ROW_COLUMNS = (
-    "side",
-    "query_row",
-    "provable",
-    "n_better",
-    "n_candidates",
-    "answer_score",
 )
 # the kind of evidence that each tensor of weights is for
 WEIGHT_KINDS = {
@@ -124,12 +113,12 @@ class ScoreRanks(NamedTuple):
 class RankedSplit:
     """The rows of some queries, ranked by several scores."""
 
-    queries: I64[Tensor, "Q0 W"]
-    """The queries."""
+    n_queries: int
+    """Queries; each has a row for each side."""
+    atom: I64[Tensor, "Q W"]
+    """The query."""
     side: I64[np.ndarray, "Q"]
     """The argument that is asked for."""
-    query_row: I64[np.ndarray, "Q"]
-    """Row of the query in `queries`."""
     provable: Bool[np.ndarray, "Q"]
     """Whether the rules derive the answer."""
     n_better: I64[np.ndarray, "Q"]
@@ -142,6 +131,11 @@ class RankedSplit:
     """By name of the score, the trained policy last; empty without queries."""
     bins: dict[str, Bins]
     """Candidates by their probability, see `validation.policy_bins`; empty without queries."""
+
+    @property
+    def queries(self) -> I64[Tensor, "Q0 W"]:
+        """The queries."""
+        return self.atom[: self.n_queries]
 
 
 class RuleUse(NamedTuple):
@@ -312,8 +306,8 @@ def measure(
         default_score_note="" if is_by_policy else describe_default_score(run),
         log=tuple(log),
         predicates=tuple(run.task.dataset.predicates),
-        n_ranked=len(ranked.queries),
-        relation=ranked.queries[:, 0].numpy()[ranked.query_row],
+        n_ranked=ranked.n_queries,
+        relation=ranked.atom[:, 0].numpy(),
         provable=ranked.provable,
         ranked=ranked.ranked,
         bins=ranked.bins,
@@ -442,12 +436,22 @@ def rank_test(
     )
     chosen = test[rows]
     if not len(chosen):
-        columns = dict.fromkeys(ROW_COLUMNS, np.zeros(0, dtype=np.int64))
-        atoms = torch.from_numpy(chosen).long()
-        return RankedSplit(queries=atoms, **columns, ranked={}, bins={})
+        nothing = np.zeros(0, dtype=np.int64)
+        return RankedSplit(
+            n_queries=0,
+            atom=torch.from_numpy(chosen).long(),
+            side=nothing,
+            provable=nothing.astype(bool),
+            n_better=nothing,
+            n_candidates=nothing,
+            answer_score=nothing,
+            ranked={},
+            bins={},
+        )
 
-    # Some rankings come in parts, the same parts for all scores: queries, columns, counts.
-    parts: dict[str, list[tuple[Tensor, Columns, RankedRows]]] = {}
+    # Some rankings come in parts, the same parts for all scores.
+    columns: dict[str, list[list[Tensor]]] = {}
+    parts: dict[str, list[RankedRows]] = {}
     bins: dict[str, list[Bins]] = {}
     auc: dict[str, float] = {}
     for name, ranked in validation.iter_rankings(
@@ -457,70 +461,55 @@ def rank_test(
         (run.run_config.rule_score,),
         on_phase,
     ):
-        of_score = parts.setdefault(name, [])
-        columns = _row_columns(ranked, sum(len(part[0]) for part in of_score))
-        counts = ranking.ranked_rows(ranked)
-        of_score.append((ranked.queries.long().cpu(), columns, counts))
+        columns.setdefault(name, []).append(_row_columns(ranked))
+        parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
         counted = validation.policy_bins(run, name, ranked, temperature)
         for state, of_state in counted.items():
             bins.setdefault(state, []).append(of_state)
         if run.task.is_countries:  # which are ranked in one part
             auc[name] = ranking.auc_pr(ranked)
 
-    by_score = {
-        name: _join_columns([part[1] for part in of_score])
-        for name, of_score in parts.items()
-    }
-    trained, last = list(by_score.items())[-1]
-    order = np.lexsort((last["query_row"], last["side"]))
-    of_trained = {name: last[name][order] for name in ROW_COLUMNS}
+    # All queries of a side after each other, in the order of the parts.
+    rows_of: dict[str, list[np.ndarray]] = {}
+    for name, of_score in columns.items():
+        joined = [torch.cat(column) for column in zip(*of_score)]
+        order = torch.argsort(joined[0], stable=True)
+        rows_of[name] = [column[order].numpy() for column in joined]
+    *_, last = rows_of.values()
     return RankedSplit(
-        queries=torch.cat([part[0] for part in parts[trained]]),
-        **of_trained,
+        n_queries=len(chosen),
+        side=last[0],
+        atom=torch.from_numpy(last[1]),
+        provable=last[2],
+        n_better=last[3],
+        n_candidates=last[4],
+        answer_score=last[5],
         ranked={
             name: ScoreRanks(
-                rank=by_score[name]["rank"][order],
-                reciprocal_rank=by_score[name]["reciprocal_rank"][order],
-                metrics=validation.summarise_parts(
-                    run, [part[2] for part in of_score], auc.get(name)
-                ),
+                rows_of[name][6],
+                rows_of[name][7],
+                validation.summarise_parts(run, of_score, auc.get(name)),
             )
             for name, of_score in parts.items()
         },
-        bins={
-            state: calibration.add_bins(part) for state, part in bins.items()
-        },
+        bins={state: calibration.add_bins(of) for state, of in bins.items()},
     )
 
 
-def _row_columns(ranked: Ranking, n_before: int) -> Columns:
-    """What is kept of the rows of a part.
-
-    Args:
-      n_before: queries of the parts before.
-    """
+def _row_columns(ranked: Ranking) -> list[Tensor]:
+    """What is kept of the rows of a part, on the host: the columns of `RankedSplit` and of `ScoreRanks`."""
     counts = ranked.counts
-    columns = {
-        "side": ranked.side,
-        "query_row": ranked.query_row + n_before,
-        "provable": ranked.answer_provable,
-        "n_better": counts.n_better,
-        "n_candidates": counts.n_candidates,
-        "answer_score": ranked.answer_score,
-        "rank": rank_metrics.ranks(counts)[:, -1],
-        "reciprocal_rank": rank_metrics.expected_reciprocal_ranks(counts),
-    }
-    return {name: column.numpy(force=True) for name, column in columns.items()}
-
-
-def _join_columns(
-    parts: Sequence[Columns],
-) -> Columns:
-    """The columns of the rows of all parts."""
-    return {
-        name: np.concatenate([part[name] for part in parts])
-        for name in parts[0]
-    }
+    columns = (
+        ranked.side,
+        ranked.queries.long()[ranked.query_row],
+        ranked.answer_provable,
+        counts.n_better,
+        counts.n_candidates,
+        ranked.answer_score,
+        rank_metrics.ranks(counts)[:, -1],
+        rank_metrics.expected_reciprocal_ranks(counts),
+    )
+    return [column.cpu() for column in columns]
 
 
 # -- rules
@@ -769,7 +758,7 @@ def query_entry(
       row: of the query among the ranked ones.
     """
     atom = ranked.queries[row]
-    places = range(row, len(ranked.side), len(ranked.queries))
+    places = range(row, len(ranked.side), ranked.n_queries)
     entry: Json = {
         "atom": format_atom(answerer.dataset, atom.numpy()),
         "sides": [_describe_side(answerer, ranked, i, atom) for i in places],

@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
+from funcppo.kg.answers import Answerer
+from funcppo.kg.graph import loaders
 from funcppo.kg.run import run_start
+from funcppo.kg.run.subject import dataset_subject, open_run_subject
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show import measure
+from funcppo.kg.show.app import Site
+from funcppo.kg.show.explorer import Explorer
 from tests.cli.runner import funcppo
 from tests.kg.show.graphs import SMALL, write_graph
 
@@ -49,3 +56,48 @@ def reports(runs):
         )
         for name, folder in runs.items()
     }
+
+
+@pytest.fixture(scope="session")
+def explorers(graph, runs):
+    """Explorers by what their score has learnt from; `untrained` by nothing."""
+    settings = ProverTaskConfig(max_height=2, object_identity=False)
+    dataset = loaders.load(str(graph))
+    subjects = {
+        "untrained": dataset_subject(dataset, settings, "max-confidence")
+    }
+    for learner in ("questions", "proofs"):
+        subjects[learner] = open_run_subject(runs[learner])
+    return {
+        name: Explorer(Answerer(subject)) for name, subject in subjects.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def sites(explorers):
+    """Sites by what their score has learnt from."""
+    return {
+        name: Site(explorer, seconds=60) for name, explorer in explorers.items()
+    }
+
+
+def make_client(site):
+    """A client of a site."""
+    return TestClient(
+        site.make_app("127.0.0.1"),
+        base_url="http://127.0.0.1:8080",
+        follow_redirects=False,
+        raise_server_exceptions=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def clients(sites):
+    """Clients of the sites, by what their score has learnt from."""
+    return {name: make_client(site) for name, site in sites.items()}
+
+
+@pytest.fixture(scope="session")
+def client(clients):
+    """A client of the run that learnt from questions."""
+    return clients["questions"]

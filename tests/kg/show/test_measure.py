@@ -79,9 +79,9 @@ def test_ranks_are_the_same_where_queries_derive_their_answers(
     monkeypatch.setattr(validation, "MAX_CHUNK_ANSWERS", 20)
 
     found, expected = (measure.rank_test(run, None) for run in (bare, held))
-    n = len(found.queries)
+    n = found.n_queries
     for ranked in (found, expected):
-        assert ranked.query_row.tolist() == [*range(n), *range(n)]
+        assert torch.equal(ranked.atom[:n], ranked.atom[n:])
         assert ranked.side.tolist() == [HEAD] * n + [TAIL] * n
     assert by_query(found) == by_query(expected)
     for state, bins in expected.bins.items():
@@ -101,9 +101,8 @@ def by_query(ranked):
         ranked.answer_score,
         trained.rank,
     )
-    atoms = ranked.queries[ranked.query_row].tolist()
-    rows = zip(*(column.tolist() for column in columns))
-    return sorted((tuple(atom), *row) for atom, row in zip(atoms, rows))
+    rows = zip(ranked.atom.tolist(), *(column.tolist() for column in columns))
+    return sorted(rows)
 
 
 # -- rules
@@ -231,10 +230,10 @@ def test_better_candidates_are_as_many_as_the_rank_says(runs, name):
     answerer = Answerer(run_subject(run))
     ranked = measure.rank_test(run, None)
     n_listed = 0
-    for i, row in enumerate(ranked.query_row):
+    for i, atom in enumerate(ranked.atom.tolist()):
         if not ranked.provable[i]:
             continue
-        atom, side = ranked.queries[row].tolist(), int(ranked.side[i])
+        side = int(ranked.side[i])
         query = OpenQuery(atom[0], side, atom[HEAD + TAIL - side])
         score = int(ranked.answer_score[i])
         entities, _ = measure.better_entities(answerer, query, score)

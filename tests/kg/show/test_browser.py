@@ -12,8 +12,9 @@ from urllib.parse import urlencode
 
 import pytest
 
+from funcppo.kg.show import server
 from funcppo.kg.show.names import display
-from funcppo.kg.show.serve import server
+from funcppo.kg.show.values import AnswersQuery
 from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE
 
 pytestmark = pytest.mark.long
@@ -26,8 +27,9 @@ if CHROMIUM is None:
 
 
 @pytest.fixture(scope="module")
-def url(site):
+def url(sites):
     """The address of a running explorer."""
+    site = sites["questions"]
     listener = server.open_socket("127.0.0.1", 0)
     running = server.make_server(site.make_app("127.0.0.1"), [site.worker])
     thread = threading.Thread(target=running.run, args=([listener],))
@@ -86,11 +88,11 @@ def press_until(page, key, expression):
 def test_hostile_names_are_text_and_pages_fit(watched, url, explorers):
     page, _ = watched
     explorer = explorers["questions"]
-    relation = explorer.relation_id(ALSO)
+    relation = explorer.find("relation", ALSO)
     page.set_viewport_size({"width": 320, "height": 600})
     width = "document.documentElement.scrollWidth <= innerWidth"
     for name in HOSTILE[:9]:
-        entity = explorer.entity_id(name)
+        entity = explorer.find("entity", name)
         paths = [f"/entity?entity_id={entity}"]
         if name == HOSTILE[0]:
             query = f"relation_id={relation}&head_id={entity}"
@@ -190,13 +192,10 @@ def test_the_search_leads_to_a_name(watched, url):
 def test_all_of_a_tree_opens_and_closes(watched, url, explorers):
     page, _ = watched
     explorer = explorers["questions"]
-    relation = explorer.relation_id(INVERSE)
-    found = explorer.answers(relation, 20, None, 1, True, 0.0)["answers"][0]
-    ids = {
-        "relation_id": relation,
-        "head_id": 20,
-        "tail_id": found["entity_id"],
-    }
+    relation = explorer.find("relation", INVERSE)
+    ids = {"relation_id": relation, "head_id": 20}
+    found = explorer.answers(AnswersQuery(**ids, k=1, known=True)).answers[0]
+    ids["tail_id"] = found.entity_id
     page.goto(f"{url}/why?{urlencode(ids)}")
     page.get_by_role("button", name="Close all").click()
     assert page.locator(".tree details[open]").count() == 0

@@ -8,14 +8,18 @@ import time
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
-from starlette.testclient import TestClient
 
+from funcppo.kg.answers import Answerer
+from funcppo.kg.graph import loaders
+from funcppo.kg.run.subject import dataset_subject
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.show import app, values
+from funcppo.kg.show.app import RESOURCES, Site
+from funcppo.kg.show.explorer import Explorer
 from funcppo.kg.show.names import display, score_text
-from funcppo.kg.show.serve import app
-from funcppo.kg.show.serve.app import Site
 from tests.cli.runner import funcppo
+from tests.kg.show.conftest import make_client
 from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE, LIKES
-from tests.kg.show.serve.conftest import BASE
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -59,8 +63,10 @@ def page_of(client, path, status=200):
 
 def paths(explorer, n_names):
     """A path of every page, some with hostile names."""
-    ids = [explorer.entity_id(name) for name in HOSTILE[:n_names]]
-    relations = [explorer.relation_id(name) for name in (LIKES, INVERSE, ALSO)]
+    ids = [explorer.find("entity", name) for name in HOSTILE[:n_names]]
+    relations = [
+        explorer.find("relation", name) for name in (LIKES, INVERSE, ALSO)
+    ]
     found = ["/", "/graph?offset=1", "/search?q=e", "/api", "/rules", "/facts"]
     found += [f"/entity?entity_id={i}" for i in ids]
     found += [f"/rule?rule={i}" for i in range(3)]
@@ -118,7 +124,7 @@ def test_pages_with_hostile_names_are_whole_and_lead_to_pages(
 def test_names_are_shown_with_escapes_and_kept_in_json(client, explorers):
     explorer = explorers["questions"]
     for name in HOSTILE:
-        entity = explorer.entity_id(name)
+        entity = explorer.find("entity", name)
         page = page_of(client, f"/entity?entity_id={entity}")
         assert display(name) in page.words
         response = client.get("/api/entity", params={"entity_id": entity})
@@ -152,14 +158,12 @@ def test_scores_on_the_page_are_those_of_predict(
         assert display(answer["entity"]) in page.words
 
 
-def test_a_proof_is_a_tree_that_leads_from_entity_to_entity(clients, explorers):
-    explorer = explorers["proofs"]
-    relation = explorer.relation_id(INVERSE)
-    found = explorer.answers(relation, None, 20, 1, True, 0.0)["answers"][0]
-    path = (
-        f"/why?relation_id={relation}&head_id={found['entity_id']}&tail_id=20"
-    )
-    text = clients["proofs"].get(path).text
+def test_a_proof_is_a_tree_that_leads_from_entity_to_entity(clients):
+    client = clients["proofs"]
+    fields = {"relation": INVERSE, "tail_id": 20, "k": 1, "known": "1"}
+    found = client.get("/api/answers", params=fields).json()["answers"][0]
+    path = f"relation={INVERSE}&head_id={found['entity_id']}&tail_id=20"
+    text = client.get(f"/why?{path}").text
     tree = text[text.index('<ul class="tree">') : text.index("</section>")]
     page = Page(tree)
     tags = [tag for tag, _ in page.tags]
@@ -168,29 +172,25 @@ def test_a_proof_is_a_tree_that_leads_from_entity_to_entity(clients, explorers):
     assert tree.count("/entity?entity_id=") >= 4
 
 
-def test_questions_of_the_form_lead_to_their_pages(client, explorers):
+def test_queries_of_the_form_lead_to_their_pages(client, explorers):
     explorer = explorers["questions"]
-    relation, e1 = explorer.relation_id(ALSO), explorer.entity_id("e1")
-
-    def asked(**fields):
+    relation = explorer.find("relation", ALSO)
+    e1 = explorer.find("entity", "e1")
+    ids = {"relation_id": relation, "head_id": e1}
+    for fields, path, expected in (
+        ({"relation": ALSO, "head": "e1", "tail": ""}, "/answers", ids),
+        ({"relation": ALSO, "head_id": e1}, "/answers", ids),
+        (
+            {"relation": ALSO, "head": "e1", "tail": "e1"},
+            "/why",
+            {**ids, "tail_id": e1},
+        ),
+    ):
         response = client.get("/ask", params=fields)
         assert response.status_code == 303, response.text
         location = urlsplit(response.headers["location"])
-        values = {k: int(v[0]) for k, v in parse_qs(location.query).items()}
-        return location.path, values
-
-    ids = {"relation_id": relation, "head_id": e1}
-    assert asked(relation=ALSO, head="e1") == ("/answers", ids)
-    assert asked(relation=ALSO, head="e1", tail="e1") == (
-        "/why",
-        {**ids, "tail_id": e1},
-    )
-    # What was chosen counts as long as its text stands there.
-    control = explorer.entity_id(HOSTILE[7])
-    shown = {"relation": display(ALSO), "head": display(HOSTILE[7])}
-    chosen = {"relation_id": relation, "head_id": control}
-    assert asked(**shown, **chosen) == ("/answers", chosen)
-    assert asked(relation=ALSO, head="e1", head_id=control)[1] == ids
+        found = {k: int(v[0]) for k, v in parse_qs(location.query).items()}
+        assert (location.path, found) == (path, expected)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,24 @@ def test_questions_of_the_form_lead_to_their_pages(client, explorers):
         ("/ask?relation=nothing&head=e1", 404, "unknown relation"),
         ("/search?q=nothing(e1,X)", 404, "unknown relation"),
         (f"/search?{urlencode({'q': chr(39) + ALSO + chr(39) + '(X, Y)'})}", 400, "2 variables"),
+        ("/search?limit=0", 400, "limit: expected a number greater than or equal to 1, got '0'"),
+        ("/search?limit=1e1", 400, "limit: expected a valid integer, got '1e1'"),
+        ("/search?kind=x", 400, "kind: expected 'any', 'entity' or 'relation', got 'x'"),
         ("/entity", 400, "expected entity or entity_id, got nothing"),
+        ("/entity?entity=e1&entity_id=1", 400, "got both"),
+        ("/entity?entity_id=-1", 400, "entity_id: expected a number"),
+        ("/entity?entity_id=999", 404, "entity_id: expected 1 to"),
         ("/entity?entity=e111", 404, "'e11'"),
         ("/entity?entity=%3Cscript%3E", 404, "unknown entity '<script>'"),
         ("/entity?entity=%ff", 400, "UTF-8"),
         ("/why?relation_id=1&head_id=1", 400, "expected tail or tail_id"),
+        ("/answers?head=e1", 400, "expected relation or relation_id, got nothing"),
         ("/answers?relation_id=1&head_id=1&tail_id=1", 400, "got both"),
-        ("/answers?relation_id=1&head_id=1&k=1001", 400, "k: expected a number from 1 to 1000"),
+        ("/answers?relation_id=1&k=1001", 400, "k: expected a number less than or equal to 1000"),
+        ("/answers?relation_id=1&known=maybe", 400, "known: expected a valid boolean, got 'maybe'"),
+        ("/answers?relation_id=1&min_score=nan", 400, "min_score: expected a number"),
+        ("/rule", 400, "expected rule, got nothing"),
+        ("/facts?nothing=1", 400, "unknown parameter 'nothing'"),
         ("/nothing", 404, "not found: /nothing"),
         ("/static/../app.py", 404, "not found"),
         ("/static/..%2fapp.py", 404, "not found"),
@@ -220,6 +231,12 @@ def test_a_bad_request_is_one_line_with_its_status(client, path, status, line):
     assert response.status_code == status
     assert line in page.text
     assert [a for _, a in page.tags if a.get("role") == "alert"]
+    # a search for a query leads on a page alone to its answers
+    name = path.split("?")[0].strip("/")
+    if name in RESOURCES and not path.startswith("/search?q="):
+        answer = client.get(f"/api{path}")
+        assert answer.status_code == status
+        assert line in answer.json()["error"]
 
 
 def test_an_empty_search_is_an_honest_page(client):
@@ -237,7 +254,11 @@ def test_a_query_in_the_search_leads_to_its_answers(client):
 
 
 def test_static_files_have_their_types(client):
-    for name, kind in app.STATIC_TYPES.items():
+    for name, kind in (
+        ("explorer.css", "text/css"),
+        ("explorer.js", "text/javascript"),
+        ("icon.svg", "image/svg+xml"),
+    ):
         response = client.get(f"/static/{name}")
         assert response.status_code == 200
         assert response.headers["content-type"].startswith(kind)
@@ -260,7 +281,7 @@ def test_work_that_takes_too_long_is_one_line(explorers, monkeypatch):
     site = Site(explorer, seconds=0.05)
     # however slow the machine is, the request does not wait for its turn
     site.worker.clock = lambda: 0.0
-    client = TestClient(site.make_app("127.0.0.1"), base_url=BASE)
+    client = make_client(site)
     query = "relation_id=1&head_id=1"
     response = client.get(f"/api/answers?{query}")
     assert response.status_code == 503
@@ -275,7 +296,7 @@ def test_work_that_takes_too_long_is_one_line(explorers, monkeypatch):
 
 def test_names_are_looked_up_while_others_rank(explorers):
     site = Site(explorers["untrained"], seconds=60)
-    client = TestClient(site.make_app("127.0.0.1"), base_url=BASE)
+    client = make_client(site)
     may_end = threading.Event()
     ranking = site.worker.submit(lambda: may_end.wait(60))
     for path in ("search?q=e1", "entity?entity=e1", "facts", "rules", "graph"):
@@ -298,14 +319,55 @@ def test_a_defect_is_one_line_without_details(explorers, monkeypatch):
         raise RuntimeError("secret")
 
     monkeypatch.setattr(explorer.answerer, "answer", fail)
-    client = TestClient(
-        Site(explorer, seconds=60).make_app("127.0.0.1"),
-        base_url=BASE,
-        raise_server_exceptions=False,
-    )
+    client = make_client(Site(explorer, seconds=60))
     for path in ("/api/answers", "/answers"):
         response = client.get(f"{path}?relation_id=1&head_id=1")
         assert response.status_code == 500
         assert "internal error" in response.text
         assert "secret" not in response.text
         assert "content-security-policy" in response.headers
+
+
+def test_the_document_describes_what_is_answered(client):
+    """Parameters of each resource, and answers that the models take without a change."""
+    document = client.get("/openapi.json").json()
+    fields = {
+        "graph": {}, "search": {"q": "e1"}, "entity": {"entity": "e1"},
+        "answers": {"relation": ALSO, "head": "e1", "known": "true"},
+        "why": {"relation": ALSO, "head": "e1", "tail": "e2"},
+        "relation": {"relation": ALSO}, "facts": {"head": "e1"},
+        "rules": {}, "rule": {"rule": "0"},
+    }  # fmt: skip
+    assert set(document["paths"]) == {f"/api/{name}" for name in fields}
+    for name, given in fields.items():
+        operation = document["paths"][f"/api/{name}"]["get"]
+        assert operation["operationId"] == name and operation["summary"]
+        assert set(given) <= {p["name"] for p in operation["parameters"]}
+        assert set(operation["responses"]) == {
+            "200",
+            "400",
+            "404",
+            "503",
+            "4XX",
+        }
+        described = operation["responses"]["200"]["content"]
+        schema = described["application/json"]["schema"]["$ref"]
+        model = getattr(values, schema.rpartition("/")[2])
+        answer = client.get(f"/api/{name}", params=given).json()
+        assert model.model_validate(answer).model_dump() == answer
+    why = client.get("/api/why", params=fields["why"] | {"tail": "e1"}).json()
+    assert why["evidence"] is None or why["proof"]
+
+
+def test_what_other_facts_add_is_shown(graph):
+    settings = ProverTaskConfig(max_height=1, object_identity=False)
+    dataset = loaders.load(str(graph))
+    subject = dataset_subject(dataset, settings, "noisy-or-other-facts")
+    client = make_client(Site(Explorer(Answerer(subject)), seconds=60))
+    fields = {"relation": ALSO, "head": "e3"}
+    answers = client.get("/api/answers", params=fields).json()["answers"]
+    fields["tail"] = answers[0]["tail"]
+    others = client.get("/api/why", params=fields).json()["other_facts"]
+    assert (others["relation"], others["side"]) == (ALSO, "tail")
+    page = client.get("/why", params=fields).text
+    assert "Other facts" in page and f"{others['log_odds']:+.4f}" in page

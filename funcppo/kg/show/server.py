@@ -16,20 +16,28 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from starlette.datastructures import MutableHeaders
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, urlencode
 
 from funcppo.core.deadline import Clock
-from funcppo.kg.show.serve.errors import RequestError
+from funcppo.core.files import shorten
 
+if TYPE_CHECKING:
+    import asyncio
+
+    import uvicorn
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# of the headers of a request, and of its path and query string
+MAX_HEADER_BYTES = 16_384
 MAX_QUERY_BYTES = 8192
+# one more ends the oldest that waits for a request, or else the oldest
+MAX_CONNECTIONS = 100
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -41,21 +49,37 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 
-# makes the response of an error: status, line, whether the API was asked
-ProblemResponse = Callable[[int, str, bool], Response]
+
+class RequestError(Exception):
+    """A request that has no answer.
+
+    Attributes:
+      status: 400 bad request, 404 nothing of that name, 503 too much work now, and others of HTTP.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        """A refusal with its one line."""
+        super().__init__(" ".join(message.split()))
+        self.status = status
+
+
+# -- the guard
 
 
 class Guard:
     """Middleware that refuses what no page of the explorer sends."""
 
     def __init__(
-        self, app: ASGIApp, host: str, problem: ProblemResponse
+        self,
+        app: ASGIApp,
+        host: str,
+        problem: Callable[[int, str, bool], Response],
     ) -> None:
         """Guard an application.
 
         Args:
           host: the name or address that is listened on.
-          problem: makes the response of a refusal.
+          problem: makes the response of a refusal: of status, line, and whether the API was asked.
         """
         self._app = app
         self._host = host
@@ -65,6 +89,8 @@ class Guard:
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer a request, or refuse it."""
+        from starlette.datastructures import MutableHeaders
+
         if scope["type"] != "http":
             return
 
@@ -72,45 +98,92 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
-                headers.setdefault("Cache-Control", "no-store")
+                is_static = scope["path"].startswith("/static/")
+                headers["Cache-Control"] = (
+                    "no-cache" if is_static else "no-store"
+                )
             await send(message)
 
-        refusal = self._refusal(scope)
-        if refusal is None:
-            await self._app(scope, receive, send_guarded)
-            return
-        status, line = refusal
-        response = self._problem(status, line, is_api(scope))
-        if status == 405:
-            response.headers["Allow"] = "GET"
-        await response(scope, receive, send_guarded)
+        app = self._app
+        try:
+            check_request(scope, self._host)
+            query = read_query_string(scope["query_string"])
+            scope = {**scope, "query_string": query}
+        except RequestError as error:
+            app = self._problem(error.status, str(error), is_api(scope))
+            if error.status == 405:
+                app.headers["Allow"] = "GET"
+        await app(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and line of a refusal; None for a request that is answered."""
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name, []).append(value)
-        hosts = headers.get(b"host", [])
-        if len(hosts) != 1 or not is_allowed_host(
-            hosts[0].decode("latin-1"), self._host
-        ):
-            return (
-                400,
-                f"Host header: expected the address of this server ({self._host} or localhost)",
+
+def check_request(scope: Scope, host: str) -> None:
+    """Check what is known of a request before its query string is read.
+
+    Args:
+      host: that is listened on.
+
+    Raises:
+      RequestError: it is refused.
+    """
+    headers: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name, []).append(value)
+    hosts = [name.decode("latin-1") for name in headers.get(b"host", [])]
+    if len(hosts) != 1 or not is_allowed_host(hosts[0], host):
+        raise RequestError(
+            400,
+            f"Host header: expected the address of this server ({host} or localhost)",
+        )
+    if scope["method"] != "GET":
+        raise RequestError(405, "expected the method GET")
+    n_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+    if n_bytes > MAX_HEADER_BYTES:
+        raise RequestError(
+            431,
+            f"headers: expected at most {MAX_HEADER_BYTES} bytes, got {n_bytes}",
+        )
+    if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_QUERY_BYTES:
+        raise RequestError(
+            414,
+            f"query string: expected at most {MAX_QUERY_BYTES} bytes (names may be given by their ids)",
+        )
+    if headers.get(b"content-length", [b"0"]) != [b"0"] or (
+        b"transfer-encoding" in headers
+    ):
+        raise RequestError(413, "expected a request without a body")
+    # Another site may link to a page, but not make a browser ask for data.
+    is_foreign = headers.get(b"sec-fetch-site") == [b"cross-site"]
+    is_link = headers.get(b"sec-fetch-mode") == [b"navigate"]
+    if is_foreign and not is_link:
+        raise RequestError(
+            403, "expected a request of this site, got one of another"
+        )
+
+
+def read_query_string(text: bytes) -> bytes:
+    """The query string without fields that have no value, as forms send them.
+
+    Raises:
+      RequestError: it is not UTF-8, has too many fields, or one of them twice.
+    """
+    try:
+        pairs = parse_qsl(
+            text.decode("ascii"), errors="strict", max_num_fields=20
+        )
+    except UnicodeError:
+        raise RequestError(
+            400, "query string: expected percent-encoded UTF-8"
+        ) from None
+    except ValueError:
+        raise RequestError(
+            400, "query string: expected at most 20 fields"
+        ) from None
+    for name, n in Counter(name for name, _ in pairs).items():
+        if n > 1:
+            raise RequestError(
+                400, f"{shorten(name)}: expected once, got it {n} times"
             )
-        if scope["method"] != "GET":
-            return 405, "expected the method GET"
-        if len(scope["query_string"]) > MAX_QUERY_BYTES:
-            return (
-                414,
-                f"query string: expected at most {MAX_QUERY_BYTES} bytes (names may be given by their ids)",
-            )
-        # Another site may link to a page, but not make a browser ask for data.
-        is_foreign = headers.get(b"sec-fetch-site") == [b"cross-site"]
-        is_link = headers.get(b"sec-fetch-mode") == [b"navigate"]
-        if is_foreign and not is_link:
-            return 403, "expected a request of this site, got one of another"
-        return None
+    return urlencode(pairs).encode()
 
 
 def is_api(scope: Scope) -> bool:
@@ -151,20 +224,16 @@ def is_allowed_host(header: str, host: str) -> bool:
     return False
 
 
+# -- the worker
+
+
 T = TypeVar("T")
+# the future result of work, the work, and when it was submitted
+Job: TypeAlias = tuple[Future[Any], Callable[[], Any], float]
 
 
 class _Interrupted(BaseException):
     """Raised in the thread; no handler of `Exception` in the work catches it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """Work that waits for the thread."""
-
-    work: Callable[[], Any]
-    submitted: float
-    future: Future[Any] = field(default_factory=Future)
 
 
 class Worker:
@@ -178,7 +247,7 @@ class Worker:
     def __init__(
         self,
         seconds: float,
-        max_waiting: int,
+        max_waiting: int = 16,
         clock: Clock = time.monotonic,
     ) -> None:
         """Start the thread.
@@ -188,10 +257,10 @@ class Worker:
         """
         self.seconds = seconds
         self.clock = clock
-        self._queue: queue.Queue[_Job] = queue.Queue(max_waiting)
-        # guards which job a deadline belongs to
+        self._queue: queue.Queue[Job] = queue.Queue(max_waiting)
+        # guards which work a deadline belongs to
         self._lock = threading.Lock()
-        self._running: _Job | None = None
+        self._running: Future[Any] | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -201,84 +270,84 @@ class Worker:
         Raises:
           RequestError: too many requests wait.
         """
-        job = _Job(work, self.clock())
+        future: Future[T] = Future()
         try:
-            self._queue.put_nowait(job)
+            self._queue.put_nowait((future, work, self.clock()))
         except queue.Full:
             raise RequestError(
                 503,
                 f"busy: {self._queue.maxsize} requests wait already; try again in some seconds",
             ) from None
-        return job.future
+        return future
 
     def stop(self) -> None:
         """End the running work and refuse what waits."""
         error = RequestError(503, "stopped: the server ends")
         with suppress(queue.Empty):
             while True:
-                job = self._queue.get_nowait()
-                if job.future.set_running_or_notify_cancel():
-                    job.future.set_exception(error)
+                future, *_ = self._queue.get_nowait()
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
         running = self._running
         if running is not None:
             self._interrupt(running, error)
 
     def _run(self) -> None:
-        """Do one job after another."""
+        """Do one piece of work after another."""
         while True:
-            job = self._queue.get()
+            future, work, submitted = self._queue.get()
             # The client may have gone.
-            if not job.future.set_running_or_notify_cancel():
+            if not future.set_running_or_notify_cancel():
                 continue
-            if self.clock() - job.submitted > self.seconds:
+            if self.clock() - submitted > self.seconds:
                 error = RequestError(
                     503,
                     f"busy: waited for {self.seconds:g} s behind other requests; try again",
                 )
-                job.future.set_exception(error)
+                future.set_exception(error)
             else:
-                self._do(job)
+                self._do(future, work)
 
-    def _do(self, job: _Job) -> None:
-        """Do a job within its time."""
+    def _do(self, future: Future[T], work: Callable[[], T]) -> None:
+        """Do work within its time."""
         late = RequestError(
             503,
             f"stopped: the answer takes longer than {self.seconds:g} s (`request_seconds` of `funcppo serve`)",
         )
-        timer = threading.Timer(self.seconds, self._interrupt, [job, late])
+        timer = threading.Timer(self.seconds, self._interrupt, [future, late])
         timer.daemon = True
         # The future of interrupted work has its error already.
         with suppress(_Interrupted, InvalidStateError):
             with self._lock:
-                self._running = job
+                self._running = future
             timer.start()
             try:
-                result = job.work()
+                result = work()
             except Exception as error:
-                self._finish(job)
-                job.future.set_exception(error)
+                self._finish(future)
+                future.set_exception(error)
             else:
-                self._finish(job)
-                job.future.set_result(result)
+                self._finish(future)
+                future.set_result(result)
         timer.cancel()
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, future: Future[Any]) -> None:
         """No deadline interrupts the thread after this, not even one that has passed and is not yet noticed."""
         with self._lock:
             # Taking an error back where none stands slows CPython 3.11 down for good, and hangs it when traced.
-            if self._running is not job:
+            if self._running is not future:
                 _raise_in_thread(self._thread, None)
             self._running = None
 
-    def _interrupt(self, job: _Job, error: RequestError) -> None:
-        """Answer a job that is still running with an error at once, and end its work.
+    def _interrupt(self, future: Future[Any], error: RequestError) -> None:
+        """Answer work that is still running with an error at once, and end it.
 
         It ends between two instructions of Python; an operation of PyTorch goes on to its end, and other work waits.
         """
         with self._lock:
-            if self._running is job:
+            if self._running is future:
                 self._running = None
-                job.future.set_exception(error)
+                future.set_exception(error)
                 _raise_in_thread(self._thread, _Interrupted)
 
 
@@ -291,20 +360,7 @@ def _raise_in_thread(
     ctypes.pythonapi.PyThreadState_SetAsyncExc(identifier, raised)
 
 
-if TYPE_CHECKING:
-    import asyncio
-
-    import uvicorn
-    from starlette.types import ASGIApp
-
-    pass
-
-PACKAGES = ("starlette", "uvicorn", "jinja2")
-# one more ends the oldest that waits for a request, or else the oldest
-MAX_CONNECTIONS = 100
-MAX_HEADER_BYTES = 16_384
-# requests in progress may take so long at the end
-SHUTDOWN_SECONDS = 1
+# -- the socket and the server
 
 
 def check_packages() -> None:
@@ -313,7 +369,7 @@ def check_packages() -> None:
     Raises:
       ValueError: one is missing.
     """
-    for package in PACKAGES:
+    for package in ("fastapi", "uvicorn", "jinja2"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(
                 f"funcppo serve needs {package} (pip install 'funcppo[serve]')"
@@ -331,33 +387,22 @@ def open_socket(host: str, port: int) -> socket.socket:
       ValueError: the host is none of this machine's, or the port is taken.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, *_, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
+        return socket.create_server(
+            address[:2], family=family, backlog=MAX_CONNECTIONS
+        )
     except (socket.gaierror, UnicodeError):
-        raise ValueError(
-            f"--host {host}: expected a name or an address of this machine"
-        ) from None
-
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(MAX_CONNECTIONS)
+        expected = "expected a name or an address of this machine"
+        raise ValueError(f"--host {host}: {expected}") from None
     except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ValueError(
-                f"--port {port}: expected a free port, another program listens on it (0 chooses one)"
-            ) from None
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise ValueError(
-                f"--host {host}: expected an address of this machine"
-            ) from None
-        raise ValueError(
-            f"--host {host} --port {port}: {error.strerror}"
-        ) from None
-    return listener
+        problems = {
+            errno.EADDRINUSE: f"--port {port}: expected a free port, another program listens on it (0 chooses one)",
+            errno.EADDRNOTAVAIL: f"--host {host}: expected an address of this machine",
+        }
+        line = f"--host {host} --port {port}: {error.strerror}"
+        raise ValueError(problems.get(error.errno or 0, line)) from None
 
 
 def url(listener: socket.socket, host: str) -> str:
@@ -401,7 +446,7 @@ def make_server(app: ASGIApp, workers: Sequence[Worker]) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=1,
     )
     return Server(config)
 

@@ -15,6 +15,8 @@ function complete(box, number) {
   let timer = 0;
   let request = null;
 
+  // Without a script the text alone says what is asked for.
+  if (chosen) chosen.value = chosen.dataset.id;
   list.className = "options";
   list.id = `options-${number}`;
   list.hidden = true;
@@ -131,6 +133,9 @@ document.querySelectorAll("[data-for-tree]").forEach((actions) => {
 // Empty fields do not become part of an address.
 document.querySelectorAll("form").forEach((form) => {
   form.addEventListener("formdata", (event) => {
-    for (const [name, value] of [...event.formData]) if (!value) event.formData.delete(name);
+    const data = event.formData;
+    for (const [name, value] of [...data]) if (!value) data.delete(name);
+    // The id of a name that was chosen stands for it.
+    for (const name of [...data.keys()]) if (data.has(`${name}_id`)) data.delete(name);
   });
 });

@@ -1,37 +1,124 @@
-"""The answers of the explorer: typed dictionaries, which are the JSON of its API, and their JSON Schema."""
+"""What can be asked of the explorer, and its answers: query strings and the JSON of the API as pydantic models."""
 
 from __future__ import annotations
 
-from types import NoneType
-from typing import (
-    Any,
-    TypedDict,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Literal
 
-from funcppo.core.files import Json
+from pydantic import BaseModel, ConfigDict, Field
+
+# -- query strings; a name N may be given by its id instead, as N_id
 
 
-class Name(TypedDict):
+Id = Annotated[
+    int | None,
+    Field(ge=1, le=10**9, description="Its id, in place of the name."),
+]
+
+
+class Query(BaseModel):
+    """A query string, which holds no other fields."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class PageQuery(Query):
+    """A page of a list."""
+
+    offset: int = Field(
+        0,
+        ge=0,
+        le=10**9,
+        description="Rows that are left out before the first.",
+    )
+
+
+class RelationQuery(Query):
+    """A relation."""
+
+    relation: str | None = Field(default=None, description="Relation.")
+    relation_id: Id = None
+
+
+class EntityQuery(Query):
+    """An entity."""
+
+    entity: str | None = Field(default=None, description="Entity.")
+    entity_id: Id = None
+
+
+class AtomQuery(RelationQuery):
+    """A relation and its arguments."""
+
+    head: str | None = Field(default=None, description="First argument.")
+    head_id: Id = None
+    tail: str | None = Field(default=None, description="Second argument.")
+    tail_id: Id = None
+
+
+class FactsQuery(AtomQuery, PageQuery):
+    """A page of known facts with some names in their places."""
+
+
+class RulesQuery(RelationQuery, PageQuery):
+    """A page of rules, of one relation or of all."""
+
+
+class AnswersQuery(AtomQuery):
+    """The answers of relation(head, X) or relation(X, tail)."""
+
+    k: int = Field(20, ge=1, le=1000, description="The most answers.")
+    known: bool = Field(False, description="List known answers too.")
+    with_self: bool = Field(
+        False,
+        description="List the given entity too, where no triple of the relation links an entity to itself.",
+    )
+    min_score: float = Field(
+        0.0, ge=0, le=1, description="Leave out answers that score less."
+    )
+
+
+class WhyQuery(AtomQuery):
+    """An atom as an answer about one side."""
+
+    side: Literal["head", "tail"] = Field(
+        "tail", description="The argument that the query asks for."
+    )
+
+
+class RuleQuery(Query):
+    """A rule."""
+
+    rule: int = Field(ge=0, le=10**9, description="Number of the rule, from 0.")
+
+
+class SearchQuery(Query):
+    """A search in names."""
+
+    q: str = Field("", description="Text; case does not count.")
+    kind: Literal["any", "entity", "relation"] = Field(
+        "any", description="What to look for."
+    )
+    limit: int = Field(20, ge=1, le=100, description="The most names.")
+
+
+# -- answers
+
+
+class Name(BaseModel):
     """An entity or a relation."""
 
     id: int
     name: str
 
 
-class NameMatch(TypedDict):
+class NameMatch(Name):
     """A name that a search found; `text` is how it is shown."""
 
     kind: str
-    id: int
-    name: str
     text: str
 
 
-class NameMatches(TypedDict):
+class NameMatches(BaseModel):
     """The names that contain a text: the same ones first, then those that start with it."""
 
     query: str
@@ -39,7 +126,7 @@ class NameMatches(TypedDict):
     has_more: bool
 
 
-class Fact(TypedDict):
+class Fact(BaseModel):
     """An atom, and the splits that hold it: train, facts, valid, test; none if it is not known."""
 
     text: str
@@ -48,17 +135,15 @@ class Fact(TypedDict):
     splits: list[str]
 
 
-class RelationSize(TypedDict):
+class RelationSize(Name):
     """A relation with the numbers of its known facts and of its rules."""
 
-    id: int
-    name: str
     arity: int
     n_facts: int
     n_rules: int
 
 
-class Graph(TypedDict):
+class Graph(BaseModel):
     """What is explored; relations are a page of them."""
 
     name: str
@@ -76,7 +161,7 @@ class Graph(TypedDict):
     relations: list[RelationSize]
 
 
-class FactGroup(TypedDict):
+class FactGroup(BaseModel):
     """The known facts that have an entity in one place of a relation, the first of them listed."""
 
     relation: Name
@@ -85,7 +170,7 @@ class FactGroup(TypedDict):
     facts: list[Fact]
 
 
-class Entity(TypedDict):
+class Entity(BaseModel):
     """An entity and its neighbours; groups are the first of `n_groups`."""
 
     entity: Name
@@ -94,7 +179,7 @@ class Entity(TypedDict):
     groups: list[FactGroup]
 
 
-class Facts(TypedDict):
+class Facts(BaseModel):
     """Known facts with some names in their places, a page of them."""
 
     relation: Name | None
@@ -105,7 +190,7 @@ class Facts(TypedDict):
     facts: list[Fact]
 
 
-class Rule(TypedDict):
+class Rule(BaseModel):
     """A rule: right for `support` of `body_pairs` in train; scores use the confidence."""
 
     id: int
@@ -116,7 +201,7 @@ class Rule(TypedDict):
     confidence: float
 
 
-class Rules(TypedDict):
+class Rules(BaseModel):
     """Rules, the most confident first, a page of them."""
 
     relation: Name | None
@@ -125,7 +210,7 @@ class Rules(TypedDict):
     rules: list[Rule]
 
 
-class Relation(TypedDict):
+class Relation(BaseModel):
     """A relation with its first facts and its most confident rules."""
 
     relation: RelationSize
@@ -133,7 +218,7 @@ class Relation(TypedDict):
     rules: list[Rule]
 
 
-class Learning(TypedDict):
+class Learning(BaseModel):
     """What a run makes of a rule, as in `funcppo report`: means over the answers that it was weighed for."""
 
     before: float
@@ -141,7 +226,7 @@ class Learning(TypedDict):
     n_weighed: int
 
 
-class RuleDetail(TypedDict):
+class RuleDetail(BaseModel):
     """A rule, what it derives from facts in one step, and what it decides.
 
     It decides a query if it is the last step of the proof that is shown; `n_sampled` queries of `sampled_from` were
@@ -154,13 +239,13 @@ class RuleDetail(TypedDict):
     n_sampled: int
     n_decided: int
     decided: list[Fact]
-    n_derived: int | None
-    n_known: int | None
-    derived: list[Fact]
-    note: str
+    n_derived: int | None = None
+    n_known: int | None = None
+    derived: list[Fact] = []
+    note: str = ""
 
 
-class Answer(TypedDict):
+class Answer(BaseModel):
     """A ranked answer, with the fields of `funcppo predict --json`."""
 
     rank: int
@@ -176,7 +261,7 @@ class Answer(TypedDict):
     quantised_score: int | None
 
 
-class Answers(TypedDict):
+class Answers(BaseModel):
     """The ranked answers of a query, best first; `n_self` is 1 if the given entity is derivable and left out."""
 
     query: str
@@ -192,7 +277,7 @@ class Answers(TypedDict):
     answers: list[Answer]
 
 
-class ProofNode(TypedDict):
+class ProofNode(BaseModel):
     """A goal of a proof, and the rule that proves it from its children; no rule for a fact."""
 
     goal: list[int]
@@ -204,7 +289,7 @@ class ProofNode(TypedDict):
     children: list[int]
 
 
-class Proof(TypedDict):
+class Proof(BaseModel):
     """A proof, as `funcppo prove --json` writes it: the root first, with the names of all ids."""
 
     format: int
@@ -214,7 +299,7 @@ class Proof(TypedDict):
     variables: dict[str, str]
 
 
-class RuleEvidence(TypedDict):
+class RuleEvidence(BaseModel):
     """A rule that derives an answer, and its share of what all such rules add."""
 
     rule: int
@@ -228,14 +313,14 @@ class RuleEvidence(TypedDict):
     walk: float | None
 
 
-class FactEvidence(TypedDict):
-    """A fact between the answer and the entity of the question, and what it adds to the score."""
+class FactEvidence(BaseModel):
+    """A fact between the answer and the entity of the query, and what it adds to the score."""
 
     fact: str
     weight: float
 
 
-class DegreeEvidence(TypedDict):
+class DegreeEvidence(BaseModel):
     """How many facts of a relation the answer has as head or tail, and what that adds to the score."""
 
     relation: str
@@ -244,8 +329,8 @@ class DegreeEvidence(TypedDict):
     weight: float
 
 
-class Evidence(TypedDict):
-    """What a run weighs that learnt from questions; its score is the sum of the weights."""
+class Evidence(BaseModel):
+    """What a run weighs that learnt from queries; its score is the sum of the weights."""
 
     question: str
     candidate: str
@@ -266,7 +351,7 @@ class Evidence(TypedDict):
     bellman_ford_weight: float
 
 
-class OtherFacts(TypedDict):
+class OtherFacts(BaseModel):
     """How many other facts of the relation an answer has, and what a score with other facts adds for that."""
 
     relation: str
@@ -277,7 +362,7 @@ class OtherFacts(TypedDict):
     log_odds: float
 
 
-class FailedRule(TypedDict):
+class FailedRule(BaseModel):
     """A rule whose head matches an atom, and the first of its goals that nothing satisfies."""
 
     rule: int
@@ -285,7 +370,7 @@ class FailedRule(TypedDict):
     goals: list[str]
 
 
-class AtomExplanation(TypedDict):
+class AtomExplanation(BaseModel):
     """Why an atom is an answer to a query, or why it is none."""
 
     atom: Fact
@@ -295,52 +380,15 @@ class AtomExplanation(TypedDict):
     score_name: str
     trained: bool
     verdict: str
-    proof: Proof | None
-    evidence: Evidence | None
-    other_facts: OtherFacts | None
-    failed_rules: list[FailedRule]
-    n_matching_rules: int
-    note: str
+    proof: Proof | None = None
+    evidence: Evidence | None = None
+    other_facts: OtherFacts | None = None
+    failed_rules: list[FailedRule] = []
+    n_matching_rules: int = 0
+    note: str = ""
 
 
-class Problem(TypedDict):
+class Problem(BaseModel):
     """Why a request has no answer, in one line."""
 
     error: str
-
-
-# -- JSON Schema
-
-
-def add_schemas(found: dict[str, Json], value_type: type) -> None:
-    """Add the JSON Schema of a typed dictionary, and of those in it, to those found so far, by name."""
-    name = value_type.__name__
-    if name in found:
-        return
-    hints = get_type_hints(value_type)
-    found[name] = {
-        "type": "object",
-        "description": " ".join((value_type.__doc__ or "").split()),
-        "properties": {
-            field: _schema(found, hint) for field, hint in hints.items()
-        },
-        "required": list(hints),
-    }
-
-
-def _schema(found: dict[str, Json], hint: Any) -> Json:
-    """The schema of an annotation."""
-    if is_typeddict(hint):
-        add_schemas(found, hint)
-        return {"$ref": f"#/components/schemas/{hint.__name__}"}
-    arguments = get_args(hint)
-    if get_origin(hint) is list:
-        return {"type": "array", "items": _schema(found, arguments[0])}
-    if get_origin(hint) is dict:
-        values = _schema(found, arguments[1])
-        return {"type": "object", "additionalProperties": values}
-    if NoneType in arguments:
-        member = next(kind for kind in arguments if kind is not NoneType)
-        return {"anyOf": [_schema(found, member), {"type": "null"}]}
-    kinds = {int: "integer", float: "number", str: "string", bool: "boolean"}
-    return {"type": kinds[hint]}

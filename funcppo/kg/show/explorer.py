@@ -1,0 +1,632 @@
+"""What the explorer answers: names, facts, rules, ranked answers and why, by one method each.
+
+Scores, ranks and proofs are those of `Answerer`, which `funcppo predict` asks. Every list is bounded, and its whole
+length is said.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from heapq import nsmallest
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.core.files import Json, shorten
+from funcppo.core.types import I64
+from funcppo.kg.answers import (
+    Answerer,
+    OpenQuery,
+    format_query,
+    read_open_query,
+)
+from funcppo.kg.graph.dataset import Dataset, assign_ids
+from funcppo.kg.graph.rules import format_atom, format_rule, read_query
+from funcppo.kg.graph.text import QUOTED_PATTERN, unknown_name_message, unquote
+from funcppo.kg.logic import triple_index
+from funcppo.kg.logic.fixpoint import Verdict, iter_consequences
+from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.kg.logic.proof import Proof
+from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
+from funcppo.kg.ranking.policy_score import graph_fallback_notes
+from funcppo.kg.show import values
+from funcppo.kg.show.measure import RuleUse, explain_failure, uses_by_rule
+from funcppo.kg.show.names import display
+from funcppo.kg.show.server import RequestError
+from funcppo.kg.show.values import Fact, Name, Rule
+
+# facts that a group of an entity, and a relation, list before the page of all
+GROUP_FACTS = 10
+# rows of a page of relations, facts or rules
+PAGE_ROWS = 50
+# atoms that a rule derives which are listed
+MAX_LISTED = 20
+# rows that the joins of a rule may make
+MAX_ROWS = 10_000_000
+# for the proofs of queries of a relation, which show what its rules decide
+SAMPLE_SECONDS = 2.0
+# splits in the order of their bits
+SPLITS = ("train", "facts", "valid", "test")
+
+
+class KnownFacts:
+    """The distinct facts of all splits of a data set.
+
+    Attributes:
+      atoms: int [n, W], in lexicographic order.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        """Sort the facts."""
+        facts = dataset.facts[len(dataset.train) :]
+        parts = (dataset.train, facts, dataset.valid, dataset.test)
+        self.atoms, number = np.unique(
+            np.concatenate(parts), axis=0, return_inverse=True
+        )
+        self._bits = np.zeros(len(self.atoms), dtype=np.int64)
+        bits = np.repeat(1 << np.arange(len(parts)), list(map(len, parts)))
+        np.bitwise_or.at(self._bits, number.reshape(-1), bits)
+
+    def find(
+        self, relation: int | None, arguments: Mapping[int, int]
+    ) -> I64[np.ndarray, "n"]:
+        """The rows of the facts with given names.
+
+        Args:
+          relation: None for any.
+          arguments: entities by their place, from 1.
+        """
+        start, end = 0, len(self.atoms)
+        if relation is not None:
+            relations = self.atoms[:, 0]
+            start, end = np.searchsorted(relations, [relation, relation + 1])
+        atoms = self.atoms[start:end]
+        is_found = np.ones(len(atoms), dtype=bool)
+        for place, entity in arguments.items():
+            is_place = place < self.atoms.shape[1]
+            is_found &= is_place and atoms[:, place] == entity
+        return start + np.flatnonzero(is_found)
+
+    def splits_of(self, row: int) -> list[str]:
+        """The splits that hold a fact."""
+        bits = int(self._bits[row])
+        return [name for i, name in enumerate(SPLITS) if bits >> i & 1]
+
+    def groups_of(self, entity: int) -> dict[tuple[int, int], np.ndarray]:
+        """The rows of an entity by relation and place; a fact that has it twice is in two groups."""
+        groups: dict[tuple[int, int], np.ndarray] = {}
+        for place in range(1, self.atoms.shape[1]):
+            rows = np.flatnonzero(self.atoms[:, place] == entity)
+            relations = self.atoms[rows, 0]
+            for relation in np.unique(relations).tolist():
+                groups[relation, place] = rows[relations == relation]
+        return dict(sorted(groups.items()))
+
+
+class Explorer:
+    """Answers about a graph, its rules and their score.
+
+    Attributes:
+      answerer: ranks and proves.
+      dataset: the names.
+      known: the known facts.
+    """
+
+    def __init__(self, answerer: Answerer) -> None:
+        """Index the names and the known facts, and sort the rules by confidence."""
+        self.answerer = answerer
+        self.dataset = dataset = answerer.dataset
+        self.known = KnownFacts(dataset)
+        self._names = {
+            "relation": dataset.predicates,
+            "entity": dataset.entities,
+        }
+        self._folded = {
+            kind: [fold(name) for name in names]
+            for kind, names in self._names.items()
+        }
+        # of several relations of one name the first with two arguments
+        places = range(1, dataset.n_predicates + 1)
+        last = sorted(
+            places, key=lambda i: (dataset.arities[i - 1] == TAIL, -i)
+        )
+        relations = {dataset.predicates[i - 1]: i for i in last}
+        self._ids = {
+            "relation": relations,
+            "entity": assign_ids(dataset.entities),
+        }
+        kb = answerer.subject.task.kb
+        self._support = kb.support.double().cpu().numpy()
+        self._pairs = kb.body_pairs.double().cpu().numpy()
+        self._confidence = self._support / np.maximum(self._pairs, 1e-9)
+        self._order = np.argsort(-self._confidence, kind="stable")
+        self._sample = lru_cache(64)(self._prove_sample)
+
+    # -- names
+
+    def find(self, kind: str, name: str) -> int:
+        """The id of a name, which may stand in quotes as it is suggested.
+
+        Args:
+          kind: entity or relation; of one with two arguments if several relations have the name.
+
+        Raises:
+          RequestError: there is none; the message has the nearest spellings.
+        """
+        ids = self._ids[kind]
+        if name not in ids and re.fullmatch(QUOTED_PATTERN, name):
+            with suppress(ValueError):
+                name = unquote(name)
+        if name not in ids:
+            message = unknown_name_message(kind, name, self._names[kind])
+            raise RequestError(404, message)
+        return ids[name]
+
+    def name(self, kind: str, number: int) -> Name:
+        """A name by its id.
+
+        Raises:
+          RequestError: there is none.
+        """
+        names = self._names[kind]
+        if not 1 <= number <= len(names):
+            raise RequestError(
+                404, f"{kind}_id: expected 1 to {len(names)}, got {number}"
+            )
+        return Name(id=number, name=names[number - 1])
+
+    def read(self, query: values.Query, field: str) -> Name | None:
+        """The name that a query gives itself or by its id; None if it gives neither.
+
+        Args:
+          field: relation, entity, head or tail.
+
+        Raises:
+          RequestError: it is unknown, or given twice.
+        """
+        name: str | None = getattr(query, field)
+        number: int | None = getattr(query, f"{field}_id")
+        kind = "relation" if field == "relation" else "entity"
+        if name is not None and number is not None:
+            raise RequestError(
+                400, f"{field}: expected {field} or {field}_id, got both"
+            )
+        if name is not None:
+            number = self.find(kind, name)
+        return None if number is None else self.name(kind, number)
+
+    def require(self, query: values.Query, field: str) -> Name:
+        """The name that a query must give.
+
+        Raises:
+          RequestError: it is unknown, not given, or given twice.
+        """
+        found = self.read(query, field)
+        if found is None:
+            raise RequestError(
+                400, f"expected {field} or {field}_id, got nothing"
+            )
+        return found
+
+    def search(self, query: values.SearchQuery) -> values.NameMatches:
+        """The names that contain a text: the same ones first, then those that start with it."""
+        text, limit = fold(query.q.strip()), query.limit
+        names: list[values.NameMatch] = []
+        for kind, folded in self._folded.items():
+            if not text or query.kind not in (kind, "any"):
+                continue
+            for number in search(folded, text, limit + 1):
+                name = self._names[kind][number - 1]
+                match = values.NameMatch(
+                    kind=kind, id=number, name=name, text=display(name)
+                )
+                names.append(match)
+        return values.NameMatches(
+            query=query.q, names=names[:limit], has_more=len(names) > limit
+        )
+
+    # -- facts
+
+    def graph(self, query: values.PageQuery) -> values.Graph:
+        """What is explored, with a page of its relations."""
+        dataset, subject = self.dataset, self.answerer.subject
+        first = query.offset + 1
+        last = min(query.offset + PAGE_ROWS, dataset.n_predicates)
+        notes = [*subject.task.notes, *subject.notes]
+        notes += graph_fallback_notes(subject.search_step)
+        return values.Graph(
+            name=dataset.name,
+            trained=subject.policy_run is not None,
+            score=subject.score.name,
+            height=subject.task.max_height,
+            n_entities=dataset.n_constants,
+            n_relations=dataset.n_predicates,
+            n_rules=len(dataset.rules),
+            n_train=len(dataset.train),
+            n_valid=len(dataset.valid),
+            n_test=len(dataset.test),
+            notes=notes,
+            offset=query.offset,
+            relations=[self._measure(i) for i in range(first, last + 1)],
+        )
+
+    def entity(self, query: values.EntityQuery) -> values.Entity:
+        """An entity with its known facts, by relation and place."""
+        name = self.require(query, "entity")
+        groups = self.known.groups_of(name.id)
+        listed = [
+            values.FactGroup(
+                relation=self.name("relation", relation),
+                place=place,
+                n_facts=len(rows),
+                facts=self._facts(rows[:GROUP_FACTS]),
+            )
+            for (relation, place), rows in list(groups.items())[:100]
+        ]
+        return values.Entity(
+            entity=name,
+            n_facts=sum(map(len, groups.values())),
+            n_groups=len(groups),
+            groups=listed,
+        )
+
+    def relation(self, query: values.RelationQuery) -> values.Relation:
+        """A relation with its first facts and its most confident rules."""
+        number = self.require(query, "relation").id
+        rows = self.known.find(number, {})[:GROUP_FACTS]
+        rules = self._rules_of(number)[:10]
+        return values.Relation(
+            relation=self._measure(number),
+            facts=self._facts(rows),
+            rules=[self._rule(rule) for rule in rules],
+        )
+
+    def facts(self, query: values.FactsQuery) -> values.Facts:
+        """A page of the known facts with some names in their places."""
+        relation = self.read(query, "relation")
+        head, tail = self.read(query, "head"), self.read(query, "tail")
+        given = {HEAD: head, TAIL: tail}
+        rows = self.known.find(
+            relation.id if relation else None,
+            {place: name.id for place, name in given.items() if name},
+        )
+        return values.Facts(
+            relation=relation,
+            head=head,
+            tail=tail,
+            n_facts=len(rows),
+            offset=query.offset,
+            facts=self._facts(rows[query.offset :][:PAGE_ROWS]),
+        )
+
+    def _measure(self, relation: int) -> values.RelationSize:
+        """A relation with its numbers."""
+        return values.RelationSize(
+            id=relation,
+            name=self.dataset.predicates[relation - 1],
+            arity=self.dataset.arities[relation - 1],
+            n_facts=len(self.known.find(relation, {})),
+            n_rules=len(self._rules_of(relation)),
+        )
+
+    def _facts(self, rows: np.ndarray) -> list[Fact]:
+        """Known facts by their rows."""
+        return [self._fact(self.known.atoms[row].tolist()) for row in rows]
+
+    def _fact(self, atom: Sequence[int]) -> Fact:
+        """An atom of any arity, known or not, with its names and splits."""
+        arguments = {i: term for i, term in enumerate(atom) if i and term}
+        rows = self.known.find(atom[0], arguments)[:1].tolist()
+        splits = [self.known.splits_of(row) for row in rows]
+        return Fact(
+            text=format_atom(self.dataset, atom),
+            relation=self.name("relation", atom[0]),
+            arguments=[self.name("entity", i) for i in arguments.values()],
+            splits=splits[0] if splits else [],
+        )
+
+    # -- rules
+
+    def rules(self, query: values.RulesQuery) -> values.Rules:
+        """A page of the rules, of one relation or of all, the most confident first."""
+        relation = self.read(query, "relation")
+        rules = self._rules_of(relation.id if relation else None)
+        listed = rules[query.offset :][:PAGE_ROWS]
+        return values.Rules(
+            relation=relation,
+            n_rules=len(rules),
+            offset=query.offset,
+            rules=[self._rule(rule) for rule in listed],
+        )
+
+    def rule(self, query: values.RuleQuery) -> values.RuleDetail:
+        """A rule, what it derives from facts in one step, and what it decides."""
+        rule, n_rules = query.rule, len(self.dataset.rules)
+        if rule >= n_rules:
+            raise RequestError(
+                404, f"rule: expected 0 to {n_rules - 1}, got {rule}"
+            )
+        head = int(self.dataset.rules[rule, 0, 0])
+        split, atoms, proofs, uses = self._sample(head)
+        decided = [
+            self._fact(atom)
+            for atom, proof in zip(atoms.tolist(), proofs)
+            if proof is not None and proof.nodes[0].rule == rule
+        ]
+        use = uses.get(rule)
+        learning = None
+        if use is not None and use.n_firings:
+            learning = values.Learning(
+                before=use.before, after=use.after, n_weighed=use.n_firings
+            )
+        return values.RuleDetail(
+            rule=self._rule(rule),
+            learning=learning,
+            sampled_from=split,
+            n_sampled=len(proofs),
+            n_decided=len(decided),
+            decided=decided,
+            **self._derive(rule),
+        )
+
+    def _rules_of(self, relation: int | None) -> list[int]:
+        """The rules of a relation, or of all, the most confident first."""
+        rules = self._order
+        if relation is not None:
+            rules = rules[self.dataset.rules[rules, 0, 0] == relation]
+        return rules.tolist()
+
+    def _rule(self, rule: int) -> Rule:
+        """A rule with its counts."""
+        atoms = self.dataset.rules[rule]
+        smoothing = self.answerer.subject.task.cfg.smoothing or 0.0
+        return Rule(
+            id=rule,
+            text=format_rule(self.dataset, atoms),
+            relation=self.name("relation", int(atoms[0, 0])),
+            support=round(self._support[rule]),
+            body_pairs=round(self._pairs[rule] - smoothing),
+            confidence=self._confidence[rule],
+        )
+
+    def _derive(self, rule: int) -> Json:
+        """What a rule derives from facts in one step, atoms that are not known first; a note if that is too much."""
+        task = self.answerer.subject.task
+        try:
+            (derived,) = iter_consequences(
+                task.kb,
+                task.sizes,
+                rule_ids=[rule],
+                object_identity=task.least_model.object_identity,
+                budget=RowBudget(MAX_ROWS),
+            )
+        except RowBudgetExceeded:
+            note = f"stopped: what it derives takes more than {MAX_ROWS:,} rows of joins"
+            return {"note": note}
+
+        atoms, is_known = derived.atoms.long(), derived.fact >= 0
+        if triple_index.binary_atoms(atoms[:1]).numel():
+            known = self.answerer.known
+            is_known = triple_index.contains(known, atoms, TAIL)
+        order = torch.argsort(is_known.int(), stable=True)[:MAX_LISTED]
+        return {
+            "n_derived": len(atoms),
+            "n_known": int(is_known.sum()),
+            "derived": [self._fact(atom) for atom in atoms[order].tolist()],
+        }
+
+    def _prove_sample(
+        self, relation: int
+    ) -> tuple[str, Tensor, list[Proof | None], dict[int, RuleUse]]:
+        """Queries of a relation, of test if it has any, and proofs of them for as long as there is time.
+
+        Returns:
+          The split, the atoms, their proofs, and by rule what a trained run makes of it.
+        """
+        for split in ("test", "valid", "train"):
+            table: np.ndarray = getattr(self.dataset, split)
+            table = table[table[:, 0] == relation]
+            if len(table):
+                break
+        run = self.answerer.subject.policy_run
+        # Where T_P is not held, other proofs apply all rules of a relation.
+        is_quick = self.answerer.subject.task.answers_plan is None or (
+            run is not None and run.questions is not None
+        )
+        is_proved = is_quick and self.dataset.arities[relation - 1] == TAIL
+        n_sampled = min(20, len(table)) if is_proved else 0
+        places = np.linspace(0, len(table) - 1, n_sampled).astype(int)
+        atoms = torch.from_numpy(table[places]).long()
+
+        proofs: list[Proof | None] = []
+        end = time.monotonic() + SAMPLE_SECONDS
+        for atom in atoms:
+            if time.monotonic() > end:
+                break
+            proofs.append(self.answerer.explain(atom, TAIL).proof)
+        atoms = atoms[: len(proofs)]
+        uses = uses_by_rule(run, atoms, proofs) if run is not None else {}
+        return split, atoms, proofs, uses
+
+    # -- queries
+
+    def answers(self, query: values.AnswersQuery) -> values.Answers:
+        """The ranked answers of relation(head, X) or relation(X, tail)."""
+        relation = self._require_binary(query)
+        head, tail = self.read(query, "head"), self.read(query, "tail")
+        given = tail if head is None else head
+        if given is None or (head is not None and tail is not None):
+            number = "neither" if given is None else "both"
+            raise RequestError(
+                400,
+                f"expected one of head and tail, and the other one open, got {number}",
+            )
+        side = HEAD if head is None else TAIL
+        (found,) = self.answerer.answer(
+            [OpenQuery(relation.id, side, given.id)],
+            k=query.k,
+            with_known=query.known,
+            with_self=query.with_self,
+            min_score=query.min_score,
+        )
+        answers = [
+            answer.to_json() | {"entity_id": self._ids["entity"][answer.entity]}
+            for answer in found.answers
+        ]
+        subject = self.answerer.subject
+        more = {
+            "relation": relation,
+            "given": given,
+            "score": subject.score.name,
+            "trained": subject.policy_run is not None,
+            "answers": answers,
+        }
+        return values.Answers.model_validate(found.to_record() | more)
+
+    def why(self, query: values.WhyQuery) -> values.AtomExplanation:
+        """Why an atom is an answer about one side, with its proof; or why it is none, with the rules that fail."""
+        relation = self._require_binary(query)
+        head, tail = (self.require(query, side) for side in ("head", "tail"))
+        place = HEAD if query.side == "head" else TAIL
+        subject = self.answerer.subject
+        atom = torch.zeros(subject.task.sizes.atom_width).long()
+        atom[:3] = torch.tensor([relation.id, head.id, tail.id])
+        given = int(atom[HEAD + TAIL - place])
+        (score,) = self.answerer.score(atom[None], place)
+
+        # A search may miss what the rules derive, and a rule may have the confidence 0.
+        reasons: Json = {"verdict": Verdict.PROVED}
+        if score <= 0:
+            reasons = explain_failure(subject.task, atom)
+        if reasons["verdict"] is Verdict.PROVED:
+            reasons |= self.answerer.explain(atom, place).to_json()
+        fields = {
+            "atom": self._fact(atom.tolist()),
+            "side": SIDE_NAMES[place],
+            "query": format_query(
+                self.dataset, OpenQuery(relation.id, place, given)
+            ),
+            "score": score,
+            "score_name": subject.score.name,
+            "trained": subject.policy_run is not None,
+            "verdict": reasons["verdict"].name.lower(),
+        }
+        return values.AtomExplanation.model_validate(reasons | fields)
+
+    def read_text(self, query: str) -> list[Name | None]:
+        """The relation, head and tail of a query as text; None in the place of a variable.
+
+        Raises:
+          RequestError: it is no query of two arguments with at most one variable, or a name is unknown.
+        """
+        try:
+            read = read_query(self.dataset, query)
+            relation, *arguments = read.atom.tolist()
+            if read.variables or read.dataset is not self.dataset:
+                asked, _ = read_open_query(self.dataset, query)
+                relation, arguments = asked.predicate, [asked.given, 0]
+                if asked.side == HEAD:
+                    arguments.reverse()
+        except ValueError as error:
+            status = 404 if "unknown" in str(error) else 400
+            raise RequestError(status, str(error)) from None
+        name = self._require_binary(values.RelationQuery(relation_id=relation))
+        ids = arguments[:TAIL]
+        return [name, *(self.name("entity", i) if i else None for i in ids)]
+
+    def read_form(self, query: values.AtomQuery) -> list[Name | None]:
+        """The relation, head and tail that a form gives; None for an empty field.
+
+        Raises:
+          RequestError: a name is unknown, or too few are given.
+        """
+        relation, head, tail = (
+            self.read(query, field) for field in ("relation", "head", "tail")
+        )
+        if relation is None:
+            raise RequestError(400, "expected a relation, got nothing")
+        if head is None and tail is None:
+            raise RequestError(
+                400,
+                "expected a head or a tail (one that is left open is asked for), got neither",
+            )
+        return [relation, head, tail]
+
+    def _require_binary(self, query: values.RelationQuery) -> Name:
+        """The relation of a query, of two arguments.
+
+        Raises:
+          RequestError: it is not given, unknown, or has not two.
+        """
+        name = self.require(query, "relation")
+        arity = self.dataset.arities[name.id - 1]
+        if arity != TAIL:
+            raise RequestError(
+                400,
+                f"relation {shorten(name.name)}: expected two arguments, it has {arity}",
+            )
+        return name
+
+
+def fold(text: str) -> str:
+    """A text as it is compared: composed, without case, on one line."""
+    composed = unicodedata.normalize("NFKC", text)
+    return composed.casefold().replace("\n", " ")
+
+
+def search(names: Iterable[str], text: str, limit: int) -> list[int]:
+    """The places, from 1, of some names that contain a text: the same ones first, then those that start with it."""
+    found = (
+        (name != text, not name.startswith(text), i)
+        for i, name in enumerate(names, 1)
+        if text in name
+    )
+    return [i for *_, i in nsmallest(limit, found)]
+
+
+def proof_tree(
+    proof: values.Proof,
+    position: int = 0,
+    depth: int = 0,
+    drawn: list[int] | None = None,
+) -> Json:
+    """A goal of a proof as a page draws it, with its children.
+
+    A goal that is proved again by a rule is drawn once. What is too deep or too much is cut, and marked, since browsers
+    give up at some hundreds.
+
+    Args:
+      position: of the goal.
+      drawn: the positions of what was drawn before.
+    """
+    drawn = [] if drawn is None else drawn
+    node = proof.nodes[position]
+    kind = "rule"
+    if node.rule is None:
+        kind = "fact"
+    elif position in drawn:
+        kind = "repeated"
+    elif depth >= 40 or len(drawn) >= 300:
+        kind = "cut"
+    drawn.append(position)
+
+    relation, *arguments = node.goal
+    names = [Name(id=i, name=proof.constants[str(i)]) for i in arguments if i]
+    children = node.children if kind == "rule" else []
+    return {
+        "kind": kind,
+        "relation": Name(id=relation, name=proof.predicates[str(relation)]),
+        "arguments": names,
+        "rule": node.rule,
+        "rule_text": node.rule_text,
+        "probability": node.probability,
+        "children": [
+            proof_tree(proof, child, depth + 1, drawn) for child in children
+        ],
+    }

@@ -1,0 +1,452 @@
+"""What the explorer answers: names and facts against slow oracles, the scores of predict, proofs, and rules."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcppo.kg.answers import Answerer
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.text import quote
+from funcppo.kg.logic import proof as proofs
+from funcppo.kg.run.subject import dataset_subject
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.show import explorer as explorer_module
+from funcppo.kg.show import measure
+from funcppo.kg.show.explorer import (
+    Explorer,
+    KnownFacts,
+    fold,
+    proof_tree,
+    search,
+)
+from funcppo.kg.show.measure import uses_by_rule
+from funcppo.kg.show.server import RequestError
+from funcppo.kg.show.values import (
+    AnswersQuery,
+    AtomQuery,
+    EntityQuery,
+    FactsQuery,
+    PageQuery,
+    Proof,
+    RelationQuery,
+    RuleQuery,
+    RulesQuery,
+    SearchQuery,
+    WhyQuery,
+)
+from tests.cli.runner import funcppo
+from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE, LIKES
+
+# -- names
+
+NAMES = st.lists(
+    st.text(alphabet="aAbB é\u0301\n\u202e<", max_size=4),
+    max_size=8,
+    unique=True,
+)
+
+
+@given(NAMES, st.text(alphabet="aAbB é\n", min_size=1, max_size=3))
+def test_equal_names_come_first_then_those_that_start_with_the_text(
+    names, text
+):
+    folded, wanted = list(map(fold, names)), fold(text)
+    ranks = []
+    for i, name in enumerate(folded, 1):
+        if wanted in name:
+            rank = (name != wanted) + (not name.startswith(wanted))
+            ranks.append((rank, i))
+    expected = [i for _, i in sorted(ranks)]
+    for limit in (1, 3, 20):
+        assert search(folded, wanted, limit) == expected[:limit]
+
+
+def test_case_and_composition_do_not_count():
+    names = ["Zürich", "Zu\u0308richberg", "STRASSE", "ﬁre"]
+    folded = list(map(fold, names))
+    for text, found in (
+        ("zu\u0308rich", [1, 2]),
+        ("straße", [3]),
+        ("fire", [4]),
+        ("nothing", []),
+    ):
+        assert search(folded, fold(text), 9) == found
+
+
+def test_every_name_is_found_by_itself(explorers):
+    explorer = explorers["untrained"]
+    for name in HOSTILE:
+        query = SearchQuery(q=name, kind="entity", limit=3)
+        found = explorer.search(query).names
+        assert name.strip() in [one.name.strip() for one in found], name
+        number = explorer.find("entity", name)
+        assert explorer.name("entity", number).name == name
+    found = explorer.search(SearchQuery(q="E1", limit=2))
+    assert [one.name for one in found.names] == ["e1", "e10"]
+    assert found.has_more
+    assert explorer.search(SearchQuery(q="  ")).names == []
+    assert explorer.search(SearchQuery(q="e1", kind="relation")).names == []
+
+
+def test_a_name_may_stand_in_quotes_and_an_unknown_one_has_suggestions(
+    explorers,
+):
+    explorer = explorers["untrained"]
+    for kind, name in (("relation", ALSO), ("entity", "e3")):
+        number = explorer.find(kind, name)
+        assert explorer.find(kind, quote(name)) == number
+        with pytest.raises(RequestError, match=f"unknown {kind}") as error:
+            explorer.find(kind, name + "!")
+        suggestion = str(error.value).split("close: ")[1]
+        suggested = suggestion.split(", '")[0].rstrip(")")
+        assert explorer.find(kind, suggested) == number
+    for text in (r"'\q'", "''", "'e3"):
+        with pytest.raises(RequestError, match="unknown entity"):
+            explorer.find("entity", text)
+    with pytest.raises(RequestError, match="relation_id: expected 1 to 3"):
+        explorer.name("relation", 4)
+
+
+def test_queries_as_text_and_of_forms(explorers):
+    explorer = explorers["untrained"]
+    relation = explorer.find("relation", ALSO)
+    e1, e2 = explorer.find("entity", "e1"), explorer.find("entity", "e2")
+
+    def ids(names):
+        return [name and name.id for name in names]
+
+    for text, expected in (
+        (f"'{ALSO}'(e1, X)", [relation, e1, None]),
+        (f"'{ALSO}'(?x, e1)", [relation, None, e1]),
+        (f"'{ALSO}'(e1, e2)", [relation, e1, e2]),
+    ):
+        assert ids(explorer.read_text(text)) == expected
+    for text, status in (
+        (f"'{ALSO}'(X, Y)", 400),
+        (f"'{ALSO}'(e1", 400),
+        ("nothing(e1, X)", 404),
+    ):
+        with pytest.raises(RequestError) as error:
+            explorer.read_text(text)
+        assert error.value.status == status
+    form = AtomQuery(relation=ALSO, head_id=e1, tail="e2")
+    assert ids(explorer.read_form(form)) == [relation, e1, e2]
+
+
+# -- facts
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    rows = np.random.default_rng(0).integers(5, size=(60, 3))
+    triples = [(f"e{h}", f"r{r % 3}", f"e{t}") for h, r, t in rows]
+    return loaders.from_triples(triples[:40], triples[30:50], triples[45:])
+
+
+def test_facts_are_found_by_any_of_their_names(dataset):
+    known = KnownFacts(dataset)
+    splits = [dataset.facts, dataset.valid, dataset.test]
+    atoms = np.unique(np.concatenate(splits), axis=0)
+    assert np.array_equal(known.atoms, atoms)
+    entities = [None, *range(1, dataset.n_constants + 1)]
+    for relation, head, tail in itertools.product(
+        [None, 1, 2, 3], entities, entities
+    ):
+        given = {1: head, 2: tail}
+        arguments = {p: e for p, e in given.items() if e is not None}
+        expected = [
+            i
+            for i, atom in enumerate(atoms)
+            if relation in (None, atom[0])
+            and all(atom[p] == e for p, e in arguments.items())
+        ]
+        assert known.find(relation, arguments).tolist() == expected
+    for row, atom in enumerate(known.atoms):
+        assert known.splits_of(row) == [
+            split
+            for split in ("train", "valid", "test")
+            if (getattr(dataset, split) == atom).all(1).any()
+        ]
+
+
+def test_groups_of_an_entity_hold_each_of_its_facts_by_place(dataset):
+    known = KnownFacts(dataset)
+    for entity in range(1, dataset.n_constants + 1):
+        groups = known.groups_of(entity)
+        pairs = [(p, row) for (_, p), rows in groups.items() for row in rows]
+        expected = np.argwhere(known.atoms[:, 1:] == entity)
+        assert sorted(pairs) == sorted((p + 1, i) for i, p in expected)
+        for (relation, _), rows in groups.items():
+            assert set(known.atoms[rows, 0]) == {relation}
+
+
+def test_a_place_that_no_fact_has_holds_none(tmp_path):
+    program = tmp_path / "p.pl"
+    program.write_text("p(a).\np(X) :- q(X).\n")
+    known = KnownFacts(loaders.load(str(program)))
+    assert len(known.groups_of(1)) == 1
+    assert len(known.find(2, {})) == len(known.find(1, {2: 1})) == 0
+
+
+def test_pages_of_facts_and_neighbours_hold_every_fact_once(
+    explorers, monkeypatch
+):
+    explorer = explorers["untrained"]
+    monkeypatch.setattr(explorer_module, "PAGE_ROWS", 7)
+    whole = explorer.facts(FactsQuery()).n_facts
+    listed = []
+    for offset in range(0, whole + 7, 7):
+        page = explorer.facts(FactsQuery(offset=offset))
+        listed += [fact.text for fact in page.facts]
+    assert len(listed) == len(set(listed)) == whole
+
+    entity = explorer.entity(EntityQuery(entity="e1"))
+    assert entity.n_facts == sum(group.n_facts for group in entity.groups)
+    for group in entity.groups:
+        for fact in group.facts:
+            assert fact.arguments[group.place - 1] == entity.entity
+            assert fact.relation == group.relation
+
+
+def test_a_graph_says_what_it_is(explorers):
+    graphs = {name: one.graph(PageQuery()) for name, one in explorers.items()}
+    assert [graph.trained for graph in graphs.values()] == [False, True, True]
+    graph = graphs["untrained"]
+    assert graph.score == "max-confidence"
+    assert sum(r.n_rules for r in graph.relations) == graph.n_rules
+    rest = explorers["untrained"].graph(PageQuery(offset=2)).relations
+    assert rest == graph.relations[2:]
+
+
+def test_relations_of_other_arities_are_shown_and_not_ranked(tmp_path):
+    path = tmp_path / "p.pl"
+    path.write_text(
+        "edge(a, b). edge(b, c). big(a). route(a, b, c).\n"
+        "path(X, Y) :- edge(X, Y).\npath(X, Y) :- edge(X, Z), path(Z, Y).\n"
+        "huge(X) :- big(X).\n"
+    )
+    settings = ProverTaskConfig(
+        max_height=3, smoothing=0.0, object_identity=False
+    )
+    subject = dataset_subject(
+        loaders.load(str(path)), settings, "max-confidence"
+    )
+    explorer = Explorer(Answerer(subject))
+    for relation in ("big", "route"):
+        with pytest.raises(RequestError, match="expected two arguments"):
+            explorer.answers(AnswersQuery(relation=relation, head="a"))
+        shown = explorer.relation(RelationQuery(relation=relation))
+        assert shown.relation.n_facts == 1
+    query = AnswersQuery(relation="path", head="a", known=True)
+    entities = {answer.entity for answer in explorer.answers(query).answers}
+    assert entities == {"b", "c"}
+    why = explorer.why(WhyQuery(relation="path", head="a", tail="c"))
+    assert why.verdict == "proved" and len(why.proof.nodes) == 4
+    assert explorer.entity(EntityQuery(entity="a")).n_facts == 3
+    assert explorer.rule(RuleQuery(rule=2)).n_derived == 1
+    names = [why.atom.relation, *why.atom.arguments]
+    atom = torch.tensor([[*(name.id for name in names), 0]])
+    assert [why.score] == Answerer(subject).score(atom, 2)
+
+
+# -- rules
+
+
+@pytest.fixture(scope="module", params=["untrained", "questions", "proofs"])
+def explorer(request, explorers):
+    return explorers[request.param]
+
+
+def test_rules_come_by_confidence_with_the_counts_of_the_score(explorer):
+    rules = explorer.rules(RulesQuery())
+    kb = explorer.answerer.subject.task.kb
+    confidence = [rule.confidence for rule in rules.rules]
+    assert confidence == sorted(confidence, reverse=True)
+    assert rules.n_rules == len(rules.rules) == 3
+    for rule in rules.rules:
+        assert rule.support == float(kb.support[rule.id])
+        pairs = float(kb.body_pairs[rule.id])
+        assert rule.confidence == rule.support / pairs
+    relation = rules.rules[0].relation.id
+    assert 0 < explorer.rules(RulesQuery(relation_id=relation)).n_rules < 3
+    with pytest.raises(RequestError, match="0 to 2, got 3"):
+        explorer.rule(RuleQuery(rule=3))
+
+
+def test_what_a_rule_derives(explorer):
+    """Rule 2 is also(X, Y) :- likes(X, Z), likes(Z, Y)."""
+    dataset = explorer.dataset
+    head, body, _ = dataset.rules[2, :, 0].tolist()
+    likes = {(h, t) for p, h, t in dataset.facts.tolist() if p == body}
+    derived = {(x, y) for x, z in likes for w, y in likes if z == w}
+    known = np.concatenate([dataset.facts, dataset.valid, dataset.test])
+    known = {(h, t) for p, h, t in known.tolist() if p == head}
+
+    detail = explorer.rule(RuleQuery(rule=2))
+    assert detail.n_derived == len(derived)
+    assert detail.n_known == len(derived & known)
+    listed = [
+        tuple(name.id for name in fact.arguments) for fact in detail.derived
+    ]
+    assert len(listed) == explorer_module.MAX_LISTED
+    assert set(listed) <= derived
+    is_known = [pair in known for pair in listed]
+    assert is_known == sorted(is_known)
+
+
+def test_learning_is_that_of_a_report(explorers):
+    for name in ("questions", "proofs"):
+        explorer = explorers[name]
+        relation = int(explorer.dataset.rules[0, 0, 0])
+        _, atoms, found, _ = explorer._sample(relation)
+        run = explorer.answerer.subject.policy_run
+        use = uses_by_rule(run, atoms, found)[0]
+        detail = explorer.rule(RuleQuery(rule=0))
+        assert detail.learning.before == use.before
+        assert detail.learning.after == use.after
+        assert detail.learning.n_weighed == use.n_firings
+        assert detail.n_decided == use.n_proofs > 0
+    assert explorers["untrained"].rule(RuleQuery(rule=0)).learning is None
+
+
+def test_too_much_work_is_said(explorers, monkeypatch):
+    monkeypatch.setattr(explorer_module, "SAMPLE_SECONDS", -1.0)
+    monkeypatch.setattr(explorer_module, "MAX_ROWS", 10)
+    detail = Explorer(explorers["untrained"].answerer).rule(RuleQuery(rule=2))
+    assert detail.n_sampled == 0
+    assert detail.n_derived is None and detail.derived == []
+    assert "more than 10 rows" in detail.note
+
+    monkeypatch.setattr(measure, "MAX_FACT_PROOF_ROWS", 1)
+    why = explorers["untrained"].why(not_derivable(explorers["untrained"]))
+    assert why.verdict == "unknown" and why.proof is None
+    assert "more than 1 rows" in why.note
+
+
+# -- queries
+
+
+@pytest.mark.parametrize("name", ["questions", "proofs"])
+def test_answers_are_those_of_predict(
+    name, explorers, runs, monkeypatch, capsys
+):
+    explorer = explorers[name]
+    capsys.readouterr()
+    query = f"'{ALSO}'(e3, X)"
+    args = ("predict", runs[name], query, "--known", "--k", "7")
+    assert funcppo(monkeypatch, *args, "--json", "-") == 0
+    (expected,) = json.loads(capsys.readouterr().out)["queries"]
+
+    query = AnswersQuery(relation=ALSO, head="e3", k=7, known=True)
+    found = explorer.answers(query).model_dump()
+    assert len(found["answers"]) == 7
+    for answer in found["answers"]:
+        number = answer.pop("entity_id")
+        assert explorer.find("entity", answer["entity"]) == number
+    relation, head, tail = explorer.read_text(found["query"])
+    assert (relation.name, head.name, tail) == (ALSO, "e3", None)
+    del expected["query"]
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_proof_holds_and_its_score_is_that_of_the_ranking(explorer):
+    for fixed, side in (({"head": "e5"}, "tail"), ({"tail": "e5"}, "head")):
+        query = AnswersQuery(relation=INVERSE, **fixed, k=3, known=True)
+        found = explorer.answers(query)
+        assert found.side == side
+        proved = [a for a in found.answers if a.verdict == "proved"]
+        assert proved
+        for answer in proved:
+            atom = {"head": answer.head, "tail": answer.tail}
+            why = explorer.why(WhyQuery(relation=INVERSE, **atom, side=side))
+            assert why.verdict == "proved"
+            assert why.score == answer.score
+            assert (why.atom.splits != []) == answer.known
+            assert_holds(explorer, why.proof)
+
+
+def assert_holds(explorer, proof):
+    """Check a proof by the independent checker."""
+    task = explorer.answerer.subject.task
+    errors = proofs.check_proof(
+        proofs.from_json(proof.model_dump_json()),
+        {tuple(atom) for atom in task.kb.facts.tolist()},
+        task.kb.rules.tolist(),
+        n_constants=task.sizes.n_constants,
+        max_height=task.max_height,
+        leave_one_out=True,
+    )
+    assert errors == []
+
+
+def not_derivable(explorer):
+    """A query for an atom of ALSO that the rules do not derive."""
+    query = AnswersQuery(
+        relation=ALSO, head_id=1, k=1000, known=True, with_self=True
+    )
+    proved = {a.entity_id for a in explorer.answers(query).answers}
+    entities = range(1, explorer.dataset.n_constants + 1)
+    other = next(i for i in entities if i not in proved)
+    return WhyQuery(relation=ALSO, head_id=1, tail_id=other)
+
+
+def test_an_atom_without_a_proof_says_which_rules_fail(explorers):
+    explorer = explorers["questions"]
+    why = explorer.why(not_derivable(explorer))
+    assert (why.verdict, why.score, why.proof) == ("refuted", 0, None)
+    assert why.n_matching_rules == len(why.failed_rules) == 2
+    assert all(failed.goals for failed in why.failed_rules)
+    why = explorer.why(WhyQuery(relation=LIKES, head_id=1, tail_id=2))
+    assert why.verdict == "refuted" and why.n_matching_rules == 0
+
+
+# -- the drawing of proofs
+
+
+def drawn(children):
+    """The kinds and names of a drawn proof whose node i has these children, a fact without any."""
+    nodes = [
+        {
+            "goal": [1, i + 1, 0],
+            "goal_text": "",
+            "rule": 7 if below else None,
+            "rule_text": "p(X) :- p(Y)" if below else None,
+            "substitution": [],
+            "probability": 0.5 if below else None,
+            "children": below,
+        }
+        for i, below in enumerate(children)
+    ]
+    constants = {str(i + 1): f"c{i}" for i in range(len(children))}
+    names = {"predicates": {"1": "p"}, "constants": constants, "variables": {}}
+    root = proof_tree(Proof(format=2, nodes=nodes, **names))
+
+    def flat(node):
+        below = [row for child in node["children"] for row in flat(child)]
+        return [(node["kind"], node["arguments"][0].name), *below]
+
+    return flat(root)
+
+
+def test_children_stand_below_their_goal_and_a_shared_one_is_drawn_once():
+    assert drawn([[1, 2], [3], [], []]) == [
+        ("rule", "c0"), ("rule", "c1"), ("fact", "c3"), ("fact", "c2"),
+    ]  # fmt: skip
+    assert drawn([[1, 1], [2], []]) == [
+        ("rule", "c0"), ("rule", "c1"), ("fact", "c2"), ("repeated", "c1"),
+    ]  # fmt: skip
+
+
+def test_what_is_too_deep_or_too_much_is_cut():
+    chain = drawn([[i + 1] for i in range(3000)] + [[]])
+    assert [kind for kind, _ in chain] == [*["rule"] * 40, "cut"]
+    n = 1000
+    wide = [list(range(1, n + 1)), *[[i + n] for i in range(1, n + 1)]]
+    kinds = [kind for kind, _ in drawn([*wide, *[[]] * n])]
+    assert kinds.count("rule") <= 300
+    assert kinds.count("rule") + kinds.count("cut") == n + 1

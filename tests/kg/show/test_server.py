@@ -1,0 +1,352 @@
+"""What is refused before anything is read, work that is done in order within its time, and the socket."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from funcppo.kg.show import server
+from funcppo.kg.show.server import (
+    RequestError,
+    Worker,
+    is_allowed_host,
+    is_loopback,
+)
+
+# -- the guard
+
+
+@pytest.mark.parametrize(
+    ("header", "host", "is_allowed"),
+    [
+        ("127.0.0.1:8080", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("localhost:9", "127.0.0.1", True),
+        ("LOCALHOST", "127.0.0.1", True),
+        ("[::1]:80", "127.0.0.1", True),
+        ("evil.example", "127.0.0.1", False),
+        ("127.0.0.1.evil.example", "127.0.0.1", False),
+        ("localhost.evil.example:8080", "127.0.0.1", False),
+        ("10.0.0.1", "127.0.0.1", False),
+        ("10.0.0.1:8080", "0.0.0.0", True),
+        ("[fe80::1]", "::", True),
+        ("evil.example", "0.0.0.0", False),
+        ("box.lan:8080", "box.lan", True),
+        ("", "127.0.0.1", False),
+        ("a@127.0.0.1", "127.0.0.1", False),
+        ("127.0.0.1:x", "127.0.0.1", False),
+        ("127.0.0.1:80:80", "127.0.0.1", False),
+        ("::1", "127.0.0.1", False),
+    ],
+)  # fmt: skip
+def test_hosts(header, host, is_allowed):
+    assert is_allowed_host(header, host) is is_allowed
+
+
+def test_loopback():
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "::1", "127.9.9.9")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "box")))
+
+
+@pytest.mark.parametrize("path", ["/", "/api/graph", "/nope", "/static/x"])
+def test_every_response_has_the_headers_of_safety(client, path):
+    headers = client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy and "http" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["x-frame-options"] == "DENY"
+    assert "set-cookie" not in headers
+    assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", ""])
+def test_another_host_is_refused(client, host):
+    for path in ("/", "/api/graph"):
+        response = client.get(path, headers={"host": host})
+        assert response.status_code == 400
+        assert "Host header: expected" in response.text
+        assert "content-security-policy" in response.headers
+
+
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"]
+)
+def test_other_methods_are_refused(client, method):
+    for path in ("/", "/api/graph", "/static/explorer.js"):
+        response = client.request(method, path)
+        assert response.status_code == 405
+        assert response.headers["allow"] == "GET"
+
+
+def test_a_request_that_is_too_large_is_refused(client):
+    response = client.get("/api/search?q=" + "x" * 9000)
+    assert response.status_code == 414
+    assert "at most 8192 bytes" in response.json()["error"]
+    assert client.get("/" + "x" * 9000).status_code == 414
+    response = client.get("/api/graph", headers={"x": "x" * 17_000})
+    assert response.status_code == 431
+    assert "at most 16384 bytes" in response.json()["error"]
+    response = client.request("GET", "/api/graph", content="x")
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("query", "line"),
+    [
+        ("entity=%ff", "expected percent-encoded UTF-8"),
+        ("entity=\u00e9".encode(), "expected percent-encoded UTF-8"),
+        ("&".join(f"x{i}=1" for i in range(21)), "at most 20 fields"),
+        ("entity=a&entity=b", "'entity': expected once, got it 2 times"),
+    ],
+)
+def test_a_query_string_that_cannot_be_read_is_one_line(query, line):
+    text = query if isinstance(query, bytes) else query.encode()
+    with pytest.raises(RequestError, match=line) as error:
+        server.read_query_string(text)
+    assert error.value.status == 400
+    assert server.read_query_string(b"q=a+b&kind=&x=%3C") == b"q=a+b&x=%3C"
+
+
+def test_other_sites_may_link_and_not_ask(client):
+    site = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    assert client.get("/api/graph", headers=site).status_code == 403
+    site["sec-fetch-mode"] = "navigate"
+    assert client.get("/", headers=site).status_code == 200
+
+
+# -- the worker
+
+
+def no_time_passes():
+    """A clock by which no request waits, however slow the machine is."""
+    return 0.0
+
+
+def spin(event=None):
+    """Work without an end."""
+    if event is not None:
+        event.set()
+    while True:
+        time.sleep(0.001)
+
+
+def test_work_is_done_in_one_thread_in_order():
+    worker = Worker(60, 8)
+    done = []
+    futures = [
+        worker.submit(lambda i=i: done.append((i, threading.get_ident())))
+        for i in range(5)
+    ]
+    for future in futures:
+        future.result(60)
+    assert [i for i, _ in done] == list(range(5))
+    assert len({thread for _, thread in done}) == 1
+
+
+def test_an_error_of_the_work_is_that_of_its_future():
+    worker = Worker(60, 8)
+    with pytest.raises(ZeroDivisionError):
+        worker.submit(lambda: 1 // 0).result(60)
+    assert worker.submit(lambda: 2).result(60) == 2
+
+
+def test_work_that_takes_too_long_is_ended_in_one_line():
+    worker = Worker(0.05, 8, no_time_passes)
+    with pytest.raises(RequestError, match=r"longer than 0\.05 s") as error:
+        worker.submit(spin).result(60)
+    assert error.value.status == 503
+    worker.seconds = 60
+    assert worker.submit(lambda: 2).result(60) == 2
+
+
+TRACED_AFTER_WORK = """
+import sys
+from funcppo.kg.show.server import Worker
+assert Worker(60, 8).submit(lambda: 2).result(60) == 2
+sys.settrace(lambda *event: None)
+(lambda: None)()
+print("done")
+"""
+
+
+def test_work_leaves_the_interpreter_nothing_to_do():
+    """CPython 3.11 calls no function under a debugger while an error for a thread is said to stand and none does."""
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED_AFTER_WORK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_operation_that_goes_on_keeps_no_client_waiting(is_stopped):
+    worker = Worker(60 if is_stopped else 0.05, 8, no_time_passes)
+    started, may_end = threading.Event(), threading.Event()
+
+    def operation():
+        started.set()
+        # one call into C, which no error of another thread ends
+        return may_end.wait(60)
+
+    running = worker.submit(operation)
+    assert started.wait(60)
+    if is_stopped:
+        worker.stop()
+    with pytest.raises(RequestError, match=r"server ends|longer than"):
+        running.result(60)
+    assert not may_end.is_set()
+    worker.stop()
+    worker.seconds = 60
+    may_end.set()
+    assert worker.submit(lambda: 2).result(60) == 2
+
+
+def test_a_full_queue_refuses_more():
+    worker = Worker(60, 1)
+    started, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        started.set()
+        may_end.wait(60)
+
+    running = worker.submit(wait)
+    assert started.wait(60)
+    waiting = worker.submit(lambda: 3)
+    with pytest.raises(RequestError, match="1 requests wait") as error:
+        worker.submit(lambda: 4)
+    assert error.value.status == 503
+    may_end.set()
+    running.result(60)
+    assert waiting.result(60) == 3
+
+
+def test_work_of_a_client_that_has_gone_is_not_done():
+    worker = Worker(60, 8)
+    may_end = threading.Event()
+    done = []
+    worker.submit(lambda: may_end.wait(60))
+    gone = worker.submit(lambda: done.append(1))
+    assert gone.cancel()
+    may_end.set()
+    worker.submit(lambda: None).result(60)
+    assert done == []
+
+
+def test_work_that_waited_too_long_is_refused():
+    now = [0.0]
+    worker = Worker(600, 8, lambda: now[0])
+    started, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        started.set()
+        may_end.wait(60)
+
+    worker.submit(wait)
+    late = worker.submit(lambda: 1)
+    assert started.wait(60)
+    now[0] = 300.0
+    in_time = worker.submit(lambda: 2)
+    now[0] = 601.0
+    may_end.set()
+    with pytest.raises(RequestError, match="waited for 600 s"):
+        late.result(60)
+    assert in_time.result(60) == 2
+
+
+def test_stopping_ends_the_work_and_refuses_what_waits():
+    worker = Worker(60, 8)
+    started = threading.Event()
+    running = worker.submit(lambda: spin(started))
+    waiting = worker.submit(lambda: 1)
+    assert started.wait(60)
+    worker.stop()
+    for future in (running, waiting):
+        with pytest.raises(RequestError, match="the server ends"):
+            future.result(60)
+
+
+# -- the socket and the server
+
+
+def test_a_free_port_is_chosen_and_listened_on():
+    with server.open_socket("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert server.url(listener, "127.0.0.1") == f"http://127.0.0.1:{port}/"
+        assert server.url(listener, "::1") == f"http://[::1]:{port}/"
+        socket.create_connection(("127.0.0.1", port), 60).close()
+
+
+def test_a_port_in_use_is_one_line():
+    with server.open_socket("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ValueError, match="expected a free port"):
+            server.open_socket("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    "host", ["192.0.2.1", "no host", "x" * 300, "\u202e", ""]
+)
+def test_a_host_that_is_none_of_this_machine_is_one_line(host):
+    with pytest.raises(ValueError, match=r"^--host .*expected"):
+        server.open_socket(host, 0).close()
+
+
+def test_a_missing_package_is_one_line(monkeypatch):
+    monkeypatch.setattr(
+        server.importlib.util,
+        "find_spec",
+        lambda name: None if name == "uvicorn" else name,
+    )
+    with pytest.raises(ValueError, match=r"uvicorn \(pip install 'funcppo\["):
+        server.check_packages()
+
+
+async def slow_app(scope, receive, send):
+    """A page; that of /slow never comes."""
+    if scope["path"] == "/slow":
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"page"})
+
+
+def test_connections_that_do_nothing_lock_nobody_out(monkeypatch):
+    """Idle ones end first, those with half a request too; then those whose answer does not come."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    with server.open_socket("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        running = server.make_server(slow_app, [])
+        thread = threading.Thread(
+            target=running.run, kwargs={"sockets": [listener]}
+        )
+        thread.start()
+        opened = []
+        try:
+            request = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            for content in (
+                request,
+                b"",
+                request[:9],
+                b"",
+                b"",
+                *[request] * 5,
+            ):
+                opened.append(socket.create_connection(address, 60))
+                opened[-1].sendall(content)
+                url = f"http://{address[0]}:{address[1]}/"
+                with urllib.request.urlopen(url, timeout=60) as page:
+                    assert page.read() == b"page"
+        finally:
+            for connection in opened:
+                connection.close()
+            running.should_exit = True
+            thread.join(60)
+    assert not thread.is_alive()
