@@ -55,7 +55,7 @@ from funcppo.runtime import distributed
 if TYPE_CHECKING:
     from funcppo.kg.logic.fixpoint import StepCallback
     from funcppo.kg.run.telemetry import Exporter
-    from funcppo.kg.search.task import ProverTask
+    from funcppo.kg.search.task import PhaseCallback, ProverTask
 
 # version of the keys in results.json and in the output of every --json; 1 had no version
 JSON_FORMAT = 2
@@ -198,6 +198,25 @@ class WorkDisplay:
             # A closed standard error ends no work.
             with suppress(OSError, ValueError):
                 print(self.line(), file=sys.stderr, flush=True)
+
+
+def tell_others(on_phase: PhaseCallback) -> PhaseCallback:
+    """The callback, which also tells the processes that wait, if there are some, how far this one is."""
+    processes = distributed.current_processes()
+    if processes is None:
+        return on_phase
+
+    def tell(
+        text: str,
+        done: int = 0,
+        total: int | None = None,
+        deadline: Deadline = NO_DEADLINE,
+        /,
+    ) -> None:
+        processes.report(f"{text} {done} of {total}" if total else text)
+        on_phase(text, done, total, deadline)
+
+    return tell
 
 
 class _WorkColumn(ProgressColumn):

@@ -39,6 +39,7 @@ from funcppo.cli.common import (
     check_output_path,
     check_read_as_trained,
     is_run_folder,
+    tell_others,
     write_output,
 )
 from funcppo.core.files import shorten
@@ -217,7 +218,7 @@ class ScoreOptions(TargetOptions):
             ),
             self.score,
             self.device,
-            on_phase,
+            tell_others(on_phase),
             self.choice_seconds,
             distributed.current_processes(),
         )

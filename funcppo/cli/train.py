@@ -6,32 +6,33 @@ import dataclasses
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from funcppo.cli.common import (
-    Interrupt,
     JsonObject,
+    Screen,
     WorkDisplay,
     check_overwrites,
     data_files,
     debug_files,
     debug_mode,
     defer_interrupt,
+    describe_task,
     graphs_allowed,
     lock_folder,
     make_console,
     memory_limit,
     metrics_exported,
     metrics_table,
-    print_notes,
     print_table,
     select_device,
     set_caches,
     set_threads,
+    tell_others,
     write_json,
 )
 from funcppo.cli.options import (
@@ -61,7 +62,7 @@ from funcppo.kg.run.config import (
     read_config,
     read_settings,
 )
-from funcppo.logs import check_loggers, open_loggers
+from funcppo.logs import LogFn, check_loggers
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -69,29 +70,19 @@ from funcppo.runtime.distributed import Processes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from funcppo.kg.logic.proof import Proof
     from funcppo.kg.run.budget import RunTime
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.telemetry import Exporter
     from funcppo.kg.run.training import Peers
-    from funcppo.kg.search.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
     from funcppo.runtime.monitor import Monitor
     from funcppo.train_step import Metrics, TrainState
 
-MAX_PROOF_QUERIES = 20  # queries that are searched for a proof to print
+    TrainingStep: TypeAlias = CapturedStep[TrainState, Metrics]
+
 _DEFAULT = RunConfig(dataset="")
 _MINING = MiningConfig()
-
-
-class _TrainingResult(NamedTuple):
-    """Where training ended."""
-
-    run: Run
-    is_finished: bool  # False after an interrupt
-    exit_status: int  # of the interrupt
-    strategy: StrategyRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +170,8 @@ class Train:
         Returns:
           The exit status.
         """
-        if not self.settings.dataset:
+        settings = self.settings
+        if not settings.dataset:
             raise ValueError(
                 "DATASET: expected a data set, got none (see --help)"
             )
@@ -187,47 +179,39 @@ class Train:
         processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             with (
-                graphs_allowed(self.cuda_graphs, self.settings.device),
+                graphs_allowed(self.cuda_graphs, settings.device),
                 metrics_exported(self.metrics_port, None, "train") as exporter,
             ):
-                return self._assist(processes, exporter)
+                self._assist(processes, exporter)
+            return 0
         check_loggers(self.log)
         self._check_outputs()
+        from funcppo.kg.run.budget import within_memory
+        from funcppo.runtime.compile import check_available
+
         with (
             lock_folder(self.out),
             debug_mode(self.debug, debug_files(self.out)),
-            graphs_allowed(self.cuda_graphs, self.settings.device),
-            self._memory_limited(),
+            graphs_allowed(self.cuda_graphs, settings.device),
+            within_memory(
+                None if self.memory is None else self._memory_limit,
+                settings.device,
+            ),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "train"
             ) as exporter,
         ):
-            self._check_strategy()
+            if not self.debug:
+                check_available(settings.strategy)
             status = self._run(exporter)
             if exporter and status == 0:
                 exporter.telemetry.finish()
             return status
 
-    def _check_strategy(self) -> None:
-        """Check that the strategy is not refused, before any work; --debug uses none."""
-        from funcppo.runtime.compile import check_available
-
-        if not self.debug:
-            check_available(self.settings.strategy)
-
     @property
     def _memory_limit(self) -> int:
         """The bytes that the run may take."""
         return memory_limit(self.memory, self.settings.device)
-
-    @contextmanager
-    def _memory_limited(self) -> Iterator[None]:
-        """Let the process allocate no more than --memory meanwhile, where that is set."""
-        from funcppo.kg.run import budget
-
-        limit = None if self.memory is None else self._memory_limit
-        with budget.within_memory(limit, self.settings.device):
-            yield
 
     def _run(self, exporter: Exporter | None) -> int:
         """Train in a folder that no other process writes to; the exit status."""
@@ -236,56 +220,50 @@ class Train:
 
         start = time.perf_counter()
         run_time = RunTime(self.settings.seconds, device=self.settings.device)
-        screen = _Screen(
-            make_console(self.json == "-"), self.verbose, self.quiet
-        )
+        console = make_console(self.json == "-")
+        screen = Screen(console, self.verbose, self.quiet)
         set_threads(self.settings.threads)
         run = self._open_run(screen, run_time)
-        screen.show_run(run)
-        with WorkDisplay("listing questions", screen.console) as status:
+        _show_run(screen, run)
+        with WorkDisplay("listing questions", console) as status:
             run = run_build.with_training_data(run, status.update)
 
-        trained = self._train(run, screen, exporter, run_time)
-        if not trained.is_finished:
-            self._print_interrupted(screen.console)
-            return trained.exit_status
-
-        run, results = self._rank(trained, start, screen, run_time)
+        run, record, interrupted_by = self._train(
+            run, screen, exporter, run_time
+        )
+        if interrupted_by is not None:
+            self._print_interrupted(console)
+            return interrupted_by
+        run, results = self._rank(
+            run, time.perf_counter() - start, console, run_time
+        )
         results |= {
-            "strategy": dataclasses.asdict(trained.strategy),
+            "strategy": dataclasses.asdict(record),
             "graphs": self.cuda_graphs,
             "total_seconds": time.perf_counter() - start,
         }
         write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
-        screen.show_results(run, results)
-        if self.verbose:
-            with WorkDisplay("looking for a proof to print", screen.console):
-                screen.show_proof(run, run_time.until(run_time.TEST))
+        _show_results(screen, run, results)
         screen.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
 
     def _rank(
-        self,
-        trained: _TrainingResult,
-        start: float,
-        screen: _Screen,
-        run_time: RunTime,
+        self, run: Run, seconds: float, console: Console, run_time: RunTime
     ) -> tuple[Run, JsonObject]:
-        """The run as it answers, and its results; the run began at a time of the performance counter."""
+        """The run as it answers, and its results; its training ended after some seconds."""
         from funcppo.kg.run import finish
 
-        training_seconds = time.perf_counter() - start
         try:
-            with WorkDisplay("ranking valid", screen.console) as status:
+            with WorkDisplay("ranking valid", console) as status:
                 return finish.rank_results(
-                    trained.run, training_seconds, run_time, status.update
+                    run, seconds, run_time, status.update
                 )
         except KeyboardInterrupt:
-            self._print_interrupted(screen.console)
+            self._print_interrupted(console)
             raise
 
-    def _open_run(self, screen: _Screen, run_time: RunTime) -> Run:
+    def _open_run(self, screen: Screen, run_time: RunTime) -> Run:
         """The run, new or at its checkpoint, whose files all processes may read from now on."""
         from funcppo.kg.run.begin import Begin, check_continues
 
@@ -296,8 +274,8 @@ class Train:
         has_run = self.resume and _has_run_to_resume(settings.dataset, self.out)
         config = dataclasses.replace(
             settings,
-            dataset=absolute_or_name(settings.dataset),
-            rules=settings.rules and absolute_or_name(settings.rules),
+            dataset=_absolute_or_name(settings.dataset),
+            rules=settings.rules and _absolute_or_name(settings.rules),
         )
         if has_run:
             check_continues(read_config(self.out), config, self.out)
@@ -309,8 +287,8 @@ class Train:
                 memory_limit=self._memory_limit,
                 mining_seconds=seconds,
                 cache_dir=self.cache_dir,
-                on_phase=_tell_others(status.update),
-                on_notes=screen.add,
+                on_phase=tell_others(status.update),
+                on_notes=lambda notes: screen.add(notes, "rules"),
             )
             if has_run:
                 run = begin.resume()
@@ -325,8 +303,111 @@ class Train:
             processes.share("run", True)
         return run
 
-    def _assist(self, processes: Processes, exporter: Exporter | None) -> int:
-        """Make updates of a part of the run that rank 0 trains; the exit status."""
+    def _train(
+        self,
+        run: Run,
+        screen: Screen,
+        exporter: Exporter | None,
+        run_time: RunTime,
+    ) -> tuple[Run, StrategyRecord, int | None]:
+        """Train until the last update, the end of the time or an interrupt; these take effect after an update.
+
+        Returns:
+          The run; how its updates were made; the exit status of an interrupt, or None.
+        """
+        from funcppo.kg.run import finish, training
+        from funcppo.runtime.monitor import Monitor
+
+        is_bounded = self.settings.steps is None
+        deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
+        with Monitor() as monitor:
+            captured, record, peers = self._prepare(
+                run, monitor, screen, deadline
+            )
+            if exporter:
+                _describe_run(exporter, monitor, run, record, captured)
+            with (
+                self._loggers(run) as loggers,
+                WorkDisplay("training", screen.console, deadline) as status,
+                defer_interrupt() as interrupt,
+            ):
+                updates = training.train(
+                    run,
+                    self.out,
+                    captured,
+                    lambda: interrupt.requested or deadline.is_over,
+                    monitor,
+                    partial(tell_others(status.update), "validating"),
+                    self.checkpoint_every,
+                    exporter and exporter.telemetry,
+                    loggers,
+                    peers,
+                )
+                # A repeated signal ends the update or validation in progress.
+                with suppress(KeyboardInterrupt):
+                    for run, numbers in _watched(
+                        updates,
+                        monitor,
+                        screen.console,
+                        self.log_compiles,
+                        exporter,
+                    ):
+                        status.update(
+                            "training",
+                            int(run.state.train_state.update),
+                            run.cfg.ppo.n_updates,
+                            note=_describe_update(run, numbers),
+                        )
+        run_time.end_phase("training", is_set=not is_bounded)
+        # An interrupt may have left out the last validation.
+        is_whole = deadline.is_over or training.is_finished(run)
+        if interrupt.requested or not is_whole:
+            return run, record, interrupt.exit_status
+        return finish.with_late_note(run), record, None
+
+    def _prepare(
+        self,
+        run: Run,
+        monitor: Monitor,
+        screen: Screen,
+        deadline: Deadline,
+    ) -> tuple[TrainingStep, StrategyRecord, Peers | None]:
+        """Compile and capture the training step as the run's strategy asks for, or as was measured at its start.
+
+        Returns:
+          The step, how it is computed, and the processes that share it.
+        """
+        from funcppo import compiled_step, logs
+        from funcppo.kg.run import training
+        from funcppo.kg.run.run import last_logged_update
+
+        training.set_matmul_precision(run.run_config)
+        if self.debug:
+            config = dataclasses.replace(run.run_config, strategy="eager")
+            run = dataclasses.replace(run, run_config=config)
+        path = self.out / METRICS_FILE
+        processes = distributed.current_processes()
+        peers = training.connect(processes, run) if processes else None
+        with WorkDisplay("preparing the training step", screen.console):
+            captured, record = training.prepare_train_step(
+                run, logs.read_header(path).get("strategy"), peers, deadline
+            )
+        monitor.record_capture(captured)
+        screen.add([Note("detail", compiled_step.describe_strategy(record))])
+        header = {**logs.run_header(record), "graphs": self.cuda_graphs}
+        logs.truncate(path, last_logged_update(run), header)
+        return captured, record, peers
+
+    def _loggers(self, run: Run) -> AbstractContextManager[Sequence[LogFn]]:
+        """What gets each line of the metrics log too."""
+        from funcppo import logs
+
+        rows = logs.read(self.out / METRICS_FILE)
+        settings = dataclasses.asdict(run.run_config)
+        return logs.open_loggers(self.log, self.out, rows, settings)
+
+    def _assist(self, processes: Processes, exporter: Exporter | None) -> None:
+        """Make updates of a part of the run that rank 0 trains; the metrics record them."""
         from funcppo.kg.run import run_build, run_start, training
         from funcppo.runtime.monitor import Monitor
 
@@ -343,37 +424,42 @@ class Train:
             captured, record = training.prepare_train_step(run, peers=peers)
             if exporter is None:
                 training.assist(captured, peers)
-                return 0
+                return
             monitor.record_capture(captured)
             _describe_run(exporter, monitor, run, record, captured)
-            _assist_counted(exporter, run, captured, peers)
-        return 0
+            telemetry = exporter.telemetry
+            n_env_steps = run.cfg.ppo.n_envs * run.cfg.ppo.n_steps
+
+            def count_update(seconds: float) -> None:
+                telemetry.record_shared_update(seconds, n_env_steps)
+                exporter.refresh()
+
+            training.assist(
+                captured,
+                peers,
+                count_update,
+                telemetry.record_shared_checkpoint,
+            )
+            telemetry.finish()
 
     def _print_interrupted(self, console: Console) -> None:
         """Print what the checkpoint holds, and how to continue from it."""
         from funcppo.kg.run.run import saved_update
 
-        words = (
-            "funcppo",
-            "train",
-            self.settings.dataset,
-            "--out",
-            str(self.out),
-        )
-        command = f"{shlex.join(words)} --resume"
+        words = ["funcppo", "train", self.settings.dataset, "--out"]
+        command = shlex.join([*words, str(self.out), "--resume"])
         console.print(
             f"interrupted after update {saved_update(self.out)}; `{command}` continues"
         )
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work. Mined rules are written only where no rules are read."""
-        run_files = [
+        outputs: list[tuple[str, str | Path | None]] = [
             ("--out", self.out / name)
             for name in RUN_FILES
             if name != MINED_RULES_FILE
         ]
-        outputs = [
-            *run_files,
+        outputs += [
             ("--json", self.json),
             ("--metrics-file", self.metrics_file),
         ]
@@ -396,70 +482,6 @@ class Train:
         base = dataclasses.replace(_DEFAULT, dataset=dataset)
         return read_settings(Path(config), base)
 
-    def _train(
-        self,
-        run: Run,
-        screen: _Screen,
-        exporter: Exporter | None,
-        run_time: RunTime,
-    ) -> _TrainingResult:
-        """Train until the last update, the end of the time or an interrupt; these take effect after an update."""
-        from funcppo import logs
-        from funcppo.kg.run import training
-        from funcppo.runtime.monitor import Monitor
-
-        training.set_matmul_precision(run.run_config)
-        is_bounded = self.settings.steps is None
-        deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
-        with Monitor() as monitor:
-            log = logs.read_header(self.out / METRICS_FILE)
-            captured, record, peers = _prepare_train_step(
-                _with_eager_strategy(run) if self.debug else run,
-                monitor,
-                screen,
-                log.get("strategy"),
-                deadline,
-            )
-            _write_header(run, self.out, record, self.cuda_graphs)
-            if exporter:
-                _describe_run(exporter, monitor, run, record, captured)
-            logger = _CompileLogger(
-                monitor, screen.console, self.log_compiles, exporter
-            )
-
-            rows = logs.read(self.out / METRICS_FILE)
-            settings = dataclasses.asdict(run.run_config)
-            with (
-                open_loggers(self.log, self.out, rows, settings) as loggers,
-                WorkDisplay("training", screen.console, deadline) as status,
-                defer_interrupt() as interrupt,
-            ):
-                updates = training.train(
-                    run,
-                    self.out,
-                    captured,
-                    lambda: interrupt.requested or deadline.is_over,
-                    monitor,
-                    partial(_tell_others(status.update), "validating"),
-                    self.checkpoint_every,
-                    exporter and exporter.telemetry,
-                    loggers,
-                    peers,
-                )
-                # A repeated signal ends the update or validation in progress.
-                with suppress(KeyboardInterrupt):
-                    for run, numbers in updates:
-                        logger.report_changes(run.state.train_state, numbers)
-                        update = int(run.state.train_state.update)
-                        status.update(
-                            "training",
-                            update,
-                            run.cfg.ppo.n_updates,
-                            note=_training_note(run, numbers),
-                        )
-        run_time.end_phase("training", is_set=not is_bounded)
-        return _end_training(run, interrupt, deadline.is_over, record)
-
 
 def _has_run_to_resume(dataset: str, out: Path) -> bool:
     """Whether --resume finds a run; a supervisor gives it from the start, and a run that was ended before its first
@@ -474,72 +496,13 @@ def _has_run_to_resume(dataset: str, out: Path) -> bool:
     return is_stored
 
 
-def _with_eager_strategy(run: Run) -> Run:
-    """The run with nothing to compile, whatever strategy it is trained by."""
-    config = dataclasses.replace(run.run_config, strategy="eager")
-    return dataclasses.replace(run, run_config=config)
+def _absolute_or_name(name: str) -> str:
+    """The absolute path of a file or folder that exists, or else the name itself: that of an embedded set."""
+    path = Path(name)
+    return str(path.absolute()) if path.exists() else name
 
 
-def _tell_others(on_phase: PhaseCallback) -> PhaseCallback:
-    """The callback, which also tells the processes that wait, if there are some, how far this one is."""
-    processes = distributed.current_processes()
-    if processes is None:
-        return on_phase
-
-    def tell(
-        text: str,
-        done: int = 0,
-        total: int | None = None,
-        deadline: Deadline = NO_DEADLINE,
-        /,
-    ) -> None:
-        processes.report(f"{text} {done} of {total}" if total else text)
-        on_phase(text, done, total, deadline)
-
-    return tell
-
-
-def _end_training(
-    run: Run,
-    interrupt: Interrupt,
-    is_over: bool,
-    record: StrategyRecord,
-) -> _TrainingResult:
-    """Where training ended.
-
-    Args:
-      is_over: its time is.
-    """
-    from funcppo.kg.run import finish, training
-
-    # An interrupt may have left out the last validation.
-    is_finished = is_over or training.is_finished(run)
-    is_finished = is_finished and not interrupt.requested
-    if is_finished:
-        run = finish.with_late_note(run)
-    return _TrainingResult(run, is_finished, interrupt.exit_status, record)
-
-
-def _assist_counted(
-    exporter: Exporter,
-    run: Run,
-    captured: CapturedStep[TrainState, Metrics],
-    peers: Peers,
-) -> None:
-    """Make the updates of this process's shards; the metrics record them."""
-    from funcppo.kg.run import training
-
-    telemetry = exporter.telemetry
-    n_env_steps = run.cfg.ppo.n_envs * run.cfg.ppo.n_steps
-
-    def count_update(seconds: float) -> None:
-        telemetry.record_shared_update(seconds, n_env_steps)
-        exporter.refresh()
-
-    training.assist(
-        captured, peers, count_update, telemetry.record_shared_checkpoint
-    )
-    telemetry.finish()
+# -- the updates
 
 
 def _describe_run(
@@ -547,7 +510,7 @@ def _describe_run(
     monitor: Monitor,
     run: Run,
     record: StrategyRecord,
-    captured: CapturedStep[TrainState, Metrics],
+    captured: TrainingStep,
 ) -> None:
     """Tell the metrics what runs, and how."""
     exporter.monitor = monitor
@@ -565,7 +528,7 @@ def _describe_run(
     exporter.refresh(at_once=True)
 
 
-def _training_note(run: Run, numbers: dict[str, float]) -> str:
+def _describe_update(run: Run, numbers: dict[str, float]) -> str:
     """The mean return of an update, and the best metric on valid so far."""
     from funcppo.kg.ranking.ranking import selection_metric
 
@@ -576,226 +539,100 @@ def _training_note(run: Run, numbers: dict[str, float]) -> str:
     return note
 
 
-def _write_header(
-    run: Run, folder: Path, record: StrategyRecord, graphs: CudaGraphs
-) -> None:
-    """Write to the first line of the metrics log how the updates after it are computed."""
-    from funcppo import logs
-    from funcppo.kg.run.run import last_logged_update
-
-    header = {**logs.run_header(record), "graphs": graphs}
-    logs.truncate(folder / METRICS_FILE, last_logged_update(run), header)
-
-
-def absolute_or_name(name: str) -> str:
-    """Return the absolute path of a file or folder that exists, or else the name itself: that of an embedded set."""
-    path = Path(name)
-    return str(path.absolute()) if path.exists() else name
-
-
-def _prepare_train_step(
-    run: Run,
+def _watched(
+    updates: Iterator[tuple[Run, dict[str, float]]],
     monitor: Monitor,
-    screen: _Screen,
-    earlier: JsonObject | None,
-    deadline: Deadline,
-) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord, Peers | None]:
-    """Compile and capture the training step as the run's strategy asks for, or as was measured at its start.
+    console: Console,
+    log_compiles: bool,
+    exporter: Exporter | None,
+) -> Iterator[tuple[Run, dict[str, float]]]:
+    """Yield updates, and warn of what is compiled or captured again, has moved in memory, or was skipped.
 
-    Returns:
-      The step, how it is computed, and the processes that share it.
+    Args:
+      log_compiles: print the monitor's counts whenever they change.
     """
-    from funcppo import compiled_step
-    from funcppo.kg.run import training
+    counts: JsonObject = {}
+    is_first = True
+    for run, numbers in updates:
+        state = run.state.train_state
+        if is_first:
+            monitor.end_warmup()
+            monitor.watch_addresses(state)
+        is_first = False
+        n_moved = _warn(monitor, state, numbers, console)
+        report = monitor.report() if log_compiles else {}
+        # Times alone always change.
+        now = {x: y for x, y in report.items() if not x.endswith("_ms")}
+        if now != counts:
+            parts = [f"{x} {_describe_count(y)}" for x, y in report.items()]
+            console.print(f"compiles and graphs: {', '.join(parts)}")
+            counts = now
+        if exporter:
+            if n_moved:
+                exporter.telemetry.record_moved_leaves(n_moved)
+            exporter.refresh()
+        yield run, numbers
 
-    processes = distributed.current_processes()
-    peers = training.connect(processes, run) if processes else None
-    with WorkDisplay("preparing the training step", screen.console):
-        captured, record = training.prepare_train_step(
-            run, earlier, peers, deadline
+
+def _warn(
+    monitor: Monitor,
+    state: TrainState,
+    numbers: dict[str, float],
+    console: Console,
+) -> int:
+    """Print a line for each thing that should not happen in an update; the number of buffers that have moved."""
+    warnings = [monitor.warning() or ""]
+    moved = monitor.moved_leaves(state)
+    if moved:
+        warnings.append(f"moved in memory: {', '.join(moved)}")
+        monitor.watch_addresses(state)
+    n_skipped = numbers["n_nonfinite_minibatches"]
+    if n_skipped:
+        warnings.append(
+            f"{n_skipped:.0f} minibatches skipped: loss or gradient not finite"
         )
-    monitor.record_capture(captured)
-    strategy = compiled_step.describe_strategy(record)
-    screen.add([Note("detail", strategy)])
-    return captured, record, peers
+    for warning in filter(None, warnings):
+        console.print(f"warning: {warning}", style="yellow")
+    return len(moved)
 
 
-class _CompileLogger:
-    """Prints once if the training step is compiled or captured again; all that the monitor counts, with --log-compiles.
-
-    Attributes:
-      log_compiles: whether to print the monitor's counts whenever they change.
-      counts: the monitor's counts when they were last printed.
-    """
-
-    def __init__(
-        self,
-        monitor: Monitor,
-        console: Console,
-        log_compiles: bool,
-        exporter: Exporter | None = None,
-    ) -> None:
-        self.monitor = monitor
-        self.exporter = exporter
-        self.console = console
-        self.log_compiles = log_compiles
-        self.counts: JsonObject = {}
-        self.is_first_update = True
-
-    def report_changes(
-        self, state: TrainState, numbers: dict[str, float]
-    ) -> None:
-        """Print what has changed since the last update.
-
-        Args:
-          state: the training state after an update.
-          numbers: metrics of the update.
-        """
-        if self.is_first_update:
-            self.is_first_update = False
-            self.monitor.end_warmup()
-            self.monitor.watch_addresses(state)
-        self._print_warnings(state, numbers)
-        if self.log_compiles:
-            self._print_counts()
-        if self.exporter:
-            self.exporter.refresh()
-
-    def _print_warnings(
-        self, state: TrainState, numbers: dict[str, float]
-    ) -> None:
-        """Print warnings on compilations, buffers that have moved, and minibatches that were skipped."""
-        warnings = []
-        recompilation = self.monitor.warning()
-        if recompilation:
-            warnings.append(recompilation)
-
-        moved = self.monitor.moved_leaves(state)
-        if moved:
-            warnings.append(f"moved in memory: {', '.join(moved)}")
-            self.monitor.watch_addresses(state)
-            if self.exporter:
-                self.exporter.telemetry.record_moved_leaves(len(moved))
-
-        n_skipped = numbers["n_nonfinite_minibatches"]
-        if n_skipped:
-            warnings.append(
-                f"{n_skipped:.0f} minibatches skipped: loss or gradient not finite"
-            )
-        for warning in warnings:
-            self.console.print(f"warning: {warning}", style="yellow")
-
-    def _print_counts(self) -> None:
-        """Print the monitor's report if a count has changed; times alone always change."""
-        report = self.monitor.report()
-        counts = {
-            name: value
-            for name, value in report.items()
-            if not name.endswith("_ms")
-        }
-        if counts == self.counts:
-            return
-        self.counts = counts
-        text = ", ".join(
-            f"{name} {_format_value(value)}" for name, value in report.items()
-        )
-        self.console.print(f"compiles and graphs: {text}")
-
-
-def _format_value(value: object) -> str:
+def _describe_count(value: object) -> str:
     """A count, time or reason of the monitor as text."""
     if isinstance(value, float):
         return f"{value:.3g}"
     return "none" if value == "" else str(value)
 
 
-class _Screen:
-    """What a run prints: six lines at most beside its table; all notes with --verbose, the table alone with --quiet."""
+# -- what is printed
 
-    def __init__(
-        self, console: Console, is_verbose: bool, is_quiet: bool
-    ) -> None:
-        self.console = console
-        self._is_verbose = is_verbose
-        self._is_quiet = is_quiet
-        self._told: list[str] = []
 
-    def print(self, line: str) -> None:
-        """Print a line, unless the table alone is wanted."""
-        if not self._is_quiet:
-            self.console.print(line)
-
-    def add(self, notes: Sequence[str]) -> None:
-        """Print notes that were not printed yet: all of them, or those on rules."""
-        for note in notes:
-            is_shown = self._is_verbose or _kind(note) == "rules"
-            if note in self._told or not is_shown:
-                continue
-            self._told.append(note)
-            if self._is_verbose:
-                print_notes([note], self.console)
-            else:
-                self.print(note)
-
-    def show_run(self, run: Run) -> None:
-        """Print what the run trains on."""
-        dataset = run.task.dataset
-        self.print(
-            f"{dataset.name}: {dataset.n_constants:,} entities, {dataset.n_predicates:,} relations, "
-            f"{len(dataset.train):,} train / {len(dataset.valid):,} valid / {len(dataset.test):,} test, "
-            f"{len(dataset.rules):,} rules, height {run.task.max_height}, score {run.score}"
+def _show_run(screen: Screen, run: Run) -> None:
+    """Print what the run trains on."""
+    dataset = run.task.dataset
+    screen.print(describe_task(run.task, run.score))
+    screen.add(run.notes, "rules")
+    if not len(dataset.test):
+        hint = (
+            "" if dataset.is_program else " (--split-ratios holds triples out)"
         )
-        self.add(run.notes)
-        if not len(dataset.test):
-            hint = " (--split-ratios holds triples out)"
-            note = "no test split; the test evaluation is skipped"
-            self.print(note + ("" if dataset.is_program else hint))
-
-    def show_results(self, run: Run, results: JsonObject) -> None:
-        """Print the table of test metrics, what was left out, and what ranks answers."""
-        from funcppo.kg.ranking import policy_score
-        from funcppo.kg.run import finish
-
-        cut = [note for note in results["notes"] if _kind(note) == "cut"]
-        if cut and not self._is_verbose:
-            more = f" (and {len(cut) - 1} more: -v)" if len(cut) > 1 else ""
-            self.print(f"left out: {cut[0]}{more}")
-        self.add(results["notes"])
-        if results["test"]:
-            table = metrics_table(
-                _table_title(run, results),
-                results["test"],
-                finish.default_row(run),
-            )
-            print_table(self.console, table)
-        if self._is_verbose:
-            print_notes(_closing_notes(run, results), self.console)
-            replay = policy_score.graph_fallback_notes(run.search_step)
-            print_notes(replay, self.console)
-            return
-        for note in results["notes"]:
-            if _kind(note) == "answers":
-                self.print(note)
-
-    def show_proof(self, run: Run, deadline: Deadline) -> None:
-        """Print the longest of the most probable proofs of the first queries, of those that there is time for."""
-        from funcppo.kg.graph.rules import proof_names
-        from funcppo.kg.logic import proof
-
-        longest, n_searched = _longest_proof(run, deadline)
-        if longest is None:
-            line = f"none of the first {n_searched} queries has a proof"
-            self.console.print(line, style="dim")
-            return
-        names = proof_names(run.task.dataset)
-        text = proof.to_text(longest, names.format_atom, names.format_rule)
-        self.console.print("a proof:")
-        self.console.print(text)
+        screen.print(f"no test split; the test evaluation is skipped{hint}")
 
 
-def _kind(note: str) -> str:
-    """What a note is about; notes of files that say nothing of it are details."""
-    return note.kind if isinstance(note, Note) else "detail"
+def _show_results(screen: Screen, run: Run, results: JsonObject) -> None:
+    """Print the table of test metrics, what was left out, and what ranks answers."""
+    from funcppo.kg.ranking import policy_score
+    from funcppo.kg.run import finish
+
+    notes = results["notes"]
+    screen.show_cut(notes)
+    screen.add(notes, "rules")
+    if results["test"]:
+        title = _table_title(run, results)
+        row = finish.default_row(run)
+        table = metrics_table(title, results["test"], row)
+        print_table(screen.console, table)
+    replay = policy_score.graph_fallback_notes(run.search_step)
+    screen.add([*notes, *_closing_notes(run, results), *replay], "answers")
 
 
 def _table_title(run: Run, results: JsonObject) -> str:
@@ -832,29 +669,3 @@ def _closing_notes(run: Run, results: JsonObject) -> list[str]:
             else f"no update of PPO was made: 'trained' is {start}"
         )
     return notes
-
-
-def _longest_proof(run: Run, deadline: Deadline) -> tuple[Proof | None, int]:
-    """The longest of the most probable proofs of the first queries, or None; and how many queries were searched."""
-    import torch
-
-    from funcppo.kg.answers import most_probable_proof
-    from funcppo.kg.ranking import explain
-
-    dataset = run.task.dataset
-    split = dataset.test if len(dataset.test) else dataset.train
-    program = explain.build_program(run.task)
-    longest: Proof | None = None
-    n_searched = 0
-    for row in split[:MAX_PROOF_QUERIES]:
-        if n_searched and deadline.is_over:
-            break
-        n_searched += 1
-        candidate = most_probable_proof(
-            run, torch.from_numpy(row).long(), program
-        )
-        if candidate is None:
-            continue
-        if longest is None or len(candidate.nodes) > len(longest.nodes):
-            longest = candidate
-    return longest, n_searched

@@ -6,7 +6,6 @@ import dataclasses
 import pickle
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -200,9 +199,6 @@ def dataset_subject(
     if cfg.object_identity is not True:
         dataset, count_notes = with_rule_counts(dataset, on_phase)
     deadline = Deadline(at=time.monotonic() + choice_seconds)
-    if processes is not None:
-        # Those that wait see that this one gets on.
-        on_phase = partial(_report_phase, processes, on_phase)
 
     def choose() -> SettingsChoice:
         return choose_settings(
@@ -240,19 +236,6 @@ def _with_height(
             f"--score {score.name}: expected --height {height} or more, got {cfg.max_height}"
         )
     return dataclasses.replace(cfg, max_height=cfg.max_height or height)
-
-
-def _report_phase(
-    processes: Processes,
-    on_phase: PhaseCallback,
-    text: str,
-    done: int = 0,
-    total: int | None = None,
-    deadline: Deadline = NO_DEADLINE,
-) -> None:
-    """Tell a callback and the other processes what this one does."""
-    on_phase(text, done, total, deadline)
-    processes.report(f"{text} {done} of {total}" if total else text)
 
 
 def _share_choice(
