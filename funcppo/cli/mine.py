@@ -135,7 +135,7 @@ class Mine:
             dataset, limit = self._read()
         memory.reset_peak(self.device)
 
-        mined = self._mine(dataset, console)
+        mined = self._mine(dataset)
         mined, more = self._count_under_identity(mined)
         notes = [*mined.result.notes, *more, *self._write(dataset, mined)]
         seconds = time.perf_counter() - start
@@ -204,7 +204,7 @@ class Mine:
         outputs = [("--out", self.out), ("--json", self.json)]
         check_overwrites(outputs, triple_files)
 
-    def _mine(self, dataset: Dataset, console: Console) -> MinedDataset:
+    def _mine(self, dataset: Dataset) -> MinedDataset:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
         from funcppo.kg.run import rule_files
 
@@ -214,7 +214,6 @@ class Mine:
                 self._config(dataset),
                 self.device,
                 display.report,
-                lambda line: print_notes([line], console),
             )
 
     def _count_under_identity(
@@ -225,7 +224,7 @@ class Mine:
 
         from funcppo.core.deadline import Deadline
         from funcppo.kg.logic.joins import RowBudget
-        from funcppo.kg.mining.mined_rules import select_rules
+        from funcppo.kg.mining.counts import select_rules
         from funcppo.kg.run.rule_files import count_mined_rules
 
         result = mined.result
@@ -313,7 +312,7 @@ def _summarise(
     options: Mine, mined: MinedDataset, notes: list[str], seconds: float
 ) -> JsonObject:
     """The JSON of --json, without the memory."""
-    from funcppo.kg.mining.mined_rules import SAME_ENTITY
+    from funcppo.kg.mining.counts import SAME_ENTITY
 
     rules, _, result = mined
     head_end = result.rules.end_constants[:, 0]

@@ -20,7 +20,7 @@ from funcppo.kg.graph.rules import (
     format_rule_table,
     read_clauses,
 )
-from funcppo.kg.mining import config, miner
+from funcppo.kg.mining import miner
 from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.config import RESULTS_FILE, read_config
@@ -374,7 +374,7 @@ def test_an_interrupt_writes_what_was_found(
     def stop_search(*_):
         raise error
 
-    monkeypatch.setattr(miner, "_search_constants", stop_search)
+    monkeypatch.setattr(miner._Miner, "_search_constants", stop_search)
     out = tmp_path / "rules.tsv"
     arguments = ("mine", "family_tree:60:2", "--constants", "--out", out)
     file = tmp_path / "summary.json"
@@ -400,7 +400,7 @@ def test_training_that_is_interrupted_in_mining_keeps_the_rules(
     def stop_search(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(miner, "_count_pca_pairs", stop_search)
+    monkeypatch.setattr(miner._Miner, "_count_pca_pairs", stop_search)
     (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
     cache = tmp_path / "cache"
     train = ("train", tmp_path, "--out", tmp_path / "run", *SMALL)
@@ -465,9 +465,9 @@ def test_training_without_rules_mines_first_and_keeps_what_it_mined(
 @pytest.fixture
 def types(tmp_path, monkeypatch):
     """A graph that counts as large and is not sparse: who likes something likes tea."""
-    monkeypatch.setattr(config, "MAX_TINY_FACTS", 0)
-    monkeypatch.setattr(config, "MAX_SMALL_FACTS", 1)
-    monkeypatch.setattr(config, "MAX_SPARSE_DEGREE", 0)
+    monkeypatch.setattr(
+        rule_files, "default_config", lambda *_: MiningConfig(constants=True)
+    )
     drinks = ["milk", "water", "juice", "cocoa", "coffee"]
     lines = [
         f"p{i}\tlikes\ttea\np{i}\ttries\t{d}\n" for i, d in enumerate(drinks)

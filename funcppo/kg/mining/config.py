@@ -22,10 +22,6 @@ MAX_EXTENDED_LENGTH = 3
 ROWS_PER_SECOND = 7_000_000
 # A graph is tiny with at most so many facts, and dense with at least one fact for each pair of entities.
 MAX_TINY_FACTS = 2_000
-# A graph is small with more facts than these, and at most so many.
-MAX_SMALL_FACTS = 50_000
-# A larger graph is sparse with at most so many facts for each entity.
-MAX_SPARSE_DEGREE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +69,8 @@ def default_config(n_facts: int, n_entities: int) -> MiningConfig:
         if n_facts < n_entities**2:
             return MiningConfig()
         return MiningConfig(max_length=2, min_support=3, votes_per_fact=3)
-    if n_facts <= MAX_SMALL_FACTS:
+    if n_facts <= 50_000:
         return MiningConfig(votes_per_fact=3)
-    if n_facts <= MAX_SPARSE_DEGREE * n_entities:
+    if n_facts <= 3 * n_entities:
         return MiningConfig(max_length=5)
     return MiningConfig(constants=True)

@@ -1,4 +1,4 @@
-"""Walks along the facts of a graph, and the pairs of entities that bodies join.
+"""Walks along the facts of a graph, the pairs of entities that bodies join, and the facts that bodies derive.
 
 A fact b(X, Y) is an edge from X to Y with label 2 (b - 1), and one from Y to X with label 2 (b - 1) + 1. A body is a
 sequence of labels, written as a number in base `n_labels`. The pairs that a body joins are the entries of a product of
@@ -8,14 +8,31 @@ of the left matrix is a pair of a body and a source, and stands for the entities
 `walk` follows given bodies, `walk_in_parts` does so a part at a time, and `extend` adds every label to bodies that were
 walked. What they compute is as large as the number of edges that they walk along, which is known before. They run on
 the device of the facts.
+
+`is_circular` tells the facts that a body derives from themselves alone: every path between their arguments walks along
+the fact. Let f = h(x, y) be the fact. The paths x -> z -> w -> y of a body l1, l2, l3 are counted elsewhere; those that
+walk along f are counted here by the step that takes f:
+
+    step 1 takes f, so z = y                    step 3 takes f, so w = x
+    step 2 takes f forwards, so z = x, w = y    step 2 takes f backwards, so z = y, w = x
+
+The path with z = y and w = x can be in three of these cases; it counts once. Where x = y, either direction of f is a
+step from x to itself, and the one path that step 2 takes f on is that path again. Shorter bodies are alike.
+
+Longer bodies are found from the facts that they derive, by meeting in the middle: half of a walk from x to y that does
+not take the fact is made from x, half from y, and the halves are joined where they meet. The halves are as many as the
+walks of half the length: far fewer, where the graph is sparse, than the pairs that bodies join. All that is found is
+exact: the support without circular support of every rule of a head's predicate, and the facts that it derives so. A
+head whose facts have too many half walks is left out, and counted. `plan_closing` says which are, and
+`iter_closed_rules` finds the rules of the others.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +40,12 @@ from torch import Tensor
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.joins import expand_ranges
+from funcppo.kg.mining.counts import Budget
 
-SLOT_BITS = 22  # of a key that are looked up without a search, at most
-# bodies that may be numbered without looking which of them have paths
-MAX_BODY_SLOTS = 1 << 21
 # approximate number of rows that are computed at once
 CHUNK_ROWS = 1 << 20
+# pairs of a fact and a body that derives it: of one head, at most
+MAX_CLOSED_PAIRS = 1 << 23
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +57,6 @@ class KeyIndex:
     # position of a key that ends in these bits; -1 for none
     slots: I32[Tensor, "slots"]
     is_direct: bool  # no two possible keys end in the same bits
-
-
-class KeyMatches(NamedTuple):
-    """Which of the keys looked up are in an index."""
-
-    row: I64[Tensor, "n"]  # those found, ascending
-    position: I64[Tensor, "n"]  # of their key in the index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,20 +125,6 @@ class PathBlock(NamedTuple):
     def entry_body(self) -> I64[Tensor, "m"]:
         """The body of each entry."""
         return self.row_body[self.entry_row]
-
-
-class SpendCallback(Protocol):
-    """Receives a number of rows that were computed."""
-
-    def __call__(self, n_rows: float, /) -> object: ...
-
-
-class _Extensions(NamedTuple):
-    """Where bodies go on: an entry of the body's prefix, and the start that it leads to."""
-
-    body: I64[Tensor, "n"]  # ascending
-    entry: I64[Tensor, "n"]  # ascending for each body
-    start: I64[Tensor, "n"]
 
 
 class JoinedPairs(NamedTuple):
@@ -236,7 +232,8 @@ def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:
     is_first = row_index.first_of_run(sorted_keys)
     start = is_first.nonzero().squeeze(1)
     keys = sorted_keys[start]
-    n_slots = 1 << min(SLOT_BITS, (n_possible - 1).bit_length())
+    # Keys of up to 22 bits are looked up without a search.
+    n_slots = 1 << min(22, (n_possible - 1).bit_length())
     empty = torch.full((n_slots,), -1, dtype=torch.int32, device=keys.device)
     position = torch.arange(len(keys), dtype=torch.int32, device=keys.device)
     return KeyIndex(
@@ -247,17 +244,23 @@ def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:
     )
 
 
-def find_keys(index: KeyIndex, key: I64[Tensor, "n"]) -> KeyMatches:
-    """Look keys up: by their last bits, and those that this leaves by a search if keys are longer."""
+def find_keys(
+    index: KeyIndex, key: I64[Tensor, "n"]
+) -> tuple[I64[Tensor, "m"], I64[Tensor, "m"]]:
+    """Look keys up: by their last bits, and those that this leaves by a search if keys are longer.
+
+    Returns:
+      The rows of the keys that are found, ascending, and the position of each in the index.
+    """
     slot = index.slots.index_select(0, key & (len(index.slots) - 1))
     row = (slot >= 0).nonzero().squeeze(1)
     if index.is_direct:
-        return KeyMatches(row, slot.index_select(0, row).long())
+        return row, slot.index_select(0, row).long()
     candidate = key.index_select(0, row)
     position = torch.searchsorted(index.keys, candidate)
     position = position.clamp_max(max(len(index.keys) - 1, 0))
     found = index.keys.index_select(0, position) == candidate
-    return KeyMatches(row[found], position[found])
+    return row[found], position[found]
 
 
 def has_edge(
@@ -267,13 +270,13 @@ def has_edge(
     target: I64[Tensor, "n"],
 ) -> Bool[Tensor, "n"]:
     """Whether there is an edge of the label from each source to its target."""
-    start = find_keys(edges.starts, source * edges.n_labels + label)
-    key = start.position * edges.n_entity_ids + target[start.row]
+    row, start = find_keys(edges.starts, source * edges.n_labels + label)
+    key = start * edges.n_entity_ids + target[row]
     position = torch.searchsorted(edges.edge_key, key)
     position = position.clamp_max(max(len(edges.edge_key) - 1, 0))
     found = edges.edge_key[position] == key
     none = torch.zeros_like(source, dtype=torch.bool)
-    return none.index_copy(0, start.row, found)
+    return none.index_copy(0, row, found)
 
 
 def sparse_matrix(
@@ -303,22 +306,14 @@ def _ones_matrix(row: Tensor, column: Tensor, size: tuple[int, int]) -> Tensor:
     return sparse_matrix(row, column, ones, size)
 
 
-class Entries(NamedTuple):
-    """The entries of a sparse matrix, in the order of rows."""
-
-    row: I64[Tensor, "m"]
-    column: I64[Tensor, "m"]
-    value: F32[Tensor, "m"]
-
-
-def multiply(left: Tensor, right: Tensor) -> Entries:
-    """The product of two sparse matrices."""
+def multiply(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column and value of the entries of the product of two sparse matrices, in the order of rows."""
     with warnings.catch_warnings():
         # PyTorch calls compressed rows, which it uses here, a beta feature.
         warnings.filterwarnings("ignore", "Sparse CSR tensor support")
         product = torch.sparse.mm(left, right).coalesce()
     row, column = product.indices()
-    return Entries(row, column, product.values())
+    return row, column, product.values()
 
 
 def pack(cost: F64[Tensor, "n"], limit: float) -> Iterator[tuple[int, int]]:
@@ -342,6 +337,9 @@ def pack_runs(
     rows = [0, *row_end.tolist()]
     for first, last in pack(run_cost, limit):
         yield rows[first], rows[last]
+
+
+# -- walks
 
 
 def walk(
@@ -370,7 +368,7 @@ def walk_in_parts(
     body_code: I64[Tensor, "K"],
     length: int,
     sources: SourceRange,
-    spend: SpendCallback,
+    spend: Callable[[float], object],
 ) -> Iterator[PathBlock]:
     """Walk as `walk` does, with the memory of a few blocks of CHUNK_ROWS entries.
 
@@ -398,7 +396,7 @@ def _walk_further(
     edges: EdgeIndex,
     block: PathBlock,
     codes: Sequence[Tensor],
-    spend: SpendCallback,
+    spend: Callable[[float], object],
 ) -> Iterator[PathBlock]:
     """Yield the blocks of the last of some codes, each one label longer than those before.
 
@@ -418,12 +416,14 @@ def _walk_further(
     for first, last in pack(cost, CHUNK_ROWS):
         some = body_code[first:last]
         leads = _find_leads(edges, block, some)
-        n_edges = torch.diff(edges.starts.offsets)[leads.start]
+        n_edges = torch.diff(edges.starts.offsets)[leads[2]]
         row_key = _row_key(block, leads)
         for begin, end in pack_runs(row_key, n_edges, CHUNK_ROWS):
-            part = _Extensions(*(column[begin:end] for column in leads))
+            body, entry, start = (column[begin:end] for column in leads)
             spend(float(n_edges[begin:end].sum()))
-            longer = _without_empty(_follow(edges, block, some, part))
+            longer = _without_empty(
+                _follow(edges, block, some, (body, entry, start))
+            )
             yield from _walk_further(edges, longer, codes[1:], spend)
 
 
@@ -453,13 +453,12 @@ def extend(
         block.n_paths,
         (len(block.row_body), edges.n_entity_ids),
     )
-    product = multiply(left, right)
+    row, end, n_paths = multiply(left, right)
 
     # Number the bodies: all that are possible, or those that there are if that is fewer.
-    prefix = block.row_body[product.row]
-    body = prefix * n_labels + edges.end_label[product.column]
+    body = block.row_body[row] * n_labels + edges.end_label[end]
     n_slots = len(block.body_code) * n_labels
-    if n_slots <= MAX_BODY_SLOTS:
+    if n_slots <= 1 << 21:
         slot = torch.arange(n_slots, device=body.device)
     else:
         slot, body = row_index.unique_inverse(body)
@@ -467,9 +466,9 @@ def extend(
     return JoinedPairs(
         body_code=block.body_code[slot // n_labels] * n_labels + last,
         body=body,
-        source=block.row_source[product.row],
-        target=edges.end_target[product.column],
-        n_paths=product.value,
+        source=block.row_source[row],
+        target=edges.end_target[end],
+        n_paths=n_paths,
     )
 
 
@@ -545,9 +544,13 @@ def _first_steps(
     )
 
 
+# where bodies go on: the body, ascending, an entry of its prefix, and the start that it leads to
+_Leads = tuple[I64[Tensor, "n"], I64[Tensor, "n"], I64[Tensor, "n"]]
+
+
 def _find_leads(
     edges: EdgeIndex, block: PathBlock, body_code: Tensor
-) -> _Extensions:
+) -> _Leads:
     """Where bodies go on whose prefixes are bodies of a block."""
     prefix = torch.searchsorted(block.body_code, body_code // edges.n_labels)
     label = body_code % edges.n_labels
@@ -558,36 +561,496 @@ def _find_leads(
     body, entry = expand_ranges(
         offsets[prefix], offsets[prefix + 1] - offsets[prefix]
     )
-    found = find_keys(
+    row, start = find_keys(
         edges.starts, block.target[entry] * edges.n_labels + label[body]
     )
-    return _Extensions(body[found.row], entry[found.row], found.position)
+    return body[row], entry[row], start
 
 
-def _row_key(block: PathBlock, leads: _Extensions) -> Tensor:
+def _row_key(block: PathBlock, leads: _Leads) -> Tensor:
     """A number for each body and source: its body times the rows of the block, and its row."""
-    return leads.body * len(block.row_body) + block.entry_row[leads.entry]
+    body, entry, _ = leads
+    return body * len(block.row_body) + block.entry_row[entry]
 
 
 def _follow(
-    edges: EdgeIndex, block: PathBlock, body_code: Tensor, leads: _Extensions
+    edges: EdgeIndex, block: PathBlock, body_code: Tensor, leads: _Leads
 ) -> PathBlock:
     """One label further: the bodies of `body_code`, whose prefixes are bodies of the block."""
     row_key, row = torch.unique_consecutive(
         _row_key(block, leads), return_inverse=True
     )
+    n_rows = max(len(block.row_body), 1)
     left = sparse_matrix(
         row,
-        leads.start,
-        block.n_paths[leads.entry],
+        leads[2],
+        block.n_paths[leads[1]],
         (len(row_key), len(edges.starts.keys)),
     )
-    product = multiply(left, edges.start_targets)
+    entry_row, target, n_paths = multiply(left, edges.start_targets)
     return PathBlock(
         body_code=body_code,
-        row_body=row_key // max(len(block.row_body), 1),
-        row_source=block.row_source[row_key % max(len(block.row_body), 1)],
-        entry_row=product.row,
-        target=product.column,
-        n_paths=product.value,
+        row_body=row_key // n_rows,
+        row_source=block.row_source[row_key % n_rows],
+        entry_row=entry_row,
+        target=target,
+        n_paths=n_paths,
     )
+
+
+# -- the facts that rules derive
+
+
+class FactHits(NamedTuple):
+    """Entries of pairs whose entities some fact has, by ascending body."""
+
+    body: I64[Tensor, "n"]
+    pair: I64[Tensor, "n"]  # row in `EdgeIndex.pairs`
+    entry: I64[Tensor, "n"]
+
+
+def find_hits(edges: EdgeIndex, pairs: JoinedPairs) -> FactHits:
+    """The pairs whose entities some fact has."""
+    row, pair = find_keys(
+        edges.pairs, pairs.source * edges.n_entity_ids + pairs.target
+    )
+    body, order = row_index.sort_keys(pairs.body[row])
+    return FactHits(body, pair[order], row[order])
+
+
+# pairs of a rule and a fact that it derives, those derived from themselves alone included, and the entry of the pair
+RuleFacts = tuple[I64[Tensor, "n"], I64[Tensor, "n"], I64[Tensor, "n"]]
+
+
+def match_facts(
+    edges: EdgeIndex, hits: FactHits, rule_key: I64[Tensor, "R"]
+) -> RuleFacts:
+    """The facts that rules derive.
+
+    Args:
+      rule_key: body * n_predicates + predicate of each rule, distinct and ascending.
+    """
+    none = rule_key[:0]
+    parts = [(none, none, none)]
+    if len(hits.body) and len(rule_key):
+        # Bodies without a rule are left out first.
+        body = rule_key // edges.n_predicates
+        has_rule = row_index.binary_search(body, hits.body).found
+        row = has_rule.nonzero().squeeze(1)
+        first = edges.pairs.offsets[hits.pair[row]]
+        n_facts = edges.pairs.offsets[hits.pair[row] + 1] - first
+        for begin, end in pack(n_facts.double(), CHUNK_ROWS):
+            part = slice(begin, end)
+            at, position = expand_ranges(first[part], n_facts[part])
+            hit = row[part][at]
+            fact = edges.pair_facts[position]
+            key = hits.body[hit] * edges.n_predicates + edges.predicate[fact]
+            rule, found = row_index.binary_search(rule_key, key)
+            match = found.nonzero().squeeze(1)
+            parts.append((rule[match], fact[match], hits.entry[hit[match]]))
+
+    rule, fact, entry = (torch.cat(columns) for columns in zip(*parts))
+    return rule, fact, entry
+
+
+def sum_by_subject(
+    edges: EdgeIndex, block: PathBlock, value: Tensor, rule_key: Tensor
+) -> Tensor:
+    """The sum of a value over those sources of each rule's body that are first arguments of its head's predicate.
+
+    Args:
+      value: of each row of the block.
+      rule_key: body * n_predicates + predicate of each rule.
+    """
+    left = sparse_matrix(
+        block.row_body,
+        block.row_source,
+        value,
+        (len(block.body_code), edges.n_entity_ids),
+    )
+    body, predicate, total = multiply(left, edges.subjects.double())
+    key, order = row_index.sort_keys(body * edges.n_predicates + predicate)
+    position, found = row_index.binary_search(key, rule_key)
+    row = found.nonzero().squeeze(1)
+    zeros = torch.zeros(len(rule_key), dtype=value.dtype, device=value.device)
+    return zeros.index_copy(0, row, total[order[position[row]]])
+
+
+def is_circular(
+    edges: EdgeIndex,
+    fact: I64[Tensor, "n"],
+    body_labels: I64[Tensor, "n J"],
+    n_paths: F32[Tensor, "n"],
+) -> Bool[Tensor, "n"]:
+    """Whether each fact is derived by its body from itself alone.
+
+    Args:
+      fact: facts whose arguments their bodies join.
+      body_labels: labels of the body, at most three.
+      n_paths: number of paths of the body between the arguments.
+    """
+    has_own_predicate = (
+        body_labels // 2 == edges.predicate[fact][:, None]
+    ).any(1)
+    row = has_own_predicate.nonzero().squeeze(1)
+    count_along = (_count_along_1, _count_along_2, _count_along_3)
+    count = count_along[body_labels.shape[1] - 1]
+    circular = count(edges, fact[row], body_labels[row]) == n_paths[row]
+    none = torch.zeros_like(fact, dtype=torch.bool)
+    return none.index_copy(0, row, circular)
+
+
+def _takes_fact(edges: EdgeIndex, fact: Tensor, label: Tensor) -> Tensor:
+    """Whether a step along the label from the fact's first argument to its second is the fact."""
+    head = 2 * edges.predicate[fact]
+    is_loop = edges.first_argument[fact] == edges.second_argument[fact]
+    return (label == head) | (is_loop & (label == head + 1))
+
+
+def _count_along_1(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
+    """Paths of one step along the fact."""
+    return _takes_fact(edges, fact, labels[:, 0]).float()
+
+
+def _count_along_2(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
+    """Paths of two steps along the fact."""
+    x = edges.first_argument[fact]
+    y = edges.second_argument[fact]
+    l1, l2 = labels.unbind(1)
+    takes_1 = _takes_fact(edges, fact, l1)
+    takes_2 = _takes_fact(edges, fact, l2)
+
+    by_step_1 = takes_1 & has_edge(edges, y, l2, y)
+    by_step_2 = takes_2 & has_edge(edges, x, l1, x)
+    is_both = (x == y) & takes_1 & takes_2
+    return by_step_1.float() + by_step_2.float() - is_both.float()
+
+
+def _count_along_3(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
+    """Paths of three steps along the fact."""
+    x = edges.first_argument[fact]
+    y = edges.second_argument[fact]
+    l1, l2, l3 = labels.unbind(1)
+    head = 2 * edges.predicate[fact]
+    is_loop = x == y
+    takes_1 = _takes_fact(edges, fact, l1)
+    takes_3 = _takes_fact(edges, fact, l3)
+    is_forward = (l2 == head) & ~is_loop
+    is_backward = (l2 == head + 1) | (is_loop & (l2 == head))
+
+    by_step_1 = _count_round_trips(edges, y, l2, l3, takes_1)
+    by_step_3 = _count_round_trips(edges, x, l1, l2, takes_3)
+    by_step_2 = (
+        is_forward & has_edge(edges, x, l1, x) & has_edge(edges, y, l3, y)
+    )
+
+    # The path with z = y and w = x counts once if any step takes the fact.
+    is_path = (
+        has_edge(edges, x, l1, y)
+        & has_edge(edges, y, l2, x)
+        & has_edge(edges, x, l3, y)
+    )
+    is_along = takes_1 | takes_3 | is_backward
+    n_counted = takes_1.float() + takes_3.float()
+    correction = is_path.float() * (is_along.float() - n_counted)
+    return by_step_1 + by_step_3 + by_step_2.float() + correction
+
+
+def _count_round_trips(
+    edges: EdgeIndex,
+    entity: Tensor,
+    there: Tensor,
+    back: Tensor,
+    is_asked: Tensor,
+) -> Tensor:
+    """The paths from each entity along the label `there` and then `back` to it; 0 where it is not asked."""
+    asked = is_asked.nonzero().squeeze(1)
+    n_labels = edges.n_labels
+    key = (entity * n_labels + there) * n_labels + back
+    distinct, inverse = row_index.unique_inverse(key[asked])
+    found, start = find_keys(edges.starts, distinct // n_labels)
+    offsets = edges.starts.offsets
+    first = offsets[start]
+    n_edges = offsets[start + 1] - first
+
+    count = torch.zeros_like(distinct, dtype=torch.float32)
+    for begin, end in pack(n_edges.double(), CHUNK_ROWS):
+        row, edge = expand_ranges(first[begin:end], n_edges[begin:end])
+        trip = found[begin:end][row]
+        home = distinct[trip] // (n_labels * n_labels)
+        returns = has_edge(
+            edges, edges.target[edge], distinct[trip] % n_labels, home
+        )
+        count = count + torch.bincount(
+            trip, returns.float(), minlength=len(count)
+        )
+    zeros = torch.zeros_like(entity, dtype=torch.float32)
+    return zeros.index_copy(0, asked, count[inverse])
+
+
+# -- bodies found from facts
+
+
+class ClosedRules(NamedTuple):
+    """Path rules with bodies of one length, and the facts that they derive from other facts."""
+
+    predicate: I64[Tensor, "R"]  # of the head, from 0
+    body_code: I64[Tensor, "R"]
+    n_derived: F64[Tensor, "R"]  # support without circular support
+    # counted from some sources so far, circular support included
+    support: F64[Tensor, "R"]
+    body_pairs: F64[Tensor, "R"]
+    pca_pairs: F64[Tensor, "R"]
+    fact: I64[Tensor, "n"]  # pairs of a fact and a rule that derives it
+    rule: I64[Tensor, "n"]
+
+
+def no_closed_rules(device: torch.device) -> ClosedRules:
+    """A table without a rule."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    count = none.double()
+    return ClosedRules(none, none, count, count, count, count, none, none)
+
+
+def concatenate_closed(parts: Sequence[ClosedRules]) -> ClosedRules:
+    """All rules of some tables."""
+    rules: list[Tensor] = []
+    n_rules = 0
+    for part in parts:
+        rules.append(part.rule + n_rules)
+        n_rules += len(part.n_derived)
+    whole = ClosedRules(*(torch.cat(columns) for columns in zip(*parts)))
+    return whole._replace(rule=torch.cat(rules))
+
+
+def select_closed(
+    closed: ClosedRules, is_kept: Bool[Tensor, "R"]
+) -> ClosedRules:
+    """Some of the rules."""
+    row = is_kept[closed.rule].nonzero().squeeze(1)
+    new_number = torch.cumsum(is_kept, 0) - 1
+    kept = ClosedRules(
+        *(c[is_kept] if len(c) == len(is_kept) else c for c in closed)
+    )
+    return kept._replace(
+        fact=closed.fact[row], rule=new_number[closed.rule[row]]
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClosingPlan:
+    """From which facts to walk, and how far."""
+
+    predicates: tuple[
+        int, ...
+    ]  # heads to look at, from 0, the least work first
+    n_left_out: int  # heads that have facts, but too much work
+    fact_rows: F64[Tensor, "N"]  # half walks of each fact
+    # the longer half is made from the first argument
+    is_forward: Bool[Tensor, "N"]
+    n_rows: float  # expected work
+
+
+def closing_rows(
+    edges: EdgeIndex, length: int
+) -> tuple[F64[Tensor, "N"], Bool[Tensor, "N"]]:
+    """The half walks of each fact, and whether the longer half is made from the first argument."""
+    n_short = length // 2
+    n_walks = torch.ones(
+        edges.n_entity_ids, dtype=torch.float64, device=edges.source.device
+    )
+    total = torch.zeros_like(n_walks)
+    short = total
+    for step in range(length - n_short):
+        n_walks = torch.zeros_like(n_walks).index_add(
+            0, edges.source, n_walks[edges.target]
+        )
+        total = total + n_walks
+        if step + 1 == n_short:
+            short = total
+    x, y = edges.first_argument, edges.second_argument
+    forward = total[x] + short[y]
+    backward = short[x] + total[y]
+    return torch.minimum(forward, backward), forward <= backward
+
+
+def plan_closing(edges: EdgeIndex, length: int, max_rows: float) -> ClosingPlan:
+    """Choose the heads to look at, those of the least work, so that the work is within a limit.
+
+    Args:
+      length: number of labels of the bodies.
+      max_rows: limit of the work.
+    """
+    fact_rows, is_forward = closing_rows(edges, length)
+    n_predicates = edges.n_predicates
+    rows = torch.bincount(edges.predicate, fact_rows, minlength=n_predicates)
+    largest = torch.zeros_like(rows).scatter_reduce(
+        0, edges.predicate, fact_rows, "amax"
+    )
+    has_facts = largest > 0
+    possible = has_facts & (largest <= 2 * CHUNK_ROWS)
+    # Bodies, and half walks of a fact, must be numbers of 62 bits.
+    half = edges.n_labels ** (length - length // 2) * edges.n_entity_ids
+    n_codes = max(edges.n_labels**length, half * 2 * CHUNK_ROWS)
+    possible &= n_codes.bit_length() <= 62
+    order = torch.sort(torch.where(possible, rows, torch.inf), stable=True)
+    n_taken = int((torch.cumsum(order.values, 0) <= max_rows).sum())
+    taken = order.indices[:n_taken]
+    return ClosingPlan(
+        predicates=tuple(taken.tolist()),
+        n_left_out=int(has_facts.sum()) - n_taken,
+        fact_rows=fact_rows,
+        is_forward=is_forward,
+        n_rows=float(rows[taken].sum()),
+    )
+
+
+def iter_closed_rules(
+    edges: EdgeIndex,
+    plan: ClosingPlan,
+    length: int,
+    min_support: int,
+    budget: Budget,
+    share: float,
+) -> Iterator[ClosedRules | None]:
+    """Yield the rules of each head of a plan; None for a head with too many, or if the budget is spent.
+
+    Args:
+      length: number of labels of the bodies.
+      min_support: of the rules, circular support left out.
+      budget: pays for the work.
+      share: share of the budget at which the search stops.
+    """
+    for predicate in plan.predicates:
+        pairs = _closing_pairs(edges, plan, predicate, length, budget, share)
+        if pairs is None:
+            yield None
+            continue
+        fact, code = pairs
+        body_code, rule = row_index.unique_inverse(code)
+        n_facts = torch.bincount(rule).double()
+        zeros = torch.zeros_like(n_facts)
+        closed = ClosedRules(
+            predicate=torch.full_like(body_code, predicate),
+            body_code=body_code,
+            n_derived=n_facts,
+            support=zeros,
+            body_pairs=zeros,
+            pca_pairs=zeros,
+            fact=fact,
+            rule=rule,
+        )
+        yield select_closed(closed, n_facts >= min_support)
+
+
+def _closing_pairs(
+    edges: EdgeIndex,
+    plan: ClosingPlan,
+    predicate: int,
+    length: int,
+    budget: Budget,
+    share: float,
+) -> tuple[Tensor, Tensor] | None:
+    """The distinct pairs of a head's fact and the code of a body that derives it; None if they are too many."""
+    n_short = length // 2
+    none = edges.predicate[:0]
+    facts = [none]
+    codes = [none]
+    n_pairs = 0
+    for n_forward in sorted({n_short, length - n_short}):
+        is_forward = n_forward > n_short
+        chosen = edges.predicate == predicate
+        if length % 2:
+            chosen &= plan.is_forward == is_forward
+        rows = chosen.nonzero().squeeze(1)
+        for first, last in pack(plan.fact_rows[rows], CHUNK_ROWS):
+            if budget.is_exhausted(share) or n_pairs > MAX_CLOSED_PAIRS:
+                return None
+            part = rows[first:last]
+            budget.spend(float(plan.fact_rows[part].sum()))
+            fact, code = _meet(edges, part, n_forward, length, budget)
+            facts.append(part[fact])
+            codes.append(code)
+            n_pairs += len(fact)
+
+    return torch.cat(facts), torch.cat(codes)
+
+
+def _meet(
+    edges: EdgeIndex,
+    fact_row: Tensor,
+    n_forward: int,
+    length: int,
+    budget: Budget,
+) -> tuple[Tensor, Tensor]:
+    """The distinct pairs of the position of a fact and the code of a body that derives it."""
+    n_backward = length - n_forward
+    prefix_fact, prefix, middle = _half_walks(
+        edges, fact_row, n_forward, is_forward=True
+    )
+    suffix_fact, suffix, start = _half_walks(
+        edges, fact_row, n_backward, is_forward=False
+    )
+    key, order = row_index.sort_keys(suffix_fact * edges.n_entity_ids + start)
+    forward_key = prefix_fact * edges.n_entity_ids + middle
+    first = torch.searchsorted(key, forward_key)
+    count = torch.searchsorted(key, forward_key, right=True) - first
+
+    facts = [fact_row[:0]]
+    codes = [fact_row[:0]]
+    for begin, end in pack(count.double(), CHUNK_ROWS):
+        row, position = expand_ranges(first[begin:end], count[begin:end])
+        code = prefix[begin:end][row] * edges.n_labels**n_backward
+        fact, code = _distinct_pairs(
+            prefix_fact[begin:end][row],
+            code + suffix[order[position]],
+            len(fact_row),
+        )
+        facts.append(fact)
+        codes.append(code)
+        budget.spend(len(row))
+    return _distinct_pairs(torch.cat(facts), torch.cat(codes), len(fact_row))
+
+
+def _distinct_pairs(
+    fact: Tensor, code: Tensor, n_facts: int
+) -> tuple[Tensor, Tensor]:
+    """The distinct pairs of two columns, the first below `n_facts`."""
+    codes, number = row_index.unique_inverse(code)
+    key = row_index.unique_values(number * n_facts + fact)
+    return key % n_facts, codes[key // n_facts]
+
+
+def _half_walks(
+    edges: EdgeIndex, fact_row: Tensor, n_steps: int, *, is_forward: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ends of walks from one argument of each fact that do not take the fact, each once a fact and body.
+
+    Returns:
+      The position of the fact, the code of the labels towards its second argument, and the end.
+    """
+    n_labels, n_ids = edges.n_labels, edges.n_entity_ids
+    degree = torch.diff(edges.offsets)
+    argument = edges.first_argument if is_forward else edges.second_argument
+    fact = torch.arange(len(fact_row), device=fact_row.device)
+    code, end = torch.zeros_like(fact), argument[fact_row]
+    for step in range(n_steps):
+        row, edge = expand_ranges(edges.offsets[end], degree[end])
+        is_other = edges.fact[edge] != fact_row[fact[row]]
+        row, edge = row[is_other], edge[is_other]
+        # A body walks the edges of its second half the other way, and the last step first.
+        label, longer = edges.label[edge], code[row]
+        longer = (
+            longer * n_labels + label
+            if is_forward
+            else (label ^ 1) * n_labels**step + longer
+        )
+        n_codes = n_labels ** (step + 1)
+        body = fact[row] * n_codes + longer
+        key = row_index.unique_values(body * n_ids + edges.target[edge])
+        fact, code, end = (
+            key // n_ids // n_codes,
+            key // n_ids % n_codes,
+            key % n_ids,
+        )
+    return fact, code, end

@@ -36,21 +36,18 @@ from funcppo.kg.graph.rules import (
 )
 from funcppo.kg.logic import fixpoint, kb
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
-from funcppo.kg.mining import mined_rules, miner
+from funcppo.kg.mining import counts, miner
 from funcppo.kg.mining.config import MiningConfig, default_config
-from funcppo.kg.mining.mined_rules import (
+from funcppo.kg.mining.counts import (
     MinedRules,
     ProgressCallback,
     ignore_progress,
 )
-from funcppo.kg.mining.miner import (
-    AnnounceCallback,
-    MiningResult,
-)
+from funcppo.kg.mining.miner import MiningResult
 from funcppo.runtime import memory
 
 # Part of the cache key; increase it when the miner finds other rules.
-MINER_VERSION = 8
+MINER_VERSION = 9
 
 
 class MinedDataset(NamedTuple):
@@ -75,14 +72,12 @@ def mine_dataset(
     cfg: MiningConfig,
     device: str = "cpu",
     progress: ProgressCallback = ignore_progress,
-    announce: AnnounceCallback = lambda _: None,
 ) -> MinedDataset:
     """Mine the rules that the known facts of a data set support.
 
     Args:
       device: where to count; the rules are the same on every device.
       progress: called with what is done, and how much of it.
-      announce: called with the amount of work before it begins.
 
     Returns:
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
@@ -95,15 +90,12 @@ def mine_dataset(
         n_entities,
         cfg,
         progress,
-        announce,
     )
     statistics = _statistics(result.rules)
 
     # Back to the ids of the data set, in which variables follow on all its constants.
-    atoms = _to_numpy(mined_rules.rule_atoms(result.rules, n_entities))
-    variables = dataset.n_constants + np.arange(
-        1, mined_rules.MAX_RULE_ATOMS + 1
-    )
+    atoms = _to_numpy(counts.rule_atoms(result.rules, n_entities))
+    variables = dataset.n_constants + np.arange(1, counts.MAX_RULE_ATOMS + 1)
     terms = np.concatenate([ordered.entities, variables])
     predicates = ordered.predicates[atoms[:, :, :1]]
     atoms = np.concatenate([predicates, terms[atoms[:, :, 1:]]], axis=2)
@@ -159,7 +151,7 @@ def mining_config(dataset: Dataset, **options: Any) -> MiningConfig:
 def _statistics(rules: MinedRules) -> RuleStatistics:
     """The counts of the rules as columns of a rule table."""
     columns = (
-        mined_rules.smoothed_confidence(rules),
+        counts.smoothed_confidence(rules),
         rules.support,
         rules.body_pairs,
         rules.circular_support,
@@ -195,14 +187,14 @@ def get_or_mine_rules(
     cfg: MiningConfig,
     device: str,
     progress: ProgressCallback,
-    announce: AnnounceCallback,
+    announce: Callable[[str], object],
     cache_dir: Path | None = None,
 ) -> RuleFile:
     """The rule file of a data set: the cached one if there is one, else mined now.
 
     Args:
       progress: called with what is done, and how much of it.
-      announce: called with the amount of work before it begins.
+      announce: called with the file of the rules that an interrupted search has found.
       cache_dir: where rule files are kept; None for the user's cache directory.
 
     Returns:
@@ -222,7 +214,7 @@ def get_or_mine_rules(
 
     # Make the directory first: an error is cheaper before mining than after.
     path.parent.mkdir(parents=True, exist_ok=True)
-    mined = mine_dataset(dataset, cfg, device, progress, announce)
+    mined = mine_dataset(dataset, cfg, device, progress)
     n_rules = len(mined.dataset.rules)
     if mined.result.interrupt is not None:
         if n_rules:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from funcppo.kg.mining import mined_rules, miner, paths
+from funcppo.kg.mining import counts, miner, paths
 from funcppo.kg.mining.config import MiningConfig
 from tests import oracles
 from tests.oracles import Program
@@ -49,6 +49,10 @@ def facts_by_rule(facts, found):
     return derived
 
 
+def unlimited():
+    return counts.Budget(max_rows=10**12, seconds=1e9)
+
+
 def mined(facts, **settings):
     return miner.mine_rules(
         torch.tensor(facts), 2, 6, MiningConfig(**(ALL | settings))
@@ -59,7 +63,7 @@ def clauses_of(rules):
     """Head and body of each rule, unpadded."""
     return [
         tuple(tuple(atom) for atom in rule if atom[0])
-        for rule in mined_rules.rule_atoms(rules, 6).tolist()
+        for rule in counts.rule_atoms(rules, 6).tolist()
     ]
 
 
@@ -70,14 +74,14 @@ def brute_force(facts, clauses):
         oracles.consequences(program, leave_one_out=flag)
         for flag in (False, True)
     )
-    counts = []
+    rows = []
     for i, clause in enumerate(clauses):
         heads = [atom for j, atom in every if j == i]
         known = [atom for atom in heads if atom in facts]
         sources = {(p, a) for p, a, _ in facts}
         pca = sum((p, a) in sources for p, a, _ in heads)
         assert all(atom[0] == clause[0][0] for atom in heads)
-        counts.append(
+        rows.append(
             (
                 len(known),
                 sum((i, atom) not in left_out for atom in known),
@@ -85,7 +89,7 @@ def brute_force(facts, clauses):
                 pca,
             )
         )
-    return counts
+    return rows
 
 
 def path_clauses(max_length):

@@ -3,8 +3,6 @@
 import pytest
 
 from funcppo.kg.mining.config import (
-    MAX_SMALL_FACTS,
-    MAX_TINY_FACTS,
     ROWS_PER_SECOND,
     MiningConfig,
     default_config,
@@ -34,45 +32,23 @@ def test_seconds_set_the_rows_unless_rows_are_given():
     assert MiningConfig(seconds=1e-9).row_limit == 1
 
 
-@pytest.mark.parametrize(
-    ("n_facts", "n_entities", "is_tiny_and_dense"),
-    [
-        (1592, 14, True),
-        (100, 10, True),
-        (99, 10, False),
-        (MAX_TINY_FACTS, 20, True),
-        (1110, 271, False),
-    ],
-)
-def test_tiny_dense_graphs_have_shorter_bodies_and_more_rules(
-    n_facts, n_entities, is_tiny_and_dense
-):
-    cfg = default_config(n_facts, n_entities)
-    assert (cfg != MiningConfig()) == is_tiny_and_dense
-    assert cfg.max_length == (2 if is_tiny_and_dense else 3)
-    assert cfg.votes_per_fact == (3 if is_tiny_and_dense else 1)
+TINY_AND_DENSE = MiningConfig(max_length=2, min_support=3, votes_per_fact=3)
 
 
 @pytest.mark.parametrize(
     ("n_facts", "n_entities", "cfg"),
     [
-        (MAX_TINY_FACTS + 1, 20, MiningConfig(votes_per_fact=3)),
-        (MAX_SMALL_FACTS, 10_000, MiningConfig(votes_per_fact=3)),
+        (1592, 14, TINY_AND_DENSE),
+        (100, 10, TINY_AND_DENSE),
+        (99, 10, MiningConfig()),
+        (1110, 271, MiningConfig()),
+        (2_001, 20, MiningConfig(votes_per_fact=3)),
+        (50_000, 10_000, MiningConfig(votes_per_fact=3)),
         (86_835, 40_559, MiningConfig(max_length=5)),
         (272_115, 14_505, MiningConfig(constants=True)),
-        (
-            MAX_SMALL_FACTS + 2,
-            MAX_SMALL_FACTS // 3,
-            MiningConfig(constants=True),
-        ),
-        (
-            MAX_SMALL_FACTS + 1,
-            MAX_SMALL_FACTS // 3 + 1,
-            MiningConfig(max_length=5),
-        ),
     ],
 )
-def test_larger_graphs_have_what_their_size_and_density_ask_for(
+def test_a_graph_has_what_its_size_and_density_ask_for(
     n_facts, n_entities, cfg
 ):
     assert default_config(n_facts, n_entities) == cfg

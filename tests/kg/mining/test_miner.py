@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.fixpoint import count_rules
-from funcppo.kg.mining import mined_rules, miner, paths
+from funcppo.kg.mining import counts, miner
 from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.mining.mined_rules import (
-    MAX_RULE_ATOMS,
-    FoundRules,
-    MinedRules,
-    held_out_smoothed_confidence,
-)
 from tests import oracles
 from tests.kg.mining.brute_force import (
     X,
@@ -36,101 +30,6 @@ from tests.kg.mining.brute_force import (
 )
 from tests.learning import DATA
 from tests.oracles import Program
-
-N_FACTS = 12
-
-
-def random_rules(random, n_rules):
-    """Rules with distinct heads, and facts that they derive."""
-    pairs = [
-        (fact, rule)
-        for rule in range(n_rules)
-        for fact in range(N_FACTS)
-        if random.random() < 0.3
-    ]
-    support = torch.tensor(
-        [random.randint(1, 9) for _ in range(n_rules)], dtype=torch.float64
-    )
-    zeros = torch.zeros_like(support)
-    number = torch.tensor([random.randint(0, 10**6) for _ in range(n_rules)])
-    rules = MinedRules(
-        labels=number[:, None].expand(-1, MAX_RULE_ATOMS),
-        end_constants=torch.zeros((n_rules, 2), dtype=torch.int64),
-        support=support,
-        circular_support=zeros,
-        body_pairs=support + 3,
-        pca_pairs=zeros,
-        head_facts=zeros,
-        std_error=zeros,
-        pca_std_error=zeros,
-    )
-    table = torch.tensor(pairs or [(0, 0)])
-    return FoundRules(rules, support, table[:, 0], table[:, 1])
-
-
-@pytest.mark.parametrize("n_votes", [1, 3])
-@pytest.mark.parametrize("seed", range(10))
-def test_each_fact_has_its_best_rules(n_votes, seed):
-    random = Random(seed)
-    parts = [random_rules(random, random.randint(1, 6)) for _ in range(4)]
-    votes = miner.no_votes(N_FACTS, n_votes, torch.device("cpu"))
-    of_fact = {fact: [] for fact in range(N_FACTS)}
-    for part in parts:
-        votes = miner.add_votes(votes, part)
-        score = held_out_smoothed_confidence(part.rules).tolist()
-        for fact, rule in zip(part.fact.tolist(), part.rule.tolist()):
-            if score[rule] > 0:
-                label = int(part.rules.labels[rule, 0])
-                of_fact[fact].append((score[rule], label))
-
-    # A stable sort: of equal rules the one that was found first.
-    best = {
-        fact: sorted(rules, key=lambda rule: -rule[0])[:n_votes]
-        for fact, rules in of_fact.items()
-    }
-    labels = [*votes.rules.labels[:, 0].tolist(), None]
-    for fact, rules in best.items():
-        padded = rules + [(0.0, None)] * (n_votes - len(rules))
-        assert votes.score[fact].tolist() == [score for score, _ in padded]
-        assert [labels[i] for i in votes.rule[fact].tolist()] == [
-            label for _, label in padded
-        ]
-    assert miner.score_to_beat(votes).tolist() == votes.score[:, -1].tolist()
-
-    elected = miner.rules_with_votes(votes)
-    assert set(elected.rules.labels[:, 0].tolist()) == {
-        label for rules in best.values() for _, label in rules
-    }
-
-
-def test_rules_without_a_vote_are_dropped_and_the_rest_numbered_again(
-    monkeypatch,
-):
-    random = Random(0)
-    votes = miner.no_votes(N_FACTS, 1, torch.device("cpu"))
-    monkeypatch.setattr(miner, "MIN_COMPACTED_RULES", 0)
-    for _ in range(20):
-        votes = miner.add_votes(votes, random_rules(random, 5))
-        assert len(votes.cost) <= N_FACTS
-    whole = miner.compact(votes)
-    used = whole.rule[whole.rule >= 0].unique()
-    assert used.tolist() == list(range(len(whole.cost)))
-
-
-def test_counts_of_rules_are_replaced_in_place_of_others():
-    votes = miner.no_votes(N_FACTS, 1, torch.device("cpu"))
-    votes = miner.add_votes(votes, random_rules(Random(1), 6))
-    rows = torch.tensor([1])
-    other = MinedRules(*(column[rows] for column in votes.rules))
-    other = other._replace(pca_pairs=torch.tensor([7.0]).double())
-    replaced = miner.replace_rules(votes, rows, other)
-    expected = torch.zeros(len(votes.cost))
-    expected[1] = 7
-    assert replaced.rules.pca_pairs.tolist() == expected.tolist()
-    assert torch.equal(replaced.rules.support, votes.rules.support)
-
-
-# -- test miner
 
 needs_data = pytest.mark.skipif(
     not DATA.is_dir(), reason=f"no data sets in {DATA}"
@@ -151,7 +50,7 @@ def true_counts(data, rules):
     """What the joins count for each rule."""
     world, sizes = kb.build(
         data.facts,
-        mined_rules.rule_atoms(rules, data.n_constants).numpy(),
+        counts.rule_atoms(rules, data.n_constants).numpy(),
         n_constants=data.n_constants,
         n_predicates=data.n_predicates,
     )
@@ -178,7 +77,7 @@ def test_what_is_mined_is_counted_as_by_brute_force(facts, constants):
     assert counts_of(found.rules) == brute_force(facts, clauses_of(found.rules))
     assert not found.rules.std_error.any() and found.notes == ()
     assert not found.rules.pca_std_error.any()
-    score = mined_rules.smoothed_confidence(found.rules)
+    score = counts.smoothed_confidence(found.rules)
     assert (torch.diff(score) <= 0).all()
 
 
@@ -190,12 +89,7 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     clauses = path_clauses(2) + constant_clauses()
     score = {
         clause: (support - circular - 1)
-        / (
-            pairs
-            - circular
-            - 1
-            + mined_rules.SMOOTHING_COUNT * (len(clause) - 1)
-        )
+        / (pairs - circular - 1 + counts.SMOOTHING_COUNT * (len(clause) - 1))
         for clause, (support, circular, pairs, _) in zip(
             clauses, brute_force(facts, clauses)
         )
@@ -231,7 +125,7 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     assert won == set(range(len(kept)))
 
 
-def kept_scores(counts, votes):
+def kept_scores(of_rules, votes):
     """The best scores of each fact among rules, and which rules have one of them."""
     scores = {
         rule: (len(derived) - 1)
@@ -240,12 +134,12 @@ def kept_scores(counts, votes):
             - 1
             + pairs
             - support
-            + mined_rules.SMOOTHING_COUNT * (len(rule) - 1)
+            + counts.SMOOTHING_COUNT * (len(rule) - 1)
         )
-        for rule, (derived, support, pairs) in counts.items()
+        for rule, (derived, support, pairs) in of_rules.items()
     }
     by_fact = {}
-    for rule, (derived, _, _) in counts.items():
+    for rule, (derived, _, _) in of_rules.items():
         for fact in derived:
             if scores[rule] > 0:
                 by_fact.setdefault(fact, []).append((scores[rule], rule))
@@ -269,15 +163,15 @@ def test_long_rules_are_kept_as_brute_force_keeps_them(
     max_length, facts, votes
 ):
     """Ties may go to another rule, so each fact is to have rules of the same scores."""
-    counts = path_counts(facts, range(1, max_length + 1))
-    best, kept = kept_scores(counts, votes)
+    true = path_counts(facts, range(1, max_length + 1))
+    best, kept = kept_scores(true, votes)
     found = mined(facts, max_length=max_length, votes_per_fact=votes)
     mined_counts = {}
     for labels, row in zip(found.rules.labels.tolist(), counts_of(found.rules)):
         rule = tuple(label for label in labels if label >= 0)
-        derived, support, pairs = counts[rule]
+        derived, support, pairs = true[rule]
         assert row[:3] == (support, support - len(derived), pairs)
-        mined_counts[rule] = counts[rule]
+        mined_counts[rule] = true[rule]
     assert kept_scores(mined_counts, votes)[0] == best
     assert set(mined_counts) <= kept
     assert found.notes == ()
@@ -310,18 +204,6 @@ def test_the_order_of_the_facts_does_not_matter_to_a_sample():
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
-def test_thresholds_leave_out_what_is_below_them():
-    found = mine(
-        load("family_tree:30:1"),
-        max_length=2,
-        min_support=4,
-        min_confidence=0.3,
-    ).rules
-    assert len(found.support)
-    assert (found.support - found.circular_support >= 4).all()
-    assert (mined_rules.leave_one_out_confidence(found) >= 0.3).all()
-
-
 @pytest.mark.parametrize(
     "facts",
     [np.zeros((0, 3)), [[1, 1, 2]], [[1, 1, 0], [2, 3, 0]], [[1, 1, 2, 3]]],
@@ -332,26 +214,9 @@ def test_a_graph_without_a_pattern_has_no_rule(facts):
         table, 2, 6, MiningConfig(min_support=1, constants=True)
     )
     assert not len(found.rules.support)
-    assert mined_rules.rule_atoms(found.rules, 6).shape == (0, 6, 3)
+    assert counts.rule_atoms(found.rules, 6).shape == (0, 6, 3)
     is_binary = len(table) == 0 or table.tolist() == [[1, 1, 2]]
     assert bool(found.notes) != is_binary
-
-
-def test_a_random_graph_has_no_confident_rule():
-    random = Random(0)
-    facts = sorted(
-        {
-            tuple(random.randint(1, n) for n in (4, 300, 300))
-            for _ in range(3000)
-        }
-    )
-    found = miner.mine_rules(
-        torch.tensor(facts),
-        4,
-        300,
-        MiningConfig(constants=True, min_confidence=0.2),
-    )
-    assert not len(found.rules.support)
 
 
 def test_the_rules_that_made_a_graph_are_found_again():
@@ -367,12 +232,12 @@ def test_the_rules_that_made_a_graph_are_found_again():
     table = {name: i for i, name in enumerate(data.predicates, 1)}
     kept = {
         tuple(map(tuple, rule[rule[:, 0] > 0].tolist()))
-        for rule in mined_rules.rule_atoms(found, data.n_constants)
+        for rule in counts.rule_atoms(found, data.n_constants)
     }
     x, y = data.n_constants + 1, data.n_constants + 2
     assert ((table["husband"], x, y), (table["wife"], y, x)) in kept
     assert ((table["wife"], x, y), (table["husband"], y, x)) in kept
-    exact = mined_rules.leave_one_out_confidence(found) == 1.0
+    exact = counts.leave_one_out_confidence(found) == 1.0
     heads = set((found.labels[exact, 0] // 2 + 1).tolist())
     assert heads == set(range(1, 13))
 
@@ -393,7 +258,7 @@ def test_a_dense_graph_of_few_entities_is_mined_within_its_rows():
     truth = count_rules(
         *kb.build(
             np.array(facts),
-            mined_rules.rule_atoms(found.rules, 14).numpy(),
+            counts.rule_atoms(found.rules, 14).numpy(),
             n_constants=14,
             n_predicates=30,
         )
@@ -451,23 +316,10 @@ def test_estimates_are_within_their_error_and_the_same_seed_gives_the_same_rules
     assert sampled.any() and (~sampled).sum() > 10
     assert any("estimated counts" in note for note in one.notes)
     truth = kb.rule_confidence(true_counts(data, one.rules))
-    error = mined_rules.confidence(one.rules) - truth
+    error = counts.confidence(one.rules) - truth
     off = (error.abs() / one.rules.std_error)[sampled]
     assert (off > 3).float().mean() < 0.1
     assert error[~sampled].abs().max() < 1e-6
-
-
-def test_rules_that_were_chosen_by_a_sample_have_no_biased_counts():
-    """The choice is of the best looking ones; their counts are of another sample or of all entities."""
-    data = load("family_tree:2000:2")
-    errors = []
-    for seed in range(4):
-        rules = mine(data, max_rows=150_000, seed=seed).rules
-        sampled = rules.std_error > 0
-        truth = kb.rule_confidence(true_counts(data, rules))
-        error = mined_rules.confidence(rules) - truth
-        errors.append((error / rules.std_error)[sampled])
-    assert abs(float(torch.cat(errors).mean())) < 0.5
 
 
 def test_a_time_limit_ends_in_what_was_found_by_then(monkeypatch):
@@ -512,47 +364,6 @@ def test_an_interrupt_keeps_what_was_found_with_the_same_counts(
         assert torch.equal(
             found.rules.support[exact].long(), truth.support[exact]
         )
-
-
-def test_an_interrupt_late_in_the_search_leaves_rules():
-    data = load("family_tree:400:2")
-    stages = []
-
-    def interrupt(stage, *_):
-        stages.append(stage)
-        if stage == "rules of length 3":
-            raise KeyboardInterrupt
-
-    found = mine(data, interrupt)
-    assert len(found.rules.support) > 5
-    assert {
-        len([x for x in row if x >= 0]) for row in found.rules.labels.tolist()
-    } == {2, 3}
-
-
-def test_the_work_is_said_before_it_begins():
-    data = load("family_tree:60:2")
-    lines = []
-    miner.mine_rules(
-        torch.from_numpy(data.facts),
-        data.n_predicates,
-        data.n_constants,
-        MiningConfig(seconds=50.0),
-        lambda *call: lines.append(call),
-        lines.append,
-    )
-    assert f"{len(data.facts)} facts" in lines[0] and "50 s" in lines[0]
-    assert "rows of work, under 1 s; " in lines[0]
-    assert lines[1][:2] == ("rules of length 1", 0)
-    assert lines[1][2] == pytest.approx(2 * len(data.facts), rel=0.1)
-
-
-def test_more_facts_and_relations_need_more_memory():
-    little = miner.needed_bytes(1000, 10, 3)
-    assert little >= paths.CHUNK_ROWS * miner.BYTES_PER_ROW
-    assert miner.needed_bytes(10**6, 10, 3) > little
-    assert miner.needed_bytes(10**6, 1000, 3) > miner.needed_bytes(10**6, 10, 3)
-    assert miner.needed_bytes(1000, 10, 4) > little
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

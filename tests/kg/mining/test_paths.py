@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.mining import paths
+from funcppo.kg.mining.counts import Budget, path_labels
 from funcppo.kg.mining.paths import SourceRange
-from tests.kg.mining.brute_force import edge_sets, edges_of, graphs
+from tests.kg.mining.brute_force import (
+    edge_sets,
+    edges_of,
+    graphs,
+    path_counts,
+    unlimited,
+)
 
 EVERYONE = SourceRange(torch.zeros(7))
 
@@ -116,17 +123,14 @@ def test_a_range_of_sources_walks_from_these_alone(facts):
     assert table_of(paths.joined_pairs(chosen)) == expected
 
 
-@pytest.mark.parametrize("max_slots", [0, 1 << 21])
 @given(facts=graphs)
 @settings(max_examples=30)
-def test_extended_bodies_are_walks_of_one_label_more(max_slots, facts):
+def test_extended_bodies_are_walks_of_one_label_more(facts):
     edges = edges_of(facts)
     prefixes = list(itertools.product(range(4), repeat=2))[::2]
     codes = torch.tensor([code_of(body) for body in prefixes])
     block = paths.walk(edges, codes, 2, EVERYONE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "MAX_BODY_SLOTS", max_slots)
-        extended = paths.extend(edges, block, 1, 3)
+    extended = paths.extend(edges, block, 1, 3)
     bodies = [(*body, label) for body in prefixes for label in (1, 2)]
     assert table_of(extended) == expected_walks(facts, bodies)
 
@@ -149,16 +153,14 @@ def test_the_index_lists_both_directions_of_every_fact(facts):
     ]
 
 
-@pytest.mark.parametrize("bits", [2, 22])
-def test_keys_are_found_with_and_without_a_search(bits, monkeypatch):
-    """Two bits leave several keys to one slot, so that a search decides."""
-    monkeypatch.setattr(paths, "SLOT_BITS", bits)
-    keys = torch.tensor([1, 1, 3, 9, 9, 9, 14])
-    index = paths.build_key_index(keys, 16)
-    asked = torch.arange(16)
-    found = paths.find_keys(index, asked)
-    assert asked[found.row].tolist() == [1, 3, 9, 14]
-    assert found.position.tolist() == [0, 1, 2, 3]
+@pytest.mark.parametrize("scale", [1, 1 << 24])
+def test_keys_are_found_with_and_without_a_search(scale):
+    """Keys of more bits than there are slots share one, so that a search decides."""
+    keys = torch.tensor([1, 1, 3, 9, 9, 9, 14]) * scale
+    index = paths.build_key_index(keys, 16 * scale)
+    row, position = paths.find_keys(index, torch.arange(16) * scale)
+    assert row.tolist() == [1, 3, 9, 14]
+    assert position.tolist() == [0, 1, 2, 3]
     assert index.offsets.tolist() == [0, 2, 3, 6, 7]
 
 
@@ -176,3 +178,148 @@ def test_runs_of_a_group_are_not_cut():
     cost = torch.tensor([3, 3, 1, 1, 1, 9])
     assert list(paths.pack_runs(group, cost, 5)) == [(0, 2), (2, 5), (5, 6)]
     assert not list(paths.pack_runs(group[:0], cost[:0], 5))
+
+
+# -- bodies found from facts
+
+
+def closed_rules(edges, length, min_support=1, budget=None):
+    plan = paths.plan_closing(edges, length, 1e12)
+    parts = paths.iter_closed_rules(
+        edges, plan, length, min_support, budget or unlimited(), 1.0
+    )
+    return plan, list(parts)
+
+
+def facts_by_labels(facts, edges, closed, length):
+    """The facts that each rule derives, by its labels."""
+    labels = path_labels(
+        closed.predicate, closed.body_code, length, edges.n_labels
+    )
+    rules = [tuple(x for x in row if x >= 0) for row in labels.tolist()]
+    derived = {rule: [] for rule in rules}
+    assert len(derived) == len(rules)
+    for fact, rule in zip(closed.fact.tolist(), closed.rule.tolist()):
+        derived[rules[rule]].append(facts[fact])
+    for rule, support in zip(rules, closed.n_derived.tolist()):
+        assert len(derived[rule]) == support
+    return {rule: sorted(some) for rule, some in derived.items()}
+
+
+def test_a_square_closes_its_fourth_side():
+    """likes(1,2) follows from likes(1,3), likes(3,4), likes(4,5), likes(5,2), and from no walk along itself."""
+    facts = [(1, 1, 2), (1, 1, 3), (1, 3, 4), (1, 4, 5), (1, 5, 2)]
+    edges = edges_of(facts)
+    _, parts = closed_rules(edges, 4)
+    derived = facts_by_labels(facts, edges, paths.concatenate_closed(parts), 4)
+    assert derived[0, 0, 0, 0, 0] == [(1, 1, 2)]
+    assert not any((1, 1, 2) in some for some in list(derived.values())[1:])
+    assert all(len(some) == 1 for some in derived.values())
+
+
+@pytest.mark.parametrize("length", [4, 5])
+@given(facts=graphs)
+@settings(max_examples=20)
+def test_closed_rules_are_those_of_brute_force(length, facts):
+    edges = edges_of(facts)
+    _, parts = closed_rules(edges, length)
+    closed = paths.concatenate_closed(
+        [paths.no_closed_rules(edges.label.device), *parts]
+    )
+    expected = {
+        rule: sorted(derived)
+        for rule, (derived, _, _) in path_counts(facts, [length]).items()
+    }
+    assert facts_by_labels(facts, edges, closed, length) == expected
+
+    _, parts = closed_rules(edges, length, min_support=3)
+    n_kept = sum(len(part.n_derived) for part in parts)
+    assert n_kept == sum(len(some) >= 3 for some in expected.values())
+
+
+def test_the_longer_half_is_made_where_it_is_less_work():
+    """1 - 2 - 3 - 4 in a row: 3 walks of up to two steps from 1 and 5 from 2; 6 and 10 of up to three."""
+    edges = edges_of([(1, 1, 2), (1, 2, 3), (1, 3, 4)])
+    rows, _ = paths.closing_rows(edges, 4)
+    assert rows.tolist() == [3 + 5, 5 + 5, 5 + 3]
+    rows, is_forward = paths.closing_rows(edges, 5)
+    assert rows.tolist() == [6 + 5, 10 + 5, 5 + 6]
+    assert is_forward.tolist() == [True, True, False]
+
+
+def test_heads_with_too_much_work_are_left_out_and_counted(monkeypatch):
+    facts = [(1, x, y) for x in range(1, 7) for y in range(1, 7)] + [(2, 1, 2)]
+    edges = edges_of(facts)
+    whole = paths.plan_closing(edges, 5, 1e12)
+    assert whole.predicates == (1, 0) and whole.n_left_out == 0
+    little = paths.plan_closing(edges, 5, whole.n_rows / 2)
+    assert little.predicates == (1,) and little.n_left_out == 1
+
+    # A head with too many pairs is none, and so is any where the budget is spent.
+    monkeypatch.setattr(paths, "MAX_CLOSED_PAIRS", 500)
+    monkeypatch.setattr(paths, "CHUNK_ROWS", 2000)
+    _, parts = closed_rules(edges, 5)
+    assert [part is None for part in parts] == [False, True]
+    budget = Budget(max_rows=10, seconds=1e9)
+    budget.spend(10)
+    _, parts = closed_rules(edges_of([(1, 1, 2), (1, 2, 3)]), 4, 1, budget)
+    assert parts == [None]
+
+
+def test_labels_beyond_the_numbers_are_left_out():
+    facts = torch.tensor([[p, 1, 2] for p in range(1, 20_001)])
+    edges = paths.build_edge_index(facts, 20_000, 2)
+    assert paths.plan_closing(edges, 5, 1e18).predicates == ()
+
+
+# -- circularity
+
+
+def count_walks(facts, body, source, target):
+    """The number of walks along the labels of a body, by a dictionary of the entities reached."""
+    steps = edge_sets(facts)
+    reached = {source: 1}
+    for label in body:
+        after = {}
+        for x, y in steps[label]:
+            if x in reached:
+                after[y] = after.get(y, 0) + reached[x]
+        reached = after
+    return reached.get(target, 0)
+
+
+def test_a_path_that_walks_along_the_fact_itself_is_circular():
+    """likes(X,Y) :- likes(X,Z), likes(W,Z), likes(W,Y) derives likes(1,2) from itself alone, Z = Y and W = X."""
+    fact, body = torch.tensor([0]), torch.tensor([[0, 1, 0]])
+    one = torch.tensor([1.0])
+    alone = edges_of([(1, 1, 2)])
+    assert paths.is_circular(alone, fact, body, one).tolist() == [True]
+
+    # likes(1,3), likes(4,3) and likes(4,2) derive it too, and so do the walks that go out or come back along it.
+    others = edges_of([(1, 1, 2), (1, 1, 3), (1, 4, 2), (1, 4, 3)])
+    n_paths = torch.tensor([4.0])
+    found = paths.is_circular(others, fact, body, n_paths)
+    assert found.tolist() == [False]
+
+
+@given(graphs)
+@settings(max_examples=40)
+def test_circular_facts_are_those_that_have_no_path_without_themselves(facts):
+    edges = edges_of(facts)
+    for length, every in ((1, 1), (2, 1), (3, 1)):
+        cases, expected, n_paths = [], [], []
+        bodies = itertools.product(range(4), repeat=length)
+        for body in itertools.islice(bodies, 0, None, every):
+            for i, (_, x, y) in enumerate(facts):
+                n = count_walks(facts, body, x, y)
+                if n:
+                    rest = facts[:i] + facts[i + 1 :]
+                    cases.append((i, *body))
+                    n_paths.append(float(n))
+                    expected.append(count_walks(rest, body, x, y) == 0)
+        if cases:
+            table = torch.tensor(cases)
+            found = paths.is_circular(
+                edges, table[:, 0], table[:, 1:], torch.tensor(n_paths)
+            )
+            assert found.tolist() == expected

@@ -17,7 +17,7 @@ from funcppo.kg.logic.fixpoint import count_rules
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.mining import miner
 from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.mining.mined_rules import ignore_progress
+from funcppo.kg.mining.counts import ignore_progress
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.rule_files import count_mined_rules
 from funcppo.kg.search.config import ProverTaskConfig
@@ -169,7 +169,7 @@ def test_an_interrupt_keeps_the_rules_elsewhere(tmp_path, monkeypatch):
     def stop_search(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(miner, "_count_pca_pairs", stop_search)
+    monkeypatch.setattr(miner._Miner, "_count_pca_pairs", stop_search)
     lines: list[str] = []
     dataset = load("family_tree:30:1")
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Rules with their counts, the scores that follow from the counts, and the work and time that mining may take.
+"""Rules with their counts, the scores that follow from them, and the rules that facts vote for.
 
 With pairs(r) the distinct heads that rule r derives from the facts,
 
@@ -12,6 +12,10 @@ With pairs(r) the distinct heads that rule r derives from the facts,
 A longer body is one of many more, and the best of many looks better than it is: where an atom more makes B times as
 many bodies, log B wrong pairs more bound the confidence of a rule that was never wrong; SMOOTHING_COUNT is log 150.
 
+Every fact votes for the rules with the highest scores that derive it from other facts. A rule without a vote is
+redundant: wherever it is right, another rule is, with no less confidence. Of two equal rules the one that was found
+first gets the vote.
+
 Sources: Galárraga et al. 2013, AMIE; Lajus et al. 2020, AMIE 3 (head coverage, PCA confidence); Meilicke et al. 2019,
 AnyBURL (smoothing by a number of unseen wrong predictions).
 """
@@ -19,9 +23,9 @@ AnyBURL (smoothing by a number of unseen wrong predictions).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,13 +33,16 @@ from torch.nn.functional import pad
 
 from funcppo.core.deadline import Clock
 from funcppo.core.types import F64, I64, Bool
+from funcppo.kg.logic import row_index
 from funcppo.kg.mining.config import MAX_PATH_LENGTH
 
-
-class ProgressCallback(Protocol):
-    """Receives what is being done, and how much of it is done; both numbers are 0 where that is not known."""
-
-    def __call__(self, stage: str, done: float, total: float, /) -> object: ...
+# Receives what is being done, and how much of it is done; both numbers are 0 where that is not known.
+ProgressCallback = Callable[[str, float, float], object]
+# wrong pairs added to the counts of a rule for each atom of its body
+SMOOTHING_COUNT = 5.0
+# in place of the constant that a head ends in: it ends where it begins, h(X, X)
+SAME_ENTITY = -1
+MAX_RULE_ATOMS = MAX_PATH_LENGTH + 1  # atoms of the longest rule, head included
 
 
 def ignore_progress(stage: str, done: float, total: float) -> None:
@@ -111,44 +118,37 @@ class Budget:
         return 2 * self.elapsed / self.seconds - 1
 
 
-# -- mined rules
-
-SMOOTHING_COUNT = (
-    5.0  # wrong pairs added to the counts of a rule for each atom of its body
-)
-# in place of the constant that a head ends in: it ends where it begins, h(X, X)
-SAME_ENTITY = -1
-MAX_RULE_ATOMS = MAX_PATH_LENGTH + 1  # atoms of the longest rule, head included
-
-
 class MinedRules(NamedTuple):
     """Rules and their counts."""
 
-    labels: I64[
-        Tensor, "R 6"
-    ]  # label of the head, from X, and labels of the body's edges, from X; -1 for none
-    end_constants: I64[
-        Tensor, "R 2"
-    ]  # constants that the head (or `SAME_ENTITY`) and a body of one edge end in; 0 for a variable
+    # label of the head, from X, and labels of the body's edges, from X; -1 for none
+    labels: I64[Tensor, "R 6"]
+    # constants that the head (or `SAME_ENTITY`) and a body of one edge end in; 0 for a variable
+    end_constants: I64[Tensor, "R 2"]
     support: F64[Tensor, "R"]
     circular_support: F64[Tensor, "R"]
     body_pairs: F64[Tensor, "R"]
     pca_pairs: F64[Tensor, "R"]
     head_facts: F64[Tensor, "R"]
-    std_error: F64[
-        Tensor, "R"
-    ]  # standard error of the confidence; 0 where all counts but the PCA pairs are exact
-    pca_std_error: F64[
-        Tensor, "R"
-    ]  # of the PCA confidence; infinite where the PCA pairs were not counted
+    # standard error of the confidence; 0 where all counts but the PCA pairs are exact
+    std_error: F64[Tensor, "R"]
+    # of the PCA confidence; infinite where the PCA pairs were not counted
+    pca_std_error: F64[Tensor, "R"]
 
+    @property
+    def n_derived(self) -> F64[Tensor, "R"]:
+        """The facts that each rule derives from other facts."""
+        return self.support - self.circular_support
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Thresholds:
-    """What a rule needs to be a candidate, circular support left out."""
+    @property
+    def n_other_pairs(self) -> F64[Tensor, "R"]:
+        """The pairs of the body without circular support."""
+        return self.body_pairs - self.circular_support
 
-    min_support: float
-    min_confidence: float
+    @property
+    def body_length(self) -> I64[Tensor, "R"]:
+        """The number of body atoms of each rule."""
+        return (self.labels[:, 1:] >= 0).sum(1)
 
 
 class FoundRules(NamedTuple):
@@ -168,14 +168,6 @@ def select_rules(rules: MinedRules, rows: Tensor) -> MinedRules:
 def concatenate_rules(parts: Sequence[MinedRules]) -> MinedRules:
     """All rules of some tables."""
     return MinedRules(*(torch.cat(columns) for columns in zip(*parts)))
-
-
-def no_rules(device: torch.device) -> MinedRules:
-    """A table without a rule."""
-    labels = torch.zeros((0, MAX_RULE_ATOMS), dtype=torch.int64, device=device)
-    count = torch.zeros(0, dtype=torch.float64, device=device)
-    counts = [count] * (len(MinedRules._fields) - 2)
-    return MinedRules(labels, labels[:, :2], *counts)
 
 
 def take(found: FoundRules, rows: I64[Tensor, "r"]) -> FoundRules:
@@ -200,12 +192,13 @@ def keep(found: FoundRules, is_kept: Bool[Tensor, "R"]) -> FoundRules:
     )
 
 
-def above_thresholds(found: FoundRules, thresholds: Thresholds) -> FoundRules:
+def above_thresholds(
+    found: FoundRules, min_support: float, min_confidence: float
+) -> FoundRules:
     """The rules of enough support and confidence, circular support left out."""
     rules = found.rules
-    support = rules.support - rules.circular_support
-    is_kept = (support >= thresholds.min_support) & (
-        leave_one_out_confidence(rules) >= thresholds.min_confidence
+    is_kept = (rules.n_derived >= min_support) & (
+        leave_one_out_confidence(rules) >= min_confidence
     )
     return keep(found, is_kept)
 
@@ -237,11 +230,6 @@ def held_out_score(
     return right / (pairs + SMOOTHING_COUNT * length)
 
 
-def body_length(rules: MinedRules) -> I64[Tensor, "R"]:
-    """The number of body atoms of each rule."""
-    return (rules.labels[:, 1:] >= 0).sum(1)
-
-
 def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
     """support / body_pairs."""
     return rules.support / rules.body_pairs.clamp_min(1)
@@ -249,16 +237,13 @@ def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
 
 def leave_one_out_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
     """(support - circular) / (body_pairs - circular)."""
-    support = rules.support - rules.circular_support
-    return support / (rules.body_pairs - rules.circular_support).clamp_min(1)
+    return rules.n_derived / rules.n_other_pairs.clamp_min(1)
 
 
 def smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
     """The confidence with SMOOTHING_COUNT wrong pairs a body atom, less two standard errors if estimated."""
-    support = rules.support - rules.circular_support
-    pairs = rules.body_pairs - rules.circular_support
-    smoothed = support / (pairs + SMOOTHING_COUNT * body_length(rules))
-    return (smoothed - 2 * rules.std_error).clamp_min(0)
+    n_pairs = rules.n_other_pairs + SMOOTHING_COUNT * rules.body_length
+    return (rules.n_derived / n_pairs - 2 * rules.std_error).clamp_min(0)
 
 
 def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
@@ -267,7 +252,7 @@ def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
         rules.support,
         rules.circular_support,
         rules.body_pairs,
-        body_length(rules),
+        rules.body_length,
     )
     return (score - 2 * rules.std_error).clamp_min(0)
 
@@ -276,7 +261,7 @@ def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 6 3"]:
     """Head and body of each rule as ids; variables are numbered from C + 1 in the order of their occurrence."""
     x = torch.full_like(rules.support, n_constants + 1, dtype=torch.int64)
     y = x + 1
-    length = body_length(rules)
+    length = rules.body_length
 
     # The head ends in Y or a constant. A path body ends in Y, a body beside a constant in its own constant or in Y.
     head_constant, body_constant = rules.end_constants.unbind(1)
@@ -302,3 +287,107 @@ def _edge_atom(label: Tensor, source: Tensor, target: Tensor) -> Tensor:
     second = torch.where(is_backward, source, target)
     atom = torch.stack([predicate, first, second], 1)
     return torch.where(label[:, None] >= 0, atom, 0)
+
+
+# -- votes
+
+
+class Votes(NamedTuple):
+    """The votes of each fact so far, the best first; rules without a vote may still be among `rules`."""
+
+    rules: MinedRules
+    cost: F64[Tensor, "R"]  # rows that counting each rule again takes
+    rule: I64[Tensor, "N V"]  # row of `rules`; -1 for none
+    score: F64[Tensor, "N V"]  # 0 for none
+
+
+def no_votes(n_facts: int, votes_per_fact: int, device: torch.device) -> Votes:
+    """No fact has voted."""
+    score = torch.zeros(
+        (n_facts, votes_per_fact), dtype=torch.float64, device=device
+    )
+    rule = torch.full_like(score, -1, dtype=torch.int64)
+    labels = rule.new_zeros((0, MAX_RULE_ATOMS))
+    count = score.new_zeros(0)
+    counts = [count] * (len(MinedRules._fields) - 2)
+    rules = MinedRules(labels, labels[:, :2], *counts)
+    return Votes(rules, count, rule, score)
+
+
+def score_to_beat(votes: Votes) -> F64[Tensor, "N"]:
+    """What a rule's score must exceed to get a vote of each fact."""
+    return votes.score[:, -1]
+
+
+def add_votes(votes: Votes, found: FoundRules) -> Votes:
+    """The votes after some more rules, and the facts that these derive from others."""
+    score = held_out_smoothed_confidence(found.rules)
+    is_better = score[found.rule] > score_to_beat(votes)[found.fact]
+    row = is_better.nonzero().squeeze(1)
+    if not len(row):
+        return votes
+    changed, fact = row_index.unique_inverse(found.fact[row])
+    n_before, n_votes = len(votes.cost), votes.rule.shape[1]
+
+    # The former votes of these facts, then the new ones.
+    numbers = torch.arange(len(changed), device=fact.device)
+    fact = torch.cat([numbers.repeat_interleave(n_votes), fact])
+    rule = torch.cat(
+        [votes.rule[changed].flatten(), found.rule[row] + n_before]
+    )
+    scores = torch.cat([votes.score[changed].flatten(), score[found.rule[row]]])
+
+    # By fact, then by descending score; stable, so that of equal rules the earlier one is first.
+    order = torch.sort(scores, descending=True, stable=True).indices
+    order = order[row_index.sort_keys(fact[order]).order]
+    first = torch.searchsorted(fact[order], numbers)
+    best = order[first[:, None] + torch.arange(n_votes, device=fact.device)]
+    best_rule = rule[best]
+
+    # Number the new rules that won consecutively.
+    is_new = best_rule >= n_before
+    elected = row_index.unique_values(best_rule[is_new]) - n_before
+    number = n_before + torch.searchsorted(elected, best_rule - n_before)
+    rules = [votes.rules, select_rules(found.rules, elected)]
+    best_rule = torch.where(is_new, number, best_rule)
+    grown = Votes(
+        concatenate_rules(rules),
+        torch.cat([votes.cost, found.cost[elected]]),
+        votes.rule.index_copy(0, changed, best_rule),
+        votes.score.index_copy(0, changed, scores[best]),
+    )
+    # Some rules without a vote are kept: each time that they are dropped all are copied.
+    limit = max(1 << 16, grown.rule.numel())
+    return compact(grown) if len(grown.cost) > limit else grown
+
+
+def rules_with_votes(votes: Votes) -> FoundRules:
+    """The rules that have a vote, in the order in which they were found."""
+    compacted = compact(votes)
+    none = votes.rule[:0, 0]
+    return FoundRules(compacted.rules, compacted.cost, none, none)
+
+
+def compact(votes: Votes) -> Votes:
+    """The votes without the rules that have none."""
+    rule = row_index.unique_values(votes.rule.flatten())
+    rule = rule[rule >= 0]
+    number = torch.searchsorted(rule, votes.rule)
+    return Votes(
+        select_rules(votes.rules, rule),
+        votes.cost[rule],
+        torch.where(votes.rule >= 0, number, -1),
+        votes.score,
+    )
+
+
+def replace_rules(
+    votes: Votes, rows: I64[Tensor, "r"], rules: MinedRules
+) -> Votes:
+    """The votes with other counts of some rules."""
+    columns = zip(votes.rules, rules)
+    return votes._replace(
+        rules=MinedRules(
+            *(column.index_copy(0, rows, new) for column, new in columns)
+        )
+    )

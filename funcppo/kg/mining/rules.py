@@ -1,0 +1,1064 @@
+"""Rules and their counts: path rules from the pairs that bodies join, and rules with constants.
+
+All bodies of a length are the bodies of the length before, extended by every label. Where that is more work than the
+budget allows, only a part of the entities are sources: every body is then counted on a sample. Where even a small
+sample is too much work, the bodies that promise the most are extended, and the others are left out and counted.
+`plan_extensions` says what is done, `iter_extensions` does it, and `find_rules` takes the rules from the pairs that
+bodies join. `count_path_rules` counts given rules, from all sources or from a sample, with standard errors.
+
+Rules with constants are h(X, c) :- b(X, Z) and h(X, c) :- b(X, d), the same with either atom the other way round, and
+those with X twice in the head, h(X, X) :- b(X, Z) and h(X, X) :- b(X, d). An edge from X is a *feature* of X: its label
+and target for the second shape, its label alone for the first. Which features occur together is the product of the
+sparse boolean matrix of entities and features with its transpose, computed here by a join over the entities, block by
+block of heads, those with the most facts first.
+
+Source: Meilicke et al. 2019, "Anytime bottom-up rule learning", section 3 (cyclic rules, acyclic rules AC1 and AC2);
+Meilicke et al. 2024, "Anytime bottom-up rule learning for large-scale knowledge graph completion" (heads h(X, X)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from funcppo.core.types import F32, F64, I64
+from funcppo.kg.logic import row_index
+from funcppo.kg.logic.joins import expand_ranges
+from funcppo.kg.mining import paths
+from funcppo.kg.mining.counts import (
+    MAX_RULE_ATOMS,
+    SAME_ENTITY,
+    SMOOTHING_COUNT,
+    Budget,
+    FoundRules,
+    MinedRules,
+    above_thresholds,
+    held_out_score,
+    keep,
+    path_labels,
+    select_rules,
+)
+from funcppo.kg.mining.paths import (
+    CHUNK_ROWS,
+    ClosedRules,
+    EdgeIndex,
+    FactHits,
+    JoinedPairs,
+    PathBlock,
+    SourceRange,
+    find_hits,
+    match_facts,
+)
+
+# A single body may take this many rows; a larger one is counted on a sample of its sources.
+MAX_BODY_ROWS = 2 * CHUNK_ROWS
+
+
+class Bodies(NamedTuple):
+    """The bodies of one length that have paths, by ascending code; estimates where they were sampled."""
+
+    code: I64[Tensor, "K"]
+    n_pairs: F64[Tensor, "K"]
+    walk_rows: F64[Tensor, "K"]  # rows that walking each from all sources takes
+    extension_rows: F64[Tensor, "K"]  # rows of extending each by all labels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtensionPlan:
+    """Which bodies to extend, and from how many sources."""
+
+    bodies: Bodies  # those to extend, the most promising first
+    n_left_out: int  # bodies that are not extended
+    fraction: float  # share of the entities that are sources
+    n_rows: float  # expected work
+
+
+class BodySample(NamedTuple):
+    """Bodies counted from a share of all sources."""
+
+    pairs: JoinedPairs
+    fraction: float
+    prefixes: Bodies  # of the bodies, by ascending code; none of one label
+
+
+class RuleTable(NamedTuple):
+    """Rules of bodies, in the order of body and head."""
+
+    body: I64[Tensor, "R"]  # row of the body
+    predicate: I64[Tensor, "R"]  # of the head, from 0
+    support: F64[Tensor, "R"]  # circular support included
+    n_pairs: F64[Tensor, "R"]
+
+
+class CountedPart(NamedTuple):
+    """Some of the rules, counted."""
+
+    rows: I64[Tensor, "r"]  # rows of these rules in the table of all
+    rules: MinedRules
+    fact: I64[Tensor, "n"]  # pairs of a fact and one of these rules
+    rule: I64[Tensor, "n"]
+
+
+def make_rules(
+    edges: EdgeIndex,
+    labels: I64[Tensor, "R 6"],
+    support: F64[Tensor, "R"],
+    circular_support: F64[Tensor, "R"],
+    body_pairs: F64[Tensor, "R"],
+    pca_pairs: F64[Tensor, "R"] | None = None,
+    end_constants: I64[Tensor, "R 2"] | None = None,
+) -> MinedRules:
+    """Rules whose counts are exact.
+
+    Args:
+      pca_pairs: None where they were not counted.
+      end_constants: None for path rules.
+    """
+    zeros = torch.zeros_like(support)
+    n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
+    return MinedRules(
+        labels=labels,
+        end_constants=torch.zeros_like(labels[:, :2])
+        if end_constants is None
+        else end_constants,
+        support=support,
+        circular_support=circular_support,
+        body_pairs=body_pairs,
+        pca_pairs=zeros if pca_pairs is None else pca_pairs,
+        head_facts=n_facts[labels[:, 0] // 2].double(),
+        std_error=zeros,
+        pca_std_error=zeros + (torch.inf if pca_pairs is None else 0.0),
+    )
+
+
+# -- path rules among bodies
+
+
+def facts_per_pair(edges: EdgeIndex) -> float:
+    """The mean number of facts between two entities, in rows of work beside that of the pair."""
+    # Matching a pair with one of the facts between its entities takes 0.06 rows of work.
+    return len(edges.fact) / 2 / max(edges.n_entity_ids, 1) ** 2 * 0.06
+
+
+def iter_first_bodies(edges: EdgeIndex, budget: Budget) -> Iterator[BodySample]:
+    """Yield the bodies of one label, counted from all sources."""
+    priority = torch.zeros(edges.n_entity_ids, device=edges.label.device)
+    labels = torch.arange(edges.n_labels, device=edges.label.device)
+    n_edges = torch.bincount(edges.label, minlength=edges.n_labels)
+    cost = n_edges.double() * (1 + facts_per_pair(edges))
+    for first, last in paths.pack(cost, CHUNK_ROWS):
+        block = paths.walk(edges, labels[first:last], 1, SourceRange(priority))
+        none = no_bodies(labels.device)
+        yield BodySample(paths.joined_pairs(block), 1.0, none)
+        budget.spend(float(cost[first:last].sum()))
+
+
+def summarise_bodies(edges: EdgeIndex, sample: BodySample) -> Bodies:
+    """How many pairs the bodies of a sample have, and how much work they are."""
+    pairs = sample.pairs
+    n_bodies = len(pairs.body_code)
+    degree = torch.diff(edges.offsets).double()
+    columns = [
+        torch.bincount(pairs.body, minlength=n_bodies).double(),
+        torch.bincount(pairs.body, pairs.n_paths.double(), minlength=n_bodies),
+        torch.bincount(pairs.body, degree[pairs.target], minlength=n_bodies),
+    ]
+    is_met = columns[0] > 0
+    code = pairs.body_code[is_met]
+    n_pairs, n_paths, extension = (
+        column[is_met] / sample.fraction for column in columns
+    )
+    return Bodies(
+        code, n_pairs, _walk_rows(edges, sample, code, n_paths), extension
+    )
+
+
+def no_bodies(device: torch.device) -> Bodies:
+    """A table without a body."""
+    none = torch.zeros(0, dtype=torch.float64, device=device)
+    return Bodies(none.long(), none, none, none)
+
+
+def concatenate_bodies(parts: Sequence[Bodies]) -> Bodies:
+    """All bodies of some tables, which have none in common."""
+    return Bodies(*(torch.cat(columns) for columns in zip(*parts)))
+
+
+def plan_extensions(
+    edges: EdgeIndex, bodies: Bodies, length: int, max_rows: float
+) -> ExtensionPlan:
+    """Choose the bodies to extend and the share of sources, so that the work is within a limit.
+
+    Args:
+      bodies: all bodies of a length.
+      length: number of their labels.
+      max_rows: limit of the work.
+    """
+    weight = 1 + facts_per_pair(edges)
+    cost = bodies.walk_rows + bodies.extension_rows * weight
+    # A sample of a whole length has 64 sources at least, and one in 256.
+    n_sources = max(int((torch.diff(edges.offsets) > 0).sum()), 1)
+    least = max(64 / n_sources, 1 / 256)
+    total = float(cost.sum())
+    fraction = max(min(1.0, max_rows / max(total, 1.0)), min(1.0, least))
+
+    promise = _promise(edges, bodies, length)
+    order = torch.sort(promise, descending=True, stable=True).indices
+    rows = torch.cumsum(cost[order] * fraction, 0)
+    n_taken = len(order)
+    if total * fraction > 1.01 * max_rows:
+        n_taken = max(1, int((rows <= max_rows).sum()))
+    chosen = Bodies(*(column[order[:n_taken]] for column in bodies))
+    return ExtensionPlan(
+        bodies=chosen,
+        n_left_out=len(order) - n_taken,
+        fraction=fraction,
+        n_rows=float(rows[n_taken - 1]) if n_taken else 0.0,
+    )
+
+
+def iter_extensions(
+    edges: EdgeIndex,
+    plan: ExtensionPlan,
+    length: int,
+    priority: F32[Tensor, "C1"],
+    budget: Budget,
+) -> Iterator[BodySample]:
+    """Yield the bodies that extend those of a plan, each in one sample.
+
+    Args:
+      length: number of labels of the bodies of the plan.
+      priority: a random number in [0, 1) for each entity.
+      budget: pays for the work.
+    """
+    for first, last in paths.pack(
+        plan.bodies.walk_rows * plan.fraction, CHUNK_ROWS
+    ):
+        bodies = Bodies(*(column[first:last] for column in plan.bodies))
+        walk_rows = bodies.walk_rows * plan.fraction
+        # A body too large to walk at once is walked from fewer sources.
+        share = min(1.0, MAX_BODY_ROWS / max(float(walk_rows.max()), 1.0))
+        sources = SourceRange(priority, 0.0, plan.fraction * share)
+        order = row_index.sort_keys(bodies.code).order
+        prefixes = Bodies(*(column[order] for column in bodies))
+        block = paths.walk(edges, prefixes.code, length, sources)
+        budget.spend(float(walk_rows.sum()) * share)
+        for pairs, fraction in _extend_block(edges, block, sources, budget):
+            yield BodySample(pairs, fraction, prefixes)
+
+
+def find_candidates(
+    edges: EdgeIndex,
+    pairs: JoinedPairs,
+    min_support: float,
+    min_confidence: float,
+) -> tuple[RuleTable, FactHits]:
+    """The rules of some bodies that have enough support and confidence, circular support included.
+
+    Returns:
+      The rules, and the pairs of the bodies that are facts.
+    """
+    hits = find_hits(edges, pairs)
+    n_facts = torch.diff(edges.pairs.offsets)[hits.pair]
+    size = (len(pairs.body_code), len(edges.pairs.keys))
+    n_pairs = torch.bincount(pairs.body, minlength=size[0]).double()
+    none = n_pairs[:0]
+    parts = [RuleTable(hits.body[:0], hits.body[:0], none, none)]
+    ones = torch.ones_like(hits.pair, dtype=torch.float32)
+
+    # The facts of each pair by predicate, summed up over the pairs of each body.
+    for first, last in paths.pack_runs(hits.body, n_facts, MAX_BODY_ROWS):
+        part = slice(first, last)
+        left = paths.sparse_matrix(
+            hits.body[part], hits.pair[part], ones[part], size
+        )
+        body, predicate, value = paths.multiply(left, edges.pair_predicates)
+        support = value.double()
+        total = n_pairs[body]
+        enough = (support >= min_support) & (support >= min_confidence * total)
+        columns = (body, predicate, support, total)
+        parts.append(RuleTable(*(column[enough] for column in columns)))
+    table = RuleTable(*(torch.cat(columns) for columns in zip(*parts)))
+    return table, hits
+
+
+def pack_candidates(
+    table: RuleTable, length: int
+) -> Iterator[I64[Tensor, "r"]]:
+    """Yield rows of candidates in parts that derive about MAX_BODY_ROWS facts each, the best rules first."""
+    score = _best_score(table, length)
+    order = torch.sort(score, descending=True, stable=True).indices
+    for first, last in paths.pack(table.support[order], MAX_BODY_ROWS):
+        yield order[first:last]
+
+
+def find_rules(
+    edges: EdgeIndex,
+    sample: BodySample,
+    length: int,
+    candidates: tuple[RuleTable, FactHits],
+    rows: I64[Tensor, "r"],
+    thresholds: tuple[float, float],
+    score_to_beat: F64[Tensor, "N"],
+) -> FoundRules:
+    """Those among some candidates that are above the thresholds and may be the best rule of some fact.
+
+    Counts are those of the sample.
+
+    Args:
+      length: number of labels of the bodies.
+      candidates: the rules of the sample, and its pairs that are facts.
+      rows: of the candidates to look at.
+      thresholds: the least support and confidence.
+      score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
+    """
+    table, hits = candidates
+    part = RuleTable(*(column[rows] for column in table))
+    least = score_to_beat.new_full((edges.n_predicates,), torch.inf)
+    least = least.scatter_reduce(0, edges.predicate, score_to_beat, "amin")
+    is_promising = _best_score(part, length) > least[part.predicate]
+    rows = row_index.sort_values(rows[is_promising])
+    part = RuleTable(*(column[rows] for column in table))
+    facts = match_facts(
+        edges, hits, part.body * edges.n_predicates + part.predicate
+    )
+    wins = _best_score(part, length)[facts[0]] > score_to_beat[facts[1]]
+    is_kept = torch.zeros_like(rows, dtype=torch.bool)
+    is_kept = is_kept.index_fill(0, facts[0][wins], True)
+    found = _found_rules(edges, sample, length, part, facts, is_kept)
+    return above_thresholds(found, *thresholds)
+
+
+def _best_score(table: RuleTable, length: int) -> Tensor:
+    """The scores that rules have without circular support; with it they are at most as high."""
+    return held_out_score(table.support, 0.0, table.n_pairs, length)
+
+
+def _found_rules(
+    edges: EdgeIndex,
+    sample: BodySample,
+    length: int,
+    table: RuleTable,
+    facts: paths.RuleFacts,
+    is_kept: Tensor,
+) -> FoundRules:
+    """Those rules of a table that are kept, with their circular support."""
+    pairs = sample.pairs
+    of_kept = is_kept[facts[0]]
+    rule, fact, entry = (column[of_kept] for column in facts)
+    body_code = pairs.body_code[table.body]
+    labels = path_labels(table.predicate, body_code, length, edges.n_labels)
+    circular = paths.is_circular(
+        edges, fact, labels[rule, 1 : 1 + length], pairs.n_paths[entry]
+    )
+    n_circular = torch.bincount(
+        rule, circular.double(), minlength=len(table.body)
+    )
+    n_paths = torch.bincount(
+        pairs.body, pairs.n_paths.double(), minlength=len(pairs.body_code)
+    )
+    found = FoundRules(
+        make_rules(edges, labels, table.support, n_circular, table.n_pairs),
+        cost=_walk_rows(
+            edges, sample, body_code, n_paths[table.body] / sample.fraction
+        ),
+        fact=fact[~circular],
+        rule=rule[~circular],
+    )
+    return keep(found, is_kept)
+
+
+def _walk_rows(
+    edges: EdgeIndex, sample: BodySample, code: Tensor, n_paths: Tensor
+) -> Tensor:
+    """Rows that walking along each body of a sample takes: its paths and those of its prefixes."""
+    prefixes = sample.prefixes
+    if not len(prefixes.code):
+        return n_paths
+    row = torch.searchsorted(prefixes.code, code // edges.n_labels)
+    return n_paths + prefixes.walk_rows[row]
+
+
+def _promise(edges: EdgeIndex, bodies: Bodies, length: int) -> Tensor:
+    """An upper bound of the support of the rules whose bodies begin with each body, beside the number of its pairs.
+
+    The support is at most the number of facts of some predicate whose first argument has the first label.
+    """
+    first_label = bodies.code // edges.n_labels ** (length - 1)
+    key = edges.starts.keys
+    source = key // edges.n_labels
+    label = key % edges.n_labels
+    has_label = paths.sparse_matrix(
+        source,
+        label,
+        torch.ones_like(key, dtype=torch.float32),
+        (edges.n_entity_ids, edges.n_labels),
+    )
+
+    # The number of facts of each predicate by first argument.
+    order = edges.starts_by_label
+    order = order[label[order] % 2 == 0]
+    n_facts = paths.sparse_matrix(
+        label[order] // 2,
+        source[order],
+        torch.diff(edges.starts.offsets)[order].float(),
+        (edges.n_predicates, edges.n_entity_ids),
+    )
+    _, label, n_both = paths.multiply(n_facts, has_label)
+    none = torch.zeros(edges.n_labels, device=key.device)
+    bound = none.scatter_reduce(0, label, n_both, "amax")
+    return bound[first_label].double() / (bodies.n_pairs + SMOOTHING_COUNT)
+
+
+def _extend_block(
+    edges: EdgeIndex,
+    block: PathBlock,
+    sources: SourceRange,
+    budget: Budget,
+) -> Iterator[tuple[JoinedPairs, float]]:
+    """Yield the bodies of a block with every label added, and the share of the sources."""
+    weight = 1 + facts_per_pair(edges)
+    unit_rows = CHUNK_ROWS / weight
+    degree = torch.diff(edges.offsets).double()
+    cost = torch.bincount(
+        block.entry_body,
+        degree[block.target],
+        minlength=len(block.body_code),
+    )
+    for first, last in paths.pack(cost, unit_rows):
+        unit = paths.select_bodies(block, first, last)
+        if float(cost[first:last].max()) <= unit_rows:
+            pairs = paths.extend(edges, unit, 0, edges.n_labels)
+            yield pairs, sources.high
+            budget.spend(float(cost[first:last].sum()) * weight)
+        else:
+            yield from _extend_by_label(edges, unit, sources, budget)
+
+
+def _extend_by_label(
+    edges: EdgeIndex,
+    block: PathBlock,
+    sources: SourceRange,
+    budget: Budget,
+) -> Iterator[tuple[JoinedPairs, float]]:
+    """Yield one body with every label added, some labels at a time, and the share of the sources."""
+    weight = 1 + facts_per_pair(edges)
+    n_rows = torch.bincount(block.target, minlength=edges.n_entity_ids)
+    cost = torch.bincount(
+        edges.label, n_rows[edges.source].double(), minlength=edges.n_labels
+    )
+    for first, last in paths.pack(cost, CHUNK_ROWS / weight):
+        # A body too large to count at once is counted from fewer sources.
+        largest = float(cost[first:last].max())
+        share = min(1.0, MAX_BODY_ROWS / max(largest, 1.0))
+        part = sources._replace(high=sources.high * share)
+        thinned = paths.select_sources(block, part) if share < 1 else block
+        pairs = paths.extend(edges, thinned, first, last)
+        yield pairs, part.high
+        budget.spend(float(cost[first:last].sum()) * share * weight)
+
+
+# -- counts of path rules
+
+
+class RuleSums(NamedTuple):
+    """Sums over the sources that were looked at."""
+
+    support: F64[Tensor, "R"]
+    circular_support: F64[Tensor, "R"]
+    body_pairs: F64[Tensor, "R"]
+    pca_pairs: F64[Tensor, "R"]
+    support_squares: F64[Tensor, "R"]  # of the support of each source
+    support_by_pairs: F64[Tensor, "R"]  # support of each source times its pairs
+    pair_squares: F64[Tensor, "R"]  # of the pairs of each source
+    pca_squares: F64[Tensor, "R"]
+
+
+def count_rules(
+    edges: EdgeIndex,
+    labels: I64[Tensor, "R 6"],
+    length: int,
+    sources: SourceRange,
+) -> tuple[RuleSums, I64[Tensor, "n"], I64[Tensor, "n"]]:
+    """Count path rules of one length from a range of sources, at once.
+
+    Args:
+      labels: as in `MinedRules`.
+      length: number of body atoms, at most three.
+
+    Returns:
+      The sums, and pairs of a fact and a rule that derives it from others.
+    """
+    body_labels = labels[:, 1 : 1 + length]
+    body_code, body = row_index.unique_inverse(
+        _body_code(body_labels, edges.n_labels)
+    )
+    block = paths.walk(edges, body_code, length, sources)
+
+    key, order = row_index.sort_keys(
+        body * edges.n_predicates + labels[:, 0] // 2
+    )
+    hits = find_hits(edges, paths.joined_pairs(block))
+    rule, fact, entry = match_facts(edges, hits, key)
+    rule = order[rule]
+    circular = paths.is_circular(
+        edges, fact, body_labels[rule], block.n_paths[entry]
+    )
+
+    # The support of each source, beside its pairs.
+    n_rows = max(len(block.row_body), 1)
+    row_pairs = torch.bincount(block.entry_row, minlength=n_rows).double()
+    pair, number = row_index.unique_inverse(
+        rule * n_rows + block.entry_row[entry]
+    )
+    support = torch.bincount(number).double()
+    of_rule, row = pair // n_rows, pair % n_rows
+
+    def add_up(numbers: Tensor, value: Tensor) -> Tensor:
+        return torch.bincount(numbers, value.double(), minlength=len(labels))
+
+    def sum_rows(value: Tensor) -> tuple[Tensor, Tensor]:
+        of_rows = value[: len(block.row_body)]
+        sums = torch.bincount(block.row_body, of_rows, minlength=len(body_code))
+        of_subjects = paths.sum_by_subject(edges, block, of_rows, key)
+        return sums[body], of_subjects[inverse(order)]
+
+    body_pairs, pca_pairs = sum_rows(row_pairs)
+    pair_squares, pca_squares = sum_rows(row_pairs**2)
+    sums = RuleSums(
+        support=add_up(of_rule, support),
+        circular_support=add_up(rule, circular),
+        body_pairs=body_pairs,
+        pca_pairs=pca_pairs,
+        support_squares=add_up(of_rule, support**2),
+        support_by_pairs=add_up(of_rule, support * row_pairs[row]),
+        pair_squares=pair_squares,
+        pca_squares=pca_squares,
+    )
+    derives = (~circular).nonzero().squeeze(1)
+    return sums, fact[derives], rule[derives]
+
+
+def _body_code(body_labels: Tensor, n_labels: int) -> Tensor:
+    """The labels of each body as digits of a number."""
+    code = body_labels[:, 0]
+    for label in body_labels[:, 1:].unbind(1):
+        code = code * n_labels + label
+    return code
+
+
+def count_path_rules(
+    edges: EdgeIndex,
+    found: FoundRules,
+    priority: F32[Tensor, "C1"],
+    fraction: float,
+    budget: Budget,
+    is_over: Callable[[], bool],
+) -> Iterator[CountedPart]:
+    """Yield the counts of path rules of at most three atoms, part by part in their order, until the work is over.
+
+    A rule that costs more than a chunk is counted from one range of the sources after the other.
+
+    Args:
+      found: rules with what they cost; their counts are not read.
+      priority: a random number in [0, 1) for each entity; for a sample independent of what the rules were chosen by.
+      fraction: of the sources, from which counts are estimated; 1 for exact counts.
+      budget: pays for the work.
+      is_over: asked before each range.
+    """
+    cost = found.cost * fraction
+    for first, last in paths.pack(cost, CHUNK_ROWS):
+        n_ranges = max(1, math.ceil(float(cost[first:last].max()) / CHUNK_ROWS))
+        ends = [*(fraction * i / n_ranges for i in range(n_ranges)), fraction]
+        lengths = found.rules.body_length[first:last]
+        for length in torch.unique(lengths).tolist():
+            rows = first + (lengths == length).nonzero().squeeze(1)
+            labels = found.rules.labels[rows]
+            parts: list[tuple[RuleSums, Tensor, Tensor]] = []
+            for low, high in pairwise(ends):
+                if is_over():
+                    return
+                sources = SourceRange(priority, low, high)
+                parts.append(count_rules(edges, labels, length, sources))
+                budget.spend(float(cost[rows].sum()) / n_ranges)
+
+            sums, facts, rules = zip(*parts)
+            columns = (torch.stack(column).sum(0) for column in zip(*sums))
+            sources = SourceRange(priority, 0.0, fraction)
+            yield CountedPart(
+                rows,
+                estimate_rules(edges, labels, sources, RuleSums(*columns)),
+                torch.cat(facts),
+                torch.cat(rules),
+            )
+
+
+def estimate_rules(
+    edges: EdgeIndex,
+    labels: I64[Tensor, "R 6"],
+    sources: SourceRange,
+    sums: RuleSums,
+) -> MinedRules:
+    """The counts of rules, estimated from a sample of n of the N sources of each body; exact if it has all of them.
+
+        count = N / n * sum
+        var(confidence) = (1 - n / N) n / (n - 1) * sum((support_i - confidence pairs_i)^2) / pairs^2
+
+    A sample whose sources do not differ says nothing of the others. The variance is therefore at least that of the
+    share of successes among independent pairs, with a success and a failure more than were seen.
+
+    Source: Cochran 1977, "Sampling techniques", section 2.11 (ratio estimates).
+    """
+    start_source = edges.starts.keys // edges.n_labels
+    start_label = edges.starts.keys % edges.n_labels
+    in_range = sources.contains(start_source).double()
+    n_sampled = torch.bincount(start_label, in_range, minlength=edges.n_labels)[
+        labels[:, 1]
+    ]
+    n_sources = torch.diff(edges.label_offsets)[labels[:, 1]].double()
+    unseen = 1 - n_sampled / n_sources.clamp_min(1)
+    scale = n_sources / n_sampled.clamp_min(1)
+
+    def ratio_error(pairs: Tensor, squares: Tensor) -> Tensor:
+        ratio = sums.support / pairs.clamp_min(1)
+        residuals = (
+            sums.support_squares
+            - 2 * ratio * sums.support_by_pairs
+            + ratio**2 * squares
+        ).clamp_min(0)
+        sampling = n_sampled / (n_sampled - 1) * residuals
+        seen = (sums.support + 1) / (pairs + 2)
+        least = seen * (1 - seen) / (pairs + 2)
+        variance = torch.maximum(sampling / pairs.clamp_min(1) ** 2, least)
+        is_unknown = (pairs == 0) | (n_sampled < 2)
+        error = torch.sqrt(unseen * variance)
+        error = torch.where(is_unknown, torch.inf, error)
+        return torch.where(n_sampled < n_sources, error, 0.0)
+
+    rules = make_rules(
+        edges,
+        labels,
+        sums.support * scale,
+        sums.circular_support * scale,
+        sums.body_pairs * scale,
+        sums.pca_pairs * scale,
+    )
+    return rules._replace(
+        std_error=ratio_error(sums.body_pairs, sums.pair_squares),
+        pca_std_error=ratio_error(sums.pca_pairs, sums.pca_squares),
+    )
+
+
+def inverse(order: Tensor) -> Tensor:
+    """The position of each item in an order."""
+    number = torch.arange(len(order), device=order.device)
+    return torch.zeros_like(order).scatter(0, order, number)
+
+
+# -- rules with constants
+
+
+class _Features(NamedTuple):
+    """Features of entities, grouped by entity."""
+
+    offsets: Tensor  # features of entity e: offsets[e] to offsets[e + 1]
+    code: Tensor  # label * n_entity_ids + target; 0 for any target
+    number: Tensor  # which distinct feature each is
+    n_entities: Tensor  # how many entities have each distinct feature
+
+
+class ConstantSearch(NamedTuple):
+    """The heads and the bodies to combine."""
+
+    heads: I64[Tensor, "n"]  # edges, grouped by what they are a head of
+    # what each edge is a head of: label and target, or a predicate whose two arguments are equal
+    head_code: I64[Tensor, "n"]
+    bodies: tuple[_Features, ...]  # labels alone, and with targets
+    # how many bodies of either shape the source of each head edge has
+    n_bodies: tuple[I64[Tensor, "n"], ...]
+
+    @property
+    def n_rows(self) -> float:
+        """Rows that the search computes."""
+        return float(sum(n.sum() for n in self.n_bodies))
+
+
+def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
+    """The heads and bodies that enough entities have."""
+    code = _edge_code(edges)
+    label_code = edges.label * edges.n_entity_ids
+    is_first = row_index.first_of_run(
+        edges.source * edges.n_labels + edges.label
+    )
+    label_features = _frequent_features(
+        edges.source[is_first], label_code[is_first], edges, min_support
+    )
+    edge_features = _frequent_features(edges.source, code, edges, min_support)
+
+    # Heads: edges whose label and target are frequent, the most frequent first.
+    is_loop = (edges.source == edges.target) & (edges.label % 2 == 0)
+    loop = is_loop.nonzero().squeeze(1)
+    head = torch.cat([torch.arange(len(code), device=code.device), loop])
+    head_code = torch.cat([code, _first_loop_code(edges) + edges.label[loop]])
+    _, count = _count_values(head_code)
+    row = (count >= min_support).nonzero().squeeze(1)
+    row = row[row_index.sort_keys(head_code[row]).order]
+    most_first = torch.sort(count[row], descending=True, stable=True)
+    row = row[most_first.indices]
+    head = head[row]
+    bodies = (label_features, edge_features)
+    source = edges.source[head]
+    return ConstantSearch(
+        heads=head,
+        head_code=head_code[row],
+        bodies=bodies,
+        n_bodies=(
+            torch.diff(bodies[0].offsets)[source],
+            torch.diff(bodies[1].offsets)[source],
+        ),
+    )
+
+
+def find_constant_rules(
+    edges: EdgeIndex, search: ConstantSearch, budget: Budget
+) -> Iterator[FoundRules]:
+    """Yield the rules of all heads and bodies, block by block; each rule is in one block."""
+    code = search.head_code
+    for bodies, n_bodies in zip(search.bodies, search.n_bodies):
+        for first, last in paths.pack_runs(code, n_bodies, CHUNK_ROWS):
+            block = search.heads[first:last]
+            yield _rules_of_block(edges, bodies, block, code[first:last])
+            budget.spend(float(n_bodies[first:last].sum()))
+
+
+def count_pca_pairs(
+    edges: EdgeIndex, rules: MinedRules, budget: Budget
+) -> Iterator[CountedPart]:
+    """Yield rules with constants with their PCA pairs, part by part in their order, until the budget is spent.
+
+    PCA pairs are pairs of the rule whose first argument has some fact of the head's predicate.
+    """
+    # The entities of every feature, by feature.
+    is_first = row_index.first_of_run(
+        edges.source * edges.n_labels + edges.label
+    )
+    label_code = edges.label * edges.n_entity_ids
+    code, order = row_index.sort_keys(
+        torch.cat([_edge_code(edges), label_code[is_first]])
+    )
+    entity = torch.cat([edges.source, edges.source[is_first]])[order]
+    body_code = (
+        rules.labels[:, 1] * edges.n_entity_ids + rules.end_constants[:, 1]
+    )
+    start = torch.searchsorted(code, body_code)
+    count = torch.searchsorted(code, body_code, right=True) - start
+
+    for first, last in paths.pack(count.double(), CHUNK_ROWS):
+        if budget.is_exhausted():
+            return
+        rows = torch.arange(first, last, device=code.device)
+        rule, position = expand_ranges(start[rows], count[rows])
+        head_label = rules.labels[rows, 0]
+        key = entity[position] * edges.n_labels + head_label[rule]
+        has_fact, _ = paths.find_keys(edges.starts, key)
+        total = torch.bincount(rule[has_fact], minlength=last - first)
+
+        # Of h(c, X) the first argument is c, which has a fact wherever one is derived.
+        is_forward = head_label % 2 == 0
+        pairs = torch.where(is_forward, total, count[rows]).double()
+        part = select_rules(rules, rows)
+        budget.spend(float(count[rows].sum()))
+        yield CountedPart(
+            rows,
+            part._replace(
+                pca_pairs=pairs, pca_std_error=torch.zeros_like(pairs)
+            ),
+            rows[:0],
+            rows[:0],
+        )
+
+
+def _edge_code(edges: EdgeIndex) -> Tensor:
+    """Label and target of each edge in one integer."""
+    return edges.label * edges.n_entity_ids + edges.target
+
+
+def _first_loop_code(edges: EdgeIndex) -> int:
+    """The least code of a head h(X, X), above those of labels and targets."""
+    return edges.n_labels * edges.n_entity_ids
+
+
+def _frequent_features(
+    source: Tensor, code: Tensor, edges: EdgeIndex, min_support: int
+) -> _Features:
+    """The features that enough entities have, in the order of entities."""
+    _, count = _count_values(code)
+    is_frequent = count >= min_support
+    source = source[is_frequent]
+    code = code[is_frequent]
+    number, _ = _count_values(code)
+    entities = torch.arange(edges.n_entity_ids + 1, device=code.device)
+    return _Features(
+        torch.searchsorted(source, entities),
+        code,
+        number,
+        torch.bincount(number),
+    )
+
+
+def _count_values(code: Tensor) -> tuple[Tensor, Tensor]:
+    """For each element of a tensor, which distinct value it is, and how often that occurs."""
+    number = row_index.unique_inverse(code).inverse
+    return number, torch.bincount(number)[number]
+
+
+def _rules_of_block(
+    edges: EdgeIndex, bodies: _Features, head_edges: Tensor, head_code: Tensor
+) -> FoundRules:
+    """The rules whose heads have these codes, with all edges of each of them."""
+    start = bodies.offsets[edges.source[head_edges]]
+    end = bodies.offsets[edges.source[head_edges] + 1]
+    row, feature = expand_ranges(start, end - start)
+    edge = head_edges[row]
+
+    # A rule does not derive its head from the same atom.
+    code = head_code[row]
+    differs = (code != bodies.code[feature]).nonzero().squeeze(1)
+    edge, feature, code = edge[differs], feature[differs], code[differs]
+    head_number, _ = _count_values(code)
+    has_twice = code >= _first_loop_code(edges)
+
+    # Number the pairs of head and body; count their facts.
+    pair = head_number * len(bodies.n_entities) + bodies.number[feature]
+    rule = row_index.unique_inverse(pair).inverse
+    support = torch.bincount(rule)
+    is_circular = _is_circular(edges, edge, bodies.code[feature], has_twice)
+    circular_support = torch.bincount(
+        rule, is_circular.double(), minlength=len(support)
+    )
+
+    # Any pair of a rule tells its labels and constants.
+    rows = torch.arange(len(rule), device=rule.device)
+    example = torch.zeros_like(support).scatter(0, rule, rows)
+    head = edge[example]
+    body_code = bodies.code[feature[example]]
+    labels = torch.stack(
+        [edges.label[head], body_code // edges.n_entity_ids], 1
+    )
+    head_end = edges.target[head].masked_fill(has_twice[example], SAME_ENTITY)
+    constants = torch.stack([head_end, body_code % edges.n_entity_ids], 1)
+    rules = make_rules(
+        edges,
+        pad(labels, (0, MAX_RULE_ATOMS - 2), value=-1),
+        support.double(),
+        circular_support,
+        bodies.n_entities[bodies.number[feature[example]]].double(),
+        end_constants=constants,
+    )
+    derives = (~is_circular).nonzero().squeeze(1)
+    return FoundRules(
+        rules, rules.body_pairs, edges.fact[edge[derives]], rule[derives]
+    )
+
+
+def _is_circular(
+    edges: EdgeIndex, edge: Tensor, code: Tensor, has_twice: Tensor
+) -> Tensor:
+    """Whether the body holds through the head's own fact alone.
+
+    A body h(X, Z) holds through h(X, c) alone where X has no other edge of the label. Walked the other way, the fact
+    h(c, c) is an edge of its own: a body of that label and target, or with no other edge of that label, is it again.
+    For a head h(X, X) the body h(X, c) is that fact where X is c.
+
+    Args:
+      has_twice: the head is h(X, X).
+    """
+    label = code // edges.n_entity_ids
+    constant = code % edges.n_entity_ids
+    source = edges.source[edge]
+    is_loop = edges.target[edge] == source
+    is_same_fact_reversed = is_loop & (label == edges.label[edge] ^ 1)
+    is_same_fact = (label == edges.label[edge]) | is_same_fact_reversed
+
+    row, start = paths.find_keys(edges.starts, source * edges.n_labels + label)
+    n_edges = torch.diff(edges.starts.offsets)[start]
+    is_only_edge = torch.zeros_like(is_loop)
+    is_only_edge = is_only_edge.index_copy(0, row, n_edges == 1)
+    may_be_it = is_same_fact_reversed | has_twice
+    is_it_again = may_be_it & (constant == source)
+    return is_same_fact & torch.where(constant == 0, is_only_edge, is_it_again)
+
+
+# -- rules of long bodies
+
+# Ends of the ranges of sources. The first one is for all rules, the others are for one batch after the other.
+RANGE_ENDS = (1 / 64, 1 / 16, 1 / 4, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongPathSearch:
+    """What counting the rules of one length reads, longer than those found by extending bodies.
+
+    The rules come with the facts that they derive from other facts (see `paths.iter_closed_rules`). With s of these,
+    and w pairs of the body that are no facts of the head, the smoothed confidence of a rule of n atoms with one fact
+    unknown is
+
+        (s - 1) / (s - 1 + w + SMOOTHING_COUNT * n)
+
+    The wrong pairs w are counted from one range of the sources after the other. What is counted so far bounds the score
+    from above, and a rule that can no longer be among the best of any of its facts, or reach the minimum confidence, is
+    dropped: no rule is lost by it. After the first range the rules are counted in batches, those with the best expected
+    scores first, so that every batch raises what the next ones must exceed.
+    """
+
+    edges: EdgeIndex
+    length: int  # number of body atoms
+    priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
+    thresholds: tuple[float, float]  # the least support and confidence
+    budget: Budget
+    share: float  # of the budget, at which the search ends
+
+    def select_promising(
+        self, closed: ClosedRules, score_to_beat: F64[Tensor, "N"]
+    ) -> ClosedRules:
+        """The rules that may still be above the thresholds and among the best of some fact.
+
+        Args:
+          score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
+        """
+        min_support, min_confidence = self.thresholds
+        n_pairs = closed.n_derived + closed.body_pairs - closed.support
+        least = torch.full_like(closed.n_derived, torch.inf)
+        least = least.scatter_reduce(
+            0, closed.rule, score_to_beat[closed.fact], "amin"
+        )
+        is_kept = (
+            (closed.n_derived >= min_support)
+            & (closed.n_derived >= min_confidence * n_pairs)
+            & (self._score(closed) > least)
+        )
+        return paths.select_closed(closed, is_kept)
+
+    def count_range(
+        self, closed: ClosedRules, low: float, high: float
+    ) -> ClosedRules | None:
+        """The rules with the counts from one more range of the sources; None if the share of the budget is spent."""
+        edges = self.edges
+        body_code, body = row_index.unique_inverse(closed.body_code)
+        key, order = row_index.sort_keys(
+            body * edges.n_predicates + closed.predicate
+        )
+        counts = [torch.zeros_like(closed.n_derived)] * 3
+        for block in paths.walk_in_parts(
+            edges,
+            body_code,
+            self.length,
+            SourceRange(self.priority, low, high),
+            self.budget.spend,
+        ):
+            if self.budget.is_exhausted(self.share):
+                return None
+            # Number the bodies of the block as those of all rules are.
+            code = torch.searchsorted(body_code, block.body_code)
+            block = block._replace(
+                body_code=body_code, row_body=code[block.row_body]
+            )
+            part = _count_block(edges, block, key)
+            counts = [a + b for a, b in zip(counts, part)]
+
+        support, body_pairs, pca_pairs = (c[inverse(order)] for c in counts)
+        return closed._replace(
+            support=closed.support + support,
+            body_pairs=closed.body_pairs + body_pairs,
+            pca_pairs=closed.pca_pairs + pca_pairs,
+        )
+
+    def iter_batches(self, closed: ClosedRules) -> Iterator[ClosedRules]:
+        """Yield batches of rules that were counted from the first range, the most promising first."""
+        expected = self._score(closed, RANGE_ENDS[0])
+        order = torch.sort(expected, descending=True, stable=True).indices
+        cost = expected_rows(closed)[order]
+        # Bodies of a large batch share more of their prefixes.
+        for first, last in paths.pack(cost, 64 * CHUNK_ROWS):
+            in_batch = torch.zeros_like(cost, dtype=torch.bool)
+            yield paths.select_closed(
+                closed, in_batch.index_fill(0, order[first:last], True)
+            )
+
+    def find_rules(
+        self, batch: ClosedRules, score_to_beat: F64[Tensor, "N"]
+    ) -> FoundRules | None:
+        """Those of a batch that are above the thresholds and may be among the best of some fact, counted exactly.
+
+        Args:
+          batch: rules with their counts from the first range of sources.
+          score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
+
+        Returns:
+          The rules; None if the share of the budget is spent before they are counted.
+        """
+        closed = batch
+        for low, high in pairwise(RANGE_ENDS):
+            promising = self.select_promising(closed, score_to_beat)
+            counted = self.count_range(promising, low, high)
+            if counted is None:
+                return None
+            closed = counted
+        rules = make_rules(
+            self.edges,
+            path_labels(
+                closed.predicate,
+                closed.body_code,
+                self.length,
+                self.edges.n_labels,
+            ),
+            closed.support,
+            closed.support - closed.n_derived,
+            closed.body_pairs,
+            closed.pca_pairs,
+        )
+        cost = torch.zeros_like(closed.support)
+        found = FoundRules(rules, cost, closed.fact, closed.rule)
+        return above_thresholds(found, *self.thresholds)
+
+    def _score(self, closed: ClosedRules, fraction: float = 1.0) -> Tensor:
+        """The score of each rule if the sources counted are a fraction of all: at most, if 1."""
+        n_wrong = (closed.body_pairs - closed.support) / fraction
+        return held_out_score(
+            closed.n_derived, 0.0, closed.n_derived + n_wrong, self.length
+        )
+
+
+def expected_rows(closed: ClosedRules) -> F64[Tensor, "R"]:
+    """The pairs of the body of each rule, as the first range of the sources has them."""
+    return (closed.body_pairs + 1) / RANGE_ENDS[0]
+
+
+def _count_block(
+    edges: EdgeIndex, block: PathBlock, rule_key: I64[Tensor, "R"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Support, pairs and PCA pairs of rules over the sources of a block.
+
+    Args:
+      rule_key: body * n_predicates + predicate of each rule, ascending.
+    """
+    hits = find_hits(edges, paths.joined_pairs(block))
+    rule, _, _ = match_facts(edges, hits, rule_key)
+    n_pairs = torch.bincount(
+        block.entry_body, minlength=len(block.body_code)
+    ).double()
+    row_pairs = torch.bincount(
+        block.entry_row, minlength=len(block.row_body)
+    ).double()
+    return (
+        torch.bincount(rule, minlength=len(rule_key)).double(),
+        n_pairs[rule_key // edges.n_predicates],
+        paths.sum_by_subject(edges, block, row_pairs, rule_key),
+    )

@@ -1,0 +1,449 @@
+"""Path rules, rules with constants and long rules: counts, exact and estimated, against brute force."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.kg.mining import counts, paths, rules
+from funcppo.kg.mining.counts import (
+    Budget,
+    FoundRules,
+    held_out_smoothed_confidence,
+)
+from funcppo.kg.mining.paths import SourceRange
+from tests.kg.mining.brute_force import (
+    brute_force,
+    clauses_of,
+    constant_clauses,
+    counts_of,
+    edges_of,
+    facts_by_rule,
+    graphs,
+    path_clauses,
+    path_counts,
+    unlimited,
+)
+
+EVERY = 1, 0.0  # the least support and confidence
+
+
+def samples_of(edges, max_length, max_rows=1e12):
+    """The samples of each length, every body extended where the rows suffice."""
+    priority = torch.linspace(0, 0.99, edges.n_entity_ids)
+    samples = list(rules.iter_first_bodies(edges, unlimited()))
+    yield 1, samples
+    for length in range(1, max_length):
+        bodies = rules.concatenate_bodies(
+            [rules.summarise_bodies(edges, sample) for sample in samples]
+        )
+        plan = rules.plan_extensions(edges, bodies, length, max_rows)
+        samples = list(
+            rules.iter_extensions(edges, plan, length, priority, unlimited())
+        )
+        yield length + 1, samples
+
+
+def rules_of(edges, sample, length, thresholds=EVERY):
+    candidates = rules.find_candidates(edges, sample.pairs, *thresholds)
+    lowest = torch.full((len(edges.predicate),), -1.0).double()
+    return [
+        rules.find_rules(
+            edges, sample, length, candidates, rows, thresholds, lowest
+        )
+        for rows in rules.pack_candidates(candidates[0], length)
+    ]
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 1 << 20])
+@given(facts=graphs)
+@settings(max_examples=20)
+def test_path_counts_are_those_of_brute_force(chunk_rows, facts):
+    """Of length 3 every seventh rule is compared: brute force over all takes long."""
+    clauses = path_clauses(2)
+    clauses += path_clauses(3)[len(clauses) :: 7]
+    expected = {
+        clause: (support, circular, pairs)
+        for clause, (support, circular, pairs, _) in zip(
+            clauses, brute_force(facts, clauses)
+        )
+        if support - circular > 0
+    }
+    edges, seen = edges_of(facts), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "CHUNK_ROWS", chunk_rows)
+        for length, samples in samples_of(edges, 3):
+            for sample in samples:
+                # A body beyond MAX_BODY_ROWS alone is sampled.
+                assert sample.fraction == 1.0
+                for found in rules_of(edges, sample, length):
+                    derived = facts_by_rule(facts, found)
+                    columns = (
+                        found.rules.support,
+                        found.rules.circular_support,
+                        found.rules.body_pairs,
+                    )
+                    rows = zip(*(column.int().tolist() for column in columns))
+                    for i, (clause, row) in enumerate(
+                        zip(clauses_of(found.rules), rows)
+                    ):
+                        assert clause not in seen
+                        seen[clause] = row
+                        assert len(derived[i]) == row[0] - row[1]
+    assert {clause: seen.get(clause) for clause in expected} == expected
+    assert all(clause in expected for clause in set(seen) & set(clauses))
+
+
+def dense_graph():
+    """300 entities, 2 predicates, 3,000 facts."""
+    random = Random(0)
+    facts = {
+        (random.randint(1, 2), random.randint(1, 300), random.randint(1, 300))
+        for _ in range(3000)
+    }
+    return paths.build_edge_index(torch.tensor(sorted(facts)), 2, 300)
+
+
+def test_what_does_not_fit_is_sampled_and_then_left_out():
+    edges = dense_graph()
+    (_, _), (_, longer) = samples_of(edges, 2)
+    bodies = rules.concatenate_bodies(
+        [rules.summarise_bodies(edges, sample) for sample in longer]
+    )
+    whole = rules.plan_extensions(edges, bodies, 2, 1e12)
+    assert whole.fraction == 1.0 and whole.n_left_out == 0
+
+    half = rules.plan_extensions(edges, bodies, 2, whole.n_rows / 2)
+    assert half.fraction == pytest.approx(0.5) and half.n_left_out == 0
+    assert half.n_rows == pytest.approx(whole.n_rows / 2)
+
+    # Of 300 entities at least 64 are sources, which does not fit.
+    little = rules.plan_extensions(edges, bodies, 2, whole.n_rows / 20)
+    assert little.fraction == pytest.approx(64 / 300)
+    assert little.n_left_out > 0
+    assert len(little.bodies.code) + little.n_left_out == len(bodies.code)
+    assert little.n_rows <= whole.n_rows / 20
+
+
+def test_the_work_of_an_extension_is_what_was_planned():
+    edges = dense_graph()
+    budget = unlimited()
+    samples = list(rules.iter_first_bodies(edges, budget))
+    assert budget.rows == pytest.approx(len(edges.label), rel=0.01)
+    bodies = rules.concatenate_bodies(
+        [rules.summarise_bodies(edges, sample) for sample in samples]
+    )
+    plan = rules.plan_extensions(edges, bodies, 1, 1e12)
+    budget = unlimited()
+    priority = torch.zeros(edges.n_entity_ids)
+    list(rules.iter_extensions(edges, plan, 1, priority, budget))
+    assert budget.rows == pytest.approx(plan.n_rows)
+
+
+def test_a_body_larger_than_a_chunk_is_counted_from_fewer_sources(monkeypatch):
+    edges = dense_graph()
+    monkeypatch.setattr(rules, "CHUNK_ROWS", 1000)
+    monkeypatch.setattr(rules, "MAX_BODY_ROWS", 2000)
+    (_, _), (_, longer) = samples_of(edges, 2)
+    assert all(0 < sample.fraction < 1 for sample in longer)
+    assert {len(sample.pairs.source) < 4000 for sample in longer} == {True}
+
+
+# -- counts of given rules
+
+LABELS = [
+    *([head, body] for head in (0, 2) for body in range(4)),
+    *([0, first, last] for first in range(4) for last in range(4)),
+    [2, 0, 1, 2],
+    [0, 0, 1, 0],
+    [2, 3, 3, 0],
+    [0, 2, 2, 2],
+]
+
+
+def padded(labels):
+    """Labels of rules as the columns of a table."""
+    width = counts.MAX_RULE_ATOMS
+    return torch.tensor([row + [-1] * (width - len(row)) for row in labels])
+
+
+def to_count(labels, cost=1.0):
+    """Rules without counts."""
+    table = padded(labels)
+    zeros = torch.zeros(len(table), dtype=torch.float64)
+    edges = edges_of([(1, 1, 1)])
+    found = rules.make_rules(edges, table, zeros, zeros, zeros)
+    return FoundRules(found, zeros + cost, table[:0, 0], table[:0, 0])
+
+
+def counted(edges, found, priority, fraction=1.0, budget=None):
+    budget = budget or unlimited()
+    return list(
+        rules.count_path_rules(
+            edges, found, priority, fraction, budget, budget.is_exhausted
+        )
+    )
+
+
+@pytest.mark.parametrize("cost", [1.0, 3.0 * paths.CHUNK_ROWS])
+@given(facts=graphs)
+@settings(max_examples=25)
+def test_exact_counts_are_those_of_brute_force(cost, facts):
+    """Rules that cost more than a chunk are counted from three ranges of sources."""
+    edges = edges_of(facts)
+    priority = torch.arange(7) / 7
+    budget = unlimited()
+    found = to_count(LABELS, cost)
+    rows = []
+    for part in counted(edges, found, priority, budget=budget):
+        rows += part.rows.tolist()
+        clauses = clauses_of(part.rules)
+        assert counts_of(part.rules) == brute_force(facts, clauses)
+        assert not part.rules.std_error.any()
+        whole = FoundRules(part.rules, part.rules.support, *part[2:])
+        n_derived = [len(some) for some in facts_by_rule(facts, whole)]
+        derives = part.rules.support - part.rules.circular_support
+        assert n_derived == derives.tolist()
+    assert sorted(rows) == list(range(len(LABELS)))
+    assert budget.rows == pytest.approx(len(LABELS) * cost)
+    budget = Budget(max_rows=10, seconds=1e9)
+    budget.spend(10)
+    assert not counted(edges, found, priority, budget=budget)
+
+
+def large_graph():
+    """1,000 entities, 2 predicates, 6,000 facts; most facts have few of the entities as first argument."""
+    random = Random(3)
+    facts = {
+        (
+            random.randint(1, 2),
+            int(1000 * random.random() ** 2) + 1,
+            random.randint(1, 1000),
+        )
+        for _ in range(6000)
+    }
+    facts |= {
+        (2, y, x) for p, x, y in facts if p == 1 and random.random() < 0.5
+    }
+    return paths.build_edge_index(torch.tensor(sorted(facts)), 2, 1001)
+
+
+def test_estimates_are_within_their_error_and_unbiased():
+    """Thirty samples of two rules with 1,445 right pairs each, so that errors are nearly normal.
+
+    No more than two of sixty are off by over 3 standard errors, and the mean is not off.
+    """
+    edges = large_graph()
+    labels = padded([[0, 3], [2, 1]])
+    deviations, count_ratios = [], []
+    for seed in range(30):
+        priority = torch.rand(
+            edges.n_entity_ids, generator=torch.Generator().manual_seed(seed)
+        )
+        for row in labels[:, None]:
+            length = int((row[0, 1:] >= 0).sum())
+            every = SourceRange(priority)
+            some = every._replace(high=0.3)
+            true, *_ = rules.count_rules(edges, row, length, every)
+            sums, *_ = rules.count_rules(edges, row, length, some)
+            found = rules.estimate_rules(edges, row, some, sums)
+            truth = true.support / true.body_pairs
+            error = counts.confidence(found) - truth
+            assert 0 < float(found.std_error) < 0.2
+            deviations.append(float(error / found.std_error))
+            count_ratios.append(float(found.body_pairs / true.body_pairs))
+    deviation = torch.tensor(deviations)
+    assert (deviation.abs() > 3).sum() <= 2
+    assert deviation.mean().abs() < 0.5
+    assert torch.tensor(count_ratios).mean() == pytest.approx(1, abs=0.05)
+
+
+def test_an_estimate_that_costs_more_than_a_chunk_is_made_range_by_range():
+    """From .4 of the sources: five ranges of a chunk of rows, with the sums of the sample as a whole."""
+    edges = large_graph()
+    priority = torch.rand(
+        edges.n_entity_ids, generator=torch.Generator().manual_seed(1)
+    )
+    parts = []
+    for cost in (1.0, 12.5 * paths.CHUNK_ROWS):
+        budget = unlimited()
+        found = to_count([[0, 3], [2, 0]], cost)
+        made = counted(edges, found, priority, 0.4, budget)
+        assert budget.rows == pytest.approx(0.4 * 2 * cost)
+        columns = zip(*(part.rules for part in made))
+        parts.append([torch.cat(column) for column in columns])
+    for column, other in zip(*parts, strict=True):
+        assert torch.equal(column, other)
+    assert int((parts[0][-2] > 0).sum()) > 0
+
+
+def test_a_sample_that_shows_no_difference_has_an_error_all_the_same():
+    """All sources seen derive one fact from one pair: the others may differ."""
+    facts = [(p, x, x + 500) for p in (1, 2) for x in range(1, 101)]
+    edges = paths.build_edge_index(torch.tensor(facts), 2, 601)
+    priority = torch.linspace(0, 0.999, edges.n_entity_ids)
+    some = SourceRange(priority, 0.0, 0.05)
+    labels = padded([[0, 2]])
+    sums, *_ = rules.count_rules(edges, labels, 1, some)
+    found = rules.estimate_rules(edges, labels, some, sums)
+    assert counts.confidence(found).tolist() == [1.0]
+    assert 0 < float(found.std_error) < 0.2
+
+
+def test_a_sample_without_a_source_of_the_body_has_an_unknown_error():
+    edges = edges_of([(1, 6, 1), (2, 6, 1)])
+    some = SourceRange(torch.arange(7) / 7, 0.0, 0.5)
+    labels = padded([[0, 2]])
+    sums, *_ = rules.count_rules(edges, labels, 1, some)
+    found = rules.estimate_rules(edges, labels, some, sums)
+    assert found.std_error.tolist() == [float("inf")]
+
+
+# -- rules with constants
+
+
+@given(graphs)
+@settings(max_examples=40)
+def test_counts_of_rules_with_constants_are_those_of_brute_force(facts):
+    clauses = constant_clauses()
+    expected = {
+        c: n for c, n in zip(clauses, brute_force(facts, clauses)) if n[0]
+    }
+    edges, seen = edges_of(facts), {}
+    budget = Budget(max_rows=10**9, seconds=1e9)
+    search = rules.plan_search(edges, 1)
+    for found in rules.find_constant_rules(edges, search, budget):
+        assert found.rules.pca_std_error.isinf().all()
+        derived = facts_by_rule(facts, found)
+        parts = list(rules.count_pca_pairs(edges, found.rules, budget))
+        rows = [row for part in parts for row in part.rows.tolist()]
+        assert rows == list(range(len(found.cost)))
+        clauses = [c for part in parts for c in clauses_of(part.rules)]
+        numbers = [n for part in parts for n in counts_of(part.rules)]
+        for i, clause in enumerate(clauses):
+            assert clause not in seen
+            seen[clause] = numbers[i]
+            assert len(derived[i]) == numbers[i][0] - numbers[i][1]
+        assert not any(part.rules.pca_std_error.any() for part in parts)
+    assert seen == expected
+    assert budget.rows > 0
+
+
+def test_what_has_too_few_entities_is_no_head_and_no_body():
+    facts = [(1, x, 6) for x in (1, 2, 3)] + [(2, x, 5) for x in (1, 2)]
+    edges = edges_of(facts)
+    search = rules.plan_search(edges, 3)
+    assert set(edges.target[search.heads].tolist()) == {6}
+    assert not len(rules.plan_search(edges, 4).heads)
+    assert rules.plan_search(edges, 4).n_rows == 0
+
+
+# -- long rules
+
+
+def start_search(edges, length, **options):
+    """A search without a limit, and the rules of one length that derive a fact from others."""
+    defaults = {
+        "priority": torch.linspace(0, 0.99, edges.n_entity_ids),
+        "thresholds": EVERY,
+        "budget": unlimited(),
+        "share": 1.0,
+    }
+    search = rules.LongPathSearch(
+        edges=edges, length=length, **(defaults | options)
+    )
+    plan = paths.plan_closing(edges, length, 1e12)
+    parts = paths.iter_closed_rules(edges, plan, length, 1, unlimited(), 1.0)
+    none = paths.no_closed_rules(edges.label.device)
+    return search, paths.concatenate_closed([none, *parts])
+
+
+def found_rules(search, closed, to_beat):
+    first = search.count_range(closed, 0.0, rules.RANGE_ENDS[0])
+    for batch in search.iter_batches(first):
+        yield search.find_rules(batch, to_beat)
+
+
+@pytest.mark.parametrize("chunk_rows", [40, 1 << 20])
+@pytest.mark.parametrize("length", [4, 5])
+@given(facts=graphs)
+@settings(max_examples=10)
+def test_counts_of_long_rules_are_those_of_brute_force(
+    length, chunk_rows, facts
+):
+    edges = edges_of(facts)
+    lowest = torch.full((len(facts),), -1.0).double()
+    seen = {}
+    search, closed = start_search(edges, length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "CHUNK_ROWS", chunk_rows)
+        patch.setattr(rules, "CHUNK_ROWS", chunk_rows)
+        for found in found_rules(search, closed, lowest):
+            derived = facts_by_rule(facts, found)
+            rows = zip(found.rules.labels.tolist(), counts_of(found.rules))
+            for i, (labels, row) in enumerate(rows):
+                rule = tuple(label for label in labels if label >= 0)
+                assert rule not in seen
+                seen[rule] = sorted(derived[i]), row[0], row[2]
+                assert row[1] == row[0] - len(derived[i])
+    expected = {
+        rule: (sorted(derived), support, pairs)
+        for rule, (derived, support, pairs) in path_counts(
+            facts, [length]
+        ).items()
+    }
+    assert seen == expected
+
+
+def test_pca_pairs_are_those_of_a_clause():
+    facts = [(1, 1, 2), (1, 1, 3), (1, 3, 4), (1, 4, 5), (1, 5, 2), (2, 5, 6)]
+    edges = edges_of(facts)
+    lowest = torch.full((len(facts),), -1.0).double()
+    search, closed = start_search(edges, 4)
+    for found in found_rules(search, closed, lowest):
+        clauses = clauses_of(found.rules)
+        assert counts_of(found.rules) == brute_force(facts, clauses)
+        assert not found.rules.pca_std_error.any()
+
+
+@given(facts=graphs, score=st.floats(0.01, 0.2))
+@settings(max_examples=10)
+def test_only_rules_that_beat_no_fact_are_dropped(facts, score):
+    """The second search is told that every fact has a rule of this score."""
+    edges = edges_of(facts)
+    lowest = torch.full((len(facts),), -1.0).double()
+    labels = []
+    for to_beat in (lowest, torch.full_like(lowest, score)):
+        labels.append(set())
+        for found in found_rules(*start_search(edges, 4), to_beat):
+            wins = held_out_smoothed_confidence(found.rules) > score
+            labels[-1] |= set(map(tuple, found.rules.labels[wins].tolist()))
+    assert labels[0] == labels[1]
+
+
+def test_rules_below_the_thresholds_are_dropped():
+    facts = [(1, x, y) for x in range(1, 4) for y in range(1, 7)]
+    search, closed = start_search(edges_of(facts), 4, thresholds=(3, 0.5))
+    lowest = torch.full((len(facts),), -1.0).double()
+    (found,) = found_rules(search, closed, lowest)
+    expected = {
+        rule
+        for rule, (derived, support, pairs) in path_counts(facts, [4]).items()
+        if len(derived) >= 3
+        and len(derived) >= 0.5 * (pairs - support + len(derived))
+    }
+    assert expected
+    assert {
+        tuple(label for label in labels if label >= 0)
+        for labels in found.rules.labels.tolist()
+    } == expected
+
+    # Nothing is counted where the budget does not suffice.
+    budget = Budget(max_rows=10, seconds=1e9)
+    search, closed = start_search(edges_of(facts), 4, budget=budget)
+    assert search.find_rules(closed, lowest) is None
+    assert budget.rows >= 10
