@@ -428,6 +428,8 @@ class _Walker:
             probability=certain if with_walks else certain[:0],
             path=(questions.entity[row],),
         )
+
+        # Every rule whose body ends where merged walks have come has a grounding.
         while len(walks.question):
             walks, ended = self._walk_on(walks)
             start = offsets[ended.node]
@@ -1504,6 +1506,8 @@ def _iter_answers_by_question(
             n_answered += len(chunk.entity)
             progress(n_answered, n_questions)
             derived = derived_atoms(chunk, found, sizes)
+
+            # A fact among the queries is the answer of a question of its own.
             left_out = chunk.left_out[found.question]
             is_own = find_atoms(index, sizes, derived.long()) >= 0
             kept = torch.where(

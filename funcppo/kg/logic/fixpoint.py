@@ -453,6 +453,7 @@ def derived_in_next_step(
     known = relations_by_predicate(
         model.atoms, {atom[0] for rule in rules for atom in rule.body}
     )
+
     derived = [atoms[:0].to(torch.int32)]
     for rule in rules:
         predicate = rule.head[0]
@@ -612,6 +613,7 @@ def iter_consequences(
             )
             columns = tuple(column[~is_circular] for column in columns)
             fact = fact[~is_circular]
+
         yield Consequences(
             atoms=_atoms_of(rule.head[0], columns),
             rule=torch.full_like(columns[0], rule.id),
@@ -781,6 +783,7 @@ def count_rules(
     if estimates is not None and not object_identity:
         taken = estimates.cpu()
     unknown = int_list((table[:, 0] < 0).nonzero().squeeze(1))
+
     rules = rules_from_kb(kb, unknown)
     relations = _relations_of(kb, rules)
     try:
@@ -828,6 +831,7 @@ def check_sampled_rows(
     n_sampled = sizes.n_rules // 16
     if n_sampled < 64:
         return
+
     drawn = np.random.default_rng(0).permutation(sizes.n_rules)[:n_sampled]
     share = max_rows * n_sampled // sizes.n_rules
     try:

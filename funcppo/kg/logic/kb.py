@@ -222,6 +222,7 @@ def index_facts(
     tables = _sort_and_index_facts(
         np.asarray(facts), n_constants, n_predicates, "cpu"
     )
+    # Tuples have a name for each of their parts.
     prefixes = {
         f"{_KEY_PREFIX}{i}": prefix
         for i, prefix in enumerate(tables.key_prefixes)

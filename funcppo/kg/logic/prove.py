@@ -133,6 +133,7 @@ def from_model(
             body = [tuple(int(term) for term in atom) for atom in found]
             for pattern, atom in zip(program.rules[rule], [goal, *body]):
                 binding.update(zip(pattern[1:], atom[1:]))
+
         for atom in body:
             if atom not in positions:
                 positions[atom] = len(goals)

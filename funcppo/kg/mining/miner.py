@@ -264,6 +264,7 @@ class _Miner:
             report.fraction = plan.fraction
             report.n_left_out = plan.n_left_out
             report.rows_planned = plan.n_rows
+
         bodies = [rules.no_bodies(edges.label.device)]
         steps = self._add_paths(samples, length, bodies)
         self._run_stage(report, share, steps)

@@ -411,6 +411,8 @@ def _walk_further(
         block.body_code, body_code // edges.n_labels
     )
     body_code = body_code[is_known]
+
+    # A part holds the bodies, then the rows, whose steps are a chunk.
     size = torch.bincount(block.entry_body, minlength=len(block.body_code))
     cost = size[prefix[is_known]].double()
     for first, last in pack(cost, CHUNK_ROWS):
@@ -927,6 +929,7 @@ def iter_closed_rules(
             yield None
             continue
         fact, code = pairs
+
         body_code, rule = row_index.unique_inverse(code)
         n_facts = torch.bincount(rule).double()
         zeros = torch.zeros_like(n_facts)

@@ -358,6 +358,7 @@ def _found_rules(
     circular = paths.is_circular(
         edges, fact, labels[rule, 1 : 1 + length], pairs.n_paths[entry]
     )
+
     n_circular = torch.bincount(
         rule, circular.double(), minlength=len(table.body)
     )
@@ -1011,6 +1012,7 @@ class LongPathSearch:
             if counted is None:
                 return None
             closed = counted
+
         rules = make_rules(
             self.edges,
             path_labels(
