@@ -782,7 +782,7 @@ def _file_state(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
+def _digest(manifest: Mapping[str, object]) -> str:
     """A hash of a manifest."""
     text = json.dumps(manifest, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

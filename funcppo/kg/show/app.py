@@ -88,7 +88,7 @@ _FILES = resources.files("funcppo.kg.show") / "static"
 class AnswerResponse(JSONResponse):
     """An answer as JSON in ASCII, so that nothing invisible is in it."""
 
-    def render(self, content: Any) -> bytes:
+    def render(self, content: object) -> bytes:
         """The bytes of an answer.
 
         Raises:
