@@ -102,10 +102,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = paths.make_parser(__doc__)
     parser.add_argument(
         "--out",
         type=Path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -17,3 +18,11 @@ NOTES = ROOT / "experiments" / "README.md"
 DOCS = ROOT / "docs"
 MATRIX_TABLES = RESULTS / "full_step_matrix.md"
 MATRIX_DOCUMENTS = (INVESTIGATION, MATRIX_TABLES)
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser of options whose help is the text of a program as it stands."""
+    return argparse.ArgumentParser(
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

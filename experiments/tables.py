@@ -11,13 +11,13 @@ Each ends in a line that names its records, hardware, versions and commits.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -86,10 +86,23 @@ def cells_of(name: str) -> dict[str, Row]:
     return {row["cell"]: row for row in load_record(name)["rows"]}
 
 
+def runs_of(name: str, sets: Iterable[str]) -> Iterator[list[Row]]:
+    """Yield the runs of a record on each of some data sets."""
+    runs = load_record(name)["runs"]
+    for of in sets:
+        yield [run for run in runs if run["set"] == of]
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def machine_text(machine: Row) -> str:
+    """Return the hardware and the version of PyTorch of a record."""
+    hardware = machine.get("device") or machine["cpu"]
+    return f"{hardware}; torch {machine['torch'].split('+')[0]}"
 
 
 def origin(*names: str) -> str:
@@ -97,27 +110,18 @@ def origin(*names: str) -> str:
     parts = []
     for name in names:
         record = load_record(name)
-        machine = record["machine"]
-        hardware = machine.get("device") or machine["cpu"]
         rows = record["rows"] if isinstance(record.get("rows"), list) else []
-        commits = [
-            machine["commit"],
-            *(row["commit"] for row in rows if "commit" in row),
-        ]
-        commits = list(dict.fromkeys(commit[:7] for commit in commits))
-        torch_version = machine["torch"].split("+")[0]
-        parts.append(
-            f"`{name}` ({hardware}; torch {torch_version}; {', '.join(commits)})"
-        )
+        commits = [record["machine"]["commit"]]
+        commits += [row["commit"] for row in rows if "commit" in row]
+        short = ", ".join(dict.fromkeys(commit[:7] for commit in commits))
+        parts.append(f"`{name}` ({machine_text(record['machine'])}; {short})")
     return f"\nRecords in `experiments/results/`: {', '.join(parts)}.\n"
 
 
-def origin_of_runs(name: str, runs: list[Row]) -> str:
+def origin_of_runs(name: str, key: str = "runs") -> str:
     """Return the line that names a record whose runs were made on several machines."""
-    machines = dict.fromkeys(
-        f"{run['machine'].get('device') or run['machine']['cpu']}; torch {run['machine']['torch'].split('+')[0]}"
-        for run in runs
-    )
+    runs = load_record(name)[key]
+    machines = dict.fromkeys(machine_text(run["machine"]) for run in runs)
     commits = dict.fromkeys(
         run.get("commit") or run["machine"]["commit"] for run in runs
     )
@@ -163,33 +167,11 @@ def mean_and_spread(values: Sequence[float]) -> str:
 # Results
 
 
-def readme_ppo() -> str:
-    """Return what the PPO example of the README prints."""
-    return indented(load_record("readme_outputs")["ppo"])
-
-
-def readme_train() -> str:
-    """Return what `make train` prints: the table and the proof."""
-    return indented(load_record("readme_outputs")["train"])
-
-
-def indented(text: str) -> str:
-    """Return printed text as an indented block."""
+def printed(name: str) -> str:
+    """Return what an example of the README prints, as an indented block."""
+    text = load_record("readme_outputs")[name]
     lines = [f"    {line}".rstrip() for line in text.strip("\n").splitlines()]
     return "\n".join(lines) + "\n"
-
-
-def readme_results() -> str:
-    """Return the results at the defaults in few columns."""
-    runs = load_record("default_results")["runs"]
-    rows = []
-    for name, label in SETS.items():
-        of_set = [run for run in runs if run["set"] == name]
-        rule_score = of_set[0]["results"]["test"][of_set[0]["rule_score"]]
-        cells = [published_text(name), metric_text(rule_score["mrr"])]
-        rows.append([label, *cells, trained_text(of_set)])
-    head = ["data", "published", "rule confidences", "trained"]
-    return table(head, rows) + origin_of_runs("default_results", runs)
 
 
 def published_text(name: str) -> str:
@@ -199,123 +181,139 @@ def published_text(name: str) -> str:
     return ", ".join(cells) or "-"
 
 
+def policy_values(runs: list[Row], ending: str, metric: str) -> list[float]:
+    """Return a metric of the scores of the policy before or after training."""
+    return [
+        scores[metric]
+        for run in runs
+        for score, scores in run["results"]["test"].items()
+        if score.endswith(f", {ending}")
+    ]
+
+
 def trained_text(runs: list[Row], metric: str = "mrr") -> str:
     """Return the mean and the spread over seeds of what training reaches."""
-    return mean_and_spread(
-        [
-            scores[metric]
-            for run in runs
-            for score, scores in run["results"]["test"].items()
-            if score.endswith(", trained")
-        ]
-    )
+    return mean_and_spread(policy_values(runs, "trained", metric))
 
 
 def untrained_text(runs: list[Row], metric: str = "mrr") -> str:
     """Return what the policy reaches before training, which depends on no seed; empty where it was not measured."""
-    test = runs[0]["results"]["test"]
-    values = [
-        scores[metric]
-        for score, scores in test.items()
-        if score.endswith(", untrained")
-    ]
+    values = policy_values(runs[:1], "untrained", metric)
     return metric_text(values[0]) if values else ""
+
+
+def rule_scores(runs: list[Row]) -> Row:
+    """Return the metrics of the rule score that was chosen."""
+    return runs[0]["results"]["test"][runs[0]["rule_score"]]
+
+
+def costs(runs: list[Row], mining: Row | None) -> list[str]:
+    """Return the largest time and memory of runs."""
+    seconds = max(run["training"]["seconds"] for run in runs)
+    memory = [run["training"]["peak_mb"] for run in runs]
+    memory += [mining["peak_mb"]] if mining else []
+    return [f"{seconds:.0f} s", f"{max(memory) / 1000:.2f} GB"]
+
+
+def readme_results() -> str:
+    """Return the results at the defaults in few columns."""
+    rows = [
+        [
+            label,
+            published_text(name),
+            metric_text(rule_scores(runs)["mrr"]),
+            trained_text(runs),
+        ]
+        for (name, label), runs in zip(
+            SETS.items(), runs_of("default_results", SETS)
+        )
+    ]
+    head = ["data", "published", "rule confidences", "trained"]
+    return table(head, rows) + origin_of_runs("default_results")
 
 
 def defaults() -> str:
     """Return a row a data set: what `funcppo train` gives at its defaults, with seconds and memory."""
-    runs = load_record("default_results")["runs"]
     rows = []
-    for name, label in SETS.items():
-        of_set = [run for run in runs if run["set"] == name]
-        results, mining = of_set[0]["results"], of_set[0]["mining"]
-        rule_score = of_set[0]["rule_score"]
-        scores = results["test"][rule_score]
-        memory = [run["training"]["peak_mb"] for run in of_set]
-        memory += [mining["peak_mb"]] if mining else []
-        if results["test_is_sample"]:
-            sizes = sorted({r["results"]["n_test_queries"] for r in of_set})
+    for (name, label), runs in zip(
+        SETS.items(), runs_of("default_results", SETS)
+    ):
+        mining, scores = runs[0]["mining"], rule_scores(runs)
+        if runs[0]["results"]["test_is_sample"]:
+            sizes = sorted({r["results"]["n_test_queries"] for r in runs})
             label += f", a sample of {sizes[0]:,} to {sizes[-1]:,} test triples"
         rows.append(
             [
                 label,
                 "mined" if mining else "provided",
                 f"{mining['seconds']:.0f} s" if mining else "",
-                f"{max(run['training']['seconds'] for run in of_set):.0f} s",
-                f"{max(memory) / 1000:.2f} GB",
+                *costs(runs, mining),
                 metric_text(scores["ceiling"]),
                 published_text(name),
-                f"{scores['mrr']:.4f} ({rule_score})",
-                untrained_text(of_set),
-                trained_text(of_set),
+                f"{scores['mrr']:.4f} ({runs[0]['rule_score']})",
+                untrained_text(runs),
+                trained_text(runs),
             ]
         )
     head = ["data", "rules", "mining", "training", "memory", "ceiling"]
     head += ["published", "rule confidences", "untrained policy", "trained"]
-    return table(head, rows) + origin_of_runs("default_results", runs)
+    return table(head, rows) + origin_of_runs("default_results")
 
 
 def tuned() -> str:
     """Return the same with more rules or more time."""
-    runs = load_record("tuned_results")["runs"]
-    rows = []
-    for name, label in TUNED_SETS.items():
-        of_set = [run for run in runs if run["set"] == name]
-        results = of_set[0]["results"]
-        scores = results["test"][of_set[0]["rule_score"]]
-        memory = max(run["training"]["peak_mb"] for run in of_set)
-        rows.append(
-            [
-                label,
-                f"{results['rules']:,}",
-                f"{max(run['training']['seconds'] for run in of_set):.0f} s",
-                f"{memory / 1000:.2f} GB",
-                metric_text(scores["ceiling"]),
-                metric_text(scores["mrr"]),
-                untrained_text(of_set),
-                trained_text(of_set),
-                trained_text(of_set, "hits@10"),
-            ]
+    rows = [
+        [
+            label,
+            f"{runs[0]['results']['rules']:,}",
+            *costs(runs, None),
+            metric_text(rule_scores(runs)["ceiling"]),
+            metric_text(rule_scores(runs)["mrr"]),
+            untrained_text(runs),
+            trained_text(runs),
+            trained_text(runs, "hits@10"),
+        ]
+        for label, runs in zip(
+            TUNED_SETS.values(), runs_of("tuned_results", TUNED_SETS)
         )
+    ]
     head = ["data", "rules", "training", "memory", "ceiling"]
     head += ["rule confidences", "untrained", "trained", "Hits@10"]
     note = "\nThe record has the options of each row.\n"
-    return table(head, rows) + note + origin_of_runs("tuned_results", runs)
+    return table(head, rows) + note + origin_of_runs("tuned_results")
 
 
 def given_rules() -> str:
     """Return every score with the rules that come with a data set, over seeds."""
     record = load_record("given_rules")
     rows = []
-    for name, label in GIVEN_SETS.items():
-        metric = "auc_pr" if name.startswith("countries") else "mrr"
-        of_set = [run for run in record["runs"] if run["set"] == name]
-        runs, frozen = (
-            [run for run in of_set if run["learning_rate_0"] == is_frozen]
-            for is_frozen in (False, True)
-        )
+    for (name, label), of_set in zip(
+        GIVEN_SETS.items(), runs_of("given_rules", GIVEN_SETS)
+    ):
+        is_countries = name.startswith("countries")
+        metric = "auc_pr" if is_countries else "mrr"
+        frozen = [run for run in of_set if run["learning_rate_0"]]
+        runs = [run for run in of_set if not run["learning_rate_0"]]
         results = runs[0]["results"]
         untrained = record["untrained"][name]["test"].values()
-        ceiling = results["test"]["max-confidence"]["ceiling"]
-        seconds = mean(run["results"]["seconds"] for run in runs)
         rows.append(
             [
                 label,
-                {"auc_pr": "AUC-PR", "mrr": "MRR"}[metric],
+                "AUC-PR" if is_countries else "MRR",
                 str(results["height"]),
                 f"{results['rules']:,}",
                 *(metric_text(scores[metric]) for scores in untrained),
                 untrained_text(runs, metric),
                 trained_text(runs, metric),
                 trained_text(frozen, metric),
-                metric_text(ceiling),
-                f"{seconds:.0f}",
+                metric_text(results["test"]["max-confidence"]["ceiling"]),
+                f"{mean(run['results']['seconds'] for run in runs):.0f}",
             ]
         )
     head = ["data", "metric", "height", "rules", "exists", "max-confidence"]
     head += ["noisy-or", "policy, untrained", "policy, trained"]
     head += ["learning rate 0", "ceiling", "seconds"]
-    return table(head, rows) + origin_of_runs("given_rules", record["runs"])
+    return table(head, rows) + origin_of_runs("given_rules")
 
 
 def fifty_graphs() -> str:
@@ -339,7 +337,7 @@ def fifty_graphs() -> str:
     )
     head = ["triples", "graphs", "most seconds", "most GB"]
     head += ["best untrained", "trained"]
-    return table(head, rows) + counts + origin_of_runs("fifty_graphs", runs)
+    return table(head, rows) + counts + origin_of_runs("fifty_graphs")
 
 
 def fifty_graphs_cells(runs: Sequence[Row]) -> list[str]:
@@ -347,12 +345,10 @@ def fifty_graphs_cells(runs: Sequence[Row]) -> list[str]:
     untrained, trained = [], []
     for run in runs:
         scores = run.get("mrr") or {}
-        is_fitted = {
-            x: x.endswith((", trained", ", listwise fit")) for x in scores
-        }
+        fitted = (", trained", ", listwise fit")
         if scores:
             untrained.append(
-                max(scores[name] for name in scores if not is_fitted[name])
+                max(scores[x] for x in scores if not x.endswith(fitted))
             )
         trained += [scores[x] for x in scores if x.endswith(", trained")]
     return [
@@ -366,14 +362,13 @@ def fifty_graphs_cells(runs: Sequence[Row]) -> list[str]:
 
 def learning_curves() -> str:
     """Return the returns of training by published settings, beside published returns."""
-    rows = []
-    runs = load_record("learning_curves")["rows"]
     returns_of_jax = {
         cell: [curve[-1][2] for curve in row["curves"]]
         for name in TIMED_RECORDS
         for cell, row in cells_of(name).items()
     }
-    for row in runs:
+    rows = []
+    for row in load_record("learning_curves")["rows"]:
         others = [
             f"{one['mean']:,.1f} ({one['source'].partition(',')[0]})"
             for one in row["published"]
@@ -384,22 +379,18 @@ def learning_curves() -> str:
             f"{p['iqm'][-1]:,.1f} ({p['low'][-1]:,.1f} to {p['high'][-1]:,.1f})"
             for p in (row["greedy"], row["sampled"])
         ]
-        steps = f"{row['steps'][-1]:,}"
-        if not row["is_complete"]:
-            steps += ", stopped"
+        stopped = "" if row["is_complete"] else ", stopped"
+        steps = f"{row['steps'][-1]:,}{stopped}"
         seconds = f"{row['seconds'][-1]:,.0f}"
         others_text = ", ".join(others) or "-"
         rows.append([row["env"], steps, seconds, *policies, others_text])
     head = ["environment", "steps", "seconds", "greedy", "sampled", "others"]
-    return table(head, rows) + origin_of_runs("learning_curves", runs)
+    return table(head, rows) + origin_of_runs("learning_curves", "rows")
 
 
 # Performance
 
-TIMED_RECORDS = (
-    "time_to_score-h100",
-    "time_to_score-breakout",
-)
+TIMED_RECORDS = ("time_to_score-h100", "time_to_score-breakout")
 
 
 def performance_cartpole() -> str:
@@ -419,15 +410,9 @@ def performance_cartpole() -> str:
             [cells[f"{work} {mode} cuda {name}"] for name in names]
             for mode in ("captured", "jax")
         )
-        rows.append(
-            [
-                label,
-                *(digits(row["iteration_ms"]) for row in ours),
-                f"{ours[0]['kernels']:,}",
-                *(digits(row["iteration_ms"]) for row in jax),
-                digits(purejaxrl_ms[work]),
-            ]
-        )
+        ms = [digits(row["iteration_ms"]) for row in (*ours, *jax)]
+        kernels, other = f"{ours[0]['kernels']:,}", digits(purejaxrl_ms[work])
+        rows.append([label, *ms[:3], kernels, *ms[3:], other])
     head = ["ms an iteration", *names.values(), "kernels, float32"]
     head += [f"JAX, {name}" for name in names.values()]
     head += ["PureJaxRL, on an H200"]
@@ -436,60 +421,58 @@ def performance_cartpole() -> str:
 
 def performance_time_of_update() -> str:
     """Return the time of an update of CartPole and of Breakout, JAX beside: medians over seeds of whole runs."""
+
+    def update_ms(row: Row) -> float:
+        """Return the median over seeds."""
+        n_steps = row["ppo"]["n_envs"] * row["ppo"]["n_steps"]
+        ends = [curve[-1] for curve in row["curves"]]
+        return statistics.median(
+            1000 * seconds / (steps / n_steps) for steps, seconds, _ in ends
+        )
+
     rows = []
     for name in TIMED_RECORDS:
         cells = cells_of(name)
-        for cell in cells:
+        for cell, row in cells.items():
             library, _, env = cell.partition(" ")
-            if library != "funcppo":
-                continue
-            ms = []
-            for row in (cells[cell], cells[f"jax {env}"]):
-                n_steps = row["ppo"]["n_envs"] * row["ppo"]["n_steps"]
-                ms.append(
-                    statistics.median(
-                        1000 * seconds / (steps / n_steps)
-                        for *_, (steps, seconds, _) in row["curves"]
-                    )
-                )
-            ratio = digits(ms[1] / ms[0], 2)
-            rows.append([env, *(digits(x) for x in ms), ratio])
+            if library == "funcppo":
+                ms = [update_ms(row), update_ms(cells[f"jax {env}"])]
+                ratio = digits(ms[1] / ms[0], 2)
+                rows.append([env, *map(digits, ms), ratio])
     head = ["ms an update", "funcppo", "JAX", "times as fast"]
     return table(head, rows) + origin(*TIMED_RECORDS)
 
 
 def performance_prover() -> str:
     """Return an iteration of learning to prove, and its rollout."""
+    s3, family = "prover-h200-s3", "prover-h200-family"
+    loops = f"{s3}-loop-body-graphs"
     cells = (  # record, cell, label
+        (s3, "s3 captured", "Countries S3, 64 x 64, 2 epochs x 32 minibatches"),
         (
-            "prover-h200-s3",
-            "s3 captured cuda packed",
-            "Countries S3, 64 x 64, 2 epochs x 32 minibatches",
-        ),
-        (
-            "prover-h200-s3-loop-body-graphs",
-            "s3 eager-loop-body-graphs cuda packed",
+            loops,
+            "s3 eager-loop-body-graphs",
             "the same, nothing compiled, loop-body graphs",
         ),
         (
-            "prover-h200-family",
-            "family captured cuda packed",
+            family,
+            "family captured",
             "Family, 41 rules, 128 x 128, 5 epochs x 16 minibatches",
         ),
         (
-            "prover-h200-family",
-            "family-large captured cuda packed",
+            family,
+            "family-large captured",
             "the same, 250-d atoms, 512 hidden units",
         ),
         (
-            "prover-h200-family",
-            "family-130 captured cuda packed",
+            family,
+            "family-130 captured",
             "the same, 8 residual layers, room for 130 successors",
         ),
     )
     rows = []
     for record, cell, label in cells:
-        row = cells_of(record)[cell]
+        row = cells_of(record)[f"{cell} cuda packed"]
         rows.append(
             [
                 label,
@@ -503,7 +486,7 @@ def performance_prover() -> str:
     head = ["learning to prove, height 2", "ms an iteration", "ms a rollout"]
     head += ["rollout steps/s", "MB"]
     head += ["difference from eager, share of the update"]
-    return table(head, rows) + origin(*dict.fromkeys(x[0] for x in cells))
+    return table(head, rows) + origin(s3, loops, family)
 
 
 def performance_startup() -> str:
@@ -547,36 +530,43 @@ def performance_scoring() -> str:
         "refilled, not compiled": "refilled slots, not compiled, as `evaluate` does up to ten million candidates",
         "prefiltered": "only candidates that T_P derives",
     }
-    keys = ("ms_per_candidate", "warmup_seconds")
-    rows, differences = [], []
-    for name, label in designs.items():
-        row = by_name["scoring-h200", name]
-        cells = [digits(row[key]) for key in keys]
-        rows.append([label, f"{row['slots']:,}", *cells])
-        differences.append(row["largest_difference"])
-    head = ["scored", "slots", "ms a candidate"]
-    text = table([*head, "seconds to warm up"], rows)
-    text += f"\nLog scores differ by at most {at_most(max(differences))}.\n\n"
-
-    rankings = (  # record, row, label
-        ("scoring-h200", "wn18rr, rules.txt", "WN18RR, its 34 rules, H200"),
-        (
-            "scoring-h100",
-            "wn18rr, rules_rnnlogic.tsv",
-            "WN18RR, RNNLogic's 6,092 rules, H100",
-        ),
-        (
-            "scoring-cpu",
-            "fb15k-237, rules_rnnlogic_top.tsv.gz",
-            "FB15k-237, RNNLogic's 15,000 rules, one CPU core",
-        ),
+    scored = [by_name["scoring-h200", name] for name in designs]
+    rows = [
+        [
+            label,
+            f"{row['slots']:,}",
+            digits(row["ms_per_candidate"]),
+            digits(row["warmup_seconds"]),
+        ]
+        for label, row in zip(designs.values(), scored)
+    ]
+    head = ["scored", "slots", "ms a candidate", "seconds to warm up"]
+    difference = at_most(max(row["largest_difference"] for row in scored))
+    text = (
+        table(head, rows) + f"\nLog scores differ by at most {difference}.\n\n"
     )
-    rows = []
-    for name, work, label in rankings:
-        row = by_name[name, work]
-        seconds = [digits(row[x], 2) for x in ("prepared_seconds", "seconds")]
-        memory = f"{row['peak_bytes'] / 1e9:.2f}"
-        rows.append([label, f"{row['queries']:,}", *seconds, memory])
+
+    rankings = {
+        "WN18RR, its 34 rules, H200": by_name[
+            "scoring-h200", "wn18rr, rules.txt"
+        ],
+        "WN18RR, RNNLogic's 6,092 rules, H100": by_name[
+            "scoring-h100", "wn18rr, rules_rnnlogic.tsv"
+        ],
+        "FB15k-237, RNNLogic's 15,000 rules, one CPU core": by_name[
+            "scoring-cpu", "fb15k-237, rules_rnnlogic_top.tsv.gz"
+        ],
+    }
+    rows = [
+        [
+            label,
+            f"{row['queries']:,}",
+            digits(row["prepared_seconds"], 2),
+            digits(row["seconds"], 2),
+            f"{row['peak_bytes'] / 1e9:.2f}",
+        ]
+        for label, row in rankings.items()
+    ]
     head = ["full filtered ranking, both sides", "test triples"]
     head += ["seconds to prepare", "seconds to rank", "GB"]
     return text + table(head, rows) + origin(*records)
@@ -605,58 +595,50 @@ def performance_processes() -> str:
 def large_graph() -> str:
     """Return what writing, indexing, opening, looking up and ranking a generated graph took."""
     record = load_record("large_graph")
-    rows = [
-        [row["phase"], f"{row['seconds']:,.1f}", large_graph_note(row)]
-        for row in record["rows"]
-    ]
+    by_phase = {row["phase"]: row for row in record["rows"]}
+    write, index, opened, look_up = (
+        by_phase[phase] for phase in ("write", "index", "open", "look up")
+    )
+    phases = ", ".join(f"{k} {v:,.0f} s" for k, v in index["phases"].items())
+    notes = {
+        "write": f"{write['bytes'] / 1e9:,.2f} GB of text",
+        "index": f"{phases}; peak {index['peak_bytes'] / 1e9:,.2f} GB; folder of {index['bytes'] / 1e9:,.2f} GB, "
+        f"{index['bytes_per_fact']:.1f} bytes a fact",
+        "open": f"the folder {1e3 * opened['load_seconds']:.0f} ms, the knowledge base "
+        f"{1e3 * opened['build_seconds']:.0f} ms; the rest is imports",
+        "look up": f"{look_up['facts']:,} facts in {look_up['median_us']:,.0f} µs (median)",
+    }
+    rows = []
+    for row in record["rows"]:
+        note = notes.get(row["phase"]) or (
+            f"{row['n_queries']:,} queries by {row['processes']} processes; resident together at most "
+            f"{row['peak_pss_bytes'] / 1e9:,.2f} GB, {row['peak_pss_private_bytes'] / 1e9:,.2f} GB of it not mapped"
+        )
+        rows.append([row["phase"], f"{row['seconds']:,.1f}", note])
     head = [f"{record['options']['triples']:,} triples", "seconds"]
     return table([*head, "what it took"], rows) + origin("large_graph")
 
 
-def large_graph_note(row: Row) -> str:
-    """Return what a phase of the record says beside its seconds."""
-    match row["phase"]:
-        case "write":
-            return f"{row['bytes'] / 1e9:,.2f} GB of text"
-        case "index":
-            parts = ", ".join(
-                f"{k} {v:,.0f} s" for k, v in row["phases"].items()
-            )
-            return (
-                f"{parts}; peak {row['peak_bytes'] / 1e9:,.2f} GB; folder of {row['bytes'] / 1e9:,.2f} GB, "
-                f"{row['bytes_per_fact']:.1f} bytes a fact"
-            )
-        case "open":
-            return (
-                f"the folder {1e3 * row['load_seconds']:.0f} ms, the knowledge base "
-                f"{1e3 * row['build_seconds']:.0f} ms; the rest is imports"
-            )
-        case "look up":
-            return (
-                f"{row['facts']:,} facts in {row['median_us']:,.0f} µs (median)"
-            )
-    return (
-        f"{row['n_queries']:,} queries by {row['processes']} processes; resident together at most "
-        f"{row['peak_pss_bytes'] / 1e9:,.2f} GB, {row['peak_pss_private_bytes'] / 1e9:,.2f} GB of it not mapped"
-    )
-
-
 def compiler_faults() -> str:
     """Return a row a version of PyTorch: write-backs lost, the storage of what is transformed read."""
+
+    def said(row: Row, reproducer: str, words: tuple[str, str]) -> str:
+        """Return what a reproducer said between two words of the first line that has the first."""
+        lines = row["said"].get(reproducer, [])
+        line = next((line for line in lines if words[0] in line), "")
+        return line.partition(words[0])[2].partition(words[1])[0] or "not run"
+
     rows = []
     for row in load_record("compiler_faults")["rows"]:
         aot, inductor = row["said"]["write_backs_lost"][1:]
         copied = row["said"]["storage_of_tensor_wrapper"][0]
         is_swapped = "= [1.0, 1.0], [0.0, 0.0]," in inductor
         is_counted = all("count = 1.0" in line for line in (aot, inductor))
-        under_vmap = line_of(row, "vmap_over_collective", "under vmap")
-        after_reset = line_of(row, "callbacks_cleared", "after it")
-        n_told = after_reset.partition("reset, ")[2].partition(" ")[0]
         rows.append(
             [
                 row["torch"],
-                under_vmap.partition("under vmap ")[2] or "not run",
-                n_told or "not run",
+                said(row, "vmap_over_collective", ("under vmap ", "\n")),
+                said(row, "callbacks_cleared", (" before reset, ", " ")),
                 "right" if is_swapped else "lost",
                 "right" if is_counted else "lost",
                 "yes" if "Cannot access storage" in copied else "no",
@@ -675,29 +657,27 @@ def compiler_faults() -> str:
     return table(head, rows) + origin("compiler_faults")
 
 
-def line_of(row: Row, reproducer: str, word: str) -> str:
-    """Return the first line with a word of what a reproducer said; empty if there is none."""
-    lines = row["said"].get(reproducer, [])
-    return next((line for line in lines if word in line), "")
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
-    "readme-ppo": readme_ppo,
-    "readme-train": readme_train,
-    "readme-results": readme_results,
-    "defaults": defaults,
-    "tuned": tuned,
-    "given-rules": given_rules,
-    "fifty-graphs": fifty_graphs,
-    "learning-curves": learning_curves,
-    "performance-cartpole": performance_cartpole,
-    "performance-time-of-update": performance_time_of_update,
-    "performance-prover": performance_prover,
-    "performance-startup": performance_startup,
-    "performance-scoring": performance_scoring,
-    "performance-processes": performance_processes,
-    "large-graph": large_graph,
-    "compiler-faults": compiler_faults,
+    "readme-ppo": partial(printed, "ppo"),
+    "readme-train": partial(printed, "train"),
+} | {
+    block.__name__.replace("_", "-"): block
+    for block in (
+        readme_results,
+        defaults,
+        tuned,
+        given_rules,
+        fifty_graphs,
+        learning_curves,
+        performance_cartpole,
+        performance_time_of_update,
+        performance_prover,
+        performance_startup,
+        performance_scoring,
+        performance_processes,
+        large_graph,
+        compiler_faults,
+    )
 }
 
 
@@ -765,10 +745,7 @@ def stale_blocks(before: str, after: str) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0, or 1 when --check finds a stale block or a document has a wrong marker."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = paths.make_parser(__doc__)
     parser.add_argument(
         "--check",
         action="store_true",

@@ -41,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
+from experiments.paths import make_parser
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
@@ -90,10 +91,7 @@ MIN_REPEAT_SECONDS = 0.2
 
 def main() -> None:
     """Run the cells and write them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )

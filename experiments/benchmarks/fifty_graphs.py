@@ -16,7 +16,6 @@ the same command goes on where an earlier one ended.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -36,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 import numpy as np
 
 from experiments.benchmarks.side_by_side import write_record
-from experiments.paths import RESULTS
+from experiments.paths import RESULTS, make_parser
 from experiments.provenance import describe_machine
 
 N_GRAPHS = 50
@@ -97,10 +96,7 @@ class Outcome(NamedTuple):
 
 def main() -> None:
     """Run what the record does not hold yet."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--out", type=Path, default=RESULTS / "fifty_graphs.json"

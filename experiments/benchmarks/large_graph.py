@@ -34,7 +34,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
-from experiments.paths import ROOT
+from experiments.paths import ROOT, make_parser
 from experiments.provenance import describe_machine
 
 TRIPLES_PER_ENTITY = 10
@@ -65,10 +65,7 @@ class Shape(NamedTuple):
 
 def main() -> None:
     """Measure all phases and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--triples", type=int, default=10_000_000)
     parser.add_argument("--processes", type=int, default=2, help="that rank")
     parser.add_argument("--threads", type=int, default=1, help="of indexing")

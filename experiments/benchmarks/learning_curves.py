@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
-from experiments.paths import RESULTS
+from experiments.paths import RESULTS, make_parser
 from experiments.provenance import describe_machine
 from funcppo.envs import ENVIRONMENTS
 from funcppo.rl import run
@@ -61,10 +61,7 @@ PUBLISHED_RETURNS = {
 
 def main() -> int:
     """Train, and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--only", nargs="+", choices=ENVIRONMENTS, metavar="ENV"
     )

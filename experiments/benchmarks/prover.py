@@ -37,7 +37,7 @@ from experiments.benchmarks.cartpole import (
     time_steps,
 )
 from experiments.benchmarks.side_by_side import Row
-from experiments.paths import DATA
+from experiments.paths import DATA, make_parser
 from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random
@@ -66,10 +66,7 @@ WORK = {
 
 def main() -> None:
     """Run the cells and write them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )

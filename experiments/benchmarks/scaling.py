@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 import funcppo as fp
 from experiments.benchmarks import prover
 from experiments.benchmarks.side_by_side import Row, write_record
-from experiments.paths import DATA, ROOT
+from experiments.paths import DATA, ROOT, make_parser
 from experiments.provenance import describe_machine
 from funcppo import train_step
 from funcppo.config import PPOConfig
@@ -76,10 +76,7 @@ class Cell(NamedTuple):
 
 def main() -> None:
     """Run the rows and write them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--work", nargs="*", default=WORK, choices=WORK)
     parser.add_argument(

@@ -33,7 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
-from experiments.paths import DATA
+from experiments.paths import DATA, make_parser
 from experiments.provenance import describe_machine
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
@@ -78,10 +78,7 @@ class Policy(NamedTuple):
 
 def main() -> None:
     """Time every row and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--data",
         type=Path,

@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 import funcppo as fp
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
+from experiments.paths import make_parser
 from funcppo.rl.run import make_learner
 from funcppo.rl.settings import published_settings
 from funcppo.trainer import batch_size, with_length
@@ -47,10 +48,7 @@ Advance = Callable[[], tuple[float, float]]
 
 def main() -> None:
     """Run the cells and write them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--only", nargs="+", default=ENVIRONMENTS, choices=ENVIRONMENTS
     )

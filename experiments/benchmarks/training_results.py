@@ -15,7 +15,6 @@ default_results, tuned_results and given_rules are written after every run, and 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
-from experiments.paths import DATA, RESULTS
+from experiments.paths import DATA, RESULTS, make_parser
 from experiments.provenance import current_commit, describe_machine
 
 Row = dict[str, Any]
@@ -185,10 +184,7 @@ class Cost(NamedTuple):
 
 def main() -> None:
     """Run what the record does not hold yet."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR")
     parser.add_argument("--out", type=Path, metavar="FILE")

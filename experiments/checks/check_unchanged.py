@@ -12,7 +12,6 @@ and their proofs, tensors by their bytes. Logs and notes are not. Exits 1 when a
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -27,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
-from experiments.paths import ROOT
+from experiments.paths import ROOT, make_parser
 
 # Fields of a line of --details, and of an answer of `predict`, that are results.
 RESULT_FIELDS = (
@@ -93,10 +92,7 @@ Run = Callable[[Path, Path], Values]  # (checkout, empty folder) -> results
 
 def main() -> int:
     """The exit status: 0, or 1 when a value differs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--baseline", required=True, metavar="COMMIT")
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="runs with this in the name"

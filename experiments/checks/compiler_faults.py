@@ -8,7 +8,6 @@ records what they print in `experiments/results/compiler_faults.json`. Versions 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -34,10 +33,7 @@ RECORD = paths.RESULTS / "compiler_faults.json"
 
 def main() -> None:
     """Record a row for each interpreter."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = paths.make_parser(__doc__)
     parser.add_argument(
         "python", nargs="+", help="interpreter with a version of PyTorch"
     )

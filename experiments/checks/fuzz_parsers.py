@@ -8,7 +8,6 @@ overwrites, with bytes that mean something to some format.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import platform
@@ -22,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
-from experiments.paths import RESULTS
+from experiments.paths import RESULTS, make_parser
 from experiments.provenance import current_commit
 from funcppo.kg.graph.dataset import Dataset, with_rules
 from funcppo.kg.graph.loaders import load
@@ -51,55 +50,12 @@ SEEDS = {
     ],
 }
 QUERY_SEED = b"knows(ann, 'O\\'Hara')"
+# spaces aside, divided by them
 WORDS = (
-    *(
-        b"(",
-        b")",
-        b",",
-        b".",
-        b"'",
-        b":-",
-        b"<=",
-        b"=>",
-        b"\t",
-        b"\n",
-        b"\\",
-        b"\\x",
-        b"X",
-        b"_",
-        b"?a",
-        b"%",
-        b"/*",
-    ),
-    *(
-        b"\xff",
-        b"\xc3\xa9",
-        b"\xe2\x80\xa8",
-        b"\x00",
-        b"\r\n",
-        b"not ",
-        b"\\+",
-        b"[",
-        b'"',
-        b"1",
-        b"-0",
-        b"0.5",
-        b" ",
-    ),
-    *(
-        b"\xef\xbb\xbf",
-        b"\xc2\xa0",
-        b"#",
-        b"Rule\t",
-        b"!",
-        b";",
-        b"is",
-        b"true",
-        b"knows",
-        b"likes(X,Y)",
-        b"f(X)",
-    ),
-    *(b"*/", b" ", b"  ", b"ann", b"(((((((((", b"'\\''"),
+    *rb"( ) , . ' :- <= => \ \x X _ ?a % /* \+ [ 1 -0 0.5 # ! ; */ ((((((((( '\''".split(),
+    *b"is true knows likes(X,Y) f(X) ann".split(),
+    *(b"\t", b"\n", b"\xff", b"\xc3\xa9", b"\xe2\x80\xa8", b"\x00", b"\r\n"),
+    *(b"not ", b'"', b" ", b"  ", b"\xef\xbb\xbf", b"\xc2\xa0", b"Rule\t"),
 )
 MAX_TEXT_BYTES, MAX_QUERY_BYTES = 5000, 300
 MAX_ERROR_CHARACTERS = 1000
@@ -107,10 +63,7 @@ MAX_ERROR_CHARACTERS = 1000
 
 def main() -> None:
     """Fuzz, and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--bytes",
         type=int,

@@ -11,7 +11,6 @@ Exits 1 where a test failed. The record is `experiments/results/gpu_tests-h200.j
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
@@ -23,15 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.checks.pytest_outcomes import TESTS, Outcome, run_tests
+from experiments.paths import make_parser
 from experiments.provenance import describe_machine
 
 
 def main() -> int:
     """The exit status: 0, or 1 where a test failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--gpus", nargs="+", default=["", "0"])
     parser.add_argument("--tests", nargs="+", type=Path, default=[TESTS])
     parser.add_argument("--jobs", type=int, default=2, help="files at once")

@@ -38,7 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
-from experiments.paths import RESULTS, ROOT
+from experiments.paths import RESULTS, ROOT, make_parser
 from experiments.provenance import describe_machine
 from funcppo import checkpoint
 from funcppo.runtime.distributed import STALL_VARIABLE
@@ -121,10 +121,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Return the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--terms", type=int, default=40)
     parser.add_argument("--stops", type=int, default=4)

@@ -7,7 +7,6 @@ python experiments/checks/measures.py --no-options   without the programs' --hel
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.checks import readability
-from experiments.paths import ROOT
+from experiments.paths import ROOT, make_parser
 
 RECORD_BASES = ("NamedTuple", "Protocol", "TypedDict")
 NUMBER_PARTS = (
@@ -194,10 +193,7 @@ def count_words(paths: list[Path]) -> int:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--root",
         type=Path,

@@ -10,7 +10,6 @@ too, in half an hour or more. The record is `experiments/results/older_pytorch.j
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.checks.pytest_outcomes import TESTS, run_tests
-from experiments.paths import RESULTS, ROOT
+from experiments.paths import RESULTS, ROOT, make_parser
 
 RECORD = RESULTS / "older_pytorch.json"
 N_WORKERS = 2
@@ -31,10 +30,7 @@ STRATEGIES = ("eager", "forward", "one-graph")
 
 def main() -> None:
     """Record a row for each interpreter."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "python", nargs="*", help="interpreter with a version of PyTorch"
     )

@@ -10,7 +10,6 @@ optax 4.9 and 3 %, equinox 4.7 and 16 %, gymnax 5.5 and 28 %, PyKEEN 5.0 and 6 %
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
-from experiments.paths import ROOT
+from experiments.paths import ROOT, make_parser
 
 PACKAGE = ROOT / "funcppo"
 NOT_COUNTED = (
@@ -287,10 +286,7 @@ def table(measures: Measures) -> list[tuple[str, str, str, bool]]:
 
 def main() -> int:
     """The exit status: 0, or 1 when the package misses a target."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "folders",
         nargs="*",

@@ -18,7 +18,6 @@ times that of the tenth after the warm-up.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import sys
@@ -32,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 import funcppo as fp
 from experiments.benchmarks.side_by_side import Row, write_record
+from experiments.paths import make_parser
 from experiments.provenance import describe_machine
 from funcppo.logs import to_scalars
 from funcppo.runtime import memory
@@ -44,10 +44,7 @@ KEPT_MEMORY = ("host_bytes", "device_bytes")
 
 def main() -> None:
     """Run, judge, and write the record; exit 1 where memory grows or updates slow down."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )

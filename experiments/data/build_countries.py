@@ -13,7 +13,6 @@ neighbour in train (here one of its own region, so that its region can be derive
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
-from experiments.paths import EMBEDDED_DATA
+from experiments.paths import EMBEDDED_DATA, make_parser
 
 
 class Country(NamedTuple):
@@ -161,10 +160,7 @@ def train_sets(countries: Countries, held_out: list[str]) -> list[list[Triple]]:
 
 def main() -> None:
     """Write the folders of S1, S2 and S3."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("countries_json", type=Path)
     parser.add_argument("--out", type=Path, default=EMBEDDED_DATA)
     parser.add_argument("--seed", type=int, default=0)

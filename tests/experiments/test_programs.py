@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ PROGRAMS = sorted(
     path.relative_to(paths.ROOT).with_suffix("").as_posix().replace("/", ".")
     for folder in ("benchmarks", "checks", "data")
     for path in (EXPERIMENTS / folder).glob("*.py")
-    if "ArgumentParser(" in path.read_text()
+    if re.search(r"make_parser\(|ArgumentParser\(", path.read_text())
 )
 
 
