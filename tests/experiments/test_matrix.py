@@ -107,24 +107,6 @@ def test_a_cell_that_forgets_to_clip_is_called_wrong():
     assert verdict(build) == "wrong"
 
 
-def test_a_cell_that_does_not_write_back_is_called_wrong():
-    def build(given, _):
-        return steps.training(given, steps.pure_step(given))._replace(
-            step=lambda batch: None
-        )
-
-    assert verdict(build) == "wrong"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_cell_under_reduce_overhead_records_a_graph_or_says_why_not():
-    """One recording, or one more for a second kind of inputs, in each of the steps at most."""
-    cell = registry.by_id("A/written back outside/inductor/reduce-overhead")
-    result, _ = measure.examine(cell, "cuda")
-    assert result["status"] == "one graph"
-    assert 1 <= result["recordings"] <= 3 or result["skips"]
-
-
 def test_an_exception_is_told_in_one_line_with_its_cause():
     inner = ValueError("\n  torch.autograd.grad is off\nmore")
     outer = RuntimeError(
@@ -158,62 +140,6 @@ def test_a_speed_up_is_that_of_the_rounds_and_not_of_the_medians():
     assert "speedup" not in pool.summarize(cell, [{}] * 11)
 
 
-class FakeWorker:
-    """A cell that is right and takes a microsecond, without a process."""
-
-    def __init__(self, cell_id, device, limit):
-        self.cell_id = cell_id
-
-    def start(self):
-        return {"status": "eager", "seconds": 0.0, "parity": {}}
-
-    def time_block(self):
-        return {"us": 1.0}
-
-    def alive(self):
-        return True
-
-    def close(self):
-        pass
-
-
-def test_the_cells_of_a_wave_are_timed_in_turns(monkeypatch):
-    asked = []
-
-    class Recorded(FakeWorker):
-        def time_block(self):
-            asked.append(self.cell_id)
-            return super().time_block()
-
-    monkeypatch.setattr(pool, "Worker", Recorded)
-    ended = {}
-    plan = pool.Plan("cpu", 1.0, 1, 2, lambda name: name != "untimed", 2)
-    pool.run(["a", "untimed", "b", "c"], plan, ended.__setitem__)
-    assert list(ended) == ["untimed", "a", "b", "c"]
-    assert "speedup" not in ended["untimed"] and ended["c"]["speedup"] == 1.0
-    wave = [pool.BASELINE, "a", "b"]
-    assert asked == [*wave, *wave, *[pool.BASELINE, "c"] * 2]
-
-
-def test_a_hanging_cell_times_out(monkeypatch, tmp_path):
-    script = tmp_path / "hangs.py"
-    script.write_text("import time; time.sleep(600)")
-    monkeypatch.setattr(pool, "SCRIPT", script)
-    worker = pool.Worker(EAGER, "cpu", 0.05)
-    assert worker.start()["status"] == "timeout"
-    worker.close()
-
-
-def test_a_version_without_a_committed_record_has_nothing_to_compare_with(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(record, "RESULTS", tmp_path / "none")
-    monkeypatch.setattr(pool, "Worker", FakeWorker)
-    out = ["--only", EAGER, "--out", str(tmp_path / "out"), "--time", "none"]
-    assert full_step_matrix.main(out) == 3
-    assert "nothing to compare with" in capsys.readouterr().out
-
-
 def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status(
     tmp_path, monkeypatch, capsys
 ):
@@ -233,30 +159,6 @@ def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status
     monkeypatch.setattr(record, "RESULTS", tmp_path / "committed")
     assert full_step_matrix.main(args) == 1
     assert f"changed: {EAGER}: status one graph" in capsys.readouterr().out
-
-
-def refused(args, capsys) -> str:
-    """The last line said by a run that cannot begin."""
-    with pytest.raises(SystemExit) as ended:
-        full_step_matrix.main(args)
-    assert ended.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_record_of_another_machine_is_not_gone_on_with(tmp_path, capsys):
-    file = record.path(tmp_path, torch.__version__, record.device())
-    record.save(file, {**record.empty(), "python": "3.1.4"})
-    before = file.read_text()
-    assert "(python 3.1.4, here 3." in refused(
-        ["--out", str(tmp_path), "--only", EAGER], capsys
-    )
-    assert file.read_text() == before
-
-
-def test_a_pattern_that_names_no_cell_is_an_error(tmp_path, capsys):
-    assert refused(
-        ["--out", str(tmp_path), "--only", "no/such"], capsys
-    ).endswith("no cell is named by --only no/such")
 
 
 TREES = st.recursive(
@@ -495,13 +397,6 @@ def test_every_record_has_every_cell():
     for of in RECORDS:
         cells = registry.cells(of["device"] != "cpu", ("*",))
         assert set(of["cells"]) == {cell.id for cell in cells}
-
-
-def test_outside_its_tables_it_holds_no_measured_number():
-    prose = tables.PLACE.sub("", TEXT)
-    assert not re.findall(
-        r"\d[\d.,]*\s*(?:µs|us|ms|s|seconds|x|times|%)(?!\w)", prose
-    )
 
 
 def test_every_section_ends_in_the_name_of_a_test_that_exists():

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 import re
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +12,7 @@ from experiments import paths
 from experiments.benchmarks import fifty_graphs, side_by_side, training_results
 from experiments.checks import (
     check_unchanged,
-    gpu_tests,
-    kill_campaign,
     measures,
-    pytest_outcomes,
     readability,
 )
 from experiments.data import build_countries
@@ -173,95 +165,6 @@ def test_what_is_compared_are_results_and_no_logs():
     assert found == ["score 0.30000000000000004", "rank 7"]
 
 
-# Appends a letter a time, as one that resumes does; the file is what it would be undisturbed. As long as there is
-# another file it does not come to its end, so that a signal always meets it.
-HONEST = """
-import os, sys, time
-path, hold = sys.argv[1:]
-while True:
-    with open(path, "a+") as file:
-        file.seek(0)
-        size = len(file.read())
-        if size < 20 or not os.path.exists(hold):
-            if size >= 40:
-                break
-            file.write("x")
-    time.sleep(0.001)
-"""
-# Begins a line at every start, so that a killed one shows.
-FORGETFUL = 'open(__import__("sys").argv[1], "a").write("start ")\n' + HONEST
-
-
-@pytest.mark.parametrize(
-    ("source", "is_equal"), [(HONEST, True), (FORGETFUL, False)]
-)
-def test_a_program_that_does_not_resume_is_found(
-    source, is_equal, monkeypatch, tmp_path
-):
-    hold = tmp_path / "hold"
-    run_undisturbed = kill_campaign.run_undisturbed
-
-    class Started(subprocess.Popen):
-        """A process whose work takes a second by its own clock: a signal before comes when it has done a part of it."""
-
-        def communicate(self, input=None, timeout=None):
-            if timeout >= 1.0:
-                hold.unlink(missing_ok=True)
-                limit = kill_campaign.TIMEOUT_SECONDS
-                return super().communicate(input, limit)
-            n_bytes = size_of(self.out)
-            while size_of(self.out) <= min(n_bytes, 19):
-                time.sleep(0.001)
-            raise subprocess.TimeoutExpired(self.args, timeout)
-
-    def start(work, place, n_processes, n_restarts=0):
-        hold.touch()
-        Started.out = place / "out"
-        words = [sys.executable, "-c", source, str(place / "out"), str(hold)]
-        return Started(words, stderr=subprocess.PIPE, text=True)
-
-    def run_for_a_second(work, place):
-        run_undisturbed(work, place)
-        return 1.0
-
-    monkeypatch.setattr(kill_campaign, "start_work", start)
-    monkeypatch.setattr(kill_campaign, "run_undisturbed", run_for_a_second)
-    work = kill_campaign.Work(
-        name="w", words=(), resume=(), read=kill_campaign.read_outputs
-    )
-    rows = list(
-        kill_campaign.disturb(work, "SIGKILL", 3, tmp_path, random.Random(0))
-    )
-    assert kill_campaign.summarise(rows)["n_kills"] >= 3
-    assert all(not row["difference"] for row in rows) == is_equal
-
-
-def size_of(path: Path) -> int:
-    """Returns the bytes of a file, 0 where there is none."""
-    return path.stat().st_size if path.exists() else 0
-
-
-def test_tests_that_need_a_gpu_are_named_in_the_row_of_the_first_one(tmp_path):
-    passed = pytest_outcomes.Outcome("one", "passed", "")
-    skipped = pytest_outcomes.Outcome("two", "skipped", "no such GPU")
-    failed = pytest_outcomes.Outcome("two", "failed", "1 != 2")
-    rows = gpu_tests.summarise(
-        {
-            "": [passed, skipped],
-            "0": [passed, skipped._replace(outcome="passed")],
-            "0,1": [passed, failed],
-        }
-    )
-    assert [row["n_gpus"] for row in rows] == [0, 1, 2]
-    assert [row["n_passed"] for row in rows] == [1, 2, 1]
-    assert [row["skipped_before"] for row in rows] == [[], ["two"], []]
-    assert rows[2]["failed"] == {"two": "1 != 2"}
-    file = tmp_path / "test_data.py"
-    file.write_text("import pytest\ndef test_it(): pytest.skip('absent')")
-    (outcome,) = pytest_outcomes.run_tests(sys.executable, [file], 0)
-    assert (outcome.outcome, outcome.reason) == ("skipped", "absent")
-
-
 # measures of the code
 
 SMALL = '''"""A module."""
@@ -313,38 +216,6 @@ def test_the_measures_of_a_small_project(tmp_path):
     found = readability.measure(tmp_path / "funcppo")
     assert (found.body_nodes, found.body_lines) == (SMALL_NODES, SMALL_LINES)
     assert (found.functions, found.n_any) == (2, 1)
-
-
-LINES = "".join(f"    x{i} = {i}\n" for i in range(20))
-
-
-@pytest.mark.parametrize(
-    ("text", "measure"),
-    [
-        (f"def f():\n{LINES}", "packed"),
-        (f"def f():\n{LINES}\n{LINES}", "long"),
-        (
-            f"def f({', '.join(f'a{i}' for i in range(11))}):\n    return a0\n",
-            "many_parameters",
-        ),
-        (
-            "def f():\n"
-            + "".join(f"{'    ' * i}if a:\n" for i in range(1, 6))
-            + "    " * 6
-            + "pass\n",
-            "nested",
-        ),
-        (f"def f():\n    'Text.'\n{LINES}", "undocumented"),
-    ],
-)
-def test_a_function_that_counts_against_a_target_is_named(
-    text, measure, tmp_path
-):
-    (tmp_path / "module.py").write_text(text)
-    found = readability.measure(tmp_path)
-    assert len(getattr(found, measure)) == 1
-    (tmp_path / "module.py").write_text("def f(a):\n    return a\n")
-    assert not getattr(readability.measure(tmp_path), measure)
 
 
 # data

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tomllib
 
 import pytest
 
@@ -148,10 +147,6 @@ def test_one_block_is_printed(capsys):
 # what documents claim
 
 
-def rows(name: str) -> list[dict]:
-    return tables.load_record(name)["rows"]
-
-
 def test_every_record_names_its_commit_and_versions():
     for file in paths.RESULTS.glob("*.json"):
         if file.stem == "published":  # by others
@@ -160,34 +155,3 @@ def test_every_record_names_its_commit_and_versions():
         assert '"commit"' in text and (
             '"torch"' in text or '"numpy"' in text
         ), file.name
-
-
-def test_all_works_with_the_oldest_pytorch_that_is_taken():
-    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())
-    (bound,) = (
-        text.removeprefix("torch>=")
-        for text in project["project"]["dependencies"]
-        if text.startswith("torch>=")
-    )
-    (row,) = (
-        row
-        for row in rows("older_pytorch")
-        if row["torch"].startswith(f"{bound}.")
-    )
-    assert not any(row["failures"].values())
-    assert row["tests"]["passed"] > 6_000 and not row["tests"]["failed"]
-
-
-def test_the_tests_pass_with_one_gpu_and_with_two():
-    assert [row["n_gpus"] for row in rows("gpu_tests-h200")] == [0, 1, 2]
-    assert not any(row["failed"] for row in rows("gpu_tests-h200"))
-
-
-def test_what_is_timed_computes_the_same():
-    for name in ("prover-h200-s3", "prover-h200-s3-loop-body-graphs"):
-        assert all(row["difference_from_eager"] < 1e-5 for row in rows(name))
-    for row in rows("scoring-h200"):
-        assert row.get("largest_difference", 0.0) < 1e-5
-    for row in rows("cartpole-h100"):  # a peer that learns nothing is no peer
-        if " jax " in row["cell"]:
-            assert row["mean_return"] > 100
