@@ -42,7 +42,7 @@ from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random
 from funcppo.kg.graph import loaders
-from funcppo.kg.run.training import with_capacity
+from funcppo.kg.run.train import with_capacity
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as strategies

@@ -40,7 +40,7 @@ from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import tree
 from funcppo.kg.graph import loaders
-from funcppo.kg.run.training import with_capacity
+from funcppo.kg.run.train import with_capacity
 from funcppo.kg.search import task as prover_task
 from funcppo.runtime import distributed
 

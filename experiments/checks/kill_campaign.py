@@ -46,7 +46,7 @@ from funcppo.runtime.distributed import STALL_VARIABLE
 # Fields of metrics.jsonl and results.json that tell times and memory, or what was resumed.
 LEFT_OUT = {
     *("seconds", "total_seconds", "replay_ms", "notes"),
-    *("phase_seconds", "phase_peak_bytes"),
+    *("choices", "phase_seconds", "phase_peak_bytes"),
 }
 MAX_TERM_SECONDS = 2.0  # within which SIGTERM ends a program
 # of the undisturbed time: what starts again must be left alone now and then

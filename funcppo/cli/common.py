@@ -523,7 +523,7 @@ def open_dataset(
         raise ValueError(
             f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
         )
-    from funcppo.kg.run.run_build import load_dataset_of
+    from funcppo.kg.run.run import load_dataset_of
 
     folder = Path(target)
     with WorkDisplay("reading data"):
@@ -803,7 +803,7 @@ def metrics_exported(
         lambda line: print(f"note: {line}", file=sys.stderr),
     ) as exporter:
         n_processes = processes.world_size if processes else 1
-        exporter.telemetry.record_processes(n_processes)
+        exporter.telemetry.set("world_size", n_processes)
         if processes is not None and port is not None:
             # before any work: a port may be taken
             processes.exchange("metrics", port)

@@ -179,18 +179,17 @@ def try_strategies(device: str) -> PreparedStep:
 
 def _prepare_run(folder: Path) -> PreparedStep:
     """The training step of a run of `funcppo train`, from its checkpoint."""
-    from funcppo.kg.run import run_build, run_start, training
+    from funcppo.kg.run import train
     from funcppo.kg.run.config import read_config
+    from funcppo.kg.run.run import open_run, with_training_data
 
     config = read_config(folder)
     set_threads(config.threads)
     select_device(config.device)
     # Code for another precision is other code.
-    training.set_matmul_precision(config)
-    run = run_build.with_training_data(
-        run_start.open_run(folder, config.device)
-    )
-    return training.prepare_train_step(run)
+    train.set_matmul_precision(config)
+    run = with_training_data(open_run(folder, config.device))
+    return train.prepare_train_step(run)
 
 
 def _prepare_environment(name: str, device: str) -> PreparedStep:

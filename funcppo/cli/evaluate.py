@@ -211,7 +211,9 @@ class Evaluate(ScoreOptions):
                 strategy="eager" if setup.uncompiled else "one-graph",
             )
             if setup.uncompiled:
-                exporter.telemetry.record_failure(setup.uncompiled[1])
+                exporter.telemetry.add(
+                    "strategy_failures", 1, setup.uncompiled[1]
+                )
             exporter.refresh(at_once=True)
         return setup
 
@@ -824,9 +826,9 @@ def _choose_batch_size(
 ) -> SearchConfig:
     """The settings that score fastest within the memory limit, which rank 0 measures for all processes."""
     from funcppo.kg.ranking.policy_score import needs_search
-    from funcppo.kg.run import validation
+    from funcppo.kg.run import evaluate
 
-    cfg = validation.run_search_config(run, cast("ScoreName", setup.score))
+    cfg = evaluate.run_search_config(run, cast("ScoreName", setup.score))
     if not needs_search(run.task, cfg):
         return cfg
     processes = distributed.current_processes()

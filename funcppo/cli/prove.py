@@ -334,12 +334,11 @@ def _open_run(options: Prove) -> Run | None:
     if not is_run_folder(options.target):
         return None
 
-    from funcppo.kg.run import run_start
-    from funcppo.kg.run.run import find_checkpoint
+    from funcppo.kg.run.run import find_checkpoint, open_run
 
     folder = Path(options.target)
     with WorkDisplay("opening the run") as status:
-        run = run_start.open_run(folder, on_phase=status.update)
+        run = open_run(folder, on_phase=status.update)
     print_notes(find_checkpoint(folder)[1])
     if options.object_identity and not run.task.cfg.object_identity:
         return None

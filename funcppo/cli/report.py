@@ -173,7 +173,7 @@ class Report:
           ValueError: a run is bad, or two are on different data.
         """
         select_device(self.device)
-        from funcppo.kg.run import run_start
+        from funcppo.kg.run.run import open_run
         from funcppo.kg.show import measure
 
         set_target_threads(self.runs[0], self.threads)
@@ -184,7 +184,7 @@ class Report:
             measure.check_same_data(folders)
             for folder in folders:
                 run = measure.measure(
-                    run_start.open_run(folder, self.device, shown.update),
+                    open_run(folder, self.device, shown.update),
                     folder,
                     max_ranked=max_ranked,
                     n_queries=n_queries,

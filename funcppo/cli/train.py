@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from funcppo.kg.run.budget import RunTime
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.telemetry import Exporter
-    from funcppo.kg.run.training import Peers
+    from funcppo.kg.run.train import Peers
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
     from funcppo.runtime.monitor import Monitor
@@ -215,8 +215,8 @@ class Train:
 
     def _run(self, exporter: Exporter | None) -> int:
         """Train in a folder that no other process writes to; the exit status."""
-        from funcppo.kg.run import run_build
         from funcppo.kg.run.budget import RunTime
+        from funcppo.kg.run.run import with_training_data
 
         start = time.perf_counter()
         run_time = RunTime(self.settings.seconds, device=self.settings.device)
@@ -226,7 +226,7 @@ class Train:
         run = self._open_run(screen, run_time)
         _show_run(screen, run)
         with WorkDisplay("listing questions", console) as status:
-            run = run_build.with_training_data(run, status.update)
+            run = with_training_data(run, status.update)
 
         run, record, interrupted_by = self._train(
             run, screen, exporter, run_time
@@ -252,20 +252,19 @@ class Train:
         self, run: Run, seconds: float, console: Console, run_time: RunTime
     ) -> tuple[Run, JsonObject]:
         """The run as it answers, and its results; its training ended after some seconds."""
-        from funcppo.kg.run import finish
+        from funcppo.kg.run import train
 
         try:
             with WorkDisplay("ranking valid", console) as status:
-                return finish.rank_results(
-                    run, seconds, run_time, status.update
-                )
+                run_time.on_phase = status.update
+                return train.rank_results(run, seconds, run_time)
         except KeyboardInterrupt:
             self._print_interrupted(console)
             raise
 
     def _open_run(self, screen: Screen, run_time: RunTime) -> Run:
         """The run, new or at its checkpoint, whose files all processes may read from now on."""
-        from funcppo.kg.run.begin import Begin, check_continues
+        from funcppo.kg.run import train
 
         settings = self.settings
         seconds = self.mining_seconds
@@ -278,25 +277,29 @@ class Train:
             rules=settings.rules and _absolute_or_name(settings.rules),
         )
         if has_run:
-            check_continues(read_config(self.out), config, self.out)
+            train.check_continues(read_config(self.out), config, self.out)
+        elif (self.out / CONFIG_FILE).exists() and not self.overwrite:
+            raise ValueError(
+                f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
+            )
         select_device(config.device)
         with WorkDisplay("reading data", screen.console) as status:
-            begin = Begin(
-                config=config,
-                out=self.out,
-                memory_limit=self._memory_limit,
-                mining_seconds=seconds,
-                cache_dir=self.cache_dir,
-                on_phase=tell_others(status.update),
-                on_notes=lambda notes: screen.add(notes, "rules"),
-            )
+            run_time.on_phase = tell_others(status.update)
+            if self.resume and not has_run:
+                run_time.note(f"{self.out}: held no run to resume: a new one")
             if has_run:
-                run = begin.resume()
+                run = train.resume(config, self.out, run_time.on_phase)
             else:
-                run = begin.start(
+                run = train.begin(
+                    config,
+                    self.out,
                     run_time,
-                    overwrite=self.overwrite,
-                    was_resumed=self.resume,
+                    memory_limit=self._memory_limit,
+                    mining_seconds=seconds,
+                    cache_dir=self.cache_dir,
+                    announce=lambda line: screen.add(
+                        [Note("detail", f"mining rules: {line}")]
+                    ),
                 )
         processes = distributed.current_processes()
         if processes is not None:
@@ -315,7 +318,7 @@ class Train:
         Returns:
           The run; how its updates were made; the exit status of an interrupt, or None.
         """
-        from funcppo.kg.run import finish, training
+        from funcppo.kg.run import train
         from funcppo.runtime.monitor import Monitor
 
         is_bounded = self.settings.steps is None
@@ -331,7 +334,7 @@ class Train:
                 WorkDisplay("training", screen.console, deadline) as status,
                 defer_interrupt() as interrupt,
             ):
-                updates = training.train(
+                updates = train.train(
                     run,
                     self.out,
                     captured,
@@ -360,10 +363,10 @@ class Train:
                         )
         run_time.end_phase("training", is_set=not is_bounded)
         # An interrupt may have left out the last validation.
-        is_whole = deadline.is_over or training.is_finished(run)
+        is_whole = deadline.is_over or run.is_finished
         if interrupt.requested or not is_whole:
             return run, record, interrupt.exit_status
-        return finish.with_late_note(run), record, None
+        return run, record, None
 
     def _prepare(
         self,
@@ -378,18 +381,18 @@ class Train:
           The step, how it is computed, and the processes that share it.
         """
         from funcppo import compiled_step, logs
-        from funcppo.kg.run import training
+        from funcppo.kg.run import train
         from funcppo.kg.run.run import last_logged_update
 
-        training.set_matmul_precision(run.run_config)
+        train.set_matmul_precision(run.run_config)
         if self.debug:
             config = dataclasses.replace(run.run_config, strategy="eager")
             run = dataclasses.replace(run, run_config=config)
         path = self.out / METRICS_FILE
         processes = distributed.current_processes()
-        peers = training.connect(processes, run) if processes else None
+        peers = train.connect(processes, run) if processes else None
         with WorkDisplay("preparing the training step", screen.console):
-            captured, record = training.prepare_train_step(
+            captured, record = train.prepare_train_step(
                 run, logs.read_header(path).get("strategy"), peers, deadline
             )
         monitor.record_capture(captured)
@@ -408,7 +411,8 @@ class Train:
 
     def _assist(self, processes: Processes, exporter: Exporter | None) -> None:
         """Make updates of a part of the run that rank 0 trains; the metrics record them."""
-        from funcppo.kg.run import run_build, run_start, training
+        from funcppo.kg.run import train
+        from funcppo.kg.run.run import resume_run, with_training_data
         from funcppo.runtime.monitor import Monitor
 
         # Rank 0 has written the run, with the settings that it chose and the state to go on from.
@@ -416,14 +420,14 @@ class Train:
         config = read_config(self.out)
         set_threads(config.threads)
         select_device(config.device)
-        training.set_matmul_precision(config)
-        run = run_start.prepare_run(config, self.out, resume=True)
-        run = run_build.with_training_data(run, for_validation=False)
-        peers = training.connect(processes, run)
+        train.set_matmul_precision(config)
+        run = resume_run(config, self.out)
+        run = with_training_data(run, for_validation=False)
+        peers = train.connect(processes, run)
         with defer_interrupt(), Monitor() as monitor:
-            captured, record = training.prepare_train_step(run, peers=peers)
+            captured, record = train.prepare_train_step(run, peers=peers)
             if exporter is None:
-                training.assist(captured, peers)
+                train.assist(captured, peers)
                 return
             monitor.record_capture(captured)
             _describe_run(exporter, monitor, run, record, captured)
@@ -434,11 +438,11 @@ class Train:
                 telemetry.record_shared_update(seconds, n_env_steps)
                 exporter.refresh()
 
-            training.assist(
+            train.assist(
                 captured,
                 peers,
                 count_update,
-                telemetry.record_shared_checkpoint,
+                telemetry.record_checkpoint,
             )
             telemetry.finish()
 
@@ -569,7 +573,7 @@ def _watched(
             counts = now
         if exporter:
             if n_moved:
-                exporter.telemetry.record_moved_leaves(n_moved)
+                exporter.telemetry.add("leaves_moved", n_moved)
             exporter.refresh()
         yield run, numbers
 
@@ -621,14 +625,14 @@ def _show_run(screen: Screen, run: Run) -> None:
 def _show_results(screen: Screen, run: Run, results: JsonObject) -> None:
     """Print the table of test metrics, what was left out, and what ranks answers."""
     from funcppo.kg.ranking import policy_score
-    from funcppo.kg.run import finish
+    from funcppo.kg.run import train
 
     notes = results["notes"]
     screen.show_cut(notes)
     screen.add(notes, "rules")
     if results["test"]:
         title = _table_title(run, results)
-        row = finish.default_row(run)
+        row = train.default_row(run)
         table = metrics_table(title, results["test"], row)
         print_table(screen.console, table)
     replay = policy_score.graph_fallback_notes(run.search_step)

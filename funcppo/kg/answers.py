@@ -43,7 +43,8 @@ from funcppo.kg.logic.row_index import unique_values
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL, TripleIndex
 from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.explain import Explanation
-from funcppo.kg.run.run import Run, make_weights
+from funcppo.kg.run.fit import make_weights
+from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import Subject
 from funcppo.kg.scores import aggregation, link_embedding
 from funcppo.kg.scores.learned import LearnedScore, Weights

@@ -57,9 +57,9 @@ from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import prove_from_other_facts
 from funcppo.kg.ranking.rank_metrics import Metrics
 from funcppo.kg.ranking.ranking import HEADLINE_METRICS
-from funcppo.kg.run import budget, rule_files, run_start, training
+from funcppo.kg.run import budget, rule_files, train
 from funcppo.kg.run.config import CHOICE_SECONDS, MINED_RULES_FILE, RunConfig
-from funcppo.kg.run.run import Run
+from funcppo.kg.run.run import Run, open_run
 from funcppo.kg.run.subject import (
     Subject,
     dataset_subject,
@@ -694,7 +694,7 @@ def open(
         raise ValueError(
             f"{folder}: expected the folder of a run, or a graph (funcppo.load(file)), got a file"
         )
-    run = run_start.open_run(folder, device)
+    run = open_run(folder, device)
     return Knowledge(run_subject(run, score), run, folder)
 
 
@@ -709,7 +709,7 @@ def _fit(
     """A run trained on a graph within the memory, with its files in a folder."""
     device = options.get("device", RunConfig(dataset="").device)
     with budget.within_memory(memory, device):
-        training.check_new_folder(folder)
+        train.check_new_folder(folder)
         if not len(graph.dataset.rules):
             graph = graph.with_mined_rules()
         if not len(graph.dataset.rules):
@@ -718,7 +718,7 @@ def _fit(
             raise ValueError(rule_files.no_rules_message(name, cfg))
         folder.mkdir(parents=True, exist_ok=True)
         config = dataclasses.replace(graph.store_settings(folder), **options)
-        return training.fit(
+        return train.train_run(
             config, folder, on_update=on_update, log=log, memory_limit=memory
         )
 

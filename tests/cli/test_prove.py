@@ -12,7 +12,7 @@ import pytest
 from funcppo.core.settings import write_config
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import proof as proof_
-from funcppo.kg.run import run_start
+from funcppo.kg.run.choices import start_run
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.run import save_checkpoint
 from funcppo.kg.search.config import ProverTaskConfig
@@ -504,7 +504,7 @@ def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
         score="best-proof",
         prover=ProverTaskConfig(embed_dim=4, hidden_dim=4),
     )
-    run = run_start.prepare_run(config, tmp_path, resume=False)
+    run = start_run(config)
     write_config(run.run_config, tmp_path)
     save_checkpoint(run, tmp_path)
     status, result = json_of(

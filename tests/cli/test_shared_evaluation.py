@@ -282,7 +282,9 @@ def notes_of(folder, n, *args, prepare=lambda rank: None):
 def test_rank_0_chooses_the_settings_of_all(tmp_path):
     """The others do not choose, so that it does not matter which of them has time for what."""
     alone, notes = notes_of(tmp_path, 1)
-    assert any(note.startswith("height 2 chosen") for note in notes)
+    assert any(
+        note.startswith("settings of rules: height 2,") for note in notes
+    )
 
     def prepare(rank):
         def refuse(*args):

@@ -17,7 +17,7 @@ import torch
 
 from funcppo import checkpoint, logs
 from funcppo.core.settings import CONFIG_FILE, METRICS_FILE
-from funcppo.kg.run import begin, run_start, training, validation
+from funcppo.kg.run import train as training
 from funcppo.kg.run.config import (
     CHECKPOINT_FILE,
     RESULTS_FILE,
@@ -164,7 +164,7 @@ def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
     error = OSError(errno.ENOSPC, "No space left on device", "x")
     for name in ("save_checkpoint", "write_config"):
         with monkeypatch.context() as patch:
-            patch.setattr(begin, name, Mock(side_effect=error))
+            patch.setattr(training, name, Mock(side_effect=error))
             assert funcppo(monkeypatch, *words) == 2
         assert "No space left on device" in capsys.readouterr().err
         assert read_files() == before
@@ -289,7 +289,7 @@ def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
     trained, monkeypatch, tmp_path
 ):
     """In the one after update 2."""
-    validate = validation.validate
+    validate = training.validate
     calls = []
 
     def killed(run, on_progress):
@@ -481,7 +481,7 @@ def test_a_checkpoint_that_says_something_else_of_its_run_is_one_line(
     field, value, expected, trained, monkeypatch, capsys, tmp_path
 ):
     shutil.copytree(trained, tmp_path / "run")
-    run = run_start.open_run(trained)
+    run = open_run(trained)
     path = tmp_path / "run" / CHECKPOINT_FILE
     meta = checkpoint.read(path)[1] | {field: value}
     checkpoint.save(path, run.state, meta)

@@ -22,7 +22,7 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import explain, rank_metrics, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
-from funcppo.kg.run import run_start
+from funcppo.kg.run.choices import start_run
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.subject import Subject, dataset_subject
 from funcppo.kg.scores import link_embedding
@@ -386,9 +386,8 @@ CONFIG = RunConfig(
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    run = run_start.prepare_run(CONFIG, folder, resume=False)
+def run():
+    run = start_run(CONFIG)
     assert run.run_config.learner == "questions"
     return run
 
@@ -439,7 +438,7 @@ def test_answers_of_many_entities_are_proved(tmp_path, monkeypatch):
     monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     options = replace(CONFIG.questions, max_questions=None)
     config = replace(CONFIG, questions=options)
-    run = run_start.prepare_run(config, tmp_path, resume=False)
+    run = start_run(config)
     assert run.run_config.learner == "questions"
     atoms = torch.from_numpy(graph.test.copy())
     assert atoms.dtype == torch.int32

@@ -6,19 +6,20 @@ sampled or left out, and a note counts it. Sizes are settings of the run, which 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from funcppo.config import PPOConfig
-from funcppo.core.deadline import Clock, Deadline
+from funcppo.core.deadline import NO_DEADLINE, Clock, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
+from funcppo.kg.logic.row_index import unique_values
 from funcppo.kg.run.config import Note, RunConfig
-from funcppo.kg.scores import aggregation
+from funcppo.kg.scores import aggregation, evidence, path_network
 from funcppo.kg.scores.aggregation import AggregationConfig, Capacity
 from funcppo.kg.scores.question_config import (
     EMBEDDING_SECONDS,
@@ -28,45 +29,54 @@ from funcppo.kg.scores.question_config import (
     MAX_VALID_FIRINGS,
     N_NETWORK_STEPS,
     NETWORK_SECONDS,
+    BellmanFordConfig,
+    EmbeddingConfig,
     ListwiseConfig,
     batch_size,
 )
 from funcppo.kg.scores.questions import PolicyConfig, QuestionWorld
+from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import memory
 
 # of a firing, with what is computed from it, twice
 BYTES_PER_FIRING = 200
-# PyTorch and the program
-BASE_BYTES = 600_000_000
-# of the triples with their indexes, while they are built
-BYTES_PER_TRIPLE = 900
-# What the phases take at most beside these, where all parts have their largest size: a chunk of firings beside the
+# What the phases take at most beside the data, where all parts have their largest size: a chunk of firings beside the
 # evidence of the questions, or T_P with its derivations.
 LARGEST_PARTS_BYTES = 3_000_000_000
 # With smaller parts a run would take too long.
 MIN_SHARE = 0.05
-# firings and links whose gradients the listwise fits take together if no bound is set, some two minutes on one core
-MAX_FIT_FIRINGS = 1e8
 # weighed firings of PPO in a run whose steps are not set, about a minute or two on one core
 MAX_PPO_FIRINGS = 6e8
-# how much more of both, and of the evidence of a validation, a GPU does in the same time
-GPU_FACTOR = 16
 # firings that PPO weighs, and whose gradients the listwise fit takes, in a second of one core
 PPO_FIRINGS_PER_SECOND = 5e6
 GRADIENTS_PER_SECOND = 8e5
-# what the gradient of a firing costs, in forward passes
-GRADIENT_COST = 3
 # weights that an optimizer step moves in the time that the gradient of a firing takes
 WEIGHTS_PER_GRADIENT = 40
 
 
+class Choice(NamedTuple):
+    """A stage of a run that valid decided: a row of `choices` in results.json."""
+
+    stage: str
+    chosen: str  # the label of what is kept
+    is_kept: bool  # something else than the simpler way
+    seconds: float
+    valid_before: float  # the metric of the simpler way on valid
+    valid_after: float  # that of what is kept
+    standard_error: float | None  # of the best gain, queries paired
+    tried: dict[str, float]  # the metric of each way, the simpler one first
+
+
 class RunTime:
-    """The time of a run, and what its phases took.
+    """The time of a run, what its phases took, and what was chosen and left out in them.
 
     Attributes:
       seconds: in all; infinity for no bound.
+      on_phase: receives what is being done.
       phases: seconds of each phase that has ended, in order.
       peak_bytes: the most memory of the process, or of the GPU, by the end of each phase.
+      choices: what valid decided, in order.
+      notes: what was chosen by other means or left out.
     """
 
     # The share of the time that is over when a phase should end, those before it included.
@@ -82,9 +92,10 @@ class RunTime:
 
     def __init__(
         self,
-        seconds: float | None,
+        seconds: float | None = None,
         clock: Clock = time.monotonic,
         device: str = "cpu",
+        on_phase: PhaseCallback = ignore_phase,
     ) -> None:
         """Begin the time.
 
@@ -93,8 +104,11 @@ class RunTime:
           device: whose memory is measured.
         """
         self.seconds = math.inf if seconds is None else seconds
+        self.on_phase = on_phase
         self.phases: dict[str, float] = {}
         self.peak_bytes: dict[str, int] = {}
+        self.choices: list[Choice] = []
+        self.notes: list[Note] = []
         self._clock = clock
         self._device = device
         self._start = self._last = clock()
@@ -114,8 +128,8 @@ class RunTime:
         late = end.share(part)
         return max(in_time, late, key=lambda deadline: deadline.at)
 
-    def end_phase(self, name: str, *, is_set: bool = False) -> None:
-        """Record the seconds since the last phase ended.
+    def end_phase(self, name: str, *, is_set: bool = False) -> float:
+        """Record and return the seconds since the last phase ended.
 
         Args:
           is_set: the user has set the work of the phase, which therefore does not count.
@@ -127,22 +141,78 @@ class RunTime:
         self._last = now
         if is_set:
             self._start += seconds
+        return seconds
+
+    def note_cut(self, text: str) -> None:
+        """Note what was left out for time or memory."""
+        self.notes.append(Note("cut", text))
+
+    def note(self, text: str) -> None:
+        """Note a detail, for results.json and a verbose screen."""
+        self.notes.append(Note("detail", text))
 
 
 # -- settings by time and memory
 
 
 def time_factor(seconds: float | None) -> float:
-    """The time of a run in units of the default, at least 1.
-
-    Args:
-      seconds: of the run; None for no limit, which counts as the default.
-    """
+    """The time of a run in units of the default, at least 1; no limit counts as the default."""
     base = 300.0  # the default time of a run, which the bounds are for
     return max(1.0, (seconds or base) / base)
 
 
-def with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
+def plan_settings(
+    run_config: RunConfig, n_triples: int, limit: int | None
+) -> tuple[RunConfig, list[Note]]:
+    """The settings with the bounds that are not set, and with smaller parts where these would not fit.
+
+    Args:
+      n_triples: of the data set.
+      limit: of the process, or of the GPU, in bytes; None for no limit.
+
+    Raises:
+      ValueError: the memory does not suffice.
+    """
+    device = run_config.device
+    if limit is None:
+        return _with_time_bounds(run_config, math.inf), []
+    spare = limit - sum(_needed_bytes(n_triples, device))
+    run_config = _with_time_bounds(run_config, spare)
+    share = memory_share(limit, n_triples, device)
+    notes: list[Note] = []
+    if not memory.enforces_limits(device):
+        note = "--memory: kept by the sizes of parts alone; only Linux ends a process that is about to exceed it"
+        notes.append(Note("detail", note))
+    if share == 1.0:
+        return run_config, notes
+
+    prover, questions = run_config.prover, run_config.questions
+    listwise = run_config.listwise
+
+    def part(size: int) -> int:
+        return max(1, int(share * size))
+
+    prover = replace(
+        prover,
+        memory_share=share * prover.memory_share,
+        max_atoms=part(prover.max_atoms),
+    )
+    max_firings = part(questions.max_firings or MAX_FIRINGS)
+    questions = replace(questions, max_firings=max_firings)
+    listwise = replace(
+        listwise, max_batch_firings=part(listwise.max_batch_firings)
+    )
+    note = (
+        f"memory: {limit / 1e9:.2f} GB hold parts of {share:.0%} of their largest size: T_P of {prover.max_atoms:,} "
+        f"atoms, training questions of {max_firings:,} firings, batches of {listwise.max_batch_firings:,} firings"
+    )
+    notes.append(Note("cut", note))
+    return replace(
+        run_config, prover=prover, questions=questions, listwise=listwise
+    ), notes
+
+
+def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
     """The settings with the bounds that are not set.
 
     Args:
@@ -154,31 +224,30 @@ def with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
     if math.isfinite(spare):
         spare = math.floor(max(spare, 0.0))
     of_firings = min(factor, 1 + spare)
-    max_firings = int(MAX_FIRINGS * of_firings)
-    work = work_factor(run_config.device)
-    max_valid_firings = int(MAX_VALID_FIRINGS * max(work, of_firings))
+    of_valid = max(work_factor(run_config.device), of_firings)
     questions, listwise = run_config.questions, run_config.listwise
     embedding, network = run_config.embedding, run_config.bellman_ford
     is_network_tried = questions.bellman_ford
     if is_network_tried is None:
         is_network_tried = "auto" if factor > 1 else False
-    return dataclasses.replace(
+    return replace(
         run_config,
-        questions=dataclasses.replace(
+        questions=replace(
             questions,
             seconds=questions.seconds or factor * LISTING_SECONDS,
-            max_firings=questions.max_firings or max_firings,
-            max_valid_firings=questions.max_valid_firings or max_valid_firings,
+            max_firings=questions.max_firings or int(MAX_FIRINGS * of_firings),
+            max_valid_firings=questions.max_valid_firings
+            or int(MAX_VALID_FIRINGS * of_valid),
             bellman_ford=is_network_tried,
         ),
-        listwise=dataclasses.replace(
+        listwise=replace(
             listwise,
             max_steps=listwise.max_steps or int(factor * MAX_LISTWISE_STEPS),
         ),
-        embedding=dataclasses.replace(
+        embedding=replace(
             embedding, seconds=embedding.seconds or factor * EMBEDDING_SECONDS
         ),
-        bellman_ford=dataclasses.replace(
+        bellman_ford=replace(
             network,
             n_steps=network.n_steps or int(factor * N_NETWORK_STEPS),
             seconds=network.seconds or factor * NETWORK_SECONDS,
@@ -187,11 +256,7 @@ def with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
 
 
 def memory_share(limit: int, n_triples: int, device: str) -> float:
-    """The share of the largest parts that fits into the memory.
-
-    Args:
-      limit: of the process, or of the GPU, in bytes.
-      n_triples: of the data set.
+    """The share of the largest parts that fits into the memory, in bytes.
 
     Raises:
       ValueError: the memory does not suffice.
@@ -200,9 +265,9 @@ def memory_share(limit: int, n_triples: int, device: str) -> float:
     share = (limit - held) / largest
     if share < MIN_SHARE:
         needed = held + int(MIN_SHARE * largest) + 1
+        purpose = f", to train on {n_triples:,} triples" if n_triples else ""
         raise ValueError(
-            f"--memory {limit}: expected at least {needed} bytes"
-            + (f", to train on {n_triples:,} triples" if n_triples else "")
+            f"--memory {limit}: expected at least {needed} bytes{purpose}"
         )
     # In steps: what is free differs a little from run to run.
     return min(math.floor(share / MIN_SHARE + 1e-9) * MIN_SHARE, 1.0)
@@ -210,10 +275,10 @@ def memory_share(limit: int, n_triples: int, device: str) -> float:
 
 def _needed_bytes(n_triples: int, device: str) -> tuple[int, int]:
     """What a run holds all the time, and what its largest parts take."""
-    held = BASE_BYTES + n_triples * BYTES_PER_TRIPLE
-    return held, LARGEST_PARTS_BYTES * (
-        GPU_CHUNK_FACTOR if is_cuda(device) else 1
-    )
+    # PyTorch and the program, and the triples with their indexes while they are built
+    held = 600_000_000 + 900 * n_triples
+    factor = GPU_CHUNK_FACTOR if is_cuda(device) else 1
+    return held, LARGEST_PARTS_BYTES * factor
 
 
 @contextmanager
@@ -229,55 +294,12 @@ def within_memory(limit: int | None, device: str) -> Iterator[None]:
         yield
 
 
-def plan_settings(
-    run_config: RunConfig, n_triples: int, limit: int | None
-) -> tuple[RunConfig, tuple[Note, ...]]:
-    """The settings with the bounds that are not set, and with smaller parts where these would not fit.
+def work_factor(device: str) -> int:
+    """How many times the bounds apply on a device: how much more a GPU does in the same time."""
+    return 16 if is_cuda(device) else 1
 
-    Args:
-      n_triples: of the data set.
-      limit: of the process, or of the GPU, in bytes; None for no limit.
 
-    Raises:
-      ValueError: the memory does not suffice.
-    """
-    if limit is None:
-        run_config = with_time_bounds(run_config, math.inf)
-        return run_config, ()
-    needed = _needed_bytes(n_triples, run_config.device)
-    run_config = with_time_bounds(run_config, limit - sum(needed))
-    share = memory_share(limit, n_triples, run_config.device)
-    notes: tuple[Note, ...] = ()
-    if not memory.enforces_limits(run_config.device):
-        note = "--memory: kept by the sizes of parts alone; only Linux ends a process that is about to exceed it"
-        notes = (Note("detail", note),)
-    if share == 1.0:
-        return run_config, notes
-
-    prover, questions = run_config.prover, run_config.questions
-    listwise = run_config.listwise
-    prover = dataclasses.replace(
-        prover,
-        memory_share=share * prover.memory_share,
-        max_atoms=max(1, int(share * prover.max_atoms)),
-    )
-    assert questions.max_firings is not None, "bounds are set above"
-    questions = dataclasses.replace(
-        questions, max_firings=max(1, int(share * questions.max_firings))
-    )
-    listwise = dataclasses.replace(
-        listwise,
-        max_batch_firings=max(1, int(share * listwise.max_batch_firings)),
-    )
-    run_config = dataclasses.replace(
-        run_config, prover=prover, questions=questions, listwise=listwise
-    )
-    note = (
-        f"memory: {limit / 1e9:.2f} GB hold parts of {share:.0%} of their largest size: T_P of {prover.max_atoms:,} "
-        f"atoms, training questions of {questions.max_firings:,} firings, batches of "
-        f"{listwise.max_batch_firings:,} firings"
-    )
-    return run_config, (*notes, Note("cut", note))
+# -- the listwise fit and PPO
 
 
 def batch_firings(n_questions: int, size: Capacity) -> int:
@@ -289,8 +311,8 @@ def batch_firings(n_questions: int, size: Capacity) -> int:
 
 def split_minibatches(
     ppo: PPOConfig, size: Capacity, max_firings: int
-) -> tuple[PPOConfig, list[Note]]:
-    """PPO with gradients accumulated over parts of a minibatch where it would not fit; a note if it is split.
+) -> PPOConfig:
+    """PPO with gradients accumulated over parts of a minibatch where it would not fit.
 
     Args:
       size: of the questions.
@@ -302,18 +324,7 @@ def split_minibatches(
         if n_rows % (2 * n_parts * ppo.n_shards):
             break
         n_parts *= 2
-    if n_parts == ppo.n_microbatches:
-        return ppo, []
-    note = (
-        f"PPO: a minibatch of {n_rows} questions is computed in {n_parts} parts: at once it would hold "
-        f"{batch_firings(n_rows, size):,} firings"
-    )
-    return dataclasses.replace(ppo, n_microbatches=n_parts), [
-        Note("detail", note)
-    ]
-
-
-# -- the listwise fit and PPO
+    return replace(ppo, n_microbatches=n_parts)
 
 
 def plan_fit(
@@ -324,56 +335,47 @@ def plan_fit(
     seconds: float = math.inf,
     metric_seconds: float = 0.0,
     time_factor: float = 1.0,
-    min_epochs: int = 1,
-) -> tuple[ListwiseConfig, tuple[bool, ...], list[Note]]:
-    """Choose the kinds of evidence and the epochs that the bounds allow, at least one of each.
+) -> tuple[int, tuple[bool, ...], list[Note]]:
+    """Choose the epochs and the kinds of evidence that the bounds allow, at least one of each.
 
     Args:
       degrees: whether to weigh degrees, each value to try if there is time.
       seconds: of the fits with all their validations.
       metric_seconds: of one validation.
       time_factor: how many times the usual gradients to take where their number is not set.
-      min_epochs: whatever the bounds; 2 where the learning rate does not fall in the first one.
 
     Returns:
-      The settings, whether to weigh degrees, each value to try, and notes on what is left out.
+      The epochs; whether to weigh degrees, each value to try; and notes on what is left out.
     """
-    size = batch_size(cfg, len(world.question))
-    steps_per_epoch = max(1, len(world.question) // size)
+    n_steps = len(world.question)
+    n_steps = max(1, n_steps // batch_size(cfg, n_steps))
     max_steps = cfg.max_steps or MAX_LISTWISE_STEPS
-    n_epochs = min(cfg.n_epochs, max(min_epochs, max_steps // steps_per_epoch))
-    reason = f"{max_steps:,} gradient steps (listwise.max_steps)"
+    # The learning rate does not fall in the first epoch, as it must in a fit of one.
+    min_epochs = min(2, cfg.n_epochs) if cfg.learning_rate else 1
+    work = work_factor(world.question.device.type)
+    # Some two minutes of one core, firings and links of all fits together, if no bound is set.
+    budget = cfg.max_gradients or time_factor * work * 1e8
     notes: list[Note] = []
 
-    cost_of_steps = {
-        uses_degrees: steps_per_epoch
-        * _n_weights(policy.aggregation, uses_degrees)
-        / WEIGHTS_PER_GRADIENT
-        for uses_degrees in degrees
-    }
-    budget = cfg.max_gradients or (
-        time_factor * work_factor(world.question.device.type) * MAX_FIT_FIRINGS
-    )
-    most = budget / len(degrees)
-    if len(degrees) > 1 and n_epochs * cost_of_steps[True] > most:
-        n_weights = _n_weights(policy.aggregation, True)
-        notes.append(
-            Note(
-                "cut",
-                f"degrees are not weighed: a fit of their {n_weights:,} weights would take too long "
-                "(questions.degrees=on weighs them)",
-            )
-        )
+    n_wanted = min(cfg.n_epochs, max(min_epochs, max_steps // n_steps))
+    n_moved = n_wanted * n_steps * _n_weights(policy.aggregation, True)
+    if len(degrees) > 1 and n_moved > budget / 2 * WEIGHTS_PER_GRADIENT:
+        note = "degrees are not weighed: a fit of their weights would take too long (questions.degrees=on weighs them)"
+        notes.append(Note("cut", note))
         degrees = (False,)
 
-    _, n_firings, n_links = aggregation.question_sizes(
-        world.evidence, world.question
+    cost = sum(
+        _epoch_cost(policy, world, n_steps, uses_degrees)
+        for uses_degrees in degrees
     )
-    cost = sum(cost_of_steps[uses_degrees] for uses_degrees in degrees)
-    cost += len(degrees) * int(n_firings.sum() + n_links.sum())
-    speed = work_factor(world.question.device.type) * GRADIENTS_PER_SECOND
-    epoch_seconds = cost / speed + len(degrees) * metric_seconds
-    for share, bound in (
+    epoch_seconds = cost / (work * GRADIENTS_PER_SECOND)
+    epoch_seconds += len(degrees) * metric_seconds
+    n_epochs, reason = cfg.n_epochs, ""
+    for most, bound in (
+        (
+            max_steps // n_steps,
+            f"{max_steps:,} gradient steps (listwise.max_steps)",
+        ),
         (
             budget / max(cost, 1),
             f"the time of {budget:.0e} gradients of firings (listwise.max_gradients)",
@@ -383,29 +385,24 @@ def plan_fit(
             f"{seconds:.0f} seconds, all that is left for it (--seconds)",
         ),
     ):
-        if share < n_epochs:
-            n_epochs, reason = max(min_epochs, int(share)), bound
-    if n_epochs < cfg.n_epochs:
-        notes.append(
-            Note(
-                "cut",
-                f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}",
-            )
-        )
-    cfg = dataclasses.replace(cfg, n_epochs=n_epochs)
-    return cfg, tuple(degrees), notes
+        if most < n_epochs:
+            n_epochs, reason = max(min_epochs, int(most)), bound
+    if reason:
+        note = f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}"
+        notes.append(Note("cut", note))
+    return n_epochs, tuple(degrees), notes
 
 
-def max_valid_firings(run_config: RunConfig) -> int:
-    """The most firings of the queries that every validation scores."""
-    if run_config.questions.max_valid_firings is not None:
-        return run_config.questions.max_valid_firings
-    return MAX_VALID_FIRINGS * work_factor(run_config.device)
-
-
-def work_factor(device: str) -> int:
-    """How many times the bounds apply on a device."""
-    return GPU_FACTOR if is_cuda(device) else 1
+def _epoch_cost(
+    policy: PolicyConfig, world: QuestionWorld, n_steps: int, uses_degrees: bool
+) -> float:
+    """What an epoch of a fit takes, in gradients of firings."""
+    _, n_firings, n_links = aggregation.question_sizes(
+        world.evidence, world.question
+    )
+    n_weights = _n_weights(policy.aggregation, uses_degrees)
+    n_moved = n_steps * n_weights / WEIGHTS_PER_GRADIENT
+    return n_moved + int(n_firings.sum() + n_links.sum())
 
 
 def n_updates_within(
@@ -415,7 +412,8 @@ def n_updates_within(
     seconds: float = math.inf,
 ) -> int:
     """How many updates of PPO cost no more than `MAX_PPO_FIRINGS` on a CPU, and take no more seconds; at least one."""
-    n_passes = 1 + GRADIENT_COST * ppo.n_epochs
+    gradient_cost = 3  # of a firing, in forward passes
+    n_passes = 1 + gradient_cost * ppo.n_epochs
     n_questions = ppo.n_envs * ppo.n_steps * n_passes
     size = policy.capacity
 
@@ -424,7 +422,7 @@ def n_updates_within(
     n_steps = ppo.n_epochs * ppo.n_minibatches * ppo.n_microbatches
     weights = policy.aggregation
     n_moved = n_steps * _n_weights(weights, weights.uses_degrees)
-    cost += (1 + GRADIENT_COST) * n_moved // WEIGHTS_PER_GRADIENT
+    cost += (1 + gradient_cost) * n_moved // WEIGHTS_PER_GRADIENT
     most = min(MAX_PPO_FIRINGS, PPO_FIRINGS_PER_SECOND * seconds)
     return max(1, int(work_factor(device) * most / cost))
 
@@ -434,3 +432,73 @@ def _n_weights(cfg: AggregationConfig, uses_degrees: bool) -> int:
     n_labels = aggregation.n_labels(cfg.sizes)
     per_label = n_labels * (1 + aggregation.N_BUCKETS * uses_degrees)
     return n_labels * per_label
+
+
+# -- priors
+
+
+def plan_embedding(
+    task: ProverTask, cfg: EmbeddingConfig, device: str, seconds: float
+) -> int:
+    """The passes over the facts that link embeddings have time for, by a count of the work; 0 for too few to gain."""
+    n_links = 2 * len(evidence.binary_facts(task.kb))
+    n_rows = min(cfg.batch_size, max(n_links, 1))
+    n_steps = max(1, n_links // n_rows)
+    n_entities, n_labels = task.sizes.n_constants, evidence.n_labels(task.sizes)
+    width = 2 * cfg.rank * (cfg.n_folds + 1)
+
+    # For each number of a vector: products of the logits and of their gradient, and what a step looks up and moves.
+    operations = 3 * n_rows * n_entities
+    operations += 100 * n_rows + 20 * (n_entities + n_labels)
+    # Operations in a second, beside 3 ms of a step that does next to nothing. On an H100 WN18RR and FB15k-237 with
+    # vectors of rank 256 took 1.5e13 and 1.4e13 (phases of `experiments/results/tuned_results.json`).
+    speed = 1e13 if is_cuda(device) else 3e9
+    per_epoch = n_steps * (3e-3 + operations * width / speed)
+    n_epochs = max(1, int(min(cfg.n_epochs, seconds / per_epoch)))
+    # With fewer than eight there is little to gain.
+    return n_epochs if n_epochs >= min(8, cfg.n_epochs) else 0
+
+
+def plan_bellman_ford(
+    task: ProverTask,
+    cfg: BellmanFordConfig,
+    n_questions: int,
+    device: str,
+    seconds: float,
+) -> tuple[int, float]:
+    """The steps that a Bellman-Ford network has time for, 0 for too few to gain; and the seconds, by a count.
+
+    Args:
+      n_questions: whose candidates are given priors before anything is gained.
+    """
+    facts = evidence.binary_facts(task.kb)
+    n_labels = evidence.n_labels(task.sizes)
+    sizes = path_network.network_config(cfg, task.sizes.n_constants, n_labels)
+    # Operations in a second, measured on one CPU core and on an H200, whose kernel keeps nothing of a source.
+    n_sources, speed = 0, 4e11
+    if not is_cuda(device):
+        predicate, head, tail = facts.unbind(1)
+        keys = (
+            predicate * (sizes.n_entities + 1) + end for end in (head, tail)
+        )
+        n_sources, speed = sum(len(unique_values(key)) for key in keys), 2.5e9
+    # of a source, of an edge, of an entity, and of a label for each number of the state
+    of_layer = 3 * n_sources + 2 * len(facts) + 24 * sizes.n_entities
+    of_layer += 0.1 * sizes.width * sizes.n_labels
+    per_question = sizes.n_layers * sizes.width * of_layer / speed
+
+    # A gradient takes three passes beside layers that do next to nothing, and a prior two, in float64.
+    n_together = min(cfg.batch_size, max(1, 2 * len(facts)))
+    per_step = 3 * (cfg.n_layers * 1e-3 + n_together * per_question)
+    of_priors = 2 * n_questions * per_question
+    wanted = cfg.n_steps or N_NETWORK_STEPS
+    most = min(wanted, (seconds - of_priors) / per_step)
+    n_steps = max(1, int(most))
+    # With fewer than 200 there is little to gain.
+    is_enough = most >= min(200, wanted)
+    return n_steps * is_enough, n_steps * per_step + of_priors
+
+
+def deadline_of(run_time: RunTime, share: float, *, is_set: bool) -> Deadline:
+    """When a phase should end; never if the user has set its work."""
+    return NO_DEADLINE if is_set else run_time.until(share)

@@ -70,6 +70,10 @@ class Note(str):
         note.kind = kind
         return note
 
+    def __reduce__(self) -> tuple[type[Note], tuple[NoteKind, str]]:
+        """What another process makes the note of."""
+        return Note, (self.kind, str(self))
+
 
 _DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
 _DEFAULT_QUESTIONS = QuestionConfig()

@@ -1,13 +1,13 @@
-"""A training run in memory: its settings, its task, the evidence that it weighs, and the state of its checkpoint."""
+"""A training run in memory: its settings, its task, the evidence that it weighs, and the state of its checkpoint.
+
+`build_run` makes one before its first update, `resume_run` opens one at its last checkpoint.
+"""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,292 +17,57 @@ from torch import Tensor
 
 from funcppo import checkpoint, logs, train_step
 from funcppo.config import Config, PPOConfig
-from funcppo.core import random, tree
-from funcppo.core.settings import Size, UnitInterval
-from funcppo.core.types import F32, F64, I64
-from funcppo.kg.logic.derive import LeftOut
-from funcppo.kg.ranking import ranking, scoring
-from funcppo.kg.ranking.ranking import Ranking, RankingProtocol
-from funcppo.kg.ranking.scoring import QuestionEvidence
+from funcppo.core import random
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.files import shorten
+from funcppo.core.types import F32, I64
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.logic.derive import RulePlan
+from funcppo.kg.ranking import policy_score, ranking, scoring
+from funcppo.kg.ranking.ranking import (
+    RankingProtocol,
+    random_rows,
+    ranked_sides,
+)
+from funcppo.kg.run import fit
+from funcppo.kg.run.budget import Choice
 from funcppo.kg.run.config import (
     CHECKPOINT_FILE,
     PREVIOUS_CHECKPOINT_FILE,
     Note,
     RunConfig,
+    read_config,
 )
-from funcppo.kg.scores import (
-    aggregation,
-    evidence,
-    link_embedding,
-    path_network,
-    questions,
-)
-from funcppo.kg.scores.aggregation import (
-    AggregationConfig,
-    AggregationWorld,
-    Capacity,
-)
-from funcppo.kg.scores.evidence import Evidence, FactIndex
-from funcppo.kg.scores.learned import LearnedScore, Weights
-from funcppo.kg.scores.path_network import PathNetwork
-from funcppo.kg.scores.question_config import (
-    QuestionConfig,
-)
-from funcppo.kg.scores.questions import Params, PolicyConfig, QuestionWorld
-from funcppo.kg.scores.score import Score, parse
+from funcppo.kg.run.fit import QuestionSetup, ValidEvidence
+from funcppo.kg.scores import link_embedding, path_network
+from funcppo.kg.scores.question_config import MAX_VALID_FIRINGS
+from funcppo.kg.scores.questions import Params
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam_search import ScoreName
-from funcppo.kg.search.slot_scheduler import (
-    SearchStep,
-)
-from funcppo.kg.search.task import (
-    ProverTask,
-    with_answers,
-)
+from funcppo.kg.search.slot_scheduler import SearchStep
+from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.train_step import TrainState
 
 # environment steps of a run that sets none
 DEFAULT_STEPS = 120_000
 # How the policy of a run may score candidates: one that searches proofs, and one that answers questions.
 PROOF_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
+EVIDENCE_SCORE: Literal["evidence"] = "evidence"
+RunScore = ScoreName | Literal["evidence"]
 DefaultScoreReason = Literal[
     "not-compared",
     "policy-not-validated",
     "policy-ranks-valid-no-worse",
     "rules-rank-valid-better",
 ]
-# reasons to rank by the rule score
-RULE_SCORE_REASONS = ("policy-not-validated", "rules-rank-valid-better")
-RunScore = ScoreName | Literal["evidence"]
-EVIDENCE_SCORE: Literal["evidence"] = "evidence"
-# standard errors that the fit must gain on valid
-MIN_GAIN_ERRORS = 2.0
-# Of fewer valid triples small gains and losses are mostly chance: only those above two standard errors count.
-MIN_VALID_TRIPLES = 500
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FirstEpoch:
-    """Settings of the first epoch of a listwise fit, which takes questions in the order of their list."""
-
-    batch_size: Size
-    """Number of questions of a gradient step."""
-    max_size_quantile: UnitInterval
-    """Questions with more firings than this share of their group are left out."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionSetup:
-    """The evidence of a task, on its device, and the policy that weighs it."""
-
-    facts: FactIndex
-    """Index of the facts."""
-    aggregation: AggregationWorld
-    """What the score reads beside evidence."""
-    policy: PolicyConfig
-    """Which evidence is weighed; its capacity is that of the questions, where there are some."""
-    world: QuestionWorld | None = None
-    """The questions to learn from; None before they are listed."""
-    first_epoch: FirstEpoch | None = None
-    """The first epoch of a listwise fit, if it is in the order of the list."""
-
-
-class ValidQuality(NamedTuple):
-    """How well some weights rank valid."""
-
-    metric: float  # larger is better
-    reciprocal_rank: F64[Tensor, "Q"]  # of each query and side
-
-
-def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
-    """Index the facts of a task of height 1.
-
-    Args:
-      cfg: degrees, walks and priors that are left open are not weighed, and odds start with power 1. Evidence has the
-        probabilities of walks unless these are off.
-    """
-    facts = evidence.index_facts(
-        task.kb,
-        task.sizes,
-        task.cfg.memory_share,
-        with_walks=cfg.walks is not False,
-        plan=task.answers_plan,
-    )
-    world = aggregation.make_world(task.kb, task.sizes, facts)
-    weighed = AggregationConfig(
-        sizes=task.sizes,
-        n_shapes=aggregation.n_shapes(world),
-        uses_links=cfg.links,
-        uses_degrees=cfg.degrees is True,
-        uses_walks=cfg.walks is True,
-        uses_embedding=cfg.embedding is True,
-        uses_bellman_ford=cfg.bellman_ford is True,
-        odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
-    )
-    return QuestionSetup(
-        facts=facts,
-        aggregation=world,
-        policy=PolicyConfig(aggregation=weighed, capacity=Capacity(1, 1, 1)),
-    )
-
-
-def question_world(setup: QuestionSetup, device: str) -> QuestionWorld:
-    """The questions, or a stand-in for them: the shapes of the training state are the same."""
-    if setup.world is not None:
-        return setup.world
-    world = questions.blank_world(setup.aggregation)
-    return tree.map(lambda x: x.to(device), world)
-
-
-def untrained_params(setup: QuestionSetup, device: str) -> Params:
-    """The weights that add the odds of the rule confidences, each to the power of the settings."""
-    return questions.init(setup.policy, random.key(0, device))
-
-
-def reweigh(policy: PolicyConfig, **settings: bool | float) -> PolicyConfig:
-    """The policy with other settings of its aggregation."""
-    aggregation = dataclasses.replace(policy.aggregation, **settings)
-    return dataclasses.replace(policy, aggregation=aggregation)
-
-
-def with_weights_of(
-    setup: QuestionSetup, **settings: bool | float
-) -> QuestionSetup:
-    """The setup with a policy of other settings of its aggregation, such as uses_walks or odds_power."""
-    return dataclasses.replace(setup, policy=reweigh(setup.policy, **settings))
-
-
-def make_weights(
-    task: ProverTask,
-    setup: QuestionSetup,
-    params: Params,
-    left_out: LeftOut = "fact",
-) -> Weights:
-    """Given weights with what the score reads beside evidence.
-
-    Args:
-      left_out: what a question about a known fact leaves out, as in training.
-    """
-    device = setup.facts.degree.device
-    return Weights(
-        facts=setup.facts,
-        cfg=setup.policy.aggregation,
-        world=setup.aggregation,
-        params=tree.map(lambda x: x.to(device), params.score),
-        left_out=left_out,
-        smoothing=float(task.cfg.smoothing or 0.0),
-    )
-
-
-class ValidEvidence:
-    """The evidence of the queries that every validation ranks, collected once.
-
-    Attributes:
-      queries: the queries [Q, W].
-      task: the task with all their answers.
-    """
-
-    def __init__(
-        self,
-        task: ProverTask,
-        facts: FactIndex,
-        queries: np.ndarray,
-        sides: Sequence[int],
-    ) -> None:
-        self.queries = queries
-        atoms = torch.from_numpy(np.ascontiguousarray(queries))
-        self._parts: Mapping[int, list[QuestionEvidence]] = {
-            side: list(scoring.query_evidence(task, facts, atoms, side))
-            for side in sides
-        }
-        # The candidates that have evidence are the answers that rules derive.
-        derived = [
-            scoring.evidence_atoms(part, task.sizes)
-            for parts in self._parts.values()
-            for part in parts
-        ]
-        self.task = with_answers(task, atoms, sides, torch.cat(derived))
-        self._listed = ranking.list_split(
-            self.task,
-            queries,
-            RankingProtocol(sides=tuple(sides)),
-            by_side=True,
-        )
-
-    def with_embedding(self, embedding: link_embedding.Params) -> ValidEvidence:
-        """The evidence with priors by link embeddings."""
-        return self._map(
-            lambda part: evidence.with_embedding_scores(part, embedding, "fact")
-        )
-
-    def with_network(self, network: PathNetwork) -> ValidEvidence:
-        """The evidence with priors by a Bellman-Ford network."""
-        return self._map(
-            lambda part: evidence.with_path_scores(part, network, "fact")
-        )
-
-    def with_other_facts(self, task: ProverTask) -> ValidEvidence:
-        """The evidence with the counts of other facts of a task."""
-        changed = copy.copy(self)
-        changed.task = dataclasses.replace(
-            self.task, other_facts=task.other_facts
-        )
-        return changed
-
-    def _map(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
-        """The evidence with a change in every part."""
-        changed = copy.copy(self)
-        changed._parts = {
-            side: [
-                part._replace(evidence=change(part.evidence)) for part in parts
-            ]
-            for side, parts in self._parts.items()
-        }
-        return changed
-
-    @property
-    def n_questions(self) -> int:
-        """The number of distinct questions."""
-        return sum(
-            len(part.evidence.label)
-            for parts in self._parts.values()
-            for part in parts
-        )
-
-    def rank(self, setup: QuestionSetup, params: Params) -> Ranking:
-        """The queries, ranked by given weights."""
-        weights = make_weights(self.task, setup, params)
-        return self._rank_by(LearnedScore("evidence", weights))
-
-    def rank_by_rules(self, name: str) -> Ranking:
-        """The queries, ranked by a rule score, such as noisy-or."""
-        return self._rank_by(parse(name))
-
-    def _rank_by(self, score: Score) -> Ranking:
-        """The queries, ranked by a score of their evidence."""
-        score_atoms = partial(
-            scoring.score_collected, self.task, self._parts, score
-        )
-        return ranking.rank_listed(self._listed, score_atoms)
-
-
-def has_few_valid(task: ProverTask) -> bool:
-    """Whether valid is so small that only differences above two standard errors count.
-
-    False without valid, and for Countries, whose metric is no mean over queries.
-    """
-    n_triples = len(task.dataset.valid)
-    return not task.is_countries and 0 < n_triples < MIN_VALID_TRIPLES
-
-
-def is_better(quality: ValidQuality, other: ValidQuality) -> bool:
-    """Whether the mean gain in reciprocal rank is above two standard errors of it, which pairs the queries.
-
-    The best of some 16 epochs gains a standard error or more by chance alone.
-    """
-    gain = quality.reciprocal_rank - other.reciprocal_rank
-    error = gain.std() / len(gain) ** 0.5
-    return bool(gain.mean() > MIN_GAIN_ERRORS * error)
+# A validation by search ranks fewer queries if it would compute more successors than this, by a rough count, but not
+# fewer than the minimum.
+MAX_VALIDATION_SUCCESSORS = 1_000_000
+MIN_VALIDATION_QUERIES = 20
+# of a search, before it is tuned for the machine
+BEAM_WIDTH = 64
 
 
 class RunState(NamedTuple):
@@ -341,7 +106,7 @@ class Run:
     """Where training stands."""
 
     notes: tuple[Note, ...]
-    """What was chosen or left out, one line each."""
+    """What was chosen by other means than valid or left out, one line each."""
 
     search_step: SearchStep
     """A step of the search for scores, as it runs on the run's device."""
@@ -351,6 +116,9 @@ class Run:
 
     pending_row: logs.Row | None
     """The line of the metrics log that waits for the validation of the present parameters; None if none is due."""
+
+    choices: tuple[Choice, ...] = ()
+    """What valid decided before the first update, in order."""
 
     questions: QuestionSetup | None = None
     """The evidence that a run weighs which learns from questions; None for one that searches proofs."""
@@ -365,9 +133,36 @@ class Run:
     """What the rule score must rank valid better by to be the default: more than chance gives where valid is small."""
 
     @property
+    def validation_interval(self) -> int:
+        """Updates from one validation to the next."""
+        return max(1, self.cfg.ppo.n_updates // self.run_config.n_validations)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether so many validations in a row have ranked valid no better that training ends before its last."""
+        patience = self.run_config.early_stop_validations
+        if patience is None or self.pending_row is not None:
+            return False
+        if not len(self.task.dataset.valid):
+            return False
+        interval = self.validation_interval
+        update = int(self.state.train_state.update)
+        best_update = int(self.state.best_update)
+        return update // interval - best_update // interval >= patience
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has made its last update, or was stopped early."""
+        update = int(self.state.train_state.update)
+        return update >= self.cfg.ppo.n_updates or self.stopped_early
+
+    @property
     def default_score(self) -> str:
         """The rule score where it ranks valid better by more than the margin, otherwise the policy's."""
-        if self.default_score_reason in RULE_SCORE_REASONS:
+        if self.default_score_reason in (
+            "policy-not-validated",
+            "rules-rank-valid-better",
+        ):
             return self.run_config.rule_score
         return self.score
 
@@ -385,45 +180,124 @@ class Run:
         return "policy-ranks-valid-no-worse"
 
 
+def has_few_valid(task: ProverTask) -> bool:
+    """Whether valid is so small, below 500 triples, that only differences above two standard errors count.
+
+    False without valid, and for Countries, whose metric is no mean over queries.
+    """
+    n_triples = len(task.dataset.valid)
+    return not task.is_countries and 0 < n_triples < 500
+
+
+# -- before the first update
+
+
+def build_run(
+    run_config: RunConfig,
+    dataset: Dataset,
+    on_phase: PhaseCallback = ignore_phase,
+    deadline: Deadline = NO_DEADLINE,
+    plan: RulePlan | None = None,
+) -> Run:
+    """A run before its first update, whose score is not chosen yet, and whose questions are not listed.
+
+    Args:
+      deadline: of what the rules derive at a height above 1.
+      plan: as in `build_task`.
+
+    Raises:
+      ValueError: see `build_task`; or questions are to be learnt from at a height above 1.
+    """
+    prover, asks = run_config.prover, run_config.learner == "questions"
+    if asks and prover.max_height != 1:
+        raise ValueError(
+            f"learner questions: expected height 1, got {prover.max_height}"
+        )
+    task = prover_task.build_task(
+        dataset,
+        prover,
+        run_config.device,
+        on_phase,
+        with_derivations=not asks,
+        deadline=deadline,
+        plan=plan,
+    )
+    rule_score = parse(run_config.rule_score)
+    task = scoring.with_score_counts(task, rule_score, on_phase)
+    of_data = frozenset(task.dataset.notes)
+    notes = [
+        Note("data" if text in of_data else "cut", text) for text in task.notes
+    ]
+
+    setup, embedding, network = None, None, None
+    n_queries = run_config.n_validation_queries
+    if asks:
+        setup = fit.set_up(task, run_config.questions)
+        cfg = fit.question_learner(setup.policy, ppo_config(run_config))
+        world = fit.question_world(setup)
+        embedding, network = fit.blank_priors(
+            task, setup.policy.aggregation, run_config
+        )
+        n_queries = min(n_queries or len(dataset.valid), len(dataset.valid))
+    else:
+        cfg = proof_learner(run_config, task)
+        world = prover_task.training_world(task)
+        n_wanted = min(n_queries or 1000, len(dataset.valid))
+        n_queries = _count_validation_queries(task, cfg, n_wanted)
+        if n_queries < n_wanted:
+            note = (
+                f"a validation ranks {n_queries} of {len(dataset.valid)} valid queries: more would compute over "
+                f"{_max_validation_successors(task):,} successors"
+            )
+            notes.append(Note("cut", note))
+    return Run(
+        run_config=run_config,
+        task=task,
+        cfg=cfg,
+        score="best-proof" if setup is None else EVIDENCE_SCORE,
+        state=_initial_state(
+            init_train_state(run_config, cfg, world), embedding, network
+        ),
+        notes=tuple(notes),
+        search_step=policy_score.make_search_step(run_config.device),
+        n_validation_queries=n_queries,
+        pending_row={"update": 0},
+        questions=setup,
+    )
+
+
 def ppo_config(run_config: RunConfig) -> PPOConfig:
     """PPO with the number of updates that the environment steps of the run make."""
     ppo = run_config.ppo
     steps = run_config.steps or DEFAULT_STEPS
     n_updates = math.ceil(steps / (ppo.n_envs * ppo.n_steps))
-    return dataclasses.replace(ppo, n_updates=n_updates)
+    return replace(ppo, n_updates=n_updates)
 
 
-def learner_config(run_config: RunConfig, task: ProverTask) -> Config:
-    """The learner's configuration, with the number of updates that the environment steps of the run make."""
+def proof_learner(run_config: RunConfig, task: ProverTask) -> Config:
+    """PPO on proofs, with the number of updates that the environment steps of the run make."""
+    is_rounded = run_config.precision == "bfloat16"
     return prover_task.build_config(
         task,
         ppo_config(run_config),
-        matmul_dtype=torch.bfloat16
-        if run_config.precision == "bfloat16"
-        else None,
+        matmul_dtype=torch.bfloat16 if is_rounded else None,
     )
 
 
-def initial_train_state(
-    cfg: Config, task: ProverTask, run_config: RunConfig
+def init_train_state(
+    run_config: RunConfig, cfg: Config, world: Any
 ) -> TrainState:
     """The training state before the first update."""
-    world = prover_task.training_world(task)
     key = random.key(run_config.seed, run_config.device)
     return train_step.init(cfg, world, key)
 
 
-def initial_run_state(
+def _initial_state(
     train_state: TrainState,
-    embedding: link_embedding.Params | None = None,
-    network: path_network.Params | None = None,
+    embedding: link_embedding.Params | None,
+    network: path_network.Params | None,
 ) -> RunState:
-    """The state before the first validation.
-
-    Args:
-      embedding: what gives candidates a prior; None for nothing.
-      network: a Bellman-Ford network that does; None for none.
-    """
+    """The state before the first validation, with what gives candidates a prior, if anything does."""
     device = train_state.update.device
     if embedding is None:
         embedding = link_embedding.without_models(device)
@@ -442,17 +316,258 @@ def initial_run_state(
     )
 
 
+def at_start(run: Run, setup: QuestionSetup, params: Params) -> Run:
+    """The run before its first update, from given weights of questions that are listed on."""
+    run = _with_questions(run, setup, params)
+    state = init_train_state(run.run_config, run.cfg, training_world(run))
+    network = setup.facts.network
+    state = _initial_state(
+        state._replace(params=params),
+        setup.facts.embedding,
+        None if network is None else network.params,
+    )
+    return replace(run, state=state)
+
+
+def _with_questions(
+    run: Run, setup: QuestionSetup, start_params: Params
+) -> Run:
+    """The run, ready for PPO over questions from given parameters on."""
+    cfg = fit.question_learner(setup.policy, ppo_config(run.run_config))
+    setup = fit.with_prior_score(setup, start_params)
+    return replace(run, questions=setup, cfg=cfg)
+
+
+def with_training_data(
+    run: Run,
+    on_phase: PhaseCallback = ignore_phase,
+    *,
+    for_validation: bool = True,
+) -> Run:
+    """The run with what an update reads, and a validation; a run that learns from questions lists them anew."""
+    setup, config = run.questions, run.run_config
+    if setup is None:
+        return run
+    if setup.world is None:
+        setup, *_ = fit.list_questions(
+            run.task, setup, config.questions, config.seed, on_phase
+        )
+        run = _with_questions(run, setup, run.state.start_params)
+    return with_valid_evidence(run) if for_validation else run
+
+
 def training_world(run: Run) -> Any:
     """What the training step reads and never writes."""
     if run.questions is None:
         return prover_task.training_world(run.task)
-    return question_world(run.questions, run.run_config.device)
+    return fit.question_world(run.questions)
 
 
-def last_logged_update(run: Run) -> int:
-    """Return the last update that the metrics log has a complete line for; -1 before the first validation."""
-    update = int(run.state.train_state.update)
-    return update if run.pending_row is None else update - 1
+# -- the queries of a validation
+
+
+def validation_queries(run: Run) -> np.ndarray:
+    """The valid queries that every validation ranks, in their order: a fixed sample."""
+    valid = run.task.dataset.valid
+    rows = random_rows(len(valid), run.n_validation_queries)
+    return valid[np.sort(rows)]
+
+
+def _count_validation_queries(
+    task: ProverTask, cfg: Config, n_wanted: int
+) -> int:
+    """How many valid queries a validation of proofs ranks: as many as are wanted and keep it within its bound."""
+    if not n_wanted:
+        return 0
+    valid = task.dataset.valid
+    queries = valid[random_rows(len(valid), n_wanted)]
+    protocol = RankingProtocol(sides=ranked_sides(task))
+    n_candidates = ranking.count_candidates(task, queries, protocol)
+    n_successors = cfg.env.cfg.resolve.max_successors
+    if task.fact_selection != "oracle":
+        n_successors = count_search_successors(n_successors, task.max_height)
+    most = _max_validation_successors(task)
+    share = most / max(1, n_candidates * n_successors)
+    if share >= 1:
+        return n_wanted
+    return max(int(n_wanted * share), min(MIN_VALIDATION_QUERIES, n_wanted))
+
+
+def _max_validation_successors(task: ProverTask) -> int:
+    """How many successors a validation may compute: those of rules alone take under a microsecond."""
+    factor = 10 if task.fact_selection == "oracle" else 1
+    return factor * MAX_VALIDATION_SUCCESSORS
+
+
+def count_search_successors(max_successors: int, height: int) -> int:
+    """A rough count of the successors in the search for one candidate: of its partial proofs, at every step."""
+    n_proofs = min(BEAM_WIDTH, max_successors)
+    return n_proofs * max_successors * 3 * height  # three steps for a height
+
+
+def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
+    """The run with the evidence of the queries that a validation ranks, of which there may be fewer.
+
+    Args:
+      seconds: that it may take; fewer queries are a setting of the run then.
+    """
+    setup, valid = run.questions, run.task.dataset.valid
+    if setup is None or run.valid_evidence or not len(valid):
+        return run
+    queries = valid[random_rows(len(valid), run.n_validation_queries)]
+    held = run.run_config.questions.max_valid_firings or MAX_VALID_FIRINGS
+    max_rows = held * 25  # a minute or less on one core
+    max_firings = int(held * run.task.cfg.memory_share)
+    n_queries, needed_seconds = scoring.count_queries_within(
+        run.task,
+        setup.facts,
+        queries,
+        ranked_sides(run.task),
+        max_firings,
+        max_rows,
+    )
+    bound = f"have over {max_firings:,} firings or {max_rows:,} rows of joins"
+    config = run.run_config
+    if needed_seconds > seconds:
+        n_within = int(n_queries * seconds / needed_seconds)
+        # The first ones are collected already.
+        n_queries = min(n_queries, max(scoring.PILOT_QUERIES, n_within))
+        bound = f"take over {seconds:.0f} seconds (--seconds)"
+        # A resumed run validates on the same ones.
+        config = replace(config, n_validation_queries=n_queries)
+
+    notes = run.notes
+    if n_queries < len(queries):
+        note = f"a validation ranks {n_queries:,} of {len(valid):,} valid queries: more would {bound}"
+        notes = tuple(dict.fromkeys((*notes, Note("cut", note))))
+    n_queries = min(n_queries, len(queries))
+    run = replace(
+        run, run_config=config, notes=notes, n_validation_queries=n_queries
+    )
+    collected = fit.collect_valid_evidence(
+        run.task, setup.facts, validation_queries(run)
+    )
+    return replace(run, valid_evidence=collected)
+
+
+# -- a run at its checkpoint
+
+
+def open_run(
+    folder: Path, device: str = "cpu", on_phase: PhaseCallback = ignore_phase
+) -> Run:
+    """Open the run in a folder at its last checkpoint, to evaluate or to resume it.
+
+    Raises:
+      ValueError: the folder holds no run, or its data set has changed since.
+    """
+    run_config = replace(read_config(folder), device=device)
+    return resume_run(run_config, folder, on_phase)
+
+
+def resume_run(
+    run_config: RunConfig, folder: Path, on_phase: PhaseCallback = ignore_phase
+) -> Run:
+    """The run of some settings at the last checkpoint in a folder.
+
+    Raises:
+      ValueError: the data set cannot be read or has changed, or the checkpoint does not belong to it.
+    """
+    on_phase("reading data")
+    dataset = load_dataset_of(run_config, folder)
+    path, damage_notes = find_checkpoint(folder)
+    _check_unchanged(path, run_config, dataset)
+    run = build_run(run_config, dataset, on_phase)
+    state, meta = checkpoint.restore(path, run.state, dataset.fingerprint)
+    _check_meta(
+        path, meta, (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
+    )
+
+    setup = run.questions
+    if setup is not None and link_embedding.n_models(state.embedding):
+        setup = fit.with_embedding(setup, state.embedding, "fact")
+    if setup is not None and path_network.is_network(state.bellman_ford):
+        network = fit.make_network(run.task, state.bellman_ford)
+        setup = fit.with_network(setup, network, "fact", run_config.seed)
+    # What reads a run shows the notes on its task.
+    task = replace(run.task, notes=(*run.task.notes, *damage_notes))
+    return replace(
+        run,
+        task=task,
+        questions=setup,
+        score=meta["score"],
+        state=state,
+        notes=tuple(Note(kind, text) for kind, text in meta["notes"]),
+        choices=tuple(Choice(**row) for row in meta.get("choices", ())),
+        pending_row=meta["pending_row"],
+        rule_metric=meta["rule_metric"],
+        rule_margin=meta["rule_margin"],
+    )
+
+
+def load_dataset_of(run_config: RunConfig, folder: Path) -> Dataset:
+    """Load the data set of a trained run, whose folder an error names.
+
+    Raises:
+      ValueError: it is not where it was in training, or cannot be read.
+    """
+    try:
+        return loaders.load(
+            run_config.dataset, run_config.rules, cfg=run_config.data
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{folder}: the run needs its data set {shorten(run_config.dataset)} as in training: {error}"
+        ) from None
+
+
+def _check_unchanged(
+    path: Path, run_config: RunConfig, dataset: Dataset
+) -> None:
+    """Raise ValueError unless the data set is the one that the run of a checkpoint was trained on."""
+    expected = checkpoint.read(path)[1].get("fingerprint")
+    if expected != dataset.fingerprint:
+        rules = "" if run_config.rules is None else f" or {run_config.rules}"
+        raise ValueError(
+            f"{path.parent}: the run was trained on other data: {run_config.dataset}{rules} has changed since; "
+            f"expected fingerprint {expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
+            f"{dataset.n_constants:,} entities, {len(dataset.rules):,} rules)"
+        )
+
+
+def _check_meta(
+    path: Path, meta: checkpoint.Meta, scores: tuple[RunScore, ...]
+) -> None:
+    """Raise ValueError unless what a checkpoint says of a run beside its tensors is what it should be."""
+    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "score": (f"one of {', '.join(scores)}", lambda x: x in scores),
+        "pending_row": (
+            "the metrics of an update",
+            lambda x: x is None or logs.is_row(x),
+        ),
+        "rule_metric": (
+            "a number from 0 to 1 or null",
+            lambda x: x is None or (isinstance(x, float) and 0 <= x <= 1),
+        ),
+        "rule_margin": (
+            "a number from 0 on",
+            lambda x: isinstance(x, float) and x >= 0,
+        ),
+        "notes": (
+            "pairs of a kind and a text",
+            lambda x: (
+                isinstance(x, list)
+                and all(isinstance(note, list) and len(note) == 2 for note in x)
+            ),
+        ),
+    }
+
+    for name, (expected, is_valid) in checks.items():
+        found = meta.get(name)
+        if not is_valid(found):
+            raise ValueError(
+                f"{path}: {name}: expected {expected}, got {found!r}"
+            )
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:
@@ -464,10 +579,17 @@ def save_checkpoint(run: Run, folder: Path) -> None:
         "rule_margin": run.rule_margin,
         "pending_row": run.pending_row,
         "notes": [(note.kind, note) for note in run.notes],
+        "choices": [choice._asdict() for choice in run.choices],
     }
     checkpoint.save(
         folder / CHECKPOINT_FILE, run.state, meta, PREVIOUS_CHECKPOINT_FILE
     )
+
+
+def last_logged_update(run: Run) -> int:
+    """Return the last update that the metrics log has a complete line for; -1 before the first validation."""
+    update = int(run.state.train_state.update)
+    return update if run.pending_row is None else update - 1
 
 
 def saved_update(folder: Path) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,14 +12,11 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.ranking import scoring
 from funcppo.kg.ranking.ranking import selection_metric
-from funcppo.kg.run import run_start, training, validation
-from funcppo.kg.run.choices import (
-    SettingsChoice,
-    choose_settings,
-    describe_choice,
-)
+from funcppo.kg.run import evaluate
+from funcppo.kg.run.budget import RunTime
+from funcppo.kg.run.choices import Settings, choose_settings, describe_choice
 from funcppo.kg.run.config import CHOICE_SECONDS, Note
-from funcppo.kg.run.run import Run, RunScore
+from funcppo.kg.run.run import Run, open_run
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import Score, parse
 from funcppo.kg.search.config import ProverTaskConfig
@@ -33,9 +29,6 @@ from funcppo.kg.search.task import (
     with_rule_counts,
 )
 from funcppo.runtime.distributed import Processes
-
-# of the seconds of a choice, what comparing may take: T_P up to the height that is chosen has the rest
-COMPARISON_SHARE = 0.9
 
 
 class Subject(NamedTuple):
@@ -61,19 +54,12 @@ def open_run_subject(
     device: str = "cpu",
     on_phase: PhaseCallback = ignore_phase,
 ) -> Subject:
-    """Open a trained run with one of its scores.
-
-    Args:
-      folder: of the run.
-      score: auto for its default score.
-      device: where it is scored.
-      on_phase: receives what is being done.
+    """Open a trained run with one of its scores, auto for its default score.
 
     Raises:
       ValueError: the folder holds no run, or the run does not have the score.
     """
-    run = run_start.open_run(folder, device, on_phase)
-    return run_subject(run, score, on_phase)
+    return run_subject(open_run(folder, device, on_phase), score, on_phase)
 
 
 def run_subject(
@@ -81,63 +67,45 @@ def run_subject(
     score: str = "auto",
     on_phase: PhaseCallback = ignore_phase,
 ) -> Subject:
-    """A run with one of its scores.
-
-    Args:
-      run: at a checkpoint.
-      score: auto for its default score.
-      on_phase: receives what is being done.
+    """A run at a checkpoint with one of its scores, auto for its default score.
 
     Raises:
       ValueError: the run does not have the score.
     """
     is_open = score == "auto"
     name = run.default_score if is_open else score
-    value = parse(name, trained_scores(run))
+    value = parse(name, evaluate.trained_scores(run))
     embedding = run.state.embedding
     if not link_embedding.n_models(embedding):
         embedding = None
+    notes: list[str] = []
     if not value.needs & {"search", "questions"}:
-        notes: list[str] = []
         if is_open:
             notes = [Note("answers", describe_default_score(run))]
         task = scoring.with_score_counts(run.task, value, on_phase)
         return Subject(task, value, None, notes, embedding)
-    update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
-    notes = [f"the run stands at update {update} of {n_updates}"]
-    if training.is_finished(run):
-        notes = []
+    if not run.is_finished:
+        update = int(run.state.train_state.update)
+        n_updates = run.cfg.ppo.n_updates
+        notes = [f"the run stands at update {update} of {n_updates}"]
     return Subject(run.task, value, run, notes, embedding)
-
-
-def trained_scores(run: Run) -> dict[str, Score]:
-    """The scores of candidates by the best parameters of a run, by name."""
-    names: tuple[RunScore, ...] = ("success", "best-proof", "greedy")
-    if run.questions is not None:
-        names = ("evidence",)
-    params = run.state.best_params
-    return {name: validation.policy_score(run, params, name) for name in names}
 
 
 def describe_default_score(run: Run) -> str:
     """Which score a run ranks by unless another is asked for, and how well both rank valid, as one line."""
     assert run.rule_metric is not None, "the scores are compared"
-    state = run.state
-    valid_of_policy = f"{float(state.best_valid_metric):.4f}"
-    if run.default_score_reason == "policy-not-validated":
-        valid_of_policy = "not validated"
-    rule_score = run.run_config.rule_score
-    rules = rule_score, f"the rule score {rule_score}", f"{run.rule_metric:.4f}"
+    best = float(run.state.best_valid_metric)
+    is_validated = run.default_score_reason != "policy-not-validated"
+    name = run.run_config.rule_score
+    rule = name, f"the rule score {name}", f"{run.rule_metric:.4f}"
     policy = (
         run.score,
         f"the trained policy (score {run.score})",
-        valid_of_policy,
+        f"{best:.4f}" if is_validated else "not validated",
     )
-
     is_policy = run.default_score == run.score
-    chosen, other = (policy, rules) if is_policy else (rules, policy)
-    has_margin = is_policy and run.rule_margin > 0
-    is_by_chance = has_margin and run.rule_metric > state.best_valid_metric
+    chosen, other = (policy, rule) if is_policy else (rule, policy)
+    is_by_chance = is_policy and run.rule_margin > 0 and run.rule_metric > best
     chance = ", which is within two standard errors" if is_by_chance else ""
     return (
         f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "
@@ -199,25 +167,40 @@ def dataset_subject(
     if cfg.object_identity is not True:
         dataset, count_notes = with_rule_counts(dataset, on_phase)
     deadline = Deadline(at=time.monotonic() + choice_seconds)
+    run_time = RunTime(on_phase=on_phase)
 
-    def choose() -> SettingsChoice:
-        return choose_settings(
+    def choose() -> tuple[Settings, list[str]]:
+        # T_P up to the height that is chosen has the rest of the time.
+        settings = choose_settings(
             dataset,
             cfg,
             None if is_open else score,
-            on_phase,
-            deadline.share(COMPARISON_SHARE),
+            run_time,
+            deadline.share(0.9),
         )
+        chosen = [
+            Note("answers", describe_choice(choice))
+            for choice in run_time.choices
+        ]
+        return settings, [*chosen, *run_time.notes]
 
-    choice = choose() if processes is None else _share_choice(processes, choose)
-    task, chosen_score, notes = _build_chosen_task(
-        dataset, choice, device, on_phase, deadline, processes
+    if processes is None:
+        settings, notes = choose()
+    elif processes.is_main:
+        # It alone knows which settings there was time for; every process has counted the rules.
+        settings, notes = choose()
+        chosen = settings._replace(rule_counts=None), notes
+        processes.share_bytes("choice of settings", pickle.dumps(chosen))
+    else:
+        settings, notes = pickle.loads(
+            processes.share_bytes("choice of settings")
+        )
+    task, rule_score, build_notes = _build_chosen_task(
+        dataset, cfg, settings, device, run_time.on_phase, deadline, processes
     )
-    notes += count_notes
-    value = value or parse(chosen_score)
+    value = value or parse(rule_score)
     task = scoring.with_score_counts(task, value, on_phase)
-    described = describe_choice(choice, task.max_height)
-    return Subject(task, value, None, [*described, *notes])
+    return Subject(task, value, None, [*notes, *build_notes, *count_notes])
 
 
 def _with_height(
@@ -235,24 +218,13 @@ def _with_height(
         raise ValueError(
             f"--score {score.name}: expected --height {height} or more, got {cfg.max_height}"
         )
-    return dataclasses.replace(cfg, max_height=cfg.max_height or height)
-
-
-def _share_choice(
-    processes: Processes, choose: Callable[[], SettingsChoice]
-) -> SettingsChoice:
-    """The settings that rank 0 chooses; it alone knows which of them there was time for."""
-    if processes.is_main:
-        # Every process has counted the rules.
-        choice = choose()._replace(rule_counts=None)
-        processes.share_bytes("choice of settings", pickle.dumps(choice))
-        return choice
-    return pickle.loads(processes.share_bytes("choice of settings"))
+    return replace(cfg, max_height=cfg.max_height or height)
 
 
 def _build_chosen_task(
     dataset: Dataset,
-    choice: SettingsChoice,
+    cfg: ProverTaskConfig,
+    settings: Settings,
     device: str,
     on_phase: PhaseCallback,
     deadline: Deadline,
@@ -268,22 +240,18 @@ def _build_chosen_task(
       The task, the score at its height, and a note for each height that took too much.
     """
     notes: list[str] = []
-    chosen_height = choice.settings.max_height or 1
-    candidates = [
-        candidate
-        for candidate in reversed(choice.by_height)
-        if (candidate.settings.max_height or 1) <= chosen_height
-    ]
-    for candidate in candidates:
-        height = candidate.settings.max_height
-        is_lowest = candidate is candidates[-1]
+    lowest, *_ = settings.by_height
+    for trial in reversed(settings.by_height):
+        if trial.height > settings.best.height:
+            continue
+        is_lowest = trial is lowest
         # Of a stored graph nothing is held that each query can derive.
-        derives_by_query = dataset.fact_tables is not None and height == 1
+        derives_by_query = dataset.fact_tables is not None and trial.height == 1
         task, problem = None, ""
         try:
             task = build_task(
                 dataset,
-                candidate.settings,
+                trial.apply(cfg),
                 device,
                 on_phase,
                 with_derivations=not derives_by_query,
@@ -295,10 +263,12 @@ def _build_chosen_task(
                 raise
             problem = str(error)
         if processes is not None and not is_lowest:
-            problems = processes.exchange(f"T_P to height {height}", problem)
+            problems = processes.exchange(
+                f"T_P to height {trial.height}", problem
+            )
             problem = next(filter(None, problems), "")
         if task is not None and not problem:
-            return task, candidate.score, notes
-        note = f"height {height} not taken: {problem}"
+            return task, trial.score, notes
+        note = f"height {trial.height} not taken: {problem}"
         notes.append(Note("cut", note))
     raise AssertionError("a choice has settings for a height")

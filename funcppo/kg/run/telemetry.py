@@ -20,13 +20,11 @@ from funcppo.core.files import write_atomically
 from funcppo.runtime import host_transfer, reasons
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.compile import StrategyRecord
-from funcppo.runtime.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client import CollectorRegistry
-    from prometheus_client.metrics import MetricWrapperBase
 
     from funcppo.runtime.monitor import Monitor
 
@@ -185,43 +183,66 @@ class Telemetry:
         self._totals: dict[tuple[str, ...], float] = {}
         self._n_compilations = 0  # whose time is recorded
         for name in ("progress", "checkpoint"):
-            self._set(f"{name}_timestamp_seconds", time.time())
+            self.set(f"{name}_timestamp_seconds", time.time())
+
+    def set(self, name: str, value: float, label: str = "") -> None:
+        """Set a gauge, by its name in the table."""
+        self._series(name, label).set(value)
+
+    def add(self, name: str, value: float, label: str = "") -> None:
+        """Add to a counter, by its name in the table."""
+        self._series(name, label).inc(value)
+
+    def raise_to(
+        self, name: str, total: float, label: str = "", source: str = ""
+    ) -> None:
+        """Raise a counter by what the count of a source has grown since the last call."""
+        before = self._totals.get((name, label, source), 0)
+        self._totals[name, label, source] = total
+        self.add(name, max(0.0, total - before), label)
+
+    def observe(self, name: str, seconds: float) -> None:
+        """Add a time to a histogram, by its name in the table."""
+        self._metrics[name].observe(seconds)
+
+    def _series(self, name: str, label: str) -> Any:
+        """The series of a metric with a label."""
+        metric = self._metrics[name]
+        return metric.labels(label) if label else metric
 
     def describe(self, kind: Literal["build", "run"], **labels: str) -> None:
         """Set the labels of the build or the run."""
-        self._metrics[kind].info(labels)  # pyright: ignore
+        self._metrics[kind].info(labels)
+
+    def finish(self) -> None:
+        """Record that the program has done its work."""
+        self.set("finished", 1.0)
 
     def record_strategy(
         self, record: StrategyRecord, captured: CapturedStep[Any, Any]
     ) -> None:
         """Count what the training step fell back from, and how it is replayed."""
-        for failure in record.failures:
-            self.record_failure(failure.code)
-        if record.skip_code:
-            self.record_failure(record.skip_code)
+        codes = [failure.code for failure in record.failures]
+        for code in filter(None, (*codes, record.skip_code)):
+            self.add("strategy_failures", 1, code)
         if captured.fallback_code:
-            self._add("graph_fallbacks", 1, captured.fallback_code)
-        self._set("graph_enabled", captured.replay_mode != "none")
-        self._set("graph_capture_seconds", captured.capture_ms / 1e3)
-
-    def record_failure(self, code: ReasonCode) -> None:
-        """Count a strategy, a part or a compiled search that is not in use."""
-        self._add("strategy_failures", 1, code)
+            self.add("graph_fallbacks", 1, captured.fallback_code)
+        self.set("graph_enabled", captured.replay_mode != "none")
+        self.set("graph_capture_seconds", captured.capture_ms / 1e3)
 
     def record_search_graphs(
         self, captures: Sequence[CapturedStep[Any, Any]]
     ) -> None:
         """Record the graphs of a search so far, and those captures that fell back."""
         graphs = [c for c in captures if c.replay_mode != "none"]
-        self._set("graph_enabled", bool(graphs))
-        self._set(
-            "graph_capture_seconds", sum(c.capture_ms for c in graphs) / 1e3
-        )
+        seconds = sum(c.capture_ms for c in graphs) / 1e3
+        self.set("graph_enabled", bool(graphs))
+        self.set("graph_capture_seconds", seconds)
         n_graphs = sum(c.n_graphs for c in graphs)
-        self._raise_to("graph_recordings", n_graphs, source="search")
+        self.raise_to("graph_recordings", n_graphs, source="search")
         codes = Counter(c.fallback_code for c in captures if c.fallback_code)
         for code, count in codes.items():
-            self._raise_to("graph_fallbacks", count, code)
+            self.raise_to("graph_fallbacks", count, code)
 
     def record_update(
         self, row: Mapping[str, object], n_env_steps: int
@@ -234,14 +255,14 @@ class Telemetry:
         """
         self.record_shared_update(_number(row["seconds"]), n_env_steps)
         for name, key in COUNTERS_OF_ROW.items():
-            self._add(name, _number(row[key]))
+            self.add(name, _number(row[key]))
         if row.get("nonfinite_fraction"):
-            self._add("updates_with_rows_left_out", 1)
+            self.add("updates_with_rows_left_out", 1)
         for part, key in LOSSES.items():
-            self._set("loss", _number(row.get(key)), part)
+            self.set("loss", _number(row.get(key)), part)
         for name, key in GAUGES_OF_ROW.items():
             if row.get(key) is not None:
-                self._set(name, _number(row[key]))
+                self.set(name, _number(row[key]))
 
     def record_shared_update(self, seconds: float, n_env_steps: int) -> None:
         """Record one update of several processes, whose metrics rank 0 reads.
@@ -249,125 +270,93 @@ class Telemetry:
         Args:
           n_env_steps: environment steps of all processes in the update.
         """
-        self._add("updates", 1)
-        self._add("env_steps", n_env_steps)
-        self._observe("update", seconds)
-        self._set("progress_timestamp_seconds", time.time())
-
-    def record_shared_checkpoint(self) -> None:
-        """Record that rank 0 writes a checkpoint, of the state that all processes gave."""
-        self._set("checkpoint_timestamp_seconds", time.time())
+        self.add("updates", 1)
+        self.add("env_steps", n_env_steps)
+        self.observe("update", seconds)
+        self.set("progress_timestamp_seconds", time.time())
 
     def record_validation(
         self, row: Mapping[str, object], seconds: float
     ) -> None:
         """Record one validation: its time, and the metrics that it adds to a line of metrics.jsonl."""
-        self._observe("validation", seconds)
-        for name in ("valid_score_ratio", "best_valid_score_ratio"):
-            self._set(name, _number(row.get(GAUGES_OF_ROW[name])))
-        self._set("best_update", _number(row.get("best_update")))
+        self.observe("validation", seconds)
+        for name in (
+            "valid_score_ratio",
+            "best_valid_score_ratio",
+            "best_update",
+        ):
+            self.set(name, _number(row.get(GAUGES_OF_ROW[name])))
 
-    def record_checkpoint(self, seconds: float, path: Path) -> None:
-        """Record that a checkpoint was written."""
-        self._observe("checkpoint", seconds)
-        self._set("checkpoint_timestamp_seconds", time.time())
-        self._set("checkpoint_bytes", path.stat().st_size)
+    def record_checkpoint(
+        self, seconds: float = 0.0, path: Path | None = None
+    ) -> None:
+        """Record that a checkpoint was written, in a file of this process or by rank 0."""
+        self.set("checkpoint_timestamp_seconds", time.time())
+        if path is not None:
+            self.observe("checkpoint", seconds)
+            self.set("checkpoint_bytes", path.stat().st_size)
 
-    def record_monitor(self, monitor: Monitor) -> None:
-        """Record compilations and graphs counted since the monitor was opened, and the time of recent steps."""
+    def record_machine(self, monitor: Monitor | None) -> None:
+        """Record the memory of a GPU in use, copies to it, and what a monitor has counted since it was opened."""
+        if torch.cuda.is_initialized():
+            device = torch.cuda.current_device()
+            total = torch.cuda.get_device_properties(device).total_memory
+            for kind, n_bytes in (
+                ("allocated", torch.cuda.memory_allocated()),
+                ("reserved", torch.cuda.memory_reserved()),
+                ("peak", torch.cuda.max_memory_allocated()),
+                ("total", total),
+            ):
+                self.set("device_memory_bytes", n_bytes, kind)
+        while host_transfer.copy_seconds:
+            self.observe("stage_copy", host_transfer.copy_seconds.popleft())
+        if monitor is None:
+            return
         monitor.poll()
-        self._raise_to("compiles", monitor.compiles)
-        self._raise_to("compile_cache_hits", monitor.cache_hits)
-        self._raise_to("graph_recordings", monitor.cudagraph_recordings)
-        self._raise_to("graph_rerecordings", monitor.cudagraph_rerecordings)
+        for name, total in (
+            ("compiles", monitor.compiles),
+            ("compile_cache_hits", monitor.cache_hits),
+            ("graph_recordings", monitor.cudagraph_recordings),
+            ("graph_rerecordings", monitor.cudagraph_rerecordings),
+        ):
+            self.raise_to(name, total)
         for seconds in monitor.compile_seconds[self._n_compilations :]:
-            self._observe("compile", seconds)
+            self.observe("compile", seconds)
         self._n_compilations = len(monitor.compile_seconds)
-        for code, count in monitor.recompile_codes().items():
-            self._raise_to("recompiles", count, code)
-        for code, count in monitor.cudagraph_skip_codes().items():
-            self._raise_to("graph_skips", count, code)
+        for name, codes in (
+            ("recompiles", monitor.recompile_codes()),
+            ("graph_skips", monitor.cudagraph_skip_codes()),
+        ):
+            for code, count in codes.items():
+                self.raise_to(name, count, code)
         replay_ms = monitor.median_ms("replay")
         if replay_ms is not None:
-            self._set("graph_replay_seconds", replay_ms / 1e3)
-
-    def record_memory(self) -> None:
-        """Record the memory of the current GPU, as its allocator counts it; nothing where no GPU is in use."""
-        if not torch.cuda.is_initialized():
-            return
-        device = torch.cuda.current_device()
-        memory = {
-            "allocated": torch.cuda.memory_allocated(),
-            "reserved": torch.cuda.memory_reserved(),
-            "peak": torch.cuda.max_memory_allocated(),
-            "total": torch.cuda.get_device_properties(device).total_memory,
-        }
-        for kind, n_bytes in memory.items():
-            self._set("device_memory_bytes", n_bytes, kind)
-
-    def record_moved_leaves(self, n_leaves: int) -> None:
-        """Record leaves of the state that are at other addresses."""
-        self._add("leaves_moved", n_leaves)
+            self.set("graph_replay_seconds", replay_ms / 1e3)
 
     def record_ranked(
         self, n_queries: int, n_candidates: int, n_missed: int = 0
     ) -> None:
         """Record queries and sides that were ranked, the candidates scored for them, and provable answers not found."""
-        self._set("progress_timestamp_seconds", time.time())
-        self._add("queries_ranked", n_queries)
-        self._add("candidates_scored", n_candidates)
-        self._add("answers_lost", n_missed)
+        self.set("progress_timestamp_seconds", time.time())
+        self.add("queries_ranked", n_queries)
+        self.add("candidates_scored", n_candidates)
+        self.add("answers_lost", n_missed)
 
     def record_search(self, counts: Mapping[str, int]) -> None:
         """Record what a search dropped so far, by the names of `SearchStats`."""
-        self._raise_to("search_pruned", counts["n_pruned"])
-        self._raise_to("search_overflow", counts["n_overflowed"])
-        self._raise_to("search_halvings", counts["n_halvings"])
-
-    def record_copies(self) -> None:
-        """Record the copies of candidates to the GPU since the last call."""
-        while host_transfer.copy_seconds:
-            self._observe("stage_copy", host_transfer.copy_seconds.popleft())
-
-    def record_processes(self, n_processes: int) -> None:
-        """Record how many processes share the work."""
-        self._set("world_size", n_processes)
-
-    def finish(self) -> None:
-        """Record that the program has done its work."""
-        self._set("finished", 1.0)
-
-    def _set(self, name: str, value: float, label: str = "") -> None:
-        self._child(name, label).set(value)  # pyright: ignore
-
-    def _observe(self, name: str, seconds: float) -> None:
-        self._child(name, "").observe(seconds)  # pyright: ignore
-
-    def _add(self, name: str, value: float, label: str = "") -> None:
-        self._child(name, label).inc(value)  # pyright: ignore
-
-    def _raise_to(
-        self, name: str, total: float, label: str = "", source: str = ""
-    ) -> None:
-        """Raise a counter by what the count of a source has grown since the last call."""
-        before = self._totals.get((name, label, source), 0)
-        self._totals[name, label, source] = total
-        self._add(name, max(0.0, total - before), label)
-
-    def _child(self, name: str, label: str) -> MetricWrapperBase:
-        metric = self._metrics[name]
-        return metric.labels(label) if label else metric
+        self.raise_to("search_pruned", counts["n_pruned"])
+        self.raise_to("search_overflow", counts["n_overflowed"])
+        self.raise_to("search_halvings", counts["n_halvings"])
 
 
-def _make_metrics(
-    registry: CollectorRegistry,
-) -> dict[str, MetricWrapperBase]:
+def _make_metrics(registry: CollectorRegistry) -> dict[str, Any]:
     """The metrics by the names of the tables, with all their series."""
     import prometheus_client as client
 
-    metrics: dict[str, MetricWrapperBase] = {}
-    for name, text in INFOS.items():
-        metrics[name] = client.Info(f"funcppo_{name}", text, registry=registry)
+    metrics: dict[str, object] = {
+        name: client.Info(f"funcppo_{name}", text, registry=registry)
+        for name, text in INFOS.items()
+    }
     for name, (text, buckets) in HISTOGRAMS.items():
         metrics[name] = client.Histogram(
             f"funcppo_{name}_seconds", text, buckets=buckets, registry=registry
@@ -378,11 +367,9 @@ def _make_metrics(
     ):
         for name, text in table.items():
             label, values = LABELS.get(name, ("", ()))
+            labels = (label,) if label else ()
             metric = make(
-                f"funcppo_{name}{suffix}",
-                text,
-                (label,) if label else (),
-                registry=registry,
+                f"funcppo_{name}{suffix}", text, labels, registry=registry
             )
             for value in values:
                 metric.labels(value)
@@ -427,10 +414,7 @@ class Exporter:
         if age < 1.0 and not at_once:
             return
         self._refreshed_at = time.monotonic()
-        self.telemetry.record_memory()
-        self.telemetry.record_copies()
-        if self.monitor is not None:
-            self.telemetry.record_monitor(self.monitor)
+        self.telemetry.record_machine(self.monitor)
         if self._file is not None:
             self._write(self._file)
 

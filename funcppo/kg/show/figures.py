@@ -22,7 +22,7 @@ import numpy as np
 
 from funcppo.core.types import F64
 from funcppo.kg.ranking import calibration
-from funcppo.kg.run.validation import TEMPERED, TRAINED, UNTRAINED
+from funcppo.kg.run.evaluate import TEMPERED, TRAINED, UNTRAINED
 from funcppo.kg.show.measure import (
     MovedWeight,
     RuleUse,

@@ -67,9 +67,10 @@ from funcppo.kg.ranking.ranking import (
     selection_metric,
     stratified_sample,
 )
-from funcppo.kg.run import training, validation
+from funcppo.kg.run import evaluate
 from funcppo.kg.run.config import RESULTS_FILE, RunConfig, read_config
-from funcppo.kg.run.run import QuestionSetup, Run
+from funcppo.kg.run.fit import QuestionSetup
+from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.scores import aggregation
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
@@ -130,7 +131,7 @@ class RankedSplit:
     ranked: dict[str, ScoreRanks]
     """By name of the score, the trained policy last; empty without queries."""
     bins: dict[str, Bins]
-    """Candidates by their probability, see `validation.policy_bins`; empty without queries."""
+    """Candidates by their probability, see `evaluate.policy_bins`; empty without queries."""
 
     @property
     def queries(self) -> I64[Tensor, "Q0 W"]:
@@ -213,7 +214,7 @@ class RunMeasurements:
     ranked: dict[str, ScoreRanks]
     """By name of the score: rule confidences, the policy untrained and trained; empty without test queries."""
     bins: dict[str, Bins]
-    """Candidates by the probability that a policy gives them, see `validation.policy_bins`."""
+    """Candidates by the probability that a policy gives them, see `evaluate.policy_bins`."""
     rules: tuple[RuleUse, ...]
     """The rules that were used."""
     learnt: LearntWeights | None
@@ -300,7 +301,7 @@ def measure(
         search_replay=policy_score.search_replay(run.search_step),
         update=int(run.state.train_state.update),
         n_updates=run.cfg.ppo.n_updates,
-        is_trained=training.is_finished(run),
+        is_trained=run.is_finished,
         best_update=int(run.state.best_update),
         metric_name=selection_metric(run.task),
         default_score_note="" if is_by_policy else describe_default_score(run),
@@ -430,7 +431,7 @@ def rank_test(
     """
     test = run.task.dataset.test
     rows = (
-        validation.test_rows(run)
+        evaluate.test_rows(run)
         if max_ranked is None
         else stratified_sample(test, max_ranked)
     )
@@ -454,7 +455,7 @@ def rank_test(
     parts: dict[str, list[RankedRows]] = {}
     bins: dict[str, list[Bins]] = {}
     auc: dict[str, float] = {}
-    for name, ranked in validation.iter_rankings(
+    for name, ranked in evaluate.iter_rankings(
         run,
         chosen,
         RankingProtocol(sides=ranked_sides(run.task)),
@@ -463,7 +464,7 @@ def rank_test(
     ):
         columns.setdefault(name, []).append(_row_columns(ranked))
         parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
-        counted = validation.policy_bins(run, name, ranked, temperature)
+        counted = evaluate.policy_bins(run, name, ranked, temperature)
         for state, of_state in counted.items():
             bins.setdefault(state, []).append(of_state)
         if run.task.is_countries:  # which are ranked in one part
@@ -488,7 +489,7 @@ def rank_test(
             name: ScoreRanks(
                 rows_of[name][6],
                 rows_of[name][7],
-                validation.summarise_parts(run, of_score, auc.get(name)),
+                evaluate.summarise_parts(run, of_score, auc.get(name)),
             )
             for name, of_score in parts.items()
         },
@@ -553,7 +554,7 @@ def _iter_rule_probabilities(
     run: Run, atoms: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield rules that derive some atoms, with the probabilities that stand for them before and after learning."""
-    first, *_, last = validation.policies(run).values()
+    first, *_, last = evaluate.policies(run).values()
     setup = run.questions
     if setup is None:
         for part in atoms.split(64):
@@ -593,7 +594,7 @@ def learnt_weights(run: Run) -> LearntWeights | None:
     if setup is None:
         return None
     dataset = run.task.dataset
-    untrained, *_, trained = validation.policies(run).values()
+    untrained, *_, trained = evaluate.policies(run).values()
     place, before, after = _find_moved(dataset, untrained.score, trained.score)
     change = np.abs(after - before)
 

@@ -19,7 +19,6 @@ from funcppo.kg.ranking.explain import (
     explanation_lines,
 )
 from funcppo.kg.ranking.recount_check import RecountCheck
-from funcppo.kg.run import priors
 from funcppo.kg.scores import (
     aggregation,
     evidence,
@@ -31,7 +30,7 @@ from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
 from tests.kg.ranking.scores import FunctionScore
-from tests.kg.run.test_choices import random_graph
+from tests.kg.run.runs import random_graph
 
 SECONDS = 3600.0  # never cut by the clock
 
@@ -62,8 +61,13 @@ def subject(request):
         evidence.n_labels(task.sizes),
         random.key(2),
     )
-    network = priors.blank_bellman_ford(
-        task, BellmanFordConfig(width=4, n_layers=2), "cpu"
+    network = path_network.init(
+        path_network.network_config(
+            BellmanFordConfig(width=4, n_layers=2),
+            task.sizes.n_constants,
+            evidence.n_labels(task.sizes),
+        ),
+        random.key(0),
     )
     network = path_network.make_network(
         tree.map(

@@ -20,7 +20,7 @@ from funcppo.kg.scores.score import parse
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
 from tests.kg.ranking.scores import score_by_name
-from tests.kg.run.test_choices import random_graph
+from tests.kg.run.runs import random_graph
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "identity"])

@@ -1,11 +1,39 @@
-"""A small run before its first update."""
+"""Small runs: before their first update, and trained to their end."""
 
 import pytest
 
-from funcppo.kg.run import run_start
-from tests.kg.run.runs import CONFIG
+from funcppo.core.settings import write_config
+from funcppo.kg.run.budget import RunTime
+from funcppo.kg.run.choices import start_run
+from funcppo.kg.run.train import rank_results, train_run
+from tests.kg.run.runs import CONFIG, QUESTIONS, on_graph, seating, trained
+
+
+@pytest.fixture(scope="session")
+def started():
+    """A run that learns from proofs, before its first update."""
+    return start_run(CONFIG)
 
 
 @pytest.fixture
-def run(tmp_path):
-    return run_start.prepare_run(CONFIG, tmp_path, resume=False)
+def run(started):
+    return started
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory):
+    """The folder of the run that learns from proofs, trained to its end."""
+    folder = tmp_path_factory.mktemp("run")
+    run = start_run(CONFIG)
+    write_config(run.run_config, folder)
+    trained(run, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def asking(tmp_path_factory):
+    """A run that learns from questions, trained to its end, and what results.json has of it."""
+    folder = tmp_path_factory.mktemp("asking")
+    config = on_graph(QUESTIONS, seating(n_tables=10), folder / "graph")
+    run = train_run(config, folder / "run")
+    return rank_results(run, 0.0, RunTime())

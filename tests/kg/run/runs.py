@@ -1,11 +1,24 @@
-"""A small run, and its training."""
+"""Small graphs, small runs on them, and their training."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
 
 from funcppo.config import PPOConfig
-from funcppo.kg.run import training
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.rules import format_rule
+from funcppo.kg.run import train
 from funcppo.kg.run.config import RunConfig
+from funcppo.kg.scores.question_config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+)
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime.monitor import Monitor
 
+# A run that learns from proofs.
 CONFIG = RunConfig(
     dataset="countries_s1",
     steps=64,
@@ -20,13 +33,28 @@ CONFIG = RunConfig(
     ),
 )
 N_UPDATES = 4  # 64 steps of 4 environments in rollouts of 4
+# One that learns from questions.
+QUESTIONS = RunConfig(
+    dataset="",
+    steps=4 * 64,
+    strategy="eager",
+    n_validations=2,
+    n_validation_queries=40,
+    prover=ProverTaskConfig(smoothing=5.0, object_identity=True),
+    listwise=ListwiseConfig(n_epochs=3, batch_size=32, learning_rate=0.1),
+    embedding=EmbeddingConfig(rank=4, n_folds=2, n_epochs=8, batch_size=32),
+    bellman_ford=BellmanFordConfig(width=4, n_layers=2, n_steps=5),
+    ppo=PPOConfig(
+        n_envs=32, n_steps=2, n_epochs=1, n_minibatches=2, learning_rate=0.01
+    ),
+)
 
 
 def trained(run, folder, stop_at=None):
     """The run after its last update, and the metrics of each; stopped after an update or in its validation."""
-    captured, _ = training.prepare_train_step(run)
+    captured, _ = train.prepare_train_step(run)
     rows = []
-    for after, metrics in training.train(
+    for after, metrics in train.train(
         run,
         folder,
         captured,
@@ -36,3 +64,129 @@ def trained(run, folder, stop_at=None):
         run = after
         rows.append(metrics)
     return run, rows
+
+
+def on_graph(config, graph, folder):
+    """The config of a run on a graph, which is written to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("train", "valid", "test"):
+        lines = (
+            f"{graph.entities[h - 1]}\t{graph.predicates[p - 1]}\t{graph.entities[t - 1]}\n"
+            for p, h, t in getattr(graph, name).tolist()
+        )
+        (folder / f"{name}.txt").write_text("".join(lines))
+    rules = (f"{format_rule(graph, rule)}\n" for rule in graph.rules)
+    (folder / "rules.txt").write_text("".join(rules))
+    return replace(config, dataset=str(folder))
+
+
+def random_graph(seed=0, n_valid=12):
+    """Two relations over nine entities, a rule of each kind, and a valid split."""
+    rng = np.random.default_rng(seed)
+    pairs = [(i, j) for i in range(9) for j in range(9)]
+    order = rng.permutation(len(pairs))
+    r = [pairs[i] for i in order[:34]]
+    s = [pairs[i] for i in rng.permutation(len(pairs))[:20]]
+
+    def triples(rows, relation):
+        return [(f"e{i}", relation, f"e{j}") for i, j in rows]
+
+    return loaders.from_triples(
+        triples(r[n_valid:], "r") + triples(s, "s"),
+        triples(r[:n_valid], "r"),
+        rules="""
+        r(X, Y) :- s(X, Y)
+        r(X, Y) :- s(X, Z), r(Z, Y)
+        r(X, Y) :- r(Y, X)
+        r(X, Y) :- s(Z, X), s(Z, Y)
+        """,
+    )
+
+
+def seating(n_tables=24, n_guests=4):
+    """Guests sit at tables; one sits beside those of the table that they are not married to.
+
+    The rule derives spouses and others alike; only the link by a marriage tells them apart.
+    """
+    sits, beside, married = [], [], []
+    for table in range(n_tables):
+        guests = [f"g{table}_{i}" for i in range(n_guests)]
+        sits += [(guest, "sitsAt", f"t{table}") for guest in guests]
+        married += [
+            (a, "marriedTo", b) for a, b in zip(guests[::2], guests[1::2])
+        ]
+        beside += [
+            (a, "beside", b)
+            for i, a in enumerate(guests)
+            for j, b in enumerate(guests)
+            if i // 2 != j // 2
+        ]
+    return loaders.from_triples(
+        sits + married + [f for i, f in enumerate(beside) if i % 4],
+        beside[::4],
+        rules="beside(X, Y) :- sitsAt(X, T), sitsAt(Y, T)",
+    )
+
+
+def visits(n=32, n_crowd=12):
+    """Everybody knows an answer through a friend of their own, and a crowd through one that all have in common.
+
+    All that the first rule derives have one grounding; a random walk comes to the answer half of the times. The other
+    rule has less support, so that the first one keeps the least without a fact.
+    """
+    once = [("a", "once", "b"), ("a", "meets", "b")]
+    likes, knows, meets = [], [], []
+    for i in range(n):
+        likes += [(f"x{i}", "likes", f"z{i}"), (f"x{i}", "likes", "hub")]
+        knows.append((f"z{i}", "knows", f"y{i}"))
+        meets.append((f"x{i}", "meets", f"y{i}"))
+    knows += [("hub", "knows", f"w{i}") for i in range(n_crowd)]
+    return loaders.from_triples(
+        likes + knows + once + [fact for i, fact in enumerate(meets) if i % 3],
+        meets[::3],
+        rules="meets(X, Y) :- likes(X, Z), knows(Z, Y)\nmeets(X, Y) :- once(X, Y)",
+    )
+
+
+def colours(is_colour=True, n=40):
+    """Who likes whom: those of larger numbers that differ by a multiple of four, or as many at random.
+
+    The rule derives everybody; who likes whom no fact tells.
+    """
+    drawn = torch.randint(
+        n, (360, 2), generator=torch.Generator().manual_seed(0)
+    )
+    pairs = sorted({(i, j) for i, j in drawn.tolist() if i < j})
+    if is_colour:
+        pairs = [
+            (i, j)
+            for i in range(n)
+            for j in range(i + 1, n)
+            if (i - j) % 4 == 0
+        ]
+    triples = [(f"x{i}", "likes", f"x{j}") for i, j in pairs]
+    return loaders.from_triples(
+        [fact for i, fact in enumerate(triples) if i % 8],
+        triples[::8],
+        rules="likes(X, Y) :- likes(X, Z), likes(W, Y)",
+    )
+
+
+def elders(is_chain=True, n=40):
+    """Chains of three persons. The rule derives all who have a parent as everybody's grandchildren.
+
+    Which one is the answer only a path of two facts tells; otherwise it is one at random.
+    """
+    parents = [
+        (f"x{i}{a}", "parent", f"x{i}{b}")
+        for i in range(n)
+        for a, b in ("ab", "bc")
+    ]
+    drawn = torch.randint(n, (n,), generator=torch.Generator().manual_seed(0))
+    end = range(n) if is_chain else drawn.tolist()
+    facts = [(f"x{i}a", "grandparent", f"x{end[i]}c") for i in range(n)]
+    return loaders.from_triples(
+        parents + [fact for i, fact in enumerate(facts) if i % 4],
+        facts[::4],
+        rules="grandparent(X, Y) :- parent(X, Z), parent(W, Y)",
+    )

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from funcppo.config import PPOConfig
-from funcppo.kg.run import budget
+from funcppo.kg.run import budget, fit
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import RunConfig
-from funcppo.kg.run.evidence_fit import collect_questions
-from funcppo.kg.scores import aggregation, evidence
+from funcppo.kg.scores import aggregation
 from funcppo.kg.scores.aggregation import Capacity
 from funcppo.kg.scores.question_config import (
     EMBEDDING_SECONDS,
@@ -28,11 +27,11 @@ from funcppo.kg.scores.question_config import (
 )
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
-from tests.kg.run.test_evidence_fit import seating
+from tests.kg.run.runs import seating
 
 CONFIG = RunConfig(dataset="graph")
 N_TRIPLES = 1000
-HELD = budget.BASE_BYTES + N_TRIPLES * budget.BYTES_PER_TRIPLE
+HELD, LARGEST = budget._needed_bytes(N_TRIPLES, "cpu")
 
 
 # -- the time
@@ -43,13 +42,12 @@ def test_what_a_phase_leaves_later_ones_have():
     run_time = RunTime(100.0, clock=lambda: now[0])
     assert run_time.until(RunTime.MINING).seconds_left == 40.0
     now[0] += 10.0
-    run_time.end_phase("mining")
+    assert run_time.end_phase("mining") == 10.0
     left = run_time.until(RunTime.CHOICE).seconds_left
     assert left == pytest.approx(100 * RunTime.CHOICE - 10)
-    now[0] += 2.0
-    run_time.end_phase("training")
-    now[0] += 1.0
-    run_time.end_phase("training")
+    for seconds in (2.0, 1.0):
+        now[0] += seconds
+        run_time.end_phase("training")
     assert run_time.phases == {"mining": 10.0, "training": 3.0}
     peaks = run_time.peak_bytes
     assert 0 < peaks["mining"] <= peaks["training"]
@@ -82,9 +80,8 @@ def test_a_phase_that_begins_late_has_its_part_of_what_is_left():
     [(300.0, 1), (10.0, 1), (None, 1), (450.0, 1.5), (3600.0, 12)],
 )
 def test_bounds_grow_with_the_time_of_the_run(seconds, factor):
-    planned = budget.with_time_bounds(
-        replace(CONFIG, seconds=seconds), math.inf
-    )
+    config = replace(CONFIG, seconds=seconds)
+    planned, notes = budget.plan_settings(config, N_TRIPLES, None)
     assert planned.questions.seconds == factor * LISTING_SECONDS
     assert planned.questions.max_firings == factor * MAX_FIRINGS
     assert planned.questions.max_valid_firings == factor * MAX_VALID_FIRINGS
@@ -94,6 +91,7 @@ def test_bounds_grow_with_the_time_of_the_run(seconds, factor):
     assert planned.bellman_ford.seconds == factor * NETWORK_SECONDS
     tried = "auto" if factor > 1 else False
     assert planned.questions.bellman_ford == tried
+    assert notes == []
 
 
 def test_bounds_that_are_set_stay():
@@ -106,7 +104,7 @@ def test_bounds_that_are_set_stay():
         listwise=ListwiseConfig(max_steps=13),
         embedding=EmbeddingConfig(seconds=17.0),
     )
-    planned = budget.with_time_bounds(config, math.inf)
+    planned, _ = budget.plan_settings(config, N_TRIPLES, None)
     assert planned.questions == config.questions
     assert planned.listwise == config.listwise
     assert planned.embedding == config.embedding
@@ -118,18 +116,17 @@ def test_bounds_that_are_set_stay():
 def test_firings_grow_in_whole_units_that_the_memory_holds():
     config = replace(CONFIG, seconds=1200.0)
     unit = MAX_FIRINGS * budget.BYTES_PER_FIRING
-    for spare, factor in ((-unit, 1), (0, 1), (1.9 * unit, 2), (9 * unit, 4)):
-        planned = budget.with_time_bounds(config, spare).questions
-        assert planned.max_firings == factor * MAX_FIRINGS
-        assert planned.max_valid_firings == factor * MAX_VALID_FIRINGS
+    for spare, factor in ((0, 1), (1.9 * unit, 2), (9 * unit, 4)):
+        limit = HELD + LARGEST + int(spare)
+        planned, _ = budget.plan_settings(config, N_TRIPLES, limit)
+        assert planned.questions.max_firings == factor * MAX_FIRINGS
+        assert planned.questions.max_valid_firings == factor * MAX_VALID_FIRINGS
 
 
 def test_half_of_the_largest_parts_fit_into_half_of_their_memory():
-    limit = HELD + budget.LARGEST_PARTS_BYTES // 2
-    share = budget.memory_share(limit, N_TRIPLES, "cpu")
-    assert share == pytest.approx(0.5)
+    limit = HELD + LARGEST // 2
     # A little more or less free memory makes no other run.
-    assert budget.memory_share(limit + 10**8, N_TRIPLES, "cpu") == share
+    assert budget.memory_share(limit + 10**8, N_TRIPLES, "cpu") == 0.5
     config, notes = budget.plan_settings(CONFIG, N_TRIPLES, limit)
     assert config.prover.memory_share == pytest.approx(0.5)
     for new, old in (
@@ -139,15 +136,8 @@ def test_half_of_the_largest_parts_fit_into_half_of_their_memory():
     ):
         assert new == pytest.approx(old / 2, abs=1)
     assert [note.kind for note in notes] == ["cut"]
-
-
-def test_settings_stay_where_all_fits():
-    limit = HELD + budget.LARGEST_PARTS_BYTES
-    usual = budget.with_time_bounds(CONFIG, 0)
-    assert budget.plan_settings(CONFIG, N_TRIPLES, limit) == (usual, ())
-    assert budget.plan_settings(CONFIG, N_TRIPLES, None) == (usual, ())
     # A GPU takes larger chunks, which need more.
-    assert budget.memory_share(limit, N_TRIPLES, "cuda") < 1
+    assert budget.memory_share(HELD + LARGEST, N_TRIPLES, "cuda") < 1
 
 
 def test_memory_that_does_not_suffice_is_an_error_that_says_how_much_would():
@@ -164,84 +154,77 @@ def test_a_minibatch_that_does_not_fit_is_computed_in_parts():
     """64 questions of 100 candidates and firings, and of 20 links: 110 each."""
     ppo = PPOConfig(n_envs=16, n_steps=8, n_minibatches=2)
     size = Capacity(n_candidates=40, n_firings=60, n_links=20)
-    assert budget.split_minibatches(ppo, size, 64 * 110) == (ppo, [])
-    halved, notes = budget.split_minibatches(ppo, size, 64 * 110 - 1)
-    assert halved == replace(ppo, n_microbatches=2) and len(notes) == 1
-    smallest, _ = budget.split_minibatches(ppo, size, 1)
-    assert smallest.n_microbatches == 64
+
+    def split(ppo, most):
+        return budget.split_minibatches(ppo, size, most).n_microbatches
+
+    assert split(ppo, 64 * 110) == 1
+    assert split(ppo, 64 * 110 - 1) == 2
+    assert split(ppo, 1) == 64
     # The parts that a user has set are a start; shards divide each part.
-    given = replace(ppo, n_microbatches=4, n_shards=2)
-    assert budget.split_minibatches(given, size, 1)[0].n_microbatches == 32
+    assert split(replace(ppo, n_microbatches=4, n_shards=2), 1) == 32
 
 
 # -- the listwise fit and PPO
 
 
 @pytest.fixture(scope="module")
-def collected():
+def setup():
     settings = ProverTaskConfig(max_height=1, object_identity=True)
     task = build_task(seating(), settings)
-    return collect_questions(
-        task,
-        evidence.index_facts(task.kb, task.sizes),
-        QuestionConfig(left_out="fact"),
-        0,
-        uses_degrees=False,
-    )
+    cfg = QuestionConfig(left_out="fact", degrees=False, walks=False)
+    return fit.list_questions(task, fit.set_up(task, cfg), cfg, 0)[0]
 
 
-def epoch_gradients(collected):
+def epoch_gradients(setup):
     """Gradients of firings and links in an epoch, its weights counted in their unit."""
-    world = collected.world
-    sizes = aggregation.question_sizes(world.evidence, world.question)
-    n_labels = aggregation.n_labels(collected.policy.aggregation.sizes)
+    sizes = aggregation.question_sizes(
+        setup.world.evidence, setup.world.question
+    )
+    n_labels = aggregation.n_labels(setup.policy.aggregation.sizes)
     of_weights = n_labels * n_labels / budget.WEIGHTS_PER_GRADIENT
     return int(sizes[1].sum() + sizes[2].sum()) + of_weights
 
 
-def test_the_gradient_steps_bound_the_epochs(collected):
+def test_the_gradient_steps_bound_the_epochs(setup):
     cfg = ListwiseConfig(n_epochs=8, batch_size=10, max_steps=60)
-    row = collected.world.question[:1]
-    for n_questions, n_epochs in ((100, 6), (20, 8), (10_000, 1)):
-        world = collected.world._replace(question=row.expand(n_questions))
-        bounded, _, notes = budget.plan_fit(
-            cfg, collected.policy, world, (False,)
-        )
-        assert bounded == replace(cfg, n_epochs=n_epochs)
+    row = setup.world.question[:1]
+    # The learning rate does not fall in the first epoch.
+    for n_questions, n_epochs in ((100, 6), (20, 8), (10_000, 2)):
+        world = setup.world._replace(question=row.expand(n_questions))
+        found, _, notes = budget.plan_fit(cfg, setup.policy, world, (False,))
+        assert found == n_epochs
         said = [f"listwise fit: {n_epochs} of 8 epochs"] * (n_epochs < 8)
         assert [note.partition(",")[0] for note in notes] == said
 
 
-def test_gradients_and_seconds_bound_the_epochs(collected):
-    of_epoch = epoch_gradients(collected)
-    cfg = ListwiseConfig(batch_size=len(collected.world.question))
+def test_gradients_and_seconds_bound_the_epochs(setup):
+    of_epoch = epoch_gradients(setup)
+    cfg = ListwiseConfig(batch_size=len(setup.world.question))
 
     def n_epochs(gradients=None, degrees=(False,), **bounds):
         given = replace(cfg, max_gradients=gradients)
-        planned, tried, _ = budget.plan_fit(
-            given, collected.policy, collected.world, degrees, **bounds
-        )
-        return planned.n_epochs, tried
+        return budget.plan_fit(
+            given, setup.policy, setup.world, degrees, **bounds
+        )[:2]
 
     assert n_epochs() == (8, (False,))
     assert n_epochs(3.9 * of_epoch) == (3, (False,))
-    assert n_epochs(1.0) == (1, (False,))
-    assert n_epochs(1.0, min_epochs=2) == (2, (False,))
+    assert n_epochs(1.0) == (2, (False,))
     # Two fits share the bound, and one alone is made where both take too long, unless that was asked for.
     assert n_epochs(1e9, (False, True)) == (8, (False, True))
-    assert n_epochs(1.0, (False, True)) == (1, (False,))
-    assert n_epochs(1.0, (True,)) == (1, (True,))
+    assert n_epochs(1.0, (False, True)) == (2, (False,))
+    assert n_epochs(1.0, (True,)) == (2, (True,))
     seconds = of_epoch / budget.GRADIENTS_PER_SECOND
     assert n_epochs(seconds=3.5 * seconds)[0] == 3
-    assert n_epochs(seconds=3.5 * seconds, metric_seconds=seconds)[0] == 1
-    assert n_epochs(seconds=0.0, metric_seconds=1.0)[0] == 1
+    assert n_epochs(seconds=5.0 * seconds, metric_seconds=seconds)[0] == 2
 
 
-def test_padded_evidence_and_seconds_bound_the_updates(collected):
+def test_padded_evidence_and_seconds_bound_the_updates(setup):
     ppo = PPOConfig(n_envs=4, n_steps=8, n_epochs=2, n_minibatches=2)
-    size = collected.policy.capacity._replace(n_firings=10**5, n_links=3)
-    policy = replace(collected.policy, capacity=size)
-    cost = 10**5 * 4 * 8 * (1 + budget.GRADIENT_COST * 2)
+    size = setup.policy.capacity._replace(n_firings=10**5, n_links=3)
+    policy = replace(setup.policy, capacity=size)
+    cost = 10**5 * 4 * 8 * (1 + 3 * 2)
     n_most = int(budget.MAX_PPO_FIRINGS / cost)
     assert budget.n_updates_within(ppo, policy, "cpu") == n_most
     on_gpu = budget.n_updates_within(ppo, policy, "cuda")

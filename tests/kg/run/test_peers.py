@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from funcppo.kg.run import training
 from funcppo.kg.run.telemetry import Telemetry
+from funcppo.kg.run.train import Peers
 from funcppo.nets import networks
 from funcppo.runtime.distributed import Processes
 from tests.cli.processes import run_processes, waiting_ends_with
@@ -106,7 +106,7 @@ def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
     expected = contents(run)
 
     def stop_at_the_second_update(rank):
-        step, steps = training.Peers.step, []
+        step, steps = Peers.step, []
 
         def step_and_stop(*args):
             steps.append(args)
@@ -114,7 +114,7 @@ def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(*args)
 
-        training.Peers.step = step_and_stop
+        Peers.step = step_and_stop
 
     other = tmp_path / "other"
     other.mkdir()
@@ -135,7 +135,7 @@ def test_agents_are_compared_by_their_settings_alone():
     wider = networks.mlp_agent(networks.MLPConfig(n_obs=5, n_actions=2))
     for update_agent in (agent, wider, None):
         cfg = SimpleNamespace(update_agent=update_agent)
-        training.Peers.check_agent(SimpleNamespace(group=group), cfg)
+        Peers.check_agent(SimpleNamespace(group=group), cfg)
     assert told[0] != told[1] != told[2]
     assert " at 0x" not in json.dumps(told)
 
@@ -155,7 +155,7 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
     waits, main_id = tmp_path / "waits", tmp_path / "main_id"
 
     def stop_rank_1(rank):
-        step, steps = training.Peers.step, []
+        step, steps = Peers.step, []
         report = Processes.report
 
         def step_or_stop(*args):
@@ -172,7 +172,7 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
             if text == "in update 2":
                 waits.touch()
 
-        training.Peers.step = step_or_stop
+        Peers.step = step_or_stop
         if rank == 0:
             main_id.write_text(str(os.getpid()))
             Processes.report = report_and_hurry

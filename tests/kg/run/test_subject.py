@@ -26,8 +26,8 @@ def test_a_data_set_has_what_its_valid_split_chooses():
     dataset = loaders.load("countries_s1")
     choice = choose_settings(dataset, OPEN)
     subject = dataset_subject(dataset, OPEN)
-    assert subject.score.name == choice.score
-    assert subject.task.cfg == choice.settings
+    assert subject.score.name == choice.best.score
+    assert subject.task.cfg == choice.best.apply(OPEN)
     assert subject.policy_run is None
 
 
@@ -57,7 +57,7 @@ def test_the_height_below_is_taken_where_all_that_follows_is_too_much():
     # the first step adds four atoms, the second one too
     cfg = replace(OPEN, max_atoms=n_facts + 4)
     choice = choose_settings(graph, cfg)
-    assert choice.settings.max_height == 2
+    assert choice.best.height == 2
     subject = dataset_subject(graph, cfg)
     assert subject.task.max_height == 1
     assert subject.score.name == choice.by_height[0].score
@@ -161,3 +161,46 @@ def test_what_is_too_much_to_hold_is_derived_by_query(monkeypatch, is_foreseen):
     ]
     for want, got in zip(*counts):
         assert torch.equal(want, got)
+
+
+@pytest.mark.parametrize(
+    ("rule_metric", "margin", "reason", "is_rule_score"),
+    [
+        (None, 0.0, "not-compared", False),
+        (0.3, 0.0, "policy-ranks-valid-no-worse", False),
+        # Equal, but for the rounding of the policy's metric to float32.
+        (0.4, 0.0, "policy-ranks-valid-no-worse", False),
+        (0.401, 0.0, "rules-rank-valid-better", True),
+        # Where valid is small.
+        (0.401, 0.0005, "rules-rank-valid-better", True),
+        (0.401, 0.002, "policy-ranks-valid-no-worse", False),
+    ],
+)
+def test_a_run_ranks_by_what_ranks_valid_better(
+    run, rule_metric, margin, reason, is_rule_score
+):
+    state = run.state._replace(best_valid_metric=torch.tensor(0.4))
+    run = replace(run, state=state, rule_metric=rule_metric, rule_margin=margin)
+    assert run.default_score_reason == reason
+    rule_score = run.run_config.rule_score
+    expected = rule_score if is_rule_score else "best-proof"
+    assert run.default_score == expected
+    subject = run_subject(run)
+    assert subject.score.name == expected
+    assert (subject.policy_run is None) == is_rule_score
+    # The policy's own score stays at hand.
+    assert run_subject(run, run.score).policy_run is run
+    if is_rule_score:
+        assert subject.notes == [
+            f"answers are ranked by the rule score {rule_score}, auc_pr 0.4010 on valid, rather than by the trained "
+            "policy (score best-proof), 0.4000 (--score best-proof takes that one)"
+        ]
+
+
+def test_a_policy_that_was_not_validated_is_not_the_default(run):
+    state = run.state._replace(best_valid_metric=torch.tensor(-1.0))
+    run = replace(run, state=state, rule_metric=0.0)
+    assert run.default_score_reason == "policy-not-validated"
+    subject = run_subject(run)
+    assert subject.score.name == run.run_config.rule_score
+    assert "not validated" in subject.notes[0]

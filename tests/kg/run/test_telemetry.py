@@ -10,20 +10,18 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from funcppo.kg.run import run_start, telemetry, training
+from funcppo.kg.run import telemetry
+from funcppo.kg.run import train as training
+from funcppo.kg.run.choices import start_run
 from funcppo.kg.run.telemetry import COUNTERS_OF_ROW, LABELS, Telemetry
-from funcppo.runtime import host_transfer, reasons
 from funcppo.runtime.capture import capture
-from funcppo.runtime.compile import Failure
 from funcppo.runtime.monitor import Monitor
 from tests.kg.run.runs import CONFIG, N_UPDATES
 from tests.ports import hold_ports, port_of
@@ -63,7 +61,7 @@ def samples(text):
 
 def train(folder, observer):
     folder.mkdir()
-    run = run_start.prepare_run(CONFIG, folder, resume=False)
+    run = start_run(CONFIG)
     captured, record = training.prepare_train_step(run)
     with Monitor() as monitor:
         if observer:
@@ -72,7 +70,7 @@ def train(folder, observer):
             run, folder, captured, lambda: False, monitor, observer=observer
         ):
             if observer:
-                observer.record_monitor(monitor)
+                observer.record_machine(monitor)
 
 
 @pytest.fixture(scope="module")
@@ -147,25 +145,6 @@ def test_an_observed_run_does_not_wait_for_the_device_more_often(
     assert n_plain > 0 and counts[""] == n_plain
 
 
-def test_failures_are_counted_by_code(tmp_path):
-    run = run_start.prepare_run(CONFIG, tmp_path / "run", resume=False)
-    captured, record = training.prepare_train_step(run)
-    failure = Failure(
-        name="one-graph",
-        error_type="EquivalenceError",
-        message="",
-        torch_version="",
-        code=reasons.ReasonCode.WRONG_RESULT,
-    )
-    path = tmp_path / "m.prom"
-    with telemetry.export(None, path, "train", VERSIONS) as exporter:
-        exporter.telemetry.record_strategy(
-            replace(record, failures=(failure, failure)), captured
-        )
-    values = samples(path.read_text())
-    assert values["funcppo_strategy_failures_total", "wrong_result"] == 2
-
-
 def test_each_update_with_rows_left_out_is_counted(tmp_path):
     """Also one of which a scrape sees only the next."""
     path = tmp_path / "funcppo.prom"
@@ -178,16 +157,6 @@ def test_each_update_with_rows_left_out_is_counted(tmp_path):
     values = samples(path.read_text())
     assert values["funcppo_updates_with_rows_left_out_total",] == 2
     assert values["funcppo_nonfinite_rows_ratio",] == 0
-
-
-def test_counts_of_a_monitor_never_fall():
-    observer = Telemetry()
-    with Monitor() as monitor:
-        for n in (2, 5, 5):
-            monitor.compiles = n
-            observer.record_monitor(monitor)
-    read = observer.registry.get_sample_value
-    assert read("funcppo_compiles_total") == 5
 
 
 def test_graphs_of_a_search_and_their_fallbacks_are_counted_once(tmp_path):
@@ -213,39 +182,6 @@ def test_graphs_of_a_search_and_their_fallbacks_are_counted_once(tmp_path):
     assert values["funcppo_graph_recordings_total",] == 2
     assert values["funcppo_graph_enabled",] == 1
     assert values["funcppo_graph_capture_seconds",] == 0.5
-
-
-def test_each_compilation_and_each_copy_is_observed_once(monkeypatch):
-    copies = deque([0.5, 0.25])
-    monkeypatch.setattr(host_transfer, "copy_seconds", copies)
-    observer = Telemetry()
-    with Monitor() as monitor:
-        for seconds in (2.0, 3.0):
-            monitor.compile_seconds.append(seconds)
-            observer.record_monitor(monitor)
-            observer.record_copies()
-    read = observer.registry.get_sample_value
-    assert read("funcppo_compile_seconds_count") == 2
-    assert read("funcppo_compile_seconds_sum") == 5.0
-    assert read("funcppo_stage_copy_seconds_count") == 2
-    assert read("funcppo_stage_copy_seconds_sum") == 0.75 and not copies
-
-
-def test_the_last_counts_are_in_the_file(tmp_path, monkeypatch):
-    """Though the file was written less than a second before."""
-    path = tmp_path / "m.prom"
-    clock = SimpleNamespace(monotonic=lambda: 7.0, time=time.time)
-    monkeypatch.setattr(telemetry, "time", clock)
-    with (
-        Monitor() as monitor,
-        telemetry.export(None, path, "train", VERSIONS) as exporter,
-    ):
-        exporter.monitor = monitor
-        monitor.compiles = 3
-        exporter.refresh()
-        before = samples(path.read_text())
-    assert before["funcppo_compiles_total",] == 0
-    assert samples(path.read_text())["funcppo_compiles_total",] == 3
 
 
 def test_metrics_are_served_until_the_program_ends():
@@ -331,11 +267,6 @@ def test_a_file_that_cannot_be_written_any_more_ends_no_run(tmp_path):
 # -- alerts, dashboard and documents
 
 
-def test_names_end_in_a_unit():
-    for name in metric_names():
-        assert re.search(UNITS, name), name
-
-
 def test_alerts_and_dashboard_use_metrics_that_exist():
     dashboard = (OPS / "grafana" / "funcppo.json").read_text()
     stored = {"process_resident_memory_bytes"}
@@ -365,11 +296,6 @@ def test_every_alert_has_a_firing_and_a_silent_case_and_a_section():
         assert f"name: {alert} is silent" in RULE_TESTS
         assert f"docs/operate.md#{alert.lower()}" in RULES
     assert re.findall(r"^### (Funcppo\w+)$", PAGE, re.M) == ALERTS
-
-
-def test_the_page_on_operation_names_every_code():
-    for code in reasons.ReasonCode:
-        assert f"`{code}`" in PAGE, code
 
 
 @promtool

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
-from funcppo.kg.run import run_start
+from funcppo.kg.run.run import open_run
 from funcppo.kg.run.subject import dataset_subject, open_run_subject
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show import measure
@@ -49,7 +49,7 @@ def reports(runs):
     """What a report measures of the runs, by what they learn from."""
     return {
         name: measure.measure(
-            run_start.open_run(folder),
+            open_run(folder),
             folder,
             n_queries=14,
             with_entries=True,

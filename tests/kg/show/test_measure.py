@@ -16,9 +16,9 @@ from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import calibration, explain
 from funcppo.kg.ranking.ranking import RankingProtocol, rank_split
-from funcppo.kg.run import run_build, run_start, validation
+from funcppo.kg.run import evaluate
+from funcppo.kg.run.run import build_run, open_run
 from funcppo.kg.run.subject import run_subject
-from funcppo.kg.search.task import ignore_phase
 from funcppo.kg.show import measure, page
 from tests.kg.show.graphs import ALSO, INVERSE, LIKES, write_graph
 
@@ -37,7 +37,7 @@ def test_ranks_are_those_of_evaluate(runs, reports, name):
 
 
 def test_fewer_queries_are_ranked_if_asked_for(runs):
-    run = run_start.open_run(runs["questions"])
+    run = open_run(runs["questions"])
     ranked = measure.rank_test(run, 3)
     assert len(ranked.queries) == 3 and len(ranked.side) == 6
     none = measure.rank_test(run, 0)
@@ -48,8 +48,8 @@ def test_fewer_queries_are_ranked_if_asked_for(runs):
 
 @pytest.mark.parametrize("name", ["questions", "proofs"])
 def test_probabilities_are_a_softmax_or_the_scores_themselves(runs, name):
-    run = run_start.open_run(runs[name])
-    score = validation.policy_score(run, run.state.best_params, run.score)
+    run = open_run(runs[name])
+    score = evaluate.policy_score(run, run.state.best_params, run.score)
     test = run.task.dataset.test
     ranked = rank_split(run.task, test, score, RankingProtocol())
     is_evidence = name == "questions"
@@ -67,16 +67,16 @@ def test_ranks_are_the_same_where_queries_derive_their_answers(
     runs, monkeypatch
 ):
     """In parts, whose queries are in another order."""
-    held = run_start.open_run(runs["questions"])
+    held = open_run(runs["questions"])
     prover = dataclasses.replace(
         held.run_config.prover, max_atoms=len(held.task.kb.facts) + 1
     )
     config = dataclasses.replace(held.run_config, prover=prover)
-    bare = run_build.build_run(config, held.task.dataset, ignore_phase)
+    bare = build_run(config, held.task.dataset)
     assert bare.task.answers_plan is not None
     bare = dataclasses.replace(bare, questions=held.questions, state=held.state)
-    monkeypatch.setattr(validation, "FIRST_CHUNK_QUERIES", 3)
-    monkeypatch.setattr(validation, "MAX_CHUNK_ANSWERS", 20)
+    monkeypatch.setattr(evaluate, "FIRST_CHUNK_QUERIES", 3)
+    monkeypatch.setattr(evaluate, "MAX_CHUNK_ANSWERS", 20)
 
     found, expected = (measure.rank_test(run, None) for run in (bare, held))
     n = found.n_queries
@@ -110,7 +110,7 @@ def by_query(ranked):
 
 def opened(runs, name):
     """A run, the atoms of its test split that rules derive, and their proofs."""
-    run = run_start.open_run(runs[name])
+    run = open_run(runs[name])
     atoms = torch.from_numpy(run.task.dataset.test[:-2]).long()
     found = [answers.most_probable_proof(run, atom) for atom in atoms]
     atoms = atoms[[proof is not None for proof in found]]
@@ -153,7 +153,7 @@ def test_choices_of_a_policy_are_those_of_its_proofs_before_and_after(runs):
 
 def changed_run(run, **changes):
     """The run with the untrained weights, but for given ones: name to (place, value)."""
-    untrained = next(iter(validation.policies(run).values()))
+    untrained = next(iter(evaluate.policies(run).values()))
     params = tree.map(torch.clone, untrained)
     score = params.score
     for name, (place, value) in changes.items():
@@ -165,7 +165,7 @@ def changed_run(run, **changes):
 
 
 def test_each_weight_is_said_by_what_it_weighs(runs, monkeypatch):
-    run = run_start.open_run(runs["questions"])
+    run = open_run(runs["questions"])
     names = run.task.dataset.predicates
     likes, also = names.index(LIKES) + 1, names.index(ALSO) + 1
     inverse = names.index(INVERSE) + 1
@@ -203,7 +203,7 @@ def test_each_weight_is_said_by_what_it_weighs(runs, monkeypatch):
 
 
 def test_degrees_and_priors_have_names_too(runs):
-    run = run_start.open_run(runs["questions"])
+    run = open_run(runs["questions"])
     dataset = run.task.dataset
     label = 2 * (dataset.predicates.index(LIKES) + 1)
     likes = f"{LIKES} with the candidate as head"
@@ -226,7 +226,7 @@ def test_degrees_and_priors_have_names_too(runs):
 
 @pytest.mark.parametrize("name", ["questions", "proofs"])
 def test_better_candidates_are_as_many_as_the_rank_says(runs, name):
-    run = run_start.open_run(runs[name])
+    run = open_run(runs[name])
     answerer = Answerer(run_subject(run))
     ranked = measure.rank_test(run, None)
     n_listed = 0
@@ -262,7 +262,7 @@ def test_entries_say_why_and_why_not(reports, name):
 
 
 def test_a_failure_names_the_goal_that_nothing_satisfies(runs):
-    run = run_start.open_run(runs["questions"])
+    run = open_run(runs["questions"])
     dataset = run.task.dataset
     relation, likes = (
         dataset.predicates.index(r) + 1 for r in (INVERSE, LIKES)
@@ -303,7 +303,7 @@ def test_a_run_is_measured_with_its_log_results_and_notes(reports):
 
 def test_a_run_that_is_ranked_by_rules_says_so_before_the_numbers(runs):
     folder = runs["questions"]
-    run = run_start.open_run(folder)
+    run = open_run(folder)
     metric = run.state.best_valid_metric * 0 + 0.25
     state = run.state._replace(best_valid_metric=metric)
     for rule_metric, is_said in ((0.5, True), (0.2, False), (None, False)):
@@ -319,7 +319,7 @@ def test_missing_and_damaged_files_are_said(runs, tmp_path):
     (folder / "results.json").unlink()
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:2] + lines[4:]))
-    run = run_start.open_run(folder)
+    run = open_run(folder)
     found = measure.measure(run, folder, max_ranked=1)
     assert found.results == {} and found.is_trained
     notes = "\n".join(found.notes)

@@ -1,0 +1,1146 @@
+"""Train a run in a folder: begin it, validate, keep the best parameters, stop, resume bit for bit, and rank test.
+
+`train_run` makes a run from its settings to its last update, without a terminal. What it does step by step:
+
+run = start_run(run_config)                   # (choices) or open_run(folder) for one that exists (run)
+run = with_training_data(run)                 # (run)
+step, record = prepare_train_step(run)
+for run, metrics in train(run, folder, step, should_stop, monitor):
+    ...
+run, results = rank_results(run, training_seconds, RunTime())
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from funcppo import compiled_step, logs, train_step
+from funcppo.config import Config
+from funcppo.core import files, tree
+from funcppo.core.deadline import Deadline
+from funcppo.core.files import Json
+from funcppo.core.settings import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    iter_differences,
+    write_config,
+)
+from funcppo.core.types import Bool
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.logic.joins import RowBudgetExceeded
+from funcppo.kg.mining.config import MiningConfig
+from funcppo.kg.ranking import calibration, ranking
+from funcppo.kg.run import budget, choices, evaluate, fit, rule_files
+from funcppo.kg.run.budget import Choice, RunTime
+from funcppo.kg.run.choices import (
+    ABOVE_MIN_GAIN,
+    BEYOND_CHANCE,
+    Candidate,
+    Stage,
+    choose,
+    describe_choice,
+    paired_gain,
+)
+from funcppo.kg.run.config import (
+    CHECKPOINT_FILE,
+    MINED_RULES_FILE,
+    PREVIOUS_CHECKPOINT_FILE,
+    RESULTS_FILE,
+    RUN_FILES,
+    Note,
+    RunConfig,
+    read_config,
+)
+from funcppo.kg.run.fit import Quality
+from funcppo.kg.run.rule_files import RuleFile
+from funcppo.kg.run.run import (
+    Run,
+    RunState,
+    has_few_valid,
+    init_train_state,
+    last_logged_update,
+    proof_learner,
+    repair_checkpoint,
+    resume_run,
+    save_checkpoint,
+    saved_update,
+    training_world,
+    with_training_data,
+)
+from funcppo.kg.run.subject import describe_default_score
+from funcppo.kg.scores.score import OTHER_FACTS, parse
+from funcppo.kg.search import network
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.env import World
+from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
+from funcppo.kg.search.task import PhaseCallback, ignore_phase
+from funcppo.logs import LogFn, LoggerName, check_loggers, open_loggers
+from funcppo.runtime import distributed
+from funcppo.runtime.capture import CapturedStep
+from funcppo.runtime.compile import (
+    BF16_TOLERANCE,
+    DEFAULT_TOLERANCE,
+    StrategyRecord,
+)
+from funcppo.runtime.compile import choices as strategy_choices
+from funcppo.runtime.distributed import Processes
+from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
+
+# Monitor imports Dynamo, which the evaluation of a run does without.
+if TYPE_CHECKING:
+    from funcppo.kg.run.telemetry import Telemetry
+    from funcppo.runtime.monitor import Monitor
+
+
+# -- a validation
+
+
+def validate(
+    run: Run, on_progress: ProgressCallback = ignore_progress
+) -> tuple[Run, float | None]:
+    """Rank the valid queries, and keep the current parameters as the best if they rank better than any before.
+
+    Without valid queries the current parameters are kept. Those of a policy that proves replace the untrained ones only
+    where valid gains more than chance gives: on a few queries the best of some ten validations gains a little anyway.
+    Where a run learns from questions and valid is small, the current parameters are kept unless they rank valid worse
+    than those before the first update by more than chance gives: the best of some ten validations is mostly luck, and
+    the last one has learnt most.
+
+    Args:
+      run: at the parameters to validate.
+      on_progress: called several times a second; what it raises ends the validation.
+
+    Returns:
+      The run, and the metric of the current parameters on valid; None without valid queries.
+    """
+    state = run.state
+    if not len(run.task.dataset.valid):
+        return replace(
+            run, state=_with_best(run, state.best_valid_metric)
+        ), None
+
+    began = time.monotonic()
+    quality = _quality(run, state.train_state.params, on_progress)
+    # Rounded before the comparison: an equal metric in a higher precision may be above or below the rounded best.
+    metric = torch.full_like(state.best_valid_metric, quality.metric)
+    is_first = float(state.best_valid_metric) < 0
+    by_errors = _chooses_by_errors(run)
+    is_better = bool(metric > state.best_valid_metric)
+    is_from_start = run.questions is None and not int(state.best_update)
+    is_kept = is_first or is_better
+    if not is_first and (by_errors or (is_better and is_from_start)):
+        start = Candidate(
+            "start", 0, _quality(run, state.start_params, on_progress)
+        )
+        current = Candidate("current", 0, quality)
+        if by_errors:
+            is_kept = BEYOND_CHANCE.pick([current, start]) is current
+        else:
+            is_kept = BEYOND_CHANCE.pick([start, current]) is current
+    if is_kept:
+        run = replace(run, state=_with_best(run, metric))
+        if by_errors:
+            run = replace(run, rule_margin=_rule_margin(run))
+    seconds = time.monotonic() - began
+    return _with_row(run, float(metric), seconds), float(metric)
+
+
+def _with_best(run: Run, metric: Tensor) -> RunState:
+    """The state with the current parameters as the best ones."""
+    trained = run.state.train_state
+    # Clones, because the next update overwrites the leaves of the training state.
+    return run.state._replace(
+        best_params=tree.map(torch.clone, trained.params),
+        best_valid_metric=metric,
+        best_update=trained.update.clone(),
+    )
+
+
+def _quality(
+    run: Run, params: Any, on_progress: ProgressCallback = ignore_progress
+) -> Quality:
+    """How well parameters rank the queries of a validation."""
+    ranked = evaluate.rank_valid(run, params, on_progress)
+    return fit.quality_of(run.task, ranked)
+
+
+def _chooses_by_errors(run: Run) -> bool:
+    """Whether only differences above two standard errors count on valid: in a run that learns from few questions."""
+    has_evidence = run.questions is not None and run.valid_evidence is not None
+    return has_evidence and has_few_valid(run.task)
+
+
+def _rule_margin(run: Run) -> float:
+    """Two standard errors of what the rule score ranks valid better than the best parameters, queries paired."""
+    valid = run.valid_evidence
+    assert valid is not None
+    ranked = valid.rank(parse(run.run_config.rule_score))
+    rule = Candidate("rules", 0, fit.quality_of(run.task, ranked))
+    best = Candidate("policy", 0, _quality(run, run.state.best_params))
+    paired = paired_gain(rule, best)
+    assert paired is not None, "both rank the same queries"
+    return 2.0 * paired[1]
+
+
+def _with_row(run: Run, metric: float, seconds: float) -> Run:
+    """The run with another validation in the row of PPO in the table of choices."""
+    *others, last = run.choices or (None,)
+    row = last
+    if row is None or row.stage != "PPO":
+        others = list(run.choices)
+        row = Choice("PPO", "", False, 0.0, metric, metric, None, {})
+    update = int(run.state.train_state.update)
+    best_update = int(run.state.best_update)
+    row = row._replace(
+        chosen=f"update {best_update}",
+        is_kept=best_update > 0,
+        seconds=row.seconds + seconds,
+        valid_after=float(run.state.best_valid_metric),
+        tried=row.tried | {f"update {update}": metric},
+    )
+    return replace(run, choices=(*others, row))
+
+
+# -- processes that share the training of a run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peers:
+    """This process among those that share the training of a run: each makes the updates of some shards.
+
+    Rank 0 reads the data, chooses the settings, fits the weights that PPO starts from, validates, writes and prints. It
+    tells the others after each update whether the state is gathered for a checkpoint, and whether another update
+    follows.
+    """
+
+    group: Processes
+    _decisions: count[int] = field(default_factory=count)
+
+    def gather(self, state: TrainState) -> TrainState:
+        """The whole state, from the part that this process works on. All processes call it."""
+        update = int(state.update)
+        with self.group.collective(f"gathering update {update}"):
+            return train_step.gather_shards(state, self.group.all_gather)
+
+    def step(self, captured: CapturedStep[TrainState, Metrics]) -> Metrics:
+        """Make an update with the others, and wait for the device.
+
+        A process that hangs ends the others: see `Processes.deadline`.
+        """
+        update = int(captured.state.update) + 1
+        with self.group.collective(f"in update {update}"):
+            metrics = captured.step()
+            int(captured.state.update)  # waits for the device
+        return metrics
+
+    def check_agent(self, cfg: Config) -> None:
+        """Check that all processes have measured the same capacity for the learning problem.
+
+        Raises:
+          ValueError: one has measured another; the message names it.
+        """
+        agent = cfg.update_agent
+        # Not its functions: where they lie in memory differs by process.
+        self.group.check_equal({"agent": agent and repr(agent.cfg)})
+
+    def decide(self, decision: bool = False) -> bool:
+        """What rank 0 has decided; the others give nothing.
+
+        Raises:
+          PeerError: another process has ended with an error.
+          StalledError: no process made progress for too long.
+        """
+        number = next(self._decisions)
+        return self.group.share(f"decision/{number}", decision)
+
+
+def connect(processes: Processes, run: Run) -> Peers:
+    """Connect the processes, which have opened the same run.
+
+    Raises:
+      ValueError: data, settings, threads or kinds of GPU differ; the message names the rank.
+    """
+    facts = {
+        "data": run.task.dataset.fingerprint,
+        "settings": repr(run.run_config),
+        "threads": torch.get_num_threads(),
+        **distributed.gpu_facts(run.run_config.device),
+    }
+    return Peers(group=distributed.connect(processes, facts))
+
+
+def assist(
+    captured: CapturedStep[TrainState, Metrics],
+    peers: Peers,
+    on_update: Callable[[float], object] = lambda seconds: None,
+    on_checkpoint: Callable[[], object] = lambda: None,
+) -> None:
+    """Make the updates of this process's shards until rank 0, which calls `train`, ends the run.
+
+    Args:
+      captured: the training step, from `prepare_train_step`.
+      on_update: receives the seconds of each update.
+      on_checkpoint: called when the state is gathered for a checkpoint.
+    """
+    peers.gather(captured.state)
+    while peers.decide():
+        start = time.perf_counter()
+        peers.step(captured)
+        on_update(time.perf_counter() - start)
+        if peers.decide():
+            peers.gather(captured.state)
+            on_checkpoint()
+
+
+# -- the training step
+
+
+def set_matmul_precision(config: RunConfig) -> None:
+    """Set the precision of matrix products."""
+    torch.set_float32_matmul_precision(
+        "high" if config.precision == "high" else "highest"
+    )
+
+
+def prepare_train_step(
+    run: Run,
+    earlier: Json | None = None,
+    peers: Peers | None = None,
+    deadline: Deadline | None = None,
+) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
+    """Compile or capture the training step of a run, starting from its state.
+
+    With strategy auto, a run too short to repay compilation is not compiled.
+
+    Args:
+      earlier: the record of the strategy of a run that is resumed, as a dictionary. What was measured then is not
+        measured again: another time would give another strategy, and other bits.
+      peers: the processes that share the shards of the run, each of which calls this. None: this one is alone.
+      deadline: when training ends, whatever updates are left. On a GPU auto decides by an update that it measures at
+        the first start; None: by the number of rollout steps and minibatches, as it does on a CPU.
+
+    Returns:
+      The step, and the record of the strategy that it uses and why.
+
+    Raises:
+      Exception: whatever a strategy raises that was set by name and fails.
+    """
+    run_config = run.run_config
+    world = training_world(run)
+
+    # The capacity depends on the first state of the run, so that a resumed run has the same.
+    cfg, state = run.cfg, run.state.train_state
+    if run.questions is None:
+        cfg = proof_learner(run_config, run.task)
+        first = init_train_state(run_config, cfg, world)
+        cfg = with_capacity(cfg, world, first)
+    if peers is not None:
+        group = peers.group
+        peers.check_agent(cfg)
+        cfg = replace(cfg, gather_shards=group.all_gather)
+        state = train_step.take_shards(state, group.rank, group.world_size)
+    is_rounded = run_config.precision == "bfloat16"
+    earlier = earlier or {}
+    prepare = partial(
+        compiled_step.prepare_step,
+        cfg,
+        world,
+        state,
+        EAGER_PARTS,
+        run_config.strategy,
+        BF16_TOLERANCE if is_rounded else DEFAULT_TOLERANCE,
+        deadline=None if earlier or int(state.update) else deadline,
+        uncompiled_seconds=earlier.get("uncompiled_seconds"),
+        decide=peers.decide if peers else bool,
+    )
+    if peers is None:
+        return prepare()
+    # The processes agree on each attempt, within the deadline.
+    with peers.group.deadline("preparing the training step"):
+        captured, record = prepare(agree=peers.group.first_failure)
+        peers.group.check_equal(strategy_choices(record))
+    return captured, record
+
+
+def with_capacity(cfg: Config, world: World, state: TrainState) -> Config:
+    """The config with a capacity for minibatches, if that spares the network half of the successor slots or more.
+
+    Most goals have far fewer successors than a goal may have. A few rollout steps are measured, and the network of the
+    update has a capacity, as a mixture of experts has one for each expert. Rows of a minibatch that exceed the capacity
+    are left out of its loss and counted, as `LossMetrics.dropped_fraction`.
+
+    Args:
+      cfg: a learning problem of the prover.
+      world: what it reads.
+      state: the first training state of the run, also when the run is resumed: the capacity is then the same.
+    """
+    # With the oracle, successors have no goals, and every rule is embedded once for the whole batch.
+    if cfg.env.cfg.fact_selection == "oracle":
+        return cfg
+
+    ppo = cfg.ppo
+    # of one forward pass: a shard's share of a microbatch
+    n_rows = ppo.n_envs * ppo.n_steps // ppo.n_minibatches
+    n_rows //= ppo.n_microbatches * ppo.n_shards
+    successor_mask = _profile_successors(cfg, world, state)
+    n_slots = successor_mask.shape[1]
+    n_successors = successor_mask.sum(1).double()
+
+    # Totals of independent rows: the mean grows with their number, the standard deviation with its root. A quarter is
+    # added to the mean, because the distribution of states shifts during training.
+    expected_total = 1.25 * float(n_successors.mean()) * n_rows
+    deviation = float(n_successors.std(correction=0))
+    margin = 4.0 * deviation * math.sqrt(n_rows)
+
+    # A single row must fit in any case.
+    capacity = max(n_slots, math.ceil(expected_total + margin))
+    if 2 * capacity > n_rows * n_slots:
+        return cfg
+    network_config = replace(cfg.agent.cfg, capacity=capacity)
+    return replace(cfg, update_agent=network.agent(network_config))
+
+
+def _profile_successors(
+    cfg: Config, world: World, state: TrainState
+) -> Bool[Tensor, "N S"]:
+    """Which successor slots are filled, in the states of a few rollout steps."""
+    ppo = replace(
+        cfg.ppo,
+        n_steps=min(8, cfg.ppo.n_steps),
+        n_minibatches=1,
+        n_microbatches=1,
+    )
+    profile = train_step.collect(replace(cfg, ppo=ppo), world, state)
+    batches = cast(Any, profile.batch)
+    if ppo.n_shards == 1:
+        batches = (batches,)
+    return torch.cat([batch.obs.action_mask[:, :-1] for batch in batches])
+
+
+# -- the loop over updates
+
+
+class ValidationStopped(Exception):
+    """A validation was asked to stop before its end."""
+
+
+class DivergenceError(ValueError):
+    """A run whose loss or gradient stays infinite or not a number."""
+
+
+def train(
+    run: Run,
+    folder: Path,
+    captured: CapturedStep[TrainState, Metrics],
+    should_stop: Callable[[], bool],
+    monitor: Monitor,
+    on_validation: ProgressCallback = ignore_progress,
+    checkpoint_seconds: float = compiled_step.CHECKPOINT_SECONDS,
+    observer: Telemetry | None = None,
+    loggers: Sequence[LogFn] = (),
+    peers: Peers | None = None,
+) -> Iterator[tuple[Run, dict[str, float]]]:
+    """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
+
+    The last update of a resumed run whose validation was stopped is yielded after the validation. The training state of
+    a yielded run is the buffers of the step, which the next update overwrites. The metrics log gets a line at every
+    update, and one before the first update for the validation of the initial parameters. The checkpoint is written
+    before and after every validation, after an update that ends `checkpoint_seconds` or more after the last one, at a
+    stop, and when a KeyboardInterrupt ends an update.
+
+    Args:
+      run: the run, at its start or resumed.
+      folder: where its files are.
+      captured: the training step, from `prepare_train_step`.
+      should_stop: called after each update and often in a validation; if true, training ends with a checkpoint, and a
+        resumed run makes the validation anew.
+      monitor: times the steps, and reports compilations at each validation.
+      on_validation: receives the candidates of a validation that are started, and all of them.
+      checkpoint_seconds: time after which the next update is saved. It does not change what is computed.
+      observer: receives updates, validations and checkpoints.
+      loggers: receive each line of the metrics log too.
+      peers: the processes that share the shards, of which rank 0 calls this and the others `assist`; None: this one is
+        alone.
+
+    Raises:
+      DivergenceError: `max_nonfinite_updates` updates in a row met a number that is not finite. None of these is saved.
+    """
+    n_bad_updates = 0  # consecutive updates with a number that is not finite
+    loop = _Loop(
+        folder=folder,
+        captured=captured,
+        monitor=monitor,
+        should_stop=should_stop,
+        on_validation=on_validation,
+        checkpoint_seconds=checkpoint_seconds,
+        observer=observer,
+        loggers=loggers,
+        peers=peers,
+    )
+    loop.gather()
+    with suppress(ValidationStopped):
+        pending = run.pending_row
+        run = loop.begin(run)
+        if pending is not None and run.is_finished:
+            yield run, pending
+
+        n_made = int(run.state.train_state.update)
+        for update in range(n_made + 1, run.cfg.ppo.n_updates + 1):
+            if run.stopped_early:
+                break
+            loop.decide(True)
+            with loop.saved_at_interrupt(update, run, n_bad_updates > 0):
+                row, metrics = loop.step(update, run)
+            stopping = should_stop()
+            n_bad_updates = (
+                n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
+            )
+            run = loop.record_update(
+                run, row, stopping=stopping, is_bad=n_bad_updates > 0
+            )
+
+            yield run, metrics
+            if n_bad_updates >= run.run_config.max_nonfinite_updates:
+                raise DivergenceError(
+                    f"{folder}: expected finite numbers, got a loss or gradient not finite in each of the "
+                    f"{n_bad_updates} updates up to {update}; none of them was saved, and {CHECKPOINT_FILE} holds "
+                    f"update {saved_update(folder)}"
+                )
+            if stopping or run.pending_row is not None:
+                break
+    loop.decide(False)
+
+
+@dataclass(kw_only=True)
+class _Loop:
+    """What the updates of a training share: where a run is written, and with whom it is computed."""
+
+    folder: Path
+    captured: CapturedStep[TrainState, Metrics]
+    monitor: Monitor
+    should_stop: Callable[[], bool]
+    on_validation: ProgressCallback
+    checkpoint_seconds: float
+    observer: Telemetry | None
+    loggers: Sequence[LogFn]
+    peers: Peers | None
+    # of all processes; None where the run's own is whole
+    whole_state: TrainState | None = None
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def decide(self, decision: bool) -> bool:
+        """The decision itself, which the other processes are told."""
+        return self.peers.decide(decision) if self.peers else decision
+
+    def gather(self) -> None:
+        """Gather the whole state from all processes."""
+        if self.peers:
+            self.whole_state = self.peers.gather(self.captured.state)
+
+    def begin(self, run: Run) -> Run:
+        """The run with its state in the step's buffers, its metrics log as it was, and no validation due.
+
+        Raises:
+          ValidationStopped: a validation was due, and was stopped.
+        """
+        logs.truncate(self.folder / METRICS_FILE, last_logged_update(run))
+        state = run.state._replace(train_state=self.captured.state)
+        run = replace(run, state=state)
+        return run if run.pending_row is None else self._validate(run)
+
+    def step(self, update: int, run: Run) -> tuple[logs.Row, dict[str, float]]:
+        """Make one update; its line of the metrics log, and its metrics alone."""
+        start = time.perf_counter()
+        with self.monitor.timer("replay"):
+            device_metrics = (
+                self.peers.step(self.captured)
+                if self.peers
+                else self.captured.step()
+            )
+        metrics = logs.to_scalars(device_metrics)  # waits for the device
+        seconds = time.perf_counter() - start
+        row = {"update": update, "seconds": seconds} | metrics
+        if self.observer:
+            ppo = run.cfg.ppo
+            self.observer.record_update(row, ppo.n_envs * ppo.n_steps)
+        return row, metrics
+
+    def record_update(
+        self, run: Run, row: logs.Row, *, stopping: bool, is_bad: bool
+    ) -> Run:
+        """The run after an update, logged, and validated and saved if that is due; pending where that is stopped.
+
+        Args:
+          row: the metrics of the update.
+          is_bad: it met a number that is not finite; then it is neither validated nor saved.
+        """
+        age = time.monotonic() - self.saved_at
+        saves = (stopping or age >= self.checkpoint_seconds) and not is_bad
+        update = int(row["update"])
+        is_due = (
+            update == run.cfg.ppo.n_updates
+            or update % run.validation_interval == 0
+        )
+        validates = is_due and not is_bad
+
+        if self.decide(validates or saves):
+            self.gather()
+        if not validates:
+            self._append(row)
+            if saves:
+                self._save(run)
+            return run
+        run = replace(run, pending_row=row)
+        self._save(run)
+        try:
+            return self._validate(run)
+        except ValidationStopped:
+            return run
+
+    @contextmanager
+    def saved_at_interrupt(
+        self, update: int, run: Run, is_bad: bool
+    ) -> Generator[None, None, None]:
+        """Save the state before an update that a KeyboardInterrupt ends midway.
+
+        On a CPU a step overwrites its buffers all at once, at its end. On a GPU it may have changed a part of them, so
+        the last checkpoint stays; there steps are short.
+
+        Args:
+          is_bad: that state has met a number that is not finite.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            is_whole = run.run_config.device == "cpu" and not is_bad
+            is_whole = is_whole and self.whole_state is None
+            if is_whole and int(run.state.train_state.update) == update - 1:
+                save_checkpoint(run, self.folder)
+            raise
+
+    def _validate(self, run: Run) -> Run:
+        """The run after the validation that is due, whose metrics complete the pending line of the log.
+
+        Raises:
+          ValidationStopped: it was stopped.
+        """
+
+        def report_or_stop(n_started: int, n_candidates: int, /) -> None:
+            if self.should_stop():
+                raise ValidationStopped
+            self.on_validation(n_started, n_candidates)
+
+        row = dict(run.pending_row or {})
+        start = time.monotonic()
+        run, valid_metric = validate(run, report_or_stop)
+        seconds = time.monotonic() - start
+        row |= {
+            "valid_metric": valid_metric,
+            "best_valid_metric": float(run.state.best_valid_metric),
+            "best_update": int(run.state.best_update),
+        }
+        if self.observer:
+            self.observer.record_validation(row, seconds)
+        if row["update"] > 0:
+            row |= self.monitor.report()
+        self._append(row)
+        run = replace(run, pending_row=None)
+        self._save(run)
+        return run
+
+    def _append(self, row: logs.Row) -> None:
+        """Add a line to the metrics log, and log it."""
+        logs.append(self.folder / METRICS_FILE, row)
+        for log in self.loggers:
+            log(row)
+
+    def _save(self, run: Run) -> None:
+        """Write a checkpoint, and begin the time until the next one anew."""
+        start = time.monotonic()
+        if self.whole_state is not None:
+            state = run.state._replace(train_state=self.whole_state)
+            run = replace(run, state=state)
+        save_checkpoint(run, self.folder)
+        self.saved_at = time.monotonic()
+        if self.observer:
+            self.observer.record_checkpoint(
+                self.saved_at - start, self.folder / CHECKPOINT_FILE
+            )
+
+
+# -- begin a run in its folder, which the caller has locked
+
+
+def begin(
+    config: RunConfig,
+    out: Path,
+    run_time: RunTime,
+    *,
+    memory_limit: int,
+    mining_seconds: float,
+    cache_dir: Path | None = None,
+    announce: Callable[[str], object] = lambda line: None,
+) -> Run:
+    """Start a run, with its config in the folder and without the files of an earlier run.
+
+    Args:
+      config: its settings, with absolute paths.
+      out: its folder.
+      run_time: gets notes on what was chosen.
+      memory_limit: bytes that it may take.
+      mining_seconds: time limit of mining, where no rules are set and the data set has none.
+      cache_dir: where mined rules are kept; None for the default.
+      announce: receives lines on mining as they come.
+
+    Raises:
+      ValueError: a setting does not fit, or the facts support no rule.
+    """
+    _check_shards(config)
+    mined = None
+    if config.rules is None:
+        dataset = loaders.load(config.dataset, cfg=config.data)
+        if not len(dataset.rules):
+            rule_files.check_memory(dataset, memory_limit, config.device)
+            planned, _ = budget.plan_settings(
+                config, len(dataset.facts), memory_limit
+            )
+            mine = partial(
+                _mine, dataset, planned, run_time, announce, cache_dir
+            )
+            mined = mine(choices.mining_configs(dataset, mining_seconds))
+            config = replace(config, rules=str(mined.path))
+    run_time.end_phase("mining")
+
+    run = choices.start_run(config, run_time, memory_limit)
+    run = _with_details(run, _remove_stale_parts(out))
+    if mined is not None:
+        stored = str((out / MINED_RULES_FILE).absolute())
+        config = replace(run.run_config, rules=stored)
+        run = replace(run, run_config=config)
+    _write_start(run, out, mined and mined.path)
+    return run
+
+
+def _mine(
+    dataset: Dataset,
+    planned: RunConfig,
+    run_time: RunTime,
+    announce: Callable[[str], object],
+    cache_dir: Path | None,
+    configs: Mapping[str, MiningConfig],
+) -> RuleFile:
+    """The file of the rules that are mined by some settings, of those that can be held and rank valid best.
+
+    Args:
+      planned: settings of the run that fit its memory.
+      configs: the settings, by name.
+
+    Raises:
+      ValueError: the facts support no rule.
+    """
+    on_phase = run_time.on_phase
+
+    def show_mining(stage: str, done: float, total: float) -> None:
+        on_phase(f"mining rules: {stage}", round(done), round(total) or None)
+
+    # Half of the derivations that can be held, those that mined rules may plan for.
+    most = prover_task.MAX_DERIVATIONS_PER_ATOM * planned.prover.max_atoms / 2
+    mined: dict[str, RuleFile] = {}
+    datasets: dict[str, Dataset] = {}
+    for i, (name, cfg) in enumerate(configs.items(), 1):
+        try:
+            found = rule_files.get_or_mine_rules(
+                dataset, cfg, planned.device, show_mining, announce, cache_dir
+            )
+        except ValueError as error:
+            run_time.note(f"mining defaults of {name}: {error}")
+            if i == len(configs) and not mined:
+                raise
+            continue
+        with_rules = loaders.with_rule_file(dataset, found.path)
+        mined[name] = rule_files.keep_holdable(found, with_rules, most)
+        datasets[name] = loaders.with_rule_file(dataset, mined[name].path)
+    deadline = run_time.until(run_time.CHOICE).share(0.5)
+    chosen = choices.choose_rules(datasets, planned.prover, run_time, deadline)
+    file = mined[chosen]
+    run_time.notes.append(Note("rules", file.message))
+    run_time.notes += [Note("detail", note) for note in file.notes]
+    return file
+
+
+def resume(
+    given: RunConfig, out: Path, on_phase: PhaseCallback = ignore_phase
+) -> Run:
+    """Return the run in a folder, where its checkpoint left it.
+
+    Args:
+      given: the settings, of which the steps may be more and the time other than in the folder.
+
+    Raises:
+      ValueError: other settings differ, or the steps are fewer.
+    """
+    stored = read_config(out)
+    config = check_continues(stored, given, out)
+    _check_shards(config)
+    damage_notes = repair_checkpoint(out)
+    run = resume_run(config, out, on_phase)
+    notes = [*damage_notes, *_remove_stale_parts(out)]
+    # The metrics log ends where the checkpoint does.
+    notes += logs.truncate(out / METRICS_FILE, last_logged_update(run))
+    is_extended = (config.steps or 0) > (stored.steps or 0)
+    if is_extended:
+        notes.append(
+            f"extended after update {int(run.state.train_state.update)} from {stored.steps:,} to {config.steps:,} "
+            "steps: schedules and validations span the new total"
+        )
+    run = _with_details(run, notes)
+
+    # Results of fewer steps are no longer those of the run.
+    if is_extended:
+        save_checkpoint(run, out)
+        write_config(run.run_config, out)
+        (out / RESULTS_FILE).unlink(missing_ok=True)
+    return run
+
+
+def check_continues(
+    stored: RunConfig, given: RunConfig, out: Path
+) -> RunConfig:
+    """The stored settings with the steps of the command line, the only setting that may differ.
+
+    Raises:
+      ValueError: another differs, or the steps are fewer.
+    """
+    changes = [
+        f"{name}: expected {old}, got {new}"
+        for name, old, new in iter_differences(stored, given)
+        if name not in ("steps", "seconds", "ppo.n_updates")
+    ]
+    if changes:
+        raise ValueError(
+            f"{out}: a run is resumed with its own settings: {'; '.join(changes)}"
+        )
+    if (given.steps or 0) < (stored.steps or 0):
+        raise ValueError(
+            f"{out}: --steps: expected {stored.steps} or more, to extend the run, got {given.steps}"
+        )
+    return replace(stored, steps=given.steps, seconds=given.seconds)
+
+
+def _check_shards(config: RunConfig) -> None:
+    """Raise ValueError if several processes cannot share the shards of the run."""
+    n, n_shards = max(1, distributed.launched_size()), config.ppo.n_shards
+    if n_shards % n:
+        raise ValueError(
+            f"--set ppo.n_shards: expected a multiple of the {n} processes, got {n_shards}"
+        )
+
+
+def _write_start(run: Run, out: Path, mined: Path | None) -> None:
+    """Write the files of a new run, which replace those of an earlier one when all of them are written.
+
+    Args:
+      mined: the rule file to copy into the folder; None if there is none.
+    """
+    with tempfile.TemporaryDirectory(
+        dir=out, prefix="start-", suffix=".part"
+    ) as name:
+        folder = Path(name)
+        if mined is not None:
+            with files.named_errors(out / MINED_RULES_FILE):
+                shutil.copyfile(mined, folder / MINED_RULES_FILE)
+        save_checkpoint(run, folder)
+        write_config(run.run_config, folder)
+
+        # A folder with a config is a run, so the config is the first to go and the last to come.
+        for name in (
+            CONFIG_FILE,
+            METRICS_FILE,
+            RESULTS_FILE,
+            PREVIOUS_CHECKPOINT_FILE,
+        ):
+            (out / name).unlink(missing_ok=True)
+        for name in (MINED_RULES_FILE, CHECKPOINT_FILE, CONFIG_FILE):
+            if (folder / name).exists():
+                (folder / name).replace(out / name)
+    files.sync_folder(out)
+
+
+def _remove_stale_parts(out: Path) -> list[str]:
+    """Remove what killed processes left half-written in the folder; a note for each."""
+    names = files.remove_stale_parts(out, RUN_FILES)
+    for path in sorted(out.glob("start-*.part")):
+        shutil.rmtree(path)
+        names.append(path.name)
+    return [f"removed {name}, left by a killed process" for name in names]
+
+
+def _with_details(run: Run, texts: Sequence[str]) -> Run:
+    """The run with more notes for results.json and a verbose screen."""
+    notes = [Note("detail", text) for text in texts]
+    return replace(run, notes=(*run.notes, *notes))
+
+
+def check_new_folder(folder: Path) -> None:
+    """Raise ValueError if a folder holds a run."""
+    if (folder / CONFIG_FILE).exists():
+        raise ValueError(
+            f"{folder}: holds a run already: expected another folder"
+        )
+
+
+def train_run(
+    run_config: RunConfig,
+    folder: Path,
+    on_phase: PhaseCallback = ignore_phase,
+    on_update: Callable[[int, dict[str, float]], object] = lambda *_: None,
+    log: Sequence[LoggerName] = (),
+    memory_limit: int | None = None,
+) -> Run:
+    """Train a new run to its last update.
+
+    An interrupt ends it with a checkpoint, which `funcppo train --resume` continues from.
+
+    Args:
+      run_config: the settings; those of the prover that are open are chosen on the valid split.
+      folder: receives config.json, metrics.jsonl and checkpoint.npz; created if it is missing.
+      on_phase: receives what is being done before the first update.
+      on_update: receives the number and the metrics of each update.
+      log: where the lines of metrics.jsonl go too: csv, tensorboard, wandb.
+      memory_limit: of the parts in which the run computes, in bytes; None for no limit.
+
+    Returns:
+      The run with the parameters that rank valid best.
+
+    Raises:
+      ValueError: bad data or settings, the folder holds a run, a package of `log` is missing, or torchrun started
+        several processes.
+    """
+    # It imports Dynamo, which the evaluation of a run does without.
+    from funcppo.runtime.monitor import Monitor
+
+    n_processes = distributed.launched_size()
+    if n_processes > 1:
+        raise ValueError(
+            f"fit: expected one process, got {n_processes} of torchrun, which would write into one folder"
+        )
+    check_new_folder(folder)
+    check_loggers(log)
+    run_time = RunTime(run_config.seconds, on_phase=on_phase)
+    run = choices.start_run(run_config, run_time, memory_limit)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_start(run, folder, None)
+
+    run = with_training_data(run, on_phase)
+    settings = dataclasses.asdict(run.run_config)
+    with (
+        Monitor() as monitor,
+        open_loggers(log, folder, (), settings) as loggers,
+    ):
+        captured, _ = prepare_train_step(run)
+        monitor.record_capture(captured)
+        updates = train(
+            run, folder, captured, lambda: False, monitor, loggers=loggers
+        )
+        for run, metrics in updates:
+            on_update(int(run.state.train_state.update), metrics)
+    return run
+
+
+# -- the end of a run
+
+
+def rank_results(
+    run: Run, training_seconds: float, run_time: RunTime
+) -> tuple[Run, Json]:
+    """Rank test; return the run as it answers, and the contents of results.json, without the total time.
+
+    Args:
+      training_seconds: time until training ended, validation included.
+    """
+    # What was chosen at the start is in the run.
+    run_time.choices, run_time.notes = [], []
+    run, rule_scores = _choose_other_facts(run, run_time)
+    run_time.on_phase("calibrating on valid")
+    half = run_time.until(run_time.TEST).share(0.5)
+    temperature, bins = evaluate.calibrate(run, half, run_time.on_phase)
+    task, config = run.task, run.run_config
+    _note_end(run, run_time, temperature)
+
+    test, n_all = task.dataset.test, len(task.dataset.test)
+    metrics, n_ranked, test_bins = {}, 0, {}
+    if n_all:
+        protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
+        n_candidates = ranking.estimate_candidates(task, test, protocol)
+        run_time.on_phase(f"ranking test, about {n_candidates:,} candidates")
+        names = (
+            f"exists@{task.max_height}",
+            "max-confidence",
+            "noisy-or",
+            *rule_scores,
+        )
+        metrics, n_ranked, test_bins = evaluate.metrics_within(
+            run,
+            test,
+            protocol,
+            list(dict.fromkeys(names)),
+            run_time.until(run_time.TEST),
+            run_time.on_phase,
+            temperature,
+        )
+    run_time.end_phase("ranking of test")
+    if n_ranked < n_all:
+        found = f"none of {n_all:,} queries is ranked: no time was left"
+        if n_ranked:
+            found = (
+                f"the metrics are those of a random sample, {n_ranked:,} of {n_all:,} queries: all would take too "
+                "long"
+            )
+        run_time.note_cut(
+            f"test: {found} (--seconds; `funcppo evaluate` ranks all)"
+        )
+    chosen = [*run.choices, *run_time.choices]
+    n_updates = int(run.state.train_state.update)
+    has_valid = len(task.dataset.valid) > 0
+    return run, {
+        "dataset": config.dataset,
+        "rules": len(task.dataset.rules),
+        "height": task.max_height,
+        "learner": config.learner,
+        "score": run.score,
+        "default_score": run.default_score,
+        "default_score_reason": run.default_score_reason,
+        "rule_score": config.rule_score,
+        "rule_valid_metric": run.rule_metric,
+        "seed": config.seed,
+        "steps": n_updates * config.ppo.n_envs * config.ppo.n_steps,
+        "stopped_early": run.stopped_early,
+        "best_update": int(run.state.best_update),
+        "best_valid_metric": float(run.state.best_valid_metric)
+        if has_valid
+        else None,
+        "false_negative_rate": prover_task.false_negative_rate(task),
+        "choices": [choice._asdict() for choice in chosen],
+        "test": metrics,
+        "n_test_queries": n_ranked,
+        "test_is_sample": n_ranked < n_all,
+        "calibration": {
+            "temperature": temperature,
+            "valid": _bins_to_json(bins),
+            "test": _bins_to_json(test_bins),
+        },
+        "seconds_limit": config.seconds,
+        "seconds": training_seconds,
+        "phase_seconds": run_time.phases,
+        "phase_peak_bytes": run_time.peak_bytes,
+        "notes": [
+            *run.notes,
+            *(Note("detail", describe_choice(choice)) for choice in chosen),
+            *run_time.notes,
+        ],
+        "versions": logs.package_versions(),
+        "device": config.device,
+    }
+
+
+def _choose_other_facts(
+    run: Run, run_time: RunTime
+) -> tuple[Run, tuple[str, ...]]:
+    """The run, and the rule scores to rank test by: the variant with other facts too, where it ranks valid better."""
+    name, before = run.run_config.rule_score, run.rule_metric
+    if before is None or not parse(name).takes_other_facts:
+        return run, (name,)
+    variant = f"{name}{OTHER_FACTS}"
+    deadline = run_time.until(run_time.TEST).share(0.2)
+
+    def count_other_facts(_: Candidate[Run]) -> Iterator[Candidate[Run]]:
+        run_time.on_phase("ranking valid, other facts counted")
+        report = evaluate.stopping_at(deadline)
+        try:
+            report("counting")
+            task = prover_task.with_other_facts(run.task, report, 100_000_000)
+        except evaluate.TimeOver:
+            reason = "there was no time for it (--seconds)"
+        except RowBudgetExceeded:
+            reason = (
+                "counting other facts makes more than 100,000,000 rows of joins"
+            )
+        else:
+            valid = run.valid_evidence
+            if valid is not None:
+                of_valid = replace(valid.task, other_facts=task.other_facts)
+                valid = replace(valid, task=of_valid)
+            counted = replace(run, task=task, valid_evidence=valid)
+            metric = evaluate.rule_metric(counted, variant) or 0.0
+            yield Candidate(variant, counted, Quality(metric))
+            return
+        run_time.note_cut(f"{variant}: not tried on valid: {reason}")
+
+    stage = Stage(
+        "other facts in the rule score", name, count_other_facts, ABOVE_MIN_GAIN
+    )
+    best = choose([stage], Candidate(name, run, Quality(before)), run_time)
+    return best.value, tuple(dict.fromkeys((name, best.label)))
+
+
+def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
+    """Note what is said of a run that has ended, and the choice of what ranks answers."""
+    update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
+    if not run.is_finished:
+        run_time.note_cut(
+            f"the time of the run (--seconds) ended training after update {update} of {n_updates}; --resume continues"
+        )
+    if run.stopped_early:
+        run_time.note(
+            f"stopped early after update {update} of {n_updates}: none of the last "
+            f"{run.run_config.early_stop_validations} validations was better than that of update "
+            f"{int(run.state.best_update)} (early_stop_validations)"
+        )
+
+    if run.rule_metric is not None:
+        run_time.notes.append(Note("answers", describe_default_score(run)))
+        policy = float(run.state.best_valid_metric)
+        tried = {run.score: policy, run.run_config.rule_score: run.rule_metric}
+        answering = run.default_score
+        run_time.choices.append(
+            Choice(
+                stage="what ranks answers",
+                chosen=answering,
+                is_kept=answering != run.score,
+                seconds=0.0,
+                valid_before=policy,
+                valid_after=tried[answering],
+                standard_error=run.rule_margin / 2 or None,
+                tried=tried,
+            )
+        )
+    if temperature is None and len(run.task.dataset.valid):
+        run_time.note_cut(
+            "no temperature is chosen on valid: there was no time for it (--seconds)"
+        )
+
+
+def _bins_to_json(bins: Mapping[str, calibration.Bins]) -> Json:
+    """Candidates by their probability, before training and after it."""
+    return {state: calibration.to_json(of) for state, of in bins.items()}
+
+
+def default_row(run: Run) -> str:
+    """The row of the results table whose score ranks answers."""
+    is_policy = run.default_score == run.score
+    return f"{run.score}, trained" if is_policy else run.default_score

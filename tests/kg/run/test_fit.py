@@ -1,0 +1,501 @@
+"""Questions, the listwise fit and priors: what is asked, that all learn what rules cannot say, and their time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.func import grad
+
+from funcppo import optim, train_step
+from funcppo.config import AdamConfig, PPOConfig
+from funcppo.core import random, tree
+from funcppo.core.deadline import Deadline
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic import derive, row_index
+from funcppo.kg.logic.derive import select_questions
+from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.ranking import ranking
+from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.run import budget, fit
+from funcppo.kg.run.fit import iter_epochs, list_questions
+from funcppo.kg.scores import (
+    evidence,
+    link_embedding,
+    path_network,
+    questions,
+)
+from funcppo.kg.scores.learned import LearnedScore
+from funcppo.kg.scores.question_config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+    QuestionConfig,
+)
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.search.task import build_task
+from tests.kg.run.runs import seating
+
+PLAIN = QuestionConfig(left_out="fact", walks=False, degrees=False)
+OVER = Deadline(at=0.0, clock=lambda: 1.0)
+
+
+@pytest.fixture(scope="module")
+def task():
+    settings = ProverTaskConfig(
+        max_height=1, smoothing=5.0, object_identity=True
+    )
+    return build_task(seating(), settings)
+
+
+@pytest.fixture(scope="module")
+def collected(task):
+    return list_questions(task, fit.set_up(task, PLAIN), PLAIN, 0)
+
+
+@pytest.fixture(scope="module")
+def setup(collected):
+    return collected[0]
+
+
+@pytest.fixture(scope="module")
+def start(setup):
+    return fit.untrained_params(setup)
+
+
+def valid_mrr(task, setup, params):
+    score = LearnedScore("evidence", fit.make_weights(task, setup, params))
+    ranked = ranking.rank_split(
+        task,
+        task.dataset.valid,
+        score,
+        RankingProtocol(sides=(HEAD, TAIL)),
+    )
+    return fit.summarise(task, ranked)["mrr"]
+
+
+# -- the questions
+
+
+def test_every_fact_that_a_rule_derives_is_asked_twice(task, collected):
+    setup, n_questions, note = collected
+    n_beside = sum(
+        task.dataset.predicates[p - 1] == "beside"
+        for p in task.dataset.facts[:, 0]
+    )
+    assert n_questions == 2 * len(task.dataset.facts)
+    assert len(setup.world.question) == 2 * n_beside
+    assert f"the answers of {2 * n_beside:,} " in note
+    answers = setup.world.evidence.answer[setup.world.question]
+    assert (answers >= 0).all()
+
+
+def test_a_known_answer_is_no_wrong_answer_but_one_of_valid_is(task, setup):
+    """What valid holds is unknown in training."""
+    found = setup.world.evidence
+    known = {tuple(fact) for fact in task.dataset.facts.tolist()}
+    valid = {tuple(fact) for fact in task.dataset.valid.tolist()}
+    asked = evidence.training_questions(evidence.binary_facts(task.kb))
+    order = random.permutation(random.key(0), len(asked.entity))
+    asked = select_questions(asked, order)
+    n_valid = 0
+    for row, (q, entity) in enumerate(
+        zip(found.question.tolist(), found.entity.tolist())
+    ):
+        given = int(asked.entity[q])
+        pair = (entity, given) if asked.side[q] == HEAD else (given, entity)
+        atom = (int(asked.predicate[q]), *pair)
+        is_answer = row == int(found.answer[q])
+        assert (atom in known) == is_answer
+        n_valid += atom in valid
+    assert n_valid > 0
+
+
+def test_the_largest_questions_are_left_out_and_counted(task):
+    cfg = replace(PLAIN, max_questions=100, max_size_quantile=0.0)
+    few, n_questions, note = list_questions(
+        task, fit.set_up(task, PLAIN), cfg, 0
+    )
+    n_firings = few.policy.capacity.n_firings
+    assert n_questions == 100 and "100 of" in note
+    assert f"more than {n_firings:,} firings and were left out" in note
+
+
+def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
+    task, monkeypatch
+):
+    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 16)
+    monkeypatch.setattr(derive, "MAX_CHUNK_FIRINGS", 200)
+    setup = fit.set_up(task, PLAIN)
+    shown = []
+    bounded, n, note = list_questions(
+        task,
+        setup,
+        replace(PLAIN, max_firings=100, seconds=60.0),
+        3,
+        lambda *args: shown.append(args[1:]),
+    )
+    assert "with more than 100 firings" in note and note.kind == "cut"
+    n_all = shown[0][1]
+    assert 16 < n < n_all and shown[-1][:2] == (n, n_all)
+    assert 0.0 < shown[-1][2].seconds_left <= 60.0
+    cfg = replace(PLAIN, max_questions=n)
+    again, n_again, note = list_questions(task, setup, cfg, 3)
+    assert n_again == n and note.kind == "detail"
+    for one, other in zip(
+        tree.leaves(bounded.world), tree.leaves(again.world), strict=True
+    ):
+        assert torch.equal(one, other)
+    late = replace(PLAIN, seconds=1e-9)
+    _, n_late, note = list_questions(task, setup, late, 3)
+    assert "within 1e-09 seconds" in note and n_late == 16
+    _, n_late, note = list_questions(task, setup, PLAIN, 3, deadline=OVER)
+    assert "within 0 seconds" in note and n_late == 16
+
+
+def test_without_a_derived_answer_there_is_nothing_to_learn():
+    graph = loaders.from_triples(
+        [("a", "p", "b"), ("c", "q", "d")], rules="p(X, Y) :- q(X, Y)"
+    )
+    cfg = ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False)
+    task = build_task(graph, cfg)
+    with pytest.raises(ValueError, match="no rule derives a known fact"):
+        list_questions(task, fit.set_up(task, PLAIN), PLAIN, 0)
+
+
+def test_what_is_left_out_follows_the_links_of_valid(task):
+    assert fit.resolve_left_out(task, QuestionConfig()).left_out == "pair"
+    for valid in (task.dataset.train[:1], task.dataset.train[:0]):
+        other = replace(task, dataset=replace(task.dataset, valid=valid))
+        assert fit.resolve_left_out(other, QuestionConfig()).left_out == "fact"
+    set_ = QuestionConfig(left_out="pair")
+    assert fit.resolve_left_out(task, set_) is set_
+
+
+# -- the listwise fit and PPO
+
+
+def test_a_batch_that_is_computed_in_parts_has_the_same_gradient(setup, start):
+    """In float32 sums of another order differ by their rounding."""
+    size = setup.policy.capacity
+    assert budget.batch_firings(7, size) < ListwiseConfig().max_batch_firings
+    gradients = [
+        fit.batch_gradient(
+            setup.policy,
+            setup.world,
+            start,
+            ListwiseConfig(max_batch_firings=n_firings),
+            setup.world.question[:40],
+        )
+        for n_firings in (4_000_000, budget.batch_firings(7, size), 1)
+    ]
+    for parts in gradients[1:]:
+        tree.map(torch.testing.assert_close, parts, gradients[0])
+
+
+def test_a_deadline_ends_the_fit_within_an_epoch(setup, start):
+    cfg = ListwiseConfig(batch_size=8)
+    (late,) = iter_epochs(setup.policy, setup.world, start, cfg, 0, OVER)
+    whole = next(iter_epochs(setup.policy, setup.world, start, cfg, 0))
+    moved, further = (
+        max(
+            float((x - y).abs().max())
+            for x, y in zip(tree.leaves(p), tree.leaves(start), strict=True)
+            if x.numel()
+        )
+        for p in (late, whole)
+    )
+    assert 0 < moved < further
+
+
+def test_the_prior_is_the_policy_that_ppo_starts_from(setup, start):
+    params = tree.map(lambda x: x + 0.1, start)
+    world = fit.with_prior_score(setup, params).world
+    question = world.question[:7]
+    state = questions.QuestionState(question, torch.zeros(7, dtype=torch.bool))
+    obs = questions.observe(setup.policy.capacity, world, state)
+    out = questions.apply(setup.policy, world, params, obs)
+    torch.testing.assert_close(out.logits, out.prior_logits)
+    assert out.logits[obs.action_mask].std() > 0
+
+
+def test_the_listwise_loss_learns_what_a_link_says(task, setup, start):
+    before = valid_mrr(task, setup, start)
+    cfg = ListwiseConfig(n_epochs=4, batch_size=32, learning_rate=0.1)
+    one, other = (
+        list(iter_epochs(setup.policy, setup.world, start, cfg, 0))
+        for _ in range(2)
+    )
+    assert len(one) == 4
+    assert before < 0.9 and valid_mrr(task, setup, one[-1]) > before + 0.1
+    assert all(map(torch.equal, one[-1].score, other[-1].score))
+
+
+def test_ppo_learns_it_too_and_without_a_learning_rate_nothing(
+    task, setup, start
+):
+    before = valid_mrr(task, setup, start)
+    world = fit.with_prior_score(setup, start).world
+    for learning_rate in (0.05, 0.0):
+        ppo = PPOConfig(
+            n_envs=128,
+            n_steps=1,
+            n_updates=30,
+            n_minibatches=1,
+            learning_rate=learning_rate,
+            entropy_coef=0.0,
+        )
+        cfg = fit.question_learner(setup.policy, ppo)
+        state = train_step.init(cfg, world, random.key(0))
+        state = state._replace(params=start)
+        for _ in range(ppo.n_updates if learning_rate else 2):
+            state, _ = train_step.train_step(cfg, world, state)
+        after = valid_mrr(task, setup, state.params)
+        assert after > before + 0.1 if learning_rate else after == before
+
+
+# -- the first epoch, in the order of the list
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The gradient steps of a fit: questions, settings, rate, and the steps before."""
+    taken = []
+    take_step = fit.take_step
+
+    def watch(policy, world, state, cfg, question, rate):
+        taken.append((world, question, cfg, rate, state))
+        return take_step(policy, world, state, cfg, question, rate)
+
+    monkeypatch.setattr(fit, "take_step", watch)
+    return taken
+
+
+def test_each_derived_question_is_in_one_batch_of_the_first_epoch(
+    setup, start, steps
+):
+    cfg = ListwiseConfig(learning_rate=0.1, batch_size=8, n_epochs=3)
+    fitted = list(
+        iter_epochs(setup.policy, setup.world, start, cfg, 0, first=(8, 1.0))
+    )
+    assert len(fitted) == 3
+    rates = [rate for _, _, _, rate, _ in steps]
+    n_first = rates.index(next(rate for rate in rates if rate < 0.1))
+    seen = []
+    for world, question, *_ in steps[:n_first]:
+        listed = world.evidence
+        key = torch.stack([listed.label, listed.given, listed.left_out], dim=1)
+        seen += map(tuple, key[question].tolist())
+    # A last batch is incomplete, unless it is part of a group: up to one batch is left over.
+    n_derived = int((setup.world.evidence.answer >= 0).sum())
+    assert n_derived - 8 < len(set(seen)) == len(seen) <= n_derived
+
+    # The first step is on the first batch, down its loss; its questions are sorted by size, which rounds otherwise.
+    _, question, settings, _, state = steps[0]
+    assert state.n_steps == 0 and len(question) == 8
+    gradient = grad(questions.listwise_loss, argnums=3)(
+        setup.policy,
+        setup.world,
+        settings.penalty,
+        start,
+        (setup.world.evidence.answer >= 0).nonzero().squeeze(1)[:8],
+    )
+    params, _ = optim.update(
+        AdamConfig(), gradient, optim.init(start), start, 0.1
+    )
+    tree.map(torch.testing.assert_close, steps[1][4].params, params)
+
+    # The prior of the weights counts for the questions so far: half as much in a group that is half of them.
+    deviations = [cfg.penalty.feature_deviation for _, _, cfg, _, _ in steps]
+    assert deviations[0] == cfg.penalty.feature_deviation
+    assert deviations[1] ** 2 == pytest.approx(40 / 32 * deviations[0] ** 2)
+
+    # Later epochs go on from the first one; their rate falls over all steps.
+    assert [state.n_steps for *_, state in steps] == list(range(len(steps)))
+    assert rates[n_first:] == pytest.approx(
+        [0.1 * (1 - i / len(steps)) for i in range(n_first, len(steps))]
+    )
+
+
+def test_fewer_questions_than_a_batch_make_no_first_epoch(setup, start):
+    cfg = ListwiseConfig(learning_rate=0.1, n_epochs=2)
+    fits = [
+        [*iter_epochs(setup.policy, setup.world, start, cfg, 0, first=first)]
+        for first in (None, (9999, 1.0))
+    ]
+    for one, other in zip(*fits, strict=True):
+        pairs = zip(tree.leaves(one), tree.leaves(other), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+# -- link embeddings
+
+EMBEDDING = EmbeddingConfig(
+    rank=8, n_folds=2, n_epochs=25, batch_size=32, learning_rate=0.05
+)
+NETWORK = BellmanFordConfig(
+    width=8, n_layers=2, n_steps=100, batch_size=8, learning_rate=0.02
+)
+
+
+@pytest.fixture(scope="module")
+def colours():
+    """Who likes whom: those whose numbers differ by a multiple of four; a tenth of these facts is test."""
+    facts = [
+        (f"x{i}", "likes", f"x{j}")
+        for i in range(40)
+        for j in range(40)
+        if i != j and (i - j) % 4 == 0
+    ]
+    graph = loaders.from_triples(
+        [fact for i, fact in enumerate(facts) if i % 10],
+        [],
+        facts[::10],
+        rules="likes(X, Y) :- likes(Y, X)",
+    )
+    return build_task(graph, ProverTaskConfig(max_height=1, smoothing=5.0))
+
+
+def test_facts_that_were_not_seen_rank_above_chance(colours):
+    params = fit.train_embedding(colours, EMBEDDING, "fact", 0)
+    n = colours.sizes.n_constants
+    asked = evidence.training_questions(torch.from_numpy(colours.dataset.test))
+    label = evidence.make_label(asked.predicate, asked.side)
+    entity = torch.arange(1, n + 1).repeat(len(label))
+    row = torch.arange(len(label)).repeat_interleave(n)
+    model = torch.full_like(row, EMBEDDING.n_folds)
+    prior = link_embedding.prior(
+        params, model, label[row], asked.entity[row], entity
+    ).view(-1, n)
+    answer = prior.gather(1, asked.left_out[:, None] - 1)
+
+    # filtered: known answers are no rivals
+    known = evidence.training_questions(evidence.binary_facts(colours.kb))
+    rivals = prior.clone()
+    for i in range(len(label)):
+        is_same = known.side == asked.side[i]
+        is_same = is_same & (known.entity == asked.entity[i])
+        rivals[i, known.left_out[is_same] - 1] = -torch.inf
+    rank = 1 + (rivals > answer).sum(1)
+    # A random order of the 31 or 32 that are left gives 16.
+    assert float(rank.double().mean()) < 3
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_one_others(
+    colours, chains
+):
+    embedding = replace(EMBEDDING, n_epochs=1)
+    network = replace(NETWORK, n_steps=2)
+    for one, same, other in (
+        [fit.train_embedding(colours, embedding, "fact", s) for s in (0, 0, 1)],
+        [
+            fit.train_bellman_ford(chains, network, "fact", s)[0]
+            for s in (0, 0, 1)
+        ],
+    ):
+        leaves = [tree.ravel(x) for x in (one, same, other)]
+        assert torch.equal(leaves[0], leaves[1])
+        assert not torch.equal(leaves[0], leaves[2])
+
+
+def test_the_deadline_ends_the_training_after_an_epoch_or_a_step(
+    colours, chains
+):
+    one, cut = (
+        fit.train_embedding(
+            colours, replace(EMBEDDING, n_epochs=2), "fact", 0, deadline=d
+        )
+        for d in (Deadline(at=math.inf), OVER)
+    )
+    assert not torch.equal(one.entity, cut.entity)
+    done = []
+    cut, reason = fit.train_bellman_ford(
+        chains, NETWORK, "fact", 0, lambda *args: done.append(args[1:3]), OVER
+    )
+    assert done == [(1, NETWORK.n_steps)] and not reason
+    # The rate of the first step does not depend on how many are planned.
+    first, _ = fit.train_bellman_ford(
+        chains, replace(NETWORK, n_steps=1), "fact", 0
+    )
+    assert all(map(torch.equal, cut, first))
+
+
+# -- Bellman-Ford networks
+
+
+@pytest.fixture(scope="module")
+def chains():
+    """Chains of three persons: every parent is known, and of four grandparents three; the fourth is test."""
+    parents = [
+        (f"x{i}{a}", "parent", f"x{i}{b}")
+        for i in range(24)
+        for a, b in ("ab", "bc")
+    ]
+    elders = [(f"x{i}a", "grandparent", f"x{i}c") for i in range(24)]
+    graph = loaders.from_triples(
+        parents + [fact for i, fact in enumerate(elders) if i % 4],
+        [],
+        elders[::4],
+        rules="grandparent(X, Y) :- parent(X, Z), parent(Z, Y)",
+    )
+    return build_task(graph, ProverTaskConfig(max_height=1, smoothing=5.0))
+
+
+def test_facts_that_a_network_has_not_seen_rank_first(chains):
+    params, _ = fit.train_bellman_ford(chains, NETWORK, "fact", 0)
+    n = chains.sizes.n_constants
+    prior = path_network.make_network(
+        params, evidence.binary_facts(chains.kb), n
+    )
+    asked = evidence.training_questions(torch.from_numpy(chains.dataset.test))
+    open_ = asked._replace(left_out=torch.zeros_like(asked.left_out))
+    counts = torch.full_like(asked.entity, n)
+    entity = torch.arange(1, n + 1).repeat(len(counts))
+    offsets = row_index.offsets(counts)
+    values = path_network.candidate_scores(
+        prior, open_, "fact", offsets, entity
+    )
+    assert torch.equal(values.view(-1, n).argmax(1) + 1, asked.left_out)
+
+
+# -- the time of priors
+
+
+def test_embeddings_without_time_are_left_out(colours):
+    def plan(seconds, **options):
+        cfg = replace(EMBEDDING, **options)
+        return budget.plan_embedding(colours, cfg, "cpu", seconds)
+
+    assert plan(1e6) == 25
+    n_epochs = [plan(10.0**-i) for i in range(7)]
+    assert n_epochs == sorted(n_epochs, reverse=True) and n_epochs[-1] == 0
+    assert all(n == 0 or n >= 8 for n in n_epochs)
+    assert plan(1e-9, n_epochs=1) == 1  # who asks for few gets them
+    # The work grows with rank and models.
+    seconds = next(s for s in (2.0**-i for i in range(30)) if 8 <= plan(s) < 25)
+    assert plan(seconds, rank=800) < plan(seconds)
+
+
+def test_steps_without_time_are_left_out(chains):
+    def plan(seconds, n_questions=0, **options):
+        cfg = replace(NETWORK, **options)
+        return budget.plan_bellman_ford(
+            chains, cfg, n_questions, "cpu", seconds
+        )
+
+    n_steps, whole = plan(math.inf, n_steps=1000)
+    assert n_steps == 1000
+    each = whole / 1000
+    n_steps, seconds = plan(300.5 * each, n_steps=1000)
+    assert n_steps == 300 and seconds == pytest.approx(300 * each)
+    assert plan(199.5 * each, n_steps=1000)[0] == 0
+    assert plan(3.5 * each, n_steps=3)[0] == 3  # who asks for few gets them
+
+    # The priors take a part of the time, and the work grows with what is asked for.
+    of_priors = plan(math.inf, 40_000, n_steps=1000)[1] - whole
+    assert of_priors > 0
+    assert plan(300.5 * each, 40_000, n_steps=1000)[0] == 0
+    for option in ({"width": 80}, {"n_layers": 20}, {"batch_size": 64}):
+        assert plan(math.inf, **option)[1] > plan(math.inf)[1]

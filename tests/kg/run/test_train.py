@@ -1,0 +1,736 @@
+"""Training runs: resumed bit for bit, validated at the right updates, stopped where numbers are not finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from statistics import stdev
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo import (
+    checkpoint,
+    compiled_step,
+    logs,
+    minibatch,
+    shards,
+    train_step,
+)
+from funcppo.config import PPOConfig
+from funcppo.core import random, tree
+from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.settings import METRICS_FILE, write_config
+from funcppo.kg.graph import loaders
+from funcppo.kg.ranking import rank_metrics
+from funcppo.kg.run import evaluate, fit, train
+from funcppo.kg.run.budget import RunTime
+from funcppo.kg.run.choices import start_run
+from funcppo.kg.run.config import CHECKPOINT_FILE, RunConfig
+from funcppo.kg.run.fit import Quality
+from funcppo.kg.run.run import (
+    open_run,
+    proof_learner,
+    resume_run,
+    save_checkpoint,
+    saved_update,
+    with_training_data,
+)
+from funcppo.kg.run.train import rank_results, validate, with_capacity
+from funcppo.kg.scores.score import parse
+from funcppo.kg.search import network as net
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.runtime import compile as compilation
+from funcppo.runtime.compile import StrategyRecord
+from funcppo.runtime.monitor import Monitor
+from funcppo.train_step import EAGER_PARTS
+from tests.kg.run.runs import CONFIG, N_UPDATES, QUESTIONS, trained
+from tests.learning import assert_trees_equal, compiled
+
+
+def assert_equal_runs(folder, uninterrupted):
+    """The same checkpoint, and the same metrics but for times."""
+    whole = checkpoint.read(uninterrupted / CHECKPOINT_FILE)[0]
+    arrays = checkpoint.read(folder / CHECKPOINT_FILE)[0]
+    assert set(arrays) == set(whole)
+    for name in whole:
+        assert np.array_equal(arrays[name], whole[name]), name
+    rows = logs.read(folder / METRICS_FILE)
+    whole_rows = logs.read(uninterrupted / METRICS_FILE)
+    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
+    for name in ("loss", "valid_metric", "best_valid_metric"):
+        assert [row.get(name) for row in rows] == [
+            row.get(name) for row in whole_rows
+        ]
+
+
+# -- resumed runs
+
+
+@pytest.mark.parametrize("last_update", [1, 2, 3])
+def test_a_run_stopped_anywhere_resumes_bit_for_bit(
+    last_update, uninterrupted, run, tmp_path
+):
+    """Update 2 waits for its validation."""
+    after, _ = trained(run, tmp_path, stop_at=last_update)
+    waits = after.pending_row is not None
+    assert waits == (last_update == 2)
+    resumed = resume_run(run.run_config, tmp_path)
+    assert int(resumed.state.train_state.update) == last_update
+    _, metrics = trained(resumed, tmp_path)
+    assert len(metrics) == N_UPDATES - last_update
+    assert_equal_runs(tmp_path, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "walks", "network"),
+    [(False, False, False), (True, True, False), (False, False, True)],
+)
+def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
+    tmp_path, embedding, walks, network, monkeypatch, asking
+):
+    monkeypatch.setattr(fit, "MAX_NETWORK_QUESTIONS", 7)
+    graph = asking[0].run_config.dataset
+    options = replace(
+        QUESTIONS.questions,
+        embedding=embedding,
+        walks=walks,
+        bellman_ford=network,
+    )
+    run = start_run(replace(QUESTIONS, dataset=graph, questions=options))
+    world = run.questions.world
+    assert bool(world.evidence.embedding_score.any()) == embedding
+    assert bool(world.evidence.walk.any()) == walks
+    assert bool(world.evidence.path_score.any()) == network
+    if network:
+        check_sample(run)
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    for folder in (whole, part):
+        folder.mkdir()
+        save_checkpoint(run, folder)
+    expected, _ = trained(with_training_data(run), whole)
+
+    trained(with_training_data(run), part, stop_at=2)
+    resumed = resume_run(run.run_config, part)
+    assert resumed.questions.world is None
+    assert int(resumed.state.train_state.update) == 2
+    # The prior is the fit that PPO started from, whatever is best by now.
+    other = tree.map(lambda x: x + 1.0, resumed.state.best_params)
+    changed = replace(resumed, state=resumed.state._replace(best_params=other))
+    listed = with_training_data(changed).questions.world
+    assert_trees_equal(listed, world, rtol=0, atol=0)
+    got, _ = trained(with_training_data(resumed), part)
+    assert got.rule_metric == expected.rule_metric == run.rule_metric
+    assert_trees_equal(got.state, expected.state, rtol=0, atol=0)
+    assert not torch.equal(
+        tree.ravel(got.state.start_params),
+        tree.ravel(got.state.train_state.params),
+    )
+
+
+def check_sample(run):
+    """Seven questions are asked of many; they alone have priors by the network."""
+    world = run.questions.world
+    asked, n_listed = set(world.question.tolist()), len(world.evidence.label)
+    assert len(asked) == 7 and n_listed > 20
+    may_be_asked = (world.evidence.answer >= 0).nonzero().squeeze(1)
+    assert asked != set(may_be_asked[:7].tolist())
+    has_prior = world.evidence.path_score != 0
+    assert set(world.evidence.question[has_prior].tolist()) == asked
+    assert any(note.startswith("PPO asks 7 of ") for note in run.notes)
+
+
+def train_at(times, run, folder, n_updates):
+    """Train under a clock that shows a time for each update; the updates that the checkpoint held after each.
+
+    Args:
+      times: in seconds, of the start and of each update.
+      n_updates: after which the run is left, without a stop that would save it.
+    """
+    captured, _ = train.prepare_train_step(run)
+    updates = train.train(
+        run,
+        folder,
+        captured,
+        lambda: False,
+        Monitor(),
+        checkpoint_seconds=60.0,
+    )
+    saved = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(
+            train.time,
+            "monotonic",
+            lambda: times[int(captured.state.update)],
+        )
+        # The clock on the wall goes backwards, which nothing may read.
+        monkeypatch.setattr(train.time, "time", lambda: -1e9)
+        for _ in range(n_updates):
+            next(updates)
+            saved.append(saved_update(folder))
+    updates.close()
+    return saved
+
+
+def test_an_update_is_saved_a_while_after_the_last_checkpoint(
+    uninterrupted, run, tmp_path
+):
+    """The run is left at update 3 as a killed process leaves it, resumed, and left with update 1 alone likewise."""
+    assert train_at([0, 60], run, tmp_path, 1) == [1]
+    resumed = resume_run(run.run_config, tmp_path)
+    assert train_at([0, 0, 0, 60], resumed, tmp_path, 2) == [2, 3]
+    trained(resume_run(run.run_config, tmp_path), tmp_path)
+    assert_equal_runs(tmp_path, uninterrupted)
+    # Of four updates, 2 and 4 end with a validation, which saves them and begins the time anew.
+    other = tmp_path / "other"
+    other.mkdir()
+    times = [0, 59, 61, 122, 122]
+    assert train_at(times, run, other, N_UPDATES) == [0, 2, 3, 4]
+
+
+def test_a_run_stopped_in_its_last_validation_is_yielded_when_resumed(
+    run, tmp_path
+):
+    after, _ = trained(run, tmp_path, stop_at=N_UPDATES)
+    assert after.pending_row is not None
+    resumed = resume_run(run.run_config, tmp_path)
+    captured, _ = train.prepare_train_step(resumed)
+    updates = train.train(resumed, tmp_path, captured, lambda: False, Monitor())
+    ((ended, numbers),) = updates
+    assert ended.pending_row is None and numbers["update"] == N_UPDATES
+    last = logs.read(tmp_path / METRICS_FILE)[-1]
+    assert float(ended.state.best_valid_metric) == last["best_valid_metric"]
+
+
+# -- validations
+
+
+def ranked_as(monkeypatch, metrics):
+    """Let validations find these metrics, each of four queries whose ranks are worse or better by as much."""
+    found = iter(metrics)
+
+    def quality(run, params, on_progress=None):
+        if params is run.state.start_params:
+            return Quality(0.0, torch.zeros(4))
+        metric = next(found)
+        return Quality(metric, torch.full((4,), metric))
+
+    monkeypatch.setattr(train, "_quality", quality)
+
+
+def test_the_best_parameters_are_kept_while_training_continues(
+    run, monkeypatch, tmp_path
+):
+    """Valid quality 0.25 before training, 0.5 after update 2, 0.125 after update 4."""
+    ranked_as(monkeypatch, [0.25, 0.5, 0.125])
+    captured, _ = train.prepare_train_step(run)
+    params = [tree.ravel(run.state.train_state.params)]
+    for after, _ in train.train(
+        run, tmp_path, captured, lambda: False, Monitor()
+    ):
+        run = after
+        params.append(tree.ravel(run.state.train_state.params))
+    best = tree.ravel(run.state.best_params)
+    assert torch.equal(best, params[2])
+    assert not torch.equal(params[2], params[4])
+    rows = logs.read(tmp_path / METRICS_FILE)
+    assert [
+        (row["valid_metric"], row["best_valid_metric"], row["best_update"])
+        for row in rows
+        if "valid_metric" in row
+    ] == [(0.25, 0.25, 0), (0.5, 0.5, 2), (0.125, 0.5, 2)]
+    (row,) = [row for row in run.choices if row.stage == "PPO"]
+    assert row.tried == {"update 0": 0.25, "update 2": 0.5, "update 4": 0.125}
+    assert (row.chosen, row.is_kept) == ("update 2", True)
+    assert (row.valid_before, row.valid_after) == (0.25, 0.5)
+
+
+def test_a_run_ends_early_where_validations_get_no_better(
+    run, monkeypatch, tmp_path
+):
+    """An equal metric is no better; a resumed run sees that it has ended."""
+    ranked_as(monkeypatch, [0.25, 0.5, 0.5])
+    config = replace(
+        run.run_config, n_validations=N_UPDATES, early_stop_validations=1
+    )
+    ended, metrics = trained(replace(run, run_config=config), tmp_path)
+    assert len(metrics) == 2
+    assert ended.stopped_early and ended.is_finished
+    assert int(ended.state.best_update) == 1
+
+    resumed = resume_run(config, tmp_path)
+    again, metrics = trained(resumed, tmp_path)
+    assert metrics == [] and again.is_finished
+    patient = replace(config, early_stop_validations=2)
+    assert not replace(again, run_config=patient).is_finished
+
+
+def moved_run(run, **state):
+    """The run with other parameters than its best ones, after nine updates."""
+    moved = run.state.train_state._replace(
+        params=tree.map(lambda x: x + 1.0, run.state.start_params),
+        update=torch.tensor(9),
+    )
+    return replace(run, state=run.state._replace(train_state=moved, **state))
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "is_better"),
+    [
+        (0.25, 0.5, False),
+        (0.5, 0.5, False),
+        (0.75, 0.5, True),
+        (0.7, 0.7, False),  # 0.7 is above its float32 value
+    ],
+)
+def test_only_a_better_metric_replaces_the_best(
+    metric, best, is_better, run, monkeypatch
+):
+    ranked_as(monkeypatch, [metric])
+    before = moved_run(run, best_valid_metric=torch.tensor(best))
+    validated, valid_metric = validate(before)
+    after = validated.state
+    assert valid_metric == float(torch.tensor(metric))
+    assert torch.equal(after.best_valid_metric, torch.tensor(max(metric, best)))
+    assert int(after.best_update) == (9 if is_better else 0)
+
+
+@pytest.mark.parametrize("gain", [0.25, 0.0])
+def test_the_untrained_policy_is_kept_unless_valid_gains_beyond_chance(
+    gain, run, monkeypatch
+):
+    """The metric rises; the ranks of the queries decide, but where trained parameters were kept before."""
+
+    def quality(run, params, on_progress=None):
+        is_start = params is run.state.start_params
+        return Quality(0.75, torch.full((4,), 0.5 if is_start else 0.5 + gain))
+
+    monkeypatch.setattr(train, "_quality", quality)
+    before = moved_run(run, best_valid_metric=torch.tensor(0.5))
+    after, _ = validate(before)
+    assert int(after.state.best_update) == (9 if gain else 0)
+    kept = moved_run(
+        run, best_valid_metric=torch.tensor(0.5), best_update=torch.tensor(3)
+    )
+    assert int(validate(kept)[0].state.best_update) == 9
+
+
+def test_without_valid_queries_the_last_parameters_are_kept(run, tmp_path):
+    dataset = replace(run.task.dataset, valid=run.task.dataset.valid[:0])
+    run = replace(run, task=replace(run.task, dataset=dataset))
+    validated, valid_metric = validate(moved_run(run))
+    after = validated.state
+    assert valid_metric is None and float(after.best_valid_metric) == -1.0
+    assert int(after.best_update) == 9
+    one, other = after.best_params, after.train_state.params
+    assert torch.equal(tree.ravel(one), tree.ravel(other))
+    assert tree.leaves(one)[0].data_ptr() != tree.leaves(other)[0].data_ptr()
+    trained(run, tmp_path)
+    rows = logs.read(tmp_path / METRICS_FILE)
+    assert {row.get("valid_metric") for row in rows} == {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_kept"),
+    [
+        ([0.25, -0.25, -0.25, 0.0], True),  # worse by chance
+        ([-0.25, -0.25, -0.25, -0.25], False),
+        ([0.25, 0.25, 0.0, 0.0], True),
+    ],
+)
+def test_few_valid_triples_keep_the_last_update_unless_it_loses_beyond_chance(
+    change, is_kept, asking, monkeypatch
+):
+    """Of many the better metric decides."""
+    ranks = torch.full((4,), 0.5).double()
+
+    def quality(run, params, on_progress=None):
+        is_start = params is run.state.start_params
+        after = ranks + (0.0 if is_start else torch.tensor(change))
+        return Quality(float(after.mean()), after)
+
+    monkeypatch.setattr(train, "_quality", quality)
+    monkeypatch.setattr(train, "_rule_margin", lambda _: 0.125)
+    run = moved_run(
+        asking[0],
+        best_valid_metric=torch.tensor(0.5),
+        best_update=torch.tensor(0),
+    )
+    run = replace(run, rule_margin=0.0)
+    metric = 0.5 + sum(change) / 4
+    after, _ = validate(run)
+    assert int(after.state.best_update) == (9 if is_kept else 0)
+    kept_metric = metric if is_kept else 0.5
+    assert float(after.state.best_valid_metric) == kept_metric
+    assert after.rule_margin == (0.125 if is_kept else 0.0)
+
+    monkeypatch.setattr(train, "has_few_valid", lambda _: False)
+    after, _ = validate(run)
+    assert int(after.state.best_update) == (9 if metric > 0.5 else 0)
+    assert after.rule_margin == 0.0
+
+
+def test_rules_answer_on_few_valid_triples_if_they_gain_beyond_chance(
+    asking, tmp_path
+):
+    """The margin is two standard errors of the paired difference, and a checkpoint holds it."""
+    run, _ = asking
+    assert any("valid triples tell small" in note for note in run.notes)
+    # Weights that rank some queries better than others.
+    torch.manual_seed(0)
+    params = tree.map(lambda x: x + torch.randn_like(x), run.state.start_params)
+    moved = run.state.train_state._replace(params=params)
+    state = run.state._replace(
+        start_params=params, best_params=params, train_state=moved
+    )
+    run, _ = validate(replace(run, state=state))
+    rule, policy = (
+        rank_metrics.expected_reciprocal_ranks(ranked.counts)
+        for ranked in (
+            run.valid_evidence.rank(parse(run.run_config.rule_score)),
+            evaluate.rank_valid(run, run.state.best_params),
+        )
+    )
+    gain = (rule - policy).tolist()
+    assert run.rule_margin > 0
+    assert run.rule_margin == pytest.approx(2 * stdev(gain) / len(gain) ** 0.5)
+
+    save_checkpoint(run, tmp_path)
+    write_config(run.run_config, tmp_path)
+    assert open_run(tmp_path).rule_margin == run.rule_margin
+    save_checkpoint(replace(run, rule_margin=-1.0), tmp_path)
+    with pytest.raises(ValueError, match="rule_margin: expected a number"):
+        open_run(tmp_path)
+
+
+def test_a_run_with_infinite_rewards_stops_and_keeps_its_last_good_checkpoint(
+    monkeypatch, tmp_path
+):
+    """Targets are infinite from update 2 on; two bad updates in a row are allowed."""
+    n_calls = 0
+
+    def poisoned(*args):
+        nonlocal n_calls
+        n_calls += 1
+        batch, metrics = EAGER_PARTS.build_batch(*args)
+        factor = 1.0 if n_calls < 2 else float("inf")
+        return batch._replace(value_target=batch.value_target * factor), metrics
+
+    config = replace(CONFIG, max_nonfinite_updates=2, n_validations=4)
+    run = start_run(config)
+    monkeypatch.setattr(
+        train, "EAGER_PARTS", replace(EAGER_PARTS, build_batch=poisoned)
+    )
+    message = r"not finite in each of the 2 updates up to 3; .*checkpoint\.npz holds update 1"
+    with pytest.raises(train.DivergenceError, match=message):
+        trained(run, tmp_path)
+    arrays = checkpoint.read(tmp_path / CHECKPOINT_FILE)[0]
+    assert int(arrays["train_state.update"]) == 1
+    assert all(
+        np.isfinite(array).all()
+        for array in arrays.values()
+        if array.dtype.kind == "f"
+    )
+    rows = logs.read(tmp_path / METRICS_FILE)
+    assert rows.pop(0)["update"] == 0
+    assert [row["n_nonfinite_minibatches"] for row in rows] == [0, 2, 2]
+    assert [row["n_applied_minibatches"] for row in rows] == [2, 0, 0]
+
+
+# -- how the training step is executed
+
+
+@pytest.mark.parametrize(
+    ("device_type", "seconds", "n_updates", "repays", "numbers"),
+    [
+        ("cuda", 35.9, 2_500, False, "35.9 s of updates, repaid from 36 s on"),
+        ("cuda", 36.0, 1, True, "36 s of updates, repaid from 36 s on"),
+        ("cuda", None, 2_499, False, "39,984 rollout steps and minibatches"),
+        ("cuda", None, 2_500, True, "minibatches, repaid from 40,000 on"),
+        ("cpu", 1e6, 2_499, False, "39,984 rollout steps and minibatches"),
+        ("cpu", 1.0, 2_500, True, "minibatches, repaid from 40,000 on"),
+    ],
+)
+def test_a_gpu_decides_by_seconds_and_a_cpu_by_steps(
+    device_type, seconds, n_updates, repays, numbers
+):
+    """By hand: an update has 8 rollout steps and 2 * 4 minibatches."""
+    ppo = replace(RunConfig(dataset="").ppo, n_updates=n_updates)
+    decision = compiled_step.decide_to_compile(ppo, device_type, seconds)
+    assert decision[0] == repays and numbers in decision[1]
+
+
+@pytest.mark.parametrize(
+    ("update_seconds", "deadline", "earlier", "selected", "total"),
+    [
+        (8.9, NO_DEADLINE, None, "eager", 35.6),
+        (9.1, NO_DEADLINE, None, "auto", 36.4),
+        (9.1, 36.2, None, "auto", 36.2),
+        # none is measured in time that could not repay, or where a first start has measured one
+        (None, 35.9, None, "eager", 35.9),
+        (None, 1.0, {"uncompiled_seconds": 36.1}, "auto", 36.1),
+        (None, NO_DEADLINE, {"strategy": "eager"}, "eager", None),
+    ],
+)
+def test_a_run_on_a_gpu_is_compiled_if_its_updates_take_long_enough(
+    update_seconds, deadline, earlier, selected, total, run, monkeypatch
+):
+    """By hand: four updates of 9 s are the 36 s from which compiling repays. Measuring leaves the state as it is."""
+    asked = []
+
+    def select_strategy(*args, tolerance, agree):
+        asked.append(args[-1])
+        record = StrategyRecord(
+            strategy="eager" if args[-1] == "eager" else "one-graph",
+            failures=(),
+            torch_version="2.13",
+            device="cuda:0",
+            backend="inductor",
+        )
+        return EAGER_PARTS, record
+
+    def time_call(fn, *args):
+        fn(*args)
+        return 1.0 * update_seconds
+
+    monkeypatch.setattr(compilation, "select_strategy", select_strategy)
+    monkeypatch.setattr(compiled_step, "_time_call", time_call)
+    monkeypatch.setattr(compiled_step, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
+    run = replace(run, run_config=replace(CONFIG, strategy="auto"))
+    if deadline is not NO_DEADLINE:
+        deadline = Deadline(at=deadline, clock=lambda: 0.0)
+    captured, record = train.prepare_train_step(run, earlier, None, deadline)
+    assert asked == [selected]
+    assert record.uncompiled_seconds == (total and pytest.approx(total))
+    assert_trees_equal(captured.state, run.state.train_state, rtol=0, atol=0)
+
+
+def test_the_number_of_updates_is_rounded_up_to_whole_rollouts(run):
+    assert [
+        proof_learner(replace(CONFIG, steps=steps), run.task).ppo.n_updates
+        for steps in (1, 16, 17)
+    ] == [1, 1, 2]
+
+
+# -- a whole run
+
+
+def test_the_run_is_the_one_that_its_folder_opens(
+    uninterrupted, tmp_path, monkeypatch
+):
+    updates = []
+    fitted = train.train_run(
+        CONFIG,
+        tmp_path / "a",
+        on_update=lambda i, _: updates.append(i),
+        log=["csv"],
+    )
+    assert updates == list(range(1, N_UPDATES + 1))
+    opened = open_run(tmp_path / "a")
+    for other in (opened, open_run(uninterrupted)):
+        assert_trees_equal(
+            other.state.best_params, fitted.state.best_params, rtol=0, atol=0
+        )
+    lines = (tmp_path / "a" / "metrics.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines][:2] == ["update", "0"]
+
+    # A folder in use is refused before any work, and several processes, which would write into one.
+    before = {x: x.read_bytes() for x in (tmp_path / "a").iterdir()}
+    with pytest.raises(ValueError, match="holds a run already"):
+        train.train_run(CONFIG, tmp_path / "a")
+    assert before == {x: x.read_bytes() for x in (tmp_path / "a").iterdir()}
+    monkeypatch.setattr(train.distributed, "launched_size", lambda: 2)
+    with pytest.raises(ValueError, match=r"^fit: expected one process, got 2"):
+        train.train_run(CONFIG, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "is_kept"),
+    [
+        ("noisy-or@3", 0.5, 0.6, True),
+        ("noisy-or", 0.5, 0.5004, False),
+        ("noisy-or", None, 0.6, None),  # not compared
+        ("noisy-or-other-facts", 0.5, 0.6, None),
+        ("exists@1", 0.5, 0.6, None),
+    ],
+)
+def test_valid_decides_whether_other_facts_are_tried_on_test(
+    name, before, after, is_kept, run, monkeypatch
+):
+    def rule_metric(run, name):
+        assert run.task.other_facts is not None
+        return after
+
+    monkeypatch.setattr(evaluate, "rule_metric", rule_metric)
+    config = replace(run.run_config, rule_score=name)
+    run = replace(run, run_config=config, rule_metric=before)
+    answering, results = rank_results(run, 0.0, RunTime())
+    rows = [row for row in results["choices"] if row["stage"].startswith("ot")]
+    assert [row["is_kept"] for row in rows] == [is_kept][: is_kept is not None]
+    variant = f"{name}-other-facts"
+    assert (variant in results["test"]) == bool(is_kept)
+    assert (answering.task.other_facts is not None) == bool(is_kept)
+
+
+def test_without_time_nothing_is_counted_calibrated_or_ranked(run):
+    config = replace(run.run_config, rule_score="noisy-or")
+    run = replace(run, run_config=config, rule_metric=0.5)
+    over = RunTime(1e-9)
+    _, results = rank_results(run, 0.0, over)
+    assert results["test"] == {} and results["n_test_queries"] == 0
+    assert results["calibration"]["temperature"] is None
+    for text in (
+        "noisy-or-other-facts: not tried on valid",
+        "the time of the run (--seconds) ended training after update 0",
+        "no temperature is chosen",
+        "test: none of 24 queries is ranked",
+    ):
+        assert any(note.startswith(text) for note in results["notes"]), text
+
+
+# -- a capacity for successors
+
+
+PPO = PPOConfig(
+    n_envs=16, n_steps=8, n_epochs=1, n_minibatches=2, learning_rate=1e-3
+)
+SETTINGS = ProverTaskConfig(
+    max_height=2, max_depth=5, embed_dim=4, hidden_dim=8
+)
+
+
+@cache
+def trained_problem(ppo: PPOConfig = PPO, **settings):
+    """Config, world, first state, and the state after three updates, when no head is zero any more."""
+    task = prover_task.build_task(
+        loaders.load("countries_s3"), replace(SETTINGS, **settings)
+    )
+    cfg = prover_task.build_config(task, ppo)
+    world = prover_task.training_world(task)
+    first = state = train_step.init(cfg, world, random.key(1))
+    for _ in range(3):
+        state, _ = train_step.train_step(cfg, world, state)
+    return cfg, world, first, state
+
+
+def limited_to(cfg, capacity: int):
+    return replace(
+        cfg, update_agent=net.agent(replace(cfg.agent.cfg, capacity=capacity))
+    )
+
+
+@pytest.mark.parametrize(
+    ("n_microbatches", "n_shards"), [(1, 1), (2, 1), (1, 2)]
+)
+def test_an_update_with_a_capacity_equals_the_update_without(
+    n_microbatches, n_shards
+):
+    """1e-6: of float32 sums; params move by 1e-3 each minibatch."""
+    cfg, world, first, state = trained_problem(
+        replace(PPO, n_microbatches=n_microbatches, n_shards=n_shards)
+    )
+    limited = with_capacity(cfg, world, first)
+    want, metrics = train_step.train_step(cfg, world, state)
+    got, limited_metrics = train_step.train_step(limited, world, state)
+    n_rows = 64 // n_microbatches // n_shards
+    n_slots = n_rows * cfg.env.cfg.resolve.max_successors
+    assert limited.update_agent.cfg.capacity <= n_slots / 2
+    assert float(limited_metrics.loss.dropped_fraction) == 0.0
+    assert_trees_equal(got, want, rtol=0, atol=1e-6)
+    without = limited_metrics.loss._replace(dropped_fraction=())
+    assert_trees_equal(
+        limited_metrics._replace(loss=without), metrics, rtol=1e-4, atol=1e-5
+    )
+    assert "dropped_fraction" not in logs.to_scalars(metrics)
+    assert logs.to_scalars(limited_metrics)["dropped_fraction"] == 0.0
+
+
+def test_a_minibatch_with_a_capacity_compiles_fullgraph_and_equals_eager():
+    """1e-6: params move by 1e-3."""
+    cfg, world, first, state = trained_problem()
+    cfg = with_capacity(cfg, world, first)
+    got = train_step.collect(cfg, world, state)
+    args = (
+        cfg,
+        world,
+        state.params,
+        got.batch,
+        got.scalars,
+        got.update_state,
+        tree.map(lambda x: x[0], got.minibatches),
+    )
+    step = compiled(shards.minibatch_step, backend="aot_eager")
+    want = shards.minibatch_step(*args)
+    assert_trees_equal(step(*args), want, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_is_over_the_rows_within_capacity_and_the_others_are_counted():
+    """Capacity for half of the successors; the gradient is that of a batch of these rows alone. 1e-6: float32 sums."""
+    cfg, world, _, state = trained_problem(replace(PPO, advantage_ddof=None))
+    got = train_step.collect(cfg, world, state)
+    mask, rows = got.batch.obs.action_mask, got.minibatches.rows[0]
+    small = limited_to(cfg, int(mask[rows, :-1].sum()) // 2)
+    within_capacity = ~net.exceeds_capacity(small.update_agent.cfg, mask[rows])
+    assert 0.2 < within_capacity.double().mean() < 0.8
+    gradient = partial(
+        minibatch.accumulate_gradients,
+        world=world,
+        params=state.params,
+        batch=got.batch,
+        scalars=got.scalars,
+    )
+    grads, metrics = gradient(small, rows=rows)
+    want, expected = gradient(cfg, rows=rows[within_capacity])
+    assert float(metrics.dropped_fraction) == pytest.approx(
+        1.0 - float(within_capacity.double().mean())
+    )
+    assert_trees_equal(grads, want, rtol=1e-4, atol=1e-6)
+    assert_trees_equal(
+        metrics._replace(dropped_fraction=()), expected, rtol=1e-4, atol=1e-6
+    )
+
+    # Without any row within capacity the gradient is zero.
+    full = got.batch.obs._replace(action_mask=torch.ones_like(mask))
+    grads, metrics = gradient(
+        limited_to(cfg, 3), rows=rows, batch=got.batch._replace(obs=full)
+    )
+    assert float(metrics.dropped_fraction) == 1.0
+    assert float(tree.global_norm(grads)) == 0.0
+
+
+def test_no_capacity_is_set_if_successors_have_no_goals_or_fill_most_slots():
+    for settings in ({"max_height": 1}, {"max_successors": 4}):
+        task = prover_task.build_task(
+            loaders.load("countries_s1"), replace(SETTINGS, **settings)
+        )
+        cfg = prover_task.build_config(task, PPO)
+        world = prover_task.training_world(task)
+        is_oracle = cfg.env.cfg.fact_selection == "oracle"
+        assert is_oracle == ("max_height" in settings)
+        first = train_step.init(cfg, world, random.key(1))
+        assert with_capacity(cfg, world, first) is cfg
+
+
+def test_the_capacity_is_the_measured_mean_with_a_margin(monkeypatch):
+    """By hand: 16 * 8 / 2 = 64 rows with 1 or 3 of 20 slots filled: mean 2, deviation 1; 1.25 * 2 * 64 + 4 * 1 * 8."""
+    cfg, world, first, _ = trained_problem()
+    mask = torch.zeros((128, 20), dtype=torch.bool)
+    mask[:64, :1] = True
+    mask[64:, :3] = True
+    profile = SimpleNamespace(
+        batch=SimpleNamespace(obs=SimpleNamespace(action_mask=None))
+    )
+    last = torch.zeros((128, 1), dtype=torch.bool)
+    profile.batch.obs.action_mask = torch.cat([mask, last], dim=1)
+    monkeypatch.setattr(train.train_step, "collect", lambda *_: profile)
+    assert with_capacity(cfg, world, first).update_agent.cfg.capacity == 192
+    # one row fits in any case
+    wide = torch.zeros((128, 480), dtype=torch.bool)
+    profile.batch.obs.action_mask = torch.cat([mask, wide, last], dim=1)
+    assert with_capacity(cfg, world, first).update_agent.cfg.capacity == 500
+    profile.batch.obs.action_mask = torch.ones((128, 21), dtype=torch.bool)
+    assert with_capacity(cfg, world, first) is cfg
