@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -57,8 +57,7 @@ FORWARD_TILES = {
     "medium": Tile("tf32", 64, 4, 128),
     "bfloat16": Tile("bfloat16", 64, 4, 128),
 }
-# in place of the former for so few rows of all learners, where a program waits more than it computes
-FEW_ROWS = 4096
+# in place of the former for few rows of all learners, where a program waits more than it computes
 FEW_ROWS_TILE = Tile("ieee", 32, 8, 128)
 # in place of that one for wide observations
 FEW_WIDE_ROWS_TILES = {
@@ -73,32 +72,15 @@ BACKWARD_TILES = {
     "medium": Tile("tf32", 32, 2),
     "bfloat16": Tile("bfloat16", 64, 4),
 }
-# Programs for each stack of layers, about as many as a GPU runs at once; of each the gradient is summed by itself. It
-# has a multiple of so many rows.
+# Programs for each stack of layers, about as many as a GPU runs at once; of each the gradient is summed by itself.
 MAX_PROGRAMS = 132
-PROGRAM_ROWS = 32
-FEW_WIDE_ROWS_PROGRAM_ROWS = 16
-WIDE_BACKWARD_PROGRAM_ROWS = 64
-MIN_SIZE = 16  # of a product on tensor cores
-# Wider observations are taken in parts of so many numbers.
-MAX_NARROW = 64
-WIDE_FORWARD_COLUMNS = 32
-WIDE_BACKWARD_COLUMNS = 64
+PROGRAM_ROWS = 32  # a program has a multiple of so many
 
-
-class LayerOutputs(NamedTuple):
-    """The outputs of the layers of the actor and of the critic for each row."""
-
-    heads: F32[Tensor, "2 B S"]
-    first: F32[Tensor, "2 B H"]
-    second: F32[Tensor, "2 B H"]
-
-
-class Settings(NamedTuple):
-    """How the layers compute."""
-
-    activation: Activation  # of hidden layers
-    is_bfloat16: bool  # the operands of products are rounded to bfloat16
+# The outputs of the layers of the actor and of the critic for each row: of the heads [2, B, S], of the first hidden
+# layer and of the second [2, B, H].
+LayerOutputs: TypeAlias = tuple[Tensor, Tensor, Tensor]
+# The activation of hidden layers, and whether the operands of products are rounded to bfloat16.
+Settings: TypeAlias = tuple[Activation, bool]
 
 
 def mlp_outputs(
@@ -109,7 +91,7 @@ def mlp_outputs(
     Args:
       params: of two hidden layers, which actor and critic do not share.
     """
-    return LayerOutputs(*_dense_forward(x, tree.leaves(params), *settings))
+    return _dense_forward(x, tree.leaves(params), *settings)
 
 
 def mlp_gradient(
@@ -214,7 +196,7 @@ def _forward_on_gpu(
         *(v.stride(0) for v in inputs),
         x.shape[-2],
         n_rows,
-        **_constants(x, leaves[2], leaves[4], tile, WIDE_FORWARD_COLUMNS),
+        **_constants(x, leaves[2], leaves[4], tile, wide_columns=32),
         is_tanh=activation == "tanh",
     )
     return heads, y1, y2
@@ -235,7 +217,7 @@ def _backward_on_gpu(
     n_rows, n_programs = _backward_programs(x)
     sums = _sums_of(n_programs, g, x, y1, y2)
     tile = BACKWARD_TILES[_precision(is_bfloat16)]
-    constants = _constants(x, w2, w3, tile, WIDE_BACKWARD_COLUMNS)
+    constants = _constants(x, w2, w3, tile, wide_columns=64)
     n_parts = -(-x.shape[-1] // int(constants["X"]))
     x_of, w2_of, w3_of = (_of_learners(v, x.ndim == 3) for v in (x, w2, w3))
     kernel: Any = fused_mlp_kernels.backward_kernel
@@ -277,7 +259,7 @@ def _values_on_gpu(
         out,
         *(v.stride(0) for v in inputs),
         x.shape[-2],
-        **_constants(x, leaves[2], leaves[4], tile, WIDE_FORWARD_COLUMNS),
+        **_constants(x, leaves[2], leaves[4], tile, wide_columns=32),
         is_tanh=activation == "tanh",
     )
     return out
@@ -298,7 +280,9 @@ def _constants(
     widths = (x.shape[-1], *w2.shape[-2:], w3.shape[-1])
     names = ("n_obs", "n_first", "n_second", "n_outputs")
     n_columns, *padded = (
-        max(MIN_SIZE, 1 << (n - 1).bit_length()) for n in widths
+        # at least 16, for products on tensor cores
+        max(16, 1 << (n - 1).bit_length())
+        for n in widths
     )
     if _is_wide(x):
         n_columns = wide_columns
@@ -332,14 +316,14 @@ def _of_learners(x: Tensor, is_batched: bool) -> Tensor:
 
 def _is_wide(x: Tensor) -> bool:
     """Return whether a program takes the numbers of an observation in parts."""
-    return x.shape[-1] > MAX_NARROW
+    return x.shape[-1] > 64
 
 
 def _forward_tile(x: Tensor, precision: str) -> tuple[Tile, int]:
     """The tile of the forward kernel, and what the rows of a program are a multiple of."""
-    is_few = x.shape[:-1].numel() <= FEW_ROWS
+    is_few = x.shape[:-1].numel() <= 4096
     if is_few and _is_wide(x):
-        return FEW_WIDE_ROWS_TILES[precision], FEW_WIDE_ROWS_PROGRAM_ROWS
+        return FEW_WIDE_ROWS_TILES[precision], 16
     if is_few and precision != "bfloat16":
         return FEW_ROWS_TILE, PROGRAM_ROWS
     return FORWARD_TILES[precision], PROGRAM_ROWS
@@ -347,8 +331,7 @@ def _forward_tile(x: Tensor, precision: str) -> tuple[Tile, int]:
 
 def _backward_programs(x: Tensor) -> tuple[int, int]:
     """As `_programs`, of the backward kernel."""
-    n_rows = WIDE_BACKWARD_PROGRAM_ROWS if _is_wide(x) else PROGRAM_ROWS
-    return _programs(x, n_rows)
+    return _programs(x, 64 if _is_wide(x) else PROGRAM_ROWS)
 
 
 def _programs(x: Tensor, n_part_rows: int) -> tuple[int, int]:
@@ -459,15 +442,10 @@ for name, fake, rule in (
     torch.library.register_vmap(f"funcppo::{name}", rule, lib=_LIBRARY)
 
 
-# units of a layer, and outputs, that a program holds
-MAX_WIDTH = 64
-MAX_OUTPUTS = 16
-# numbers of an observation, of which a program holds some at a time
-MAX_OBS = 1024
-
-
 def reason_against(cfg: Config) -> str:
     """Why the kernels cannot compute the network of a learner; empty if they can."""
+    # units and outputs that a program holds, and numbers of an observation, of which it holds some at a time
+    max_width, max_outputs, max_obs = 64, 16, 1024
     agent = cfg.update_agent or cfg.agent
     if agent.apply not in (networks.apply_mlp, networks.apply_gaussian):
         return "the network is none of `fp.nets.mlp`"
@@ -479,13 +457,13 @@ def reason_against(cfg: Config) -> str:
         return "actor and critic share their hidden layers"
     if len(net.hidden) != 2:
         return f"the network has {len(net.hidden)} hidden layers, not 2"
-    if max(net.hidden) > MAX_WIDTH:
-        return f"a layer of {max(net.hidden)} units, more than {MAX_WIDTH}"
-    if net.n_obs > MAX_OBS:
-        return f"an observation of {net.n_obs} numbers, more than {MAX_OBS}"
+    if max(net.hidden) > max_width:
+        return f"a layer of {max(net.hidden)} units, more than {max_width}"
+    if net.n_obs > max_obs:
+        return f"an observation of {net.n_obs} numbers, more than {max_obs}"
     n_outputs = net.n_actions * (2 if net.log_std == "state" else 1)
-    if n_outputs > MAX_OUTPUTS:
-        return f"{n_outputs} outputs, more than {MAX_OUTPUTS}"
+    if n_outputs > max_outputs:
+        return f"{n_outputs} outputs, more than {max_outputs}"
     if net.matmul_dtype not in (None, torch.bfloat16):
         return f"products of {net.matmul_dtype}"
     return ""
@@ -509,7 +487,7 @@ def loss_gradient(
     x = torch.where(is_finite[:, None], features(obs), 0.0)
     layers = _layers(params)
     outputs = mlp_outputs(layers, x, settings)
-    stand_in = _with_outputs(params, outputs.heads)
+    stand_in = _with_outputs(params, outputs[0])
     selected = selected._replace(obs=with_features(obs, x[:, :0]))
     loss = partial(loss_fn, cfg, world)
     gradient, (_, metrics) = grad_and_value(loss, has_aux=True)(
@@ -553,7 +531,7 @@ def rollout_step(
     def apply(net: Any, world: object, params: Any, obs: Any) -> Any:
         x = features(obs)
         outputs = mlp_outputs(_layers(params), x, settings)
-        params = _with_outputs(params, outputs.heads)
+        params = _with_outputs(params, outputs[0])
         return cfg.agent.apply(net, world, params, with_features(obs, x[:, :0]))
 
     agent = dataclasses.replace(cfg.agent, apply=apply)
@@ -595,7 +573,7 @@ def values(
 
 def _settings(cfg: Config) -> Settings:
     net: networks.MLPConfig = cfg.agent.cfg
-    return Settings(net.activation, is_bfloat16=net.matmul_dtype is not None)
+    return net.activation, net.matmul_dtype is not None
 
 
 def _layers(params: Any) -> networks.MLPParams:

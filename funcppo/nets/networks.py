@@ -165,11 +165,6 @@ def describe(value: object) -> str:
 
 
 HIDDEN_GAIN = math.sqrt(2.0)
-POLICY_GAIN = 0.01  # the first policy is nearly uniform
-VALUE_GAIN = 1.0
-# of log deviations that depend on the observation, as in Haarnoja et al. 2018, arXiv:1801.01290
-LOG_STD_RANGE = (-20.0, 2.0)
-
 Activation: TypeAlias = Literal["tanh", "relu"]
 
 
@@ -207,9 +202,8 @@ class GaussianParams(NamedTuple):
     """As `MLPParams`, with a standard deviation that does not depend on the observation."""
 
     net: MLPParams
-    log_std: (
-        F32[Tensor, "U"] | tuple[()]
-    )  # () if it is an output of the network
+    # () if it is an output of the network; of gSDE that of the noise matrix
+    log_std: F32[Tensor, "U"] | F32[Tensor, "H U"] | tuple[()]
 
 
 def init_mlp(cfg: MLPConfig, key: I64[Tensor, "2"]) -> MLPParams:
@@ -232,8 +226,9 @@ def _init(cfg: MLPConfig, key: I64[Tensor, "2"], n_outputs: int) -> MLPParams:
         hidden.append(Dense(torch.stack(trunks), bias))
         n_in = n_out
 
-    policy_weight = orthogonal(policy_key, n_in, n_outputs, POLICY_GAIN)
-    value_weight = orthogonal(value_key, n_in, 1, VALUE_GAIN)
+    # The first policy is nearly uniform.
+    policy_weight = orthogonal(policy_key, n_in, n_outputs, 0.01)
+    value_weight = orthogonal(value_key, n_in, 1, 1.0)
     policy_head = Dense(
         policy_weight, torch.zeros(n_outputs, device=key.device)
     )
@@ -262,7 +257,7 @@ def apply_mlp(
     obs: F32[Tensor, "B F"] | MaskedObservation,
 ) -> PolicyValue:
     """Logits, -inf for actions that the observation masks, and value."""
-    logits, value = _apply(cfg, params, features(obs))
+    logits, value, _ = _apply(cfg, params, features(obs))
     if isinstance(obs, MaskedObservation):
         logits = torch.where(obs.action_mask, logits, -torch.inf)
     if cfg.action_sizes is not None:
@@ -272,13 +267,13 @@ def apply_mlp(
 
 def _apply(
     cfg: MLPConfig, params: MLPParams, x: F32[Tensor, "B F"]
-) -> tuple[F32[Tensor, "B S"], F32[Tensor, "B"]]:
-    """The numbers for the policy, and the value."""
+) -> tuple[F32[Tensor, "B S"], F32[Tensor, "B"], F32[Tensor, "B H"]]:
+    """The numbers for the policy, the value, and what the last hidden layer of the actor makes."""
     x = x.expand(_n_trunks(cfg), *x.shape)
     for layer in params.hidden:
         x = activate(cfg.activation, dense(layer, x, cfg.matmul_dtype))
     policy_and_value = dense(params.heads, x, cfg.matmul_dtype)
-    return policy_and_value[0], policy_and_value[1, :, 0]
+    return policy_and_value[0], policy_and_value[1, :, 0], x[0]
 
 
 def activate(activation: Activation, x: Tensor) -> Tensor:
@@ -315,12 +310,13 @@ def apply_gaussian(
     obs: F32[Tensor, "B F"],
 ) -> GaussianPolicyValue:
     """Mean, log standard deviation and value."""
-    mean, value = _apply(cfg, params.net, obs)
+    mean, value, _ = _apply(cfg, params.net, obs)
     if isinstance(params.log_std, Tensor):
         log_std = params.log_std.expand_as(mean)
     else:
         mean, log_std = torch.split(mean, cfg.n_actions, -1)
-        log_std = log_std.clamp(*LOG_STD_RANGE)
+        # as in Haarnoja et al. 2018, arXiv:1801.01290
+        log_std = log_std.clamp(-20.0, 2.0)
     return GaussianPolicyValue(mean=mean, log_std=log_std, value=value)
 
 
@@ -414,18 +410,9 @@ def mlp(
 
 MINATAR = ((16, 3, 1),)  # channels, kernel size, stride
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-MAX_BYTE = 255.0
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvolutionConfig:
-    """One layer, without padding."""
-
-    n_channels: Size
-    kernel_size: Size
-    stride: Size
-
-    __post_init__ = check_fields
+# channels, kernel size and stride of a layer without padding
+Convolution: TypeAlias = tuple[Size, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -433,29 +420,22 @@ class CNNConfig:
     """Static sizes, and the network that reads the features."""
 
     image_shape: tuple[Size, Size, Size]  # height, width, channels
-    convolutions: tuple[ConvolutionConfig, ...]
+    convolutions: tuple[Convolution, ...]
     reader: AnyAgent  # of features [B, F]
 
     __post_init__ = check_fields
 
 
-class Convolution(NamedTuple):
-    """A layer."""
-
-    weight: Tensor  # [Out, In, K, K]
-    bias: Tensor  # [Out]
-
-
 class CNNParams(NamedTuple):
     """The layers in order, and the parameters of the network that reads their features."""
 
-    convolutions: tuple[Convolution, ...]
+    convolutions: tuple[Dense, ...]  # weights [Out, In, K, K]
     reader: Any
 
 
 def n_features(
     image_shape: tuple[int, int, int],
-    convolutions: tuple[ConvolutionConfig, ...],
+    convolutions: tuple[Convolution, ...],
 ) -> int:
     """Numbers that the convolutions make of an image.
 
@@ -463,15 +443,15 @@ def n_features(
       ValueError: the image is smaller than a kernel.
     """
     height, width, n_channels = image_shape
-    for layer in convolutions:
-        if min(height, width) < layer.kernel_size:
+    for n_out, size, stride in convolutions:
+        if min(height, width) < size:
             raise ValueError(
                 f"convolutions: expected kernels that fit in an image of {image_shape}, got one of "
-                f"{layer.kernel_size} x {layer.kernel_size} where {height} x {width} are left"
+                f"{size} x {size} where {height} x {width} are left"
             )
-        height = (height - layer.kernel_size) // layer.stride + 1
-        width = (width - layer.kernel_size) // layer.stride + 1
-        n_channels = layer.n_channels
+        height = (height - size) // stride + 1
+        width = (width - size) // stride + 1
+        n_channels = n_out
     return height * width * n_channels
 
 
@@ -481,13 +461,12 @@ def init_cnn(cfg: CNNConfig, key: I64[Tensor, "2"]) -> CNNParams:
         key, len(cfg.convolutions) + 1
     ).unbind()
 
-    layers: list[Convolution] = []
+    layers: list[Dense] = []
     n_in = cfg.image_shape[2]
-    for layer_key, layer in zip(layer_keys, cfg.convolutions):
-        n_out, size = layer.n_channels, layer.kernel_size
+    for layer_key, (n_out, size, _) in zip(layer_keys, cfg.convolutions):
         kernel = orthogonal(layer_key, n_in * size**2, n_out, HIDDEN_GAIN)
         weight = kernel.T.reshape(n_out, n_in, size, size)
-        layers.append(Convolution(weight, kernel.new_zeros(n_out)))
+        layers.append(Dense(weight, kernel.new_zeros(n_out)))
         n_in = n_out
     return CNNParams(tuple(layers), cfg.reader.init(cfg.reader.cfg, reader_key))
 
@@ -512,17 +491,15 @@ def _read_images(
 
 def convolve(
     cfg: CNNConfig,
-    layers: tuple[Convolution, ...],
+    layers: tuple[Dense, ...],
     image: Tensor,
 ) -> F32[Tensor, "B F"]:
     """Features of images [B, H, W, C]; bytes are divided by 255 first."""
     x = image.permute(0, 3, 1, 2).to(layers[0].weight.dtype)
     if image.dtype == torch.uint8:
-        x = x / MAX_BYTE
-    for params, layer in zip(layers, cfg.convolutions):
-        x = torch.relu(
-            conv2d(x, params.weight, params.bias, stride=layer.stride)
-        )
+        x = x / 255.0
+    for params, (_, _, stride) in zip(layers, cfg.convolutions):
+        x = torch.relu(conv2d(x, params.weight, params.bias, stride=stride))
     return x.flatten(1)
 
 
@@ -560,22 +537,19 @@ def apply_recurrent_cnn(
 def cnn_agent(cfg: CNNConfig) -> AnyAgent:
     """The network, which acts, and remembers, as the one that reads its features."""
     reader = cfg.reader
-    if reader.initial_memory is None:
-        return Agent(
-            cfg=cfg,
-            init=init_cnn,
-            apply=apply_cnn,
-            distribution=reader.distribution,
-            action_key_steps=reader.action_key_steps,
-        )
+    functions: dict[str, Any] = {"apply": apply_cnn}
+    if reader.initial_memory is not None:
+        functions = {
+            "initial_memory": reader_memory,
+            "apply_recurrent": apply_recurrent_cnn,
+            "encode": encode_images,
+        }
     return Agent(
         cfg=cfg,
         init=init_cnn,
-        initial_memory=reader_memory,
-        apply_recurrent=apply_recurrent_cnn,
-        encode=encode_images,
         distribution=reader.distribution,
         action_key_steps=reader.action_key_steps,
+        **functions,
     )
 
 
@@ -621,16 +595,16 @@ def cnn(
     return build
 
 
-def _read_convolution(numbers: object) -> ConvolutionConfig:
+def _read_convolution(numbers: object) -> Convolution:
     """The layer that three numbers describe."""
     if not isinstance(numbers, tuple | list) or len(cast(Any, numbers)) != 3:
         raise ValueError(
             f"convolutions: expected (channels, kernel size, stride), got {numbers!r}"
         )
-    channels, size, stride = cast(tuple[int, int, int], numbers)
-    return ConvolutionConfig(
-        n_channels=channels, kernel_size=size, stride=stride
-    )
+    layer = cast(tuple[int, int, int], tuple(cast(Any, numbers)))
+    for name, number in zip(("n_channels", "kernel_size", "stride"), layer):
+        check_value(name, Size, number)
+    return layer
 
 
 def nature_cnn(*, then: NetworkFactory | None = None) -> NetworkFactory:
@@ -868,9 +842,6 @@ def _factory(
     return build
 
 
-MIN_VARIANCE = 1e-6  # of an action, in its density: features may all be 0
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GSDEConfig:
     """Static sizes and options."""
@@ -886,13 +857,6 @@ class GSDEConfig:
     __post_init__ = check_fields
 
 
-class GSDEParams(NamedTuple):
-    """Actor and critic, and the log deviations of the noise matrix."""
-
-    net: MLPParams
-    log_std: F32[Tensor, "H U"]
-
-
 class GSDEPolicyValue(NamedTuple):
     """The output of an actor-critic whose noise is a random matrix times features."""
 
@@ -903,7 +867,7 @@ class GSDEPolicyValue(NamedTuple):
     matrix_std: F32[Tensor, "H U"]  # of the noise matrix
 
 
-def init_gsde(cfg: GSDEConfig, key: I64[Tensor, "2"]) -> GSDEParams:
+def init_gsde(cfg: GSDEConfig, key: I64[Tensor, "2"]) -> GaussianParams:
     """Parameters as those of `mlp`, or uniform ones, with equal deviations for all numbers of the noise matrix."""
     net = init_mlp(cfg.mlp, key)
     if not cfg.orthogonal:
@@ -912,7 +876,7 @@ def init_gsde(cfg: GSDEConfig, key: I64[Tensor, "2"]) -> GSDEParams:
     log_std = torch.full(
         (n_features, cfg.mlp.n_actions), cfg.first_log_std, device=key.device
     )
-    return GSDEParams(net, log_std)
+    return GaussianParams(net, log_std)
 
 
 def _init_uniform(
@@ -945,26 +909,24 @@ def _uniform_layer(
 
 
 def apply_gsde(
-    cfg: GSDEConfig, world: object, params: GSDEParams, obs: F32[Tensor, "B F"]
+    cfg: GSDEConfig,
+    world: object,
+    params: GaussianParams,
+    obs: F32[Tensor, "B F"],
 ) -> GSDEPolicyValue:
     """Mean and value, and the noise: of the action it has the deviation
 
     std_u = sqrt(sum over h of features_h^2 exp(2 log_std_hu))
     """
-    mlp = cfg.mlp
-    n_trunks = 1 if mlp.shared_trunk else 2
-    x = obs.expand(n_trunks, *obs.shape)
-    for layer in params.net.hidden:
-        x = activate(mlp.activation, dense(layer, x, mlp.matmul_dtype))
-    mean_and_value = dense(params.net.heads, x, mlp.matmul_dtype)
-
-    features = x[0].detach()
-    matrix_std = params.log_std.exp()
-    variance = features**2 @ matrix_std**2 + MIN_VARIANCE
+    mean, value, features = _apply(cfg.mlp, params.net, obs)
+    features = features.detach()
+    matrix_std = cast(Tensor, params.log_std).exp()
+    # Features may all be 0.
+    variance = features**2 @ matrix_std**2 + 1e-6
     return GSDEPolicyValue(
-        mean=mean_and_value[0],
+        mean=mean,
         log_std=0.5 * variance.log(),
-        value=mean_and_value[1, :, 0],
+        value=value,
         features=features,
         matrix_std=matrix_std,
     )
@@ -989,7 +951,7 @@ GSDE: Distribution[GSDEPolicyValue] = Distribution(
 
 def gsde_agent(
     cfg: GSDEConfig,
-) -> Agent[object, GSDEParams, Tensor, GSDEPolicyValue]:
+) -> Agent[object, GaussianParams, Tensor, GSDEPolicyValue]:
     """The network, with a noise matrix for as many steps as it says."""
     return Agent(
         cfg=cfg,

@@ -8,14 +8,12 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import trainer
 from funcppo.core import random, tree
 from funcppo.nets import networks
 from funcppo.nets.networks import GSDE, Dense, GSDEConfig, MLPConfig
-from funcppo.nets.networks import GSDEParams as Params
+from funcppo.nets.networks import GaussianParams as Params
 from funcppo.nets.networks import MLPParams as MLPParams
 from funcppo.rollout import rollout_keys
-from funcppo.train_step import sample_randomness
 from tests.learning import WORLD
 from tests.nets.guessing import guessing
 
@@ -54,21 +52,6 @@ def test_the_density_of_an_example_worked_by_hand():
     assert float(GSDE.entropy(output)) == pytest.approx(entropy, abs=1e-5)
 
 
-def test_mean_and_value_are_those_of_the_mlp():
-    params = networks.init_gsde(CFG, random.key(4))
-    obs = random.normal(random.key(5), (6, 3))
-    output = networks.apply_gsde(CFG, WORLD, params, obs)
-    plain = fp.nets.mlp(8, 5)(
-        fp.EnvironmentSpec(
-            observation_size=3, action_size=2, continuous_actions=True
-        )
-    )
-    same = plain.init(plain.cfg, random.key(4))._replace(net=params.net)
-    want = plain.apply(plain.cfg, WORLD, same, obs)
-    assert torch.equal(output.mean, want.mean)
-    assert torch.equal(output.value, want.value)
-
-
 def test_actions_have_the_moments_of_their_density():
     """20,000 matrices: means within 5 standard errors, deviations within 3 %."""
     n = 20_000
@@ -95,17 +78,6 @@ def test_one_key_is_one_function_of_the_state():
     assert len(noise(equal).unique(dim=0)) == 4
 
 
-def test_features_get_no_gradient_through_the_noise():
-    params = networks.init_gsde(CFG, random.key(0))
-    obs = random.normal(random.key(1), (6, 3))
-    entropy = lambda p: GSDE.entropy(
-        networks.apply_gsde(CFG, WORLD, p, obs)
-    ).sum()
-    grads = torch.func.grad(entropy)(params)
-    assert not any(x.any() for x in tree.leaves(grads.net))
-    assert grads.log_std.all()
-
-
 @pytest.mark.parametrize(
     ("held", "want"),
     [
@@ -121,66 +93,6 @@ def test_keys_of_actions_are_held_and_others_are_not(held, want):
     keys = rollout_keys(random.key(0), 7, 5, held)
     assert torch.equal(keys[0], plain[0][want])
     assert torch.equal(keys[1], plain[1]) and torch.equal(keys[2], plain[2])
-
-
-def test_noise_stays_the_same_within_a_rollout_and_is_new_in_the_next():
-    learner = fp.ppo(
-        env=fp.envs.mountain_car_continuous(),
-        network=fp.nets.gsde(4),
-        n_envs=2,
-        n_steps=6,
-        n_minibatches=1,
-    )
-    cfg, state = learner.cfg, learner.init(fp.random.key(0))
-    seen = []
-    for _ in range(2):
-        drawn = sample_randomness(cfg, WORLD, state.key)
-        seen.append(drawn.random_inputs.action_key)
-        state, _ = learner.step(state)
-    assert all(len(keys.unique(dim=0)) == 1 for keys in seen)
-    assert not torch.equal(seen[0][0], seen[1][0])
-
-
-def step_keys(n_steps, noise_steps):
-    """Keys of the steps of an evaluation from step 64."""
-    learner = fp.ppo(
-        env=guessing("continuous"),
-        network=fp.nets.gsde(4, noise_steps=noise_steps),
-        n_steps=n_steps,
-        n_minibatches=1,
-    )
-    evaluator = trainer.Evaluator(learner=learner, n_episodes=3)
-    return evaluator._step_keys(random.key(0), 64)
-
-
-@pytest.mark.parametrize(("n_steps", "noise_steps"), [(10, None), (32, 10)])
-def test_an_evaluation_holds_keys_as_a_rollout_does(n_steps, noise_steps):
-    """Steps 64 to 69 go on with the key of step 60, the others with those of 70, 80, ..."""
-    plain, held = step_keys(5, 1), step_keys(n_steps, noise_steps)
-    assert torch.equal(held.env_key, plain.env_key)
-    assert len(plain.action_key.unique(dim=0)) == trainer.KEYS_AT_ONCE
-    assert len(held.action_key[:6].unique(dim=0)) == 1
-    assert torch.equal(
-        held.action_key[6:16], plain.action_key[6:7].expand(10, -1)
-    )
-    assert not torch.equal(held.action_key[0], held.action_key[6])
-
-
-def test_uniform_parameters_are_within_those_of_pytorch():
-    """1 / sqrt(n_in) bounds weights and biases; 200 numbers of a layer come within 5 % of it."""
-    cfg = GSDEConfig(
-        mlp=MLPConfig(n_obs=4, n_actions=2, hidden=(100, 25)), orthogonal=False
-    )
-    net = networks.init_gsde(cfg, random.key(0)).net
-    for layer, n_in in zip((*net.hidden, net.heads), (4, 100, 25)):
-        bound = n_in**-0.5
-        largest = float(layer.weight.abs().max())
-        assert 0.9 * bound < largest < bound
-        assert 0 < float(layer.bias.abs().max()) < bound
-    # What pads the critic's head stays 0, as that of `mlp`.
-    assert not net.heads.weight[1, :, 1:].any()
-    assert not net.heads.bias[1, :, 1:].any()
-    assert net.heads.weight[0].all() and net.heads.weight[1, :, 0].all()
 
 
 def test_a_run_that_is_continued_ends_with_the_bits_of_one_that_was_not(

@@ -41,37 +41,6 @@ def test_the_stacked_mlp_equals_two_separate_ones():
     torch.testing.assert_close(out.value, outs[1][:, 0])
 
 
-def test_an_action_that_the_observation_masks_is_never_taken():
-    params = networks.init_mlp(CFG, random.key(4))
-    features = random.normal(random.key(5), (6, 3))
-    mask = torch.tensor([[True, False], [True, True]]).repeat(3, 1)
-    plain = networks.apply_mlp(CFG, WORLD, params, features)
-    masked = networks.apply_mlp(
-        CFG, WORLD, params, MaskedObservation(features, mask)
-    )
-    assert torch.equal(masked.logits[mask], plain.logits[mask])
-    assert (masked.logits[~mask] == -torch.inf).all()
-    assert torch.equal(masked.value, plain.value)
-
-
-def test_what_fills_up_the_critic_s_head_is_zero_and_has_no_gradient():
-    params = networks.init_mlp(CFG, random.key(4))
-    loss = lambda p: sum(
-        x.square().sum()
-        for x in networks.apply_mlp(
-            CFG, WORLD, p, random.normal(random.key(5), (6, 3))
-        )
-    )
-    for head in (params.heads, torch.func.grad(loss)(params).heads):
-        used, unused = head.weight[1].split([1, CFG.n_actions - 1], dim=1)
-        assert (
-            used.all()
-            and unused.numel()
-            and not unused.any()
-            and not head.bias[1, :, 1:].any()
-        )
-
-
 def test_actor_and_critic_start_different_and_with_the_published_gains():
     params = networks.init_mlp(CFG, random.key(6))
     assert not torch.equal(
@@ -81,19 +50,6 @@ def test_actor_and_critic_start_different_and_with_the_published_gains():
     weights = [params.hidden[0].weight[0], *params.heads.weight]
     assert [norm(w) for w in weights] == pytest.approx(
         [2**0.5, 0.01, 1.0], rel=1e-5
-    )
-
-
-def test_the_gaussian_network_starts_with_unit_deviation():
-    cfg = networks.MLPConfig(n_obs=3, n_actions=2)
-    out = networks.apply_gaussian(
-        cfg,
-        WORLD,
-        networks.init_gaussian(cfg, random.key(0)),
-        torch.ones(4, 3),
-    )
-    assert (
-        out.mean.shape == out.log_std.shape == (4, 2) and not out.log_std.any()
     )
 
 
@@ -121,16 +77,6 @@ def test_products_in_bfloat16_are_within_their_rounding(hidden):
     ):
         assert got.dtype == torch.float32
         assert 1e-5 < float((got - want).norm() / want.norm()) < 0.01
-
-
-def test_a_network_is_built_for_the_sizes_and_actions_of_an_environment():
-    factory = networks.mlp(8, 5)
-    discrete = factory(EnvironmentSpec(observation_size=3, action_size=2))
-    assert discrete.cfg == CFG and discrete.apply is networks.apply_mlp
-    spec = EnvironmentSpec(
-        observation_size=3, action_size=2, continuous_actions=True
-    )
-    assert factory(spec).apply is networks.apply_gaussian
 
 
 ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}

@@ -101,7 +101,7 @@ def assert_equals_pytorch(
     sums = fused_mlp._backward_on_gpu(
         of_heads, x, y1, y2, leaves[2], leaves[4], *settings
     )
-    expected = expected_of(*problem, settings.activation)
+    expected = expected_of(*problem, settings[0])
     for got, want in zip((heads, sums.sum(-2)), expected):
         error = (got - want).norm() / want.norm()
         assert error < tolerance, error
@@ -125,7 +125,7 @@ def test_the_code_of_the_kernels_equals_pytorch(
     n_learners: int, n_rows: int, sizes: Any, activation: Any
 ) -> None:
     assert_equals_pytorch(
-        problem(n_learners, n_rows, sizes), Settings(activation, False), 1e-5
+        problem(n_learners, n_rows, sizes), (activation, False), 1e-5
     )
 
 
@@ -144,11 +144,11 @@ def test_the_kernels_equal_pytorch_on_a_gpu(
     # A relu near 0 may be on or off.
     tolerance = 2e-6 if activation == "tanh" else 1e-3
     args = problem(n_learners, n_rows, sizes, "cuda")
-    assert_equals_pytorch(args, Settings(activation, False), tolerance)
-    assert_equals_pytorch(args, Settings(activation, True), 0.05)
+    assert_equals_pytorch(args, (activation, False), tolerance)
+    assert_equals_pytorch(args, (activation, True), 0.05)
     torch.set_float32_matmul_precision("high")
     try:
-        assert_equals_pytorch(args, Settings(activation, False), 0.02)
+        assert_equals_pytorch(args, (activation, False), 0.02)
     finally:
         torch.set_float32_matmul_precision("highest")
 
@@ -156,7 +156,7 @@ def test_the_kernels_equal_pytorch_on_a_gpu(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_kernels_give_the_same_bits_again() -> None:
     params, x, of_heads = problem(1, 65536, SIZES[-1], "cuda")
-    settings = Settings("tanh", False)
+    settings = ("tanh", False)
 
     def gradient() -> torch.Tensor:
         outputs = fused_mlp.mlp_outputs(params, x, settings)

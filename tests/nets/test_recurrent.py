@@ -62,21 +62,6 @@ def module_of(cell, params):
     return module
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_a_cell_starts_with_zero_memory_and_orthogonal_gates(cell):
-    agent = CELLS[cell](6, hidden=(5,))(fp.envs.cartpole().spec)
-    params = agent.init(agent.cfg, random.key(0))
-    for gate in params.cell.recurrent.weight.split(6, 1):
-        torch.testing.assert_close(
-            gate.T @ gate, torch.eye(6), rtol=0, atol=1e-5
-        )
-    memory = agent.initial_memory(agent.cfg, 3, torch.device("cpu"))
-    assert [leaf.shape for leaf in tree.leaves(memory)] == [(3, 6)] * len(
-        memory
-    )
-    assert not tree.ravel(memory).any()
-
-
 def loss_of_modules(cfg, state, batch):
     """The loss and its gradients, row by row and step by step, with cells of torch; one environment after another."""
     ppo, agent = cfg.ppo, cfg.agent
@@ -181,42 +166,6 @@ def test_a_compiled_gradient_keeps_the_loop_over_steps(monkeypatch):
     assert_trees_equal(got, want, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("remembers", [True, False])
-def test_a_memory_may_hold_integers_too_or_nothing_else(remembers):
-    """A network of one's own, which counts its steps; float64, 1e-12."""
-
-    def apply(cfg, world, params, obs, memory):
-        weight, recurrent = params
-        n, *state = memory
-        x = obs.sum(1, keepdim=True) * weight + 0.1 * n[:, None]
-        x = torch.tanh(x + (state[0] @ recurrent if state else recurrent[0]))
-        out = fp.PolicyValue(x[:, :2], x[:, 2])
-        return out, [n + 1, x][: len(memory)]
-
-    def initial(cfg, n_rows, device):
-        n = torch.zeros(n_rows, dtype=torch.int64, device=device)
-        return [n, torch.zeros(n_rows, 3)] if remembers else [n]
-
-    agent = fp.Agent(
-        cfg=None,
-        init=lambda cfg, key: (
-            random.normal(key, (1, 3)),
-            random.normal(key, (3, 3)),
-        ),
-        initial_memory=initial,
-        apply_recurrent=apply,
-    )
-    env = fp.envs.cartpole(max_steps=3)
-    cfg = fp.ppo(env=env, network=agent, **SMALL).cfg
-    state = double(init(cfg, WORLD, random.key(0)))
-    batch = collect(cfg, WORLD, state).batch
-    arguments = (cfg, WORLD, state.params, batch)
-    got = minibatch.sequence_gradient(*arguments, state.scalars, tree.scan)
-    rows = torch.arange(28)
-    want = minibatch.loss_gradient(*arguments, rows, state.scalars)
-    assert_trees_equal(got, want, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_before_an_update_the_replay_gives_the_values_of_the_rollout(cell):
     """Ratios are 1 and values equal, over episode ends and from memories of the rollout before; 1e-12."""
@@ -232,39 +181,6 @@ def test_before_an_update_the_replay_gives_the_values_of_the_rollout(cell):
     _, metrics = losses.loss_fn(cfg, WORLD, state.params, half, state.scalars)
     assert abs(float(metrics.approx_kl)) < 1e-12
     assert float(metrics.clip_fraction) == 0
-
-
-def test_minibatches_and_microbatches_are_of_whole_environments():
-    cfg, state = begun("gru", n_envs=8, n_minibatches=2, n_microbatches=2)
-    indices = collect(cfg, WORLD, state).minibatches
-    environment, step = indices.rows % 8, indices.rows // 8
-    assert indices.rows.shape == (4, 28)
-    for epoch in environment.view(2, 2, 7, 4):
-        assert (epoch == epoch[:, :1]).all()  # the same ones at every step
-        assert epoch[:, 0].flatten().sort().values.tolist() == list(range(8))
-    assert (step.view(4, 7, 4) == torch.arange(7)[:, None]).all()
-
-    parts = minibatch.split_rows(cfg, indices.rows[0])
-    assert parts.shape == (2, 14)
-    assert parts.flatten().sort().values.equal(indices.rows[0].sort().values)
-    for part in parts.view(2, 7, 2):
-        assert (part % 8 == part[:1] % 8).all()
-
-
-def test_microbatches_of_sequences_have_the_gradient_of_the_minibatch():
-    """Float64, 1e-12."""
-    cfg, state = begun("lstm")
-    collected = collect(cfg, WORLD, state)
-    arguments = (
-        state.params,
-        collected.batch,
-        collected.minibatches.rows[0],
-        collected.scalars,
-    )
-    want = minibatch.accumulate_gradients(cfg, WORLD, *arguments)
-    cfg = replace(cfg, ppo=replace(cfg.ppo, n_microbatches=2))
-    got = minibatch.accumulate_gradients(cfg, WORLD, *arguments)
-    assert_trees_equal(got, want, rtol=0, atol=1e-12)
 
 
 def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
@@ -304,27 +220,6 @@ def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
     assert env.truncates
 
 
-def test_memory_is_carried_from_rollout_to_rollout_and_reset_where_one_ends():
-    """Two rollouts of 4 steps of episodes of 5, by the memories of one long rollout under fixed parameters."""
-    frozen = {"learning_rate": 0.0, "max_steps": 5, "n_envs": 2}
-    cfg, state = begun("lstm", n_updates=0, n_steps=4, **frozen)
-    agent = cfg.agent
-    memory = agent.initial_memory(agent.cfg, 2, torch.device("cpu"))
-    memory = double(memory)
-    for _ in range(2):
-        batch = collect(cfg, WORLD, state).batch
-        assert_trees_equal(batch.sequence.memory, memory, rtol=0, atol=1e-12)
-        for obs, done in zip(
-            batch.obs.view(4, 2, 4), batch.sequence.done.view(4, 2)
-        ):
-            _, memory = apply_agent(agent, WORLD, state.params, obs, memory)
-            memory = tree.map(
-                lambda x, done=done: torch.where(done[:, None], 0.0, x), memory
-            )
-        state, _ = train_step(cfg, WORLD, state)
-        assert_trees_equal(state.memory, memory, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_bad_reward_leaves_its_rows_out_and_what_later_rows_remember_as_it_was(
     bad,
@@ -343,31 +238,6 @@ def test_a_bad_reward_leaves_its_rows_out_and_what_later_rows_remember_as_it_was
     assert tree.ravel(grads).isfinite().all()
     assert float(metrics.nonfinite_fraction) == pytest.approx(1 / 7)
     assert abs(float(metrics.approx_kl)) < 1e-12  # later rows are as they were
-
-
-def test_a_bad_memory_never_reaches_the_parameters():
-    cfg, state = begun("lstm")
-    is_bad = torch.arange(4)[:, None] == 1
-    memory = tree.map(lambda x: torch.where(is_bad, torch.nan, x), state.memory)
-    after, metrics = train_step(cfg, WORLD, state._replace(memory=memory))
-    assert tree.ravel(after.params).isfinite().all()
-    assert float(metrics.n_applied_minibatches) == 4
-    assert 0 < float(metrics.loss.nonfinite_fraction) < 1
-
-
-@pytest.mark.parametrize("network", [fp.nets.gru, fp.nets.lstm])
-@pytest.mark.parametrize(
-    ("n_units", "options", "problem"),
-    [
-        (0, {}, "n_units: expected 1 or more, got 0"),
-        (1.5, {}, r"n_units: expected an integer, got 1\.5"),
-        (4, {"hidden": 8}, "hidden: expected a tuple, got 8"),
-        (4, {"activation": "sin"}, "activation: expected one of tanh, relu"),
-    ],
-)
-def test_options_out_of_range_are_named(network, n_units, options, problem):
-    with pytest.raises(ValueError, match=f"^{problem}"):
-        network(n_units, **options)(fp.envs.cartpole().spec)
 
 
 @pytest.mark.parametrize(
@@ -445,19 +315,6 @@ def test_an_update_of_sequences_is_one_cuda_graph_and_equals_eager():
         state, _ = fast.step(state)
         eager, _ = ppo.step(eager)
     assert_trees_equal(state, eager, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.long
-def test_a_strategy_compiles_the_whole_update_and_equals_eager():
-    """After two updates, in float32."""
-    ppo = learner("gru", n_steps=3, max_steps=2, n_microbatches=2)
-    state = eager = ppo.init(random.key(0))
-    fast = fp.compile(ppo, state, backend="aot_eager")
-    assert fast.record.strategy == "one-graph" and not fast.record.failures
-    for _ in range(2):
-        state, _ = fast.step(state)
-        eager, _ = ppo.step(eager)
-    assert_trees_equal(state, eager, rtol=1e-4, atol=1e-5)
 
 
 def success(network, n_updates=10):
