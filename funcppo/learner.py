@@ -19,6 +19,7 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
+    TypeAlias,
     cast,
     overload,
 )
@@ -178,15 +179,20 @@ def _check_state(state: Any) -> None:
         raise TypeError(
             f"state: expected a TrainState, as init returns it, got {type(state).__name__}"
         )
-    whole = cast("TrainState[Any, Any]", state)
+    whole = cast("AnyState", state)
     moments = whole.opt_state
     learnt = _Learnt(whole.params, moments.mu, moments.nu)
     tree.check_common_dtype(learnt, "state")
 
 
+# For code that serves all learners.
+AnyLearner: TypeAlias = Learner[Any, Any]
+AnyState: TypeAlias = TrainState[Any, Any]
+
+
 @contextmanager
 def own_state(
-    learner: Learner[Any, Any], state: TrainState[Any, Any], name: str
+    learner: AnyLearner, state: AnyState, name: str
 ) -> Generator[None]:
     """Check the state that a function receives, and say why the function fails with it.
 
@@ -214,7 +220,7 @@ def own_state(
 
 
 def _describe_difference(
-    learner: Learner[Any, Any], state: TrainState[Any, Any], name: str
+    learner: AnyLearner, state: AnyState, name: str
 ) -> str:
     """Where a state differs from those of a learner; empty if it does not, or if the learner can make none."""
     try:
@@ -230,9 +236,7 @@ def _describe_difference(
     return ""
 
 
-def _describe_failure(
-    learner: Learner[Any, Any], state: TrainState[Any, Any]
-) -> str:
+def _describe_failure(learner: AnyLearner, state: AnyState) -> str:
     """Which function of the environment fails in a step, as it is made again; empty if it is none of them."""
     try:
         train_step.train_step(
@@ -298,7 +302,7 @@ def ppo(
 ) -> Learner[Any, State]: ...
 def ppo(
     *, env: object, network: object, world: object = None, **options: Any
-) -> Learner[Any, Any]:
+) -> AnyLearner:
     """Proximal policy optimisation of a network in an environment.
 
     Args:
@@ -489,9 +493,7 @@ def compile(
         return compiled
 
 
-def check_functions(
-    learner: Learner[Any, Any], state: TrainState[Any, Any]
-) -> None:
+def check_functions(learner: AnyLearner, state: AnyState) -> None:
     """Check that network and environment are pure, on one step; an environment that steps on the host is left out.
 
     Raises:
@@ -521,9 +523,7 @@ def check_functions(
         )
 
 
-def check_vectorised(
-    learner: Learner[Any, Any], states: TrainState[Any, Any]
-) -> None:
+def check_vectorised(learner: AnyLearner, states: AnyState) -> None:
     """Check that `torch.vmap` maps network and environment, on one step of several learners.
 
     Args:
@@ -546,7 +546,7 @@ def check_vectorised(
 def _try_functions(
     cfg: Config,
     world: object,
-    state: TrainState[Any, Any],
+    state: AnyState,
     key: I64[Tensor, "... 2"],
     call: Callable[..., Any],
     sample: Callable[..., Tensor],
@@ -574,7 +574,7 @@ def _try_functions(
 def _apply_network(
     cfg: Config,
     world: object,
-    state: TrainState[Any, Any],
+    state: AnyState,
     obs: Any,
     call: Callable[..., Any],
 ) -> Any:
@@ -655,10 +655,10 @@ def _compile(
 
 
 def _roll_out(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     cfg: Config,
     parts: StepFunctions,
-    state: TrainState[Any, Any],
+    state: AnyState,
 ) -> Rollout:
     """A rollout of environments on the host; random numbers are those of the compiled part.
 
@@ -679,8 +679,8 @@ def _learn(
     cfg: Config,
     world: object,
     parts: StepFunctions,
-    state_and_rollout: tuple[TrainState[Any, Any], Rollout],
-) -> tuple[tuple[TrainState[Any, Any], Rollout], Metrics]:
+    state_and_rollout: tuple[AnyState, Rollout],
+) -> tuple[tuple[AnyState, Rollout], Metrics]:
     """The state after learning from a rollout, beside that rollout."""
     state, rollout = state_and_rollout
     next_state, metrics = train_step.learn(cfg, world, state, rollout, parts)

@@ -288,7 +288,7 @@ def open_loggers(
     with ExitStack() as stack:
         for name in dict.fromkeys(names):
             if name == "csv":
-                opened.append(_open_csv(folder / CSV_FILE, rows))
+                opened.append(_open_csv(folder / CSV_FILE, rows, stack))
             elif name == "tensorboard":
                 path = folder / TENSORBOARD_FOLDER
                 opened.append(_open_tensorboard(path, rows, stack))
@@ -297,45 +297,24 @@ def open_loggers(
         yield opened
 
 
-def _open_csv(path: Path, rows: Sequence[Row]) -> LogFn:
-    """A line an update; the file is written again where a row has a column that it lacks."""
-    lines = [_csv_row(row) for row in rows]
-    columns: list[str] = []
+def _open_csv(path: Path, rows: Sequence[Row], stack: ExitStack) -> LogFn:
+    """A line an update, written when the log is closed; a number that is not finite is empty, as it is null there."""
+    lines = list(rows)
 
-    def rewrite() -> None:
-        text = io.StringIO(newline="")
+    def write() -> None:
         names = (name for line in lines for name in line)
-        columns[:] = dict.fromkeys(("update", *names))
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(lines)
+        columns = dict.fromkeys(("update", *names))
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        for line in lines:
+            finite = json.loads(_to_line(line))
+            writer.writerow([finite.get(name) for name in columns])
         content = text.getvalue().encode()
         files.write_atomically(path, lambda file: file.write(content))
 
-    def log(row: Row) -> None:
-        lines.append(_csv_row(row))
-        if not lines[-1].keys() <= set(columns):
-            rewrite()
-            return
-        with (
-            files.named_errors(path),
-            open(path, "a", newline="", encoding="utf-8") as file,
-        ):
-            csv.DictWriter(file, columns).writerow(lines[-1])
-
-    rewrite()
-    return log
-
-
-def _csv_row(row: Row) -> Row:
-    """A line of metrics.jsonl as cells; a number that is not finite is empty, as it is null there."""
-    return {
-        name: ""
-        if value is None
-        or (isinstance(value, float) and not math.isfinite(value))
-        else value
-        for name, value in row.items()
-    }
+    stack.callback(write)
+    return lines.append
 
 
 def _open_tensorboard(

@@ -48,6 +48,8 @@ from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import (
+    AnyLearner,
+    AnyState,
     Learner,
     check_functions,
     check_vectorised,
@@ -62,11 +64,11 @@ from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.distributed import launched_size
 from funcppo.runtime.reasons import ReasonCode
-from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
+from funcppo.train_step import EAGER_PARTS, Metrics, vmap_parts
 
 KEYS_AT_ONCE = 64  # steps of an evaluation whose keys are made together
 
-State = TrainState[Any, Any]
+State = AnyState
 EvaluationT = TypeVar("EvaluationT")
 
 
@@ -104,7 +106,7 @@ class PolicyEvaluation(NamedTuple):
 class Progress(Generic[EvaluationT]):
     """What a callback receives after each update."""
 
-    learner: Learner[Any, Any]
+    learner: AnyLearner
     # The seeds of `train_many`: state and metrics then have a first axis of them, and there are as many evaluations.
     seeds: tuple[int, ...] | None
     state: State  # valid during the call; copy what must outlive it
@@ -295,7 +297,7 @@ def _read_options(
 
 
 def train(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     total_steps: int,
     *,
     seed: int = 0,
@@ -377,7 +379,7 @@ def train(
 class Loop:
     """What makes the updates of a run, and what is done between them."""
 
-    learner: Learner[Any, Any]
+    learner: AnyLearner
     seeds: tuple[int, ...] | None  # None: one state, not several
     step: Callable[[State], tuple[State, Metrics]]
     record: StrategyRecord | None  # how the step is run; None: eagerly
@@ -574,7 +576,7 @@ def _call(loop: Loop, progress: Progress[Any], is_save_due: bool) -> bool:
     return group.agree(is_stopped)
 
 
-def _is_main(learner: Learner[Any, Any]) -> bool:
+def _is_main(learner: AnyLearner) -> bool:
     """Whether this process reads and writes files."""
     return learner.group is None or learner.group.is_main
 
@@ -600,7 +602,7 @@ def saved_update(path: Path) -> int:
 
 
 def restore_latest(
-    learner: Learner[Any, Any], state: State, path: Path | None
+    learner: AnyLearner, state: State, path: Path | None
 ) -> tuple[State, tuple[str, ...]]:
     """The state of the checkpoint if there is one, or of the one before; otherwise the given one.
 
@@ -629,7 +631,7 @@ def restore_latest(
     return state, tuple(notes)
 
 
-def _restart_environments(learner: Learner[Any, Any], state: State) -> State:
+def _restart_environments(learner: AnyLearner, state: State) -> State:
     """The state with a new episode in each row; what outlives an episode (running moments) is kept."""
     env, world = learner.cfg.env, learner.world
     n_envs = learner.cfg.ppo.n_envs
@@ -730,9 +732,7 @@ def batch_size(ppo: PPOConfig) -> int:
     return ppo.n_envs * ppo.n_steps
 
 
-def with_length(
-    learner: Learner[Any, Any], total_steps: int
-) -> Learner[Any, Any]:
+def with_length(learner: AnyLearner, total_steps: int) -> AnyLearner:
     """The learner whose schedules end after `total_steps`.
 
     Raises:
@@ -751,7 +751,7 @@ def with_length(
 # Checkpoints
 
 
-def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
+def _restore(path: Path, learner: AnyLearner, like: State) -> State:
     stored: dict[str, str] = checkpoints.read(path)[1].get("settings", {})
     for name, value in settings_text(learner.cfg).items():
         found = str(stored.get(name))
@@ -809,7 +809,7 @@ def find_ending_schedule(ppo: PPOConfig) -> str:
 
 
 def evaluate_policy(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     state: State,
     *,
     n_episodes: int = 32,
@@ -841,7 +841,7 @@ def evaluate_policy(
 class Evaluator:
     """Evaluates states of one learner again and again; on a GPU a step of the episodes is one CUDA graph."""
 
-    learner: Learner[Any, Any]
+    learner: AnyLearner
     n_episodes: int
     max_steps: int = 10_000
     # by (greedy, stacked), recorded at the first evaluation
@@ -1020,7 +1020,7 @@ def _estimate_return(
 
 
 def _begin_episodes(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     env: AnyEnvironment,
     n_episodes: int,
     env_state: Any,
@@ -1043,7 +1043,7 @@ def _begin_episodes(
 
 
 def _step_episodes(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     env: AnyEnvironment,
     greedy: bool,
     params: object,
@@ -1095,7 +1095,7 @@ Evaluations = tuple[PolicyEvaluation, ...]  # one for each seed
 
 
 def train_many(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     total_steps: int,
     *,
     seeds: int | Sequence[int] = 8,
@@ -1168,7 +1168,7 @@ def train_many(
 
 
 def init_many(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     seeds: Sequence[int],
     device: torch.device | str = "cpu",
     scalars: Mapping[str, Sequence[float]] | None = None,
@@ -1210,7 +1210,7 @@ def init_many(
 
 
 def prepare_many(
-    learner: Learner[Any, Any], state: State, strategy: str
+    learner: AnyLearner, state: State, strategy: str
 ) -> tuple[Callable[[State], tuple[State, Metrics]], StrategyRecord]:
     """The step of stacked states, which is not compiled for a finished run, and how it is run.
 

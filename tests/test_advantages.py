@@ -116,42 +116,6 @@ def test_lambda_0_is_the_one_step_error_and_lambda_1_the_return_less_the_value(
         torch.testing.assert_close(one[t], total, rtol=1e-12, atol=1e-12)
 
 
-def test_a_cut_episode_counts_the_value_of_its_last_state_and_a_finished_one_does_not():
-    """One step, reward 1, V(s) = 0, V(s') = 10, gamma .9."""
-    one, end, go = (
-        torch.ones(1, 1),
-        torch.tensor([[True]]),
-        torch.tensor([[False]]),
-    )
-    for terminated, truncated, want in (
-        (end, go, 1.0),
-        (go, end, 10.0),
-        (end, end, 1.0),
-    ):
-        advantage, _ = gae(
-            one,
-            terminated,
-            truncated,
-            0 * one,
-            10 * one,
-            gamma=0.9,
-            gae_lambda=0.5,
-        )
-        assert float(advantage) == want
-
-
-def test_nothing_passes_an_end_of_an_episode():
-    reward, value = torch.zeros(4, 2), torch.zeros(4, 2)
-    late = torch.where(torch.arange(4)[:, None] == 3, 100.0, reward)
-    cut = (torch.arange(4)[:, None] == 1) & torch.tensor([[True, False]])
-    for ends in ((cut, cut & False), (cut & False, cut)):
-        advantage, _ = gae(late, *ends, value, value, gamma=1.0, gae_lambda=1.0)
-        assert (
-            advantage[:, 0].tolist() == [0, 0, 100, 100]
-            and advantage[:, 1].tolist() == [100] * 4
-        )
-
-
 @given(SEEDS, st.integers(1, 70))
 @settings(max_examples=40, deadline=None)
 def test_the_doubling_sum_equals_the_recurrence(seed, T):
@@ -183,20 +147,6 @@ def test_the_next_value_is_the_next_rows_but_at_a_cut_the_last_states():
         9.0,
         4.0,
     ]
-
-
-def test_advantages_and_targets_carry_no_gradient():
-    reward, terminated, truncated, value, next_value = episodes(0, 3, 2)
-    out = gae(
-        reward,
-        terminated,
-        truncated,
-        value.requires_grad_(),
-        next_value,
-        gamma=0.9,
-        gae_lambda=0.9,
-    )
-    assert not any(x.requires_grad for x in out)
 
 
 @given(

@@ -11,11 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import funcppo as fp
-from funcppo import optim
 from funcppo.config import AdamConfig, PPOConfig, Schedule
 from funcppo.core import random, tree
 from funcppo.losses import Scalars, loss_fn
-from funcppo.rollout import RandomInputs, RolloutState, rollout_step
 from funcppo.runtime import compile
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import (
@@ -156,38 +154,6 @@ def test_a_scalar_that_is_not_finite_never_reaches_the_parameters(
     assert_like(after.opt_state, state.opt_state)
 
 
-@few
-@given(problem=problems(), bad=BAD, field=st.sampled_from(["mu", "nu"]))
-def test_a_moment_that_is_not_finite_never_reaches_the_parameters(
-    problem, bad, field
-):
-    cfg, state = problem
-    moment = tree.map(
-        lambda x: torch.full_like(x, bad), getattr(state.opt_state, field)
-    )
-    opt_state = state.opt_state._replace(**{field: moment})
-    after, _ = train_step(cfg, WORLD, state._replace(opt_state=opt_state))
-    assert_like(after.params, state.params)
-
-
-@few
-@given(problem=problems(max_shards=1))
-def test_a_rollout_step_of_any_size_keeps_its_state(problem):
-    cfg, state = problem
-    keys = random.split(random.key(0), 3)
-    rows = cfg.ppo.n_envs
-    inputs = RandomInputs(
-        keys[0],
-        random.split(keys[1], rows),
-        cfg.env.reset(cfg.env.cfg, WORLD, random.split(keys[2], rows)),
-    )
-    first = RolloutState(state.env_state, state.episode_stats)
-    after, transition = rollout_step(cfg, WORLD, state.params, first, inputs)
-    assert_like(after, first)
-    for leaf in tree.leaves(transition):
-        assert leaf.shape[0] == rows and leaf.isfinite().all()
-
-
 ENVIRONMENTS = (
     *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0"),
     "MountainCarContinuous-v0",
@@ -240,33 +206,6 @@ def test_unravel_undoes_ravel_for_any_shapes(shapes, dtype):
     assert flat.shape == (sum(math.prod(shape) for shape in shapes),)
     assert flat.dtype == dtype
     assert_trees_equal(tree.unravel(nested, flat), nested, rtol=0, atol=0)
-
-
-@given(shapes=SHAPES, seed=SEEDS, adam=st.sampled_from([0.0, 0.1]))
-def test_an_optimizer_step_of_any_shapes_equals_that_of_the_flat_vector(
-    shapes, seed, adam
-):
-    """In float64, 1e-12."""
-    cfg = AdamConfig(weight_decay=adam)
-    keys = random.split(random.key(seed), 2 * len(shapes)).unbind()
-    values = [
-        random.normal(key, shape).double()
-        for key, shape in zip(keys, shapes * 2)
-    ]
-    params, grads = values[: len(shapes)], values[len(shapes) :]
-    stepped, state = optim.update(cfg, grads, optim.init(params), params, 1e-2)
-    flat = tree.ravel(params)
-    flat_stepped, flat_state = optim.update(
-        cfg, tree.ravel(grads), optim.init(flat), flat, 1e-2
-    )
-    for got, expected in (
-        (stepped, flat_stepped),
-        (state.mu, flat_state.mu),
-        (state.nu, flat_state.nu),
-    ):
-        torch.testing.assert_close(
-            tree.ravel(got), expected, rtol=0, atol=1e-12
-        )
 
 
 @few

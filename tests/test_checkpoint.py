@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from funcppo import checkpoint
-from funcppo.core import files, tree
+from funcppo.core import tree
 
 
 class Layer(NamedTuple):
@@ -33,19 +33,6 @@ def state(n_layers=2, width=3):
         for _ in range(n_layers)
     ]
     return State(tuple(layers), torch.tensor(7))
-
-
-def test_arrays_are_named_by_their_path_of_fields(tmp_path):
-    path = tmp_path / "c.npz"
-    checkpoint.save(path, state(n_layers=1), META)
-    arrays, meta = checkpoint.read(path)
-    assert set(arrays) == {"layers.0.weight", "layers.0.bias", "update"}
-    assert arrays["update"].shape == () and int(arrays["update"]) == 7
-    assert meta == {
-        "format": files.FORMAT,
-        "fingerprint": "abc",
-        "score": "success",
-    }
 
 
 DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.bool]
@@ -145,14 +132,6 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path):
         checkpoint.read(path)
 
 
-OTHER = """
-import sys
-from pathlib import Path
-from funcppo.core.files import write_atomically
-write_atomically(Path(sys.argv[1]), lambda file: file.write(b"other"))
-"""
-
-
 def write_two(tmp_path):
     """A checkpoint and the one before it."""
     path = tmp_path / "c.npz"
@@ -185,14 +164,6 @@ def test_the_one_before_serves_where_the_latest_is_damaged(damage, tmp_path):
     assert found == tmp_path / "earlier.npz"
     assert note.startswith(f"{path}: expected a checkpoint, got ")
     assert note.endswith("earlier.npz is used in its place")
-
-
-def test_the_error_is_that_of_the_latest_where_both_are_damaged(tmp_path):
-    path = write_two(tmp_path)
-    path.write_bytes(b"x")
-    (tmp_path / "earlier.npz").unlink()
-    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"c\.npz: "):
-        checkpoint.find_readable(path, "earlier.npz")
 
 
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path):

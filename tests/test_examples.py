@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,25 +101,6 @@ def test_the_grid_is_learnt_by_legal_moves():
     *lengths, greedy = printed_numbers("grid_world.py")
     assert len(lengths) == 6 and lengths[0] > 2 * shortest
     assert shortest - 0.005 <= greedy < shortest + 1  # two decimals are printed
-
-
-def test_no_move_into_a_wall_is_ever_made():
-    """Every cell of a rollout is free, and every action of it legal."""
-    cfg, world = grid_world.learner.cfg, grid_world.learner.world
-    batch = collect(cfg, world, grid_world.learner.init(random.key(1))).batch
-    cell = batch.obs.features.argmax(1)
-    free = torch.tensor([x == "." for x in "".join(grid_world.ROWS)])
-    assert free[cell].all() and len(cell.unique()) == free.sum() - 1
-    assert batch.obs.action_mask.gather(1, batch.action[:, None]).all()
-
-
-def test_the_grid_s_time_limit_truncates():
-    learner = grid_world.learner
-    walk = replace(learner.cfg.ppo, n_steps=grid_world.MAX_STEPS)
-    cfg = replace(learner.cfg, ppo=walk)
-    state = train_step(cfg, learner.world, learner.init(random.key(1)))
-    rollout = state[1].rollout
-    assert 0 < rollout.n_truncated_episodes < rollout.n_episodes
 
 
 @pytest.mark.parametrize("example", [custom_env, grid_world])

@@ -17,8 +17,6 @@ from funcppo import losses, optim, rollout
 from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.core import random, tree
-from funcppo.core.types import check_shapes_and_dtypes
-from funcppo.nets.networks import PolicyValue
 from funcppo.rollout import RolloutState
 from funcppo.train_step import (
     build_batch,
@@ -36,6 +34,7 @@ from tests.learning import (
     one_thread,
     pendulum_config,
 )
+from tests.shapes import check_shapes_and_dtypes
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -243,13 +242,3 @@ def test_records_have_the_axes_that_their_annotations_name(cfg):
         collect(cfg, WORLD, state).batch,
     ):
         check_shapes_and_dtypes(record)
-
-
-def test_check_names_the_field_that_is_wrong():
-    with pytest.raises(
-        TypeError,
-        match=r"PolicyValue\.value: expected torch.float32 \[B\] with {'B': 3, 'S': 2}",
-    ):
-        check_shapes_and_dtypes(
-            PolicyValue(logits=torch.zeros(3, 2), value=torch.zeros(4))
-        )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import struct
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -68,25 +66,6 @@ def test_a_row_holds_every_metric_under_its_name():
         "n_applied_minibatches": 7.0,
         "n_nonfinite_minibatches": 8.0,
     }
-
-
-def test_the_dropped_fraction_is_there_where_it_is_measured():
-    assert (
-        logs.to_scalars(metrics(dropped_fraction=torch.tensor(0.5)))[
-            "dropped_fraction"
-        ]
-        == 0.5
-    )
-
-
-def test_means_over_no_episode_are_zero():
-    scalars = logs.to_scalars(metrics(n_episodes=0.0))
-    assert (
-        scalars["n_episodes"]
-        == scalars["episode_return"]
-        == scalars["episode_length"]
-        == 0.0
-    )
 
 
 def test_a_number_that_is_not_finite_is_null_since_json_has_none(tmp_path):
@@ -157,15 +136,6 @@ def test_updates_without_a_line_are_counted(tmp_path):
     assert logs.truncate(path, 3) == [note]
 
 
-@pytest.mark.skipif(
-    not os.path.exists("/dev/full"), reason="no /dev/full on this system"
-)
-def test_a_full_disk_names_the_file():
-    with pytest.raises(OSError) as error:
-        logs.append(Path("/dev/full"), {"update": 1})
-    assert error.value.filename == "/dev/full"
-
-
 @pytest.mark.parametrize(
     "line", ["{", "3", '{"loss": 1}', '{"format": 2}', '{"update": "1"}']
 )
@@ -174,19 +144,6 @@ def test_a_bad_line_is_named(line, tmp_path):
     path.write_text(f'{{"format": 2}}\n{{"update": 1}}\n{line}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl:3: expected "):
         logs.read(path)
-
-
-def test_the_first_line_keeps_what_it_says_of_the_run(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert logs.read_header(path) == {}
-    logs.truncate(path, 0, {"strategy": "eager"})
-    logs.append(path, {"update": 1, "loss": 1.0})
-    logs.truncate(path, 1)
-    assert logs.read_header(path) == {"strategy": "eager"}
-    assert logs.read(path) == [{"update": 1, "loss": 1.0}]
-    logs.truncate(path, 1, {"strategy": "forward"})
-    assert logs.read_header(path) == {"strategy": "forward"}
-    assert len(logs.read(path)) == 1
 
 
 def test_a_log_without_a_whole_first_line_says_nothing(tmp_path):

@@ -121,21 +121,6 @@ def factors(cfg: Schedule, n: int) -> list[float]:
     ]
 
 
-def test_schedules_by_hand():
-    assert factors(Schedule(), 3) == [1, 1, 1]
-    assert factors(Schedule(kind="linear"), 4) == [1, 0.75, 0.5, 0.25]
-    assert factors(Schedule(kind="linear", end_factor=0.5), 4) == [
-        1,
-        0.875,
-        0.75,
-        0.625,
-    ]
-    assert factors(Schedule(kind="cosine"), 4) == pytest.approx(
-        [1, 0.853553, 0.5, 0.146447], abs=1e-6
-    )
-    assert factors(Schedule(warmup_updates=3), 5) == [0.25, 0.5, 0.75, 1, 1]
-
-
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("end", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["linear", "cosine"])

@@ -102,24 +102,6 @@ def test_actions_are_drawn_from_the_policy_with_the_action_key():
         )
 
 
-def test_no_key_of_a_rollout_is_used_twice():
-    keys = rollout_keys(random.key(0), 7, 5)
-    every = torch.cat([leaf.reshape(-1, 2) for leaf in keys])
-    assert len(every) == 7 + 7 * 5 * 2 == len(every.unique(dim=0))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_episode_lengths_count_up_to_every_end_and_start_again(name):
-    _, _, _, last, traj = trajectory(CONFIGS[name])
-    length = torch.zeros(6, dtype=torch.int64)
-    for t in range(30):
-        length = length + 1
-        assert torch.equal(traj.episode_stats.length[t], length)
-        length = torch.where(traj.terminated[t] | traj.truncated[t], 0, length)
-    assert torch.equal(last.episode_stats.length, length)
-    assert traj.truncated.any()
-
-
 def test_the_network_is_called_once_a_step_and_last_observations_kept_only_where_they_count():
     for truncates, bootstrap, kept in (
         (True, True, True),
@@ -206,70 +188,6 @@ def test_a_tensor_that_promotion_or_broadcasting_would_hide_is_refused_in_one_li
         trajectory(changed(field, change), n_steps=1)
 
 
-OTHER_DTYPES = [
-    ("value", torch.float64),
-    ("value", torch.bfloat16),
-    ("logits", torch.float64),
-    ("logits", torch.bfloat16),
-]
-
-
-def of_dtype(field, dtype):
-    """CartPole, and an agent of whose output a field is of another dtype."""
-    cfg = changed(field, lambda x: x.to(dtype))
-    return {"env": cfg.env, "network": cfg.agent}
-
-
-@pytest.mark.parametrize(("field", "dtype"), OTHER_DTYPES)
-def test_an_output_of_another_dtype_is_refused_before_the_first_step(
-    field, dtype
-):
-    parts = of_dtype(field, dtype)
-    line = rf"{field} of the network: expected torch.float32 \[4.*, got {dtype}"
-    with pytest.raises(TypeError, match=f"^{line}") as error:
-        fp.ppo(**parts).init(random.key(0))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("field", "dtype"), OTHER_DTYPES)
-@pytest.mark.parametrize("use", ["step", "compile", "train_many"])
-def test_without_a_spec_such_an_output_is_refused_before_anything_is_compiled(
-    field, dtype, use, monkeypatch
-):
-    def compile_nothing(*args, **options):
-        raise AssertionError("compiled")
-
-    monkeypatch.setattr(torch, "compile", compile_nothing)
-    parts = of_dtype(field, dtype)
-    parts["env"] = replace(parts["env"], spec=None)
-    learner = fp.ppo(**parts, n_envs=2, n_steps=4)
-    state = learner.init(random.key(0))
-    uses = {
-        "step": lambda: learner.step(state),
-        "compile": lambda: fp.compile(learner, state),
-        "train_many": lambda: fp.train_many(learner, 8, seeds=2),
-    }
-    with pytest.raises(TypeError, match=f"^{field} of the network: expected"):
-        uses[use]()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_an_output_may_be_of_the_dtype_of_the_params(dtype):
-    env = fp.envs.cartpole()
-    agent = fp.nets.mlp(4)(env.spec)
-
-    def init_params(cfg, key):
-        return tree.map(lambda x: x.to(dtype), agent.init(cfg, key))
-
-    def apply(cfg, world, params, obs):
-        return agent.apply(cfg, world, params, obs.to(dtype))
-
-    of_params = replace(agent, init=init_params, apply=apply)
-    learner = fp.ppo(env=env, network=of_params, n_envs=2, n_steps=4)
-    state, _ = learner.step(learner.init(random.key(0)))
-    assert int(state.update) == 1
-
-
 @pytest.mark.parametrize(
     ("env", "network", "problem"),
     [
@@ -291,28 +209,6 @@ def test_a_network_of_other_spaces_is_refused_before_anything_is_compiled(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("output", "problem"),
-    [
-        (lambda logits, value: (logits, value), "output .* got tuple: "),
-        (lambda logits, value: logits, "output .* got Tensor: "),
-        (
-            lambda logits, value: fp.GaussianPolicyValue(logits, logits, value),
-            "output .* got GaussianPolicyValue: .* no attribute 'logits'",
-        ),
-    ],
-)
-def test_an_output_that_the_distribution_cannot_read_is_named(output, problem):
-    def apply(cfg, world, params, obs):
-        return output(obs[:, :2] * params, obs[:, 0])
-
-    agent = fp.Agent(cfg=None, init=lambda cfg, key: torch.ones(2), apply=apply)
-    cfg = replace(CONFIGS["cartpole"], agent=agent)
-    with pytest.raises(TypeError, match=f"^{problem}") as error:
-        init(cfg, WORLD, random.key(0))
-    assert "\n" not in str(error.value)
-
-
 def test_actions_of_another_kind_than_the_environment_takes_are_refused():
     def apply(cfg, world, params, obs):
         mean = obs[:, :2] * params
@@ -326,47 +222,6 @@ def test_actions_of_another_kind_than_the_environment_takes_are_refused():
     )
     cfg = replace(CONFIGS["cartpole"], agent=agent)
     with pytest.raises(ValueError, match=r"^action .*: expected discrete"):
-        init(cfg, WORLD, random.key(0))
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda state, timestep: None, "expected a state and a Timestep"),
-        (lambda state, timestep: (state, timestep, {}), "expected a state and"),
-        (
-            lambda state, timestep: (tuple(state), timestep),
-            "state: expected a CartPoleState of 2 tensors, got a tuple of 2",
-        ),
-        (
-            lambda state, timestep: (state._replace(steps=1.0), timestep),
-            "state.steps: expected torch.int64 .*, got float",
-        ),
-        (
-            lambda state, timestep: (state, timestep._replace(truncated=False)),
-            "Timestep.truncated: expected torch.bool .*, got bool",
-        ),
-    ],
-)
-def test_what_a_step_returns_in_place_of_tensors_is_named(change, problem):
-    env = CONFIGS["cartpole"].env
-
-    def step(*arguments):
-        return change(*env.step_functional(*arguments))
-
-    cfg = replace(CONFIGS["cartpole"], env=replace(env, step_functional=step))
-    with pytest.raises(TypeError, match=f"^step_functional: {problem}"):
-        trajectory(cfg, n_steps=1)
-
-
-def test_observations_other_than_the_environment_states_are_refused():
-    cfg = CONFIGS["cartpole"]
-    spec = replace(cfg.env.spec, observation_size=5)
-    cfg = replace(cfg, env=replace(cfg.env, spec=spec))
-    with pytest.raises(
-        ValueError,
-        match=r"^observe: observation: expected rows of \[5\] .*, got \[4\]$",
-    ):
         init(cfg, WORLD, random.key(0))
 
 
@@ -468,19 +323,6 @@ def test_a_graph_of_many_steps_is_as_small_as_one_of_few():
         want = torch.func.grad(loss)(*arguments)
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
     assert len(n_nodes) == 2 and n_nodes[0] == n_nodes[1]
-
-
-def test_a_network_without_memory_is_applied_alike():
-    agent = fp.nets.mlp(4)(replace(SPEC, observation_shape=None))
-    params = agent.init(agent.cfg, random.key(0))
-    obs = random.normal(random.key(1), (B, 75))
-    memory = rollout.initial_memory(agent, B, torch.device("cpu"))
-    done = torch.ones(B, dtype=torch.bool)
-    assert memory == rollout.reset_memory(agent, done, memory) == ()
-    output, memory = rollout.apply_agent(agent, WORLD, params, obs, memory)
-    assert memory == ()
-    want = agent.apply(agent.cfg, WORLD, params, obs)
-    assert_trees_equal(output, want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -164,14 +164,6 @@ def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):
     )
 
 
-def test_a_learner_that_is_not_shared_is_refused_by_train(tmp_path):
-    fails_with(
-        tmp_path,
-        lambda: fp.train(LEARNER, N_STEPS),
-        "ValueError: learner: expected one of fp.distribute, which 2 processes",
-    )
-
-
 def test_processes_with_other_settings_are_refused(tmp_path):
     def program():
         rate = 0.01 + distributed.launched_rank()

@@ -13,17 +13,14 @@ from funcppo import losses, shards
 from funcppo.core import random, tree
 from funcppo.minibatch import MinibatchIndices
 from funcppo.train_step import (
-    EAGER_PARTS,
     collect,
     init,
     train_step,
-    vmap_parts,
 )
 from tests.learning import (
     WORLD,
     assert_trees_equal,
     cartpole_config,
-    compiled,
     double,
     one_thread,
     pendulum_config,
@@ -46,15 +43,6 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 def moments(values):
     x = torch.tensor(values, dtype=torch.float64)
     return shards.masked_moments(x.isfinite(), x)
-
-
-def test_moments_of_shards_by_hand():
-    """1, 2 and 6: mean 3, squared differences 4 + 1 + 9."""
-    assert shards.merge_moments([moments([1.0, 2.0]), moments([6.0])]) == (
-        3,
-        3,
-        14,
-    )
 
 
 @pytest.mark.parametrize(
@@ -174,47 +162,6 @@ def test_bad_rows_count_in_no_shard_and_a_shard_may_have_nothing_else():
     assert metrics.loss.nonfinite_fraction.sum() == 2 * (0.25 + 1 / 64) * 2
 
 
-def test_a_shard_that_is_not_finite_stops_the_minibatch_for_all():
-    cfg = sharded(n_shards=4)
-    state, got = collected(cfg)
-    last = got.batch[-1]
-    # of a finite row: its loss is infinite
-    batch = (
-        *got.batch[:-1],
-        last._replace(value_target=torch.full_like(last.value_target, 1e300)),
-    )
-    update, metrics = learn(cfg, state, got, batch, got.minibatches)
-    assert not metrics.is_finite.any() and not metrics.is_applied.any()
-    assert update.flat_params.equal(got.update_state.flat_params)
-
-
-def test_a_minibatch_step_of_shards_is_one_graph_and_equals_eager():
-    """Float32 sums may be computed in another order: 1e-6."""
-    cfg = sharded(n_shards=2)
-    state = init(cfg, WORLD, random.key(0))
-    got = collect(cfg, WORLD, state)
-    first = tree.map(lambda x: x[0], got.minibatches)
-    rest = (state.params, got.batch, got.scalars, got.update_state, first)
-    step = compiled(shards.minibatch_step, backend="aot_eager")
-    assert_trees_equal(
-        step(cfg, WORLD, *rest),
-        shards.minibatch_step(cfg, WORLD, *rest),
-        rtol=1e-5,
-        atol=1e-6,
-    )
-
-
-def test_shards_have_environments_keys_and_orders_of_their_own():
-    cfg = sharded(n_shards=4)
-    state = init(cfg, WORLD, random.key(0))
-    assert state.key.shape == (4, 2) and len(state.key.unique(dim=0)) == 4
-    assert len(state.env_state.motion.unique(dim=0)) == 8
-    got = collect(cfg, WORLD, state)
-    assert len(got.minibatches.rows.transpose(0, 1).unique(dim=0)) == 4
-    epochs = got.minibatches.rows.transpose(0, 1).reshape(4, 2, 16)
-    assert torch.equal(epochs.sort().values, torch.arange(16).expand(4, 2, 16))
-
-
 def test_a_shard_rolls_out_as_if_it_were_alone():
     """Each shard's batch is that of a learner of 2 environments that begins in its state."""
     cfg = sharded(n_shards=4)
@@ -230,22 +177,6 @@ def test_a_shard_rolls_out_as_if_it_were_alone():
         want = collect(alone, WORLD, own)
         assert_trees_equal(batch, want.batch, rtol=0, atol=0)
         assert torch.equal(got.key[i], want.key)
-
-
-def test_metrics_are_of_all_shards():
-    cfg = sharded(n_shards=4)
-    _, got = collected(cfg)
-    # each of 8 environments ends an episode of 5 steps, none in the 3 that follow
-    assert got.metrics.n_episodes == got.metrics.n_truncated_episodes == 8
-    assert got.metrics.episode_return_sum == 40
-    batch = tree.map(lambda *x: torch.cat(x), *got.batch)
-    residual = batch.value_target - batch.value
-    explained = 1 - residual.var(correction=0) / batch.value_target.var(
-        correction=0
-    )
-    torch.testing.assert_close(
-        got.metrics.explained_variance, explained, rtol=1e-10, atol=0
-    )
 
 
 class Exchange:
@@ -320,16 +251,3 @@ def test_a_process_that_holds_too_many_shards_is_refused():
     state = init(cfg, WORLD, random.key(0))
     with pytest.raises(ValueError, match=r"state: expected 4 shards .* got 8"):
         train_step(cfg, WORLD, state)
-
-
-def test_learners_of_several_shards_under_vmap_equal_their_single_runs():
-    """Two learners, float64, 1e-10 after an update; the parts for many learners are refused."""
-    cfg = sharded(n_shards=2)
-    states = [double(init(cfg, WORLD, random.key(seed))) for seed in range(2)]
-    together = tree.map(lambda *x: torch.stack(x), *states)
-    got = torch.vmap(partial(train_step, cfg, WORLD))(together)
-    singles = [train_step(cfg, WORLD, state) for state in states]
-    want = tree.map(lambda *x: torch.stack(x), *singles)
-    assert_trees_equal(got, want, rtol=0, atol=1e-10)
-    with pytest.raises(ValueError, match="n_shards: expected a state with one"):
-        train_step(cfg, WORLD, together, vmap_parts(EAGER_PARTS))

@@ -104,12 +104,6 @@ def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
     assert float(lines[1].split(",")[place]) == pytest.approx(mean)
 
 
-def test_a_log_of_several_seeds_may_be_a_folder(tmp_path):
-    fp.train_many(LEARNER, 64, log=tmp_path / "log", **OPTIONS)
-    rows = logs.read(tmp_path / "log" / "metrics.jsonl")
-    assert [row["seed"] for row in rows] == [5, 2, 5, 2]
-
-
 def test_each_seed_learns_with_its_own_scalars():
     rates = [0.0, 1e-2]
     first = init_many(LEARNER, (0, 0))
@@ -126,12 +120,6 @@ def test_each_seed_learns_with_its_own_scalars():
         for i in range(2)
     ]  # fmt: skip
     assert changes[0] == 0 < changes[1]
-
-
-def test_a_number_of_seeds_stands_for_those_from_0():
-    result = fp.train_many(LEARNER, 32, seeds=2)
-    other = fp.train_many(LEARNER, 32, seeds=[0, 1])
-    assert_trees_equal(result.state, other.state, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -171,74 +159,6 @@ def test_one_number_for_all_seeds_is_refused_in_one_line():
     numbers = np.array([0.5, 0.9])
     states = init_many(LEARNER, (0, 1), scalars={"gamma": numbers})  # pyright: ignore[reportArgumentType]
     assert states.scalars.gamma.tolist() == pytest.approx([0.5, 0.9])
-
-
-@pytest.mark.parametrize("seeds", [1.5, None])
-def test_seeds_that_are_no_integers_are_refused(seeds):
-    with pytest.raises(
-        TypeError, match=r"^seeds: expected an integer or a seq"
-    ):
-        fp.train_many(LEARNER, 32, seeds=seeds)
-
-
-@pytest.mark.parametrize("strategy", ["eager", "one-graph"])
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (
-            lambda state: state.motion.add_(1.0),
-            "state.motion: expected an argument that stays as it is",
-        ),
-        (
-            lambda state: state.motion + torch.rand_like(state.motion),
-            "a second time with the same key: state.motion: expected",
-        ),
-    ],
-)
-def test_an_environment_that_is_not_pure_is_named_before_anything_is_compiled(
-    change, problem, strategy
-):
-    cartpole = fp.envs.cartpole()
-
-    def step(cfg, world, state, action, key):
-        reached, timestep = cartpole.step_functional(
-            cfg, world, state, action, key
-        )
-        return reached._replace(motion=change(state)), timestep
-
-    env = replace(cartpole, step_functional=step, step_with_autoreset=None)
-    learner = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=8)
-    with pytest.raises(ValueError, match=f"^step_functional.*{problem}"):
-        fp.train_many(learner, 32, seeds=2, strategy=strategy)
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (
-            lambda state, timestep: (state, timestep._replace(reward=1.0)),
-            r"Timestep.reward: expected torch.float32 \[2\], got float",
-        ),
-        (
-            lambda state, timestep: (state._replace(motion=0.5), timestep),
-            r"state.motion: expected torch.float32 \[2, 4\], got float",
-        ),
-        (
-            lambda state, timestep: None,
-            "expected a state and a Timestep, got NoneType",
-        ),
-    ],
-)
-def test_a_step_that_returns_no_tensor_is_named_before_it_is_vectorised(
-    change, problem
-):
-    def step(*args):
-        return change(*CARTPOLE.step_functional(*args))
-
-    env = replace(CARTPOLE, step_functional=step, step_with_autoreset=None)
-    learner = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=8)
-    with pytest.raises(TypeError, match=f"^step_functional: {problem}$"):
-        fp.train_many(learner, 32, seeds=2)
 
 
 CARTPOLE = fp.envs.cartpole()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from dataclasses import replace
 
 import pytest
@@ -13,11 +12,9 @@ import funcppo as fp
 from funcppo import logs, trainer
 from funcppo.core import tree
 from funcppo.envs import wrappers
-from funcppo.runtime.capture import capture, without_cuda_graphs
+from funcppo.runtime.capture import without_cuda_graphs
 from funcppo.trainer import (
     TrainingNote,
-    bootstrap_interval,
-    print_progress,
     saved_update,
 )
 from tests.learning import assert_trees_equal, one_thread
@@ -37,16 +34,6 @@ TOTAL_STEPS = N_UPDATES * 32
 def whole_run():
     """A run without a stop."""
     return fp.train(LEARNER, TOTAL_STEPS, seed=3)
-
-
-def test_training_is_the_step_again_and_again(whole_run):
-    ppo = replace(LEARNER.cfg.ppo, n_updates=N_UPDATES)
-    learner = replace(LEARNER, cfg=replace(LEARNER.cfg, ppo=ppo))
-    state = learner.init(fp.random.key(3))
-    for _ in range(N_UPDATES):
-        state, _ = learner.step(state)
-    assert_trees_equal(whole_run.state, state, rtol=0, atol=0)
-    assert whole_run.update == N_UPDATES and not whole_run.is_stopped
 
 
 def test_metrics_are_logged_and_a_continued_run_continues_them(tmp_path):
@@ -205,33 +192,6 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_update(
     assert not updates
 
 
-@pytest.mark.parametrize("train", [fp.train, fp.train_many])
-@pytest.mark.parametrize("log", [str, fp.MetricsLog])
-def test_a_log_that_cannot_be_written_is_named_before_any_update(
-    train, log, tmp_path
-):
-    """A folder that is a file; and one that takes no files."""
-    (tmp_path / "file").touch()
-    updates = []
-    for folder in (tmp_path / "file", "/proc"):
-        problem = f"^log: {folder}: expected a folder that can be written, got"
-        with pytest.raises(ValueError, match=problem) as error:
-            train(LEARNER, 32, log=log(folder), callbacks=[updates.append])
-        assert "\n" not in str(error.value)
-    assert not updates
-
-
-def test_a_callback_that_raises_loses_no_update_that_was_due(tmp_path):
-    path = tmp_path / "run.npz"
-
-    def fail(progress):
-        raise KeyError(progress.update)
-
-    with pytest.raises(KeyError):
-        fp.train(LEARNER, 32, checkpoint=path, callbacks=[fail])
-    assert path.exists()
-
-
 def test_evaluation_changes_nothing_and_repeats_itself(whole_run):
     evaluated = fp.train(
         LEARNER, TOTAL_STEPS, seed=3, evaluate_every=4, n_episodes=5
@@ -249,50 +209,6 @@ def test_an_evaluation_counts_rewards_before_normalisation():
         assert estimate.mean == estimate.mean_length <= 20
         assert estimate.low <= estimate.mean <= estimate.high
         assert (estimate.n_episodes, estimate.n_unfinished) == (16, 0)
-
-
-def test_steps_after_the_last_episode_has_ended_change_nothing(
-    whole_run, monkeypatch
-):
-    """A graph is replayed for some steps before the host looks; here a function stands for it."""
-    n_steps = []
-
-    def capture_as_graph(fn, state, **options):
-        captured = capture(fn, state, **options)
-
-        def step():
-            n_steps.append(1)
-            return captured.step()
-
-        return replace(captured, replay_mode="cuda-graph", step=step)
-
-    expected = fp.evaluate_policy(LEARNER, whole_run.state, n_episodes=5)
-    monkeypatch.setattr(trainer, "capture", capture_as_graph)
-    actual = fp.evaluate_policy(LEARNER, whole_run.state, n_episodes=5)
-    assert actual == expected
-    assert len(n_steps) == 2 * trainer.KEYS_AT_ONCE > 2 * 20
-
-
-def test_a_step_of_an_evaluation_is_recorded_once_and_why_not_is_noted(
-    whole_run, monkeypatch
-):
-    calls = []
-
-    def capture_and_count(fn, state, **options):
-        calls.append(1)
-        captured = capture(fn, state, **options)
-        return replace(
-            captured, fallback_reason="a wait", fallback_code="host_sync"
-        )
-
-    monkeypatch.setattr(trainer, "capture", capture_and_count)
-    result = fp.train(
-        LEARNER, TOTAL_STEPS, evaluate_every=2, n_episodes=2, seed=3
-    )
-    assert len(result.evaluations) == 3 and len(calls) == 2
-    assert result.notes == (
-        "evaluation is not replayed as a CUDA graph: a wait",
-    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -345,28 +261,6 @@ def test_moments_of_training_serve_in_evaluation():
     assert all(bool((obs < -50).all()) for obs in seen)
 
 
-def test_progress_is_told_in_a_line(capsys):
-    lines = []
-
-    def record(progress):
-        lines.append(progress)
-        assert progress.n_steps == 32 * progress.update
-        assert progress.n_updates == 3 and progress.steps_per_second > 0
-
-    fp.train(
-        LEARNER,
-        65,  # the third update is made whole
-        evaluate_every=3,
-        n_episodes=2,
-        callbacks=[record, print_progress],
-    )
-    assert [progress.update for progress in lines] == [1, 2, 3]
-    assert math.isnan(lines[0].mean_return) or lines[0].mean_return > 0
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 3 and "greedy" in printed[2]
-    assert printed[2].startswith("update 3/3  steps 96  ")
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -379,18 +273,6 @@ def test_progress_is_told_in_a_line(capsys):
 def test_numbers_out_of_range_are_named(options, problem):
     with pytest.raises(ValueError, match=f"^{problem}"):
         fp.train(LEARNER, **({"total_steps": 32} | options))
-
-
-def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
-    """100 samples of 40 numbers: 95 %, three standard deviations to either side."""
-    keys = fp.random.split(fp.random.key(0), 100)
-    n_covered = 0
-    for key in keys:
-        sample_key, resample_key = fp.random.split(key).unbind()
-        values = fp.random.normal(sample_key, (40,)).double()
-        low, high = bootstrap_interval(resample_key, values)
-        n_covered += low <= 0.0 <= high
-    assert 88 <= n_covered < 100
 
 
 @pytest.mark.parametrize("moment", ["step", "evaluation", "callback"])
@@ -453,14 +335,6 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_and_says_so(
     assert len(rest.notes) == 1
     assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
     assert fp.train(LEARNER, TOTAL_STEPS, **arguments).notes == ()
-
-
-def test_two_damaged_checkpoints_are_an_error_and_stay(tmp_path):
-    path = tmp_path / "run.npz"
-    path.write_bytes(b"torn")
-    with pytest.raises(ValueError, match="expected a checkpoint, got none or"):
-        fp.train(LEARNER, 32, checkpoint=path)
-    assert path.read_bytes() == b"torn"
 
 
 def test_what_is_not_learnt_from_is_noted():

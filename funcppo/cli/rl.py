@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from funcppo.cli.common import (
     Interrupt,
@@ -30,7 +30,6 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.options import CudaGraphs, JsonOutput, LoggerNames, Opt
-from funcppo.core import files
 from funcppo.core.files import remove_stale_parts
 from funcppo.core.settings import (
     CONFIG_FILE,
@@ -78,14 +77,6 @@ def published_config(env: str) -> RLConfig:
 
 
 _DEFAULT = published_config("")
-
-
-class _TrainingEnd(NamedTuple):
-    """Where training ended."""
-
-    update: int  # of the checkpoint
-    exit_status: int  # of an interrupt
-    record: StrategyRecord | None  # None: no update was left to make
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +184,13 @@ class Rl:
         if self.resume:
             _note_missing_checkpoint(folder, console)
 
-        trained = _train(config, learner, self.log, folder, console)
-        if trained.update < run.n_updates(config):
-            self._print_interrupted(trained.update, config, console)
-            return trained.exit_status
-        results = _results(config, folder, trained.record)
+        update, exit_status, record = _train(
+            config, learner, self.log, folder, console
+        )
+        if update < run.n_updates(config):
+            self._print_interrupted(update, config, console)
+            return exit_status
+        results = _results(config, folder, record)
         self._finish(results, folder, start, console)
         return 0
 
@@ -397,8 +390,13 @@ def _train(
     log: tuple[LoggerName, ...],
     folder: Path,
     console: Console,
-) -> _TrainingEnd:
-    """Train until the last update or an interrupt, which takes effect after the update in progress."""
+) -> tuple[int, int, StrategyRecord | None]:
+    """Train until the last update or an interrupt, which takes effect after the update in progress.
+
+    Returns:
+      The update of the checkpoint, the exit status of an interrupt, and how the step was run; None if no update was
+      left to make.
+    """
     from funcppo import trainer
     from funcppo.rl import run
 
@@ -430,29 +428,19 @@ def _train(
                 checkpoint=checkpoint,
             )
             print_notes(result.notes, console)
-    return _TrainingEnd(
-        update=trainer.saved_update(checkpoint),
-        exit_status=interrupt.exit_status,
-        record=display.record,
-    )
+    update = trainer.saved_update(checkpoint)
+    return update, interrupt.exit_status, display.record
 
 
 def _stored_strategy(
     record: StrategyRecord | None, folder: Path
 ) -> JsonObject | None:
-    """How the step was run; where no update was left to make, what the files of the run say."""
+    """How the step was run; where no update was left to make, what the log of the run says."""
     from funcppo import logs
 
     if record is not None:
         return dataclasses.asdict(record)
-    header = logs.read_header(folder / METRICS_FILE)
-    results = folder / RESULTS_FILE
-    stored = (
-        files.parse_object(results, results.read_bytes())
-        if results.exists()
-        else {}
-    )
-    return header.get("strategy") or stored.get("strategy")
+    return logs.read_header(folder / METRICS_FILE).get("strategy")
 
 
 def _results(

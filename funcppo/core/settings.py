@@ -28,7 +28,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NamedTuple,
     TypeAlias,
     TypeVar,
     Union,
@@ -339,18 +338,10 @@ def _describe_type(annotation: object) -> str:
     return names.get(cast(type, annotation), "a text")
 
 
-class Difference(NamedTuple):
-    """A field in which two configs differ."""
-
-    name: str  # path of fields, such as "ppo.gamma"
-    old: object
-    new: object
-
-
 def iter_differences(
     old: object, new: object, prefix: str = ""
-) -> Iterator[Difference]:
-    """Yield the fields in which two configs of one type differ, those of nested configs one by one."""
+) -> Iterator[tuple[str, object, object]]:
+    """Yield the path of each field in which two configs of one type differ, such as "ppo.gamma", and both values."""
     for name in field_types(type(old)):
         old_value, new_value = getattr(old, name), getattr(new, name)
         if is_dataclass(old_value):
@@ -358,7 +349,7 @@ def iter_differences(
                 old_value, new_value, f"{prefix}{name}."
             )
         elif old_value != new_value:
-            yield Difference(f"{prefix}{name}", old_value, new_value)
+            yield f"{prefix}{name}", old_value, new_value
 
 
 def write_config(run_config: Any, folder: Path) -> None:

@@ -1,8 +1,7 @@
 """Shape-and-dtype annotations, readable by people, type checkers and tests; and the type variables of the package.
 
-`F32[Tensor, "B A"]` is `typing.Annotated` to a type checker; at run time it carries a `TensorSpec` that
-`check_shapes_and_dtypes` enforces in tests and at the library's boundary. Nothing here runs inside a compiled function:
-`check_tensor` is evaluated when one is traced.
+`F32[Tensor, "B A"]` is `typing.Annotated` to a type checker; at run time it carries a `TensorSpec` that tests enforce.
+Nothing here runs inside a compiled function: `check_tensor` is evaluated when one is traced.
 
 Axes; the single letters:
 
@@ -26,8 +25,6 @@ from typing import (
     NamedTuple,
     Protocol,
     TypeAlias,
-    get_args,
-    get_type_hints,
 )
 
 import torch
@@ -51,7 +48,6 @@ __all__ = [
     "World",
     "X",
     "Y",
-    "check_shapes_and_dtypes",
     "check_tensor",
 ]
 
@@ -116,38 +112,6 @@ class TensorSpec(NamedTuple):
     axes: tuple[str, ...]
 
 
-def check_shapes_and_dtypes(
-    tree: tuple[Any, ...],
-    axis_sizes: dict[str, int] | None = None,
-    path: str = "",
-) -> dict[str, int]:
-    """Check every annotated leaf of a NamedTuple, and of the NamedTuples in it, against its dtype and axes.
-
-    An axis name has one size in the whole tree. F32 admits float64, so that parity tests may run in it.
-
-    Args:
-      axis_sizes: sizes that are already fixed; extended in place.
-      path: name of the tree in error texts; by default its class.
-
-    Returns:
-      The size of each named axis, e.g. {"B": 128}.
-
-    Raises:
-      TypeError: names the field, its expected dtype and axes, and the dtype and shape that it has.
-    """
-    axis_sizes = {} if axis_sizes is None else axis_sizes
-    path = path or type(tree).__name__
-    for name, hint in get_type_hints(type(tree), include_extras=True).items():
-        value = getattr(tree, name)
-        field_path = f"{path}.{name}"
-        spec = _tensor_spec(hint)
-        if spec is not None and isinstance(value, torch.Tensor):
-            _check_leaf(value, spec, axis_sizes, field_path)
-        elif hasattr(value, "_fields"):
-            check_shapes_and_dtypes(value, axis_sizes, field_path)
-    return axis_sizes
-
-
 def check_tensor(
     tensor: object,
     shape: Sequence[int],
@@ -170,37 +134,3 @@ def check_tensor(
     else:
         got = type(tensor).__name__
     raise error(f"{name}: expected {dtype} {list(shape)}, got {got}")
-
-
-def _tensor_spec(hint: Any) -> TensorSpec | None:
-    """The spec that an annotation, or a member of a union, carries; None if it carries none."""
-    for member in (hint, *get_args(hint)):
-        for metadata in getattr(member, "__metadata__", ()):
-            if isinstance(metadata, TensorSpec):
-                return metadata
-    return None
-
-
-def _check_leaf(
-    value: torch.Tensor, spec: TensorSpec, axis_sizes: dict[str, int], path: str
-) -> None:
-    axes = spec.axes
-    shape = tuple(value.shape)
-    if axes and axes[0] == "...":
-        axes = axes[1:]
-        shape = shape[max(len(shape) - len(axes), 0) :]
-
-    # The first tensor that has an axis fixes its size for all others.
-    expected_shape = tuple(
-        int(axis) if axis.isdigit() else axis_sizes.setdefault(axis, size)
-        for axis, size in zip(axes, shape)
-    )
-    is_float64_for_float32 = (
-        spec.dtype == torch.float32 and value.dtype == torch.float64
-    )
-    dtype_fits = value.dtype == spec.dtype or is_float64_for_float32
-    if not dtype_fits or len(shape) != len(axes) or shape != expected_shape:
-        raise TypeError(
-            f"{path}: expected {spec.dtype} [{' '.join(spec.axes)}] with {axis_sizes}, "
-            f"got {value.dtype} {list(value.shape)}"
-        )

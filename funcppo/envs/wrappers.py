@@ -100,19 +100,19 @@ def _spec(env: AnyEnvironment) -> EnvironmentSpec | None:
     return env.spec
 
 
-def _begin_plain(cfg: Wrapped, world: Any, inner: Any) -> PlainState:
+def _begin_plain(cfg: Wrapped, world: object, inner: Any) -> PlainState:
     return PlainState(inner)
 
 
-def _reset(cfg: Wrapped, world: Any, key: I64[Tensor, "B 2"]) -> Any:
+def _reset(cfg: Wrapped, world: object, key: I64[Tensor, "B 2"]) -> Any:
     return cfg.begin(cfg, world, cfg.env.reset(cfg.env.cfg, world, key))
 
 
-def _sample_reset(cfg: Wrapped, world: Any, key: I64[Tensor, "B 2"]) -> Any:
+def _sample_reset(cfg: Wrapped, world: object, key: I64[Tensor, "B 2"]) -> Any:
     return base.sample_reset(cfg.env, world, key)
 
 
-def _reset_from_sample(cfg: Wrapped, world: Any, sample: Any) -> Any:
+def _reset_from_sample(cfg: Wrapped, world: object, sample: Any) -> Any:
     inner = sample
     if cfg.env.reset_from_sample is not None:
         inner = cfg.env.reset_from_sample(cfg.env.cfg, world, sample)
@@ -120,29 +120,29 @@ def _reset_from_sample(cfg: Wrapped, world: Any, sample: Any) -> Any:
 
 
 def _inner_step(
-    cfg: Wrapped, world: Any, state: Any, action: Tensor, key: Tensor
+    cfg: Wrapped, world: object, state: Any, action: Tensor, key: Tensor
 ) -> tuple[Any, Timestep]:
     """A step of the environment inside."""
     return cfg.env.step_functional(cfg.env.cfg, world, state.inner, action, key)
 
 
-def _inner_observe(cfg: Wrapped, world: Any, inner: Any) -> Any:
+def _inner_observe(cfg: Wrapped, world: object, inner: Any) -> Any:
     return cfg.env.observe(cfg.env.cfg, world, inner)
 
 
 def _step(
-    cfg: Wrapped, world: Any, state: Any, action: Tensor, key: Tensor
+    cfg: Wrapped, world: object, state: Any, action: Tensor, key: Tensor
 ) -> tuple[Any, Timestep]:
     inner, timestep = _inner_step(cfg, world, state, action, key)
     return state._replace(inner=inner), timestep
 
 
-def _observe(cfg: Wrapped, world: Any, state: Any) -> Any:
+def _observe(cfg: Wrapped, world: object, state: Any) -> Any:
     return _inner_observe(cfg, world, state.inner)
 
 
 def _restart_inner(
-    cfg: Wrapped, world: Any, state: Any, finished: Tensor, reset_state: Any
+    cfg: Wrapped, world: object, state: Any, finished: Tensor, reset_state: Any
 ) -> Any:
     return base.restart(
         cfg.env, world, state.inner, finished, reset_state.inner
@@ -150,7 +150,7 @@ def _restart_inner(
 
 
 def _restart(
-    cfg: Wrapped, world: Any, state: Any, finished: Tensor, reset_state: Any
+    cfg: Wrapped, world: object, state: Any, finished: Tensor, reset_state: Any
 ) -> Any:
     """Finished rows begin again, but for what the wrapper and the environment inside keep of them."""
     inner = _restart_inner(cfg, world, state, finished, reset_state)
@@ -225,14 +225,16 @@ def time_limit(env: AnyEnvironment, max_steps: int) -> AnyEnvironment:
     )
 
 
-def _begin_time_limit(cfg: Wrapped, world: Any, inner: Any) -> TimeLimitState:
+def _begin_time_limit(
+    cfg: Wrapped, world: object, inner: Any
+) -> TimeLimitState:
     never = _fill(inner, False, torch.bool)
     return TimeLimitState(inner, _fill(inner, 0, torch.int64), never, never)
 
 
 def _step_time_limit(
     cfg: Wrapped,
-    world: Any,
+    world: object,
     state: TimeLimitState,
     action: Tensor,
     key: Tensor,
@@ -373,7 +375,7 @@ def _with_features(obs: Any, features: Tensor) -> Tensor | MaskedObservation:
 
 
 def _begin_normalize_observation(
-    cfg: Wrapped, world: Any, inner: Any
+    cfg: Wrapped, world: object, inner: Any
 ) -> NormalizeObservationState:
     x = _features(_inner_observe(cfg, world, inner))
     never = _fill(x, False, torch.bool)
@@ -383,7 +385,7 @@ def _begin_normalize_observation(
 
 def _count_observation(
     cfg: Wrapped,
-    world: Any,
+    world: object,
     state: NormalizeObservationState,
     inner: Any,
     is_counted: Bool[Tensor, "B"],
@@ -396,7 +398,7 @@ def _count_observation(
 
 def _step_normalize_observation(
     cfg: Wrapped,
-    world: Any,
+    world: object,
     state: NormalizeObservationState,
     action: Tensor,
     key: Tensor,
@@ -411,7 +413,7 @@ def _step_normalize_observation(
 
 def _restart_normalize_observation(
     cfg: Wrapped,
-    world: Any,
+    world: object,
     state: NormalizeObservationState,
     finished: Tensor,
     reset_state: NormalizeObservationState,
@@ -422,7 +424,7 @@ def _restart_normalize_observation(
 
 
 def _observe_normalized(
-    cfg: Wrapped, world: Any, state: NormalizeObservationState
+    cfg: Wrapped, world: object, state: NormalizeObservationState
 ) -> Tensor | MaskedObservation:
     obs = _inner_observe(cfg, world, state.inner)
     x = _features(obs)
@@ -467,7 +469,7 @@ def normalize_reward(
 
 
 def _begin_normalize_reward(
-    cfg: Wrapped, world: Any, inner: Any
+    cfg: Wrapped, world: object, inner: Any
 ) -> NormalizeRewardState:
     zero = _fill(inner, 0.0, torch.float64)
     return NormalizeRewardState(
@@ -477,7 +479,7 @@ def _begin_normalize_reward(
 
 def _step_normalize_reward(
     cfg: Wrapped,
-    world: Any,
+    world: object,
     state: NormalizeRewardState,
     action: Tensor,
     key: Tensor,
@@ -544,7 +546,9 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
     )
 
 
-def _begin_frame_stack(cfg: Wrapped, world: Any, inner: Any) -> FrameStackState:
+def _begin_frame_stack(
+    cfg: Wrapped, world: object, inner: Any
+) -> FrameStackState:
     obs = _inner_observe(cfg, world, inner)
     x = _features(obs)
     frames = torch.stack([x] * cfg.settings, 1)
@@ -554,7 +558,7 @@ def _begin_frame_stack(cfg: Wrapped, world: Any, inner: Any) -> FrameStackState:
 
 def _step_frame_stack(
     cfg: Wrapped,
-    world: Any,
+    world: object,
     state: FrameStackState,
     action: Tensor,
     key: Tensor,
@@ -577,7 +581,7 @@ def _action_mask(obs: Any) -> Any:
 
 
 def _observe_frame_stack(
-    cfg: Wrapped, world: Any, state: FrameStackState
+    cfg: Wrapped, world: object, state: FrameStackState
 ) -> Tensor | MaskedObservation:
     stacked = torch.cat(state.frames.unbind(1), -1)
     if isinstance(state.action_mask, Tensor):
@@ -623,7 +627,7 @@ def sticky_actions(
 
 
 def _begin_sticky_actions(
-    cfg: Wrapped, world: Any, inner: Any
+    cfg: Wrapped, world: object, inner: Any
 ) -> StickyActionsState:
     spec = cast(EnvironmentSpec, cfg.env.spec)
     never = _fill(inner, False, torch.bool)
@@ -638,7 +642,7 @@ def _begin_sticky_actions(
 
 def _step_sticky_actions(
     cfg: Wrapped,
-    world: Any,
+    world: object,
     state: StickyActionsState,
     action: Tensor,
     key: Tensor,
@@ -697,13 +701,13 @@ def _wrap_actions(
 
 
 def _step_clip_action(
-    cfg: Wrapped, world: Any, state: PlainState, action: Tensor, key: Tensor
+    cfg: Wrapped, world: object, state: PlainState, action: Tensor, key: Tensor
 ) -> tuple[PlainState, Timestep]:
     return _step(cfg, world, state, action.clamp(*cfg.settings), key)
 
 
 def _step_rescale_action(
-    cfg: Wrapped, world: Any, state: PlainState, action: Tensor, key: Tensor
+    cfg: Wrapped, world: object, state: PlainState, action: Tensor, key: Tensor
 ) -> tuple[PlainState, Timestep]:
     low, high = cfg.settings
     action = low + (action + 1.0) * (0.5 * (high - low))
@@ -725,7 +729,7 @@ def flatten_observation(env: AnyEnvironment) -> AnyEnvironment:
     return _wrap(env, _begin_plain, observe=_observe_flat, spec=spec)
 
 
-def _observe_flat(cfg: Wrapped, world: Any, state: PlainState) -> Any:
+def _observe_flat(cfg: Wrapped, world: object, state: PlainState) -> Any:
     obs = _observe(cfg, world, state)
     return _with_features(obs, _features(obs).flatten(1).to(torch.float32))
 
@@ -756,7 +760,7 @@ def episode_statistics(env: AnyEnvironment) -> AnyEnvironment:
 
 
 def _begin_episode_statistics(
-    cfg: Wrapped, world: Any, inner: Any
+    cfg: Wrapped, world: object, inner: Any
 ) -> EpisodeStatisticsState:
     zero, count = _fill(inner, 0.0), _fill(inner, 0, torch.int64)
     return EpisodeStatisticsState(
@@ -772,7 +776,7 @@ def _begin_episode_statistics(
 
 def _step_episode_statistics(
     cfg: Wrapped,
-    world: Any,
+    world: object,
     state: EpisodeStatisticsState,
     action: Tensor,
     key: Tensor,

@@ -19,10 +19,6 @@ from funcppo.interfaces import NetworkFactory
 from funcppo.learner import Learner
 from funcppo.rl.settings import RLConfig, RLSettings
 
-N_RESAMPLES = 2000
-CONFIDENCE = 0.95
-TRIMMED_SHARE = 0.25  # at either end
-
 Statistic = Callable[[F64[np.ndarray, "... K M"]], F64[np.ndarray, "..."]]
 
 
@@ -51,7 +47,7 @@ def interquartile_mean(
     """
     pooled = np.sort(returns.reshape(*returns.shape[:-2], -1), axis=-1)
     n = pooled.shape[-1]
-    n_trimmed = int(TRIMMED_SHARE * n)
+    n_trimmed = int(0.25 * n)
     return pooled[..., n_trimmed : n - n_trimmed].mean(-1)
 
 
@@ -68,14 +64,13 @@ def estimate(
     """
     n_seeds, n_tasks = returns.shape
     generator = np.random.default_rng(seed)
-    rows = generator.integers(0, n_seeds, (N_RESAMPLES, n_seeds, n_tasks))
+    rows = generator.integers(0, n_seeds, (2000, n_seeds, n_tasks))
     resampled = returns[rows, np.arange(n_tasks)]
-    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    tails = [(1 - 0.95) / 2, (1 + 0.95) / 2]
     low, high = np.quantile(statistic(resampled), tails)
     return Estimate(float(statistic(returns)), float(low), float(high))
 
 
-N_EVALUATIONS = 20  # of a run, unless evaluate_every says otherwise
 POLICIES = ("greedy", "sampled")
 
 
@@ -140,8 +135,8 @@ def n_updates(config: RLConfig) -> int:
 
 
 def evaluation_interval(config: RLConfig) -> int:
-    """Updates between two evaluations."""
-    interval = max(1, n_updates(config) // N_EVALUATIONS)
+    """Updates between two evaluations, 20 of a run unless evaluate_every says otherwise."""
+    interval = max(1, n_updates(config) // 20)
     return config.evaluate_every or interval
 
 

@@ -34,10 +34,10 @@ class RLSettings:
     """What training on an environment depends on, but for the seeds."""
 
     source: str
-    """Where the settings are published, and what differs there."""
+    """Where the settings are published that no option names, and what differs there."""
 
     steps: PositiveInt
-    """Environment steps of each seed."""
+    """Environment steps of each seed, rounded up to whole rollouts. Default: as published."""
 
     hidden: tuple[Size, ...] = (64, 64)
     """Units of each hidden layer of actor and critic."""
@@ -67,7 +67,7 @@ class RLSettings:
     """Clip continuous actions to [-1, 1] before the environment sees them."""
 
     ppo: PPOConfig
-    """Settings of PPO."""
+    """Settings of proximal policy optimisation (PPO)."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range, or that is for gSDE alone."""
@@ -190,7 +190,7 @@ def published_settings(name: str) -> RLSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RLConfig:
+class RLConfig(RLSettings):
     """Settings of one run; the contents of config.json."""
 
     env: str
@@ -203,9 +203,6 @@ class RLConfig:
     seed: Seed = 0
     """First of the random seeds; the others follow it."""
 
-    steps: PositiveInt
-    """Environment steps of each seed, rounded up to whole rollouts. Default: as published."""
-
     device: DeviceName = "cpu"
     """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
 
@@ -215,46 +212,15 @@ class RLConfig:
     strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
     """How the training step is executed, as of `funcppo train`; auto compiles it in a run long enough to repay that."""
 
-    hidden: tuple[Size, ...]
-    """Units of each hidden layer of actor and critic."""
-
-    activation: Literal["tanh", "relu"] = "tanh"
-    """Activation of the hidden layers."""
-
-    exploration: Literal["independent", "gsde"] = "independent"
-    """Noise of continuous actions: independent from step to step, or gSDE, a random function of the state."""
-
-    noise_steps: Size | None = None
-    """Steps for which the random function of gSDE stays the same; None: a whole rollout."""
-
-    first_log_std: LogStd = 0.0
-    """Log deviation of each number of the noise matrix of gSDE before the first update."""
-
-    orthogonal: bool = True
-    """Orthogonal weights and zero biases at first; off, with gSDE: both uniform, as those of PyTorch's layers."""
-
-    normalize_observation: bool
-    """Shift and scale observations by their running moments."""
-
-    normalize_reward: bool
-    """Divide rewards by the running deviation of the discounted return."""
-
-    clip_action: bool
-    """Clip continuous actions to [-1, 1] before the environment sees them."""
-
     evaluate_every: PositiveInt | None = None
     """Updates between two evaluations; None: a twentieth of the run."""
 
     episodes: Size = 32
     """Episodes of each seed, greedy and sampled, in an evaluation."""
 
-    source: str
-    """Where the settings are from that no option names."""
-
-    ppo: PPOConfig
-    """Settings of proximal policy optimisation (PPO)."""
-
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range; settings for gSDE alone are reset later."""
+        check_fields(self)
 
 
 def settings_of(config: RLConfig) -> RLSettings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 
 import pytest
 
@@ -38,23 +37,6 @@ def test_a_failure_leaves_the_old_contents_and_nothing_else(tmp_path):
     with pytest.raises(ValueError, match="stop"):
         write_atomically(path, fail)
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
-
-
-def test_a_link_is_followed(tmp_path):
-    target, link = tmp_path / "target", tmp_path / "link"
-    target.write_bytes(b"old")
-    link.symlink_to(target)
-    write_atomically(link, lambda file: file.write(b"new"))
-    assert link.is_symlink() and target.read_bytes() == b"new"
-
-
-def test_a_pipe_is_written_to_as_it_is(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_atomically(pipe, lambda file: file.write(b"through"))
-    assert os.read(reader, 100) == b"through" and not pipe.is_file()
-    os.close(reader)
 
 
 def test_parts_of_files_that_killed_processes_were_writing_are_removed(
@@ -95,19 +77,6 @@ def test_the_file_that_is_replaced_is_kept_on_request(tmp_path):
     assert path.read_bytes() == b"3"
     assert (tmp_path / "earlier").read_bytes() == b"2"
     assert sorted(os.listdir(tmp_path)) == ["earlier", "file"]
-
-
-def test_the_folder_is_on_the_disk_after_the_rename(tmp_path, monkeypatch):
-    """What is synchronised, and which names the folder has at that time."""
-    synced = []
-
-    def record(descriptor):
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        synced.append((is_folder, "file" in os.listdir(tmp_path)))
-
-    monkeypatch.setattr(os, "fsync", record)
-    write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
-    assert synced == [(False, False), (True, True)]
 
 
 def test_an_object_is_read_with_or_without_a_byte_order_mark():

@@ -38,27 +38,6 @@ def test_results_come_in_order_and_parts_run_side_by_side():
     assert len(callers) == 2 and threading.get_ident() not in callers
 
 
-@pytest.mark.parametrize(("parts", "n_threads"), [([1, 2, 3], 1), ([4], 8)])
-def test_one_thread_is_that_of_the_caller(parts, n_threads):
-    def compute(part):
-        return part, threading.get_ident()
-
-    expected = [(part, threading.get_ident()) for part in parts]
-    assert list(host.map_in_threads(compute, parts, n_threads)) == expected
-
-
-def test_an_error_of_a_part_ends_the_work():
-    def compute(part):
-        if part == 2:
-            raise ValueError("part 2")
-        return part
-
-    results = host.map_in_threads(compute, [1, 2, 3], 2)
-    assert next(results) == 1
-    with pytest.raises(ValueError, match="part 2"):
-        list(results)
-
-
 def test_a_pause_ends_as_it_began():
     assert gc.isenabled()
     with host.paused_collection():

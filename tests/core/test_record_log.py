@@ -37,17 +37,6 @@ def test_a_file_cut_at_any_byte_is_resumed_to_the_same_file(tmp_path):
     assert record_log.read(path) == RECORDS
 
 
-def test_records_that_are_not_selected_are_dropped_and_counted(tmp_path):
-    path = tmp_path / "records.jsonl"
-    work(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])  # the last of four has no end
-    kept, notes = work(path, resume=True, select=lambda records: records[:2])
-    assert kept == RECORDS[:2]
-    assert notes == [f"{path}: dropped 2 unfinished lines at its end"]
-    assert path.read_bytes() == whole
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

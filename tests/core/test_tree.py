@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from funcppo.core import tree
 from funcppo.core.tree import graph_scan, keeps_loops, scan
@@ -31,15 +29,6 @@ def test_ravel_by_hand_and_unravel_undoes_it():
     assert all(
         torch.equal(a, b) and a.shape == b.shape
         for a, b in zip(tree.leaves(back), tree.leaves(params()))
-    )
-
-
-def test_raveling_goes_with_vmap():
-    many = tree.map(lambda x: torch.stack([x, x + 1]), params())
-    flat = torch.vmap(tree.ravel)(many)
-    assert torch.equal(flat[1], flat[0] + 1)
-    assert torch.equal(
-        tree.leaves(torch.vmap(tree.unravel)(many, flat))[0], many[0].weight
     )
 
 
@@ -96,28 +85,9 @@ def test_another_value_is_refused_with_its_place(bad, got):
         tree.check_tree(bad, "it")
 
 
-def test_where_selects_rows():
-    mask = torch.tensor([True, False])
-    rows = Dense(torch.arange(6.0).view(2, 3) + 1, torch.ones(2))
-    selected = tree.where(mask, rows, tree.zeros_like(rows))
-    assert selected.weight.tolist() == [[1, 2, 3], [0, 0, 0]]
-    assert selected.bias.tolist() == [1, 0]
-
-
 def test_map_refuses_another_structure():
     with pytest.raises(ValueError):
         tree.map(torch.add, params(), (torch.ones(1),))
-
-
-def test_the_norm_of_all_leaves_by_hand():
-    assert (
-        float(
-            tree.global_norm(
-                Dense(torch.tensor([3.0]), torch.tensor([0.0, 4.0]))
-            )
-        )
-        == 5
-    )
 
 
 def test_tensors_of_one_floating_point_dtype_pass():
@@ -179,13 +149,3 @@ def test_a_loop_stays_one_in_compiled_functions_but_not_under_vmap():
     graph = torch.compile(where, fullgraph=True, backend="eager")
     mapped = torch.compile(torch.vmap(where), fullgraph=True, backend="eager")
     assert graph(x).all() and not where(x).any() and not mapped(x).any()
-
-
-@given(n=st.integers(1, 5), index=st.integers(0, 4))
-def test_items_are_the_trees_that_were_stacked(n, index):
-    trees = [(torch.tensor(float(i)), torch.tensor([i, -i])) for i in range(n)]
-    stacked = tree.map(lambda *leaves: torch.stack(leaves), *trees)
-    assert tree.length(stacked) == n
-    item = tree.item(stacked, index % n)
-    assert_trees_equal(item, trees[index % n], rtol=0, atol=0)
-    assert tree.item(stacked, 0)[1].data_ptr() == stacked[1].data_ptr()

@@ -83,11 +83,6 @@ def branching(cfg, world, state, action, key):
 COUNTER = itertools.count()
 
 
-def counting(cfg, world, state, action, key):
-    after, timestep = step(cfg, world, state, action, key)
-    return after._replace(heat=after.heat + next(COUNTER)), timestep
-
-
 def mixing(cfg, world, state, action, key):
     after, timestep = step(cfg, world, state, action, key)
     return after._replace(heat=after.heat - after.heat.mean()), timestep

@@ -10,10 +10,8 @@ import pytest
 from funcppo import logs
 from funcppo.core.settings import METRICS_FILE
 from funcppo.envs.wrappers import MomentsConfig
-from funcppo.nets.networks import GSDEConfig
 from funcppo.rl import run
 from funcppo.rl.settings import published_settings
-from tests.rl.test_settings import CONFIG
 
 
 def row(update, seed, greedy, sampled):
@@ -64,17 +62,6 @@ def test_environments_are_wrapped_as_the_settings_say():
     assert image.cfg.env.spec.observation_shape is None
 
 
-def test_gsde_is_the_exploration_of_the_settings_that_name_it():
-    published = published_settings("MountainCarContinuous-v0")
-    agent = run.make_learner("MountainCarContinuous-v0", published).cfg.agent
-    assert isinstance(agent.cfg, GSDEConfig)
-    assert agent.cfg.first_log_std == -3.29 and not agent.cfg.orthogonal
-    assert agent.action_key_steps is None  # a whole rollout
-    pendulum = published_settings("Pendulum-v1")
-    agent = run.make_learner("Pendulum-v1", pendulum).cfg.agent
-    assert agent.action_key_steps == 4
-
-
 def test_gsde_is_refused_where_it_cannot_be():
     published = published_settings("CartPole-v1")
     gsde = dataclasses.replace(published, exploration="gsde")
@@ -92,16 +79,6 @@ def test_an_option_of_gsde_alone_is_refused_without_it(option):
         dataclasses.replace(published, **option)
 
 
-def test_seeds_and_evaluations_of_a_run():
-    config = dataclasses.replace(CONFIG, seed=7, seeds=3, steps=200_000)
-    assert run.seeds_of(config) == (7, 8, 9)
-    assert run.n_updates(config) == 49  # of 4096 steps
-    assert run.evaluation_interval(config) == 2
-    config = dataclasses.replace(config, evaluate_every=5)
-    assert run.evaluation_interval(config) == 5
-    assert np.isfinite(config.steps)
-
-
 @pytest.mark.parametrize(
     ("returns", "expected"),
     [
@@ -114,14 +91,6 @@ def test_seeds_and_evaluations_of_a_run():
 def test_the_interquartile_mean_of_small_samples(returns, expected):
     got = run.interquartile_mean(np.array(returns))
     assert got == pytest.approx(expected)
-
-
-def test_an_outlier_moves_the_mean_and_not_the_interquartile_mean():
-    returns = np.arange(10.0)[:, None]
-    spoilt = returns.copy()
-    spoilt[-1] = 1e6
-    assert run.interquartile_mean(spoilt) == run.interquartile_mean(returns)
-    assert run.mean_return(spoilt) > 1e4
 
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_distribution():

@@ -12,10 +12,8 @@ from funcppo.core.settings import CONFIG_FILE, write_config
 from funcppo.envs import ENVIRONMENTS
 from funcppo.rl import run
 from funcppo.rl.settings import (
-    GSDE_DEFAULTS,
     PUBLISHED,
     RLConfig,
-    RLSettings,
     is_rl_run,
     published_settings,
     read_config,
@@ -37,17 +35,6 @@ def test_it_is_read_as_it_was_written(tmp_path):
     assert read_config(tmp_path) == CONFIG
     assert is_rl_run(tmp_path)
     assert settings_of(CONFIG) == SETTINGS
-
-
-def test_one_written_before_there_was_gsde_explores_as_it_did(tmp_path):
-    write_config(CONFIG, tmp_path)
-    path = tmp_path / CONFIG_FILE
-    raw = json.loads(path.read_text())
-    for name in ("exploration", *GSDE_DEFAULTS):
-        del raw[name]
-    path.write_text(json.dumps(raw))
-    assert read_config(tmp_path).exploration == "independent"
-    assert isinstance(settings_of(read_config(tmp_path)), RLSettings)
 
 
 @pytest.mark.parametrize(

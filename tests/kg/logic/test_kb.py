@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.core import tree, types
+from funcppo.core import tree
 from funcppo.kg.logic import kb, row_index
+from tests.shapes import check_shapes_and_dtypes
 
 C = 5
 # one fact twice
@@ -59,7 +60,7 @@ def test_facts_are_distinct_and_sorted_and_a_row_is_an_id():
         [[2, 1, 1], [1, 2, 3], [2, 2, 1], [1, 2, C + 1], [0, 0, 0]]
     )
     assert kb.fact_id(world, sizes, asked).tolist() == [2, 0, -1, -1, -1]
-    types.check_shapes_and_dtypes(world)
+    check_shapes_and_dtypes(world)
 
 
 def test_facts_for_a_goal_worked_by_hand():

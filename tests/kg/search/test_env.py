@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random, tree
-from funcppo.core.types import check_shapes_and_dtypes
 from funcppo.envs.base import sample_reset, step_with_autoreset
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import policy_score
@@ -24,6 +23,7 @@ from tests.kg.search.small_tasks import (
     small_problem,
     small_task,
 )
+from tests.shapes import check_shapes_and_dtypes
 
 
 def searches(seed: int, steps: int):
