@@ -92,8 +92,6 @@ class Processes:
         default_factory=lambda: AllGather(world_size=1, group_name="")
     )
     """Gathers rows of all processes, once they are connected."""
-    _seen_progress: list[str] = field(default_factory=list)
-    _progress_time: float = 0.0
     _n_deadlines: int = 0
     _agreements: Iterator[int] = field(default_factory=count)
 
@@ -319,17 +317,13 @@ class Processes:
         Args:
           key: holds the error of a process that failed.
         """
-        progress: list[str] = []
-        progress_time = time.monotonic()
+        find_stall = self._stall_finder()
         while not ended.wait(min(WATCH_SECONDS, self.stall_seconds)):
             if self.store.check([key]):
                 self._exit_for_peer(self.store.get(key).decode())
-            seen, progress = progress, self._progress()
-            if progress != seen:
-                progress_time = time.monotonic()
-            elif time.monotonic() - progress_time > self.stall_seconds:
-                text = self._stall_text(progress)
-                _print_error(f"rank {self.rank}: {text}")
+            stall = find_stall()
+            if stall:
+                _print_error(f"rank {self.rank}: {stall}")
                 os._exit(EXIT_STALLED)
 
     def _exit_for_peer(self, error: str) -> None:
@@ -339,10 +333,6 @@ class Processes:
             self.store.set(_ACKNOWLEDGED, "")
         self._wait_for_acknowledgement()
         os._exit(EXIT_PEER_FAILED)
-
-    def _stall_text(self, progress: list[str]) -> str:
-        """What has not come, and how far each process is."""
-        return f"expected progress within {self.stall_seconds:g} s, got none: {'; '.join(progress)}"
 
     def fail(self, message: str) -> bool:
         """Tell the others that this process ends with an error. Rank 0 calls this when it has printed the error.
@@ -399,18 +389,32 @@ class Processes:
 
     def _wait(self, key: str) -> None:
         """Wait until a key is there."""
-        self._progress_time = started = time.monotonic()
+        started = time.monotonic()
+        find_stall = self._stall_finder()
         while not self.store.check([key]):
             self._raise_failure()
-            progress = self._progress()
-            if progress != self._seen_progress:
-                self._seen_progress = progress
-                self._progress_time = time.monotonic()
-            if time.monotonic() - self._progress_time > self.stall_seconds:
-                raise StalledError(self._stall_text(progress))
+            stall = find_stall()
+            if stall:
+                raise StalledError(stall)
             # What comes soon is waited for shortly.
             waited = time.monotonic() - started
             time.sleep(min(0.02, waited / 4 + 1e-4))
+
+    def _stall_finder(self) -> Callable[[], str]:
+        """A function that looks at all processes, and says how far each is where none has moved for too long."""
+        seen: list[str] = []
+        moved_at = time.monotonic()
+
+        def find_stall() -> str:
+            nonlocal seen, moved_at
+            progress = self._progress()
+            if progress != seen:
+                seen, moved_at = progress, time.monotonic()
+            elif time.monotonic() - moved_at > self.stall_seconds:
+                return f"expected progress within {self.stall_seconds:g} s, got none: {'; '.join(progress)}"
+            return ""
+
+        return find_stall
 
     def _progress(self) -> list[str]:
         """How far each process is."""

@@ -7,8 +7,8 @@
 
 `copy_seconds` has the times of recent copies by `prefetch`.
 
-Pinned memory is allocated once, or comes from PyTorch's cache of it. Nothing allocates, pins or waits while a CUDA
-graph is captured or replayed.
+Pinned memory comes from PyTorch's cache of it, which reuses memory only after the copy out of it. Nothing allocates,
+pins or waits while a CUDA graph is captured or replayed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,11 @@ class StagingBuffers(Generic[Data]):
     def __init__(self, like: Data, device: torch.device | str) -> None:
         """Allocate buffers with the structure, shapes and dtypes of `like`, a tree on the host."""
 
-        def allocate(x: Tensor) -> Tensor:
-            return torch.empty_like(x, device=device)
-
-        def allocate_pinned(x: Tensor) -> Tensor:
-            return torch.empty_like(x).pin_memory()
-
-        self.data: Data = tree.map(allocate, like)
+        self.data: Data = tree.map(
+            lambda x: torch.empty_like(x, device=device), like
+        )
         self._uses_cuda = torch.device(device).type == "cuda"
         if self._uses_cuda:
-            self._pinned = tree.map(allocate_pinned, like)
             self._copy_stream = torch.cuda.Stream()
             self._copied = torch.cuda.Event()
             self._consumed = torch.cuda.Event()
@@ -63,19 +58,24 @@ class StagingBuffers(Generic[Data]):
           ValueError: a leaf has another shape or dtype; the message names it.
           RuntimeError: a CUDA graph is being captured, which would copy these values at every replay.
         """
-        self._check_fits(values)
+        leaves = tree.leaves(values)
+        buffers = tree.leaves(self.data)
+        for name, value, x in zip(tree.paths(self.data), leaves, buffers):
+            if value.shape != x.shape or value.dtype != x.dtype:
+                raise ValueError(
+                    f"{name}: expected {x.dtype} {list(x.shape)}, got {value.dtype} {list(value.shape)}"
+                )
         if not self._uses_cuda:
-            _copy_leaves(self.data, values)
+            for x, value in zip(buffers, leaves):
+                x.copy_(value)
             return
         _check_not_capturing("StagingBuffers.put")
 
-        # The host waits for the last copy out of pinned memory, never for a step.
-        self._copied.synchronize()
-        _copy_leaves(self._pinned, values)
-
+        pinned = [value.pin_memory() for value in leaves]
         with torch.cuda.stream(self._copy_stream):
             self._copy_stream.wait_event(self._consumed)
-            _copy_leaves(self.data, self._pinned)
+            for x, value in zip(buffers, pinned):
+                x.copy_(value, non_blocking=True)
             self._copied.record()
 
     def wait_copied(self) -> None:
@@ -88,16 +88,6 @@ class StagingBuffers(Generic[Data]):
         if self._uses_cuda:
             self._consumed.record()
 
-    def _check_fits(self, values: Data) -> None:
-        names = tree.paths(self.data)
-        leaves = zip(tree.leaves(values), tree.leaves(self.data))
-        for name, (value, buffer) in zip(names, leaves):
-            fits = value.shape == buffer.shape and value.dtype == buffer.dtype
-            if not fits:
-                raise ValueError(
-                    f"{name}: expected {_describe(buffer)}, got {_describe(value)}"
-                )
-
 
 def _check_not_capturing(name: str) -> None:
     """Raise an error while the current stream is captured: the host takes part in a copy once, not at each replay."""
@@ -105,17 +95,6 @@ def _check_not_capturing(name: str) -> None:
         raise RuntimeError(
             f"{name}: expected a call between the steps, got one while a CUDA graph is captured"
         )
-
-
-def _describe(x: Tensor) -> str:
-    return f"{x.dtype} {list(x.shape)}"
-
-
-def _copy_leaves(target: object, source: object) -> None:
-    for target_leaf, source_leaf in zip(
-        tree.leaves(target), tree.leaves(source)
-    ):
-        target_leaf.copy_(source_leaf, non_blocking=True)
 
 
 def to_host(values: Data) -> Data:
@@ -131,7 +110,6 @@ def to_device(values: Data, device: torch.device | str) -> Data:
     """Copy a tree from the host through pinned memory; the host waits for nothing."""
     if torch.device(device).type != "cuda":
         return values
-    # PyTorch's allocator reuses pinned memory only after the copy out of it.
     return tree.map(
         lambda x: x.pin_memory().to(device, non_blocking=True), values
     )
@@ -159,70 +137,45 @@ def prefetch(
             yield chunk.to(device)
         return
 
+    # the chunk, the beginning and the end of its copy, of those that were started
+    started: deque[tuple[Tensor, torch.cuda.Event, torch.cuda.Event]] = deque()
     with torch.cuda.device(device):
-        # Two pinned buffers: one is filled while the other is copied to the device.
         copy_stream = torch.cuda.Stream()
-        chunk_shape = (chunk_size, *rows.shape[1:])
-        slots = [_CopySlot(chunk_shape, rows.dtype) for _ in range(2)]
-        next_chunk = slots[0].start(chunks[0], copy_stream)
-
         for i in range(len(chunks)):
-            chunk = next_chunk
-            torch.cuda.current_stream().wait_event(slots[i % 2].copied)
+            # the first, and the one after it
+            for following in chunks[i + 1 - (not i) : i + 2]:
+                started.append(_start_copy(following, copy_stream))
+            chunk, begun, copied = started.popleft()
+            torch.cuda.current_stream().wait_event(copied)
             # allocated on the copy stream, used on this one
             chunk.record_stream(torch.cuda.current_stream())
-
-            following = i + 1
-            if following < len(chunks):
-                next_chunk = slots[following % 2].start(
-                    chunks[following], copy_stream
-                )
             yield chunk
+            # nothing waits for the time of a copy that is in progress
+            if copied.query():
+                copy_seconds.append(begun.elapsed_time(copied) / 1e3)
 
-        for slot in slots:
-            slot.record_time()
 
-
-class _CopySlot:
-    """A pinned buffer, and the events of its latest copy to the device."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._buffer = torch.empty(shape, dtype=dtype).pin_memory()
-        self._is_timed = False  # a copy has begun whose time is not taken yet
-        self._begun = torch.cuda.Event(enable_timing=True)
-        self.copied = torch.cuda.Event(enable_timing=True)
-
-    def start(self, chunk: Tensor, copy_stream: torch.cuda.Stream) -> Tensor:
-        """The chunk on the device, valid once the event `copied` has happened."""
-        _check_not_capturing("prefetch")
-        # the buffer's last copy has left it; returns at once if there was none
-        self.copied.synchronize()
-        self.record_time()
-        self._buffer[: len(chunk)].copy_(chunk)
-        with torch.cuda.stream(copy_stream):
-            self._begun.record()
-            on_device = self._buffer[: len(chunk)].to("cuda", non_blocking=True)
-            self.copied.record()
-        self._is_timed = True
-        return on_device
-
-    def record_time(self) -> None:
-        """Add the time of the latest copy to `copy_seconds`, unless it is in progress: nothing waits for it."""
-        if self._is_timed and self.copied.query():
-            copy_seconds.append(self._begun.elapsed_time(self.copied) / 1e3)
-            self._is_timed = False
+def _start_copy(
+    chunk: Tensor, copy_stream: torch.cuda.Stream
+) -> tuple[Tensor, torch.cuda.Event, torch.cuda.Event]:
+    """The chunk on the device, valid once the second of two events has happened."""
+    _check_not_capturing("prefetch")
+    begun = torch.cuda.Event(enable_timing=True)
+    copied = torch.cuda.Event(enable_timing=True)
+    pinned = chunk.pin_memory()
+    with torch.cuda.stream(copy_stream):
+        begun.record()
+        on_device = pinned.to("cuda", non_blocking=True)
+        copied.record()
+    return on_device, begun, copied
 
 
 class AsyncReadback:
-    """Copies of device values to the host that arrive one call later, so that neither side waits for the other.
-
-    All calls take tensors of one shape. On a GPU a returned tensor is valid until the next call but one.
-    """
+    """Copies of device values to the host that arrive one call later, so that neither side waits for the other."""
 
     def __init__(self) -> None:
         """No value is on its way yet."""
-        # At most two pinned buffers and the event of the copy into each; the most recent one is last.
-        self._copies: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._previous: tuple[Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """Return the value of the previous call, None on the first; a tensor on the host is returned at once.
@@ -234,18 +187,13 @@ class AsyncReadback:
             return x
         _check_not_capturing("AsyncReadback")
 
-        is_first = not self._copies
-        if len(self._copies) < 2:
-            pinned = torch.empty_like(x, device="cpu").pin_memory()
-            self._copies.append((pinned, torch.cuda.Event()))
-        else:
-            self._copies.reverse()
-        buffer, copied = self._copies[-1]
-        buffer.copy_(x, non_blocking=True)
+        value = torch.empty_like(x, device="cpu", pin_memory=True)
+        value.copy_(x, non_blocking=True)
+        copied = torch.cuda.Event()
         copied.record()
-        if is_first:
+        previous, self._previous = self._previous, (value, copied)
+        if previous is None:
             return None
-
-        previous_buffer, previous_copied = self._copies[0]
+        previous_value, previous_copied = previous
         previous_copied.synchronize()
-        return previous_buffer
+        return previous_value
