@@ -317,11 +317,11 @@ class Processes:
         Args:
           key: holds the error of a process that failed.
         """
-        find_stall = self._stall_finder()
+        stalls = self._iter_stalls()
         while not ended.wait(min(WATCH_SECONDS, self.stall_seconds)):
             if self.store.check([key]):
                 self._exit_for_peer(self.store.get(key).decode())
-            stall = find_stall()
+            stall = next(stalls)
             if stall:
                 _print_error(f"rank {self.rank}: {stall}")
                 os._exit(EXIT_STALLED)
@@ -390,31 +390,28 @@ class Processes:
     def _wait(self, key: str) -> None:
         """Wait until a key is there."""
         started = time.monotonic()
-        find_stall = self._stall_finder()
+        stalls = self._iter_stalls()
         while not self.store.check([key]):
             self._raise_failure()
-            stall = find_stall()
+            stall = next(stalls)
             if stall:
                 raise StalledError(stall)
             # What comes soon is waited for shortly.
             waited = time.monotonic() - started
             time.sleep(min(0.02, waited / 4 + 1e-4))
 
-    def _stall_finder(self) -> Callable[[], str]:
-        """A function that looks at all processes, and says how far each is where none has moved for too long."""
+    def _iter_stalls(self) -> Iterator[str]:
+        """Look at all processes; yield how far each is where none has moved for too long, else an empty text."""
         seen: list[str] = []
         moved_at = time.monotonic()
-
-        def find_stall() -> str:
-            nonlocal seen, moved_at
+        while True:
             progress = self._progress()
+            is_stalled = time.monotonic() - moved_at > self.stall_seconds
             if progress != seen:
                 seen, moved_at = progress, time.monotonic()
-            elif time.monotonic() - moved_at > self.stall_seconds:
-                return f"expected progress within {self.stall_seconds:g} s, got none: {'; '.join(progress)}"
-            return ""
-
-        return find_stall
+                is_stalled = False
+            text = f"expected progress within {self.stall_seconds:g} s, got none: {'; '.join(progress)}"
+            yield text if is_stalled else ""
 
     def _progress(self) -> list[str]:
         """How far each process is."""

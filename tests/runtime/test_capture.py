@@ -269,6 +269,13 @@ def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(
 
 
 @on_gpu
+def test_a_state_on_two_devices_is_refused():
+    state = Pair(torch.zeros(3, device="cuda"), torch.zeros(3))
+    captured = capture(lambda s: (Pair(s.a + 1, s.b + 1), s.a), state)
+    assert "several devices: cpu, cuda:0" in captured.fallback_reason
+
+
+@on_gpu
 def test_captures_with_pools_of_their_own_may_run_side_by_side():
     """On two streams at once, each with temporaries; in one pool the second would overwrite those of the first."""
 

@@ -163,24 +163,6 @@ def test_who_waits_too_long_hears_how_far_each_is(monkeypatch):
     assert clock.now < 3
 
 
-def test_progress_of_others_moves_the_deadline(monkeypatch):
-    store = HashStore()
-    main, peer = (
-        Processes(store=store, rank=i, world_size=2, stall_seconds=1.0)
-        for i in range(2)
-    )
-
-    def go_on(now):
-        peer.report(f"at {now}")
-        if now > 5:
-            peer._put("facts/1", b"{}")
-
-    clock = Clock(go_on)
-    monkeypatch.setattr(distributed, "time", clock)
-    main.exchange("facts", {})
-    assert clock.now > 5
-
-
 def test_who_waits_hears_the_error_of_another(monkeypatch):
     monkeypatch.setattr(distributed, "TELL_SECONDS", 600.0)
 
@@ -375,28 +357,6 @@ def test_the_first_failure_ends_an_attempt():
         except PeerFailedError:
             raise RuntimeError("as a compiler tells it") from None
     assert told == [("it", ""), ("it", "")]
-
-
-def test_code_of_inductor_is_agreed_on_before_it_runs():
-    """Found by a failure elsewhere: it ends the call with its reason, and success leaves the function as it is."""
-    told = []
-
-    def agree(what, failure=""):
-        told.append(what)
-        return "rank 1: no" if what == "second" else failure
-
-    x = torch.arange(3.0)
-    with attempt_together(agree, "first"):
-        double = compile_function(lambda x: 2 * x)
-        assert double(x).tolist() == [0, 2, 4]
-    assert told == ["first", "first"]
-
-    with (
-        pytest.raises(PeerFailedError, match=r"^rank 1: no$"),
-        attempt_together(agree, "second"),
-    ):
-        compile_function(lambda x: 3 * x)(x)
-    assert told[2:] == ["second"]
 
 
 @needs_no_gpu

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcppo.runtime.env_kernel import rollout
 from funcppo.runtime.env_kernel.tensor import UnsupportedError
 from tests.runtime.env_kernel.kernels import run
 
@@ -175,39 +174,9 @@ def test_what_no_tile_can_do_is_refused(
         run(fn, grids())
 
 
-def twice(x: Tensor) -> Tensor:
-    """Each number twice, [B, 3, 120]: more numbers than are single ones, and no tile yet."""
-    repeated = x.unsqueeze(-1).expand(-1, -1, 2).reshape(len(x), 120)
-    return repeated.unsqueeze(1).expand(-1, 3, -1)
-
-
-@pytest.mark.parametrize(
-    ("fn", "reason"),
-    [
-        (lambda x: twice(x).cumsum(1), "many running sums"),
-        (
-            lambda x: twice(x).gather(1, twice(x)[:, :1].argmin(1, True)),
-            "many numbers, chosen|over a hidden layer",
-        ),
-    ],
-    ids=["running sums", "chosen numbers"],
-)
-def test_other_operators_on_many_numbers_are_refused(
-    fn: Callable[[Tensor], Tensor], reason: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        run(fn, grids().flatten(1)[:, :60].contiguous())
-
-
 def test_indices_in_memory_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="indices in memory"):
         run(lambda x, i: x.index_select(1, i), grids(), torch.tensor([1, 0]))
-
-
-def test_a_long_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout, "MAX_LINES", 3)
-    with pytest.raises(UnsupportedError, match="lines, more than 3"):
-        run(OPERATORS["several maps"], grids())
 
 
 def table(*shape: int) -> Tensor:

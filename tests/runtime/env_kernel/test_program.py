@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from funcppo.core import random
-from funcppo.runtime.env_kernel import rollout
 from funcppo.runtime.env_kernel.tensor import (
     UnsupportedError,
 )
@@ -160,14 +159,6 @@ def test_what_no_program_of_rows_can_do_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         run(fn, rows())
-
-
-def test_a_search_is_refused_before_the_function_is_traced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rollout, "make_fx", None)
-    with pytest.raises(UnsupportedError, match=r"operator aten\.searchsorted"):
-        run(lambda x: torch.searchsorted(x, x), rows())
 
 
 def cells(x: Tensor) -> Tensor:

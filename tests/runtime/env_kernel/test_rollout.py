@@ -329,21 +329,6 @@ def test_games_on_a_gpu(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", VALUES_APART)
-@pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
-def test_values_after_all_steps_on_a_gpu(
-    name: str, matmul_dtype: torch.dtype | None
-) -> None:
-    learner, state = make_learner(
-        name, 40, 64, 64, device="cuda", matmul_dtype=matmul_dtype
-    )
-    args = rollout_arguments(learner, state)
-    kernel = compile_kernel(learner, args, values_apart=True)
-    tolerance = 2e-2 if matmul_dtype else 1e-4
-    assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CLASSIC)
 @pytest.mark.parametrize(("n_learners", "n_envs"), [(3, 4), (100, 4), (20, 40)])
 def test_learners_side_by_side_equal_the_loop_on_a_gpu(
