@@ -103,7 +103,7 @@ def main() -> None:
         "--no-family", action="store_true", help="only the full rankings"
     )
     parser.add_argument(
-        "--max-queries",
+        "--ranked",
         nargs="*",
         choices=RANKED,
         default=["wn18rr"],

@@ -321,26 +321,23 @@ def _write_back(old: State, new: State, out: Output) -> Output:
     A new leaf may be a view of any old leaf: two leaves swapped, rotated or passed through. Such leaves are cloned
     before the first one is overwritten. A leaf that is the very leaf it replaces is left alone.
     """
-    old_storages = {
-        leaf.untyped_storage().data_ptr() for leaf in tree.leaves(old)
-    }
-
-    def clone_if_aliased(x: Tensor) -> Tensor:
-        return (
-            x.clone() if x.untyped_storage().data_ptr() in old_storages else x
-        )
-
-    out = tree.map(clone_if_aliased, out)
+    storages = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(old)}
+    copy = partial(_clone_if_aliased, storages)
+    out = tree.map(copy, out)
 
     targets: list[Tensor] = []
     values: list[Tensor] = []
     for target, value in zip(tree.leaves(old), tree.leaves(new)):
         if not _is_same_view(target, value):
             targets.append(target)
-            values.append(clone_if_aliased(value))
+            values.append(copy(value))
     if targets:
         torch._foreach_copy_(targets, values)  # pyright: ignore[reportPrivateImportUsage]
     return out
+
+
+def _clone_if_aliased(storages: set[int], x: Tensor) -> Tensor:
+    return x.clone() if x.untyped_storage().data_ptr() in storages else x
 
 
 def _is_same_view(a: Tensor, b: Tensor) -> bool:

@@ -433,34 +433,41 @@ class _Trial:
                 ("network", "one-graph", x.minibatch_step) for x in self.kernels
             ]
 
-        def attempt(
-            name: str, strategy: str, step: Any
-        ) -> tuple[Callable[..., Any], dict[str, str]]:
-            compiled = build_minibatch_step(
-                strategy,
-                step,
-                self.parts.minibatch_loss,
-                partial(compile_function, backend=self.backend),
-            )
-            check_update(
-                partial(compiled, *args),
-                partial(eager, *args),
-                collected.update_state,
-                collected.minibatches,
-                self.tolerance,
-            )
-            found = {"strategy": strategy}
-            if name == "network":
-                found["network"] = "kernels"
-            return compiled, found
-
         step, found = self._first_that_works(
-            (form[0], partial(attempt, *form)) for form in forms
+            (form[0], partial(self._attempt_update, args, collected, *form))
+            for form in forms
         )
         self.found |= found
         if found == {"strategy": "one-graph"}:
             self._note_failed_kernel("network")
         return step
+
+    def _attempt_update(
+        self,
+        args: tuple[Any, ...],
+        collected: Any,
+        name: str,
+        strategy: str,
+        step: Any,
+    ) -> tuple[Callable[..., Any], dict[str, str]]:
+        """The minibatch step of a strategy, after a check on minibatches; and fields of the record."""
+        compiled = build_minibatch_step(
+            strategy,
+            step,
+            self.parts.minibatch_loss,
+            partial(compile_function, backend=self.backend),
+        )
+        check_update(
+            partial(compiled, *args),
+            partial(self.parts.minibatch_step, *args),
+            collected.update_state,
+            collected.minibatches,
+            self.tolerance,
+        )
+        found = {"strategy": strategy}
+        if name == "network":
+            found["network"] = "kernels"
+        return compiled, found
 
     def _first_that_works(
         self, attempts: Iterable[tuple[str, Callable[[], Result]]]
@@ -494,17 +501,7 @@ class _Trial:
     ) -> Iterable[tuple[str, Callable[[], Callable[..., Any]]]]:
         """Ways to compile a rollout part, each with a check on the arguments of some calls."""
         part = getattr(self.parts, name)
-
-        def attempt(
-            fn: Callable[..., Any], calls: list[tuple[Any, ...]], compare: bool
-        ) -> Callable[..., Any]:
-            compiled = compile_function(fn, self.backend)
-            for args in calls:
-                actual = compiled(*args)  # compiles at the first call
-                if compare:
-                    check_output(actual, part(*args), self.tolerance)
-            return compiled
-
+        attempt = partial(self._attempt_part, part)
         for kernels in self.kernels:
             by_kernels = getattr(kernels, name, None)
             if by_kernels is None:
@@ -517,6 +514,21 @@ class _Trial:
                 partial(attempt, by_kernels, [*calls, *cut], compare),
             )
         yield name, partial(attempt, part, calls, self.is_exact)
+
+    def _attempt_part(
+        self,
+        eager: Callable[..., Any],
+        fn: Callable[..., Any],
+        calls: list[tuple[Any, ...]],
+        compare: bool,
+    ) -> Callable[..., Any]:
+        """A function compiled in place of the eager one, after some calls of it."""
+        compiled = compile_function(fn, self.backend)
+        for args in calls:
+            actual = compiled(*args)  # compiles at the first call
+            if compare:
+                check_output(actual, eager(*args), self.tolerance)
+        return compiled
 
     def _compile_unroll(
         self, steps: list[tuple[Any, ...]]

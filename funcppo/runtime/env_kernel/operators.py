@@ -24,11 +24,11 @@ from funcppo.runtime.env_kernel.tensor import (
     LaneTensor,
     Part,
     UnsupportedError,
-    array_of,
     column_code,
+    concatenate,
+    held_tensor,
     index_code,
     literal,
-    map_numbers,
     mask_code,
     padded,
     parts_of,
@@ -143,8 +143,8 @@ def _to_copy(
     if x.dtype == dtype and not x.pointer:
         return x
     x = writer.load(x) if x.pointer else x
-    elements = map_numbers(lambda e: writer.cast(e, x.dtype, dtype), x.elements)
-    return x._replace(elements=elements, dtype=dtype)
+    held = [writer.cast(number, x.dtype, dtype) for number in x.held]
+    return x._replace(held=tuple(held), dtype=dtype)
 
 
 def _where(
@@ -212,64 +212,33 @@ def _cat(
         raise UnsupportedError("tensors side by side, along their rows")
     # Where no rows are, all rows share the numbers.
     row_dim = next(iter(row_dims), None)
-    places = [x.places() for x in parts]
-    n = sum(x.size for x in places)
-    if n <= MAX_NUMBERS_A_ROW and not any(x.tile for x in parts):
-        elements = np.concatenate([x.elements for x in parts], dim)
-        return LaneTensor(elements, dtype, row_dim)
+    n = sum(x.places.size for x in parts)
+    if n <= MAX_NUMBERS_A_ROW and all(x.tile == 0 for x in parts):
+        return concatenate(parts, dim, row_dim)
     first = 0 if row_dim is None else row_dim + 1
     if dim < first or n > MAX_TILE_WIDTH:
         raise UnsupportedError(f"{n} numbers of tensors side by side")
-    if math.prod(places[0].shape[:first]) > 1:
+    if math.prod(parts[0].places.shape[:first]) > 1:
         raise UnsupportedError("several hidden layers beside others")
-    return _cat_tiles(writer, parts, places, dim, row_dim)
 
-
-def _cat_tiles(
-    writer: Writer,
-    parts: Sequence[LaneTensor],
-    places: Sequence[NDArray[Any]],
-    dim: int,
-    row_dim: int | None,
-) -> LaneTensor:
-    """Tensors side by side along an axis of the tile that holds the result."""
-    start = 0 if row_dim is None else row_dim + 1
-    n_tile = places[0].ndim - start
-    if len({x.size for x in places}) == 1:
+    # along an axis of the tile that holds the result
+    n_tile = result.ndim - first
+    if len({x.places.size for x in parts}) == 1:
         # Each stays a tile of its own.
-        of_parts = [
-            writer.take(x, numbers, row_dim, n_tile)
-            for x, numbers in zip(parts, places)
-        ]
-        pieces = array_of(
-            [x.elements.flat[0] for x in of_parts], (len(parts), 1)
-        )
-        n = places[0].size
-        shown = [
-            n * i + np.arange(n).reshape(x.shape) for i, x in enumerate(places)
-        ]
-        return LaneTensor(
-            pieces,
-            parts[0].dtype,
-            row_dim,
-            (n,),
-            "",
-            np.concatenate(shown, dim),
-        )
-
-    ends = np.cumsum([x.shape[dim] for x in places]).tolist()
-    whole: list[LaneTensor] = []
-    for x, numbers, end in zip(parts, places, ends):
+        tiles = [writer.take(x, x.places, row_dim, n_tile) for x in parts]
+        return concatenate(tiles, dim, row_dim)
+    ends = np.cumsum([x.places.shape[dim] for x in parts]).tolist()
+    pieces: list[Expression] = []
+    shape: tuple[int, ...] = ()
+    for x, end in zip(parts, ends):
         # Outside of its part a tensor shows its first or last number.
-        n = numbers.shape[dim]
-        along = np.clip(np.arange(ends[-1]) - (end - n), 0, n - 1)
-        shown = np.take(numbers, along, dim)
-        whole.append(writer.take(x, shown, row_dim, n_tile))
-    pieces = [x.elements.flat[0] for x in whole]
-    joined = writer.join(pieces, ends, whole[0].tile, dim - start)
-    return whole[0]._replace(
-        elements=array_of([joined], whole[0].elements.shape)
-    )
+        size = x.places.shape[dim]
+        along = np.clip(np.arange(ends[-1]) - (end - size), 0, size - 1)
+        shown = np.take(x.places, along, dim)
+        shape = shown.shape
+        pieces += writer.take(x, shown, row_dim, n_tile).held
+    joined = writer.join(pieces, ends, shape[first:], dim - first)
+    return held_tensor([joined], shape, parts[0].dtype, row_dim, n_tile)
 
 
 def _full(
@@ -278,10 +247,7 @@ def _full(
     """A tensor of the shape of the result whose numbers are all the last argument."""
     zeros = np.zeros(result.shape, np.int64)
     places, row_dim = rearrange(torch.clone, zeros, None)
-    number = literal(args[-1], dtype)
-    return LaneTensor(
-        array_of([number] * places.size, places.shape), dtype, row_dim
-    )
+    return LaneTensor(places * 0, dtype, row_dim, (literal(args[-1], dtype),))
 
 
 def _arange(
@@ -296,37 +262,34 @@ def _arange(
     n = len(result)
     if n % TRACED_ROWS:
         numbers = [literal(start + i * step, dtype) for i in range(n)]
-        return LaneTensor(array_of(numbers, (n,)), dtype)
+        return held_tensor(numbers, (n,), dtype)
     k = n // TRACED_ROWS
     numbers = [
         writer.line(f"({start} + (rows * {k} + {j}) * {step})", "row")
         for j in range(k)
     ]
-    x = LaneTensor(array_of(numbers, (k,)), torch.int64, row_dim=0)
+    x = held_tensor(numbers, (k,), torch.int64, 0)
     return _to_copy(writer, dtype, result, x)
 
 
 def _threefry(
     writer: Writer, dtype: torch.dtype, result: object, *words: LaneTensor
 ) -> list[LaneTensor]:
-    dtypes = [torch.int64] * 4
-
-    def as_tensor(number: Expression) -> Expression:
-        """A function takes no literals."""
-        if not number.code.isdigit():
-            return number
-        return writer.line(f"tl.full([], {number.code}, tl.int64)", "scalar")
-
-    loaded = [writer.load(word) for word in words]
-    words = tuple(
-        word._replace(elements=map_numbers(as_tensor, word.elements))
-        for word in loaded
-    )
+    arguments: list[LaneTensor] = []
+    for word in map(writer.load, words):
+        # A function takes no literals.
+        held = [
+            writer.line(f"tl.full([], {x.code}, tl.int64)", "scalar")
+            if x.code.isdigit()
+            else x
+            for x in word.held
+        ]
+        arguments.append(word._replace(held=tuple(held)))
     return [
         writer.pointwise(
             f"threefry_{i}({{0}}, {{1}}, {{2}}, {{3}})",
-            words,
-            dtypes,
+            arguments,
+            torch.int64,
             torch.int64,
         )
         for i in range(2)
@@ -356,15 +319,13 @@ def _cumsum(
     writer: Writer, dtype: torch.dtype, result: Tensor, x: LaneTensor, dim: int
 ) -> LaneTensor:
     x, dim = writer.narrow(_to_copy(writer, dtype, result, x), dim)
-    sums = [
-        writer.fold("sum", x._replace(elements=part), dim, True)
-        for n in range(x.elements.shape[dim])
-        for part in [np.take(x.elements, range(n + 1), dim)]
-    ]
+    sums: list[LaneTensor] = []
+    for n in range(x.places.shape[dim]):
+        part = x._replace(places=np.take(x.places, range(n + 1), dim))
+        sums.append(writer.fold("sum", part, dim, True))
     if any(total.tile for total in sums):
         raise UnsupportedError("many running sums")
-    elements = np.concatenate([total.elements for total in sums], dim)
-    return x._replace(elements=elements)
+    return concatenate(sums, dim, x.row_dim)
 
 
 def _index_select(
@@ -378,7 +339,7 @@ def _index_select(
     if not index.pointer and _constant_index(index) is None:
         # It refuses negative ones, other than an index.
         raise UnsupportedError("numbers by computed indices")
-    dim %= x.places().ndim
+    dim %= x.places.ndim
     return _index(writer, dtype, result, x, [*[None] * dim, index])
 
 
@@ -400,7 +361,7 @@ def _index(
     if len(given) == 1 and numbers is not None:
         return writer.view(_take, x, dim, torch.from_numpy(numbers))
 
-    if x.row_dim is not None or any(index.tile for index in given):
+    if x.row_dim is not None or any(index.tile != 0 for index in given):
         raise UnsupportedError("numbers of a row by computed indices")
     if all(index.row_dim is None for index in given):
         raise UnsupportedError("numbers by several constant indices")
@@ -417,12 +378,12 @@ def _take(x: Tensor, dim: int, numbers: Tensor) -> Tensor:
 
 def _constant_index(index: LaneTensor) -> NDArray[Any] | None:
     """An index [N] or [] whose numbers are known and not negative; None of others."""
-    codes = [number.code for number in index.elements.reshape(-1)]
-    if index.tile or index.row_dim is not None:
+    if index.tile != 0 or index.row_dim is not None:
         return None
+    codes = [number.code for number in index.numbers()]
     if not all(map(str.isdigit, codes)):
         return None
-    return np.array([int(c) for c in codes]).reshape(index.elements.shape)
+    return np.array([int(c) for c in codes]).reshape(index.places.shape)
 
 
 def _choose_row(
@@ -433,13 +394,13 @@ def _choose_row(
     indices: Sequence[LaneTensor],
 ) -> LaneTensor:
     """Rows of a table of few numbers in the code, by one index: the first, or another where the index says so."""
-    if len(indices) > 1 or indices[0].elements.ndim != 1:
+    if len(indices) > 1 or indices[0].places.ndim != 1:
         raise UnsupportedError("constants by several indices")
     (index,) = indices
-    n_rows, *rest = x.elements.shape
+    n_rows, *rest = x.places.shape
     _check_index(writer, index, n_rows)
-    shape = (*index.elements.shape, *(1 for _ in rest))
-    beside = index._replace(elements=index.elements.reshape(shape))
+    shape = (*index.places.shape, *(1 for _ in rest))
+    beside = index._replace(places=index.places.reshape(shape))
     chosen = _choose(writer, x, 0, beside, n_rows)
     # Also where there is but one row.
     return chosen._replace(row_dim=index.row_dim)
@@ -453,14 +414,14 @@ def _choose(
     Args:
       n_back: how much less an index may be that names the same slice; 0: no less.
     """
-    slices = np.split(x.elements, x.elements.shape[dim], dim)
-    chosen = x._replace(elements=slices[0])
+    slices = np.split(x.places, x.places.shape[dim], dim)
+    chosen = x._replace(places=slices[0])
     for i, numbers in enumerate(slices[1:], 1):
         template = f"({{0}} == {i})"
         if n_back:
             template = f"({template} | ({{0}} == {i - n_back}))"
         is_it = writer.pointwise(template, [index], torch.int64, torch.bool)
-        other = x._replace(elements=numbers)
+        other = x._replace(places=numbers)
         chosen = writer.pointwise(
             WHERE,
             [is_it, other, chosen],
@@ -478,7 +439,7 @@ def _check_index(writer: Writer, index: LaneTensor, n: int) -> LaneTensor:
         torch.int64,
         torch.bool,
     )
-    for number in is_within.elements.reshape(-1):
+    for number in is_within.numbers():
         writer.check(number, f"index out of bounds: expected {-n} to {n - 1}")
     return is_within
 
@@ -487,8 +448,8 @@ def _look_up(
     writer: Writer, table: LaneTensor, indices: Sequence[LaneTensor]
 ) -> LaneTensor:
     """Numbers of a table in memory, by an index of each of its first axes."""
-    sizes = table.elements.shape[: len(indices)]
-    steps = _steps(table.elements, len(indices))
+    sizes = table.places.shape[: len(indices)]
+    steps = _steps(table.places, len(indices))
     are_within = [
         _check_index(writer, index, size) for index, size in zip(indices, sizes)
     ]
@@ -503,24 +464,19 @@ def _look_up(
     start = writer.pointwise(
         f"({' + '.join(terms)})", indices, torch.int64, torch.int64
     )
-    rest = table.elements[(0,) * len(indices)]
-    if start.elements.size * rest.size > MAX_NUMBERS_A_ROW:
+    rest = table.places[(0,) * len(indices)]
+    if start.places.size * rest.size > MAX_NUMBERS_A_ROW:
         return _load_many(writer, table, rest, start, is_there)
 
-    elements = map_numbers(
-        lambda start, there, offset: writer.line(
-            writer.load_expression(
-                table, f"({start.code} + {offset})", there.code
-            ),
-            "row",
-        ),
-        *(
-            x.elements.reshape(*x.elements.shape, *(1,) * rest.ndim)
-            for x in (start, is_there)
-        ),
-        rest,
-    )
-    return LaneTensor(elements, table.dtype, start.row_dim)
+    held: list[Expression] = []
+    for place, there in zip(start.numbers(), is_there.numbers()):
+        for offset in rest.reshape(-1):
+            code = writer.load_expression(
+                table, f"({place.code} + {offset})", there.code
+            )
+            held.append(writer.line(code, "row"))
+    shape = (*start.places.shape, *rest.shape)
+    return held_tensor(held, shape, table.dtype, start.row_dim)
 
 
 def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
@@ -551,27 +507,23 @@ def _load_many(
     is_there: LaneTensor,
 ) -> LaneTensor:
     """Many numbers of a table in memory, at offsets from a place of each row of the program."""
-    if start.elements.size > 1 or offsets.size > MAX_TILE_WIDTH:
+    if start.places.size > 1 or offsets.size > MAX_TILE_WIDTH:
         raise UnsupportedError("many numbers by computed indices")
     code = index_code(offsets)
     if code is None:
         raise UnsupportedError("a table in an order of no rule")
-    masks = [
-        column_code(is_there.elements.item()),
-        mask_code(offsets.size),
-    ]
+    (place,), (there,) = start.numbers(), is_there.numbers()
+    masks = [column_code(there), mask_code(offsets.size)]
     tile = writer.line(
         writer.load_expression(
             table,
-            f"({column_code(start.elements.item())} + {code})",
+            f"({column_code(place)} + {code})",
             " & ".join(filter(None, masks)),
         ),
         "wide",
     )
-    shape = (1,) * (start.elements.ndim + offsets.ndim)
-    return LaneTensor(
-        array_of([tile], shape), table.dtype, start.row_dim, offsets.shape
-    )
+    shape = (*start.places.shape, *offsets.shape)
+    return held_tensor([tile], shape, table.dtype, start.row_dim, offsets.ndim)
 
 
 def _log_softmax(
@@ -582,14 +534,11 @@ def _log_softmax(
     dim: int,
     *_: Any,
 ) -> LaneTensor:
+    apply = partial(writer.pointwise, operand_dtype=dtype, dtype=dtype)
     largest = writer.fold("max", x, dim, True)
-
-    def apply(template: str, *args: LaneTensor) -> LaneTensor:
-        return writer.pointwise(template, args, dtype, dtype)
-
-    shifted = apply("({0} - {1})", x, largest)
-    total = writer.fold("sum", apply("tl.exp({0})", shifted), dim, True)
-    return apply("({0} - tl.log({1}))", shifted, total)
+    shifted = apply("({0} - {1})", [x, largest])
+    total = writer.fold("sum", apply("tl.exp({0})", [shifted]), dim, True)
+    return apply("({0} - tl.log({1}))", [shifted, total])
 
 
 def _argmax(
@@ -604,18 +553,15 @@ def _argmax(
 ) -> LaneTensor:
     """The first of the largest numbers, or of the least; a NaN comes before any other."""
     x, dim = writer.narrow(x, dim)
-    slices = np.moveaxis(x.elements, dim, 0)
+    slices = np.moveaxis(x.places, dim, 0)
     row_dim = without_axis(x.row_dim, dim)
-
-    best = LaneTensor(slices[0], x.dtype, row_dim)
-    index = LaneTensor(
-        map_numbers(lambda _: Expression("0"), slices[0]), dtype, row_dim
-    )
+    best = x._replace(places=slices[0], row_dim=row_dim)
+    index = LaneTensor(slices[0] * 0, dtype, row_dim, (Expression("0"),))
     is_larger = (
         f"(({{0}} {sign} {{1}}) | (({{0}} != {{0}}) & ({{1}} == {{1}})))"
     )
     for i, numbers in enumerate(slices[1:], 1):
-        other = LaneTensor(numbers, x.dtype, row_dim)
+        other = x._replace(places=numbers, row_dim=row_dim)
         larger = writer.pointwise(is_larger, [other, best], x.dtype, torch.bool)
         index = _where(writer, dtype, result, larger, i, index)
         best = _where(writer, x.dtype, result, larger, other, best)
@@ -636,9 +582,9 @@ def _gather(
     if chosen.tile:
         raise UnsupportedError("many numbers, chosen by an index")
     # Also where there is but one number to choose from.
-    shape = np.broadcast_shapes(chosen.elements.shape, index.elements.shape)
+    shape = np.broadcast_shapes(chosen.places.shape, index.places.shape)
     return chosen._replace(
-        elements=np.broadcast_to(chosen.elements, shape),
+        places=np.broadcast_to(chosen.places, shape),
         row_dim=index.row_dim if chosen.row_dim is None else chosen.row_dim,
     )
 
@@ -651,40 +597,39 @@ def _matmul(
     weight: LaneTensor,
 ) -> LaneTensor:
     """A product of [..., rows, K] with [..., K, N] that all rows share."""
-    row_dim = x.places().ndim - 2
+    row_dim = x.places.ndim - 2
     if not weight.pointer or x.row_dim != row_dim:
         raise UnsupportedError("a matrix product other than of rows and params")
-    if x.places().shape[row_dim] != 1:
+    if x.places.shape[row_dim] != 1:
         raise UnsupportedError("a matrix product of several numbers a row")
     if dtype == torch.bfloat16:
         x = _to_copy(writer, torch.float32, result, x)
 
-    *batch, _, n_out = weight.elements.shape
-    if x.tile and any(
-        parts_of(x, x.places()[index]) is None for index in np.ndindex(*batch)
-    ):
+    *batch, _, n_out = weight.places.shape
+    indices = [*np.ndindex(*batch)]
+    if x.tile != 0 and any(parts_of(x, x.places[i]) is None for i in indices):
         x = writer.settle(x)
-    n_columns = 1 if n_out >= MIN_WIDTH else n_out
-    elements = np.empty((*batch, 1, n_columns), dtype=object)
-    for index in np.ndindex(*batch):
-        row = _row(x, index)
-        matrix = weight._replace(elements=weight.elements[index])
+    held: list[Expression] = []
+    for index in indices:
+        row = _row(x, x.places[index])
+        matrix = weight._replace(places=weight.places[index])
         if n_out >= MIN_WIDTH:
-            elements[(*index, 0, 0)] = _wide_product(writer, row, matrix)
+            held.append(_wide_product(writer, row, matrix))
             continue
         for j in range(n_out):
-            column = matrix._replace(elements=matrix.elements[:, j])
-            elements[(*index, 0, j)] = _dot(writer, row, column)
-    tile = (n_out,) if n_out >= MIN_WIDTH else ()
-    product = LaneTensor(elements, x.dtype, x.row_dim, tile)
+            column = matrix._replace(places=matrix.places[:, j])
+            held.append(_dot(writer, row, column))
+    product = held_tensor(
+        held, (*batch, 1, n_out), x.dtype, x.row_dim, int(n_out >= MIN_WIDTH)
+    )
     return _to_copy(writer, dtype, result, product)
 
 
-def _row(x: LaneTensor, index: tuple[int, ...]) -> list[Part]:
+def _row(x: LaneTensor, places: NDArray[Any]) -> list[Part]:
     """The numbers [K] of a row: parts of tiles, or one number each."""
-    if x.tile:
-        return parts_of(x, x.places()[index]) or []
-    numbers = x.elements[index].reshape(-1)
+    if x.tile != 0:
+        return parts_of(x, places) or []
+    numbers = x._replace(places=places).numbers()
     return [(number, np.array([i])) for i, number in enumerate(numbers)]
 
 
@@ -692,11 +637,11 @@ def _wide_product(
     writer: Writer, row: list[Part], matrix: LaneTensor
 ) -> Expression:
     """The product of the numbers of a row with a matrix of many columns."""
-    n_in, n_out = matrix.elements.shape
+    n_in, n_out = matrix.places.shape
     if len(row) == n_in:
         terms = [
             f"{column_code(tile)} * {writer.load_tile(matrix, weights).code}"
-            for (tile, _), weights in zip(row, matrix.elements)
+            for (tile, _), weights in zip(row, matrix.places)
         ]
         return writer.line(" + ".join(terms), "wide")
 
@@ -716,19 +661,17 @@ def _streamed_product(
     writer: Writer, row: list[Part], matrix: LaneTensor
 ) -> Expression:
     """A product whose matrix is read from memory, as many of its rows at a time as registers hold."""
-    n_out = matrix.elements.shape[1]
+    n_out = matrix.places.shape[1]
     n_read = max(8_192 // padded(n_out), 1)
     # products [R, P, N] of numbers with the rows that were read, by P: summed up, as a sum over P waits for all threads
     products: dict[int, Expression] = {}
     for part, part_numbers in row:
         n = len(part_numbers)
         tile = _without_padding(writer, part, n)
-        whole = LaneTensor(array_of([tile], (1,)), torch.float32, None, (n,))
+        whole = held_tensor([tile], (n,), torch.float32, None, 1)
         for start in range(0, n, n_read):
             chunk = np.arange(n)[start : start + n_read]
-            rows = matrix._replace(
-                elements=matrix.elements[part_numbers[chunk]]
-            )
+            rows = matrix._replace(places=matrix.places[part_numbers[chunk]])
             weights = writer.line(_matrix_code(writer, rows, "None, "), "wide")
             numbers = f"{writer.tile(whole, chunk).code}[:, :, None]"
             code = f"{numbers} * {weights.code}"
@@ -761,7 +704,7 @@ def _load_matrix(writer: Writer, matrix: LaneTensor) -> str:
 
 def _matrix_code(writer: Writer, matrix: LaneTensor, before: str = "") -> str:
     """Code that loads a matrix [K, N], with axes of size 1 before it; its padding is 0."""
-    offsets = matrix.elements
+    offsets = matrix.places
     first = int(offsets[0, 0])
     step = int(offsets[1, 0]) - first, int(offsets[0, 1]) - first
     places = [str(first)]
@@ -778,9 +721,9 @@ def _matrix_code(writer: Writer, matrix: LaneTensor, before: str = "") -> str:
 
 def _dot(writer: Writer, row: list[Part], column: LaneTensor) -> Expression:
     """The product of the numbers of a row with one column."""
-    offsets = column.elements
+    offsets = column.places
     if len(row) == len(offsets):
-        weights = writer.load(column).elements
+        weights = writer.load(column).numbers()
         terms = [
             f"{tile.code} * {weight.code}"
             for (tile, _), weight in zip(row, weights)

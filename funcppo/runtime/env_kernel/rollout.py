@@ -58,7 +58,7 @@ from funcppo.runtime.env_kernel.tensor import (
     axis_code,
     column_code,
     constant_tensor,
-    expressions_tensor,
+    held_tensor,
     mask_code,
     memory_tensor,
     named_tensor,
@@ -163,7 +163,10 @@ def write_program(
             values[node] = _apply(writer, node, args, kwargs)
         else:
             values[node] = constant_tensor(getattr(graph, node.target))
-    results = [str(x.code) for output in outputs for x in output.elements.flat]
+    results: list[str] = []
+    for output in outputs:
+        numbers = output.numbers() if output.tile == 0 else output.held
+        results += [number.code for number in numbers]
     body, needed = _needed_lines(writer.body, results)
     preamble, _ = _needed_lines(writer.preamble, needed)
     if len(body) > MAX_LINES:
@@ -471,7 +474,7 @@ def _examples(args: StepArguments) -> tuple[StepArguments, list[LaneTensor]]:
             inputs.append(memory_tensor(name, x))
         elif kind == "k":
             numbers = [Expression(f"{name}_{j}") for j in range(x.numel())]
-            inputs.append(expressions_tensor(numbers, x))
+            inputs.append(held_tensor(numbers, x.shape, x.dtype))
         else:
             example = example.new_zeros(TRACED_ROWS, *x.shape[1:])
             inputs.append(named_tensor(name, example))
@@ -590,8 +593,8 @@ def store_rows(pointer: str, value: LaneTensor, before: str = "") -> list[str]:
       before: code of the rows before these in memory.
     """
     lines: list[str] = []
-    if value.tile:
-        places = value.places()
+    if value.tile != 0:
+        places = value.places
         parts = parts_of(value, places)
         if parts is None:
             raise UnsupportedError("an output of parts of tiles")
@@ -630,12 +633,11 @@ def _carry(
     assigned: list[str] = []
     for (name, x), value in zip(states.items(), values):
         dtype = TRITON_DTYPES[x.dtype]
-        numbers = (
-            value.elements.reshape(-1) if value.tile else numbers_a_row(value)
-        )
+        is_tiled = value.tile != 0
+        numbers = value.held if is_tiled else numbers_a_row(value)
         for j, number in enumerate(numbers):
             code = number.code
-            if value.tile:
+            if is_tiled:
                 code = _spread(number, value.width)
             elif number.kind == "scalar":
                 code = f"tl.zeros([R], {dtype}) + {code}"

@@ -40,34 +40,25 @@ class Expression:
 
 
 class LaneTensor(NamedTuple):
-    """What the program knows of a tensor."""
+    """What a kernel knows of a tensor: for each number its place.
 
-    # Of expressions, or of offsets from `pointer`; in place of the rows an axis of the numbers that follow each other
-    # in the memory of a row. Axes of the tile have size 1.
-    elements: NDArray[Any]
+    The number at place p of a tensor in memory is p numbers after `pointer`; of any other it is the number p % width of
+    the expression p // width. So a view, a transposition or a stack of tensors costs nothing until it is used.
+    """
+
+    # in place of the rows an axis of the numbers that follow each other in the memory of a row
+    places: NDArray[Any]
     dtype: torch.dtype
     row_dim: int | None = None  # where the rows are; None: all rows share it
-    # the last axes, which each expression holds; (): an expression is one number
-    tile: tuple[int, ...] = ()
+    held: tuple[Expression, ...] = ()
+    width: int = 1  # numbers in each expression
+    # last axes that each expression holds, in their order; 0: an expression is one number; None: a view of tiles
+    tile: int | None = 0
     pointer: str = ""  # a tensor in memory, not loaded yet
-    # For each number its place, where a tensor shows some numbers of its tiles, [N, 1] in `elements`: a view or a stack
-    # of tiles costs nothing until it is used.
-    shown: NDArray[Any] | None = None
 
-    @property
-    def width(self) -> int:
-        """Numbers in each expression."""
-        return math.prod(self.tile)
-
-    def places(self) -> NDArray[Any]:
-        """For each number its place: in memory, or by expressions and then in the tile."""
-        if self.pointer:
-            return self.elements
-        if self.shown is not None:
-            return self.shown
-        lead = self.elements.shape[: self.elements.ndim - len(self.tile)]
-        n = self.elements.size * self.width
-        return np.arange(n).reshape((*lead, *self.tile))
+    def numbers(self) -> list[Expression]:
+        """The expressions of a tensor without tiles, in the order of its numbers."""
+        return [self.held[place] for place in self.places.reshape(-1)]
 
 
 TRITON_DTYPES = {
@@ -82,13 +73,23 @@ TRITON_DTYPES = {
 
 def memory_tensor(pointer: str, x: Tensor) -> LaneTensor:
     """A contiguous tensor in memory that all rows share."""
-    offsets = np.arange(x.numel()).reshape(x.shape)
-    return LaneTensor(offsets, x.dtype, pointer=pointer)
+    return LaneTensor(_count(*x.shape), x.dtype, pointer=pointer)
 
 
-def expressions_tensor(numbers: Sequence[Expression], x: Tensor) -> LaneTensor:
-    """A tensor that all rows share, from an expression for each of its numbers."""
-    return LaneTensor(array_of(numbers, tuple(x.shape)), x.dtype)
+def held_tensor(
+    held: Sequence[Expression],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    row_dim: int | None = None,
+    tile: int = 0,
+) -> LaneTensor:
+    """A tensor of some expressions, each of which holds its last axes."""
+    width = math.prod(shape[len(shape) - tile :])
+    return LaneTensor(_count(*shape), dtype, row_dim, tuple(held), width, tile)
+
+
+def _count(*shape: int) -> NDArray[Any]:
+    return np.arange(math.prod(shape)).reshape(shape)
 
 
 def named_tensor(name: str, x: Tensor) -> LaneTensor:
@@ -100,11 +101,13 @@ def named_tensor(name: str, x: Tensor) -> LaneTensor:
     n = math.prod(shape)
     if n > MAX_TILE_WIDTH:
         raise UnsupportedError(f"{n} numbers for each environment")
-    if n > MAX_NUMBERS_A_ROW:
-        elements = array_of([Expression(f"{name}_0", "wide")], (1,) * x.ndim)
-        return LaneTensor(elements, x.dtype, 0, tuple(shape))
-    names = [Expression(f"{name}_{j}", "row") for j in range(n)]
-    return LaneTensor(array_of(names, (1, *shape)), x.dtype, row_dim=0)
+    is_wide = n > MAX_NUMBERS_A_ROW
+    held = [Expression(f"{name}_{j}", "row") for j in range(n)]
+    if is_wide:
+        held = [Expression(f"{name}_0", "wide")]
+    return held_tensor(
+        held, (1, *shape), x.dtype, 0, len(shape) if is_wide else 0
+    )
 
 
 def numbers_a_row(x: LaneTensor) -> list[Expression]:
@@ -113,9 +116,9 @@ def numbers_a_row(x: LaneTensor) -> list[Expression]:
     Raises:
       UnsupportedError: the rows are not its first axis.
     """
-    if x.row_dim not in (0, None) or x.tile:
+    if x.row_dim not in (0, None) or x.tile != 0:
         raise UnsupportedError("an output whose first axis is not the rows")
-    return list(x.elements.reshape(-1))
+    return x.numbers()
 
 
 # a tile, and which numbers of a row it holds, in steps of one size
@@ -124,7 +127,6 @@ Part: TypeAlias = tuple[Expression, NDArray[Any]]
 
 def parts_of(x: LaneTensor, places: NDArray[Any]) -> list[Part] | None:
     """The tiles that hold a row of numbers, by their places; None if it shows some as a part only, or not in steps."""
-    tiles: list[Expression] = x.elements.reshape(-1).tolist()
     flat = places.reshape(-1)
     tile = flat // x.width
     parts: list[Part] = []
@@ -133,16 +135,8 @@ def parts_of(x: LaneTensor, places: NDArray[Any]) -> list[Part] | None:
         is_whole = np.array_equal(flat[numbers] % x.width, np.arange(x.width))
         if not is_whole or len(set(np.diff(numbers).tolist())) > 1:
             return None
-        parts.append((tiles[i], numbers))
+        parts.append((x.held[i], numbers))
     return parts
-
-
-def show(
-    x: LaneTensor, places: NDArray[Any], row_dim: int | None
-) -> LaneTensor:
-    """Some numbers of the tiles of a tensor."""
-    tiles = x.elements.reshape(-1, 1)
-    return LaneTensor(tiles, x.dtype, row_dim, (x.width,), "", places)
 
 
 def constant_tensor(x: Tensor) -> LaneTensor:
@@ -150,26 +144,28 @@ def constant_tensor(x: Tensor) -> LaneTensor:
     if x.numel() > MAX_NUMBERS_A_ROW:
         raise UnsupportedError(f"a constant of {x.numel()} numbers")
     numbers = [literal(n, x.dtype) for n in x.flatten().tolist()]
-    return LaneTensor(array_of(numbers, tuple(x.shape)), x.dtype)
+    return held_tensor(numbers, tuple(x.shape), x.dtype)
 
 
-def array_of(
-    elements: Sequence[object], shape: tuple[int, ...]
-) -> NDArray[Any]:
-    """An array of objects."""
-    array = np.empty(len(elements), dtype=object)
-    for i, element in enumerate(elements):
-        array[i] = element
-    return array.reshape(shape)
-
-
-def map_numbers(
-    fn: Callable[..., object], *arrays: NDArray[Any]
-) -> NDArray[Any]:
-    """A function of the elements of arrays that broadcast."""
-    arrays = tuple(np.broadcast_arrays(*arrays))
-    columns = (array.reshape(-1).tolist() for array in arrays)
-    return array_of([fn(*row) for row in zip(*columns)], arrays[0].shape)
+def concatenate(
+    tensors: Sequence[LaneTensor], dim: int, row_dim: int | None
+) -> LaneTensor:
+    """Tensors side by side along an axis, whose expressions hold equally many numbers."""
+    (first, *_) = tensors
+    held: list[Expression] = []
+    places: list[NDArray[Any]] = []
+    for x in tensors:
+        places.append(x.places + len(held) * x.width)
+        held += x.held
+    tile = 0 if first.tile == 0 else None
+    return LaneTensor(
+        np.concatenate(places, dim),
+        first.dtype,
+        row_dim,
+        tuple(held),
+        first.width,
+        tile,
+    )
 
 
 def literal(value: float | bool, dtype: torch.dtype) -> Expression:

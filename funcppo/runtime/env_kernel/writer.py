@@ -21,18 +21,16 @@ from funcppo.runtime.env_kernel.tensor import (
     Kind,
     LaneTensor,
     UnsupportedError,
-    array_of,
     column_code,
     coordinate_code,
+    held_tensor,
     index_code,
     literal,
-    map_numbers,
     mask_code,
     n_tile_axes,
     padded,
     parts_of,
     rearrange,
-    show,
     varying_axes,
     without_axis,
 )
@@ -104,19 +102,11 @@ class Writer:
         """The tensor with expressions of its numbers; one in memory is loaded."""
         if not x.pointer:
             return self.settle(x)
-        if x.elements.size > MAX_NUMBERS_A_ROW:
+        if x.places.size > MAX_NUMBERS_A_ROW:
             raise UnsupportedError(
-                f"{x.elements.size} numbers that all rows share, beside numbers of rows"
+                f"{x.places.size} numbers that all rows share, beside numbers of rows"
             )
-        elements = map_numbers(
-            lambda i: self.line(
-                self.load_expression(x, str(i)),
-                "scalar",
-                once=True,
-            ),
-            x.elements,
-        )
-        return x._replace(elements=elements, pointer="")
+        return self.take(x, x.places, x.row_dim, 0)
 
     def load_expression(
         self, x: LaneTensor, offset: str, mask: str = ""
@@ -142,7 +132,7 @@ class Writer:
     def hold(self, x: LaneTensor, like: Tensor, is_carried: bool) -> LaneTensor:
         """An output [rows, ...]: with an expression for each number, or with tiles where there are many."""
         n = like.numel() // max(len(like), 1) if like.ndim else 1
-        if n <= MAX_NUMBERS_A_ROW and not x.tile:
+        if n <= MAX_NUMBERS_A_ROW and x.tile == 0:
             return self.load(x)
         if x.row_dim not in (0, None):
             raise UnsupportedError("an output whose first axis is not the rows")
@@ -150,23 +140,24 @@ class Writer:
             raise UnsupportedError(f"an output of {n} numbers for each row")
         if is_carried and n <= MAX_NUMBERS_A_ROW:
             raise UnsupportedError("a state that is a hidden layer")
-        tile = like.shape[1:]
-        places = _with_rows_first(x, tile)
-        if is_carried or not x.tile:
-            return self.take(x, places, 0, len(tile))
+        shape = like.shape[1:]
+        places = _with_rows_first(x, shape)
+        if is_carried or x.tile == 0:
+            return self.take(x, places, 0, len(shape))
         if parts_of(x, places) is None:
             x = self.settle(x)
-            places = _with_rows_first(x, tile)
-        return show(x, places, 0)
+            places = _with_rows_first(x, shape)
+        return x._replace(places=places, row_dim=0, tile=None)
 
     def settle(self, x: LaneTensor) -> LaneTensor:
         """A tensor whose tiles hold its last axes, and show all their numbers."""
-        if x.shown is None:
+        if x.tile is not None:
             return x
-        n_tile = n_tile_axes(x.shown // x.width, x.row_dim)
+        n_tile = n_tile_axes(x.places // x.width, x.row_dim)
         if n_tile is None:
-            n_tile = x.shown.ndim - (0 if x.row_dim is None else x.row_dim + 1)
-        return self.take(x, x.shown, x.row_dim, n_tile)
+            first = 0 if x.row_dim is None else x.row_dim + 1
+            n_tile = x.places.ndim - first
+        return self.take(x, x.places, x.row_dim, n_tile)
 
     def take(
         self,
@@ -176,30 +167,35 @@ class Writer:
         n_tile: int,
     ) -> LaneTensor:
         """The numbers of a tensor at some of its places, of which the last axes are held in a tile."""
-        start = places.ndim - n_tile
-        lead, tile = places.shape[:start], places.shape[start:]
-        elements = np.empty(lead, dtype=object)
-        for index in np.ndindex(lead):
-            elements[index] = self.tile(x, places[index])
-        elements = elements.reshape(*lead, *(1 for _ in tile))
-        return LaneTensor(elements, x.dtype, row_dim, tile)
+        lead = places.shape[: places.ndim - n_tile]
+        fetch = self.tile if n_tile else self._number
+        held = [fetch(x, places[index]) for index in np.ndindex(lead)]
+        return held_tensor(held, places.shape, x.dtype, row_dim, n_tile)
+
+    def _number(self, x: LaneTensor, place: Any) -> Expression:
+        """The expression of one number."""
+        if not x.pointer:
+            return x.held[int(place)]
+        code = self.load_expression(x, str(int(place)))
+        return self.line(code, "scalar", once=True)
 
     def tile(self, x: LaneTensor, places: NDArray[Any]) -> Expression:
         """An expression of the numbers at some places."""
         if x.pointer:
             return self.load_tile(x, places)
-        held: list[Expression] = x.elements.reshape(-1).tolist()
         # Equal expressions are one, wherever they are.
         place_of: dict[Expression, int] = {}
-        same = [place_of.setdefault(number, i) for i, number in enumerate(held)]
+        same = [
+            place_of.setdefault(number, i) for i, number in enumerate(x.held)
+        ]
         expressions = np.array(same)[places // x.width]
-        first = held[expressions.flat[0]]
+        first = x.held[expressions.flat[0]]
         if (expressions == expressions.flat[0]).all():
             if first.kind != "wide":
                 return first
             return self._regard(first, x, places % x.width)
-        if not x.tile:
-            return self._choose(held, expressions, x.dtype)
+        if x.tile == 0:
+            return self._choose(x.held, expressions, x.dtype)
         return self._tile_of_parts(x, expressions, places % x.width)
 
     def _tile_of_parts(
@@ -226,7 +222,7 @@ class Writer:
             (where,) = (along == part).nonzero()
             inside = np.clip(np.arange(len(along)), where[0], where[-1])
             shown = np.take(numbers, inside, dims[0])
-            tile: Expression = x.elements.item(part)
+            tile = x.held[part]
             is_wide = tile.kind == "wide"
             parts.append(self._regard(tile, x, shown) if is_wide else tile)
             ends.append(int(where[-1]) + 1)
@@ -374,79 +370,72 @@ class Writer:
             raise UnsupportedError("arithmetic in bfloat16")
         if isinstance(operand_dtype, torch.dtype):
             operand_dtype = [operand_dtype] * len(args)
-        shown = [x for x in args if isinstance(x, LaneTensor)]
-        if len(shown) == 1 and shown[0].shown is not None:
-            (x,) = shown
-            unseen = x._replace(shown=None, row_dim=None)
-            of_tiles = [unseen if y is x else y for y in args]
-            result = self.pointwise(template, of_tiles, operand_dtype, dtype)
-            return result._replace(shown=x.shown, row_dim=x.row_dim)
+        dtypes = tuple(operand_dtype)
+        tensors = [x for x in args if isinstance(x, LaneTensor)]
+        before = [
+            x.dtype if isinstance(x, LaneTensor) else operand
+            for x, operand in zip(args, dtypes)
+        ]
+        if len(tensors) == 1 and tensors[0].tile is None:
+            # of whole tiles, of which the result shows what the operand does
+            (x,) = tensors
+            columns = [
+                x.held if y is x else [literal(y, operand)] * len(x.held)
+                for y, operand in zip(args, dtypes)
+            ]
+            held = self._compute(template, columns, before, dtypes)
+            return x._replace(held=held, dtype=dtype)
+
         args = [
             self.settle(x) if isinstance(x, LaneTensor) else x for x in args
         ]
-        operands, row_dim, tile = self._align_operands(args, operand_dtype)
+        tensors = [x for x in args if isinstance(x, LaneTensor)]
+        row_dim = _common_row_dim(tensors)
+        shape = np.broadcast_shapes(*(x.places.shape for x in tensors))
+        n_tile = _tile_axes_of(tensors, shape, row_dim)
+        n_held = math.prod(shape[: len(shape) - n_tile])
+        columns = []
+        for x, operand in zip(args, dtypes):
+            if not isinstance(x, LaneTensor):
+                columns.append([literal(x, operand)] * n_held)
+                continue
+            x = x if n_tile else self.load(x)
+            places = np.broadcast_to(x.places, shape)
+            columns.append(self.take(x, places, None, n_tile).held)
+        held = self._compute(template, columns, before, dtypes)
+        return held_tensor(held, shape, dtype, row_dim, n_tile)
 
-        def compute(*numbers: Expression) -> Expression:
+    def _compute(
+        self,
+        template: str,
+        columns: Sequence[Sequence[Expression]],
+        before: Sequence[torch.dtype],
+        dtypes: tuple[torch.dtype, ...],
+    ) -> tuple[Expression, ...]:
+        """The results of an operator on numbers, given each operand's.
+
+        Args:
+          before: dtypes of the operands.
+          dtypes: what they are cast to.
+        """
+        cast = [
+            [self.cast(number, old, new) for number in column]
+            for column, old, new in zip(columns, before, dtypes)
+        ]
+        results: list[Expression] = []
+        for numbers in zip(*cast):
             kinds = {number.kind for number in numbers}
             kind: Kind = "row" if "row" in kinds else "scalar"
             kind = "wide" if "wide" in kinds else kind
-            codes = (
+            codes = [
                 column_code(number) if kind == "wide" else number.code
                 for number in numbers
-            )
+            ]
             result = self.line(template.format(*codes), kind)
             if kind == "row":
-                dtypes = tuple(operand_dtype)
                 self._operations[result] = (template, dtypes, numbers)
-            return result
-
-        return LaneTensor(map_numbers(compute, *operands), dtype, row_dim, tile)
-
-    def _align_operands(
-        self, args: Sequence[Any], dtypes: Sequence[torch.dtype]
-    ) -> tuple[list[NDArray[Any]], int | None, tuple[int, ...]]:
-        """The numbers of operands, broadcast and cast; where their rows are, and what axes they hold."""
-        tensors = [x for x in args if isinstance(x, LaneTensor)]
-        n_dims = max(x.elements.ndim for x in tensors)
-        row_dims = {
-            x.row_dim + n_dims - x.elements.ndim
-            for x in tensors
-            if x.row_dim is not None
-        }
-        if len(row_dims) > 1:
-            raise UnsupportedError("rows beside rows in another axis")
-        row_dim = next(iter(row_dims), None)
-        shape = np.broadcast_shapes(*(x.places().shape for x in tensors))
-        n_tile = _tile_axes_of(tensors, shape, row_dim)
-
-        arrays: list[NDArray[Any]] = []
-        for x, dtype in zip(args, dtypes):
-            if not isinstance(x, LaneTensor):
-                arrays.append(array_of([literal(x, dtype)], ()))
-                continue
-            x = self._with_tile(x, shape, n_tile) if n_tile else self.load(x)
-            arrays.append(
-                map_numbers(
-                    lambda e, x=x, t=dtype: self.cast(e, x.dtype, t), x.elements
-                )
-            )
-        return arrays, row_dim, shape[len(shape) - n_tile :]
-
-    def _with_tile(
-        self, x: LaneTensor, shape: tuple[int, ...], n_tile: int
-    ) -> LaneTensor:
-        """A tensor that is broadcast against one of a shape whose last axes are in a tile."""
-        places = x.places()
-        places = places.reshape(
-            *(1,) * (len(shape) - places.ndim), *places.shape
-        )
-        start = len(shape) - n_tile
-        return self.take(
-            x,
-            np.broadcast_to(places, places.shape[:start] + shape[start:]),
-            None,  # read by nobody
-            n_tile,
-        )
+            results.append(result)
+        return tuple(results)
 
     # Views
 
@@ -454,21 +443,17 @@ class Writer:
         self, op: Callable[..., Tensor], x: LaneTensor, *options: Any
     ) -> LaneTensor:
         """The same numbers in another order, as an operator of PyTorch has it; see `rearrange`."""
-        if not x.tile:
-            order = np.arange(x.elements.size).reshape(x.elements.shape)
-            order, row_dim = rearrange(op, order, x.row_dim, *options)
-            elements = x.elements.reshape(-1)[order.reshape(-1)]
-            elements = elements.reshape(order.shape)
-            return x._replace(elements=elements, row_dim=row_dim)
-        places, row_dim = rearrange(op, x.places(), x.row_dim, *options)
+        places, row_dim = rearrange(op, x.places, x.row_dim, *options)
+        if x.tile == 0:
+            return x._replace(places=places, row_dim=row_dim)
         is_whole = np.array_equal(
-            places.reshape(-1), np.arange(x.elements.size * x.width)
+            places.reshape(-1), np.arange(len(x.held) * x.width)
         )
-        if is_whole and x.shown is None:
+        if is_whole and x.tile is not None:
             n_tile = n_tile_axes(places // x.width, row_dim)
             if n_tile is not None:
                 return self.take(x, places, row_dim, n_tile)
-        return show(x, places, row_dim)
+        return x._replace(places=places, row_dim=row_dim, tile=None)
 
     def narrow(self, x: LaneTensor, dim: int) -> tuple[LaneTensor, int]:
         """A tensor without tiles whose axis `dim` is not the rows, and the axis counted from 0."""
@@ -484,19 +469,28 @@ class Writer:
         template, *_ = REDUCTIONS[reduction]
         x = self.load(x)
         dim = _not_rows(x, dim)
-        start = x.elements.ndim - len(x.tile)
+        start = x.places.ndim - (x.tile or 0)
+        n_tile = 0
         if start <= dim:
-            n_others = x.width // x.tile[dim - start]
+            n_others = x.width // x.places.shape[dim]
             if n_others <= MAX_NUMBERS_A_ROW:
                 return self._fold_tile(reduction, x, dim, keep)
-            return self._fold_slices(template, x, dim, keep)
+            n_tile = x.places.ndim - start - 1
 
         row_dim = without_axis(x.row_dim, dim)
-        slices = [
-            x._replace(elements=np.asarray(numbers, object), row_dim=row_dim)
-            for numbers in np.moveaxis(x.elements, dim, 0)
-        ]
-        return self._combine(template, slices, dim, keep)
+        total: LaneTensor | None = None
+        for places in np.moveaxis(x.places, dim, 0):
+            part = x._replace(places=places, row_dim=row_dim)
+            if n_tile:
+                part = self.take(x, places, row_dim, n_tile)
+            dtype = part.dtype
+            total = (
+                self.pointwise(template, [total, part], dtype, dtype)
+                if total
+                else part
+            )
+        assert total is not None
+        return self.view(torch.unsqueeze, total, dim) if keep else total
 
     def _fold_tile(
         self, reduction: Reduction, x: LaneTensor, dim: int, keep: bool
@@ -505,41 +499,38 @@ class Writer:
         _, template, neutral = REDUCTIONS[reduction]
         if "inf" in neutral and not x.dtype.is_floating_point:
             raise UnsupportedError("the largest or least integer of a tile")
-        start = x.elements.ndim - len(x.tile)
-        others = [n for i, n in enumerate(x.tile) if i != dim - start]
-        elements = np.empty((*x.elements.shape[:start], *others), dtype=object)
-        for index in np.ndindex(elements.shape):
-            tile = x.elements[(*index[:start], *(0 for _ in x.tile))]
-            mask = _mask_of_others(x.tile, dim - start, index[start:])
-            code = self.full_tile(tile, x.width).code
+        start = x.places.ndim - (x.tile or 0)
+        tile = x.places.shape[start:]
+        first = np.take(x.places, 0, dim)
+        held: list[Expression] = []
+        for index in np.ndindex(first.shape):
+            number = x.held[first[index] // x.width]
+            mask = _mask_of_others(tile, dim - start, index[start:])
+            code = self.full_tile(number, x.width).code
             if mask:
                 code = f"tl.where({mask}, {code}, {neutral})"
-            elements[index] = self.line(template.format(code), "row")
+            held.append(self.line(template.format(code), "row"))
+        shape = list(first.shape)
         if keep:
-            elements = np.expand_dims(elements, dim)
-        return LaneTensor(elements, x.dtype, x.row_dim)
+            shape.insert(dim, 1)
+        return held_tensor(held, shape, x.dtype, x.row_dim)
 
-    def _fold_slices(
-        self, template: str, x: LaneTensor, dim: int, keep: bool
-    ) -> LaneTensor:
-        """A reduction of an axis of a tile to another tile."""
-        places = np.moveaxis(x.places(), dim, 0)
-        row_dim = without_axis(x.row_dim, dim)
-        slices = [
-            self.take(x, numbers, row_dim, len(x.tile) - 1)
-            for numbers in places
-        ]
-        return self._combine(template, slices, dim, keep)
 
-    def _combine(
-        self, template: str, slices: Sequence[LaneTensor], dim: int, keep: bool
-    ) -> LaneTensor:
-        """An operation on tensors, two by two; the axis `dim` that they are slices of stays if it is kept."""
-        total, *others = slices
-        for other in others:
-            dtype = total.dtype
-            total = self.pointwise(template, [total, other], dtype, dtype)
-        return self.view(torch.unsqueeze, total, dim) if keep else total
+def _common_row_dim(tensors: Sequence[LaneTensor]) -> int | None:
+    """Where the rows are in a result of tensors that are broadcast.
+
+    Raises:
+      UnsupportedError: in several axes.
+    """
+    n_dims = max(x.places.ndim for x in tensors)
+    row_dims = {
+        x.row_dim + n_dims - x.places.ndim
+        for x in tensors
+        if x.row_dim is not None
+    }
+    if len(row_dims) > 1:
+        raise UnsupportedError("rows beside rows in another axis")
+    return next(iter(row_dims), None)
 
 
 def _not_rows(x: LaneTensor, dim: int) -> int:
@@ -548,7 +539,7 @@ def _not_rows(x: LaneTensor, dim: int) -> int:
     Raises:
       UnsupportedError: it is the rows.
     """
-    dim %= x.elements.ndim
+    dim %= x.places.ndim
     if dim == x.row_dim:
         raise UnsupportedError("an operator over the rows")
     return dim
@@ -556,7 +547,7 @@ def _not_rows(x: LaneTensor, dim: int) -> int:
 
 def _with_rows_first(x: LaneTensor, tile: tuple[int, ...]) -> NDArray[Any]:
     """The places of a tensor [1, ...], also of one that all rows share."""
-    places = x.places()
+    places = x.places
     if x.row_dim is None:
         is_whole = places.ndim == len(tile) + 1
         places = places[:1] if is_whole else places[None]
@@ -588,7 +579,7 @@ def _tile_axes_of(
     ):
         return 0
     n_axes = len(shape) - (0 if row_dim is None else row_dim + 1)
-    n_tile = min((len(x.tile) for x in tensors if x.tile), default=0)
+    n_tile = min((x.tile for x in tensors if x.tile), default=0)
     if not n_tile:
         # As many as make a tile of moderate size, and one at least.
         widths = np.cumprod(shape[::-1])[:n_axes]
