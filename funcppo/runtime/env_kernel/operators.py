@@ -227,6 +227,17 @@ def _cat(
         # Each stays a tile of its own.
         tiles = [writer.take(x, x.places, row_dim, n_tile) for x in parts]
         return concatenate(tiles, dim, row_dim)
+    return _join(writer, parts, dim, row_dim, n_tile)
+
+
+def _join(
+    writer: Writer,
+    parts: Sequence[LaneTensor],
+    dim: int,
+    row_dim: int | None,
+    n_tile: int,
+) -> LaneTensor:
+    """Tensors of several sizes side by side, in one tile."""
     ends = np.cumsum([x.places.shape[dim] for x in parts]).tolist()
     pieces: list[Expression] = []
     shape: tuple[int, ...] = ()
@@ -237,6 +248,7 @@ def _cat(
         shown = np.take(x.places, along, dim)
         shape = shown.shape
         pieces += writer.take(x, shown, row_dim, n_tile).held
+    first = len(shape) - n_tile
     joined = writer.join(pieces, ends, shape[first:], dim - first)
     return held_tensor([joined], shape, parts[0].dtype, row_dim, n_tile)
 

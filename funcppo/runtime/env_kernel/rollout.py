@@ -163,10 +163,7 @@ def write_program(
             values[node] = _apply(writer, node, args, kwargs)
         else:
             values[node] = constant_tensor(getattr(graph, node.target))
-    results: list[str] = []
-    for output in outputs:
-        numbers = output.numbers() if output.tile == 0 else output.held
-        results += [number.code for number in numbers]
+    results = [x.code for output in outputs for x in output.needed()]
     body, needed = _needed_lines(writer.body, results)
     preamble, _ = _needed_lines(writer.preamble, needed)
     if len(body) > MAX_LINES:

@@ -60,6 +60,10 @@ class LaneTensor(NamedTuple):
         """The expressions of a tensor without tiles, in the order of its numbers."""
         return [self.held[place] for place in self.places.reshape(-1)]
 
+    def needed(self) -> Sequence[Expression]:
+        """All expressions that its numbers are in."""
+        return self.numbers() if self.tile == 0 else self.held
+
 
 TRITON_DTYPES = {
     torch.float64: "tl.float64",

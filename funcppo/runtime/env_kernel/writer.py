@@ -393,17 +393,22 @@ class Writer:
         row_dim = _common_row_dim(tensors)
         shape = np.broadcast_shapes(*(x.places.shape for x in tensors))
         n_tile = _tile_axes_of(tensors, shape, row_dim)
-        n_held = math.prod(shape[: len(shape) - n_tile])
-        columns = []
-        for x, operand in zip(args, dtypes):
-            if not isinstance(x, LaneTensor):
-                columns.append([literal(x, operand)] * n_held)
-                continue
-            x = x if n_tile else self.load(x)
-            places = np.broadcast_to(x.places, shape)
-            columns.append(self.take(x, places, None, n_tile).held)
+        columns = [
+            self._column(x, operand, shape, n_tile)
+            for x, operand in zip(args, dtypes)
+        ]
         held = self._compute(template, columns, before, dtypes)
         return held_tensor(held, shape, dtype, row_dim, n_tile)
+
+    def _column(
+        self, x: Any, dtype: torch.dtype, shape: tuple[int, ...], n_tile: int
+    ) -> Sequence[Expression]:
+        """The expressions of an operand, a number or a tensor, for each number or tile of a result."""
+        if not isinstance(x, LaneTensor):
+            n = math.prod(shape[: len(shape) - n_tile])
+            return [literal(x, dtype)] * n
+        x = x if n_tile else self.load(x)
+        return self.take(x, np.broadcast_to(x.places, shape), None, n_tile).held
 
     def _compute(
         self,
