@@ -39,15 +39,15 @@ from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import policy_score, ranking
+from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.search.slot_scheduler import (
+from funcppo.kg.search.beam import (
     evaluate_step,
     score_by_width,
     width_schedule,
 )
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import ProverTask
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
@@ -168,7 +168,7 @@ def make_designs(
 ) -> dict[str, tuple[Score, int]]:
     """The score and the slots of every design."""
     world = prover_task.inference_world(policy.task)
-    plain_step = partial(policy_score.make_search_step, args.device)
+    plain_step = partial(scoring.make_search_step, args.device)
     compiled_step = (
         evaluate_step
         if args.eager
@@ -179,7 +179,7 @@ def make_designs(
     )
 
     beam = 1 if args.score == "greedy" else BEAM
-    search = policy_score.search_config(
+    search = scoring.search_config(
         policy.task,
         policy.cfg,
         args.score,
@@ -190,7 +190,7 @@ def make_designs(
     )
     memory_limit = memory.total_bytes(args.device) // 2
     sample = candidates[:TUNING_CANDIDATES]
-    tuned, _ = policy_score.tune_slots(
+    tuned, _ = scoring.tune_slots(
         replace(search, chunk_size=TUNING_CANDIDATES),
         policy.task,
         policy.params,
@@ -238,7 +238,7 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
     test = task.dataset.test
     if args.queries_ranked is not None:
         test = test[ranking.stratified_sample(test, args.queries_ranked)]
-    search = policy_score.search_config(
+    search = scoring.search_config(
         task,
         cfg,
         "success",
@@ -251,7 +251,7 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
 
     memory.reset_peak(args.device)
     start = time.perf_counter()
-    score = policy_score.PolicyScore(search, task, params, evaluate_step)
+    score = scoring.PolicyScore(search, task, params, evaluate_step)
     ranked = ranking.rank_split(task, test, score, RankingProtocol())
     summary = ranking.summarise_ranking(
         ranked, list(task.dataset.predicates), with_auc=False

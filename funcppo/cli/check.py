@@ -239,7 +239,7 @@ def _compare_evidence(
 ) -> Iterator[Comparison]:
     """The comparison of the evidence of a run that learnt from questions; none of anything else."""
     from funcppo.kg.answers import explain_answer
-    from funcppo.kg.scores.aggregation import weighed_kinds
+    from funcppo.kg.scores.learned import weighed_kinds
 
     if run is None or run.questions is None:
         return

@@ -65,12 +65,12 @@ if TYPE_CHECKING:
     from funcppo.kg.run.run import Run
     from funcppo.kg.run.subject import Subject
     from funcppo.kg.run.telemetry import Exporter
-    from funcppo.kg.search.beam_search import (
+    from funcppo.kg.search.beam import (
         ScoreName,
         SearchConfig,
         SearchResult,
+        SearchStep,
     )
-    from funcppo.kg.search.slot_scheduler import SearchStep
     from funcppo.kg.search.task import PhaseCallback
 
 # Queries of the split on which the batch size is tuned.
@@ -436,7 +436,7 @@ class Evaluate(ScoreOptions):
           on_ranked: receives the records of each query that this process has ranked.
         """
         from funcppo.kg.ranking import evaluate as evaluation
-        from funcppo.kg.ranking.policy_score import graph_fallback_notes
+        from funcppo.kg.ranking.scoring import graph_fallback_notes
         from funcppo.runtime import memory
 
         split = self._split_of(setup)
@@ -478,7 +478,7 @@ class Evaluate(ScoreOptions):
         self, setup: EvaluationSetup, records: list[Record]
     ) -> JsonObject:
         """The JSON of --json, without the total time."""
-        from funcppo.kg.ranking import policy_score
+        from funcppo.kg.ranking import scoring
         from funcppo.kg.ranking.evaluate import summarise_records
         from funcppo.logs import package_versions
         from funcppo.runtime import memory
@@ -508,14 +508,14 @@ class Evaluate(ScoreOptions):
             "peak_bytes": max(peak_bytes, *setup.peer_peak_bytes, 0),
             "processes": processes.world_size if processes else 1,
             "graphs": self.cuda_graphs,
-            **policy_score.search_replay(step)._asdict(),
+            **scoring.search_replay(step)._asdict(),
             "compiled": setup.uncompiled is None,
             "uncompiled_reason": reason,
             "uncompiled_code": code,
             "notes": [
                 *task.notes,
                 *setup.notes,
-                *policy_score.graph_fallback_notes(step),
+                *scoring.graph_fallback_notes(step),
             ],
             "versions": package_versions(),
             "device": self.device,
@@ -571,7 +571,7 @@ def _count_scored(
     query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
 ) -> int:
     """The number of candidates scored for a query; the metrics record it."""
-    from funcppo.kg.ranking.policy_score import search_captures
+    from funcppo.kg.ranking.scoring import search_captures
 
     n_scored = sum(record["n_scored"] for record in query)
     if exporter:
@@ -718,7 +718,7 @@ def _prepare_search(
     options: Evaluate, setup: EvaluationSetup, run: Run
 ) -> None:
     """Let a setup score by a run's policy, with the batch size that is fastest here, and compile its search."""
-    from funcppo.kg.ranking import policy_score
+    from funcppo.kg.ranking import scoring
     from funcppo.kg.ranking.ranking import estimate_candidates
 
     stats = setup.search_stats
@@ -730,7 +730,7 @@ def _prepare_search(
     cfg = _choose_batch_size(setup, run, split)
     setup.search_step = run.search_step
     setup.uncompiled = NO_SEARCH
-    if policy_score.needs_search(run.task, cfg):
+    if scoring.needs_search(run.task, cfg):
         setup.uncompiled = why_not_compile(options, n_candidates)
     if setup.uncompiled is None:
         _compile_step(options, setup, run, cfg, split)
@@ -747,7 +747,7 @@ def _prepare_search(
 
     setup.evaluator = replace(
         evaluator,
-        score=policy_score.PolicyScore(
+        score=scoring.PolicyScore(
             cfg,
             run.task,
             run.state.best_params,
@@ -794,10 +794,10 @@ def _compile_step(
     """
     import torch
 
-    from funcppo.kg.ranking import policy_score
+    from funcppo.kg.ranking import scoring
     from funcppo.runtime.compile import reason_against_compiling
 
-    step = policy_score.make_search_step(run.run_config.device, compiled=True)
+    step = scoring.make_search_step(run.run_config.device, compiled=True)
     sample = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
     start = time.perf_counter()
     turned_off_by = reason_against_compiling()
@@ -805,7 +805,7 @@ def _compile_step(
         if turned_off_by:
             raise RuntimeError(f"{turned_off_by} turns the compiler off")
         params = run.state.best_params
-        policy_score.compile_search_step(cfg, run.task, params, sample, step)
+        scoring.compile_search_step(cfg, run.task, params, sample, step)
     except Exception as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         if options.compile == "on":
@@ -825,7 +825,7 @@ def _choose_batch_size(
     setup: EvaluationSetup, run: Run, split: np.ndarray
 ) -> SearchConfig:
     """The settings that score fastest within the memory limit, which rank 0 measures for all processes."""
-    from funcppo.kg.ranking.policy_score import needs_search
+    from funcppo.kg.ranking.scoring import needs_search
     from funcppo.kg.run import evaluate
 
     cfg = evaluate.run_search_config(run, cast("ScoreName", setup.score))
@@ -850,17 +850,17 @@ def _tune_batch_size(
     """The settings that score fastest on this machine within the memory limit, and a note on them."""
     import torch
 
-    from funcppo.kg.ranking import policy_score
-    from funcppo.kg.search.slot_scheduler import evaluate_step
+    from funcppo.kg.ranking import scoring
+    from funcppo.kg.search.beam import evaluate_step
     from funcppo.runtime.capture import are_trees_demanded
 
-    make_step = partial(policy_score.make_search_step, run.run_config.device)
+    make_step = partial(scoring.make_search_step, run.run_config.device)
     if are_trees_demanded():
         # Each size would be compiled.
         make_step = lambda: evaluate_step
     rows = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
     sample = torch.unique(rows, dim=0).to(run.task.kb.facts.device)
     params = run.state.best_params
-    return policy_score.tune_slots(
+    return scoring.tune_slots(
         cfg, run.task, params, sample, max_bytes, make_step
     )

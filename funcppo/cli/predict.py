@@ -422,10 +422,10 @@ class Predict(ScoreOptions):
     ) -> None:
         """Write the answers of --json and of --csv."""
         from funcppo.core.files import write_atomically
-        from funcppo.kg.ranking import policy_score
+        from funcppo.kg.ranking import scoring
 
         subject = answerer.subject
-        replay = policy_score.search_replay(subject.search_step)
+        replay = scoring.search_replay(subject.search_step)
         result: JsonObject = {
             "dataset": answerer.dataset.name,
             "score": subject.score.name,
@@ -583,7 +583,7 @@ def _csv_text(rows: Sequence[JsonObject]) -> str:
 
 def _replay_notes(answerer: Answerer) -> list[str]:
     """Why steps of a search were not replayed as a CUDA graph."""
-    from funcppo.kg.ranking.policy_score import graph_fallback_notes
+    from funcppo.kg.ranking.scoring import graph_fallback_notes
 
     return graph_fallback_notes(answerer.subject.search_step)
 

@@ -624,7 +624,7 @@ def _show_run(screen: Screen, run: Run) -> None:
 
 def _show_results(screen: Screen, run: Run, results: JsonObject) -> None:
     """Print the table of test metrics, what was left out, and what ranks answers."""
-    from funcppo.kg.ranking import policy_score
+    from funcppo.kg.ranking import scoring
     from funcppo.kg.run import train
 
     notes = results["notes"]
@@ -635,7 +635,7 @@ def _show_results(screen: Screen, run: Run, results: JsonObject) -> None:
         row = train.default_row(run)
         table = metrics_table(title, results["test"], row)
         print_table(screen.console, table)
-    replay = policy_score.graph_fallback_notes(run.search_step)
+    replay = scoring.graph_fallback_notes(run.search_step)
     screen.add([*notes, *_closing_notes(run, results), *replay], "answers")
 
 

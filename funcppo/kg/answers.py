@@ -46,7 +46,7 @@ from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.run.fit import make_weights
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import Subject
-from funcppo.kg.scores import aggregation, link_embedding
+from funcppo.kg.scores import learned, link_embedding
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.score import Term
 from funcppo.kg.search.task import is_unproved_fact, known_triples
@@ -838,11 +838,11 @@ def _best_rules(
     ):
         prefix = questions.predicate * base + questions.entity
         key = prefix[part.question] * base + part.entity
-        amounts = aggregation.firing_amounts(
+        amounts = learned.firing_amounts(
             weights.cfg,
             weights.world,
             weights.params,
-            aggregation.whole(part),
+            learned.whole(part),
         )
         for row in (
             torch.isin(key, wanted.to(key.device)).nonzero().squeeze(1).tolist()

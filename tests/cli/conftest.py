@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from funcppo.kg.ranking import policy_score
+from funcppo.kg.ranking import scoring
 from tests.cli.runner import TRAINED, funcppo
 
 
 @pytest.fixture(autouse=True)
 def few_batch_sizes(monkeypatch):
     """Of the batch sizes of a search only two are tried."""
-    monkeypatch.setattr(policy_score, "TRIAL_ROWS", (16, 256))
+    monkeypatch.setattr(scoring, "TRIAL_ROWS", (16, 256))
 
 
 @pytest.fixture(scope="session")

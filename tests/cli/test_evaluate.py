@@ -17,7 +17,7 @@ import torch
 
 from funcppo.cli import common, evaluate
 from funcppo.cli.evaluate import Evaluate, prepare_evaluation, search_notes
-from funcppo.kg.ranking import policy_score, ranking
+from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.search.task import ignore_phase
 from funcppo.runtime.compile import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode
@@ -252,10 +252,10 @@ def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
 def test_a_search_that_is_not_compiled_has_its_reason(trained, monkeypatch):
     """The compiler is turned off, it is wrong, it was not to be tried, or there is no search."""
     wrong = Mock(side_effect=EquivalenceError("off by one"))
-    monkeypatch.setattr(policy_score, "compile_search_step", wrong)
+    monkeypatch.setattr(scoring, "compile_search_step", wrong)
     for score in ("best-proof", "noisy-or"):
         assert prepare(trained, score=score).uncompiled == evaluate.NO_SEARCH
-    monkeypatch.setattr(policy_score, "needs_search", lambda task, cfg: True)
+    monkeypatch.setattr(scoring, "needs_search", lambda task, cfg: True)
 
     def untuned(cfg, *args):
         return cfg, ""

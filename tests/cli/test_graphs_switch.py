@@ -9,8 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from funcppo.cli import common, predict, report, serve
-from funcppo.kg.ranking import policy_score
-from funcppo.kg.search.slot_scheduler import evaluate_step
+from funcppo.kg.ranking import scoring
+from funcppo.kg.search.beam import evaluate_step
 from funcppo.kg.show import server
 from funcppo.runtime.capture import GraphedStep
 from tests.cli.runner import funcppo
@@ -60,7 +60,7 @@ def run(tmp_path_factory):
 def captured_search(monkeypatch):
     """Searches are captured as on a GPU; on a CPU each falls back and says why."""
     monkeypatch.setattr(
-        policy_score,
+        scoring,
         "make_search_step",
         lambda device: GraphedStep(evaluate_step),
     )

@@ -40,15 +40,15 @@ from funcppo.kg.logic.proof import Atom, Proof
 from funcppo.kg.logic.prove import Choice, Program, QueryResult
 from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
-from funcppo.kg.ranking import policy_score, scoring
+from funcppo.kg.ranking import scoring
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import EvidenceConfig
 from funcppo.kg.scores.learned import CountedFacts, WeighedRule
 from funcppo.kg.scores.score import OtherFactsDetail, Score, Term
 from funcppo.kg.search import env as prover_env
+from funcppo.kg.search.beam import score_candidates
 from funcppo.kg.search.env import EnvState, World
 from funcppo.kg.search.network import Params
-from funcppo.kg.search.slot_scheduler import score_candidates
 from funcppo.kg.search.task import ProverTask, inference_world
 
 # rows that the joins make for the proof of a known fact
@@ -252,7 +252,7 @@ def _prove_by_search(
 ) -> Proof | None:
     """The most probable proof that a beam search finds, with the probability of each choice of the policy."""
     world = inference_world(task)
-    search = policy_score.search_config(
+    search = scoring.search_config(
         task,
         cfg,
         "success",

@@ -39,7 +39,7 @@ from funcppo.kg.ranking import rank_metrics, scoring
 from funcppo.kg.ranking.rank_metrics import Metrics, RankCounts
 from funcppo.kg.scores.evidence import FactIndex
 from funcppo.kg.scores.score import Score
-from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
+from funcppo.kg.search.beam import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import ProverTask, with_answers
 
 # Error of the log-odds of a score in float32: its difference between batch shapes, devices and compilers.

@@ -1,19 +1,23 @@
-"""Where scores find the evidence of candidates: what a task holds or derives, and the evidence of their questions.
+"""Where scores find what they read: what a task holds or derives, the evidence of questions, the search of a policy.
 
 `score_atoms` gives the log-odds of atoms as answers about a side by any score. A score that reads the evidence of
 questions has it collected for what it scores, or by `query_evidence` once for many scores (`CollectedEvidence`).
+`PolicyScore` is the score by a trained policy that proves candidates; `make_search_step` gives the step of its search.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.config import Config
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic import (
     derive,
@@ -22,6 +26,7 @@ from funcppo.kg.logic import (
     triple_index,
 )
 from funcppo.kg.logic.derive import (
+    DerivabilityIndex,
     GroundingWork,
     Questions,
     make_label,
@@ -35,16 +40,45 @@ from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import evidence, other_facts, rules
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.other_facts import OtherFactCounts
-from funcppo.kg.scores.score import Candidates, Score
-from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
+from funcppo.kg.scores.score import Candidates, Need, Score
+from funcppo.kg.search.beam import (
+    UNPROVED_PENALTY,
+    ProgressCallback,
+    ScoreName,
+    ScoringRun,
+    SearchConfig,
+    SearchResult,
+    SearchStep,
+    evaluate_step,
+    ignore_progress,
+    init_scheduler,
+    log_odds,
+    score_by_rules,
+    score_by_width,
+    slots_for_rows,
+    width_schedule,
+)
+from funcppo.kg.search.env import World
+from funcppo.kg.search.network import Params
 from funcppo.kg.search.task import (
     PhaseCallback,
     ProverTask,
     ignore_phase,
+    inference_world,
     is_unproved_fact,
     with_answers,
     with_other_facts,
 )
+from funcppo.runtime import memory
+from funcppo.runtime.capture import (
+    CapturedStep,
+    GraphedStep,
+    ReplayMode,
+    TreeFunction,
+    are_trees_demanded,
+)
+from funcppo.runtime.host_transfer import AsyncReadback, prefetch
+from funcppo.runtime.reasons import ReasonCode
 
 # Each collection of evidence solves every rule's body, so it ranks at least as many queries.
 MIN_CHUNK_QUERIES = 256
@@ -442,4 +476,402 @@ def iter_task_derivations(
         task.least_model,
         task.max_height,
         atoms,
+    )
+
+
+# -- the score of a policy
+
+
+# rows that are tried for a step of a search
+TRIAL_ROWS = tuple(1 << i for i in range(17))
+# Receives the outcome of a call of a policy's score: the results, None where there was no search; rows that held a
+# partial proof, summed over steps; and all rows, summed over steps. Without a search the rows are candidates, and with
+# their padding.
+ScoredCallback = Callable[[SearchResult | None, int, int], object]
+
+
+def make_search_step(
+    device: torch.device | str, *, compiled: bool = False
+) -> SearchStep:
+    """`evaluate_step` as it runs on a device.
+
+    On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph.
+
+    Args:
+      compiled: compile it as one graph, by Inductor; it is compiled in any case where graphs of compiled functions are
+        asked for.
+    """
+    step: SearchStep = evaluate_step
+    if compiled or are_trees_demanded():
+        from funcppo.runtime.compile import compile_function
+
+        step = compile_function(evaluate_step)
+    is_gpu = torch.device(device).type == "cuda"
+    if is_gpu and not are_trees_demanded():
+        return GraphedStep(step)
+    return step
+
+
+def compile_search_step(
+    cfg: SearchConfig,
+    task: ProverTask,
+    params: Params,
+    sample: Tensor,
+    step: SearchStep,
+) -> None:
+    """Compile a search step for the widths that a search begins with, and compare it with the eager one.
+
+    Args:
+      sample: some candidates, at least one.
+      step: what `make_search_step` returns.
+
+    Raises:
+      EquivalenceError: it is fast and wrong.
+      Exception: whatever the compiler raises.
+    """
+    from funcppo.runtime.compile import check_output
+
+    world = inference_world(task)
+    atoms = sample.to(task.kb.facts.device)
+    for width in width_schedule(cfg):
+        n = min(len(atoms), width.chunk_size)
+        padding = atoms.new_zeros((width.chunk_size + 1 - n, atoms.shape[1]))
+        chunk = torch.cat([atoms[:n], padding]).to(torch.int32)
+
+        # Only the compiled one may overwrite the state that it is given.
+        state = init_scheduler(width, chunk)
+        expected = state
+        for _ in range(width.max_depth):
+            expected = evaluate_step(width, world, params, chunk, expected)
+        actual = init_scheduler(width, chunk)
+        for _ in range(width.max_depth):
+            actual = step(width, world, params, chunk, actual)
+        check_output(
+            actual.results.log_score[:n],
+            expected.results.log_score[:n],
+            1e-4,  # of sums of tens of terms, each rounded to float32
+        )
+
+
+def search_captures(
+    step: SearchStep | None,
+) -> Sequence[CapturedStep[Any, Any]]:
+    """How calls of a search step have been captured so far; empty where there is no step, or nothing to capture."""
+    return step.captures() if isinstance(step, GraphedStep) else ()
+
+
+class SearchReplay(NamedTuple):
+    """How the steps of a search were replayed."""
+
+    replay_mode: ReplayMode  # "none" where no call replayed a CUDA graph
+    # How often a capture fell back, by code; the sentences are `graph_fallback_notes`.
+    fallback_codes: dict[ReasonCode, int]
+
+
+def search_replay(step: SearchStep | None) -> SearchReplay:
+    """How calls of a search step were replayed so far."""
+    if isinstance(step, TreeFunction):
+        # what PyTorch does not record is counted by the monitor
+        return SearchReplay(
+            "cuda-graph-trees" if step.is_called else "none", {}
+        )
+    modes: set[ReplayMode] = set()
+    codes: dict[ReasonCode, int] = {}
+    for captured in search_captures(step):
+        modes.add(captured.replay_mode)
+        code = captured.fallback_code
+        if code is not None:
+            codes[code] = codes.get(code, 0) + 1
+    replayed = sorted(modes - {"none"})
+    return SearchReplay(replayed[0] if replayed else "none", codes)
+
+
+def graph_fallback_notes(step: SearchStep | None) -> list[str]:
+    """Reasons why CUDA-graph replay of a search step fell back to eager execution; empty if it did not."""
+    reasons = step.fallback_reasons() if isinstance(step, GraphedStep) else []
+    return [
+        f"steps of a search were not replayed as a CUDA graph: {reason}"
+        for reason in reasons
+    ]
+
+
+class PolicyScore(Score):
+    """The score of candidates by a trained policy that proves them: by a beam search, or by the rules alone.
+
+    Where a search does not fit into memory, it and all later ones have half the slots; scores do not depend on them.
+    Candidates may be on another device than the policy: they come to its device chunk by chunk, and their scores go
+    back.
+    """
+
+    needs: frozenset[Need] = frozenset({"search"})
+    takes_other_facts = False
+
+    def __init__(
+        self,
+        cfg: SearchConfig,
+        task: ProverTask,
+        params: Params,
+        step: SearchStep,
+        on_progress: ProgressCallback = ignore_progress,
+        on_scored: ScoredCallback = lambda *_: None,
+        on_halved: Callable[[SearchConfig], object] = lambda _: None,
+    ) -> None:
+        """Make the score of a policy.
+
+        Args:
+          cfg: its `score` says which score of the policy.
+          step: what `make_search_step` returns, or another way to run `evaluate_step`; not called where there is no
+            search.
+          on_progress: called with the number of candidates started, and of all.
+          on_scored: called once for each batch of candidates.
+          on_halved: called whenever memory was exceeded.
+        """
+        super().__init__(cfg.score)
+        self._cfg, self._task, self._params = cfg, task, params
+        self._step = step
+        self._on_progress = on_progress
+        self._on_scored = on_scored
+        self._on_halved = on_halved
+        self._load_chunks = partial(prefetch, device=task.kb.facts.device)
+        if cfg.score == "greedy":
+            # A greedy path that ends without a proof has a score too: its penalty is the largest score of such a path.
+            self.scores_unprovable = True
+            self.proof_threshold = UNPROVED_PENALTY
+
+    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Return the log-odds of the scores."""
+        if needs_search(self._task, self._cfg):
+            run = self._search(found.atoms)
+            self._on_scored(run.results, run.active_row_steps, run.row_steps)
+            return log_odds(self._cfg, run.results)
+        world = with_derivations(self._task, found.atoms, found.index)
+        return self._score_by_rules(world, found.atoms)
+
+    def _search(self, atoms: Tensor) -> ScoringRun:
+        """Return the outcome of a search over ascending widths.
+
+        Raises:
+          RuntimeError: the smallest search does not fit into memory.
+        """
+        world = inference_world(self._task)
+        while True:
+            try:
+                return score_by_width(
+                    width_schedule(self._cfg),
+                    world,
+                    self._params,
+                    atoms,
+                    self._step,
+                    self._on_progress,
+                    self._load_chunks,
+                    make_readback=AsyncReadback,
+                )
+            except RuntimeError as error:
+                smaller = _halve_search(self._cfg)
+                if not memory.is_out_of_memory(error) or smaller is None:
+                    raise
+            # Outside of the handler, whose traceback holds the tensors of the search.
+            self._cfg = smaller
+            if isinstance(self._step, GraphedStep):
+                self._step.release()
+            memory.collect_unused()
+            self._on_halved(smaller)
+
+    def _score_by_rules(self, world: World, atoms: Tensor) -> Tensor:
+        """Return the scores of candidates without a search, chunk by chunk."""
+        scores = [world.kb.support.new_zeros(0, dtype=torch.float64)]
+        n_scored, n_computed = 0, 0
+        self._on_progress(0, len(atoms))
+        for part in self._load_chunks(atoms, self._cfg.chunk_size):
+            # The last chunk is padded to a power of two, so that few different shapes are run.
+            size = min(self._cfg.chunk_size, 1 << (len(part) - 1).bit_length())
+            padding = part.new_zeros((size - len(part), part.shape[1]))
+            chunk = torch.cat([part, padding])
+            values = score_by_rules(self._cfg, world, self._params, chunk)
+            scores.append(values[: len(part)])
+
+            n_scored += len(part)
+            n_computed += size
+            self._on_progress(n_scored, len(atoms))
+        self._on_scored(None, len(atoms), n_computed)
+        return torch.cat(scores)
+
+
+def _halve_search(cfg: SearchConfig) -> SearchConfig | None:
+    """A search with half the slots, rows and candidates; None if it has one slot."""
+    rows = cfg.rows_per_step // 2
+    if cfg.slots == 1 or rows < cfg.beam:
+        return None
+    chunk_size = max(1, cfg.chunk_size // 2)
+    return replace(
+        cfg,
+        slots=cfg.slots // 2,
+        rows_per_step=rows,
+        chunk_size=chunk_size,
+    )
+
+
+def tune_slots(
+    cfg: SearchConfig,
+    task: ProverTask,
+    params: Params,
+    sample: Tensor,
+    max_bytes: int,
+    make_step: Callable[[], SearchStep],
+) -> tuple[SearchConfig, str]:
+    """The search with the fewest rows a step that are nearly the fastest within a memory limit, and a note on it.
+
+    Ascending numbers of rows are tried, until the next is expected to exceed the limit, memory does not suffice, more
+    rows are no faster, or one took long. Few rows leave fewer slots idle at the end of a chunk.
+
+    Args:
+      sample: typical candidates, at least one.
+      max_bytes: memory that the process may hold on the device, what it holds already included.
+      make_step: called once for each size.
+
+    Raises:
+      ValueError: the smallest search does not fit.
+    """
+    initial_bytes = memory.used_bytes(sample.device)
+    trials = _try_rows(
+        cfg, inference_world(task), params, sample, max_bytes, make_step
+    )
+    memory.collect_unused()
+    within = [trial for trial in trials if trial[2] <= max_bytes]
+    if not within:
+        needed = trials[0][2] if trials else initial_bytes
+        raise ValueError(
+            f"--memory {max_bytes}: expected at least {needed} bytes here, of which {initial_bytes} are in use already"
+        )
+    nearly_fastest = max(speed for _, speed, _ in within) / 1.2
+    best, speed, peak = next(x for x in within if x[1] >= nearly_fastest)
+    return best, (
+        f"{best.slots} slots, {best.rows_per_step} rows a step, the smallest of {len(within)} sizes that is nearly "
+        f"the fastest: {speed:,.0f} rows/s, {peak / 1e6:,.0f} of {max_bytes / 1e6:,.0f} MB"
+    )
+
+
+def _try_rows(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    sample: Tensor,
+    max_bytes: int,
+    make_step: Callable[[], SearchStep],
+) -> list[tuple[SearchConfig, float, int]]:
+    """The searches that were tried, with their rows a second and the memory that was held."""
+    initial_bytes = memory.used_bytes(sample.device)
+    trials: list[tuple[SearchConfig, float, int]] = []
+    for rows in TRIAL_ROWS:
+        speeds = [speed for _, speed, _ in trials]
+        is_saturated = len(speeds) > 2 and max(speeds[-2:]) < 1.05 * max(
+            speeds[:-2]
+        )
+        # A size twice as large is expected to take at most twice the memory.
+        growth = trials[-1][2] - initial_bytes if trials else 0
+        if initial_bytes + 2 * growth > max_bytes or is_saturated:
+            break
+        if rows < 2 * cfg.beam:
+            continue
+        start = time.perf_counter()
+        memory.reset_peak(sample.device)
+        slots = slots_for_rows(rows, cfg.beam)
+        # slots idle while the last candidates of a chunk finish
+        chunk_size = max(cfg.chunk_size, 16 * slots)
+        trial = replace(
+            cfg, rows_per_step=rows, slots=slots, chunk_size=chunk_size
+        )
+        try:
+            speed = _rows_per_second(trial, world, params, sample, make_step())
+        except RuntimeError as error:
+            if not trials or not memory.is_out_of_memory(error):
+                raise
+            break
+        trials.append((trial, speed, memory.peak_bytes(sample.device)))
+        if time.perf_counter() - start > 1.0:
+            break
+    return trials
+
+
+def _rows_per_second(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    sample: Tensor,
+    step: SearchStep,
+) -> float:
+    """The speed of steps of the narrowest search; reading the row count waits for the device."""
+    cfg = width_schedule(cfg)[0]
+    candidates = sample.repeat(-(-cfg.chunk_size // len(sample)), 1)
+    chunk = candidates[: cfg.chunk_size + 1].to(torch.int32)
+    chunk = torch.cat([chunk[: cfg.chunk_size], torch.zeros_like(chunk[:1])])
+    state = init_scheduler(cfg, chunk)
+    for _ in range(8):  # they fill the slots with partial proofs of every depth
+        state = step(cfg, world, params, chunk, state)
+    n_before = int(state.active_row_steps)
+    start = time.perf_counter()
+    for _ in range(8):
+        state = step(cfg, world, params, chunk, state)
+    n_rows = int(state.active_row_steps) - n_before
+    return n_rows / (time.perf_counter() - start)
+
+
+def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:
+    """Whether a score depends on more than the rules that derive a candidate.
+
+    It does not where the oracle selects facts, nor for `best-proof` at height 1, which counts no choice of facts.
+    """
+    follows_from_rules = task.fact_selection == "oracle" or (
+        task.max_height == 1 and cfg.score == "best-proof"
+    )
+    return not follows_from_rules
+
+
+def with_derivations(
+    task: ProverTask, atoms: Tensor, index: DerivabilityIndex | None = None
+) -> World:
+    """The task's world with a derivability index of these atoms, if the index of all atoms was too large to build.
+
+    Args:
+      atoms: distinct, in lexicographic order.
+      index: one that holds these atoms; None to build it.
+    """
+    world = inference_world(task)
+    if task.derivability_index is not None:
+        return world
+    if index is None:
+        kb = task.kb
+        index = derive.index_atoms(
+            kb,
+            task.sizes,
+            task.least_model,
+            atoms.to(kb.facts.device),
+        )
+    return world._replace(derivability_index=index)
+
+
+def search_config(
+    task: ProverTask,
+    cfg: Config,
+    score: ScoreName,
+    *,
+    slots: int,
+    beam: int,
+    rows_per_step: int,
+    chunk_size: int,
+) -> SearchConfig:
+    """The settings of a search for a task's candidates; the sizes are those of `SearchConfig`.
+
+    Args:
+      beam: ignored for `greedy`, whose beam is 1.
+    """
+    return SearchConfig(
+        resolve=cfg.env.cfg.resolve,
+        agent=cfg.agent,
+        score=score,
+        max_depth=task.cfg.max_depth,
+        slots=slots,
+        beam=1 if score == "greedy" else beam,
+        rows_per_step=rows_per_step,
+        chunk_size=chunk_size,
     )

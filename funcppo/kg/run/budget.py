@@ -19,8 +19,8 @@ from funcppo.core.settings import is_cuda
 from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
 from funcppo.kg.logic.row_index import unique_values
 from funcppo.kg.run.config import Note, RunConfig
-from funcppo.kg.scores import aggregation, evidence, path_network
-from funcppo.kg.scores.aggregation import AggregationConfig, Capacity
+from funcppo.kg.scores import evidence, learned, path_network
+from funcppo.kg.scores.learned import AggregationConfig, Capacity
 from funcppo.kg.scores.question_config import (
     EMBEDDING_SECONDS,
     LISTING_SECONDS,
@@ -397,7 +397,7 @@ def _epoch_cost(
     policy: PolicyConfig, world: QuestionWorld, n_steps: int, uses_degrees: bool
 ) -> float:
     """What an epoch of a fit takes, in gradients of firings."""
-    _, n_firings, n_links = aggregation.question_sizes(
+    _, n_firings, n_links = learned.question_sizes(
         world.evidence, world.question
     )
     n_weights = _n_weights(policy.aggregation, uses_degrees)
@@ -429,8 +429,8 @@ def n_updates_within(
 
 def _n_weights(cfg: AggregationConfig, uses_degrees: bool) -> int:
     """The number of weights that grow with the square of the relations."""
-    n_labels = aggregation.n_labels(cfg.sizes)
-    per_label = n_labels * (1 + aggregation.N_BUCKETS * uses_degrees)
+    n_labels = learned.n_labels(cfg.sizes)
+    per_label = n_labels * (1 + learned.N_BUCKETS * uses_degrees)
     return n_labels * per_label
 
 

@@ -80,9 +80,8 @@ from funcppo.kg.scores.question_config import (
 )
 from funcppo.kg.scores.questions import Params
 from funcppo.kg.scores.score import OTHER_FACTS, Candidates, parse
-from funcppo.kg.search.beam_search import SearchConfig
+from funcppo.kg.search.beam import SchedulerState, SearchConfig
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.search.slot_scheduler import SchedulerState
 from funcppo.kg.search.task import (
     MAX_DERIVATIONS_PER_ATOM,
     as_counts,

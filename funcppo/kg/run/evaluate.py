@@ -20,11 +20,6 @@ from funcppo.core.types import F64
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.ranking import calibration, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.calibration import Bins
-from funcppo.kg.ranking.policy_score import (
-    PolicyScore,
-    needs_search,
-    search_config,
-)
 from funcppo.kg.ranking.ranking import (
     RankedRows,
     Ranking,
@@ -32,6 +27,11 @@ from funcppo.kg.ranking.ranking import (
     random_rows,
     ranked_sides,
     selection_metric,
+)
+from funcppo.kg.ranking.scoring import (
+    PolicyScore,
+    needs_search,
+    search_config,
 )
 from funcppo.kg.run import budget, fit
 from funcppo.kg.run.run import (
@@ -44,12 +44,13 @@ from funcppo.kg.run.run import (
 from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.scores.score import Score, parse
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.beam_search import (
+from funcppo.kg.search.beam import (
+    ProgressCallback,
     ScoreName,
     SearchConfig,
+    ignore_progress,
     slots_for_rows,
 )
-from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
 # The policy before training, after it, and with the temperature that valid has chosen.

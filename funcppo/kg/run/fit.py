@@ -38,19 +38,20 @@ from funcppo.kg.ranking.scoring import QuestionEvidence
 from funcppo.kg.run import budget
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.scores import (
-    aggregation,
     evidence,
+    learned,
     link_embedding,
     path_network,
     questions,
 )
-from funcppo.kg.scores.aggregation import (
+from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
+from funcppo.kg.scores.learned import (
     AggregationConfig,
     AggregationWorld,
     Capacity,
+    LearnedScore,
+    Weights,
 )
-from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
-from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.link_embedding import Links
 from funcppo.kg.scores.path_network import NetworkConfig, PathNetwork
 from funcppo.kg.scores.question_config import (
@@ -123,11 +124,11 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         with_walks=cfg.walks is not False,
         plan=task.answers_plan,
     )
-    world = aggregation.make_world(task.kb, task.sizes, facts)
+    world = learned.make_world(task.kb, task.sizes, facts)
 
     weighed = AggregationConfig(
         sizes=task.sizes,
-        n_shapes=aggregation.n_shapes(world),
+        n_shapes=learned.n_shapes(world),
         uses_links=cfg.links,
         uses_degrees=cfg.degrees is True,
         uses_walks=cfg.walks is True,
@@ -374,7 +375,7 @@ def list_questions(
         world = _with_network_priors(
             world, setup.facts.network, left_out_of(cfg), seed, on_phase
         )
-    policy = replace(setup.policy, capacity=aggregation.capacity(listed, rows))
+    policy = replace(setup.policy, capacity=learned.capacity(listed, rows))
     setup = replace(setup, world=world, policy=policy)
     return (
         setup,
@@ -449,7 +450,7 @@ def fitting_questions(
 ) -> tuple[I64[Tensor, "n"], int]:
     """The questions whose answer is derived and whose firings are no more than some quantile, and the quantile."""
     rows = derived_questions(listed)
-    _, n_firings, _ = aggregation.question_sizes(listed, rows)
+    _, n_firings, _ = learned.question_sizes(listed, rows)
     most = torch.quantile(n_firings.double(), quantile)
     return rows[n_firings <= most], int(most)
 
@@ -466,11 +467,11 @@ def with_prior_score(setup: QuestionSetup, params: Params) -> QuestionSetup:
     for start in range(0, len(world.evidence.label), 1024):
         part = evidence.slice_questions(world.evidence, start, start + 1024)
         scores.append(
-            aggregation.score(
+            learned.score(
                 setup.policy.aggregation,
                 world.aggregation,
                 params.score,
-                aggregation.whole(part),
+                learned.whole(part),
             )
         )
     return replace(setup, world=world._replace(prior_score=torch.cat(scores)))
@@ -556,7 +557,7 @@ def batch_gradient(
     question: I64[Tensor, "B"],
 ) -> Params:
     """The gradient of the listwise loss of some questions, computed in parts where they do not fit together."""
-    size = aggregation.capacity(world.evidence, question)
+    size = learned.capacity(world.evidence, question)
     n_together = max(1, cfg.max_batch_firings // budget.batch_firings(1, size))
     gradient_of = partial(
         grad(questions.listwise_loss, argnums=3),
@@ -618,7 +619,7 @@ def _fit_in_listed_order(
         deviation = cfg.penalty.feature_deviation * (n_done / len(rows)) ** 0.5
         penalty = replace(cfg.penalty, feature_deviation=deviation)
 
-        _, n_firings, _ = aggregation.question_sizes(group, rows)
+        _, n_firings, _ = learned.question_sizes(group, rows)
         by_size = rows[torch.argsort(n_firings, stable=True)]
         for question in by_size.tensor_split(n_batches):
             fit = take_step(
@@ -643,7 +644,7 @@ def _batches(
     rows = world.question[order]
     rows = rows[: max(1, len(rows) // size) * size]
     for group in rows.split(8 * size):  # sorted by size within eight batches
-        _, n_firings, _ = aggregation.question_sizes(world.evidence, group)
+        _, n_firings, _ = learned.question_sizes(world.evidence, group)
         yield from group[torch.argsort(n_firings, stable=True)].split(size)
 
 

@@ -24,7 +24,7 @@ from funcppo.core.types import F32, I64
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.derive import RulePlan
-from funcppo.kg.ranking import policy_score, ranking, scoring
+from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import (
     RankingProtocol,
     random_rows,
@@ -45,8 +45,7 @@ from funcppo.kg.scores.question_config import MAX_VALID_FIRINGS
 from funcppo.kg.scores.questions import Params
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.beam_search import ScoreName
-from funcppo.kg.search.slot_scheduler import SearchStep
+from funcppo.kg.search.beam import ScoreName, SearchStep
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.train_step import TrainState
 
@@ -259,7 +258,7 @@ def build_run(
             init_train_state(run_config, cfg, world), embedding, network
         ),
         notes=tuple(notes),
-        search_step=policy_score.make_search_step(run_config.device),
+        search_step=scoring.make_search_step(run_config.device),
         n_validation_queries=n_queries,
         pending_row={"update": 0},
         questions=setup,

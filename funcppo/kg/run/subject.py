@@ -19,8 +19,8 @@ from funcppo.kg.run.config import CHOICE_SECONDS, Note
 from funcppo.kg.run.run import Run, open_run
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import Score, parse
+from funcppo.kg.search.beam import SearchStep
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.search.slot_scheduler import SearchStep
 from funcppo.kg.search.task import (
     PhaseCallback,
     ProverTask,

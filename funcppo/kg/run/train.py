@@ -86,8 +86,8 @@ from funcppo.kg.run.subject import describe_default_score
 from funcppo.kg.scores.score import OTHER_FACTS, parse
 from funcppo.kg.search import network
 from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.beam import ProgressCallback, ignore_progress
 from funcppo.kg.search.env import World
-from funcppo.kg.search.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import PhaseCallback, ignore_phase
 from funcppo.logs import LogFn, LoggerName, check_loggers, open_loggers
 from funcppo.runtime import distributed

@@ -118,6 +118,27 @@ class Evidence(NamedTuple):
     link_label: I64[Tensor, "K"]
 
 
+# the columns of evidence by what they have an entry for
+QUESTION_FIELDS = ("label", "given", "left_out", "answer")
+CANDIDATE_FIELDS = (
+    "question",
+    "entity",
+    "own_degree",
+    "log_listed",
+    "base_score",
+    "embedding_score",
+    "path_score",
+)
+FIRING_FIELDS = (
+    "rule",
+    "is_left_out",
+    "n_groundings",
+    "fan_out",
+    "n_all_groundings",
+    "walk",
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvidenceConfig:
     """What is listed as evidence."""
@@ -473,37 +494,25 @@ def concatenate(parts: Sequence[Evidence]) -> Evidence:
 
 def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
     """The evidence of the questions from one on and before another, as `concatenate` takes it."""
-    questions = slice(start, stop)
     candidate = evidence.candidate_offsets[start : stop + 1]
     first, last = int(candidate[0]), int(candidate[-1])
-    candidates = slice(first, last)
     firing = evidence.firing_offsets[first : last + 1]
     link = evidence.link_offsets[first : last + 1]
-    firings = slice(int(firing[0]), int(firing[-1]))
-    answer = evidence.answer[questions]
-
+    spans = {
+        **dict.fromkeys(QUESTION_FIELDS, slice(start, stop)),
+        **dict.fromkeys(CANDIDATE_FIELDS, slice(first, last)),
+        **dict.fromkeys(FIRING_FIELDS, slice(int(firing[0]), int(firing[-1]))),
+        "link_label": slice(int(link[0]), int(link[-1])),
+    }
+    columns = {name: getattr(evidence, name)[x] for name, x in spans.items()}
+    answer = columns.pop("answer")
     return Evidence(
-        label=evidence.label[questions],
-        given=evidence.given[questions],
-        left_out=evidence.left_out[questions],
         candidate_offsets=candidate - first,
         answer=torch.where(answer < 0, answer, answer - first),
-        question=evidence.question[candidates] - start,
-        entity=evidence.entity[candidates],
-        own_degree=evidence.own_degree[candidates],
-        log_listed=evidence.log_listed[candidates],
-        base_score=evidence.base_score[candidates],
-        embedding_score=evidence.embedding_score[candidates],
-        path_score=evidence.path_score[candidates],
+        question=columns.pop("question") - start,
         firing_offsets=firing - firing[0],
         link_offsets=link - link[0],
-        rule=evidence.rule[firings],
-        is_left_out=evidence.is_left_out[firings],
-        n_groundings=evidence.n_groundings[firings],
-        fan_out=evidence.fan_out[firings],
-        n_all_groundings=evidence.n_all_groundings[firings],
-        walk=evidence.walk[firings],
-        link_label=evidence.link_label[int(link[0]) : int(link[-1])],
+        **columns,
     )
 
 

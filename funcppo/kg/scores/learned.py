@@ -1,25 +1,497 @@
-"""The score that a run learns from questions, as a value: the evidence for and against a candidate by its weights."""
+"""A score for each candidate of a question, learnt from the evidence for and against it.
+
+With x the features of a firing (log-odds of the rule's confidence; logs of its support, its fan-out, the number of
+groundings, and their share of all groundings or, of a path rule, the probability of a random walk, as the settings
+say; and 1), the rules that derive a candidate add up by learnt shares:
+
+    score = log sum_firings exp(feature_weight[label, shape] . x + rule_weight[side, rule])
+            + own_degree_weight[label, degree] + linked_weight[label]
+            + sum_links link_weight[label of link, label] + sum_b degree_weight[b, degree in b, label]
+            + prior_weight[label] * embedding_score + network_prior_weight[label] * path_score
+
+where the label is that of the question (see `evidence`), the shape of a rule is the number of its atoms and constants,
+degrees count by `DEGREE_BUCKETS`, and the two scores are those of `link_embedding` and of `path_network`. The initial
+weights give the log of the sum of the odds of the confidences, each to a power.
+
+`score` takes a `Batch`: `gather` makes one of fixed shapes for training, `whole` one of all candidates for ranking.
+`LearnedScore` is the score as a value, with the terms that add up to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
-from funcppo.core.types import F32
+from funcppo.core.settings import PositiveFloat, Size, check_fields
+from funcppo.core.types import F32, I64, Bool
 from funcppo.kg.logic.derive import LeftOut
+from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+from funcppo.kg.logic.row_index import unique_inverse
 from funcppo.kg.logic.triple_index import HEAD
-from funcppo.kg.scores import aggregation
-from funcppo.kg.scores.aggregation import (
-    AggregationConfig,
-    AggregationWorld,
-    Params,
-    TermKind,
+from funcppo.kg.scores.evidence import (
+    FIRING_FIELDS,
+    Evidence,
+    FactIndex,
+    n_labels,
 )
-from funcppo.kg.scores.evidence import Evidence, FactIndex
 from funcppo.kg.scores.score import Candidates, Need, Score, Term
+
+TermKind = Literal[
+    "rules", "own-degree", "embedding", "bellman-ford", "links", "degrees"
+]
+# in the order of an explanation
+EXPLAINED_KINDS: tuple[TermKind, ...] = (
+    "rules",
+    "links",
+    "own-degree",
+    "degrees",
+    "embedding",
+    "bellman-ford",
+)
+# where the buckets of degrees begin: 0, 1, 2, 3-4, 5-8, 9 and more
+DEGREE_BUCKETS = (1, 2, 3, 5, 9)
+N_BUCKETS = len(DEGREE_BUCKETS) + 1
+N_FEATURES = 6
+# Logarithms of counts are divided by this, so that a step of training moves all features alike.
+LOG_SCALE = 3.0
+# confidences are clipped to [c, 1 - d]
+MIN_CONFIDENCE, MAX_CONFIDENCE = 1e-4, 0.999
+# scores of firings are clipped to [-s, s]
+MAX_FIRING_SCORE = 25.0
+# added to the sum over firings, so that its logarithm is finite
+MIN_SUM = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AggregationConfig:
+    """Which evidence is weighed."""
+
+    sizes: KBSizes
+    """Sizes of the knowledge base."""
+    n_shapes: Size
+    """Number of shapes that its rules have."""
+    uses_links: bool = True
+    """Weigh the facts that link a candidate to the question's entity."""
+    uses_degrees: bool = False
+    """Weigh the candidate's degrees in the labels other than the question's."""
+    uses_walks: bool = False
+    """Weigh the probability of a random walk along the body of a rule in place of the share of groundings, where the
+    body is a path."""
+    uses_embedding: bool = False
+    """Weigh the candidate's prior by link embeddings."""
+    uses_bellman_ford: bool = False
+    """Weigh the candidate's prior by a Bellman-Ford network."""
+    odds_power: PositiveFloat = 1.0
+    """Initial weight of the log-odds of a confidence: the larger it is, the less other rules add to the best one."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class AggregationWorld(NamedTuple):
+    """What the score reads and training never writes."""
+
+    support: F32[Tensor, "R"]
+    body_pairs: F32[Tensor, "R"]
+    # the least support of any rule: with less, a rule does not count
+    min_support: F32[Tensor, ""]
+    shape: I64[Tensor, "R"]  # of each rule
+    # Entity e has the entries degree_offsets[e] to degree_offsets[e + 1].
+    degree_offsets: I64[Tensor, "C1"]
+    degree_code: I64[Tensor, "D"]  # label * N_BUCKETS + bucket
+
+
+class Params(NamedTuple):
+    """The weights, by label of the question."""
+
+    feature_weight: F32[Tensor, "B S 6"]
+    rule_weight: F32[Tensor, "2 R"]
+    own_degree_weight: F32[Tensor, "B 6"]
+    linked_weight: F32[Tensor, "B"]
+    link_weight: F32[Tensor, "B B"]  # [label of the link, label]
+    # [label * N_BUCKETS + bucket, label]; without rows where degrees are not weighed
+    degree_weight: F32[Tensor, "BK B"]
+    # without entries where the prior by link embeddings is not weighed
+    prior_weight: F32[Tensor, "B"]
+    # the same of the prior by a Bellman-Ford network
+    network_prior_weight: F32[Tensor, "B"]
+
+
+class Batch(NamedTuple):
+    """Candidates with their firings and links. Padding is masked and belongs to candidate 0."""
+
+    label: I64[Tensor, "L"]
+    entity: I64[Tensor, "L"]
+    own_degree: I64[Tensor, "L"]
+    embedding_score: F32[Tensor, "L"]
+    path_score: F32[Tensor, "L"]
+
+    firing_row: I64[Tensor, "N"]  # the candidate of each firing
+    firing_mask: Bool[Tensor, "N"]
+    rule: I64[Tensor, "N"]
+    is_left_out: Bool[Tensor, "N"]
+    n_groundings: I64[Tensor, "N"]
+    fan_out: I64[Tensor, "N"]
+    n_all_groundings: I64[Tensor, "N"]
+    # without entries where the evidence has none
+    walk: F32[Tensor, "N"]
+
+    link_row: I64[Tensor, "K"]  # the candidate of each link
+    link_mask: Bool[Tensor, "K"]
+    link_label: I64[Tensor, "K"]
+
+
+# of each candidate
+_CANDIDATE_COLUMNS = ("entity", "own_degree", "embedding_score", "path_score")
+
+
+class Capacity(NamedTuple):
+    """The most that a question of a padded batch has."""
+
+    n_candidates: int
+    n_firings: int
+    n_links: int
+
+
+def make_world(
+    kb: KnowledgeBase, sizes: KBSizes, facts: FactIndex
+) -> AggregationWorld:
+    """What the score reads: counts and shapes of the rules, and the degrees of all entities."""
+    terms = kb.rules[:, :, 1:]
+    is_constant = (terms > 0) & (terms <= sizes.n_constants)
+    n_atoms = (kb.rules[:, :, 0] > 0).sum(1)
+    n_terms = terms.shape[1] * terms.shape[2]
+    _, shape = unique_inverse(n_atoms * (n_terms + 1) + is_constant.sum((1, 2)))
+    entity = facts.degree_key // n_labels(sizes)
+    label = facts.degree_key % n_labels(sizes)
+    ids = torch.arange(sizes.n_constants + 1, device=kb.facts.device)
+    support = kb.support.float()
+    return AggregationWorld(
+        support=support,
+        body_pairs=kb.body_pairs.float(),
+        min_support=support.min() if len(support) else torch.zeros(()),
+        shape=shape,
+        degree_offsets=torch.searchsorted(entity, ids),
+        degree_code=label * N_BUCKETS + degree_bucket(facts.degree),
+    )
+
+
+def degree_bucket(degree: I64[Tensor, "n"]) -> I64[Tensor, "n"]:
+    """The bucket of each degree, 0 to N_BUCKETS - 1."""
+    # Sums of comparisons: a tensor of the edges would be copied from the host, which a CUDA graph cannot hold.
+    bucket = torch.zeros_like(degree)
+    for edge in DEGREE_BUCKETS:
+        bucket = bucket + (degree >= edge)
+    return bucket
+
+
+def n_shapes(world: AggregationWorld) -> int:
+    """The number of shapes that rules have, at least 1."""
+    return 1 + int(world.shape.max()) if len(world.shape) else 1
+
+
+def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
+    """The weights before training: a number for the log-odds of a confidence, 0 for all else; none is random."""
+    n = n_labels(cfg.sizes)
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, device=key.device)
+
+    # With many relations these are most of the weights, and each step of the optimizer costs all of them.
+    n_degrees = n * N_BUCKETS if cfg.uses_degrees else 0
+    is_log_odds = torch.arange(N_FEATURES, device=key.device) == 0
+    by_feature = cfg.odds_power * is_log_odds.float()
+    return Params(
+        feature_weight=zeros(n, cfg.n_shapes, N_FEATURES) + by_feature,
+        rule_weight=zeros(2, cfg.sizes.n_rules),
+        own_degree_weight=zeros(n, N_BUCKETS),
+        linked_weight=zeros(n),
+        link_weight=zeros(n, n),
+        degree_weight=zeros(n_degrees, n),
+        prior_weight=zeros(n if cfg.uses_embedding else 0),
+        network_prior_weight=zeros(n if cfg.uses_bellman_ford else 0),
+    )
+
+
+def squares_moved(cfg: AggregationConfig, params: Params) -> F32[Tensor, ""]:
+    """The sum of squares of how far the weights of features, own degrees and being linked are from where they start."""
+    feature = params.feature_weight
+    log_odds, others = feature[..., 0], feature[..., 1:]
+    return (
+        ((log_odds - cfg.odds_power) ** 2).sum()
+        + (others**2).sum()
+        + (params.own_degree_weight**2).sum()
+        + (params.linked_weight**2).sum()
+    )
+
+
+def score(
+    cfg: AggregationConfig,
+    world: AggregationWorld,
+    params: Params,
+    batch: Batch,
+    kinds: Sequence[TermKind] | None = None,
+) -> F32[Tensor, "L"]:
+    """The score of each candidate, a logit among the candidates of its question.
+
+    Args:
+      kinds: of evidence that count; None for all that are weighed.
+    """
+    total, *others = [
+        _term(kind, cfg, world, params, batch)
+        for kind in kinds or weighed_kinds(cfg)
+    ]
+    for added in others:
+        total = total + added
+    return total
+
+
+def weighed_kinds(cfg: AggregationConfig) -> tuple[TermKind, ...]:
+    """The kinds of evidence that are weighed, in the order in which they add up."""
+    is_weighed: dict[TermKind, bool] = {
+        "rules": True,
+        "own-degree": True,
+        "embedding": cfg.uses_embedding,
+        "bellman-ford": cfg.uses_bellman_ford,
+        "links": cfg.uses_links,
+        "degrees": cfg.uses_degrees,
+    }
+    return tuple(kind for kind, is_in in is_weighed.items() if is_in)
+
+
+def _term(
+    kind: TermKind,
+    cfg: AggregationConfig,
+    world: AggregationWorld,
+    params: Params,
+    batch: Batch,
+) -> F32[Tensor, "L"]:
+    """What a kind of evidence adds to the score of each candidate."""
+    label = batch.label
+    match kind:
+        case "rules":
+            return _rule_scores(cfg, world, params, batch)
+        case "own-degree":
+            bucket = degree_bucket(batch.own_degree)
+            return params.own_degree_weight[label, bucket]
+        case "embedding":
+            return params.prior_weight[label] * batch.embedding_score
+        case "bellman-ford":
+            return params.network_prior_weight[label] * batch.path_score
+        case "links":
+            return _link_scores(params, batch)
+        case "degrees":
+            return _degree_scores(world, params, batch)
+
+
+def _rule_scores(
+    cfg: AggregationConfig,
+    world: AggregationWorld,
+    params: Params,
+    batch: Batch,
+) -> F32[Tensor, "L"]:
+    """The logarithm of what the rules that derive each candidate add up to."""
+    amount = firing_amounts(cfg, world, params, batch)
+    zero = torch.zeros_like(params.linked_weight[batch.label])
+    return torch.log(zero.index_add(0, batch.firing_row, amount) + MIN_SUM)
+
+
+def firing_amounts(
+    cfg: AggregationConfig,
+    world: AggregationWorld,
+    params: Params,
+    batch: Batch,
+) -> F32[Tensor, "N"]:
+    """What each firing adds to the sum of its candidate; 0 for padding, and for a rule that lost its support."""
+    rule, is_left_out = batch.rule, batch.is_left_out
+    support = (world.support[rule] - is_left_out.float()).clamp_min(0.0)
+    confidence = support / world.body_pairs[rule].clamp_min(1.0)
+    n_groundings = batch.n_groundings.clamp_min(1).float()
+    share = share_or_walk(cfg, batch)
+    fan_out = batch.fan_out.clamp_min(1).float()
+
+    features = torch.stack(
+        [
+            torch.logit(confidence.clamp(MIN_CONFIDENCE, MAX_CONFIDENCE)),
+            support.clamp_min(1.0).log() / LOG_SCALE,
+            fan_out.log() / LOG_SCALE,
+            n_groundings.log(),
+            share.log() / LOG_SCALE,
+            torch.ones_like(share),
+        ],
+        dim=1,
+    )
+    label = batch.label[batch.firing_row]
+    weight = params.feature_weight[label, world.shape[rule]]
+    strength = (weight * features).sum(1)
+    strength = strength + params.rule_weight[label % 2, rule]
+    strength = strength.clamp(-MAX_FIRING_SCORE, MAX_FIRING_SCORE)
+
+    is_supported = ~is_left_out | (support >= world.min_support)
+    return torch.where(batch.firing_mask & is_supported, strength.exp(), 0.0)
+
+
+def share_or_walk(cfg: AggregationConfig, batch: Batch) -> F32[Tensor, "N"]:
+    """The share of groundings that each firing has, or the probability of a random walk."""
+    n_groundings = batch.n_groundings.clamp_min(1).float()
+    of_all = n_groundings / batch.n_all_groundings.clamp_min(1)
+    if not cfg.uses_walks:
+        return of_all
+    assert len(batch.walk) == len(batch.rule), "evidence of walks is there"
+    # A body that is no path has no walk.
+    return torch.where(batch.walk > 0, batch.walk, of_all)
+
+
+def _link_scores(params: Params, batch: Batch) -> F32[Tensor, "L"]:
+    """What the links of each candidate add to its score."""
+    zero = torch.zeros_like(params.linked_weight[batch.label])
+    label = batch.label[batch.link_row]
+    weight = params.link_weight[batch.link_label, label]
+    weight = torch.where(batch.link_mask, weight, 0.0)
+    n_links = zero.index_add(0, batch.link_row, batch.link_mask.float())
+    linked = torch.where(n_links > 0, params.linked_weight[batch.label], 0.0)
+    return linked.index_add(0, batch.link_row, weight)
+
+
+def _degree_scores(
+    world: AggregationWorld, params: Params, batch: Batch
+) -> F32[Tensor, "L"]:
+    """What the degrees of each candidate add to its score."""
+    label = torch.arange(
+        params.degree_weight.shape[1], device=batch.label.device
+    )
+    # The question's own label has weights of its own, which leave its fact out.
+    is_own = label.repeat_interleave(N_BUCKETS)[:, None] == label
+    by_entity = embedding_bag(
+        world.degree_code,
+        torch.where(is_own, 0.0, params.degree_weight),
+        world.degree_offsets,
+        mode="sum",
+    )
+    return by_entity[batch.entity, batch.label]
+
+
+# -- batches
+
+
+def capacity(evidence: Evidence, question: I64[Tensor, "n"]) -> Capacity:
+    """The most candidates, firings and links of any of some questions, at least 1 each."""
+    counts = question_sizes(evidence, question)
+    return Capacity(
+        *(int(count.max()) if len(count) else 1 for count in counts)
+    )
+
+
+def question_sizes(
+    evidence: Evidence, question: I64[Tensor, "n"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How many candidates, firings and links each question has; 1 where there is none."""
+    first = evidence.candidate_offsets[question]
+    last = evidence.candidate_offsets[question + 1]
+    counts = (
+        last - first,
+        evidence.firing_offsets[last] - evidence.firing_offsets[first],
+        evidence.link_offsets[last] - evidence.link_offsets[first],
+    )
+    candidates, firings, links = (count.clamp_min(1) for count in counts)
+    return candidates, firings, links
+
+
+def gather(
+    evidence: Evidence, question: I64[Tensor, "B"], size: Capacity
+) -> Batch:
+    """The evidence of some questions in fixed shapes: the candidates of question b are rows b * n_candidates and on.
+
+    Args:
+      size: no question has more.
+    """
+    n_rows = len(question)
+    first = evidence.candidate_offsets[question]
+    last = evidence.candidate_offsets[question + 1]
+    candidate, _ = _padded_range(first, last, size.n_candidates)
+    firing, firing_mask = _padded_range(
+        evidence.firing_offsets[first],
+        evidence.firing_offsets[last],
+        size.n_firings,
+    )
+    link, link_mask = _padded_range(
+        evidence.link_offsets[first],
+        evidence.link_offsets[last],
+        size.n_links,
+    )
+    # The row of a firing is that of its candidate, counted from the first one of its question.
+    shift = torch.arange(n_rows, device=question.device) * size.n_candidates
+    shift = shift - first
+    firing_row = _owner(evidence.firing_offsets, firing, shift, firing_mask)
+    link_row = _owner(evidence.link_offsets, link, shift, link_mask)
+    candidate, firing, link = (
+        position.view(-1) for position in (candidate, firing, link)
+    )
+    columns = {
+        name: _take(getattr(evidence, name), candidate)
+        for name in _CANDIDATE_COLUMNS
+    }
+    for name in FIRING_FIELDS:
+        columns[name] = _take(getattr(evidence, name), firing)
+    if len(evidence.walk) != len(evidence.rule):
+        columns["walk"] = evidence.walk
+    return Batch(
+        label=evidence.label[question].repeat_interleave(size.n_candidates),
+        firing_row=firing_row,
+        firing_mask=firing_mask.view(-1),
+        link_row=link_row,
+        link_mask=link_mask.view(-1),
+        link_label=_take(evidence.link_label, link),
+        **columns,
+    )
+
+
+def whole(evidence: Evidence) -> Batch:
+    """All candidates of all questions."""
+    names = (*_CANDIDATE_COLUMNS, *FIRING_FIELDS, "link_label")
+    return Batch(
+        label=evidence.label[evidence.question],
+        firing_row=torch.repeat_interleave(evidence.firing_offsets.diff()),
+        firing_mask=torch.ones_like(evidence.is_left_out),
+        link_row=torch.repeat_interleave(evidence.link_offsets.diff()),
+        link_mask=torch.ones_like(evidence.link_label, dtype=torch.bool),
+        **{name: getattr(evidence, name) for name in names},
+    )
+
+
+def _padded_range(
+    start: I64[Tensor, "B"], stop: I64[Tensor, "B"], width: int
+) -> tuple[I64[Tensor, "B W"], Bool[Tensor, "B W"]]:
+    """Positions start, start + 1, ... of each row, and which of them lie before stop."""
+    position = start[:, None] + torch.arange(width, device=start.device)
+    return position, position < stop[:, None]
+
+
+def _owner(
+    offsets: I64[Tensor, "L1"],
+    position: I64[Tensor, "B W"],
+    shift: I64[Tensor, "B"],
+    mask: Bool[Tensor, "B W"],
+) -> I64[Tensor, "BW"]:
+    """The row of the batch that each position belongs to; 0 for padding."""
+    owner = torch.searchsorted(offsets, position, right=True) - 1
+    return torch.where(mask, owner + shift[:, None], 0).view(-1)
+
+
+def _take(values: Tensor, position: I64[Tensor, "n"]) -> Tensor:
+    """The values at some positions; anything beyond the end."""
+    if not len(values):
+        return torch.zeros_like(position, dtype=values.dtype)
+    return values[position.clamp_max(len(values) - 1)]
+
+
+# -- the score as a value
 
 
 class Weights(NamedTuple):
@@ -73,44 +545,45 @@ class LearnedScore(Score):
         self.weights = weights
         self.facts = weights.facts
         self.left_out = weights.left_out
-        self._kinds = kinds or aggregation.weighed_kinds(weights.cfg)
+        self._kinds = kinds or weighed_kinds(weights.cfg)
 
     def log_odds(self, found: Candidates) -> F32[Tensor, "L"]:
         """Return the score, a logit among the candidates of a question."""
-        batch = aggregation.whole(found.evidence)
-        cfg, world, params = self.weights[1:4]
+        return self._score(whole(found.evidence), self._kinds)
+
+    def _score(
+        self, batch: Batch, kinds: Sequence[TermKind]
+    ) -> F32[Tensor, "L"]:
+        """Return what kinds of evidence add up to."""
         with torch.no_grad():
-            total, *others = aggregation.terms(
-                cfg, world, params, batch, self._kinds
-            )
-            for added in others:
-                total = total + added
-        return total
+            return score(*self.weights[1:4], batch, kinds)
 
     def explain(self, found: Candidates, row: int) -> list[Term]:
         """Return what each piece of evidence adds, facts and numbers of facts one by one."""
         part = found.evidence
-        explainers = {
+        batch = whole(part)
+        pieces: dict[str, Callable[[Evidence, int], Iterator[Term]]] = {
             "rules": self._explain_rules,
             "links": self._explain_links,
-            "own-degree": self._explain_own_degree,
             "degrees": self._explain_degrees,
-            "embedding": self._explain_embedding,
-            "bellman-ford": self._explain_network,
         }
-        return [
-            term
-            for kind, explain in explainers.items()
-            if kind in self._kinds
-            for term in explain(part, row)
-        ]
+        found_terms: list[Term] = []
+        for kind in EXPLAINED_KINDS:
+            if kind not in self._kinds:
+                continue
+            if kind in pieces:
+                found_terms += pieces[kind](part, row)
+                continue
+            added = float(self._score(batch, [kind])[row])
+            is_degree = kind == "own-degree"
+            detail = int(part.own_degree[row]) if is_degree else None
+            found_terms.append(Term(kind, added, detail))
+        return found_terms
 
     def _explain_rules(self, part: Evidence, row: int) -> Iterator[Term]:
         """Yield the rules with their shares, the largest first."""
         cfg, world, params = self.weights[1:4]
-        amounts = aggregation.firing_amounts(
-            cfg, world, params, aggregation.whole(part)
-        ).double()
+        amounts = firing_amounts(cfg, world, params, whole(part)).double()
         firings = range(*part.firing_offsets[row : row + 2].tolist())
         total = float(amounts[firings.start : firings.stop].sum())
         found = [
@@ -119,7 +592,7 @@ class LearnedScore(Score):
             )
             for i in firings
         ]
-        log_sum = float(torch.log(torch.tensor(total + aggregation.MIN_SUM)))
+        log_sum = float(torch.log(torch.tensor(total + MIN_SUM)))
         detail = tuple(sorted(found, key=lambda r: (-r.share, r.rule)))
         yield Term("rules", log_sum, detail)
 
@@ -139,14 +612,6 @@ class LearnedScore(Score):
             n_all_groundings=int(part.n_all_groundings[i]),
             walk=walk or None,
         )
-
-    def _explain_own_degree(self, part: Evidence, row: int) -> Iterator[Term]:
-        """Yield how many known answers to questions of the relation the candidate is."""
-        degree = part.own_degree[row]
-        bucket = aggregation.degree_bucket(degree)
-        weight = self.weights.params.own_degree_weight
-        added = weight[self._label(part, row), bucket]
-        yield Term("own-degree", float(added), int(degree))
 
     def _explain_links(self, part: Evidence, row: int) -> Iterator[Term]:
         """Yield each fact between the candidate and the question's entity, and that there is one."""
@@ -175,7 +640,7 @@ class LearnedScore(Score):
                 CountedFacts(other // 2, HEAD + other % 2, n_facts),
             )
             for other, n_facts, weight in zip(
-                (code // aggregation.N_BUCKETS).tolist(),
+                (code // N_BUCKETS).tolist(),
                 self.weights.facts.degree[entries].tolist(),
                 self.weights.params.degree_weight[code, label].tolist(),
                 strict=True,
@@ -186,17 +651,6 @@ class LearnedScore(Score):
             found,
             key=lambda term: (-abs(term.log_odds), *term.detail[:2]),
         )
-
-    def _explain_embedding(self, part: Evidence, row: int) -> Iterator[Term]:
-        """Yield what link embeddings add."""
-        weight = self.weights.params.prior_weight[self._label(part, row)]
-        yield Term("embedding", float(weight * part.embedding_score[row]))
-
-    def _explain_network(self, part: Evidence, row: int) -> Iterator[Term]:
-        """Yield what a path network adds."""
-        weight = self.weights.params.network_prior_weight
-        added = weight[self._label(part, row)] * part.path_score[row]
-        yield Term("bellman-ford", float(added))
 
     def _label(self, part: Evidence, row: int) -> int:
         """Return the label of a candidate's question."""

@@ -24,13 +24,13 @@ from funcppo.interfaces import (
     Environment,
     Timestep,
 )
-from funcppo.kg.scores import aggregation
-from funcppo.kg.scores.aggregation import (
+from funcppo.kg.scores import learned
+from funcppo.kg.scores.evidence import Evidence, n_labels
+from funcppo.kg.scores.learned import (
     AggregationConfig,
     AggregationWorld,
     Capacity,
 )
-from funcppo.kg.scores.evidence import Evidence, n_labels
 from funcppo.kg.scores.question_config import Penalty
 
 
@@ -70,7 +70,7 @@ class Output(NamedTuple):
 class Params(NamedTuple):
     """The weights of the policy and of its value."""
 
-    score: aggregation.Params
+    score: learned.Params
     # by label: a constant, and a factor of the chance to be right that the policy gives itself
     value_weight: F32[Tensor, "B 2"]
 
@@ -214,7 +214,7 @@ def init(cfg: PolicyConfig, key: I64[Tensor, "2"]) -> Params:
     n = n_labels(cfg.aggregation.sizes)
     value_weight = torch.tensor([0.0, 1.0], device=key.device)
     return Params(
-        score=aggregation.init(cfg.aggregation, key),
+        score=learned.init(cfg.aggregation, key),
         value_weight=value_weight.repeat(n, 1),
     )
 
@@ -227,8 +227,8 @@ def apply(
     The candidates that were drawn from a larger number stand for them all: their logits grow accordingly.
     """
     size = cfg.capacity
-    batch = aggregation.gather(world.evidence, obs.question, size)
-    scores = aggregation.score(
+    batch = learned.gather(world.evidence, obs.question, size)
+    scores = learned.score(
         cfg.aggregation, world.aggregation, params.score, batch
     )
     first = world.evidence.candidate_offsets[obs.question]
@@ -279,7 +279,7 @@ def listwise_loss(
         + penalty.link_weight * (weights.link_weight**2).sum()
         + penalty.degree_weight * (weights.degree_weight**2).sum()
     )
-    moved = aggregation.squares_moved(cfg.aggregation, weights)
+    moved = learned.squares_moved(cfg.aggregation, weights)
     n_questions = len(world.question)
     prior = moved / (2 * n_questions * penalty.feature_deviation**2)
     return squares + prior - log_p.mean()

@@ -34,7 +34,7 @@ from funcppo.kg.logic.fixpoint import Verdict, iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
-from funcppo.kg.ranking.policy_score import graph_fallback_notes
+from funcppo.kg.ranking.scoring import graph_fallback_notes
 from funcppo.kg.show import values
 from funcppo.kg.show.measure import RuleUse, explain_failure, uses_by_rule
 from funcppo.kg.show.names import display

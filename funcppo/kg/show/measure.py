@@ -47,7 +47,6 @@ from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.ranking import (
     calibration,
     explain,
-    policy_score,
     rank_metrics,
     ranking,
     scoring,
@@ -57,7 +56,6 @@ from funcppo.kg.ranking.explain import (
     MAX_FACT_PROOF_ROWS,
     prove_from_other_facts,
 )
-from funcppo.kg.ranking.policy_score import SearchReplay
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
 from funcppo.kg.ranking.ranking import (
     RankedRows,
@@ -67,12 +65,13 @@ from funcppo.kg.ranking.ranking import (
     selection_metric,
     stratified_sample,
 )
+from funcppo.kg.ranking.scoring import SearchReplay
 from funcppo.kg.run import evaluate
 from funcppo.kg.run.config import RESULTS_FILE, RunConfig, read_config
 from funcppo.kg.run.fit import QuestionSetup
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import describe_default_score, run_subject
-from funcppo.kg.scores import aggregation
+from funcppo.kg.scores import learned
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
 # better candidates of a query and side that are listed; the first has a proof
@@ -288,7 +287,7 @@ def measure(
             on_phase("explaining queries", len(entries), len(rows))
 
     notes = [*run.task.notes, *run.notes, *results.get("notes", [])]
-    notes += policy_score.graph_fallback_notes(run.search_step)
+    notes += scoring.graph_fallback_notes(run.search_step)
     atoms = ranked.queries[torch.from_numpy(rows)]
     is_by_policy = run.default_score == run.score
     return RunMeasurements(
@@ -298,7 +297,7 @@ def measure(
         sizes=_measure_data(run.task),
         results=results,
         notes=tuple(dict.fromkeys(notes + file_notes)),
-        search_replay=policy_score.search_replay(run.search_step),
+        search_replay=scoring.search_replay(run.search_step),
         update=int(run.state.train_state.update),
         n_updates=run.cfg.ppo.n_updates,
         is_trained=run.is_finished,
@@ -574,10 +573,10 @@ def _iter_rule_probabilities(
         for _, part in scoring.query_evidence(
             run.task, setup.facts, atoms, side
         ):
-            batch = aggregation.whole(part)
+            batch = learned.whole(part)
             with torch.no_grad():
                 before, after = (
-                    aggregation.firing_amounts(
+                    learned.firing_amounts(
                         setup.policy.aggregation, setup.aggregation, w, batch
                     )
                     for w in weights
@@ -625,7 +624,7 @@ def learnt_weights(run: Run) -> LearntWeights | None:
 
 
 def _find_moved(
-    dataset: Dataset, before: aggregation.Params, after: aggregation.Params
+    dataset: Dataset, before: learned.Params, after: learned.Params
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The weights that differ: number of the tensor, label of the queries and place in the tensor; and both values."""
     head = torch.from_numpy(np.ascontiguousarray(dataset.rules[:, 0, 0])).long()
@@ -671,7 +670,7 @@ def evidence_text(
         case "link_weight":
             return _link_text(dataset, place[0])
         case "degree_weight":
-            label, bucket = divmod(place[0], aggregation.N_BUCKETS)
+            label, bucket = divmod(place[0], learned.N_BUCKETS)
             number = _bucket_text(bucket, "fact")
             return f"{number} of {_link_text(dataset, label)}"
         case "prior_weight":
@@ -703,7 +702,7 @@ def _feature_text(
 
 def _bucket_text(bucket: int, noun: str) -> str:
     """The degrees of a bucket, of what the noun names."""
-    edges = (0, *aggregation.DEGREE_BUCKETS)
+    edges = (0, *learned.DEGREE_BUCKETS)
     if bucket == len(edges) - 1:
         return f"{edges[bucket]} or more {noun}s"
     low, high = edges[bucket], edges[bucket + 1] - 1

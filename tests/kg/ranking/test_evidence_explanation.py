@@ -20,8 +20,8 @@ from funcppo.kg.ranking.explain import (
 )
 from funcppo.kg.ranking.recount_check import RecountCheck
 from funcppo.kg.scores import (
-    aggregation,
     evidence,
+    learned,
     link_embedding,
     path_network,
 )
@@ -46,10 +46,10 @@ def subject(request):
     task = build_task(random_graph(), settings)
     with_walks = request.param == "pair"
     facts = evidence.index_facts(task.kb, task.sizes, with_walks=with_walks)
-    world = aggregation.make_world(task.kb, task.sizes, facts)
-    cfg = aggregation.AggregationConfig(
+    world = learned.make_world(task.kb, task.sizes, facts)
+    cfg = learned.AggregationConfig(
         sizes=task.sizes,
-        n_shapes=aggregation.n_shapes(world),
+        n_shapes=learned.n_shapes(world),
         uses_degrees=True,
         uses_walks=with_walks,
         uses_embedding=True,
@@ -77,7 +77,7 @@ def subject(request):
         task.sizes.n_constants,
     )
     facts = facts._replace(embedding=embedding, network=network)
-    params = aggregation.init(cfg, random.key(0))
+    params = learned.init(cfg, random.key(0))
     generator = torch.Generator().manual_seed(1)
     params = tree.map(
         lambda x: x + 0.3 * torch.randn(x.shape, generator=generator), params
@@ -210,7 +210,7 @@ def compare(task, weights, explain_one=None):
     return check.compare_evidence(
         explain_one or (lambda a, s: explain(task, weights, a, s)),
         weights.left_out,
-        aggregation.weighed_kinds(weights.cfg),
+        learned.weighed_kinds(weights.cfg),
         ranked,
         SECONDS,
     )

@@ -12,10 +12,10 @@ from funcppo.core import random, tree
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import explain, policy_score, scoring
+from funcppo.kg.ranking import explain, scoring
 from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.beam import score_by_rules, score_candidates
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.search.slot_scheduler import score_by_rules, score_candidates
 
 
 @cache
@@ -95,7 +95,7 @@ def test_the_proof_by_rules_has_the_probability_of_the_best_rule():
     task, cfg, params = setup(max_height=1)
     assert task.fact_selection == "oracle"
     atoms = derived_atoms(task, 12)
-    search = policy_score.search_config(
+    search = scoring.search_config(
         task, cfg, "best-proof", slots=1, beam=1, rows_per_step=1, chunk_size=1
     )
     score = score_by_rules(
@@ -113,7 +113,7 @@ def test_the_proof_by_search_has_the_probability_of_the_best_path():
     task, cfg, params = setup(max_height=2)
     assert task.fact_selection == "policy"
     atoms, program = derived_atoms(task, 8), explain.build_program(task)
-    search = policy_score.search_config(
+    search = scoring.search_config(
         task, cfg, "success", slots=1, beam=256, rows_per_step=256, chunk_size=8
     )
     result = score_candidates(

@@ -11,16 +11,16 @@ from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import derive
-from funcppo.kg.ranking import policy_score, scoring
-from funcppo.kg.ranking.policy_score import PolicyScore
-from funcppo.kg.search import beam_search
+from funcppo.kg.ranking import scoring
+from funcppo.kg.ranking.scoring import PolicyScore
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.search.slot_scheduler import (
+from funcppo.kg.search.beam import (
     evaluate_step,
+    log_odds,
     score_by_rules,
     score_candidates,
 )
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.compile import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode
@@ -50,7 +50,7 @@ def untrained(**fields):
 
 def search(score, chunk_size=16, **fields):
     task, cfg, _, _ = untrained(**fields)
-    return policy_score.search_config(
+    return scoring.search_config(
         task,
         cfg,
         score,
@@ -86,9 +86,7 @@ def test_a_search_is_needed_unless_the_rules_decide():
     ):
         names = ("success", "best-proof", "greedy")
         assert [
-            name
-            for name in names
-            if policy_score.needs_search(task, search(name))
+            name for name in names if scoring.needs_search(task, search(name))
         ] == needed
 
 
@@ -137,7 +135,7 @@ def test_a_score_with_a_search_gives_the_scores_of_the_search(name):
     )
     torch.testing.assert_close(
         score(scorer, atoms),
-        beam_search.log_odds(cfg, run.results),
+        log_odds(cfg, run.results),
         rtol=0,
         atol=1e-5,
     )
@@ -154,7 +152,7 @@ def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
     task, _, params, atoms = untrained()
     without_index = dataclasses.replace(task, derivability_index=None)
     assert (
-        policy_score.with_derivations(task, atoms).derivability_index
+        scoring.with_derivations(task, atoms).derivability_index
         is task.derivability_index
     )
     cfg = search("success")
@@ -162,7 +160,7 @@ def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
         cfg, prover_task.inference_world(without_index), params, atoms
     )
     got = score_by_rules(
-        cfg, policy_score.with_derivations(without_index, atoms), params, atoms
+        cfg, scoring.with_derivations(without_index, atoms), params, atoms
     )
     expected = score_by_rules(
         cfg, prover_task.inference_world(task), params, atoms
@@ -170,7 +168,7 @@ def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert not torch.equal(empty, expected)
     assert isinstance(
-        policy_score.with_derivations(without_index, atoms).derivability_index,
+        scoring.with_derivations(without_index, atoms).derivability_index,
         derive.DerivabilityIndex,
     )
 
@@ -179,12 +177,12 @@ def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
 
 
 def test_a_step_is_graphed_on_a_gpu_alone():
-    assert policy_score.make_search_step("cpu") is evaluate_step
-    graphed = policy_score.make_search_step("cuda")
+    assert scoring.make_search_step("cpu") is evaluate_step
+    graphed = scoring.make_search_step("cuda")
     assert isinstance(graphed, GraphedStep)
     assert (
-        policy_score.graph_fallback_notes(graphed)
-        == policy_score.graph_fallback_notes(evaluate_step)
+        scoring.graph_fallback_notes(graphed)
+        == scoring.graph_fallback_notes(evaluate_step)
         == []
     )
 
@@ -197,14 +195,14 @@ def test_a_step_that_is_not_replayed_says_why():
         PolicyScore(search("success", max_height=2), task, params, step),
         atoms[:3],
     )
-    (note,) = policy_score.graph_fallback_notes(step)
+    (note,) = scoring.graph_fallback_notes(step)
     assert note.startswith(
         "steps of a search were not replayed as a CUDA graph: "
     )
-    replay = policy_score.search_replay(step)
+    replay = scoring.search_replay(step)
     assert replay.replay_mode == "none"
     assert replay.fallback_codes == {ReasonCode.NO_GPU: 1}
-    assert policy_score.search_replay(None) == ("none", {})
+    assert scoring.search_replay(None) == ("none", {})
 
 
 class CallTooLargeError(RuntimeError):
@@ -260,16 +258,14 @@ def test_slots_are_tuned_within_the_memory_limit(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return float(min(cfg.rows_per_step, 32 if fast else 10**9))
 
-    monkeypatch.setattr(policy_score, "_rows_per_second", speed)
-    monkeypatch.setattr(policy_score.memory, "used_bytes", lambda _: 100)
-    monkeypatch.setattr(
-        policy_score.memory, "peak_bytes", lambda _: 100 + tried[-1]
-    )
+    monkeypatch.setattr(scoring, "_rows_per_second", speed)
+    monkeypatch.setattr(scoring.memory, "used_bytes", lambda _: 100)
+    monkeypatch.setattr(scoring.memory, "peak_bytes", lambda _: 100 + tried[-1])
 
     def tune(max_bytes):
         tried.clear()
         cfg = search("success", max_height=2)
-        return policy_score.tune_slots(
+        return scoring.tune_slots(
             cfg, task, params, atoms[:9], max_bytes, lambda: evaluate_step
         )[0]
 
@@ -306,8 +302,8 @@ def test_the_search_is_compiled_as_one_graph_that_equals_it():
     on_cuda = prover_task.build_task(task.dataset, task.cfg, "cuda")
     cuda_params = tree.map(lambda x: x.cuda(), params)
     cfg = search("success", max_height=2)
-    step = policy_score.make_search_step("cuda", compiled=True)
-    policy_score.compile_search_step(cfg, on_cuda, cuda_params, atoms[:9], step)
+    step = scoring.make_search_step("cuda", compiled=True)
+    scoring.compile_search_step(cfg, on_cuda, cuda_params, atoms[:9], step)
     got = PolicyScore(cfg, on_cuda, cuda_params, step)
     torch.testing.assert_close(
         score(got, atoms[:40]),
@@ -315,7 +311,7 @@ def test_the_search_is_compiled_as_one_graph_that_equals_it():
         rtol=1e-4,
         atol=1e-4,
     )
-    assert policy_score.graph_fallback_notes(step) == []
+    assert scoring.graph_fallback_notes(step) == []
 
 
 def test_a_search_that_is_fast_and_wrong_is_refused():
@@ -327,6 +323,6 @@ def test_a_search_that_is_fast_and_wrong_is_refused():
         return state._replace(results=state.results._replace(log_score=score))
 
     with pytest.raises(EquivalenceError):
-        policy_score.compile_search_step(
+        scoring.compile_search_step(
             search("success", max_height=2), task, params, atoms[:9], wrong
         )

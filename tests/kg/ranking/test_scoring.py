@@ -14,7 +14,7 @@ from funcppo.kg.logic.derive import plan_rules
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
-from funcppo.kg.scores import aggregation, evidence
+from funcppo.kg.scores import evidence, learned
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search.config import ProverTaskConfig
@@ -104,11 +104,11 @@ def test_a_rule_score_is_the_same_from_index_joins_questions_and_evidence(
 
 
 def learned_score(task, facts, **changes):
-    world = aggregation.make_world(task.kb, task.sizes, facts)
-    cfg = aggregation.AggregationConfig(
-        sizes=task.sizes, n_shapes=aggregation.n_shapes(world)
+    world = learned.make_world(task.kb, task.sizes, facts)
+    cfg = learned.AggregationConfig(
+        sizes=task.sizes, n_shapes=learned.n_shapes(world)
     )
-    params = aggregation.init(cfg, random.key(0))
+    params = learned.init(cfg, random.key(0))
     weights = Weights(
         facts, cfg, world, params._replace(**changes), "fact", 5.0
     )
@@ -157,7 +157,7 @@ def test_kinds_of_evidence_add_up_as_scores(task):
     whole = LearnedScore("evidence", weights)
     first, *others = (
         LearnedScore(kind, weights, [kind])
-        for kind in aggregation.weighed_kinds(weights.cfg)
+        for kind in learned.weighed_kinds(weights.cfg)
     )
     for other in others:
         first = first + other

@@ -11,8 +11,8 @@ from funcppo.config import PPOConfig
 from funcppo.kg.run import budget, fit
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import RunConfig
-from funcppo.kg.scores import aggregation
-from funcppo.kg.scores.aggregation import Capacity
+from funcppo.kg.scores import learned
+from funcppo.kg.scores.learned import Capacity
 from funcppo.kg.scores.question_config import (
     EMBEDDING_SECONDS,
     LISTING_SECONDS,
@@ -178,10 +178,8 @@ def setup():
 
 def epoch_gradients(setup):
     """Gradients of firings and links in an epoch, its weights counted in their unit."""
-    sizes = aggregation.question_sizes(
-        setup.world.evidence, setup.world.question
-    )
-    n_labels = aggregation.n_labels(setup.policy.aggregation.sizes)
+    sizes = learned.question_sizes(setup.world.evidence, setup.world.question)
+    n_labels = learned.n_labels(setup.policy.aggregation.sizes)
     of_weights = n_labels * n_labels / budget.WEIGHTS_PER_GRADIENT
     return int(sizes[1].sum() + sizes[2].sum()) + of_weights
 

@@ -10,7 +10,7 @@ import torch
 
 import funcppo as fp
 from funcppo.core import random
-from funcppo.kg.scores import aggregation, questions
+from funcppo.kg.scores import learned, questions
 from funcppo.kg.scores.question_config import Penalty
 from funcppo.kg.scores.questions import (
     PolicyConfig,
@@ -18,8 +18,8 @@ from funcppo.kg.scores.questions import (
     QuestionWorld,
 )
 from tests.kg.logic.test_derive import HEAD, TAIL, ask_all
-from tests.kg.scores.test_aggregation import problem
 from tests.kg.scores.test_evidence import KNOWS, VILLAGE
+from tests.kg.scores.test_learned import problem
 
 # Who knows 1, and whom does 1 know? The answer that is left out is 2.
 ASKED = ask_all([(KNOWS, HEAD, 1, 2), (KNOWS, TAIL, 1, 2)])
@@ -29,7 +29,7 @@ def make_world():
     cfg, world, _, found = problem(VILLAGE, ASKED)
     rows = torch.arange(len(found.label))
     policy = PolicyConfig(
-        aggregation=cfg, capacity=aggregation.capacity(found, rows)
+        aggregation=cfg, capacity=learned.capacity(found, rows)
     )
     none = torch.zeros_like(found.base_score)
     return policy, QuestionWorld(world, found, rows, none)
@@ -77,11 +77,11 @@ def test_the_policy_is_a_softmax_over_the_candidates_of_the_question():
     output = questions.apply(policy, world, params, obs)
     p = torch.softmax(output.logits, -1)
     assert (p[~obs.action_mask] == 0).all()
-    whole = aggregation.score(
+    whole = learned.score(
         policy.aggregation,
         world.aggregation,
         params.score,
-        aggregation.whole(world.evidence),
+        learned.whole(world.evidence),
     )
     for q in (0, 1):
         mine = torch.softmax(whole[world.evidence.question == q], 0)

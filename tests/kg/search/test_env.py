@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from funcppo.core import random, tree
 from funcppo.envs.base import sample_reset, step_with_autoreset
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import policy_score
+from funcppo.kg.ranking import scoring
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network as net
 from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.beam import evaluate_step, init_scheduler
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.env import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
-from funcppo.kg.search.slot_scheduler import evaluate_step, init_scheduler
 from tests.kg.search.small_tasks import (
     PPO,
     network_call,
@@ -182,7 +182,7 @@ def _observe(cfg, world, state):
 
 
 def _evaluation(cfg, world, state):
-    how = policy_score.search_config(
+    how = scoring.search_config(
         small_task(),
         cfg,
         "success",

@@ -7,15 +7,14 @@ from funcppo import train_step
 from funcppo.core import random
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.ranking import ranking, scoring
-from funcppo.kg.ranking.policy_score import PolicyScore, search_config
 from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.ranking.scoring import PolicyScore, search_config
 from funcppo.kg.scores import rules
 from funcppo.kg.scores.score import parse
-from funcppo.kg.search import beam_search
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.beam import log_odds, score_candidates
 from funcppo.kg.search.env import PROVED, RUNNING
-from funcppo.kg.search.slot_scheduler import score_candidates
 from tests.kg.ranking.scores import FunctionScore
 from tests.kg.search.small_tasks import PPO, perturbed, small_task
 
@@ -80,7 +79,7 @@ def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
         how, prover_task.inference_world(task), params, atoms
     )[0]
     torch.testing.assert_close(
-        quick, beam_search.log_odds(how, searched), rtol=0, atol=1e-5
+        quick, log_odds(how, searched), rtol=0, atol=1e-5
     )
     assert torch.isfinite(quick).any()
 

@@ -13,7 +13,7 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint, prove, triple_index
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import explain, scoring
-from funcppo.kg.ranking.policy_score import PolicyScore, search_config
+from funcppo.kg.ranking.scoring import PolicyScore, search_config
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from tests.kg.search.small_tasks import PPO, SETTINGS, small_problem, small_task

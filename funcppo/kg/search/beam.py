@@ -1,15 +1,20 @@
-"""One step of the beam search for proofs: partial proofs extended by one choice of the policy.
+"""The beam search for proofs, and the scores of many candidates through a fixed number of its slots.
 
 A slot holds the beam of one candidate. `extend_beams` extends up to R partial proofs by one resolution step, those of
 one slot always together, and keeps of each slot's children the K most probable that are still open. No row depends on
-another slot's. `slot_scheduler` feeds candidates into the slots.
+another slot's. `score_candidates` loads candidates in chunks, runs `evaluate_step` until all of a chunk are finished,
+and refills finished slots in between. `score_by_width` does so with narrow successor tables first and repeats only what
+did not fit. `score_by_rules` needs no search: it scores candidates whose proofs are known beforehand.
 
-Log-probabilities are natural logarithms, -inf where an entry is empty or a probability is 0.
+Log-probabilities are natural logarithms, -inf where an entry is empty or a probability is 0. Every result is written to
+the candidate's own row, so neither the order of candidates nor their neighbours in a batch matter.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,7 +32,10 @@ from funcppo.nets.networks import Agent
 ScoreName = Literal["success", "best-proof", "greedy"]
 # nats, added to a greedy path that does not end in a proof
 UNPROVED_PENALTY = -100.0
-_SLOT_SELECTION_ROUNDS = 3  # passes over the slots to fill the rows of a step
+# successors a row, tried before the width that holds all
+NARROW_WIDTHS = (32,)
+# successors a row that the network has capacity for, on average over a step
+ROW_CAPACITY = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,22 +90,6 @@ class SearchState(NamedTuple):
     result: SearchResult  # result of the candidate so far, [B]
 
 
-class BeamStep(NamedTuple):
-    """The outcome of one step."""
-
-    search: SearchState
-    n_rows: I64[Tensor, ""]  # number of partial proofs extended
-
-
-class _RowSelection(NamedTuple):
-    """The beam entries that a step extends, gathered into R rows."""
-
-    slot_selected: Bool[Tensor, "B"]
-    # slot * K + beam entry; B * K where the row is empty
-    source: I64[Tensor, "R"]
-    mask: Bool[Tensor, "R"]  # the row holds a partial proof
-
-
 class _Children(NamedTuple):
     """The successors of the rows of a step, in the order of slots."""
 
@@ -114,29 +106,8 @@ class _Children(NamedTuple):
     exceeds_capacity: Bool[Tensor, "R"]
     # of the path and the policy's best action, END included
     best_action_log_prob: F32[Tensor, "R"]
-    source: I64[Tensor, "R"]  # as in `_RowSelection`
-
-
-class _BeamPlaces(NamedTuple):
-    """Where the children of a step go."""
-
-    # slot * K + rank in the slot; B * K where the child is not kept
-    target: I64[Tensor, "RS"]
-    dropped: Bool[Tensor, "R S"]  # not kept
-
-
-class _EntryChildren(NamedTuple):
-    """The new contents of the beam entries."""
-
-    child: I64[Tensor, "BK"]  # row * S + successor; 0 where the entry is empty
-    mask: Bool[Tensor, "BK"]  # the entry holds a child
-
-
-class _BestProof(NamedTuple):
-    """The most probable proof among this step's children of each slot."""
-
-    log_prob: F32[Tensor, "B"]
-    trace: I32[Tensor, "B T"]
+    # of the row: slot * K + beam entry; B * K where it is empty
+    source: I64[Tensor, "R"]
 
 
 def slots_for_rows(rows: int, beam: int) -> int:
@@ -146,8 +117,8 @@ def slots_for_rows(rows: int, beam: int) -> int:
 
 def extend_beams(
     cfg: SearchConfig, world: World, params: Params, search: SearchState
-) -> BeamStep:
-    """Extend the partial proofs of as many slots as the rows of a step hold.
+) -> tuple[SearchState, I64[Tensor, ""]]:
+    """Extend the partial proofs of as many slots as the rows of a step hold; also count them.
 
     A slot some of whose successors exceed the network's capacity waits for the next step.
     """
@@ -164,10 +135,8 @@ def extend_beams(
 
     advanced = _advance_slots(cfg, search, children)
     is_extended = mask & ~waits[slot.clamp_max(cfg.slots - 1)]
-    return BeamStep(
-        search=tree.where(selected & ~waits, advanced, search),
-        n_rows=is_extended.sum(),
-    )
+    search = tree.where(selected & ~waits, advanced, search)
+    return search, is_extended.sum()
 
 
 def policy_log_probs(
@@ -198,8 +167,14 @@ def log_odds(cfg: SearchConfig, result: SearchResult) -> F64[Tensor, "B"]:
     return rules.log_odds(result.log_score)
 
 
-def _select_rows(cfg: SearchConfig, search: SearchState) -> _RowSelection:
-    """Select the slots to extend and gather their beam entries into rows."""
+def _select_rows(
+    cfg: SearchConfig, search: SearchState
+) -> tuple[Bool[Tensor, "B"], I64[Tensor, "R"], Bool[Tensor, "R"]]:
+    """Select the slots to extend and gather their beam entries into rows.
+
+    Returns:
+      The slots; the beam entry of each row, slot * K + entry, B * K where it is empty; and which rows hold one.
+    """
     device = search.log_prob.device
     n_rows, n_entries = cfg.rows_per_step, cfg.slots * cfg.beam
     is_open = torch.isfinite(search.log_prob)
@@ -216,11 +191,7 @@ def _select_rows(cfg: SearchConfig, search: SearchState) -> _RowSelection:
     source = empty.scatter(0, row, entry)[:n_rows]
 
     mask = torch.arange(n_rows, device=device) < entry_selected.sum()
-    return _RowSelection(
-        slot_selected=selected,
-        source=torch.where(mask, source, n_entries),
-        mask=mask,
-    )
+    return selected, torch.where(mask, source, n_entries), mask
 
 
 def _select_slots(
@@ -234,7 +205,7 @@ def _select_slots(
     n_free = torch.full(
         (), cfg.rows_per_step, dtype=torch.int64, device=n_open.device
     )
-    for _ in range(_SLOT_SELECTION_ROUNDS):
+    for _ in range(3):  # passes over the slots to fill the rows
         is_excluded = selected | (n_open > n_free)
         demand = torch.where(is_excluded, 0, n_open)
         fits = (demand > 0) & (demand.cumsum(0) <= n_free)
@@ -359,8 +330,12 @@ def _place_children(
     cfg: SearchConfig,
     source: I64[Tensor, "R"],
     open_log_prob: F32[Tensor, "R S"],
-) -> _BeamPlaces:
-    """Rank the open children of each slot by probability and give the first K their beam entries."""
+) -> tuple[I64[Tensor, "RS"], Bool[Tensor, "R S"]]:
+    """Rank the open children of each slot by probability and give the first K their beam entries.
+
+    Returns:
+      The beam entry of each child, slot * K + rank, B * K where it is not kept; and which children are not kept.
+    """
     n_entries = cfg.slots * cfg.beam
     row_slot = source // cfg.beam
     slot = row_slot[:, None].expand_as(open_log_prob).flatten()
@@ -383,13 +358,13 @@ def _place_children(
 
     target = torch.zeros_like(order).scatter(0, order, place)
     is_dropped = target == n_entries
-    return _BeamPlaces(target=target, dropped=is_dropped.view_as(open_log_prob))
+    return target, is_dropped.view_as(open_log_prob)
 
 
 def _child_of_entry(
     cfg: SearchConfig, target: I64[Tensor, "RS"]
-) -> _EntryChildren:
-    """The child that goes to each beam entry: the placement inverted."""
+) -> tuple[I64[Tensor, "BK"], Bool[Tensor, "BK"]]:
+    """The child that goes to each beam entry, row * S + successor, 0 without one; and which entries have one."""
     n_entries = cfg.slots * cfg.beam
     child_index = torch.arange(len(target), device=target.device)
     empty = torch.full(
@@ -397,9 +372,7 @@ def _child_of_entry(
     )
     child = empty.scatter(0, target, child_index)[:n_entries]
     has_child = child >= 0
-    return _EntryChildren(
-        child=torch.where(has_child, child, 0), mask=has_child
-    )
+    return torch.where(has_child, child, 0), has_child
 
 
 def _update_result(
@@ -453,8 +426,8 @@ def _record_proofs(
     proved_log_prob = torch.where(
         children.proved, children.log_prob, -torch.inf
     )
-    best = _best_proof(cfg, search, children, proved_log_prob)
-    is_better = best.log_prob > result.best_log_prob
+    log_prob, trace = _best_proof(cfg, search, children, proved_log_prob)
+    is_better = log_prob > result.best_log_prob
     proof_length = torch.where(is_better, search.depth + 1, result.proof_length)
 
     if cfg.score == "greedy":
@@ -473,10 +446,8 @@ def _record_proofs(
 
     return result._replace(
         log_score=log_score,
-        best_log_prob=torch.where(
-            is_better, best.log_prob, result.best_log_prob
-        ),
-        trace=torch.where(is_better[:, None], best.trace, result.trace),
+        best_log_prob=torch.where(is_better, log_prob, result.best_log_prob),
+        trace=torch.where(is_better[:, None], trace, result.trace),
         proof_length=proof_length,
     )
 
@@ -486,8 +457,8 @@ def _best_proof(
     search: SearchState,
     children: _Children,
     proved_log_prob: F32[Tensor, "R S"],
-) -> _BestProof:
-    """The most probable proof of each slot among this step's children; -inf where there is none."""
+) -> tuple[F32[Tensor, "B"], I32[Tensor, "B T"]]:
+    """The most probable proof of each slot among this step's children and its trace; -inf where there is none."""
     # First the best successor of each row, then the best row of each slot.
     row_log_prob, row_action = proved_log_prob.max(1)
     entry_log_prob = _scatter_to_entries(
@@ -501,7 +472,7 @@ def _best_proof(
 
     parent_trace = _take(search.trace, entry[:, None])
     trace = _append_choice(parent_trace, search.depth, choice_id)
-    return _BestProof(log_prob=log_prob, trace=trace[:, 0])
+    return log_prob, trace[:, 0]
 
 
 def _mass_by_entry(
@@ -557,3 +528,372 @@ def _take(x: Tensor, index: I64[Tensor, "B n"]) -> Tensor:
     trailing_shape = x.shape[2:]
     index = index.view(*index.shape, *[1] * len(trailing_shape))
     return x.gather(1, index.expand(-1, -1, *trailing_shape))
+
+
+# -- slots
+
+
+class SchedulerState(NamedTuple):
+    """A search through one chunk of candidates, its results so far and the work done."""
+
+    search: SearchState
+    # [chunk_size + 1, ...]; the last row is for idle slots
+    results: SearchResult
+    n_started: I64[Tensor, ""]  # candidates that entered a slot
+    n_candidates: I64[Tensor, ""]  # candidates of the chunk
+    # partial proofs extended, summed over steps
+    active_row_steps: I64[Tensor, ""]
+
+
+class ScoringRun(NamedTuple):
+    """The results of a scoring run and the work that it took."""
+
+    results: SearchResult  # of each candidate
+    active_row_steps: int  # rows that held a partial proof, summed over steps
+    row_steps: int  # all rows, summed over steps
+
+
+# `evaluate_step`, or a compiled or graphed version of it. It may overwrite the state that it is given.
+SearchStep = Callable[
+    [SearchConfig, World, Params, Tensor, SchedulerState], SchedulerState
+]
+# Yields chunks of at most so many candidates, in order, on the scoring device.
+ChunkLoader = Callable[[Tensor, int], Iterable[Tensor]]
+# Brings numbers to the host: these, or those of an earlier call where it is asynchronous; None if none arrived yet.
+Readback = Callable[[Tensor], Tensor | None]
+# Receives the number of candidates started so far, and of all that are to be scored.
+ProgressCallback = Callable[[int, int], object]
+
+
+def init_scheduler(
+    cfg: SearchConfig, chunk: I32[Tensor, "n W"]
+) -> SchedulerState:
+    """The state before the first step, which fills the slots.
+
+    Args:
+      chunk: as `evaluate_step`.
+    """
+    # Idle slots hold no candidate; their results are thrown away.
+    device = chunk.device
+    query = chunk.new_zeros((cfg.slots, chunk.shape[1]))
+    row = torch.full((cfg.slots,), cfg.chunk_size, device=device)
+    search = tree.map(torch.clone, _init_search(cfg, query, row))
+    return SchedulerState(
+        search=search,
+        results=_empty_results(cfg, cfg.chunk_size + 1, device),
+        n_started=torch.zeros((), dtype=torch.int64, device=device),
+        n_candidates=(chunk[:, 0] > 0).sum(),
+        active_row_steps=torch.zeros((), dtype=torch.int64, device=device),
+    )
+
+
+def evaluate_step(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    chunk: I32[Tensor, "n W"],
+    state: SchedulerState,
+) -> SchedulerState:
+    """Refill the free slots, then extend partial proofs by one choice.
+
+    Args:
+      chunk: candidates [chunk_size + 1, W]; rows that pad the chunk are all 0, the last row always.
+    """
+    state = _refill(cfg, chunk, state)
+    search, n_rows = extend_beams(cfg, world, params, state.search)
+    return SchedulerState(
+        search=search,
+        results=tree.map(
+            lambda old, new: _write_rows(old, search.candidate_row, new),
+            state.results,
+            search.result,
+        ),
+        n_started=state.n_started,
+        n_candidates=state.n_candidates,
+        active_row_steps=state.active_row_steps + n_rows,
+    )
+
+
+def ignore_progress(n_started: int, n_candidates: int, /) -> None:
+    """Show no progress."""
+
+
+def score_candidates(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    candidates: I32[Tensor, "n W"],
+    step: SearchStep = evaluate_step,
+    on_progress: ProgressCallback = ignore_progress,
+    load_chunks: ChunkLoader = torch.split,
+    make_readback: Callable[[], Readback] = lambda: lambda numbers: numbers,
+) -> ScoringRun:
+    """Search for proofs of every candidate.
+
+    Args:
+      candidates: ground atoms, at least one.
+      on_progress: called before the first step, and every few steps; on a CPU, where they are slow, after each. What
+        it raises ends the search.
+      load_chunks: such as `runtime.host_transfer.prefetch`.
+      make_readback: such as `runtime.host_transfer.AsyncReadback`.
+
+    Returns:
+      The result of each candidate, and the work done.
+    """
+    results: list[SearchResult] = []
+    active_row_steps = row_steps = n_scored = n_started = 0
+    on_progress(0, len(candidates))
+    for part in load_chunks(candidates, cfg.chunk_size):
+        padding = part.new_zeros(
+            (cfg.chunk_size + 1 - len(part), part.shape[1])
+        )
+        chunk = torch.cat([part, padding]).to(torch.int32)
+        state = init_scheduler(cfg, chunk)
+        read = make_readback()
+
+        finished = False
+        while not finished:
+            for _ in range(4):
+                state = step(cfg, world, params, chunk, state)
+                if not chunk.is_cuda:
+                    on_progress(n_scored + n_started, len(candidates))
+            row_steps += 4 * cfg.rows_per_step
+
+            numbers = read(
+                torch.stack([state.n_started, all_finished(state).long()])
+            )
+            if numbers is not None:
+                n_started, finished = numbers.tolist()
+                n_started = min(n_started, len(part))
+                on_progress(n_scored + n_started, len(candidates))
+
+        # a copy, because the next chunk may overwrite the originals
+        copy = partial(_copy_rows, len(part))
+        results.append(tree.map(copy, state.results))
+        active_row_steps += int(state.active_row_steps)
+        n_scored, n_started = n_scored + len(part), 0
+    return ScoringRun(
+        results=tree.map(
+            lambda *parts: torch.cat(parts), results[0], *results[1:]
+        ),
+        active_row_steps=active_row_steps,
+        row_steps=row_steps,
+    )
+
+
+def _copy_rows(n: int, x: Tensor) -> Tensor:
+    """A copy of the first n rows."""
+    return x[:n].clone()
+
+
+def width_schedule(cfg: SearchConfig) -> list[SearchConfig]:
+    """The same search with ascending widths of the successor table, the full one last.
+
+    Most goals have few successors, and a step costs what the table is wide. A wider search extends fewer rows at a
+    time, so that each takes about as much memory.
+    """
+    full_width = cfg.resolve.max_successors
+    widths = [width for width in NARROW_WIDTHS if 2 * width <= full_width]
+    narrow = [_with_width(cfg, width) for width in widths]
+
+    rows = cfg.rows_per_step
+    if widths:
+        rows = max(cfg.beam, rows * widths[-1] // full_width)
+    full = replace(cfg, rows_per_step=rows, slots=min(cfg.slots, rows))
+    return [_with_capacity(search) for search in (*narrow, full)]
+
+
+def score_by_width(
+    cfgs: Sequence[SearchConfig],
+    world: World,
+    params: Params,
+    candidates: I32[Tensor, "n W"],
+    step: SearchStep = evaluate_step,
+    on_progress: ProgressCallback = ignore_progress,
+    load_chunks: ChunkLoader = torch.split,
+    make_readback: Callable[[], Readback] = lambda: lambda numbers: numbers,
+) -> ScoringRun:
+    """As `score_candidates`, narrow searches first; candidates with successors that did not fit are scored again.
+
+    Args:
+      cfgs: what `width_schedule` returns.
+    """
+    rest = step, on_progress, load_chunks, make_readback
+    run = score_candidates(cfgs[0], world, params, candidates, *rest)
+    for cfg in cfgs[1:]:
+        is_overflowed = torch.isfinite(run.results.overflow_log_mass)
+        rows = is_overflowed.nonzero()[:, 0]
+        if not len(rows):
+            break
+
+        n = len(candidates)
+        rest = (
+            step,
+            lambda done, more, n=n: on_progress(n + done, n + more),
+            load_chunks,
+            make_readback,
+        )
+        again = candidates[rows.to(candidates.device)]
+        wider = score_candidates(cfg, world, params, again, *rest)
+        run = ScoringRun(
+            results=tree.map(
+                lambda old, new, rows=rows: old.index_copy(0, rows, new),
+                run.results,
+                wider.results,
+            ),
+            active_row_steps=run.active_row_steps + wider.active_row_steps,
+            row_steps=run.row_steps + wider.row_steps,
+        )
+    return run
+
+
+def score_by_rules(
+    cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]
+) -> F64[Tensor, "n"]:
+    """The log-odds of the scores of ground atoms without a search, at height 1 with facts selected by the oracle.
+
+    There a rule proves an atom if and only if it derives it, which is known beforehand. The scores are
+
+        success:     sum of the probabilities of the rules that derive the atom
+        best-proof:  the largest of these probabilities
+        greedy:      probability of the most probable action, times exp(`UNPROVED_PENALTY`) unless it derives the atom
+    """
+    position = torch.arange(cfg.resolve.max_goals, device=atoms.device)
+    is_root = position == 0
+    height = torch.zeros_like(is_root, dtype=torch.int32)
+    goals = Goals(
+        atoms=torch.where(is_root[:, None], atoms[:, None], 0),
+        height=height.expand(len(atoms), -1),
+    )
+    successors = resolve(cfg.resolve, world.kb, goals, atoms)
+    remaining_depth = torch.ones_like(atoms[:, 0], dtype=torch.float32)
+    observation = make_observation(
+        cfg.resolve,
+        world,
+        goals,
+        successors,
+        atoms,
+        remaining_depth,
+    )
+    log_policy = policy_log_probs(cfg, world, params, observation)
+
+    # At a ground root every successor that does not derive it is a dead end.
+    derives = observation.action_mask[:, :-1] & ~observation.dead_end
+    derives = torch.nn.functional.pad(derives, (0, 1))  # END does not
+    derivation_log_prob = torch.where(derives, log_policy, -torch.inf)
+    if cfg.score == "success":
+        # The ratio of two sums: neither of a small and a large probability loses digits.
+        other_log_prob = torch.where(derives, -torch.inf, log_policy)
+        log_success = derivation_log_prob.logsumexp(1).double()
+        return log_success - other_log_prob.logsumexp(1).double()
+
+    best_derivation = derivation_log_prob.amax(1)
+    best_action = log_policy.amax(1)
+    if cfg.score == "greedy":
+        best_derivation = torch.where(
+            best_derivation == best_action,
+            best_action,
+            best_action + UNPROVED_PENALTY,
+        )
+    return rules.log_odds(best_derivation)
+
+
+def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:
+    """Whether every candidate of the chunk has its result."""
+    return (state.n_started >= state.n_candidates) & ~torch.isfinite(
+        state.search.log_prob
+    ).any()
+
+
+def _with_width(cfg: SearchConfig, width: int) -> SearchConfig:
+    """The same search with a narrower successor table."""
+    max_fanout = min(width, cfg.resolve.max_fanout)
+    narrow = replace(cfg.resolve, max_successors=width, max_fanout=max_fanout)
+    return replace(cfg, resolve=narrow)
+
+
+def _with_capacity(cfg: SearchConfig) -> SearchConfig:
+    """The same search with a network that runs on compacted successors, where that saves a third of its work."""
+    width = cfg.resolve.max_successors
+    table_size = cfg.rows_per_step * width
+
+    # One slot always fits, so that every slot moves on eventually.
+    one_slot = cfg.beam * width
+    capacity = max(ROW_CAPACITY * cfg.rows_per_step, one_slot)
+    if 3 * capacity > 2 * table_size:
+        return cfg
+    network_cfg = replace(cfg.agent.cfg, capacity=capacity)
+    agent = replace(cfg.agent, cfg=network_cfg)
+    return replace(cfg, agent=agent)
+
+
+def _refill(
+    cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState
+) -> SchedulerState:
+    """Give free slots the next candidates of the chunk."""
+    search = state.search
+    is_free = ~torch.isfinite(search.log_prob).any(1)
+
+    # Free slots take candidates in order; beyond the end of the chunk all read its last row, which is empty.
+    next_row = state.n_started + is_free.long().cumsum(0) - 1
+    next_row = next_row.clamp_max(cfg.chunk_size)
+    candidate_row = torch.where(is_free, next_row, search.candidate_row)
+    fresh = _init_search(cfg, chunk[candidate_row], candidate_row)
+
+    n_started = state.n_started + is_free.sum()
+    return state._replace(
+        search=tree.where(is_free, fresh, search),
+        n_started=n_started.clamp_max(cfg.chunk_size),
+    )
+
+
+def _init_search(
+    cfg: SearchConfig,
+    query: I32[Tensor, "B W"],
+    candidate_row: I64[Tensor, "B"],
+) -> SearchState:
+    """Beams that hold one partial proof each, the query as its only goal; an all-0 query leaves its slot idle."""
+    shape = (len(query), cfg.beam, cfg.resolve.max_goals)
+    is_root = torch.arange(cfg.resolve.max_goals, device=query.device) == 0
+    root_atoms = torch.where(is_root[:, None], query[:, None], 0)
+    is_first_entry = torch.arange(cfg.beam, device=query.device) == 0
+    is_filled = is_first_entry & (query[:, :1] > 0)
+    return SearchState(
+        goals=Goals(
+            atoms=root_atoms[:, None].expand(*shape, -1),
+            height=query.new_zeros(shape),
+        ),
+        log_prob=torch.where(is_filled, 0.0, -torch.inf),
+        trace=query.new_zeros((*shape[:2], cfg.max_depth)),
+        query=query,
+        candidate_row=candidate_row,
+        depth=torch.zeros_like(query[:, 0]),
+        result=_empty_results(cfg, len(query), query.device),
+    )
+
+
+def _empty_results(
+    cfg: SearchConfig, n: int, device: torch.device
+) -> SearchResult:
+    """Results of candidates of which no proof was found yet.
+
+    No tensor is in two places: a compiled step would be compiled again for the next state, where none is.
+    """
+    log_probs = torch.full((5, n), -torch.inf, device=device).unbind()
+    log_score, failed, pruned, overflow, best = (x.clone() for x in log_probs)
+    return SearchResult(
+        log_score=log_score,
+        failed_log_mass=failed,
+        pruned_log_mass=pruned,
+        overflow_log_mass=overflow,
+        best_log_prob=best,
+        trace=torch.zeros((n, cfg.max_depth), dtype=torch.int32, device=device),
+        proof_length=torch.zeros(n, dtype=torch.int32, device=device),
+        n_steps=torch.zeros(n, dtype=torch.int32, device=device),
+    )
+
+
+def _write_rows(table: Tensor, row: I64[Tensor, "B"], value: Tensor) -> Tensor:
+    """The table, [n, ...], with value[b] in row[b]."""
+    index = row.view(-1, *[1] * (value.ndim - 1)).expand_as(value)
+    return table.scatter(0, index, value)

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random
-from funcppo.kg.scores import aggregation, evidence
-from funcppo.kg.scores.aggregation import AggregationConfig
+from funcppo.kg.scores import evidence, learned
 from funcppo.kg.scores.evidence import EvidenceConfig
+from funcppo.kg.scores.learned import AggregationConfig
 from tests.kg.logic.test_derive import HEAD, TAIL, all_questions, ask_all
 from tests.kg.scores.test_evidence import KNOWS, PARENT, VILLAGE, build
 from tests.oracles import Program, programs
@@ -23,21 +23,21 @@ from tests.oracles import Program, programs
 def problem(program, questions, with_walks=False, **options: Any):
     """Settings, what the score reads, initial params, and the evidence."""
     built, sizes, facts = build(program, with_walks=with_walks)
-    world = aggregation.make_world(built, sizes, facts)
+    world = learned.make_world(built, sizes, facts)
     cfg = AggregationConfig(
         sizes=sizes,
-        n_shapes=aggregation.n_shapes(world),
+        n_shapes=learned.n_shapes(world),
         uses_degrees=True,
         **options,
     )
     found = evidence.collect_evidence(
         built, sizes, facts, questions, None, EvidenceConfig()
     )
-    return cfg, world, aggregation.init(cfg, random.key(0)), found
+    return cfg, world, learned.init(cfg, random.key(0)), found
 
 
 def scores(cfg, world, params, found):
-    return aggregation.score(cfg, world, params, aggregation.whole(found))
+    return learned.score(cfg, world, params, learned.whole(found))
 
 
 def random_params(params, seed=1):
@@ -51,7 +51,7 @@ def random_params(params, seed=1):
 def test_before_training_powers_of_the_odds_of_confidences_add_up(power):
     cfg, world, _, found = problem(VILLAGE, ask_all([(KNOWS, TAIL, 1, 0)]))
     cfg = replace(cfg, odds_power=power)
-    params = aggregation.init(cfg, random.key(0))
+    params = learned.init(cfg, random.key(0))
     # 1 knows 1, 4 (by 2), 2 (rule 0; rule 1), 4 (rule 0), 3 (rule 1)
     confidence = world.support / world.body_pairs
     odds = confidence / (1 - confidence)
@@ -92,14 +92,14 @@ def test_each_weight_acts_on_its_evidence_alone():
     assert change(own_degree_weight=own) == {1: 3.0, 2: 2.0, 3: 1.0, 4: 3.0}
     # 2 and 3 have one parent, 1 is the parent of two
     degree = params.degree_weight.clone()
-    degree[(2 * PARENT + 1) * aggregation.N_BUCKETS + 1, label] = 0.25
-    degree[2 * PARENT * aggregation.N_BUCKETS + 2, label] = 0.125
-    degree[label * aggregation.N_BUCKETS : (label + 1) * 6, label] = 9.0
+    degree[(2 * PARENT + 1) * learned.N_BUCKETS + 1, label] = 0.25
+    degree[2 * PARENT * learned.N_BUCKETS + 2, label] = 0.125
+    degree[label * learned.N_BUCKETS : (label + 1) * 6, label] = 9.0
     assert change(degree_weight=degree) == {1: 0.125, 2: 0.25, 3: 0.25}
     # the prior of each candidate by link embeddings
     prior = torch.arange(len(found.entity)).float() - 1.0
     cfg = replace(cfg, uses_embedding=True)
-    params = aggregation.init(cfg, random.key(0))
+    params = learned.init(cfg, random.key(0))
     found = found._replace(embedding_score=prior)
     assert torch.equal(scores(cfg, world, params, found), before)
     weight = params.prior_weight.clone()
@@ -109,7 +109,7 @@ def test_each_weight_acts_on_its_evidence_alone():
     }
     # that by a path network
     cfg = replace(cfg, uses_embedding=False, uses_bellman_ford=True)
-    params = aggregation.init(cfg, random.key(0))
+    params = learned.init(cfg, random.key(0))
     found = found._replace(path_score=2 * prior)
     assert torch.equal(scores(cfg, world, params, found), before)
     assert change(network_prior_weight=weight) == {
@@ -123,12 +123,12 @@ def test_a_rule_that_loses_its_support_adds_nothing():
     cfg, world, params, found = problem(VILLAGE, ask_all([(KNOWS, HEAD, 1, 2)]))
     world = world._replace(support=torch.full_like(world.support, 2.0))
     world = world._replace(min_support=torch.tensor(2.0))
-    batch = aggregation.whole(found)
+    batch = learned.whole(found)
     assert batch.is_left_out.all()
-    amounts = aggregation.firing_amounts(cfg, world, params, batch)
+    amounts = learned.firing_amounts(cfg, world, params, batch)
     assert (amounts == 0).all()
     kept = world._replace(min_support=torch.tensor(1.0))
-    assert (aggregation.firing_amounts(cfg, kept, params, batch) > 0).all()
+    assert (learned.firing_amounts(cfg, kept, params, batch) > 0).all()
 
 
 LIKES, MEETS = 1, 2
@@ -151,9 +151,9 @@ def test_a_walk_is_weighed_in_place_of_the_share_where_there_is_one():
         CLUB, ask_all([(MEETS, TAIL, 1, 0)]), with_walks=True
     )
     walking = replace(cfg, uses_walks=True)
-    batch = aggregation.whole(found)
+    batch = learned.whole(found)
     shares, walks = (
-        aggregation.share_or_walk(one, batch).tolist() for one in (cfg, walking)
+        learned.share_or_walk(one, batch).tolist() for one in (cfg, walking)
     )
     # The second rule is no path.
     firings = zip(found.entity[batch.firing_row].tolist(), found.rule.tolist())
@@ -166,10 +166,10 @@ def test_a_walk_is_weighed_in_place_of_the_share_where_there_is_one():
         scores(cfg, world, params, found), scores(walking, world, params, found)
     )
     weight = params.feature_weight.clone()
-    weight[..., 4] = aggregation.LOG_SCALE
+    weight[..., 4] = learned.LOG_SCALE
     params = params._replace(feature_weight=weight)
     before, after = (
-        aggregation.firing_amounts(one, world, params, batch)
+        learned.firing_amounts(one, world, params, batch)
         for one in (cfg, walking)
     )
     change = (after / before).tolist()
@@ -194,9 +194,9 @@ def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
     params = random_params(params)
     expected = scores(cfg, world, params, found)
     rows = torch.arange(len(found.label)).flip(0)
-    size = aggregation.capacity(found, rows)
-    padded = aggregation.score(
-        cfg, world, params, aggregation.gather(found, rows, size)
+    size = learned.capacity(found, rows)
+    padded = learned.score(
+        cfg, world, params, learned.gather(found, rows, size)
     )
     by_question = padded.view(len(rows), size.n_candidates)
     for question, row in zip(rows.tolist(), by_question):
@@ -212,11 +212,11 @@ def test_the_score_compiles_as_one_graph_with_its_gradient(walks):
     )
     params = random_params(params)
     rows = torch.arange(len(found.label))
-    size = aggregation.capacity(found, rows)
+    size = learned.capacity(found, rows)
 
     def total(params):
-        batch = aggregation.gather(found, rows, size)
-        return aggregation.score(cfg, world, params, batch).square().sum()
+        batch = learned.gather(found, rows, size)
+        return learned.score(cfg, world, params, batch).square().sum()
 
     gradient = torch.func.grad(total)
     compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")

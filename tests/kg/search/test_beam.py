@@ -1,3 +1,5 @@
+"""The beam search: scores are those of all paths, and depend on neither slots nor chunks; steps by hand."""
+
 import dataclasses
 import math
 
@@ -10,11 +12,16 @@ from hypothesis import strategies as st
 from funcppo.core import random, tree
 from funcppo.kg.logic import derive, resolve
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.search import beam_search, slot_scheduler
+from funcppo.kg.search import beam as beams
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network as net
-from funcppo.kg.search.beam_search import UNPROVED_PENALTY, SearchConfig
-from funcppo.kg.search.slot_scheduler import score_candidates
+from funcppo.kg.search.beam import (
+    UNPROVED_PENALTY,
+    SearchConfig,
+    extend_beams,
+    score_candidates,
+    slots_for_rows,
+)
 from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback
 from tests.kg.logic.test_resolve import C, P, program
@@ -169,8 +176,8 @@ def test_a_score_near_1_keeps_its_digits(score, n_rules):
     # of one rule of two: 1 / (2 + exp(-20))
     want = 20 + math.log(n_rules) if score == "success" or n_rules == 1 else 0
     for got in (
-        beam_search.log_odds(cfg, result),
-        slot_scheduler.score_by_rules(cfg, world, params, atom),
+        beams.log_odds(cfg, result),
+        beams.score_by_rules(cfg, world, params, atom),
     ):
         assert got.tolist() == [pytest.approx(want, abs=1e-5)]
 
@@ -185,7 +192,7 @@ def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
     atoms = atoms[:: 1 + seed % 5][:8]
     got, _, _ = score_candidates(cfg, world, params, atoms)
     assert torch.isneginf(got.pruned_log_mass).all() or score == "greedy"
-    log_odds = beam_search.log_odds(cfg, got)
+    log_odds = beams.log_odds(cfg, got)
     for i, atom in enumerate(atoms):
         masses, best, greedy_score = {True: [], False: []}, -math.inf, None
 
@@ -258,7 +265,7 @@ def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(
         tree.map(lambda x: x.to(device), t)
         for t in (world, params, atoms[: 2 * cfg.chunk_size + 5])
     )
-    step = GraphedStep(slot_scheduler.evaluate_step)
+    step = GraphedStep(beams.evaluate_step)
     for policy in (params, tree.map(lambda x: 0.5 * x, params)):
         want, active, _ = score_candidates(cfg, world, policy, atoms)
         got, also, _ = score_candidates(
@@ -277,7 +284,7 @@ def test_no_tensor_of_the_first_state_is_in_two_places():
     """Else a compiled step would be compiled again for the second state."""
     cfg, _, _, atoms = setup(5, "success", beam=6, chunk_size=48)
     chunk = torch.cat([atoms[:48], torch.zeros_like(atoms[:1])])
-    leaves = tree.leaves(slot_scheduler.init_scheduler(cfg, chunk))
+    leaves = tree.leaves(beams.init_scheduler(cfg, chunk))
     assert len({leaf.data_ptr() for leaf in leaves}) == len(leaves)
 
 
@@ -288,7 +295,7 @@ def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
 
     def step(*arguments):
         steps.append(None)
-        return slot_scheduler.evaluate_step(*arguments)
+        return beams.evaluate_step(*arguments)
 
     def stop(n_started, n_candidates):
         assert 0 <= n_started <= n_candidates == len(atoms)
@@ -305,10 +312,8 @@ def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
 @settings(max_examples=6, phases=PHASES)
 def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            slot_scheduler, "NARROW_WIDTHS", (1, 2) if seed % 2 else ()
-        )
-        patch.setattr(slot_scheduler, "ROW_CAPACITY", 1)
+        patch.setattr(beams, "NARROW_WIDTHS", (1, 2) if seed % 2 else ())
+        patch.setattr(beams, "ROW_CAPACITY", 1)
         beam = {"beam": 1} if score == "greedy" else {"beam": 6}
         cfg, world, params, atoms = setup(
             seed,
@@ -320,8 +325,8 @@ def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
             **beam,
         )
         want, _, _ = score_candidates(cfg, world, params, atoms)
-        got, _, _ = slot_scheduler.score_by_width(
-            slot_scheduler.width_schedule(cfg), world, params, atoms
+        got, _, _ = beams.score_by_width(
+            beams.width_schedule(cfg), world, params, atoms
         )
     torch.testing.assert_close(got.log_score, want.log_score, rtol=0, atol=1e-5)
     assert (
@@ -379,3 +384,196 @@ def test_a_trace_replays_to_the_best_proof():
             slot = int((chosen & successors.mask[0]).nonzero().item())
             goals = tree.map(lambda x, slot=slot: x[:, slot], successors.goals)
         assert int(goals.atoms[0, 0, 0]) == 0
+
+
+# -- one step
+
+
+def started(cfg, world, params, atoms, steps):
+    """The search after some steps, one atom in each slot; the table of candidates is not used up."""
+    padding = atoms.new_zeros((cfg.chunk_size + 1 - len(atoms), 3))
+    chunk = torch.cat([atoms, padding])
+    state = beams._refill(cfg, chunk, beams.init_scheduler(cfg, chunk))
+    search = state.search
+    for _ in range(steps):
+        search = extend_beams(cfg, world, params, search)[0]
+    return search
+
+
+# -- worked by hand
+
+
+def test_the_rows_of_a_step_fill_slots_of_two_partial_proofs():
+    assert [slots_for_rows(rows, beam=64) for rows in (1, 2, 3, 512)] == [
+        1,
+        1,
+        1,
+        256,
+    ]
+    # greedy: one partial proof a slot
+    assert slots_for_rows(512, beam=1) == 512
+
+
+def test_the_policy_of_a_partial_proof_is_a_distribution_over_its_successors_and_end():
+    cfg, world, params, atoms = setup(3, "success")
+    search = started(cfg, world, params, atoms[:4], steps=0)
+    goals = tree.map(lambda x: x[:, 0], search.goals)
+    successors = beams.resolve(cfg.resolve, world.kb, goals, search.query)
+    observation = beams.make_observation(
+        cfg.resolve,
+        world,
+        goals,
+        successors,
+        search.query,
+        torch.ones(cfg.slots),
+    )
+    log_prob = beams.policy_log_probs(cfg, world, params, observation)
+    torch.testing.assert_close(
+        log_prob.exp().sum(1), torch.ones(cfg.slots), rtol=0, atol=1e-6
+    )
+    assert (log_prob[~observation.action_mask] < -1e30).all()
+
+
+# -- a slow oracle
+
+
+def selection_by_loops(n_open, n_rows, rounds):
+    """The slots that a step extends: those that come first as far as they fit, then others into the rest."""
+    chosen = set()
+    for _ in range(rounds):
+        free = n_rows - sum(n_open[i] for i in chosen)
+        demand, taken = 0, set()
+        for i, n in enumerate(n_open):
+            if i in chosen or n > free:
+                continue
+            demand += n
+            if n and demand <= free:
+                taken.add(i)
+        chosen |= taken
+    return chosen
+
+
+@given(st.lists(st.integers(0, 4), min_size=6, max_size=6), st.integers(4, 30))
+@settings(max_examples=40, phases=PHASES)
+def test_slots_are_extended_whole_in_order_as_far_as_rows_last(n_open, n_rows):
+    cfg, world, params, atoms = setup(
+        1, "success", beam=4, slots=6, rows_per_step=n_rows
+    )
+    search = started(cfg, world, params, atoms[:6], steps=0)
+    is_open = torch.arange(4) < torch.tensor(n_open)[:, None]
+    search = search._replace(
+        goals=tree.map(lambda x: x[:, :1].expand_as(x), search.goals),
+        log_prob=torch.where(is_open, -1.0, -torch.inf),
+    )
+    extended, n_extended = extend_beams(cfg, world, params, search)
+    expected = selection_by_loops(n_open, n_rows, 3)
+    assert set(extended.depth.nonzero()[:, 0].tolist()) == expected
+    assert int(n_extended) == sum(n_open[i] for i in expected) <= n_rows
+
+
+@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@given(seed=st.integers(0, 10_000), steps=st.integers(0, 2))
+@settings(max_examples=5, phases=PHASES)
+def test_a_step_of_many_slots_is_that_of_each_slot_alone(score, seed, steps):
+    """1e-5: sums over another number of rows are rounded otherwise. Choices and goals are compared exactly."""
+    beam = 1 if score == "greedy" else 3
+    cfg, world, params, atoms = setup(
+        seed, score, max_height=2, beam=beam, slots=12, rows_per_step=12 * beam
+    )
+    search = started(cfg, world, params, atoms[seed % 4 :: 4], steps)
+    together = extend_beams(cfg, world, params, search)[0]
+    alone = dataclasses.replace(cfg, slots=1, rows_per_step=beam)
+    for i in range(cfg.slots):
+        one = tree.map(lambda x, i=i: x[i : i + 1], search)
+        if not torch.isfinite(one.log_prob).any():
+            continue
+        expected = extend_beams(alone, world, params, one)[0]
+        got = tree.map(lambda x, i=i: x[i : i + 1], together)
+        is_open = torch.isfinite(expected.log_prob)
+        assert torch.equal(torch.isfinite(got.log_prob), is_open)
+        assert_trees_equal(
+            (
+                got.log_prob,
+                got.result,
+                got.trace[is_open],
+                got.goals.atoms[is_open],
+            ),
+            (
+                expected.log_prob,
+                expected.result,
+                expected.trace[is_open],
+                expected.goals.atoms[is_open],
+            ),
+            rtol=0,
+            atol=1e-5,
+        )
+
+
+# -- limits
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=5, phases=PHASES)
+def test_a_beam_keeps_the_most_probable_and_counts_the_rest_as_pruned(seed):
+    """1e-5: rounding of float32 sums."""
+    cfg, world, params, atoms = setup(
+        seed,
+        "success",
+        max_height=2,
+        beam=1,
+        slots=48,
+        rows_per_step=48,
+        chunk_size=48,
+    )
+    narrow = started(cfg, world, params, atoms, steps=1)
+    wide = started(
+        dataclasses.replace(cfg, beam=50, rows_per_step=2400),
+        world,
+        params,
+        atoms,
+        steps=1,
+    )
+    assert torch.isneginf(wide.result.pruned_log_mass).all()
+    torch.testing.assert_close(
+        narrow.log_prob, wide.log_prob.topk(1, dim=1).values, rtol=0, atol=1e-5
+    )
+    narrow_mass = (
+        narrow.log_prob.logsumexp(1).exp() + narrow.result.pruned_log_mass.exp()
+    )
+    wide_mass = wide.log_prob.logsumexp(1).exp()
+    torch.testing.assert_close(narrow_mass, wide_mass, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        narrow.result.log_score, wide.result.log_score, rtol=0, atol=1e-5
+    )
+    assert (wide_mass + wide.result.log_score.exp() <= 1 + 1e-5).all()
+
+
+def test_a_slot_beyond_the_capacity_of_the_network_waits():
+    """The slots have 1, 1, 2, 1, 0, 0, 1, ... successors: with capacity for 4, those after the third wait.
+
+    A slot without a successor never waits.
+    """
+    cfg, world, params, atoms = setup(
+        4, "success", beam=2, slots=16, rows_per_step=32
+    )
+    search = started(cfg, world, params, atoms[16:32], steps=0)
+    n_successors = [1, 1, 2, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 2, 1]
+
+    def extend_with_capacity(capacity):
+        agent = dataclasses.replace(
+            cfg.agent, cfg=dataclasses.replace(cfg.agent.cfg, capacity=capacity)
+        )
+        return extend_beams(
+            dataclasses.replace(cfg, agent=agent), world, params, search
+        )
+
+    extended, n_rows = extend_with_capacity(4)
+    waits = extended.depth == 0
+    assert waits.tolist() == [
+        i > 2 and n > 0 for i, n in enumerate(n_successors)
+    ]
+    assert int(n_rows) == 16 - int(waits.sum())
+    for old, new in zip(tree.leaves(search), tree.leaves(extended)):
+        assert torch.equal(old[waits], new[waits])
+    extended, n_rows = extend_with_capacity(sum(n_successors))
+    assert (extended.depth == 1).all() and int(n_rows) == 16
