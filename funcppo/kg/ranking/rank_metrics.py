@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from funcppo.core.files import Json
 from funcppo.core.types import F32, F64, I64, Bool
 from funcppo.kg.logic.triple_index import SIDE_NAMES
 
 # nested names and numbers, as they are written to JSON
-Metrics = dict[str, Any]
+Metrics = Json
 
 # how equal scores are ranked; the headline is the last
 TIE_POLICIES = (

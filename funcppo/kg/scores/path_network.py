@@ -677,7 +677,9 @@ class _MessageSums(torch.autograd.Function):
         return edges.sum_products(0, states, weights)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, _Edges], output: Tensor
+    ) -> None:
         states, weights, ctx.edges = inputs
         ctx.save_for_backward(states, weights)
 
