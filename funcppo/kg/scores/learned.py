@@ -434,13 +434,11 @@ def gather(
         position.view(-1) for position in (candidate, firing, link)
     )
     columns = {
-        name: _take(getattr(evidence, name), candidate)
-        for name in _CANDIDATE_COLUMNS
+        **_take_columns(evidence, _CANDIDATE_COLUMNS, candidate),
+        **_take_columns(evidence, FIRING_FIELDS, firing),
     }
-    for name in FIRING_FIELDS:
-        columns[name] = _take(getattr(evidence, name), firing)
     if len(evidence.walk) != len(evidence.rule):
-        columns["walk"] = evidence.walk
+        columns |= {"walk": evidence.walk}
     return Batch(
         label=evidence.label[question].repeat_interleave(size.n_candidates),
         firing_row=firing_row,
@@ -482,6 +480,13 @@ def _owner(
     """The row of the batch that each position belongs to; 0 for padding."""
     owner = torch.searchsorted(offsets, position, right=True) - 1
     return torch.where(mask, owner + shift[:, None], 0).view(-1)
+
+
+def _take_columns(
+    evidence: Evidence, names: Sequence[str], position: I64[Tensor, "n"]
+) -> dict[str, Tensor]:
+    """Columns of evidence at some positions."""
+    return {name: _take(getattr(evidence, name), position) for name in names}
 
 
 def _take(values: Tensor, position: I64[Tensor, "n"]) -> Tensor:
