@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
@@ -17,7 +16,7 @@ from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.run import save_checkpoint
 from funcppo.kg.search.config import ProverTaskConfig
 from tests import prolog
-from tests.cli.runner import contains, funcppo, json_of, prove
+from tests.cli.runner import contains, json_of, prove
 
 WORLD = """
 path(X, Y) :- path(X, Z), edge(Z, Y).
@@ -135,18 +134,6 @@ def test_an_open_query_shows_the_nearest_answers_first(world, capsys):
         "  path(b, 'D')      height 2",
         "  path(b, b)      height 3",
     ]
-
-
-def test_the_answer_comes_before_the_notes_and_an_error_alone(
-    world, capsys, monkeypatch
-):
-    monkeypatch.setattr("sys.stderr", sys.stdout)
-    assert prove(world, "edge(c, D)") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("2 answers") and lines[-1].startswith("note: D")
-    monkeypatch.undo()
-    assert funcppo(monkeypatch, "prove", world, "edgy(c, D)") == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_terminal_gets_no_control_character_of_a_query(tmp_path, capsys):
@@ -347,17 +334,12 @@ def test_a_name_of_the_data_is_that_entity(tmp_path, capsys):
         ("path(a, a)", ["--height", "2"], 1),
         ("path(a, a)", ["--height", "3"], 0),
         ("path(b, a)", ["--set", "max_atoms=6"], 3),
-        ("path(b, c)", ["--set", "max_atoms=6"], 0),
         ("path(X, X)", [], 0),
         ("far(X, Y)", [], 1),
         ("far(X, Y)", ["--set", "max_atoms=7"], 3),
         ("path(X, Y)", ["--set", "max_atoms=7"], 0),
         ("path(X, Y)", ["--set", "max_atoms=7", "--all"], 3),
-        ("edge(a, b)", ["--set", "max_atoms=1"], 0),
         ("path(b, a)", ["--set", "max_rows=1"], 3),
-        ("far(X, Y)", ["--set", "max_rows=1"], 3),
-        ("path(X, Y)", ["--set", "max_rows=20000"], 0),
-        ("path(X, Y)", ["--set", "max_rows=20000", "--all"], 3),
         ("edge(a, b)", ["--set", "max_rows=1"], 0),
     ],
 )
@@ -437,12 +419,7 @@ def test_the_formats_are_text_json_and_dot(world, capsys):
         ("path(a)", "expected 2 arguments for 'path'"),
         ("path(a, b", "got the end of the line"),
         ("", "expected a predicate"),
-        ("path(f(a), b)", "compound term"),
         ("\\+ path(a, b)", "got negation"),
-        ("\\+(path(a, b))", "got negation"),
-        ("not path(a, b)", "got negation"),
-        ("not(path(a, b))", "got negation"),
-        ("not(wet)", "got negation"),
         ("?- path(a, b)", "got a query mark"),
         ("path(a, b), path(b, c)", "expected one atom"),
         ("sun", "expected a predicate of some fact or of a rule's head"),
@@ -457,42 +434,6 @@ def test_a_bad_query_is_one_line(world, query, expected):
         and "\n" not in str(error.value)
         and len(str(error.value)) < 300
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("p(X, Y) :- q(X).\nq(a).", ":1: "),
-        ("p(a).\np(X) :- length(X, Y).", ":2: "),
-        ("p(f(a)).", "compound term"),
-        ("p(X) :- \\+ q(X).\nq(a).", "negation"),
-        ("p(X) :- not q(X).\nq(a).", "negation"),
-        ("p(X) :- r(X), not(q(X)).\nq(a). r(a).", "negation"),
-        ("p :- not(q).\nq.", "negation"),
-        ("p(a)", "the end of the file"),
-        ("", "empty"),
-        ("% nothing\n", "at least one clause"),
-    ],
-)
-def test_a_bad_program_is_one_line(tmp_path, text, expected):
-    path = tmp_path / "bad.pl"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"bad\.pl") as error:
-        prove(str(path), "p(a)")
-    assert expected in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--height", "-1"], "height: expected 0 or more, got -1"),
-        (["--set", "max_atoms=0"], "max_atoms: expected 1 or more, got 0"),
-        (["--rules", "nowhere.txt"], "nowhere.txt"),
-    ],
-)
-def test_a_bad_option_is_one_line(world, options, expected):
-    with pytest.raises(ValueError, match=expected):
-        prove(world, "path(a, b)", *options)
 
 
 def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
