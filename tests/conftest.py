@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("suite")
 
 # Files that take longest: they run first, so that no worker is left alone with one of them in the end.
 LONGEST = (
-    "tests/test_laws.py",
+    "tests/test_transitions.py",
     "tests/runtime/test_compile.py",
     "tests/runtime/test_cache.py",
     "tests/kg/logic/test_fixpoint.py",

@@ -230,18 +230,6 @@ def test_what_is_no_key_is_refused_in_one_line(key, got):
         learner.init(key)
 
 
-def test_a_state_without_a_row_for_each_environment_is_refused_by_name():
-    env = fp.envs.cartpole()
-
-    def one_row(cfg, world, key):
-        return env.reset(cfg, world, key[:1])
-
-    learner = small(replace(env, reset=one_row))
-    line = r"reset: state.motion: expected \d+ rows, one for each environment, got \[1, 4\]"
-    with pytest.raises(ValueError, match=line):
-        learner.init(KEY)
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import pytest
@@ -78,9 +77,6 @@ def branching(cfg, world, state, action, key):
     if state.cell.sum() > 0:
         return step(cfg, world, state, action, key)
     return step(cfg, world, state, action, key)
-
-
-COUNTER = itertools.count()
 
 
 def mixing(cfg, world, state, action, key):

@@ -128,25 +128,6 @@ def test_each_step_is_that_of_the_environments_themselves(
     assert n_ends[1] > 0 and (n_ends[0] > 0) == (name == "CartPole-v1")
 
 
-def test_a_finished_row_stays_as_it_is():
-    """Until it is restarted, while the others go on."""
-    env = fp.envs.gymnasium(Counter)
-    state = env.reset(env.cfg, None, keys(2))
-    action = torch.zeros(2, dtype=torch.int64)
-    for _ in range(3):
-        state, _ = env.step_functional(env.cfg, None, state, action, keys(2))
-    first = torch.tensor([True, False])
-    state = env.restart(env.cfg, None, state, first, None)
-    assert state.obs[:, 0].tolist() == [0.0, 3.0]
-    for count in (1.0, 2.0, 3.0, 3.0, 3.0):
-        state, timestep = env.step_functional(
-            env.cfg, None, state, action, keys(2)
-        )
-        assert state.obs[:, 0].tolist() == [count, 3.0]
-        assert timestep.terminated.tolist() == [count == 3.0, True]
-        assert float(timestep.reward[1]) == 0.0
-
-
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_no_environment_is_stepped_past_its_end(end):
     """Some raise an error then; the row stays, whatever its environment does meanwhile."""
@@ -458,21 +439,6 @@ def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
             assert stepper.record.replay_mode == "cuda-graph"
             assert stepper.captured.n_graphs == 1
     assert_trees_equal(*results, rtol=1e-4, atol=1e-5)
-
-
-def test_the_stand_in_has_the_shapes_of_the_environment():
-    env = wrappers.normalize_observation(fp.envs.gymnasium(Image))
-    stand_in = wrappers.stand_in_env(env)
-    assert stand_in.host is None
-    state = stand_in.reset(stand_in.cfg, None, keys(4))
-    action = torch.zeros(4, dtype=torch.int64)
-    after, timestep = stand_in.step_functional(
-        stand_in.cfg, None, state, action, keys(4)
-    )
-    assert [x.shape for x in fp.tree.leaves(after)] == [
-        x.shape for x in fp.tree.leaves(state)
-    ]
-    assert timestep.reward.std() > 0
 
 
 def test_evaluation_has_environments_of_its_own():

@@ -144,21 +144,6 @@ def test_rewards_are_normalised_as_gymnasium_does():
         )
 
 
-def test_rewards_of_rows_that_share_moments_are_gymnasiums_of_vectors():
-    """Its vector of environments updates the moments by all rows at once."""
-    pendulum = fp.envs.pendulum(max_steps=100)
-    env = wrappers.normalize_reward(pendulum)
-    plain, history = play(pendulum, 3, 4, 30), play(env, 3, 4, 30)
-    moments = reference.utils.RunningMeanStd(shape=())
-    total = np.zeros(4)
-    for step, raw in zip(history, plain):
-        reward = raw.timestep.reward.double().numpy()
-        total = 0.99 * total + reward
-        moments.update(total)
-        want = reward / np.sqrt(moments.var + 1e-8)
-        np.testing.assert_allclose(step.timestep.reward, want, rtol=1e-6)
-
-
 def test_a_stack_holds_the_last_observations_as_gymnasiums():
     env = wrappers.frame_stack(CARTPOLE, 3)
     assert env.spec.shape == (12,)

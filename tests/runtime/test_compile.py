@@ -99,7 +99,7 @@ def test_every_strategy_updates_as_eager_does(strategy):
 
 
 def test_inductor_selects_one_graph():
-    """The configuration is that of `test_laws.py`, so that Inductor finds the graphs of one file in the other."""
+    """The configuration is that of `test_transitions.py`, whose graphs Inductor then finds."""
     with torch.no_grad():
         parts, record = select(backend="inductor")
         got = train_step(CFG, WORLD, state(), parts)

@@ -1,5 +1,5 @@
-"""Laws that every public transition obeys: it writes to no argument, keeps the structure of what it threads,
-and is one graph that equals the eager function and is traced once.
+"""Every public transition writes to no argument, keeps the structure of what it threads, and is one graph that equals
+the eager function and is traced once.
 
 A case names a function, its arguments made from a seed, and which output threads which argument.
 """
@@ -210,19 +210,6 @@ def test_compiled_equals_eager_and_is_traced_once(name, backend):
                     rtol=1e-5,
                     atol=1e-6,
                 )
-
-
-def test_the_laws_catch_a_function_that_writes():
-    def writes(x):
-        x[0] = 1.0
-        return x
-
-    CASES["writes"] = Case(writes, lambda seed: (torch.zeros(2),), {})
-    try:
-        with pytest.raises(AssertionError):
-            test_it_writes_to_no_argument_and_keeps_what_it_threads("writes")
-    finally:
-        del CASES["writes"]
 
 
 @pytest.mark.parametrize("cfg", [CARTPOLE, PENDULUM])
