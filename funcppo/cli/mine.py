@@ -127,43 +127,38 @@ class Mine:
 
     def _run(self) -> int:
         """Mine into a file that no other process writes; the exit status."""
+        from funcppo.kg.graph.loaders import load
+        from funcppo.kg.run import rule_files
         from funcppo.runtime import memory
 
         start = time.perf_counter()
         console = make_console(str(self.out) == "-" or self.json == "-")
         with WorkDisplay("reading"):
-            dataset, limit = self._read()
+            dataset = load(self.dataset, facts_only=True, cfg=self.data)
+            limit = memory_limit(self.memory, self.device)
+            cfg = self._config(dataset)
+            rule_files.check_memory(dataset, limit, self.device, cfg.max_length)
         memory.reset_peak(self.device)
 
-        mined = self._mine(dataset)
-        mined, more = self._count_under_identity(mined)
-        notes = [*mined.result.notes, *more, *self._write(dataset, mined)]
+        with WorkDisplay("mining rules") as display:
+            mined = rule_files.mine_dataset(
+                dataset, cfg, self.device, display.report
+            )
+        mined, notes = self._count_under_identity(mined)
+        notes = [*mined.result.notes, *notes, *self._write(dataset, cfg, mined)]
         seconds = time.perf_counter() - start
         summary = _summarise(self, mined, notes, seconds) | {
-            "settings": asdict(self._config(dataset)),
+            "settings": asdict(cfg),
             "memory_limit_bytes": limit,
             "peak_bytes": memory.peak_bytes(self.device),
         }
         write_json(self.json, summary)
         print_notes((*dataset.notes, *notes), console)
         _print_summary(console, self, mined, summary)
-        return _exit_status(mined.result.interrupt)
-
-    def _read(self) -> tuple[Dataset, int]:
-        """The data set and the memory limit.
-
-        Raises:
-          ValueError: it is too large.
-        """
-        from funcppo.kg.graph.loaders import load
-        from funcppo.kg.run import rule_files
-
-        dataset = load(self.dataset, facts_only=True, cfg=self.data)
-        limit = memory_limit(self.memory, self.device)
-        rule_files.check_memory(
-            dataset, limit, self.device, self._config(dataset).max_length
-        )
-        return dataset, limit
+        interrupt = mined.result.interrupt
+        if isinstance(interrupt, Terminated):
+            return EXIT_TERMINATED
+        return 0 if interrupt is None else EXIT_INTERRUPTED
 
     def _config(self, dataset: Dataset) -> MiningConfig:
         """The settings of the miner: those among the options, and for the others the defaults of the data set."""
@@ -203,18 +198,6 @@ class Mine:
         ]
         outputs = [("--out", self.out), ("--json", self.json)]
         check_overwrites(outputs, triple_files)
-
-    def _mine(self, dataset: Dataset) -> MinedDataset:
-        """The data set with the mined rules as its rules, their counts, and how they were mined."""
-        from funcppo.kg.run import rule_files
-
-        with WorkDisplay("mining rules") as display:
-            return rule_files.mine_dataset(
-                dataset,
-                self._config(dataset),
-                self.device,
-                display.report,
-            )
 
     def _count_under_identity(
         self, mined: MinedDataset
@@ -262,7 +245,9 @@ class Mine:
         )
         return mined, list(counted.notes)
 
-    def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
+    def _write(
+        self, dataset: Dataset, cfg: MiningConfig, mined: MinedDataset
+    ) -> list[str]:
         """Write the rules, also to the cache if `train` would mine them with these settings; notes on the files."""
         from funcppo.kg.graph.rules import (
             compatibility_notes,
@@ -274,7 +259,6 @@ class Mine:
         notes = compatibility_notes(rules, self.format)
 
         # Kept first: nothing is lost where FILE cannot be written.
-        cfg = self._config(dataset)
         default = rule_files.mining_config(dataset, seconds=cfg.seconds)
         is_default = cfg == default and not self.object_identity
         if is_default and result.interrupt is None and len(rules.rules):
@@ -285,14 +269,6 @@ class Mine:
         else:
             rule_files.write_rule_file(self.out, rules, counts, self.format)
         return notes
-
-
-def _exit_status(interrupt: KeyboardInterrupt | None) -> int:
-    """The exit status after mining that an interrupt may have ended."""
-    if interrupt is None:
-        return 0
-    is_termination = isinstance(interrupt, Terminated)
-    return EXIT_TERMINATED if is_termination else EXIT_INTERRUPTED
 
 
 def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:

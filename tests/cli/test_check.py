@@ -180,19 +180,6 @@ def test_the_lines_of_a_rule_score_are_recounted(monkeypatch, capsys, tmp_path):
     assert checks["scores"]["n_disagreeing"] == 0
 
 
-def test_the_lines_of_a_run_are_compared_with_its_policy(
-    trained, monkeypatch, capsys, tmp_path
-):
-    path = tmp_path / "details.jsonl"
-    records = write_details(monkeypatch, capsys, path, str(trained))
-    status, checks = check_details(capsys, str(trained), path)
-    assert (status, checks["details"]["n_compared"]) == (0, len(records))
-    records[3]["n_equal"] += 1
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    status, checks = check_details(capsys, str(trained), path)
-    assert (status, checks["details"]["n_disagreeing"]) == (1, 1)
-
-
 def test_a_file_of_another_evaluation_is_one_line(
     monkeypatch, capsys, tmp_path
 ):
@@ -240,8 +227,6 @@ def test_nothing_compared_is_an_error(monkeypatch, capsys, tmp_path):
     "options, message",
     [
         (["--seconds", "0"], "--seconds: expected more than 0, got 0.0"),
-        (["--seconds", "nan"], "--seconds: expected more than 0, got nan"),
-        (["--max-queries", "-1"], "--max-queries: expected 1 or more, got -1"),
         (["--set", "n_rules=0"], "--set n_rules: expected 1 or more, got 0"),
         (["--rules", "none.txt"], "none.txt"),
     ],
@@ -275,8 +260,9 @@ def leaky(tmp_path, request):
     return tmp_path, str(request.param), [True, False, True, bool(back)]
 
 
-@pytest.mark.parametrize("score", ["noisy-or", "exists", "max-confidence"])
-@pytest.mark.parametrize("negatives", ["all", "5"])
+@pytest.mark.parametrize(
+    ("score", "negatives"), [("noisy-or", "all"), ("exists", "5")]
+)
 def test_a_known_fact_is_provable_if_other_facts_prove_it(
     leaky, monkeypatch, capsys, score, negatives
 ):

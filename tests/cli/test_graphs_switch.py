@@ -149,21 +149,6 @@ def test_a_page_whose_graph_is_demanded_and_not_recorded_is_one_line(
     assert served["api/graph"].status_code == 200
 
 
-@pytest.mark.parametrize("program", ["predict", "report", "serve"])
-@pytest.mark.parametrize("graphs", ["manual"])
-def test_graphs_are_not_demanded_of_a_cpu(
-    run, monkeypatch, capsys, tmp_path, program, graphs
-):
-    command = command_of(program, run, tmp_path)
-    assert funcppo(monkeypatch, *command, "--set", f"cuda_graphs={graphs}") == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    expected = (
-        f"funcppo: --cuda-graphs {graphs}: expected --device cuda, got cpu, "
-    )
-    assert line.startswith(expected)
-    assert list(tmp_path.iterdir()) == []
-
-
 @on_gpu
 @pytest.mark.parametrize("program", ["predict", "report"])
 def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(

@@ -108,19 +108,6 @@ def test_the_program_exits_with_that_status_and_without_a_traceback(
     )
 
 
-def test_bad_input_is_one_line_of_the_process():
-    done = subprocess.run(
-        [*PYTHON, "prove", "countries_s3", "locatedIn(france"],
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr.startswith("funcppo: query 'locatedIn(france': expected ")
-        and done.stderr.count("\n") == 1
-    )
-
-
 def test_an_error_keeps_the_spaces_of_a_name(monkeypatch, capsys, tmp_path):
     graph = tmp_path / "graph"
     graph.mkdir()
@@ -130,22 +117,6 @@ def test_an_error_keeps_the_spaces_of_a_name(monkeypatch, capsys, tmp_path):
     assert funcppo(monkeypatch, "predict", graph, query) == 2
     error = capsys.readouterr().err
     assert "unknown entity ' two  b'" in error and "'  two  b'" in error
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        ["prove", "countries_s1", "locatedIn(X, europe)"],
-        ["data", "countries_s1"],
-    ],
-)
-def test_a_file_for_the_json_that_cannot_be_written_is_an_error_before_any_work(
-    program, tmp_path, monkeypatch, capsys
-):
-    for target in (tmp_path, tmp_path / "none" / "x.json"):
-        line = f"funcppo: --json {target}: expected a file in a folder that exists, or -\n"
-        assert funcppo(monkeypatch, *program, "--json", target) == 2
-        assert capsys.readouterr() == ("", line)
 
 
 @pytest.fixture
@@ -204,7 +175,7 @@ class BrokenOutput(io.StringIO):
 
 @pytest.mark.parametrize(
     "name",
-    ["mine --json", "evaluate --json", "prove --json", "data --json"],
+    ["mine --json", "prove --json", "data --json"],
 )
 def test_the_json_is_written_before_anything_is_printed(
     name, data_folder, monkeypatch, tmp_path
@@ -216,19 +187,6 @@ def test_the_json_is_written_before_anything_is_printed(
     monkeypatch.setattr(sys, "stdout", BrokenOutput())
     assert funcppo(monkeypatch, *arguments, output) == 2
     assert json.loads(output.read_text())["format"] == 2
-
-
-def test_ctrl_c_while_a_program_is_loaded_is_one_line(
-    monkeypatch, capsys, tmp_path
-):
-    monkeypatch.setattr(
-        cli, "parse_program", Mock(side_effect=KeyboardInterrupt)
-    )
-    assert (
-        funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r")
-        == 130
-    )
-    assert capsys.readouterr().err == "funcppo: interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -165,23 +165,6 @@ def test_an_error_of_one_process_is_one_line_of_rank_0(tmp_path):
     assert ended[1].err == ""
 
 
-def test_processes_that_hold_other_data_end_with_one_line(tmp_path):
-    def other_data(rank):
-        if rank == 1:
-            from funcppo.kg.graph import loaders
-
-            loaders.load = lambda *args, **kwargs: load("family_tree:30:2")
-
-    details = tmp_path / "details.jsonl"
-    args = (*EVALUATE, "--details", details)
-    ended = run_processes(2, tmp_path, *args, prepare=other_data)
-    assert [x.status for x in ended] == [2, 2]
-    lines = [x for x in ended[0].err.split("\n") if x.startswith("funcppo: ")]
-    assert len(lines) == 1
-    assert lines[0].startswith("funcppo: rank 1: expected ")
-    assert ended[1].err == ""
-
-
 @pytest.mark.parametrize(
     ("module", "name", "what"),
     [
@@ -294,13 +277,6 @@ def test_rank_0_chooses_the_settings_of_all(tmp_path):
             subject.choose_settings = refuse
 
     assert notes_of(tmp_path, 2, prepare=prepare) == (alone, notes)
-
-
-def test_the_choice_of_several_processes_ends_in_time(tmp_path):
-    _, notes = notes_of(tmp_path, 2, "--set", "choice_seconds=1e-6")
-    assert any(
-        note.startswith("height 1 not tried: more time") for note in notes
-    )
 
 
 def test_a_height_that_one_process_has_no_time_for_is_taken_by_none(tmp_path):
