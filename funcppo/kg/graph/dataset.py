@@ -664,52 +664,12 @@ def index_triples(
     )
 
 
-def _iter_inverse_pairs(
-    triples: IndexedTriples, subset: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield each triple of a subset and each triple of its inverse pair of entities, as indices, chunk by chunk."""
-    counts = triples.inverse_count[subset]
-    subset = subset[counts > 0]
-    counts = counts[counts > 0]
-    # two million pairs are held at a time
-    chunk = np.cumsum(counts) // 2_000_000
-    starts = np.flatnonzero(np.diff(chunk, prepend=-1))[1:]
-    for part, n in zip(np.split(subset, starts), np.split(counts, starts)):
-        triple = np.repeat(part, n)
-        first = np.repeat(np.cumsum(n) - n, n)
-        offset = np.arange(len(triple)) - first
-        yield triple, triples.inverse_start[triple] + offset
-
-
-def _count_codes(
-    chunks: Iterable[np.ndarray],
-) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct codes of some chunks, sorted, and how often each occurs."""
-    counted = [np.unique(part, return_counts=True) for part in chunks]
-    codes, counts = zip(*counted)
-    code, index = np.unique(np.concatenate(codes), return_inverse=True)
-    total = np.bincount(index, np.concatenate(counts), len(code))
-    return code, total.astype(np.int64)
-
-
-def _count_inverses(
-    triples: IndexedTriples, n_relations: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of relations, as relation * n_relations + other, and how many triples of one the other inverts."""
-    every = np.arange(len(triples.relation))
-    return _count_codes(
-        triples.relation[triple] * n_relations + triples.relation[inverse]
-        for triple, inverse in _iter_inverse_pairs(triples, every)
-    )
-
-
-def _near_inverses(triples: IndexedTriples, n_relations: int) -> np.ndarray:
-    """The pairs of relations that are near-inverses, sorted, each as relation * n_relations + inverse."""
-    proper = triples.relation[~triples.is_loop]
-    size = np.bincount(proper, minlength=n_relations)
-    pair, n_common = _count_inverses(triples, n_relations)
-    larger = np.maximum(size[pair // n_relations], size[pair % n_relations])
-    return pair[n_common >= NEAR_INVERSE_SHARE * larger]
+def _inverse_pairs(triples: IndexedTriples) -> tuple[np.ndarray, np.ndarray]:
+    """Each triple and each triple of its inverse pair of entities, as indices."""
+    n = triples.inverse_count
+    triple = np.repeat(np.arange(len(n)), n)
+    first = np.repeat(np.cumsum(n) - n - triples.inverse_start, n)
+    return triple, np.arange(len(triple)) - first
 
 
 def leakage_notes(
@@ -768,23 +728,25 @@ def _inverse_notes(
             f"inverse triples between the splits were not searched: {n_pairs:,} pairs of triples, over {MAX_PAIRS:,}"
         ]
     n = len(relations)
-    near_inverses = _near_inverses(triples, n)
+    size = np.bincount(triples.relation[~triples.is_loop], minlength=n)
+    triple, inverse = _inverse_pairs(triples)
+    a, b = triples.relation[triple], triples.relation[inverse]
+    code, index, n_common = np.unique(
+        a * n + b, return_inverse=True, return_counts=True
+    )
+    larger = np.maximum(size[code // n], size[code % n])
+    is_near = (n_common >= NEAR_INVERSE_SHARE * larger)[index]
+    is_leak = is_known[inverse] & is_near
 
     notes: list[str] = []
     for name, rows in rows_by_split.items():
-        leaked: list[np.ndarray] = []
-        found: list[np.ndarray] = []
-        for triple, inverse in _iter_inverse_pairs(triples, np.unique(rows)):
-            # A pair of relations counts the same either way round.
-            ends = np.sort(triples.relation[np.stack([triple, inverse])], 0)
-            code = ends[0] * n + ends[1]
-            is_leak = is_known[inverse] & np.isin(code, near_inverses)
-            leaked.append(triple[is_leak])
-            found.append(code[is_leak])
-        n_leaked = int(np.isin(rows, np.concatenate(leaked)).sum())
+        is_of_split = is_leak & np.isin(triple, rows)
+        n_leaked = int(np.isin(rows, triple[is_of_split]).sum())
         if n_leaked:
-            code, count = _count_codes(found)
-            largest = code[np.argsort(-count, kind="stable")].tolist()
+            # A pair of relations counts the same either way round.
+            pair = np.minimum(a, b) * n + np.maximum(a, b)
+            pair, count = np.unique(pair[is_of_split], return_counts=True)
+            largest = pair[np.argsort(-count, kind="stable")].tolist()
             texts = [_format_inverses(code, relations) for code in largest]
             listed = ", ".join(_shorten_list(texts, 3))
             notes.append(
@@ -947,7 +909,11 @@ def _find_inverses(
             np.zeros(size),
             [note],
         )
-    pairs, counts = _count_inverses(triples, size)
+    triple, other = _inverse_pairs(triples)
+    pairs, counts = np.unique(
+        triples.relation[triple] * size + triples.relation[other],
+        return_counts=True,
+    )
     relation, other = 1 + pairs // size, 1 + pairs % size
     is_own = relation == other
     n_symmetric = np.zeros(size)

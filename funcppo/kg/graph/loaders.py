@@ -4,25 +4,20 @@
 (`countries_s1`) or generated (`clans:1500:0`), or one of PyKEEN (`pykeen:kinships`). `from_text` and `from_triples`
 take what is in memory: tuples, arrays, data frames and triples factories of PyKEEN, none of which is imported.
 
-A stored graph is a folder of arrays that every process of a host maps instead of reading; `graph.json` names the arrays
-with their sizes. DuckDB (extra `big`) reads Parquet and large files with all cores and bounded memory.
+A stored graph is a folder with a file of PyTorch that every process of a host maps instead of reading. DuckDB (extra
+`big`) reads Parquet and large files with all cores and bounded memory.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import importlib
-import json
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +25,8 @@ import numpy as np
 
 from funcppo.core import host
 from funcppo.core.files import (
-    named_errors,
     remove_stale_parts,
     shorten,
-    sync_folder,
     write_atomically,
 )
 from funcppo.kg.graph.dataset import (
@@ -679,23 +672,22 @@ def _load_pykeen(name: str) -> Dataset:
 
 # -- stored graphs
 
-MANIFEST = "graph.json"
-_FORMAT = 2  # of the folder
-_KIND = "funcppo index"
-_FACT_TABLE = "index."  # before the names of the tables of the index
-_STORED_NAMES = "entities."  # before the columns of names
-_FIELDS = ("name", "predicates", "arities", "n_duplicates", "notes")
-_ARRAYS = ("valid", "test", "facts", "rules", "rule_weights", "rule_counts")
+_STORED_FILE = "graph.pt"
+_FORMAT = 2  # of the file
 
 
 def is_stored_graph(path: Path) -> bool:
     """Whether a path is a folder that `write` made."""
-    return (path / MANIFEST).is_file()
+    return (path / _STORED_FILE).is_file()
 
 
 def check_output(folder: Path) -> None:
-    """Raise ValueError if a folder exists and is no stored graph, which `write` would replace."""
-    if folder.exists() and not is_stored_graph(folder):
+    """Raise ValueError if a folder exists, holds something and is no stored graph, which `write` would replace."""
+    # Parts are what a process that was killed has left.
+    is_free = not folder.exists() or (
+        folder.is_dir() and all(p.suffix == ".part" for p in folder.iterdir())
+    )
+    if not is_free and not is_stored_graph(folder):
         raise ValueError(
             f"--index {folder}: expected a folder that does not exist, or one of `funcppo data --index`"
         )
@@ -709,71 +701,51 @@ def write(
 ) -> int:
     """Write a data set and the index of its facts to a new folder, or in place of one that `write` made.
 
-    A process that is killed leaves `FOLDER.PID.part`, which is no stored graph.
-
     Args:
       fact_tables: `logic.kb.index_facts` of the facts.
       sources: files that the data set was read from.
       folder: what to write.
 
     Returns:
-      The size of the folder, in bytes.
+      The size of the file, in bytes.
 
     Raises:
       ValueError: the folder exists and is no stored graph, or the data set is a program.
       OSError: names what could not be written.
     """
+    import torch
+
     check_output(folder)
     if dataset.is_program:
         raise ValueError(f"{dataset.name}: expected triples, got a program")
-    folder = folder.resolve()
-    remove_stale_parts(folder.parent, [folder.name])
-    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    with named_errors(part):
-        part.mkdir()
-        try:
-            n_bytes = _write_files(dataset, fact_tables, sources, part)
-            if folder.exists():
-                shutil.rmtree(folder)
-            os.replace(part, folder)
-            sync_folder(folder.parent)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    return n_bytes
-
-
-def _write_files(
-    dataset: Dataset,
-    fact_tables: Mapping[str, np.ndarray],
-    sources: Sequence[Path],
-    folder: Path,
-) -> int:
-    """Write the arrays and then the manifest; returns their bytes."""
-    names = map_names(dataset.entities).columns
-    arrays = {_STORED_NAMES + field: array for field, array in names.items()}
-    arrays |= {name: getattr(dataset, name) for name in _ARRAYS}
-    arrays |= {_FACT_TABLE + name: a for name, a in fact_tables.items()}
-    sizes: dict[str, int] = {}
-    for name, array in arrays.items():
-        if array is not None:
-            path = folder / f"{name}.npy"
-            contiguous = np.ascontiguousarray(array)
-            write_atomically(path, partial(np.save, arr=contiguous))
-            sizes[name] = path.stat().st_size
-
-    manifest: dict[str, Any] = {
-        "kind": _KIND,
+    fields = {
+        field.name: getattr(dataset, field.name)
+        for field in dataclasses.fields(dataset)
+        if field.name not in ("entities", "train", "stored")
+    }
+    groups: dict[str, Mapping[str, Any]] = {
+        "fields": fields,
+        "entities": map_names(dataset.entities).columns,
+        "fact_tables": fact_tables,
+    }
+    stored: dict[str, Any] = {
         "format": _FORMAT,
-        **{field: getattr(dataset, field) for field in _FIELDS},
         "n_train": len(dataset.train),
         "fingerprint": dataset.fingerprint,
         "sources": {str(path.resolve()): _file_state(path) for path in sources},
-        "arrays": sizes,
     }
-    manifest["digest"] = _digest(manifest)
-    text = json.dumps(manifest, indent=2, ensure_ascii=False).encode()
-    write_atomically(folder / MANIFEST, lambda file: file.write(text))
-    return len(text) + sum(sizes.values())
+    for name, group in groups.items():
+        stored[name] = {
+            key: torch.from_numpy(np.ascontiguousarray(value))
+            if isinstance(value, np.ndarray)
+            else value
+            for key, value in group.items()
+        }
+    folder.mkdir(exist_ok=True)
+    remove_stale_parts(folder, [_STORED_FILE])
+    path = folder / _STORED_FILE
+    write_atomically(path, lambda file: torch.save(stored, file))
+    return path.stat().st_size
 
 
 def _file_state(path: Path) -> list[int]:
@@ -782,99 +754,53 @@ def _file_state(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _digest(manifest: Mapping[str, object]) -> str:
-    """A hash of a manifest."""
-    text = json.dumps(manifest, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def read(folder: Path) -> Dataset:
-    """The data set of a folder; its arrays are mapped from the files, and their pages read where they are used.
+    """The data set of a folder; its arrays are mapped from the file, and their pages read where they are used.
 
     Raises:
-      ValueError: the folder is of another version, or a file is missing, too short or damaged; names it.
+      ValueError: the file is of another version, too short or damaged; names it.
     """
-    manifest = _read_manifest(folder)
-    arrays = {
-        name: _map_array(folder / f"{name}.npy", size)
-        for name, size in manifest["arrays"].items()
-    }
+    import torch
 
-    def with_prefix(prefix: str) -> dict[str, np.ndarray]:
-        """The arrays of a kind, by the rest of their name."""
+    path = folder / _STORED_FILE
+    try:
+        stored = torch.load(path, mmap=True, weights_only=True)
+        found = stored.get("format")
+    # What is no such file fails in ways that have no type in common.
+    except Exception as error:
+        problem = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{path}: expected the file that `funcppo data --index` wrote, got a damaged one: {problem}"
+        ) from None
+    if found != _FORMAT:
+        raise ValueError(
+            f"{path}: expected format {_FORMAT}, got {found}: index the data set again"
+        )
+
+    def group(name: str) -> dict[str, Any]:
+        """The values of a kind, tensors as arrays."""
         return {
-            name.removeprefix(prefix): array
-            for name, array in arrays.items()
-            if name.startswith(prefix)
+            key: value.numpy() if isinstance(value, torch.Tensor) else value
+            for key, value in stored[name].items()
         }
 
-    fields: dict[str, Any] = {n: arrays[n] for n in _ARRAYS if n in arrays}
-    notes = list(manifest["notes"])
-    for name, state in manifest["sources"].items():
+    fields = group("fields")
+    for name, state in stored["sources"].items():
         if Path(name).is_file() and _file_state(Path(name)) != state:
-            notes.append(f"{name}: has changed since it was indexed")
+            note = f"{name}: has changed since it was indexed"
+            fields["notes"] = (*fields["notes"], note)
     dataset = Dataset(
-        name=manifest["name"],
-        entities=MappedNames(with_prefix(_STORED_NAMES)),
-        predicates=tuple(manifest["predicates"]),
-        arities=tuple(manifest["arities"]),
-        train=arrays["facts"][: manifest["n_train"]],
         **fields,
-        n_duplicates=manifest["n_duplicates"],
-        notes=tuple(notes),
+        entities=MappedNames(group("entities")),
+        train=fields["facts"][: stored["n_train"]],
     )
     # what was computed of the data when they were stored
-    stored = StoredParts(
+    parts = StoredParts(
         dataset=dataset,
-        fingerprint=manifest["fingerprint"],
-        fact_tables=with_prefix(_FACT_TABLE),
+        fingerprint=stored["fingerprint"],
+        fact_tables=group("fact_tables"),
     )
-    return dataclasses.replace(dataset, stored=stored)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder.
-
-    Raises:
-      ValueError: it is damaged, or of another version or program.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        manifest = None
-    if not isinstance(manifest, dict) or manifest.get("kind") != _KIND:
-        raise ValueError(
-            f"{path}: expected the description of a folder of `funcppo data --index`, got another or a damaged file"
-        )
-    if manifest.get("format") != _FORMAT:
-        raise ValueError(
-            f"{path}: expected format {_FORMAT}, got {manifest.get('format')}: index the data set again"
-        )
-    if manifest.pop("digest", None) != _digest(manifest):
-        raise ValueError(
-            f"{path}: expected the file that `funcppo data --index` wrote, got a changed or damaged one"
-        )
-    return manifest
-
-
-def _map_array(path: Path, expected: int) -> np.ndarray:
-    """The array of a file, mapped from it.
-
-    Args:
-      expected: size of the file in bytes.
-
-    Raises:
-      ValueError: the file is missing or has another size.
-    """
-    size = path.stat().st_size if path.is_file() else None
-    if size != expected:
-        got = "no file" if size is None else f"{size:,}"
-        raise ValueError(
-            f"{path}: expected {expected:,} bytes, got {got}: index the data set again"
-        )
-    # Copied on write: PyTorch takes no memory that must not be written to.
-    return np.asarray(np.load(path, mmap_mode="c"))
+    return replace(dataset, stored=parts)
 
 
 def _open_stored(path: Path, cfg: DataConfig, facts_only: bool) -> Dataset:

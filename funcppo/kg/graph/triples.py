@@ -455,7 +455,7 @@ class MappedNames(Sequence[str]):
 
         Args:
           columns: content, uint8, the names in UTF-8, one after the other; offsets, int64 [n + 1], where each starts;
-            hashes, uint32 [n], ascending; ids, int32 [n], the id, from 1, of the name of each hash.
+            hashes, int64 [n], CRC-32, ascending; ids, int32 [n], the id, from 1, of the name of each hash.
         """
         self.columns = columns
 
@@ -491,7 +491,7 @@ class MappedNames(Sequence[str]):
         """The id of a name, from 1; None where it is not one of these."""
         wanted = zlib.crc32(name.encode("utf-8", "surrogatepass"))
         hashes, ids = self.columns["hashes"], self.columns["ids"]
-        row = int(np.searchsorted(hashes, np.uint32(wanted)))
+        row = int(np.searchsorted(hashes, wanted))
         while row < len(self) and hashes[row] == wanted:
             number = int(ids[row])
             if self[number - 1] == name:
@@ -506,7 +506,7 @@ def map_names(names: Sequence[str]) -> MappedNames:
         return names
     content = bytearray()
     offsets = np.zeros(len(names) + 1, np.int64)
-    hashes = np.zeros(len(names), np.uint32)
+    hashes = np.zeros(len(names), np.int64)
     for i, name in enumerate(names):
         encoded = name.encode()
         content += encoded
