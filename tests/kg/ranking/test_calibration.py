@@ -76,14 +76,6 @@ def test_a_temperature_divides_log_odds():
     np.testing.assert_allclose(among, [*(weight / weight.sum()), 1.0])
 
 
-def test_certain_scores_stay_certain_at_every_temperature():
-    ranked = ranking_of([np.inf, -np.inf], [0, 1], [True, False])
-    p = calibration.probabilities(
-        ranked, among_candidates=False, temperature=5.0
-    )
-    assert p.tolist() == [1.0, 0.0]
-
-
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("among_candidates", [True, False])
 def test_the_temperature_of_the_scores_is_found(temperature, among_candidates):
@@ -112,14 +104,6 @@ def test_without_candidates_the_temperature_is_1():
     assert calibration.to_json(bins) == {
         "log_loss": None, "calibration_error": None, "bins": [],
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("among_candidates", [False, True])
-def test_queries_without_candidates_fill_no_bin(among_candidates):
-    ranked = ranking_of([], np.zeros(0, np.int64), np.zeros(0, bool))
-    ranked.query_row = torch.arange(2)
-    bins = calibration.bin_ranking(ranked, among_candidates=among_candidates)
-    assert bins.n.sum() == 0
 
 
 def test_json_has_the_bins_that_hold_candidates():

@@ -176,17 +176,6 @@ def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
 # -- steps
 
 
-def test_a_step_is_graphed_on_a_gpu_alone():
-    assert scoring.make_search_step("cpu") is evaluate_step
-    graphed = scoring.make_search_step("cuda")
-    assert isinstance(graphed, GraphedStep)
-    assert (
-        scoring.graph_fallback_notes(graphed)
-        == scoring.graph_fallback_notes(evaluate_step)
-        == []
-    )
-
-
 def test_a_step_that_is_not_replayed_says_why():
     """On a CPU nothing is replayed."""
     task, _, params, atoms = untrained(max_height=2)

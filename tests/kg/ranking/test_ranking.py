@@ -199,18 +199,6 @@ def test_candidates_that_are_listed_once_rank_as_by_each_score_alone(
 # -- limits
 
 
-def test_where_all_scores_are_equal_every_candidate_ties(family):
-    protocol = RankingProtocol(score_unprovable=True)
-    ranked = ranking.rank_split(
-        family,
-        family.dataset.test,
-        FunctionScore(lambda atoms: torch.zeros(len(atoms))),
-        protocol,
-    )
-    assert not ranked.counts.n_better.any()
-    assert torch.equal(ranked.counts.n_equal, ranked.counts.n_candidates - 1)
-
-
 def test_a_query_that_cannot_be_ranked_is_refused(family):
     """A Countries head is no region, so it is not in the pool; an id above C is no constant."""
     countries = prover_task.build_task(
@@ -247,12 +235,6 @@ def test_random_rows_are_the_first_of_more(n_rows, n, n_more):
     assert len(set(more)) == len(more) == min(n + n_more, n_rows)
     assert set(more) <= set(range(n_rows))
     assert np.array_equal(ranking.random_rows(n_rows, n), more[:n])
-
-
-def test_random_rows_take_relations_as_often_as_they_occur():
-    """Nine of ten rows are of one relation: of 200 rows 180 +- 4.2, and a stratified sample has 100."""
-    is_common = np.arange(2000) < 1800
-    assert 160 < is_common[ranking.random_rows(2000, 200)].sum() < 195
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=40), st.integers(0, 50))
@@ -429,20 +411,6 @@ def test_every_subset_of_the_corruptions_is_equally_likely():
     drawn = [tuple(p) for p in got.sort(1).values.tolist()]
     assert set(drawn) == set(subsets)
     assert within_six_sigma([drawn.count(p) for p in subsets], [1 / 15] * 15)
-
-
-def test_head_and_tail_are_drawn_apart():
-    known = triple_index.build_triple_index(table([]), 200)
-    draw = lambda side: ranking.sample_corruptions(
-        random.key(1),
-        known,
-        torch.arange(1, 201),
-        torch.tensor([[1, 9, 9]]),
-        side,
-        50,
-        torch.tensor([0]),
-    )
-    assert draw(HEAD)[0].tolist() != draw(TAIL)[0].tolist()
 
 
 def test_what_cannot_be_ranked_is_refused_in_one_line():

@@ -149,47 +149,6 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
     assert one == two
 
 
-KILLED = """
-import os, signal, sys
-from funcppo import cli
-from funcppo.kg.ranking import evaluate
-
-evaluate_queries = evaluate.evaluate_queries
-
-def killed(*args):
-    for i, records in enumerate(evaluate_queries(*args)):
-        if i == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield records
-
-evaluate.evaluate_queries = killed
-cli.main()
-"""
-
-
-def test_a_killed_evaluation_keeps_every_query_before_the_one_in_work(
-    tmp_path,
-):
-    """Although all queries are ranked together."""
-    path = tmp_path / "ranks.jsonl"
-    command = [sys.executable, "-c", KILLED, *EVALUATE, str(path)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL
-    records = evaluate.read(path)
-    assert len(records) == 10 and path.read_bytes().endswith(b"\n")
-    assert len({record["query_row"] for record in records}) == 5
-
-
-def test_records_are_written_to_a_pipe_as_they_come(tmp_path, monkeypatch):
-    """Which cannot be synchronised with a disk."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert funcppo(monkeypatch, *EVALUATE, pipe, "--max-queries", "2") == 0
-    assert os.read(reader, 1 << 20).count(b"\n") == 4
-    os.close(reader)
-
-
 def test_a_file_of_another_evaluation_is_not_resumed(
     tmp_path, monkeypatch, capsys
 ):
@@ -270,20 +229,6 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_work(
         assert "expected a file that can be written" in capsys.readouterr().err
 
 
-def test_an_evaluation_that_ends_before_it_ranks_leaves_no_file(
-    tmp_path, monkeypatch, capsys
-):
-    """An empty one beside no settings looks like an evaluation without results."""
-    path = tmp_path / "details.jsonl"
-    command = ("evaluate", "no_such_set", "--details", path)
-    assert funcppo(monkeypatch, *command) == 2
-    assert "no_such_set" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-    path.touch()  # a file of the user stays
-    assert funcppo(monkeypatch, *command) == 2
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     """And finds a rank that was tampered with, a score, and a summary of other lines."""
     path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
@@ -344,37 +289,6 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
 
 
 # -- other formats
-
-
-def test_a_file_of_another_format_is_not_resumed(tmp_path, monkeypatch, capsys):
-    """Up to format 2, scores were compared otherwise."""
-    path = tmp_path / "ranks.jsonl"
-    args = (*EVALUATE, path, "--max-queries", "4")
-    assert funcppo(monkeypatch, *args) == 0
-    before = path.read_bytes()
-    settings = path.with_name("ranks.jsonl.settings.json")
-    for other in (2, 4):
-        text = settings.read_text()
-        settings.write_text(text.replace('"format": 3', f'"format": {other}'))
-        assert funcppo(monkeypatch, *args, "--resume") == 2
-        assert (
-            f"ranks.jsonl.settings.json: expected format 3, got {other}: --overwrite starts again"
-            in capsys.readouterr().err
-        )
-        assert path.read_bytes() == before
-        settings.write_text(text)
-    settings.write_text("3")
-    assert funcppo(monkeypatch, *args, "--resume") == 2
-    assert (
-        "ranks.jsonl.settings.json: expected a JSON object, got 3"
-        in capsys.readouterr().err
-    )
-    settings.unlink()
-    assert funcppo(monkeypatch, *args, "--resume") == 2
-    assert (
-        "expected the settings that ranks.jsonl was made with, got no file"
-        in capsys.readouterr().err
-    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random
-from funcppo.kg.logic import derive, joins, kb, triple_index
+from funcppo.kg.logic import derive, kb, triple_index
 from funcppo.kg.logic.derive import WALK_UNIT
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
 from funcppo.kg.logic.triple_index import HEAD, TAIL
@@ -273,53 +273,6 @@ def test_sampled_candidates_depend_on_the_question_alone(monkeypatch):
         assert torch.equal(getattr(joined, name), column), name
     drawn = {tuple(chunk) for chunk in whole.entity.view(10, 3).tolist()}
     assert len(drawn) > 5
-
-
-def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
-    rows = all_questions(VILLAGE)
-    built, sizes, facts = build(VILLAGE)
-    whole = collect(VILLAGE, ask_all(rows))
-
-    def parts(work):
-        return list(
-            evidence.iter_evidence(
-                built, sizes, facts, ask_all(rows), None, EvidenceConfig(), work
-            )
-        )
-
-    monkeypatch.setattr(derive, "PILOT_QUESTIONS", len(rows))
-    (alone,) = parts(work := derive.GroundingWork())
-    assert len(alone.label) == len(rows) > 8
-
-    # Too few rows for two questions: each that a rule answers is a part of its own, and the evidence is the same.
-    monkeypatch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", 1)
-    halved = derive.GroundingWork()
-    single = parts(halved)
-    assert all(len(p.label) == 1 for p in single if len(p.rule))
-    joined = evidence.concatenate(single)
-    for name, column in whole._asdict().items():
-        assert torch.equal(getattr(joined, name), column), name
-    assert halved.n_rows > work.n_rows > 0 and not halved.n_left_out
-
-    # Where large questions are left out, none of these has a candidate, and all that need a join are counted.
-    bounded = derive.GroundingWork(leaves_out=True)
-    left = evidence.concatenate(parts(bounded))
-    assert not len(left.entity) and len(left.label) == len(rows)
-    n_derivable = int((torch.diff(whole.candidate_offsets) > 0).sum())
-    assert n_derivable <= bounded.n_left_out <= len(rows)
-
-
-def test_a_chunk_is_bounded_by_rows_and_not_by_the_number_of_joins(
-    monkeypatch,
-):
-    rows = all_questions(VILLAGE)
-    built, sizes, facts = build(VILLAGE)
-    arguments = built, sizes, facts, ask_all(rows), None, EvidenceConfig()
-    work = derive.GroundingWork()
-    monkeypatch.setattr(derive, "PILOT_QUESTIONS", len(rows))
-    monkeypatch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS)
-    assert len(list(evidence.iter_evidence(*arguments, work))) == 1
-    assert 0 < work.n_rows < joins.JOIN_OVERHEAD_ROWS
 
 
 def test_the_base_score_is_noisy_or_of_the_cubed_confidences():

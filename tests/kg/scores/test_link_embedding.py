@@ -164,12 +164,3 @@ def test_a_symmetric_relation_is_learnt():
         ranks.append(int((priors > priors[a - 1]).sum()) + 1)
     # a random order has a mean rank of 20
     assert sum(ranks) / len(ranks) < 3
-
-
-def test_rows_do_not_depend_on_one_another(monkeypatch):
-    params = random_params(2, 9, 4, 5)
-    links = random_links(50, 3, 9, 4)
-    rows = (links.fold, links.label, links.given, links.answer)
-    whole = link_embedding.prior(params, *rows)
-    monkeypatch.setattr(link_embedding, "PRIOR_ROWS", 7)
-    assert torch.equal(whole, link_embedding.prior(params, *rows))

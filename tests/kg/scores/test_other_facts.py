@@ -10,7 +10,6 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
-from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import other_facts
 from funcppo.kg.search.config import ProverTaskConfig
@@ -72,15 +71,6 @@ def test_shares_are_worked_by_hand():
     assert table[head].tolist() == pytest.approx(
         [math.log((1 - a) / (1 - b)), math.log(a / b)], rel=1e-14
     )
-
-
-def test_a_relation_without_facts_and_rules_says_nothing():
-    task = small_task(smoothing=5.0)
-    shares = shares_of(task)
-    assert not other_facts.log_likelihood_ratios(shares)[:2].any()
-    # no rule derives a friend: what would be a candidate is unknown, and one in two is assumed to have others
-    label = label_of(task, "friend", HEAD)
-    assert shares.of_derived[label] == 0.5
 
 
 def test_an_own_fact_is_no_other_fact():
@@ -164,17 +154,3 @@ def test_counts_are_those_of_sets(program, object_identity):
         assert float(shares.of_derived[label]) == pytest.approx(
             (n_new_with + 1) / (n_new + 2), rel=1e-14
         )
-
-
-def test_a_count_keeps_within_its_rows():
-    task = small_task()
-    with pytest.raises(RowBudgetExceeded):
-        other_facts.count_other_facts(task.kb, task.sizes, budget=RowBudget(1))
-
-
-def test_progress_tells_of_each_rule():
-    told = []
-    with_other_facts(small_task(), lambda *args: told.append(args))
-    assert told == [
-        ("counting candidates with other facts", n, 2) for n in (1, 2)
-    ]

@@ -9,7 +9,6 @@ from funcppo.kg.scores.question_config import (
     ListwiseConfig,
     Penalty,
     QuestionConfig,
-    batch_size,
 )
 
 
@@ -30,12 +29,3 @@ def test_the_settings_import_no_torch():
 def test_a_setting_out_of_range_is_named(config, field):
     with pytest.raises(ValueError, match=f"^{field}: expected "):
         config()
-
-
-def test_few_questions_make_smaller_steps():
-    """128 of them below 12,800, however many epochs there is time for, unless their number is set."""
-    for n_epochs in (1, 8):
-        cfg = ListwiseConfig(n_epochs=n_epochs)
-        assert batch_size(cfg, 12_799) == batch_size(cfg, 1) == 128
-        assert batch_size(cfg, 12_800) == 256
-    assert batch_size(ListwiseConfig(batch_size=32), 10**6) == 32

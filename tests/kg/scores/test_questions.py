@@ -58,16 +58,6 @@ def test_the_answer_is_rewarded_once_and_ends_the_episode():
     assert torch.equal(again.question, state.question)
 
 
-def test_a_reset_asks_every_question_as_often():
-    policy, world = make_world()
-    keys = random.split(random.key(0), 400)
-    state = questions.reset(policy.capacity, world, keys)
-    n_first = int((state.question == 0).sum())
-    assert 150 < n_first < 250 and not state.is_answered.any()
-    one = questions.reset(policy.capacity, world, keys[:1])
-    assert one.question == state.question[:1]
-
-
 def test_the_policy_is_a_softmax_over_the_candidates_of_the_question():
     policy, world = make_world()
     params = questions.init(policy, random.key(0))

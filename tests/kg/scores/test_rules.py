@@ -11,13 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.kg.graph.loaders import from_triples
 from funcppo.kg.logic import fixpoint, kb
 from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.ranking import rank_metrics
 from funcppo.kg.scores import rules
-from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from tests.oracles import Program
 
 SAME = Program(2, (2, 2), ((1, 1, 2),), (((2, 3, 4), (1, 3, 4)),) * 5)
@@ -115,21 +112,6 @@ def test_noisy_or_keeps_apart_what_many_rules_derive(found, random):
     )
 
 
-@pytest.mark.parametrize("power", [1.5, 3.0])
-def test_a_power_keeps_them_apart_too(power):
-    """Near 1, the root of p is 1 - (1 - p) / power; 1e-9 of what is left out there at log-odds of 20."""
-    found = {(atom, r) for atom in range(7) for r in range(10 * atom)}
-    support = [900] * 60
-    got = log_odds(rules.noisy_or, support, found, 1000.0, power=power)
-    evidence = -math.log1p(-(0.9**power)) * 10 * torch.arange(7).double()
-    assert float(got[0]) == -math.inf
-    near_1 = evidence > 20
-    assert near_1.sum() >= 3
-    torch.testing.assert_close(
-        got[near_1], evidence[near_1] + math.log(power), rtol=0, atol=1e-8
-    )
-
-
 @pytest.mark.parametrize("power", [1.0, 3.0])
 def test_atoms_of_a_certain_rule_are_equal_and_above_all_others(power):
     """Whatever else derives them: their score is 1."""
@@ -165,37 +147,6 @@ def test_only_what_is_derived_within_the_height_exists():
             rules.is_derived(model, max_height, atoms).long().tolist()
             == expected
         )
-
-
-def test_a_task_is_built_with_the_confidences_and_the_identity_asked_for():
-    """Of 6 pairs of siblings, in both orders or one person twice, 2 are known; of those of two people, 2 of 2."""
-    triples = [
-        ("ann", "child", "bob"),
-        ("ann", "child", "eve"),
-        ("eve", "child", "joe"),
-        ("joe", "child", "kim"),
-    ]
-    triples += [("bob", "sibling", "eve"), ("eve", "sibling", "bob")]
-    data = from_triples(
-        triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)"
-    )
-    shares = {
-        (None, False): 2 / 6,
-        (None, True): 1.0,
-        (5.0, False): 2 / 11,
-        (5.0, True): 2 / 7,
-    }
-    for (smoothing, identity), share in shares.items():
-        settings_ = ProverTaskConfig(
-            max_height=1, smoothing=smoothing, object_identity=identity
-        )
-        ready = prover_task.build_task(data, settings_)
-        assert kb.rule_confidence(ready.kb).tolist() == pytest.approx([share])
-        assert len(ready.least_model.atoms) == (6 if identity else 10)
-    with pytest.raises(
-        ValueError, match=r"smoothing: expected 0 or more or auto, got -1\.0"
-    ):
-        ProverTaskConfig(smoothing=-1.0)
 
 
 @given(

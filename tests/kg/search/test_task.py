@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from funcppo import train_step
-from funcppo.core import random, tree
+from funcppo.core import random
 from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint, prove, triple_index
@@ -16,29 +16,7 @@ from funcppo.kg.ranking import explain, scoring
 from funcppo.kg.ranking.scoring import PolicyScore, search_config
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
-from tests.kg.search.small_tasks import PPO, SETTINGS, small_problem, small_task
-
-
-def test_every_tensor_of_a_task_is_on_the_requested_device():
-    task = prover_task.build_task(
-        loaders.load("countries_s2"), SETTINGS, "meta"
-    )
-    model = (
-        task.least_model.atoms,
-        task.least_model.height,
-        task.least_model.atom_index,
-    )
-    tensors = tree.leaves(
-        (
-            task.kb,
-            task.derivability_index,
-            task.filter_index,
-            task.unproved_facts,
-            task.entity_pool,
-            model,
-        )
-    )
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
+from tests.kg.search.small_tasks import PPO, SETTINGS, small_task
 
 
 def test_object_identity_works_with_the_oracle_and_is_refused_otherwise():
@@ -90,30 +68,6 @@ def test_the_oracle_selects_facts_at_height_1_only():
     assert (
         small_task().fact_selection == "policy"
         and small_task("countries_s1", max_height=1).fact_selection == "oracle"
-    )
-
-
-def test_training_keeps_the_structure_and_learning_rate_0_changes_no_params():
-    task = small_task()
-    cfg = prover_task.build_config(
-        task, dataclasses.replace(PPO, learning_rate=0.0)
-    )
-    state = train_step.init(
-        cfg, prover_task.training_world(task), random.key(2)
-    )
-    after, _ = train_step.train_step(
-        cfg, prover_task.training_world(task), state
-    )
-    assert [(x.shape, x.dtype) for x in tree.leaves(after)] == [
-        (x.shape, x.dtype) for x in tree.leaves(state)
-    ]
-    for a, b in zip(tree.leaves(after.params), tree.leaves(state.params)):
-        assert torch.equal(a, b)
-    cfg, world, state = small_problem()
-    learnt, _ = train_step.train_step(cfg, world, state)
-    assert any(
-        not torch.equal(a, b)
-        for a, b in zip(tree.leaves(learnt.params), tree.leaves(state.params))
     )
 
 
@@ -302,14 +256,6 @@ def phases_of(**settings):
 
 
 @pytest.mark.parametrize("height", [1, 2])
-def test_indexing_derivations_shows_its_bound_and_how_much_is_done(height):
-    calls, task = phases_of(max_height=height)
-    text = "indexing derivations, within 3,000,000,000 rows of joins"
-    assert calls == [(text, 0, 2), (text, 1, 2), (text, 2, 2)]
-    assert task.derivability_index is not None
-
-
-@pytest.mark.parametrize("height", [1, 2])
 def test_indexing_beyond_its_bound_is_left_out_and_noted(height, monkeypatch):
     monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
     calls, task = phases_of(max_height=height)
@@ -335,20 +281,3 @@ def test_derivations_that_cannot_be_held_are_not_indexed(monkeypatch):
 def test_a_t_p_too_large_for_a_search_is_refused_in_one_line():
     with pytest.raises(ValueError, match=r"--learner questions"):
         phases_of(max_atoms=4)
-
-
-def test_an_interrupt_ends_indexing_after_the_rule_that_is_applied():
-    applied = []
-
-    def interrupt(text, done=0, total=None):
-        if text.startswith(prover_task.INDEXING) and done:
-            applied.append(done)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prover_task.build_task(
-            INDEXED,
-            ProverTaskConfig(max_height=1, smoothing=5.0),
-            on_phase=interrupt,
-        )
-    assert applied == [1]
