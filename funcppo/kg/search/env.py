@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.core import tree
+from funcppo.core import random, tree
+from funcppo.core.random import integer_from_key, unit_from_key
 from funcppo.core.settings import (
     NonNegativeFloat,
     Size,
@@ -29,11 +30,12 @@ from funcppo.interfaces import Environment, Timestep
 from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import DerivabilityIndex
-from funcppo.kg.logic.kb import KnowledgeBase
+from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import Goals, ResolveConfig, Successors, resolve
 from funcppo.kg.search.config import FactSelection, RewardScheme
-from funcppo.kg.search.query_sampling import sample_training_queries
 
+# corruptions sampled for a negative before it counts as failed
+CORRUPTION_ATTEMPTS = 8
 RUNNING, PROVED, FAILED, ENDED, EXHAUSTED = range(5)
 # indexed by the numbers above
 STATUS_NAMES = ("running", "proved", "failed", "ended", "exhausted")
@@ -150,7 +152,7 @@ def sample_reset(
     cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]
 ) -> ResetSample:
     """Sample the queries of a reset: positives, hard negatives and corruptions, in the proportions of `cfg`."""
-    queries = sample_training_queries(
+    query, label, _ = sample_training_queries(
         key,
         world.kb,
         cfg.resolve.sizes,
@@ -159,7 +161,7 @@ def sample_reset(
         positive_fraction=1.0 / (1.0 + cfg.negatives_per_positive),
         hard_negative_fraction=cfg.hard_negative_fraction,
     )
-    return ResetSample(query=queries.query.to(torch.int32), label=queries.label)
+    return ResetSample(query=query.to(torch.int32), label=label)
 
 
 def reset_from_sample(
@@ -469,3 +471,104 @@ def _gather_slot(x: Tensor, slot: I64[Tensor, "B 1"]) -> Tensor:
     index = slot.view(-1, 1, *ones)
     index = index.expand(-1, 1, *entry_shape)
     return x.gather(1, index).squeeze(1)
+
+
+# -- training queries: which atoms to prove, and whether each of them is true
+
+
+def sample_training_queries(
+    key: I64[Tensor, "B 2"],
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    train: I64[Tensor, "N W"],
+    hard_negatives: I64[Tensor, "H W"],
+    positive_fraction: float,
+    hard_negative_fraction: float,
+) -> tuple[I64[Tensor, "B W"], Bool[Tensor, "B"], Bool[Tensor, "B"]]:
+    """Sample one training query for each key: a train fact, a corruption of one, or a hard negative.
+
+    A corruption replaces one argument of a train fact by a constant; fact, argument and constant are uniform. The first
+    of `CORRUPTION_ATTEMPTS` corruptions that is not a fact is taken, so the result is uniform over such corruptions. A
+    row whose attempts are all facts becomes a positive, its first attempt, and is flagged.
+
+    Args:
+      key: one PRNG key per row; a row depends on no other key.
+      kb: the knowledge base whose facts a negative must differ from; no other split is consulted.
+      train: the facts to sample positives from and to corrupt; not empty.
+      hard_negatives: provable atoms that are not facts; may be empty if `hard_negative_fraction` is 0.
+      positive_fraction: probability that a row is a positive.
+      hard_negative_fraction: probability that a negative comes from `hard_negatives`.
+
+    Returns:
+      query: the atoms, padded to the width of the facts.
+      label: whether each is a train fact.
+      corruption_failed: rows meant as negatives for which no corruption was found.
+
+    Raises:
+      ValueError: a table that rows are sampled from is empty.
+    """
+    if len(train) == 0 or (
+        len(hard_negatives) == 0 and hard_negative_fraction > 0
+    ):
+        raise ValueError(
+            f"expected facts to sample queries from, got {len(train)} train facts and "
+            f"{len(hard_negatives)} hard negatives"
+        )
+    # Every use has a random word of its own, so that no two uses are correlated: the first four are below, and each
+    # attempt of a corruption has three, for fact, argument and constant.
+    n_words = 4 + 3 * CORRUPTION_ATTEMPTS
+    word_index = torch.arange(n_words, device=key.device)
+    words = random.fold_in(key[:, None], word_index)
+    positive_word, fact_word, hard_word, hard_row_word = words[:, :4].unbind(1)
+
+    is_positive = unit_from_key(positive_word) < positive_fraction
+    fact_row = integer_from_key(fact_word, len(train))
+    positive = train[fact_row].to(torch.int64)
+
+    # Every row gets a corruption and, if there are any, a hard negative; which of them counts is selected below. The
+    # work is the same for all rows, so shapes stay fixed.
+    attempt_words = words[:, 4:].unflatten(1, (CORRUPTION_ATTEMPTS, 3))
+    negative, is_fact = _sample_corruptions(attempt_words, kb, sizes, train)
+    is_hard = unit_from_key(hard_word) < hard_negative_fraction
+    is_hard = ~is_positive & is_hard
+    if len(hard_negatives):
+        hard_row = integer_from_key(hard_row_word, len(hard_negatives))
+        hard_negative = hard_negatives[hard_row].to(torch.int64)
+        negative = torch.where(is_hard[:, None], hard_negative, negative)
+
+    corruption_failed = is_fact & ~is_positive & ~is_hard
+    query = torch.where(is_positive[:, None], positive, negative)
+    return query, is_positive | corruption_failed, corruption_failed
+
+
+def _sample_corruptions(
+    words: I64[Tensor, "B G 3 2"],
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    train: I64[Tensor, "N W"],
+) -> tuple[I64[Tensor, "B W"], Bool[Tensor, "B"]]:
+    """The first of G corruptions of each row that is not a fact, or the first of all if every one is; and where it is.
+
+    Args:
+      words: the random words of each attempt: for the fact, for the argument position and for the constant.
+    """
+    n_columns = train.shape[1]
+    fact_words, argument_words, constant_words = words.unbind(-2)
+    row = integer_from_key(fact_words, len(train))
+    fact = train[row].to(torch.int64)
+
+    # Arguments are columns 1..arity; column 0 is the predicate. An atom without arguments is left as it is.
+    arity = (fact[..., 1:] > 0).sum(-1)
+    argument = 1 + integer_from_key(argument_words, arity.clamp_min(1))
+    constant = 1 + integer_from_key(constant_words, sizes.n_constants)
+    column = torch.arange(n_columns, device=fact.device)
+    has_argument = (argument <= arity)[..., None]
+    is_replaced = (column == argument[..., None]) & has_argument
+    corrupted = torch.where(is_replaced, constant[..., None], fact)
+
+    # `argmax` of 0/1 numbers returns the first 1, and 0 if there is none.
+    is_fact = kbase.contains(kb, sizes, corrupted)
+    first_negative = (~is_fact).to(torch.int64).argmax(1)
+    index = first_negative[:, None, None].expand(-1, 1, n_columns)
+    atom = corrupted.gather(1, index).squeeze(1)
+    return atom, is_fact.all(1)

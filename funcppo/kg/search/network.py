@@ -8,9 +8,10 @@ and picks facts uniformly. Entry points: `agent`, or `init` and `apply`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,14 +31,8 @@ from funcppo.nets.networks import Agent, Dense, dense, init_dense
 CONFIDENCE_CLIP = 0.01
 
 
-class ApplyDense(Protocol):
-    """A dense layer with the dtype of its matrix product already chosen."""
-
-    def __call__(
-        self, params: Dense, x: F32[Tensor, "... In"]
-    ) -> F32[Tensor, "... Out"]:
-        """x W + b."""
-        ...
+# A dense layer, x W + b, with the dtype of its matrix product already chosen.
+ApplyDense = Callable[[Dense, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,13 +91,8 @@ class Params(NamedTuple):
     value_head: Dense  # H to 1
 
 
-class _SuccessorVectors(NamedTuple):
-    """The vectors of each state's successors, stored one by one or as indices into a shared table."""
-
-    # one per successor; or, if there is an index, the table
-    vectors: F32[Tensor, "B S H"] | F32[Tensor, "V H"]
-    # row of the table for each successor
-    table_index: I64[Tensor, "B S"] | None
+# The vectors of each state's successors, one by one [B, S, H]; or a table [V, H], and the row of each successor [B, S].
+_SuccessorVectors = tuple[Tensor, Tensor | None]
 
 
 class ProverOutput(NamedTuple):
@@ -263,7 +253,7 @@ def _successor_vectors(
         vectors = _embed_successors(
             layer, params, obs.successors, obs.rule, obs.dead_end
         )
-        return _SuccessorVectors(vectors, None)
+        return vectors, None
     return _ragged_successor_vectors(layer, params, obs, capacity)
 
 
@@ -287,7 +277,7 @@ def _ragged_successor_vectors(
     all_slots = vectors.new_zeros((n_slots + 1, vectors.shape[1]))
     all_slots = all_slots.index_copy(0, position, vectors)
     all_slots = all_slots[:n_slots]
-    return _SuccessorVectors(all_slots.view(*mask.shape, -1), None)
+    return all_slots.view(*mask.shape, -1), None
 
 
 def _filled_positions(
@@ -343,8 +333,8 @@ def _rule_vectors(
     # Products with the table have as many numbers a state as it has rows; copies of its rows have S * H.
     copies_are_smaller = table_index.shape[1] * table.shape[1] < len(table)
     if copies_are_smaller:
-        return _SuccessorVectors(_look_up(table, table_index), None)
-    return _SuccessorVectors(table, table_index.long())
+        return _look_up(table, table_index), None
+    return table, table_index.long()
 
 
 def _masked_mean(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from funcppo.core import random
 from funcppo.kg.logic import kb
-from funcppo.kg.search import query_sampling
+from funcppo.kg.search import env
 
 
 def within_six_sigma(counts, probabilities):
@@ -29,7 +29,7 @@ HARD = torch.tensor([[1, 3, 3], [2, 2, 2]], dtype=torch.int32)
 
 
 def sample(seed, n, positive, hard):
-    return query_sampling.sample_training_queries(
+    return env.sample_training_queries(
         random.split(random.key(seed), n),
         KB,
         SIZES,
@@ -43,12 +43,10 @@ def sample(seed, n, positive, hard):
 @given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
 @settings(max_examples=50)
 def test_a_label_says_whether_the_query_is_a_train_fact(seed, positive, hard):
-    queries = sample(seed, 50, positive, hard)
+    query, label, failed = sample(seed, 50, positive, hard)
     facts = {tuple(f) for f in FACTS.tolist()}
-    assert queries.label.tolist() == [
-        tuple(q) in facts for q in queries.query.tolist()
-    ]
-    assert not (queries.corruption_failed & ~queries.label).any()
+    assert label.tolist() == [tuple(q) in facts for q in query.tolist()]
+    assert not (failed & ~label).any()
 
 
 def test_negatives_are_uniform_over_corruptions_that_are_no_facts():
@@ -60,10 +58,8 @@ def test_negatives_are_uniform_over_corruptions_that_are_no_facts():
             atom = (*f[:j], c, *f[j + 1 :])
             if atom not in facts:
                 weight[atom] = weight.get(atom, 0) + 1 / arity
-    queries = sample(1, 20000, 0.0, 0.0)
-    atoms = [
-        tuple(q) for q in queries.query[~queries.corruption_failed].tolist()
-    ]
+    query, _, failed = sample(1, 20000, 0.0, 0.0)
+    atoms = [tuple(q) for q in query[~failed].tolist()]
     assert set(atoms) == set(weight)
     total = sum(weight.values())
     assert within_six_sigma(
@@ -71,21 +67,21 @@ def test_negatives_are_uniform_over_corruptions_that_are_no_facts():
     )
     # 5 facts, 3 constants: the chance that one try is a fact
     p = 1 - total / 15
-    n_failed = int(queries.corruption_failed.sum())
+    n_failed = int(failed.sum())
     assert within_six_sigma([n_failed, len(atoms)], [p**8, 1 - p**8])
 
 
 def test_fractions_are_the_configured_ones():
-    queries = sample(2, 20000, 0.25, 0.4)
-    in_hard = (queries.query[:, None] == HARD).all(-1).any(-1)
-    is_positive = queries.label & ~queries.corruption_failed
+    query, label, failed = sample(2, 20000, 0.25, 0.4)
+    in_hard = (query[:, None] == HARD).all(-1).any(-1)
+    is_positive = label & ~failed
     assert within_six_sigma(
         [int(is_positive.sum()), int((~is_positive).sum())], [0.25, 0.75]
     )
-    only_hard = sample(2, 200, 0.0, 1.0)
-    assert (only_hard.query[:, None] == HARD).all(-1).any(
+    only_hard, _, failed = sample(2, 200, 0.0, 1.0)
+    assert (only_hard[:, None] == HARD).all(-1).any(
         -1
-    ).all() and not only_hard.corruption_failed.any()
+    ).all() and not failed.any()
     # corruptions may be hard negatives too
     assert in_hard.double().mean() >= 0.75 * 0.4 - 0.02
 
@@ -99,7 +95,7 @@ def test_a_row_without_a_negative_is_a_flagged_positive(fact):
         n_constants=1,
         n_predicates=1,
     )
-    queries = query_sampling.sample_training_queries(
+    query, label, failed = env.sample_training_queries(
         random.split(random.key(0), 4),
         only,
         sizes,
@@ -108,11 +104,7 @@ def test_a_row_without_a_negative_is_a_flagged_positive(fact):
         0.0,
         0.0,
     )
-    assert (
-        queries.corruption_failed.all()
-        and queries.label.all()
-        and queries.query.tolist() == [fact] * 4
-    )
+    assert failed.all() and label.all() and query.tolist() == [fact] * 4
 
 
 def test_rows_are_drawn_independently_of_their_number():
@@ -126,10 +118,10 @@ def test_a_table_to_sample_from_must_not_be_empty():
         ValueError,
         match="expected facts to sample queries from, got 5 train facts and 0 hard neg",
     ):
-        query_sampling.sample_training_queries(
+        env.sample_training_queries(
             keys, KB, SIZES, KB.facts, HARD[:0], 0.5, 0.1
         )
     with pytest.raises(ValueError, match="got 0 train facts"):
-        query_sampling.sample_training_queries(
+        env.sample_training_queries(
             keys, KB, SIZES, KB.facts[:0], HARD, 0.5, 0.1
         )
