@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from funcppo.kg.logic import (
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import DerivabilityIndex, RulePlan, plan_rules
 from funcppo.kg.logic.fixpoint import (
-    CountCallback,
     LeastModel,
     RuleCounts,
     check_sampled_rows,
@@ -139,12 +138,8 @@ class PhaseCallback(Protocol):
         ...
 
 
-class _DerivedAtoms(NamedTuple):
-    """What the rules derive, as far as it can be held."""
-
-    model: LeastModel  # without atoms if queries derive their own
-    derivability_index: DerivabilityIndex | None
-    notes: list[str]
+# What the rules derive, without atoms if queries derive their own; the rules that derive each atom; and notes.
+_Derived = tuple[LeastModel, DerivabilityIndex | None, list[str]]
 
 
 def ignore_phase(
@@ -200,7 +195,7 @@ def build_task(
     kb = with_confidence(kb, counts, settings.smoothing)
 
     # What the rules derive, and who selects facts.
-    derived = _derived_atoms(
+    model, index, model_notes = _derived_atoms(
         dataset,
         cfg,
         kb,
@@ -212,13 +207,13 @@ def build_task(
         deadline,
         on_phase,
     )
-    derives_by_query = not derived.model.complete and (
+    derives_by_query = not model.complete and (
         by_query_if_large or not with_derivations
     )
     fact_selection = _choose_fact_selection(
-        dataset, cfg, settings.max_height, derived.derivability_index
+        dataset, cfg, settings.max_height, index
     )
-    notes = [*dataset.notes, *count_notes, *derived.notes]
+    notes = [*dataset.notes, *count_notes, *model_notes]
 
     # What queries are ranked against.
     on_phase("indexing candidates")
@@ -230,7 +225,7 @@ def build_task(
         dataset.facts[:0] if derives_by_query else known_triples(dataset)
     )
     filter_index = triple_index.build_filter_index(
-        sizes, derived.model, known, pool, unproved_facts
+        sizes, model, known, pool, unproved_facts
     )
 
     host_task = ProverTask(
@@ -238,9 +233,9 @@ def build_task(
         cfg=cfg,
         kb=kb,
         sizes=sizes,
-        least_model=derived.model,
+        least_model=model,
         max_height=settings.max_height,
-        derivability_index=derived.derivability_index,
+        derivability_index=index,
         fact_selection=fact_selection,
         entity_pool=pool,
         filter_index=filter_index,
@@ -301,10 +296,10 @@ def _are_all_estimated(dataset: Dataset) -> bool:
     known, estimates = dataset.rule_counts, dataset.rule_estimates
     if estimates is None:
         return False
-    is_estimated = estimates[:, 0] >= 0
-    if known is None:
-        return bool(is_estimated.all())
-    return bool((is_estimated | (known[:, 0] >= 0)).all())
+    is_counted = estimates[:, 0] >= 0
+    if known is not None:
+        is_counted = is_counted | (known[:, 0] >= 0)
+    return bool(is_counted.all())
 
 
 def _describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
@@ -397,11 +392,17 @@ def is_unproved_fact(
     task: ProverTask, atoms: I64[Tensor, "n W"]
 ) -> Bool[Tensor, "n"]:
     """Whether each atom is one of the task's `unproved_facts`."""
-    facts, sizes = task.unproved_facts, task.sizes
-    index = kbase.index_sorted_atoms(
-        facts, sizes.n_predicates, sizes.n_constants
+    return _is_listed(atoms, task.unproved_facts, task.sizes)
+
+
+def _is_listed(
+    atoms: I64[Tensor, "n W"], table: I64[Tensor, "N W"], sizes: KBSizes
+) -> Bool[Tensor, "n"]:
+    """Whether each atom is in a table."""
+    _, index = kbase.sort_and_index_atoms(
+        table.long(), sizes.n_predicates, sizes.n_constants
     )
-    found = kbase.find_atoms(index, sizes, atoms.long().to(facts.device)) >= 0
+    found = kbase.find_atoms(index, sizes, atoms.long().to(table.device)) >= 0
     return found.to(atoms.device)
 
 
@@ -462,7 +463,7 @@ def _derived_atoms(
     by_query_if_large: bool,
     deadline: Deadline,
     on_phase: PhaseCallback,
-) -> _DerivedAtoms:
+) -> _Derived:
     """All that the rules derive up to the height of the settings; nothing if each query is to derive its own answers.
 
     Raises:
@@ -504,7 +505,7 @@ def _derived_atoms(
     )
     if model.complete:
         if not with_derivations:
-            return _DerivedAtoms(model, None, [])
+            return model, None, []
         # At height 1 what is counted is what is derived; no join is made where that cannot be held.
         is_known = settings.max_height == 1 and dataset.rule_estimates is None
         n_others = int((counts.body_pairs - counts.circular_support).sum())
@@ -517,7 +518,7 @@ def _derived_atoms(
             MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
             on_phase,
         )
-        return _DerivedAtoms(model, index, index_notes)
+        return model, index, index_notes
     if by_query_if_large or not with_derivations:
         return by_query(
             f"T_P to height 1 {model.stop_reason}: each query derives its own answers when it is asked"
@@ -545,6 +546,8 @@ def _index_derivations(
     blind = "the policy does not see which rules derive its goal"
     index = None
     if n_known <= max_derivations:
+        text = f"{INDEXING}, within {MAX_INDEX_ROWS:,} rows of joins"
+        on_phase(text, 0, sizes.n_rules)
         try:
             index = derive.build_derivability_index(
                 kb,
@@ -553,7 +556,7 @@ def _index_derivations(
                 height,
                 max_derivations,
                 RowBudget(MAX_INDEX_ROWS),
-                _show_indexing(on_phase, sizes),
+                partial(on_phase, text),
             )
         except RowBudgetExceeded as error:
             return None, [f"{INDEXING} makes {error}: {blind}"]
@@ -570,20 +573,13 @@ def _n_heads_at_least(kb: KnowledgeBase, counts: RuleCounts) -> int:
     return int(most.sum())
 
 
-def _show_indexing(on_phase: PhaseCallback, sizes: KBSizes) -> CountCallback:
-    """Show the phase, and return what shows how many rules it has applied."""
-    text = f"{INDEXING}, within {MAX_INDEX_ROWS:,} rows of joins"
-    on_phase(text, 0, sizes.n_rules)
-    return partial(on_phase, text)
-
-
 def _without_atoms(
     kb: KnowledgeBase,
     sizes: KBSizes,
     settings: ProofSettings,
     with_facts: bool,
     note: str,
-) -> _DerivedAtoms:
+) -> _Derived:
     """A model without what the rules derive, and without facts too where they are mapped from a file."""
     none = kb.facts[:0]
     model = fixpoint.partial_model(
@@ -593,7 +589,7 @@ def _without_atoms(
         object_identity=settings.object_identity,
         facts=None if with_facts else none,
     )
-    return _DerivedAtoms(model, None, [note])
+    return model, None, [note]
 
 
 def _unproved_facts(
@@ -792,34 +788,32 @@ def false_negative_rate(task: ProverTask) -> float | None:
     negatives = _hard_negatives(task)
     if not len(negatives):
         return None
-    sizes = task.sizes
-    held_out = torch.from_numpy(
-        np.concatenate([task.dataset.valid, task.dataset.test])
-    ).to(negatives.device)
-    _, index = kbase.sort_and_index_atoms(
-        held_out.long(), sizes.n_predicates, sizes.n_constants
-    )
-    is_true = kbase.find_atoms(index, sizes, negatives.long()) >= 0
+    held_out = torch.from_numpy(held_out_triples(task.dataset))
+    is_true = _is_listed(negatives, held_out.to(negatives.device), task.sizes)
     return float(is_true.float().mean())
 
 
 def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
     """The task with the tensors that ranking reads on a device, which may differ from the one that scores."""
 
-    def to_device(x: Tensor) -> Tensor:
-        return x.to(device)
-
     model = task.least_model
-    moved_model = replace(
-        model,
-        atoms=to_device(model.atoms),
-        height=to_device(model.height),
-        atom_index=tree.map(to_device, model.atom_index),
+    atoms, height, atom_index, filter_index, unproved_facts, pool = tree.map(
+        lambda x: x.to(device),
+        (
+            model.atoms,
+            model.height,
+            model.atom_index,
+            task.filter_index,
+            task.unproved_facts,
+            task.entity_pool,
+        ),
     )
     return replace(
         task,
-        least_model=moved_model,
-        filter_index=tree.map(to_device, task.filter_index),
-        unproved_facts=to_device(task.unproved_facts),
-        entity_pool=to_device(task.entity_pool),
+        least_model=replace(
+            model, atoms=atoms, height=height, atom_index=atom_index
+        ),
+        filter_index=filter_index,
+        unproved_facts=unproved_facts,
+        entity_pool=pool,
     )
