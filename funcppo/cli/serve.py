@@ -57,9 +57,12 @@ class Serve(ScoreOptions):
         Returns:
           The exit status; a signal raises instead.
         """
+        from funcppo.kg.show.names import check_packages
+
+        packages = ("fastapi", "uvicorn", "jinja2")
+        check_packages("funcppo serve needs", "serve", *packages)
         from funcppo.kg.show import server
 
-        server.check_packages()
         select_device(self.device)
         inputs = data_files(self.target, self.rules)
         check_overwrites([("--json", self.json)], inputs)
@@ -91,7 +94,7 @@ class Serve(ScoreOptions):
             print(f"{address}  (Ctrl-C ends it)")
         sys.stdout.flush()
         app = site.make_app(self.host)
-        server.make_server(app, workers).run(sockets=[listener])
+        server.Server(app, workers).run(sockets=[listener])
 
     def _warn(self) -> None:
         """Warn of a host that others reach."""

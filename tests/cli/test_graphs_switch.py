@@ -82,7 +82,7 @@ def served(monkeypatch):
             for path in (f"api/{query}", query, "api/graph"):
                 got[path.partition("?")[0]] = self.client.get(path)
 
-    monkeypatch.setattr(server, "make_server", Asked)
+    monkeypatch.setattr(server, "Server", Asked)
     return got
 
 

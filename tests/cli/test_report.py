@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from funcppo.kg.show import figures
+from funcppo.kg.show import figures, names
 from tests.cli.runner import funcppo
 
 
@@ -74,7 +74,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
 
 
 def test_a_missing_package_is_one_line(monkeypatch, capsys, trained, tmp_path):
-    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None)
     out = tmp_path / "r.html"
     line = failed(monkeypatch, capsys, trained, "--out", out)
     assert "pip install 'funcppo[plot]'" in line

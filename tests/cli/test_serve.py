@@ -60,7 +60,7 @@ class Stopped:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_another_host_is_warned_about(host, monkeypatch, capsys):
-    monkeypatch.setattr(server, "make_server", lambda *_: Stopped())
+    monkeypatch.setattr(server, "Server", lambda *_: Stopped())
     args = ("serve", "countries_s1", *UNTRAINED, "--port", "0", "--host", host)
     assert funcppo(monkeypatch, *args, "--json", "-") == 0
     text, error = capsys.readouterr()

@@ -35,7 +35,7 @@ from funcppo.core.files import shorten
 from funcppo.kg.run.subject import describe_numbers
 from funcppo.kg.show import values
 from funcppo.kg.show.explorer import Explorer, proof_tree
-from funcppo.kg.show.names import display, score_text
+from funcppo.kg.show.names import display, make_templates
 from funcppo.kg.show.server import Guard, RequestError, Worker, is_api
 from funcppo.kg.show.values import Name
 from funcppo.runtime.capture import CaptureError
@@ -270,15 +270,7 @@ def _redirect(names: list[Name | None]) -> Response:
 
 def _make_templates(explorer: Explorer) -> jinja2.Environment:
     """The environment of the templates, which escape every value."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("funcppo.kg.show"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["display"] = display
-    environment.filters["score"] = score_text
+    environment = make_templates()
     environment.filters["tree"] = proof_tree
 
     subject = explorer.answerer.subject

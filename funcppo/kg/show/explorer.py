@@ -41,8 +41,6 @@ from funcppo.kg.show.names import display
 from funcppo.kg.show.server import RequestError
 from funcppo.kg.show.values import Fact, Name, Rule
 
-# facts that a group of an entity, and a relation, list before the page of all
-GROUP_FACTS = 10
 # rows of a page of relations, facts or rules
 PAGE_ROWS = 50
 # atoms that a rule derives which are listed
@@ -265,7 +263,7 @@ class Explorer:
                 relation=self.name("relation", relation),
                 place=place,
                 n_facts=len(rows),
-                facts=self._facts(rows[:GROUP_FACTS]),
+                facts=self._facts(rows[:10]),
             )
             for (relation, place), rows in list(groups.items())[:100]
         ]
@@ -279,7 +277,7 @@ class Explorer:
     def relation(self, query: values.RelationQuery) -> values.Relation:
         """A relation with its first facts and its most confident rules."""
         number = self.require(query, "relation").id
-        rows = self.known.find(number, {})[:GROUP_FACTS]
+        rows = self.known.find(number, {})[:10]
         rules = self._rules_of(number)[:10]
         return values.Relation(
             relation=self._measure(number),

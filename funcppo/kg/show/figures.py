@@ -10,7 +10,6 @@ whatever a name holds. Return curves show the interquartile mean over seeds, and
 from __future__ import annotations
 
 import html
-import importlib.util
 import io
 import re
 import warnings
@@ -23,6 +22,7 @@ import numpy as np
 from funcppo.core.types import F64
 from funcppo.kg.ranking import calibration
 from funcppo.kg.run.evaluate import TEMPERED, TRAINED, UNTRAINED
+from funcppo.kg.show import names as show_names
 from funcppo.kg.show.measure import (
     MovedWeight,
     RuleUse,
@@ -79,11 +79,8 @@ def check_packages() -> None:
     Raises:
       ValueError: one is missing.
     """
-    for package in ("matplotlib", "jinja2"):
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"reports and pictures need {package} (pip install 'funcppo[plot]')"
-            )
+    what = "reports and pictures need"
+    show_names.check_packages(what, "plot", "matplotlib", "jinja2")
 
 
 # -- tables

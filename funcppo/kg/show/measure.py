@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from funcppo import logs
 from funcppo.core import files, tree
@@ -74,8 +73,6 @@ from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.scores import learned
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
-# better candidates of a query and side that are listed; the first has a proof
-MAX_BETTER = 5
 # weights that are listed of a run, those that moved most
 MAX_WEIGHTS = 500
 SHARE_NAME = "log of the share of groundings"
@@ -594,59 +591,54 @@ def learnt_weights(run: Run) -> LearntWeights | None:
         return None
     dataset = run.task.dataset
     untrained, *_, trained = evaluate.policies(run).values()
-    place, before, after = _find_moved(dataset, untrained.score, trained.score)
-    change = np.abs(after - before)
-
     weights: list[MovedWeight] = []
-    names = list(WEIGHT_KINDS)
-    for i in np.argsort(-change, kind="stable")[:MAX_WEIGHTS].tolist():
-        tensor, label, *at = place[i].tolist()
-        weight = MovedWeight(
-            kind=WEIGHT_KINDS[names[tensor]],
-            evidence=evidence_text(dataset, setup, names[tensor], at),
-            relation=dataset.predicates[label // 2 - 1],
-            side=_side_name(label),
-            before=float(before[i]),
-            after=float(after[i]),
+    counts = np.zeros(dataset.n_predicates + 1)
+    squares = np.zeros_like(counts)
+    for name, kind in WEIGHT_KINDS.items():
+        before, after = (
+            getattr(params.score, name).double().cpu()
+            for params in (untrained, trained)
         )
-        weights.append(weight)
+        at = (after != before).nonzero()
+        change = (after - before)[at.unbind(1)]
+        label = _query_labels(dataset, name, at)
+        counts += np.bincount(label // 2, minlength=len(counts))
+        squares += np.bincount(label // 2, change**2, len(counts))
+        largest = torch.argsort(-change.abs(), stable=True)[:MAX_WEIGHTS]
+        for i in largest.tolist():
+            place = tuple(at[i].tolist())
+            weight = MovedWeight(
+                kind=kind,
+                evidence=evidence_text(dataset, setup, name, place),
+                relation=dataset.predicates[int(label[i]) // 2 - 1],
+                side=_side_name(int(label[i])),
+                before=float(before[place]),
+                after=float(after[place]),
+            )
+            weights.append(weight)
 
-    predicate = place[:, 1] // 2
-    squares = np.bincount(predicate, weights=change**2)
-    counts = np.bincount(predicate)
-    farthest = np.argsort(-squares, kind="stable").tolist()
+    weights.sort(key=lambda weight: -abs(weight.after - weight.before))
     relations = tuple(
-        (dataset.predicates[p - 1], int(counts[p]), float(np.sqrt(squares[p])))
-        for p in farthest
+        (dataset.predicates[p - 1], int(counts[p]), float(squares[p] ** 0.5))
+        for p in np.argsort(-squares, kind="stable").tolist()
         if counts[p]
     )
-    return LearntWeights(len(change), tuple(weights), relations)
+    n_moved = int(counts.sum())
+    return LearntWeights(n_moved, tuple(weights[:MAX_WEIGHTS]), relations)
 
 
-def _find_moved(
-    dataset: Dataset, before: learned.Params, after: learned.Params
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The weights that differ: number of the tensor, label of the queries and place in the tensor; and both values."""
-    head = torch.from_numpy(np.ascontiguousarray(dataset.rules[:, 0, 0])).long()
-    rule_label = 2 * head + torch.arange(2)[:, None]
-    places: list[Tensor] = []
-    values: list[Tensor] = []
-    for i, name in enumerate(WEIGHT_KINDS):
-        old, new = (
-            getattr(params, name).double().cpu() for params in (before, after)
-        )
-        place = (new != old).nonzero()
-        at = place.unbind(1)
-        # Weights of pairs have the label of the query last, all others first.
-        label = at[-1] if name in ("link_weight", "degree_weight") else at[0]
-        if name == "rule_weight":
-            label = rule_label[at]
-        place = F.pad(place, (0, 3 - place.shape[1]))
-        number = torch.full_like(label, i)
-        places.append(torch.column_stack([number, label, place]))
-        values.append(torch.stack([old[at], new[at]]))
-    joined = torch.cat(values, 1)
-    return torch.cat(places).numpy(), joined[0].numpy(), joined[1].numpy()
+def _query_labels(dataset: Dataset, name: str, at: Tensor) -> Tensor:
+    """The label of the queries that weights count for.
+
+    Args:
+      name: of their tensor.
+      at: [n, d], their places in it.
+    """
+    if name == "rule_weight":
+        head = torch.from_numpy(dataset.rules[:, 0, 0].astype(np.int64))
+        return 2 * head[at[:, 1]] + at[:, 0]
+    # Weights of pairs have the label of the query last, all others first.
+    return at[:, -1 if name in ("link_weight", "degree_weight") else 0]
 
 
 def evidence_text(
@@ -817,7 +809,7 @@ def _list_better(
     """The first entities that score more than an answer, with the proof of the first."""
     found: list[Json] = []
     better = zip(*better_entities(answerer, query, score))
-    for entity, value in islice(better, MAX_BETTER):
+    for entity, value in islice(better, 5):
         why: list[str] = []
         if not found:
             atom = torch.zeros(answerer.subject.task.sizes.atom_width).long()

@@ -1,12 +1,18 @@
-"""Names and scores as they are shown: names on one line, of bounded length, nothing invisible."""
+"""Names and scores as they are shown, the templates that show them, and the packages that this needs.
+
+Names are on one line, of bounded length, with nothing invisible.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from typing import TYPE_CHECKING
 
-# characters of a word on a page, of a text on a page, and of a name in a picture
-MAX_WORD = 200
-MAX_TEXT = 4000
+if TYPE_CHECKING:
+    import jinja2
+
+# characters of a name in a picture
 MAX_LABEL = 36
 
 
@@ -16,9 +22,8 @@ def display(text: str) -> str:
     Words and texts that are very long are cut, and end with how many characters they have. A word is cut by itself, so
     that a long name in an atom does not hide what follows.
     """
-    text = re.sub(rf"\S{{{MAX_WORD + 1},}}", _cut_word, text)
-    if len(text) > MAX_TEXT:
-        text = _cut(text, MAX_TEXT)
+    text = re.sub(r"\S{201,}", lambda match: _cut(match[0], 200), text)
+    text = _cut(text, 4000)
     if text.isprintable():
         return text
     return "".join(
@@ -41,10 +46,38 @@ def score_text(score: float) -> str:
     return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"
 
 
-def _cut_word(match: re.Match[str]) -> str:
-    return _cut(match[0], MAX_WORD)
-
-
 def _cut(text: str, width: int) -> str:
-    """The first characters of a text, and how many it has."""
+    """The first characters of a long text, and how many it has."""
+    if len(text) <= width:
+        return text
     return f"{text[:width]}… ({len(text):,} characters)"
+
+
+def make_templates() -> jinja2.Environment:
+    """The templates of pages, which escape every value."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("funcppo.kg.show"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["display"] = display
+    environment.filters["score"] = score_text
+    environment.filters["number"] = "{:,}".format
+    return environment
+
+
+def check_packages(what: str, extra: str, *packages: str) -> None:
+    """Check that the packages of an extra are installed.
+
+    Raises:
+      ValueError: one is missing.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"{what} {package} (pip install 'funcppo[{extra}]')"
+            )

@@ -14,7 +14,7 @@ from funcppo.core.files import Json
 from funcppo.kg.ranking import calibration
 from funcppo.kg.show import figures
 from funcppo.kg.show.figures import Runs, Table, band
-from funcppo.kg.show.names import display, score_text
+from funcppo.kg.show.names import display, make_templates
 from funcppo.version import VERSION
 
 SCORE_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "ceiling")
@@ -31,29 +31,21 @@ TITLES = {
 
 def render(runs: Runs) -> str:
     """The page of some runs on the same data; the queries of the first that has some are shown."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("funcppo.kg.show"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["display"] = display
-    environment.filters["score"] = score_text
-    environment.filters["number"] = "{:,}".format
-    return environment.get_template("report.html").render(
-        runs=runs,
-        first=runs[0],
-        results=results_table(runs) if runs[0].ranked else None,
-        sections=[
-            _make_section(kind, runs)
-            for kind in TITLES
-            if kind != "weights" or any(run.learnt for run in runs)
-        ],
-        shown_run=next((run for run in runs if run.entries), runs[0]),
-        version=VERSION,
+    return (
+        make_templates()
+        .get_template("report.html")
+        .render(
+            runs=runs,
+            first=runs[0],
+            results=results_table(runs) if runs[0].ranked else None,
+            sections=[
+                _make_section(kind, runs)
+                for kind in TITLES
+                if kind != "weights" or any(run.learnt for run in runs)
+            ],
+            shown_run=next((run for run in runs if run.entries), runs[0]),
+            version=VERSION,
+        )
     )
 
 
@@ -151,10 +143,12 @@ def _iter_reliability(table: Table) -> Iterator[Mapping[str, Iterable[str]]]:
         named[name] = table["trained_at_temperature"]
     yield {
         "policy": named,
-        "log loss": [means(t["log_loss"][:, None])[0] for t in named.values()],
-        "calibration error": [
-            means(t["calibration_error"][:, None])[0] for t in named.values()
-        ],
+        **{
+            name.replace("_", " "): [
+                means(of_state[name][:, None])[0] for of_state in named.values()
+            ]
+            for name in ("log_loss", "calibration_error")
+        },
     }
 
     is_one = len(table["trained"]["n"]) == 1
@@ -166,14 +160,17 @@ def _iter_reliability(table: Table) -> Iterator[Mapping[str, Iterable[str]]]:
 
 def _iter_bins(table: Table) -> Iterator[tuple[str, ...]]:
     """Yield the bins that have candidates in every run."""
-    n, edges = table["n"].sum(0), table["edges"]
-    for i in np.flatnonzero((table["n"] > 0).all(0)):
+    edges = table["edges"]
+    means = (table[name].mean(0) for name in ("probability", "frequency"))
+    columns = (edges[:-1], edges[1:], table["n"].sum(0), *means)
+    rows = np.stack([*columns, table["low"], table["high"]], 1)
+    for start, end, n, p, frequency, low, high in rows[(table["n"] > 0).all(0)]:
         yield (
-            f"{edges[i]:.1f} to {edges[i + 1]:.1f}",
-            f"{n[i]:,}",
-            f"{table['probability'][:, i].mean():.4f}",
-            f"{table['frequency'][:, i].mean():.4f}",
-            f"{table['low'][i]:.4f} to {table['high'][i]:.4f}",
+            f"{start:.1f} to {end:.1f}",
+            f"{n:,.0f}",
+            f"{p:.4f}",
+            f"{frequency:.4f}",
+            f"{low:.4f} to {high:.4f}",
         )
 
 

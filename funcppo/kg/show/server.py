@@ -7,9 +7,9 @@ several threads, and an operation of PyTorch uses all cores that it may use.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
-import importlib.util
 import ipaddress
 import queue
 import re
@@ -20,18 +20,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, ClassVar, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
+
+import uvicorn
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from funcppo.core.deadline import Clock
 from funcppo.core.files import shorten
-
-if TYPE_CHECKING:
-    import asyncio
-
-    import uvicorn
-    from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # of the headers of a request, and of its path and query string
 MAX_HEADER_BYTES = 16_384
@@ -89,22 +89,10 @@ class Guard:
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer a request, or refuse it."""
-        from starlette.datastructures import MutableHeaders
-
         if scope["type"] != "http":
             return
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
-                is_static = scope["path"].startswith("/static/")
-                headers["Cache-Control"] = (
-                    "no-cache" if is_static else "no-store"
-                )
-            await send(message)
-
         app = self._app
+        send_guarded = partial(_send_guarded, send, scope["path"])
         try:
             check_request(scope, self._host)
             query = read_query_string(scope["query_string"])
@@ -114,6 +102,16 @@ class Guard:
             if error.status == 405:
                 app.headers["Allow"] = "GET"
         await app(scope, receive, send_guarded)
+
+
+async def _send_guarded(send: Send, path: str, message: Message) -> None:
+    """Send a part of the response of a path, with the headers of safety."""
+    if message["type"] == "http.response.start":
+        headers = MutableHeaders(scope=message)
+        headers.update(HEADERS)
+        is_static = path.startswith("/static/")
+        headers["Cache-Control"] = "no-cache" if is_static else "no-store"
+    await send(message)
 
 
 def check_request(scope: Scope, host: str) -> None:
@@ -363,19 +361,6 @@ def _raise_in_thread(
 # -- the socket and the server
 
 
-def check_packages() -> None:
-    """Check that the packages of the extra `serve` are installed.
-
-    Raises:
-      ValueError: one is missing.
-    """
-    for package in ("fastapi", "uvicorn", "jinja2"):
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"funcppo serve needs {package} (pip install 'funcppo[serve]')"
-            )
-
-
 def open_socket(host: str, port: int) -> socket.socket:
     """A socket that listens; until it is served, clients wait.
 
@@ -416,65 +401,60 @@ def url(listener: socket.socket, host: str) -> str:
     return f"http://{name}:{port}/"
 
 
-def make_server(app: ASGIApp, workers: Sequence[Worker]) -> uvicorn.Server:
-    """A server whose `run` answers until Ctrl-C or SIGTERM, whose signal it raises again at the end.
+class Connection(H11Protocol):
+    """A connection that gives way to later ones, so that idle ones lock nobody out."""
 
-    Args:
-      app: the application.
-      workers: whose work ends first.
-    """
-    import uvicorn
+    opened: ClassVar[dict[Connection, None]] = {}  # the oldest first
 
-    class Server(uvicorn.Server):
-        """A server that does not wait for work at its end."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """End the oldest connection that waits for a request, or else the oldest, if this is one too many."""
+        super().connection_made(transport)
+        if len(self.opened) >= MAX_CONNECTIONS:
+            waiting = filter(Connection.is_waiting, self.opened)
+            ended = next(waiting, next(iter(self.opened)))
+            del self.opened[ended]
+            ended.transport.abort()
+        self.opened[self] = None
 
-        async def shutdown(
-            self, sockets: list[socket.socket] | None = None
-        ) -> None:
-            for worker in workers:
-                worker.stop()
-            await super().shutdown(sockets)
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.opened.pop(self, None)
+        super().connection_lost(exc)
 
-    config = uvicorn.Config(
-        app,
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        loop="asyncio",
-        http=_make_protocol(),
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_graceful_shutdown=1,
-    )
-    return Server(config)
+    def is_waiting(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
 
-def _make_protocol() -> type[asyncio.Protocol]:
-    """What a server makes of each connection."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+class Server(uvicorn.Server):
+    """A server whose `run` answers until Ctrl-C or SIGTERM, whose signal it raises again at the end."""
 
-    connections: dict[Protocol, None] = {}  # the oldest first
+    def __init__(self, app: ASGIApp, workers: Sequence[Worker]) -> None:
+        """A server of an application.
 
-    class Protocol(H11Protocol):
-        """A connection that gives way to later ones, so that idle ones lock nobody out."""
+        Args:
+          workers: whose work ends first.
+        """
+        self.workers = workers
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            loop="asyncio",
+            http=Connection,
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_graceful_shutdown=1,
+        )
+        super().__init__(config)
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-            super().connection_made(transport)
-            if len(connections) >= MAX_CONNECTIONS:
-                waiting = filter(Protocol.is_waiting, connections)
-                ended = next(waiting, next(iter(connections)))
-                del connections[ended]
-                ended.transport.abort()
-            connections[self] = None
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            connections.pop(self, None)
-            super().connection_lost(exc)
-
-        def is_waiting(self) -> bool:
-            """Whether no request is being answered."""
-            return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
-
-    return Protocol
+    async def shutdown(
+        self, sockets: list[socket.socket] | None = None
+    ) -> None:
+        """End without waiting for work."""
+        for worker in self.workers:
+            worker.stop()
+        await super().shutdown(sockets)

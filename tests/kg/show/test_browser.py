@@ -31,7 +31,7 @@ def url(sites):
     """The address of a running explorer."""
     site = sites["questions"]
     listener = server.open_socket("127.0.0.1", 0)
-    running = server.make_server(site.make_app("127.0.0.1"), [site.worker])
+    running = server.Server(site.make_app("127.0.0.1"), [site.worker])
     thread = threading.Thread(target=running.run, args=([listener],))
     thread.start()
     yield server.url(listener, "127.0.0.1").rstrip("/")
@@ -172,15 +172,14 @@ def test_a_chosen_name_that_cannot_be_typed_is_asked_for(watched, url):
     page.locator("#options-1 li").first.wait_for()
     name = display("\u202eevil")
     page.get_by_role("option", name=name, exact=True).click()
-    assert page.locator("#head").input_value() == name
     with page.expect_navigation():
-        page.keyboard.press("Enter")
+        page.locator("#head").press("Enter")
+    assert name in page.inner_text("h1")
+    # "ask again" has the same names
+    with page.expect_navigation():
+        page.locator("#head").press("Enter")
     assert name in page.inner_text("h1")
 
-
-def test_the_search_leads_to_a_name(watched, url):
-    page, _ = watched
-    page.goto(url)
     page.fill("#q", "<scr")
     page.locator("#options-0 li").first.wait_for()
     page.keyboard.press("ArrowDown")

@@ -347,9 +347,3 @@ def test_return_curves_have_a_row_of_panels_for_each_environment(slow_clock):
     line = figure.axes[0].lines[1]
     np.testing.assert_array_equal(line.get_ydata(), tables[2]["iqm"])
     ElementTree.fromstring(figures.to_svg(figure))
-
-
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"pip install 'funcppo\[plot\]'"):
-        figures.check_packages()
