@@ -46,7 +46,6 @@ SHARED_PROGRAMS = ("train", "evaluate")
 
 # Exit statuses beside 0; those of signals are 128 and their number, as shells report them.
 EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 130, 143
-EXIT_CLOSED_PIPE = 141
 STANDARD_OUTPUT = "standard output"  # its name in errors
 
 
@@ -74,7 +73,7 @@ def main() -> NoReturn:
             # Errors of standard output must show here: at the end of the interpreter they are a traceback.
             sys.stdout.flush()
     except OSError as error:
-        status = EXIT_CLOSED_PIPE
+        status = 141  # 128 + SIGPIPE
         if not isinstance(error, BrokenPipeError):
             status = EXIT_BAD_INPUT
             line = f"funcppo: {STANDARD_OUTPUT}: {error.strerror}"

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     )
     from funcppo.kg.run.run import Run
 
-EXIT_DISAGREEMENT = 1
 # parts of --seconds for supports, ranks, proofs and evidence
 TIME_SHARES = (0.35, 0.35, 0.15, 0.15)
 
@@ -119,7 +118,7 @@ class Check(TargetOptions):
                 f"--seconds {self.seconds:g}: nothing could be compared"
             )
         has_disagreement = any(part.n_disagreeing for part in comparisons)
-        return EXIT_DISAGREEMENT if has_disagreement else 0
+        return int(has_disagreement)
 
     def _check_outputs(self) -> None:
         """Check that --json overwrites nothing that is read."""

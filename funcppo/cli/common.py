@@ -16,7 +16,6 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -813,12 +812,14 @@ def metrics_exported(
 # -- Ctrl-C
 
 
-@dataclass(slots=True)
 class Interrupt:
-    """Whether the program was asked to stop, by Ctrl-C or SIGTERM."""
+    """Whether the program was asked to stop, by Ctrl-C or SIGTERM.
 
-    signal_number: int = 0
-    """The first signal; 0 before any."""
+    Attributes:
+      signal_number: the first signal; 0 before any.
+    """
+
+    signal_number = 0
 
     @property
     def requested(self) -> bool:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     PreparedStep: TypeAlias = tuple[CapturedStep[Any, Any], StrategyRecord]
 
 REPORTED_PACKAGES = ("funcppo", "torch", "optree", "numpy", "rich")
-PROFILED_UPDATES = 5
-PROFILED_ROWS = 15  # operators and kernels in the table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,14 +221,14 @@ def _profile(captured: CapturedStep[Any, Any]) -> str:
 
     captured.step()
     with torch.profiler.profile(acc_events=True) as profile:
-        for _ in range(PROFILED_UPDATES):
+        for _ in range(5):
             captured.step()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     averages = profile.key_averages()
     is_on_gpu = any(event.self_device_time_total for event in averages)
     by = "self_device_time_total" if is_on_gpu else "self_cpu_time_total"
-    return averages.table(sort_by=by, row_limit=PROFILED_ROWS)
+    return averages.table(sort_by=by, row_limit=15)
 
 
 def _describe_machine() -> JsonObject:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from funcppo.kg.graph.dataset import Dataset
     from funcppo.kg.run.rule_files import MinedDataset
 
-MAX_PRINTED_RULES = 5
 IDENTITY_SHARE = 0.25  # of the limits, for counts under object identity
 PLAIN_COUNTS_NOTE = "counts are without object identity, by which AnyBURL and PyClause apply rules: --object-identity"
 _DEFAULT = MiningConfig()
@@ -352,7 +351,7 @@ def _print_summary(
         f"candidates in {summary['mining_seconds']:.1f} s: {summary['out']}"
     )
 
-    for i in range(min(MAX_PRINTED_RULES, len(rules.rules))):
+    for i in range(min(5, len(rules.rules))):
         support = counts.support[i]
         body_pairs = counts.body_pairs[i]
         confidence = support / max(body_pairs, 1)

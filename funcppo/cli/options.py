@@ -25,7 +25,6 @@ from typing import (
     Any,
     Literal,
     NoReturn,
-    Protocol,
     TypeAlias,
     TypeVar,
     cast,
@@ -119,20 +118,8 @@ DataOptions: TypeAlias = Annotated[
 ]
 
 
-class Program(Protocol):
-    """A program with its options."""
-
-    @property
-    def json(self) -> str | None:
-        """Where the result is written as JSON: a file, - for standard output, None for nowhere."""
-        ...
-
-    def run(self) -> int:
-        """Run the program and return its exit status."""
-        ...
-
-
-ProgramT = TypeVar("ProgramT", bound=Program)
+# A program: a dataclass with `json`, where the result is written, and `run`, which returns the exit status.
+ProgramT = TypeVar("ProgramT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,7 +416,7 @@ def parse_options(
         write_output(text)
         return None
 
-    options = _build(program, given, stored)
+    options: Any = _build(program, given, stored)
     is_main = distributed.launched_rank() == 0
     if is_main and options.json not in (None, "-"):
         check_output_path(

@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from funcppo.kg.logic.prove import QueryResult
     from funcppo.kg.run.run import Run
 
-MAX_PRINTED_ANSWERS = 10  # answers of a query with variables, without --all
-# rules that match a refuted query, in the text and in the JSON
-MAX_FAILED_RULES = 5
 RAISE_LIMITS = "--set max_atoms=N and --set max_rows=N are the limits"
 
 # predicate and arguments, padded to the width of the data set
@@ -194,7 +191,7 @@ class Prove(TargetOptions):
                 found.model,
                 atom,
                 object_identity=self.object_identity,
-                n_rules=0 if self.height == 0 else MAX_FAILED_RULES,
+                n_rules=0 if self.height == 0 else 5,
             )
             result["failed_rules"] = _name_failed(dataset, failed)
         result |= self._extent(found.model)
@@ -236,7 +233,7 @@ class Prove(TargetOptions):
         ordered = sorted(rows, key=lambda row: (-row[2], row[1]))
         places = _named_places(dataset, atom, query.variables)
         answers: list[JsonObject] = []
-        limit = None if self.all else MAX_PRINTED_ANSWERS
+        limit = None if self.all else 10
         for row, height, value in ordered[:limit]:
             answer = _answer(dataset, tuple(row), height, places)
             answers.append(answer | ({"score": value} if score else {}))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.logic import fixpoint, kb
 from tests import oracles
 from tests.cli.runner import data, funcppo, json_of
 from tests.learning import DATA
@@ -132,16 +130,6 @@ def test_the_counts_end_at_the_fixpoint(folder, capsys):
     out = capsys.readouterr().out
     assert len(table_rows(out)) == 4
     assert "the fixpoint is reached at height 3; " in out
-
-
-def test_rules_that_derive_nothing_leave_the_facts(folder, capsys):
-    with open(f"{folder}/rules.txt", "w") as file:
-        file.write("1\tp(X,Y) :- e(X,Y), e(Y,X)\n")
-    result = counted(capsys, folder)
-    assert (result["n_derivable_by_height"], result["fixpoint"]) == ({}, True)
-    assert provable(folder) == 0
-    rows = table_rows(capsys.readouterr().out)
-    assert rows == [["0", "5", "0", "0.0000"]]
 
 
 def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
@@ -271,46 +259,3 @@ def test_the_ceilings_are_those_known(name, height, shares, capsys):
     assert found[: len(shares)] == shares
     assert all(share == found[-1] for share in found[len(shares) :])
     assert result["fixpoint"] == (height == "fixpoint")
-
-
-@has_data
-def test_the_step_beyond_max_atoms_counts_the_split_as_if_it_were_held(capsys):
-    folder = DATA / "family"
-    options = (
-        "--rules",
-        str(folder / "rules_rnnlogic.tsv"),
-        "--height",
-        "1",
-        "--set",
-        "max_atoms=100000",
-    )
-    result = counted(capsys, str(folder), *options)
-    assert not result["complete"] and len(result["n_atoms_after_step"]) == 1
-    assert result["n_derivable_by_height"] == {"1": 2803}
-
-
-@has_data
-def test_countries_s2_derives_hundreds_of_falsehoods():
-    data = load(DATA / "countries_S2")
-    world, sizes = kb.build(
-        data.facts,
-        data.rules,
-        n_constants=data.n_constants,
-        n_predicates=data.n_predicates,
-    )
-    model = fixpoint.least_model(
-        world, sizes, max_height=None, max_atoms=10_000
-    )
-    true = set(
-        map(tuple, np.concatenate([data.facts, data.valid, data.test]).tolist())
-    )
-    located = data.predicates.index("locatedIn") + 1
-    regions = {data.entities.index(name) + 1 for name in REGIONS}
-    false = [
-        height
-        for atom, height in zip(
-            map(tuple, model.atoms.tolist()), model.height.tolist()
-        )
-        if atom[0] == located and atom[2] in regions and atom not in true
-    ]
-    assert (sum(height <= 1 for height in false), len(false)) == (10, 408)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import signal
 import time
@@ -168,7 +167,6 @@ def test_an_error_of_one_process_is_one_line_of_rank_0(tmp_path):
 @pytest.mark.parametrize(
     ("module", "name", "what"),
     [
-        (platform, "python_version", "Python"),
         (cli, "package_version", "funcppo"),
     ],
 )

@@ -77,33 +77,6 @@ def test_a_held_out_triple_is_not_known_to_the_run(
     assert json.loads(capsys.readouterr().out)["is_fact"] is True
 
 
-def test_rules_are_mined_from_the_train_part(
-    graph, monkeypatch, capsys, tmp_path
-):
-    rules = tmp_path / "rules.tsv"
-    options = (*SPLIT, "--max-length", "1", "--json", "-")
-    assert funcppo(monkeypatch, "mine", graph, "--out", rules, *options) == 0
-    mined = json.loads(capsys.readouterr().out)
-    assert mined["n_facts"] == len(load(graph, cfg=CONFIG).train)
-    arguments = (
-        "data",
-        graph,
-        "--provable",
-        "test",
-        "--rules",
-        rules,
-        *SPLIT,
-        "--json",
-        "-",
-    )
-    assert funcppo(monkeypatch, *arguments) == 0
-    counted = json.loads(capsys.readouterr().out)
-    checked = ("check", graph, "--rules", rules, *SPLIT, "--max-queries", "2")
-    assert funcppo(monkeypatch, *checked) == 0
-    assert counted["n_queries"] == len(load(graph, cfg=CONFIG).test)
-    assert counted["n_known_facts"] == 0
-
-
 def test_without_a_split_there_is_no_test_and_no_choice_and_that_is_said(
     graph, monkeypatch, capsys, tmp_path
 ):

@@ -293,17 +293,6 @@ def test_a_query_of_a_program_has_two_arguments():
     assert [answer.entity for answer in found.answers] == ["a"]
 
 
-def test_atoms_are_scored_as_answers_are():
-    subject = dataset_subject(small_dataset(), CFG, "noisy-or")
-    answerer = Answerer(subject)
-    query, _ = read_open_query(answerer.dataset, "p(a, X)")
-    (found,) = answerer.answer([query], with_known=True)
-    ids = {name: i for i, name in enumerate(answerer.dataset.entities, 1)}
-    rows = [[query.predicate, ids["a"], ids[a.entity]] for a in found.answers]
-    scores = answerer.score(torch.tensor(rows), TAIL)
-    assert scores == [answer.score for answer in found.answers]
-
-
 @pytest.fixture
 def with_embedding(answerer):
     """The answerer with link embeddings of two models, of which the last has seen all facts."""
@@ -365,12 +354,6 @@ def test_unproved_answers_fill_up_what_k_leaves(with_embedding):
         (found,) = with_embedding.answer([query], k=k, with_unproved=True)
         assert [answer.verdict for answer in found.answers] == verdicts
         assert found.n_unproved == 2
-
-
-def test_without_link_embeddings_there_are_no_unproved_answers(answerer):
-    query, _ = read_open_query(answerer.dataset, "p(a, X)")
-    with pytest.raises(ValueError, match="expected a run with link embeddings"):
-        answerer.answer([query], with_unproved=True)
 
 
 # -- proofs by a run that learns from questions

@@ -280,11 +280,6 @@ def test_an_unknown_setting_is_told_with_the_nearest_ones(ask, message):
         ask()
 
 
-def test_a_folder_with_a_run_is_not_written_to(graph, run):
-    with pytest.raises(ValueError, match="holds a run already"):
-        fp.fit(graph, out=run.folder, **SETTINGS)
-
-
 def test_the_examples_of_the_docstrings_run(monkeypatch, tmp_path):
     """The indented lines of every docstring, in the order of the module's own."""
     graph = fp.load("countries_s1")
