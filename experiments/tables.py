@@ -508,12 +508,13 @@ def performance_startup() -> str:
             cells = [seconds.get(f"{work}, {state}", "") for state in states]
             if any(cells):
                 rows.append([f"{label}, {machine}", *cells])
-        sentences.append(
-            f"{seconds['import torch']} s on {machine}, with its compiler {seconds['with its compiler']}, with what "
-            f"code of Inductor imports {seconds['with what compiled code imports']}"
-        )
+        if "import torch" in seconds:
+            sentences.append(
+                f"{seconds['import torch']} s on {machine}, with its compiler {seconds['with its compiler']}, with "
+                f"what code of Inductor imports {seconds['with what compiled code imports']}"
+            )
     text = table(["seconds", *states], rows)
-    text += f"\nThe import of PyTorch takes {'; '.join(sentences)}. JAX's clock begins with its own import.\n"
+    text += f"\nThe import of PyTorch takes {'; '.join(sentences)}.\n"
     return text + origin(*records)
 
 

@@ -175,7 +175,7 @@ class ProverCase:
             self.world,
             self.state,
             self.strategy(),
-        ).parts
+        )[0]
 
     def strategy(self) -> str:
         """How the parts are compiled in this mode."""
