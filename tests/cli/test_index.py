@@ -126,8 +126,11 @@ def test_a_run_whose_facts_or_atoms_are_not_held_derives_what_is_asked(
         indexed = graph.with_name("indexed")
         assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
         graph = indexed
-    program = ["train", graph, "-v", "--out", graph.with_name("run")]
-    program += ["--set", "prover.max_height=1", "--steps", "1024"]
-    assert funcppo(monkeypatch, *program) == 0
-    printed = capsys.readouterr().out
-    assert "each query its own when it is asked" in printed
+    run = graph.with_name("run")
+    program = ["train", graph, "-v", "--out", run]
+    settings = ["--set", "prover.max_height=1", "--steps", "1024"]
+    assert funcppo(monkeypatch, *program, *settings) == 0
+    assert "each query its own when it is asked" in capsys.readouterr().out
+    asked = ["predict", run, "p(e10, X)", "--known", "--explain"]
+    assert funcppo(monkeypatch, *asked) == 0
+    assert "by rule" in capsys.readouterr().out

@@ -23,6 +23,7 @@ from funcppo.kg.run.config import (
     RESULTS_FILE,
     read_config,
 )
+from funcppo.kg.run.run import open_run
 from funcppo.runtime.capture import ReplayMode
 from tests.cli.runner import SMALL, TRAINED, contains, funcppo
 
