@@ -346,23 +346,21 @@ def _check_spelling(
     if not any(spaces in text for spaces in _UNUSUAL_SPACES):
         return
     single_spaced = [" ".join(name.split()) for name in names]
-    # Terms of N-Triples are exact.
-    texts = {s: f for s, f in files.items() if not is_ntriples(str(paths[s]))}
-    tables = [file.triples for file in texts.values()]
-    rows = np.concatenate([*tables, np.zeros((0, 3), np.int32)])
-    for column in (rows[:, [0, 2]].ravel(), rows[:, 1]):
+    for columns in ([0, 2], [1]):
         spellings: dict[str, int] = {}  # by the name with single spaces
-        for number in order_of_occurrence(column, len(names)).tolist():
-            first = spellings.setdefault(single_spaced[number], number)
-            if first == number:
+        for split, file in files.items():
+            # Terms of N-Triples are exact.
+            if is_ntriples(str(paths[split])):
                 continue
-            spelled = f"{shorten(names[first])} and {shorten(names[number])}"
-            for split, file in texts.items():
-                has_name = (file.triples == number).any(axis=1)
-                if has_name.any():
-                    line = file.first_line + int(has_name.argmax())
+            rows = file.triples[:, columns]
+            order = order_of_occurrence(rows.ravel(), len(names))
+            for number in order.tolist():
+                first = spellings.setdefault(single_spaced[number], number)
+                if first != number:
+                    line = file.first_line + (rows == number).any(1).argmax()
                     raise ValueError(
-                        f"{paths[split]}:{line}: expected one spelling, got {spelled}, which differ in white space"
+                        f"{paths[split]}:{line}: expected one spelling, got {shorten(names[first])} and "
+                        f"{shorten(names[number])}, which differ in white space"
                     )
 
 
