@@ -238,6 +238,7 @@ class Explorer:
         last = min(query.offset + PAGE_ROWS, dataset.n_predicates)
         notes = [*subject.task.notes, *subject.notes]
         notes += graph_fallback_notes(subject.search_step)
+
         return values.Graph(
             name=dataset.name,
             trained=subject.policy_run is not None,
@@ -357,6 +358,7 @@ class Explorer:
             for atom, proof in zip(atoms.tolist(), proofs)
             if proof is not None and proof.nodes[0].rule == rule
         ]
+
         use = uses.get(rule)
         learning = None
         if use is not None and use.n_firings:
@@ -465,6 +467,7 @@ class Explorer:
                 400,
                 f"expected one of head and tail, and the other one open, got {number}",
             )
+
         side = HEAD if head is None else TAIL
         (found,) = self.answerer.answer(
             [OpenQuery(relation.id, side, given.id)],

@@ -479,6 +479,7 @@ def _draw_ranks(table: Table) -> Figure:
             yerr=spread,
             ecolor=INK,
         )
+
     axes.set_xticks(places, table["bins"], fontsize=8)
     axes.set(
         xlabel="rank of the answer (mean of ties)", ylabel="share of answers"
@@ -508,6 +509,7 @@ def _draw_relations(table: Table) -> Figure:
         untrained, places, "o", color=GREY, label="untrained", ms=7, mew=0.5
     )
     axes.plot(ceiling, places, "|", color=ORANGE, label="ceiling", ms=7, mew=2)
+
     axes.set(xlim=(0, 1.02), xlabel="MRR")
     _add_legend_above(axes)
     return figure
@@ -531,7 +533,7 @@ def _draw_reliability(table: Table) -> Figure:
     tempered = "trained, temperature of valid"
     for name, colour, text in (
         ("untrained", GREY, "untrained"),
-        ("trained", BLUE, "trained"),
+        ("trained", BLUE, "trained (numbers: candidates)"),
         ("trained_at_temperature", ORANGE, tempered),
     ):
         drawn = table[name]
@@ -558,6 +560,7 @@ def _draw_reliability(table: Table) -> Figure:
             for x, y, n in zip(probability, frequency, numbers):
                 offset = {"xytext": (4, -10), "textcoords": "offset points"}
                 axes.annotate(f"{n:,}", (x, y), size=7, **offset)
+
     axes.set(
         xlim=(-0.02, 1.02),
         ylim=(-0.02, 1.05),
@@ -617,23 +620,20 @@ def draw_returns(tables: Sequence[Table]) -> Figure:
         figure = _new_figure(0.4 + 2.6 * len(envs))
         figure.supxlabel("environment steps of each seed")
         panels = figure.subplots(len(envs), len(POLICIES), squeeze=False)
-        for place, axes in np.ndenumerate(panels):
-            env, policy = envs[place[0]], POLICIES[place[1]]
-            axes.set_title(f"{env}, {policy}")
-            shown = [
-                t for t in tables if (t["env"], t["policy"]) == (env, policy)
-            ]
-            for i, table in enumerate(shown):
+        for table in tables:
+            row = envs.index(table["env"])
+            axes = panels[row, POLICIES.index(table["policy"])]
+            axes.set_title(f"{table['env']}, {table['policy']}")
+            _draw_line(
+                axes,
+                table["steps"],
+                table["iqm"],
+                table["low"],
+                table["high"],
                 # The first colour is a grey, for what others are compared with.
-                _draw_line(
-                    axes,
-                    table["steps"],
-                    table["iqm"],
-                    table["low"],
-                    table["high"],
-                    COLOURS[1 + i % 3],
-                    f"{label(table['run'])}, {table['n_seeds']} seeds",
-                )
+                COLOURS[1 + len(axes.lines) % 3],
+                f"{label(table['run'])}, {table['n_seeds']} seeds",
+            )
         for axes in panels[:, 0]:
             axes.set_ylabel("return")
             axes.legend(loc="best")
