@@ -734,15 +734,21 @@ def with_encoded_rules(
     n_columns = min(3, dataset.atom_width)
     table = np.zeros((len(atoms), n_atoms, dataset.atom_width), np.int32)
     table[:, :, :n_columns] = atoms[:, :n_atoms, :n_columns]
+    dataset = replace(dataset, rules=table, rule_weights=counts.weight)
     columns = (counts.support, counts.body_pairs, counts.circular_support)
-    whole = np.stack([np.rint(column) for column in columns], axis=1)
-    is_exact = (counts.std_error == 0)[:, None]
+    return _with_counts(dataset, np.stack(columns, axis=1), counts.std_error)
+
+
+def _with_counts(
+    dataset: Dataset, counts: np.ndarray, std_error: np.ndarray
+) -> Dataset:
+    """The data set with counts of its rules, exact where there is no standard error, and else estimates."""
+    whole = np.rint(counts).astype(np.int64)
+    is_exact = (std_error == 0)[:, None]
     return replace(
         dataset,
-        rules=table,
-        rule_weights=counts.weight,
-        rule_counts=np.where(is_exact, whole, -1).astype(np.int64),
-        rule_estimates=np.where(is_exact, -1, whole).astype(np.int64),
+        rule_counts=np.where(is_exact, whole, -1),
+        rule_estimates=np.where(is_exact, -1, whole),
     )
 
 
@@ -824,27 +830,17 @@ def with_read_counts(
     digests = last_line.removesuffix("\n").split("\t")
     if not mark or digests != [facts_digest(dataset), _lines_digest(table)]:
         return dataset
-    header, *rows = table.splitlines()
-    names = header.lstrip("#").split("\t")
-    columns = [
-        names.index(name)
-        for name in (
-            "train_support",
-            "train_body_pairs",
-            "loo_support",
-            "std_error",
-        )
+    rows = [row.split("\t") for row in table.splitlines()]
+    names = ("train_support", "train_body_pairs", "loo_support", "std_error")
+    header = [name.lstrip("#") for name in rows[0]]
+    values = [
+        [float(rows[line - 1][header.index(name)]) for name in names]
+        for line in lines
     ]
-    counts = np.full((len(lines), 3), -1, np.int64)
-    estimates = counts.copy()
-    for row, line in enumerate(lines):
-        values = rows[line - 2].split("\t")
-        support, body_pairs, other_support, error = (
-            float(values[column]) for column in columns
-        )
-        of_kind = estimates if error else counts
-        of_kind[row] = np.rint((support, body_pairs, support - other_support))
-    return replace(dataset, rule_counts=counts, rule_estimates=estimates)
+    table_of_values = np.array(values).reshape(-1, len(names))
+    support, body_pairs, other_support, std_error = table_of_values.T
+    counts = np.stack([support, body_pairs, support - other_support], axis=1)
+    return _with_counts(dataset, counts, std_error)
 
 
 def is_mined_with_held_out(text: str, dataset: Dataset) -> bool:
