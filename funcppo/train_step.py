@@ -169,21 +169,20 @@ def _init_rollout_state(
         rollout.init_rollout_state(cfg, world, shard_key, ppo.n_envs_per_shard)
         for shard_key in shard_keys
     ]
-    for name, leaf in zip(tree.paths(own[0]), tree.leaves(own[0])):
+    named = [
+        *tree.named_leaves(own[0].env_state, "reset: state"),
+        *tree.named_leaves(own[0].memory, "initial_memory: memory"),
+    ]
+    for name, leaf in named:
         if leaf.shape[:1] != (ppo.n_envs_per_shard,):
             owner = "" if ppo.n_shards == 1 else " of a shard"
-            place = name.replace("env_state", "reset: state", 1).replace(
-                "memory", "initial_memory: memory", 1
-            )
             raise ValueError(
-                f"{place}: expected {ppo.n_envs_per_shard} rows, one for each environment{owner}, "
+                f"{name}: expected {ppo.n_envs_per_shard} rows, one for each environment{owner}, "
                 f"got {list(leaf.shape)}"
             )
-    return (
-        own[0]
-        if ppo.n_shards == 1
-        else tree.map(lambda *rows: torch.cat(rows), *own)
-    )
+    if ppo.n_shards == 1:
+        return own[0]
+    return tree.map(lambda *rows: torch.cat(rows), *own)
 
 
 def apply_schedules(

@@ -106,9 +106,9 @@ class Rl:
     overwrite: bool = False
     """Start a new run in a folder that already holds one, replacing its files. Default: off."""
     log: LoggerNames = ()
-    """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv,
-    tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be
-    given. Default: nowhere."""
+    """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv at
+    the end, tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may
+    be given. Default: nowhere."""
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""

@@ -136,7 +136,7 @@ class Train:
     """Folder for compiled code and mined rules, reused by later runs. Default:
     $XDG_CACHE_HOME/funcppo."""
     log: LoggerNames = ()
-    """Where the metrics of each update go beside RUN/metrics.jsonl: csv writes RUN/metrics.csv, tensorboard
+    """Where the metrics of each update go beside RUN/metrics.jsonl: csv writes RUN/metrics.csv at the end, tensorboard
     RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be given. Default:
     nowhere."""
     metrics_port: MetricsPort = None

@@ -408,22 +408,21 @@ def _is_equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
 
 
+class _Step(NamedTuple):
+    """The result of a step, whose parts an error names."""
+
+    state: Any
+    Timestep: Any
+
+
 def _check_equal(
     name: str, actual: Any, expected: Any, tolerance: float
 ) -> None:
-    # A step returns two trees.
-    parts = ("state", "Timestep") if _is_step(expected) else ()
-    places = [
-        path.replace(str(i), part, 1)
-        for i, part in enumerate(parts)
-        for path in tree.paths(expected)
-        if path.startswith(str(i))
-    ]
-
+    is_step = isinstance(expected, tuple) and isinstance(expected[-1], Timestep)
+    if is_step:
+        expected, actual = _Step(*expected), _Step(*actual)
     leaves = zip(
-        places or tree.paths(expected),
-        tree.leaves(actual),
-        tree.leaves(expected),
+        tree.paths(expected), tree.leaves(actual), tree.leaves(expected)
     )
     for path, a, b in leaves:
         if not _is_equal(a, b, tolerance):
@@ -434,11 +433,6 @@ def _check_equal(
             raise ValueError(
                 f"{place}: expected {b[index].tolist()} at {list(index)}, got {a[index].tolist()}"
             )
-
-
-def _is_step(value: Any) -> bool:
-    """Whether a value is the result of a step."""
-    return isinstance(value, tuple) and isinstance(value[-1], Timestep)
 
 
 class FunctionError(ValueError):
@@ -548,13 +542,6 @@ def _check_rows(
 # Environments that step on the host
 
 
-class _HostStep(NamedTuple):
-    """What a step of rows on the host begins with and returns."""
-
-    obs: Any
-    timestep: Timestep
-
-
 def _check_host(
     env: AnyEnvironment,
     world: object,
@@ -576,11 +563,11 @@ def _step_host(
     world: object,
     sample_action: Callable[..., Tensor],
     keys: I64[Tensor, "T 2"],
-) -> list[_HostStep]:
+) -> list[dict[str, Any]]:
     """What steps of rows return, which are reset when they have finished; the first key is that of their resets."""
     row_keys = random.split(keys, N_ROWS)
     state = env.reset(env.cfg, world, row_keys[0])
-    steps: list[_HostStep] = []
+    steps: list[dict[str, Any]] = []
     for key, step_key in zip(keys[1:], row_keys[1:]):
         obs = _check_observe(env, world, state)
         action = sample_action(key, obs)
@@ -588,7 +575,7 @@ def _step_host(
             env.cfg, world, state, action, step_key
         )
         _check_timestep(env, timestep)
-        steps.append(_HostStep(obs, timestep))
+        steps.append({"obs": obs, "Timestep": timestep})
         finished = timestep.terminated | timestep.truncated
         state = _restart(env, world, state, finished, step_key)
     return steps
