@@ -217,20 +217,6 @@ def test_a_tensor_among_settings_is_named(cfg, field):
 
 
 @pytest.mark.parametrize(
-    ("key", "got"),
-    [
-        (0, "got int"),
-        (torch.zeros(2), r"got torch\.float32 \[2\]"),
-        (fp.random.split(KEY), r"got torch\.int64 \[2, 2\]"),
-    ],
-)
-def test_what_is_no_key_is_refused_in_one_line(key, got):
-    learner = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(8))
-    with pytest.raises(TypeError, match=f"^key: expected .*, {got}$"):
-        learner.init(key)
-
-
-@pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda obs: (obs, obs), "4], torch.float32 [2, 4], got: 'tuple'"),

@@ -92,16 +92,6 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
                 state, total = env.reset(env.cfg, WORLD, reset_key[None]), 0.0
 
 
-def test_actions_are_drawn_from_the_policy_with_the_action_key():
-    cfg = CONFIGS["cartpole"]
-    params, _, (action_keys, *_), _, traj = trajectory(cfg)
-    for t in (0, 7):
-        out = cfg.agent.apply(cfg.agent.cfg, WORLD, params, traj.obs[t])
-        assert torch.equal(
-            traj.action[t], cfg.agent.distribution.sample(action_keys[t], out)
-        )
-
-
 def test_the_network_is_called_once_a_step_and_last_observations_kept_only_where_they_count():
     for truncates, bootstrap, kept in (
         (True, True, True),

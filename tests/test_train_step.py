@@ -115,24 +115,6 @@ def test_metrics_by_hand():
     assert float(metrics.n_applied_minibatches) == 6
 
 
-def test_explained_variance_is_1_for_a_perfect_critic():
-    cfg = cartpole_config(**SMALL)
-    state = init(cfg, WORLD, random.key(0))
-    one_step = state.scalars._replace(gamma=0 * state.scalars.gamma)
-    actor, traj = acted(cfg, state)
-    reward = random.uniform(random.key(1), (8, 4))
-    perfect = traj._replace(reward=reward, value=reward)
-    _, shown = build_batch(
-        cfg, WORLD, state.params, actor.env_state, perfect, one_step
-    )
-    assert float(shown.explained_variance) == pytest.approx(1.0)
-    useless = perfect._replace(value=torch.zeros_like(reward))
-    _, shown = build_batch(
-        cfg, WORLD, state.params, actor.env_state, useless, one_step
-    )
-    assert float(shown.explained_variance) == pytest.approx(0.0, abs=1e-6)
-
-
 def test_without_bootstrapping_a_truncation_counts_as_an_end():
     """Targets of the last step of a cut episode: its reward alone, or with gamma V of the last state."""
     for bootstrap in (True, False):

@@ -202,15 +202,6 @@ def test_evaluation_changes_nothing_and_repeats_itself(whole_run):
     assert again == evaluated.evaluations[-1]
 
 
-def test_an_evaluation_counts_rewards_before_normalisation():
-    """A return of CartPole is the number of its steps."""
-    state = LEARNER.init(fp.random.key(0))
-    for estimate in fp.evaluate_policy(LEARNER, state, n_episodes=16)[1:]:
-        assert estimate.mean == estimate.mean_length <= 20
-        assert estimate.low <= estimate.mean <= estimate.high
-        assert (estimate.n_episodes, estimate.n_unfinished) == (16, 0)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_evaluation_on_a_gpu_is_a_graph_and_equals_one_without():
     state = LEARNER.init(fp.random.key(3, "cuda"))
@@ -221,13 +212,6 @@ def test_an_evaluation_on_a_gpu_is_a_graph_and_equals_one_without():
     modes = {step.replay_mode for step in evaluator._steps.values()}
     assert modes == {"cuda-graph"} and evaluator.notes() == ()
     assert first == again == expected
-
-
-def test_episodes_that_do_not_end_are_counted():
-    state = LEARNER.init(fp.random.key(0))
-    evaluation = fp.evaluate_policy(LEARNER, state, n_episodes=3, max_steps=2)
-    assert evaluation.greedy.n_unfinished == 3
-    assert str(evaluation.sampled) == "2.0 [2.0, 2.0], 3 unfinished"
 
 
 def test_a_greedy_policy_takes_the_most_probable_action():

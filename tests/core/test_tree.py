@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from funcppo.core import tree
-from funcppo.core.tree import graph_scan, keeps_loops, scan
+from funcppo.core.tree import graph_scan, scan
 from funcppo.nets.networks import Dense
 from funcppo.rollout import EpisodeStats
 from tests.learning import assert_trees_equal
@@ -139,13 +139,3 @@ def test_a_scan_in_a_graph_equals_the_loop():
         lambda: graph_scan(step, start, xs), fullgraph=True, backend="eager"
     )()
     assert_trees_equal(got, scan(step, start, xs), rtol=0, atol=0)
-
-
-def test_a_loop_stays_one_in_compiled_functions_but_not_under_vmap():
-    def where(x):
-        return x + 1 if keeps_loops() else x
-
-    x = torch.zeros(2)
-    graph = torch.compile(where, fullgraph=True, backend="eager")
-    mapped = torch.compile(torch.vmap(where), fullgraph=True, backend="eager")
-    assert graph(x).all() and not where(x).any() and not mapped(x).any()

@@ -65,19 +65,6 @@ def test_actions_have_the_moments_of_their_density():
     torch.testing.assert_close(action.std(0), std, rtol=0.03, atol=0)
 
 
-def test_one_key_is_one_function_of_the_state():
-    """Noise of a row is linear in its features, and each row has a function of its own."""
-    output = output_of(CFG, 4)
-    noise = lambda out: GSDE.sample(random.key(3), out) - out.mean
-    once, twice = (
-        noise(output),
-        noise(output._replace(features=2 * output.features)),
-    )
-    torch.testing.assert_close(twice, 2 * once)
-    equal = output._replace(features=output.features[:1].expand(4, -1))
-    assert len(noise(equal).unique(dim=0)) == 4
-
-
 @pytest.mark.parametrize(
     ("held", "want"),
     [

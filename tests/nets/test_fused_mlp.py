@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import funcppo as fp
 from funcppo import minibatch, shards, train_step
@@ -109,36 +108,6 @@ def test_vmap_computes_each_learner(shares_rows: bool) -> None:
     rows = x[0] if shares_rows else x
     got = torch.vmap(all_three, in_dims=in_dims)(params, rows, of_heads)
     assert_trees_close(got, tree.map(lambda *v: torch.stack(v), *of_one))
-
-
-@pytest.mark.parametrize("n_learners", [1, 3])
-def test_shapes_without_numbers_are_those_of_results(n_learners: int) -> None:
-    params = make_layers(n_learners)
-    learners = (n_learners,) if n_learners > 1 else ()
-    x = draw(0, *learners, 7, 5, like=params)
-    of_heads = draw(1, *learners, 2, 7, 3, like=params)
-
-    def results_of(
-        leaves: list[torch.Tensor], x: Any, of_heads: Any
-    ) -> list[Any]:
-        forward = torch.ops.funcppo.dense_forward(x, leaves, "tanh", False)
-        w2, w3 = leaves[2], leaves[4]
-        return [
-            *forward,
-            torch.ops.funcppo.dense_backward(
-                of_heads, x, *forward[1:], w2, w3, "tanh", False
-            ),
-            torch.ops.funcppo.dense_values(
-                x, x[..., 0] > 0, leaves, "tanh", False
-            ),
-        ]
-
-    leaves = [v.contiguous() for v in tree.leaves(params)]
-    shapes = [(v.shape, v.dtype) for v in results_of(leaves, x, of_heads)]
-    with FakeTensorMode() as mode:
-        fake = [mode.from_tensor(v) for v in (*leaves, x, of_heads)]
-        results = results_of(fake[:-2], *fake[-2:])
-    assert [(v.shape, v.dtype) for v in results] == shapes
 
 
 NETWORKS = [

@@ -166,23 +166,6 @@ def test_a_compiled_gradient_keeps_the_loop_over_steps(monkeypatch):
     assert_trees_equal(got, want, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_before_an_update_the_replay_gives_the_values_of_the_rollout(cell):
-    """Ratios are 1 and values equal, over episode ends and from memories of the rollout before; 1e-12."""
-    cfg, state = begun(cell, n_updates=2)
-    collected = collect(cfg, WORLD, state)
-    _, metrics = losses.loss_fn(
-        cfg, WORLD, state.params, collected.batch, state.scalars
-    )
-    assert float(metrics.clip_fraction) == 0
-    assert abs(float(metrics.approx_kl)) < 1e-12
-    first = collected.minibatches.rows[0]
-    half = minibatch.select_rows(cfg, collected.batch, first)
-    _, metrics = losses.loss_fn(cfg, WORLD, state.params, half, state.scalars)
-    assert abs(float(metrics.approx_kl)) < 1e-12
-    assert float(metrics.clip_fraction) == 0
-
-
 def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
     """V of the last observation, by all steps of the episode from its start, one row at a time."""
     cfg, state = begun("gru", max_steps=3, n_steps=6)
@@ -238,24 +221,6 @@ def test_a_bad_reward_leaves_its_rows_out_and_what_later_rows_remember_as_it_was
     assert tree.ravel(grads).isfinite().all()
     assert float(metrics.nonfinite_fraction) == pytest.approx(1 / 7)
     assert abs(float(metrics.approx_kl)) < 1e-12  # later rows are as they were
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (
-            {"n_minibatches": 7},
-            "n_minibatches: expected a divisor of the 4 environments, .* got 7",
-        ),
-        (
-            {"n_microbatches": 7},
-            "n_microbatches: expected a divisor of the 2 environments, .* got 7",
-        ),
-    ],
-)
-def test_sizes_that_cut_a_sequence_are_refused_in_one_line(options, problem):
-    with pytest.raises(ValueError, match=f"^{problem}$"):
-        learner("gru", **options)
 
 
 def test_two_memories_in_a_row_are_refused():
