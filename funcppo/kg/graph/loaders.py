@@ -598,9 +598,10 @@ def _number_by_duckdb(
         for name in _NAMES
     )
     database.execute(
-        f"CREATE TYPE name AS ENUM (SELECT DISTINCT name FROM ({every_name}))"
+        "CREATE TABLE names AS SELECT name, CAST(row_number() OVER () - 1 AS INTEGER) AS number "
+        f"FROM (SELECT DISTINCT name FROM ({every_name}))"
     )
-    found = database.execute("SELECT unnest(enum_range(NULL::name)) AS name")
+    found = database.execute("SELECT name FROM names ORDER BY number")
     names: list[str] = found.fetchnumpy()["name"].tolist()
 
     # a first line of column names is no triple; a Parquet file has none
@@ -609,18 +610,31 @@ def _number_by_duckdb(
     )
     files: dict[str, TripleFile] = {}
     for split, path in paths.items():
-        (n_rows,) = database.execute(f"SELECT count(*) FROM {split}").fetchone()
-        triples = np.empty((n_rows, 3), np.int32)
-        # a column at a time, as a table may have hundreds of millions of rows
-        for column, name in enumerate(_NAMES):
-            found = database.execute(
-                f"SELECT enum_code({name}::name) AS number FROM {split}"
-            )
-            triples[:, column] = found.fetchnumpy()["number"]
+        triples = _fetch_triples(database, split)
         files[split] = TripleFile(triples, 1, [])
-        if n_rows and not has_header and path.suffix != ".parquet":
+        if len(triples) and not has_header and path.suffix != ".parquet":
             files[split] = drop_header(triples, names, str(path))
     return files, names
+
+
+def _fetch_triples(database: Any, split: str) -> np.ndarray:
+    """The triples of a split as numbers of names, int32 [n, 3], in the order of the file."""
+    # Joins keep no order: each row carries its place.
+    database.execute(
+        f"CREATE TABLE numbered AS SELECT s.rowid AS place, a.number AS h, b.number AS r, c.number AS t FROM {split} s "
+        "JOIN names a ON s.h = a.name JOIN names b ON s.r = b.name JOIN names c ON s.t = c.name"
+    )
+    n_rows = database.execute("SELECT count(*) FROM numbered").fetchone()[0]
+    triples = np.empty((n_rows, 3), np.int32)
+    for first in range(0, n_rows, 1 << 23):
+        block = database.execute(
+            "SELECT place, h, r, t FROM numbered WHERE rowid >= ? AND rowid < ?",
+            [first, first + (1 << 23)],
+        ).fetchnumpy()
+        for column, name in enumerate(_NAMES):
+            triples[block["place"], column] = block[name]
+    database.execute("DROP TABLE numbered")
+    return triples
 
 
 def _quote(text: str, mark: str = "'") -> str:

@@ -23,6 +23,7 @@ import io
 import math
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -55,13 +56,13 @@ class TripleFile(NamedTuple):
     notes: list[str]
 
 
-class NameNumbers(dict[str, int]):
+class NameNumbers(defaultdict[str, int]):
     """The numbers of names, from 0 in the order in which the names come."""
 
-    def __missing__(self, name: str) -> int:
-        """The number of a new name."""
-        self[name] = number = len(self)
-        return number
+    def __init__(self) -> None:
+        """No names."""
+        super().__init__()
+        self.default_factory = self.__len__
 
     def number(self, names: Iterable[str]) -> np.ndarray:
         """The table of triples of names that stand one after the other, int32 [n, 3]; new names join these."""
@@ -113,11 +114,13 @@ def read_triples(
     rows = iter_rows(content, path)
     first = next(rows)
     chosen = choose_columns(first, columns, path)
+    first_line = 2
+    if not chosen.has_header:
+        first_line, rows = 1, chain([first], rows)
+    named = _iter_triples(rows, chosen, path, first_line)
+    triples = numbers.number(chain.from_iterable(named))
     if chosen.has_header:
-        triples = numbers.number(_iter_names(rows, chosen, path, 2))
-        return TripleFile(triples, 2, [])
-    all_rows = chain([first], rows)
-    triples = numbers.number(_iter_names(all_rows, chosen, path, 1))
+        return TripleFile(triples, first_line, [])
     return drop_header(triples, list(numbers), path)
 
 
@@ -195,9 +198,9 @@ def parse_columns(text: str) -> list[str]:
     return names
 
 
-def _iter_names(
+def _iter_triples(
     rows: Iterable[list[str]], columns: Columns, path: str, first_line: int
-) -> Iterator[str]:
+) -> Iterator[Sequence[str]]:
     """Yield the names of head, relation and tail of each row.
 
     Raises:
@@ -210,9 +213,7 @@ def _iter_names(
             raise ValueError(
                 f"{path}:{number}: {_row_problem(row, width, separator_of(path))}"
             )
-        yield row[i]
-        yield row[j]
-        yield row[k]
+        yield row[i], row[j], row[k]
 
 
 def _row_problem(row: list[str], width: int, separator: str) -> str:
