@@ -23,9 +23,19 @@ from torch import Tensor
 from funcppo.core import tree
 from funcppo.core.settings import Size, check_fields
 from funcppo.core.types import F32, F64, I32, I64, Bool
-from funcppo.kg.logic.resolve import Goals, ResolveConfig, resolve
+from funcppo.kg.logic.resolve import (
+    Goals,
+    ResolveConfig,
+    Successors,
+    resolve,
+)
 from funcppo.kg.scores import rules
-from funcppo.kg.search.env import Observation, World, make_observation
+from funcppo.kg.search.env import (
+    Observation,
+    World,
+    make_observation,
+    single_goal,
+)
 from funcppo.kg.search.network import Params, exceeds_capacity
 from funcppo.nets.networks import Agent
 
@@ -139,6 +149,23 @@ def extend_beams(
     return search, is_extended.sum()
 
 
+def _look_ahead(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    goals: Goals,
+    query: I32[Tensor, "R W"],
+    remaining: F32[Tensor, "R"],
+) -> tuple[Successors, Observation, F32[Tensor, "R S1"]]:
+    """The successors of partial proofs, their observation, and the policy's log-probabilities of them and of END."""
+    successors = resolve(cfg.resolve, world.kb, goals, query)
+    observation = make_observation(
+        cfg.resolve, world, goals, successors, query, remaining
+    )
+    log_policy = policy_log_probs(cfg, world, params, observation)
+    return successors, observation, log_policy
+
+
 def policy_log_probs(
     cfg: SearchConfig, world: World, params: Params, observation: Observation
 ) -> F32[Tensor, "R S1"]:
@@ -232,17 +259,10 @@ def _expand(
         height=goals.height,
     )
 
-    successors = resolve(cfg.resolve, world.kb, goals, query)
-    remaining_depth = 1.0 - search.depth[slot] / cfg.max_depth
-    observation = make_observation(
-        cfg.resolve,
-        world,
-        goals,
-        successors,
-        query,
-        remaining_depth,
+    remaining = 1.0 - search.depth[slot] / cfg.max_depth
+    successors, observation, log_policy = _look_ahead(
+        cfg, world, params, goals, query, remaining
     )
-    log_policy = policy_log_probs(cfg, world, params, observation)
 
     path_log_prob = search.log_prob.flatten()[entry]
     path_log_prob = torch.where(mask, path_log_prob, -torch.inf)
@@ -758,24 +778,11 @@ def score_by_rules(
         best-proof:  the largest of these probabilities
         greedy:      probability of the most probable action, times exp(`UNPROVED_PENALTY`) unless it derives the atom
     """
-    position = torch.arange(cfg.resolve.max_goals, device=atoms.device)
-    is_root = position == 0
-    height = torch.zeros_like(is_root, dtype=torch.int32)
-    goals = Goals(
-        atoms=torch.where(is_root[:, None], atoms[:, None], 0),
-        height=height.expand(len(atoms), -1),
+    goals = single_goal(cfg.resolve.max_goals, atoms)
+    remaining = torch.ones_like(atoms[:, 0], dtype=torch.float32)
+    _, observation, log_policy = _look_ahead(
+        cfg, world, params, goals, atoms, remaining
     )
-    successors = resolve(cfg.resolve, world.kb, goals, atoms)
-    remaining_depth = torch.ones_like(atoms[:, 0], dtype=torch.float32)
-    observation = make_observation(
-        cfg.resolve,
-        world,
-        goals,
-        successors,
-        atoms,
-        remaining_depth,
-    )
-    log_policy = policy_log_probs(cfg, world, params, observation)
 
     # At a ground root every successor that does not derive it is a dead end.
     derives = observation.action_mask[:, :-1] & ~observation.dead_end
@@ -854,13 +861,12 @@ def _init_search(
 ) -> SearchState:
     """Beams that hold one partial proof each, the query as its only goal; an all-0 query leaves its slot idle."""
     shape = (len(query), cfg.beam, cfg.resolve.max_goals)
-    is_root = torch.arange(cfg.resolve.max_goals, device=query.device) == 0
-    root_atoms = torch.where(is_root[:, None], query[:, None], 0)
+    root = single_goal(cfg.resolve.max_goals, query)
     is_first_entry = torch.arange(cfg.beam, device=query.device) == 0
     is_filled = is_first_entry & (query[:, :1] > 0)
     return SearchState(
         goals=Goals(
-            atoms=root_atoms[:, None].expand(*shape, -1),
+            atoms=root.atoms[:, None].expand(*shape, -1),
             height=query.new_zeros(shape),
         ),
         log_prob=torch.where(is_filled, 0.0, -torch.inf),

@@ -135,7 +135,7 @@ def initial_state(
       query: the atoms to prove.
       label: whether each is a positive; only rewards depend on it.
     """
-    goals = _single_goal(cfg, query)
+    goals = single_goal(cfg.resolve.max_goals, query)
     successors = resolve(cfg.resolve, world.kb, goals, query)
     return _fresh_state(ResetSample(query, label), goals, successors)
 
@@ -219,7 +219,7 @@ def step_with_autoreset(
       The state reached, the transition, and the state to continue from.
     """
     next_goals = _chosen_goals(state, action)
-    fresh_goals = _single_goal(cfg, reset_sample.query)
+    fresh_goals = single_goal(cfg.resolve.max_goals, reset_sample.query)
 
     # Rows 0..B-1 are those that continue, rows B..2B-1 those that restart.
     goals = tree.map(lambda *parts: torch.cat(parts), next_goals, fresh_goals)
@@ -330,18 +330,12 @@ def terminal_reward(
     return torch.where(proved, proof_reward, no_proof_reward)
 
 
-def _single_goal(cfg: ProverEnvConfig, query: I32[Tensor, "B W"]) -> Goals:
+def single_goal(max_goals: int, query: I32[Tensor, "B W"]) -> Goals:
     """Goal lists that hold the query alone, at height 0."""
-    max_goals = cfg.resolve.max_goals
     n_rows, atom_width = query.shape
-    padding = torch.zeros(
-        (n_rows, max_goals - 1, atom_width),
-        dtype=torch.int32,
-        device=query.device,
-    )
+    padding = query.new_zeros((n_rows, max_goals - 1, atom_width))
     atoms = torch.cat([query[:, None], padding], 1)
-    height = torch.zeros_like(query[:, :1])
-    return Goals(atoms, height.expand(-1, max_goals).contiguous())
+    return Goals(atoms, query.new_zeros((n_rows, max_goals)))
 
 
 def _fresh_state(
