@@ -49,8 +49,6 @@ from funcppo.kg.logic.triple_index import HEAD, TAIL, TripleIndex
 from funcppo.kg.scores import link_embedding, path_network
 from funcppo.kg.scores.path_network import PathNetwork
 
-# The exponent of the score that candidates are listed by.
-NOISY_OR_POWER = 3.0
 # what the terms of that score are multiples of; a sum of half a million terms is below 2 ** 63 of it
 BASE_SCORE_UNIT = 2.0**-40
 
@@ -165,21 +163,6 @@ class _Candidates(NamedTuple):
     question: I64[Tensor, "L"]
     entity: I64[Tensor, "L"]
     is_answer: Bool[Tensor, "L"]  # that is left out
-
-
-class _RuleCounts(NamedTuple):
-    """Counts of each pair of a question and a rule, one entry for each firing."""
-
-    is_left_out: Bool[Tensor, "n"]
-    fan_out: I64[Tensor, "n"]
-    n_groundings: I64[Tensor, "n"]
-
-
-class _Listing(NamedTuple):
-    """Which candidates are listed, and the log of the chance of each to be."""
-
-    is_listed: Bool[Tensor, "L"]
-    log_listed: F32[Tensor, "L"]
 
 
 def n_labels(sizes: KBSizes) -> int:
@@ -356,8 +339,10 @@ def _weigh_firings(
     candidates = _Candidates(
         question, entity, entity == questions.left_out[question]
     )
-    counts = _count_by_rule(firings, candidates.is_answer[row], sizes.n_rules)
-    base_score = _base_score(kb, firings.rule, counts, row, len(entity))
+    is_left_out, fan_out, n_all_groundings = _count_by_rule(
+        firings, candidates.is_answer[row], sizes.n_rules
+    )
+    base_score = _base_score(kb, firings.rule, is_left_out, row, len(entity))
     is_listed, log_listed = _list_candidates(
         questions, candidates, base_score, true_triples, cfg
     )
@@ -392,10 +377,10 @@ def _weigh_firings(
         firing_offsets=row_index.offsets(n_firings),
         link_offsets=row_index.offsets(n_links),
         rule=firings.rule[kept],
-        is_left_out=counts.is_left_out[kept],
+        is_left_out=is_left_out[kept],
         n_groundings=firings.n_groundings[kept],
-        fan_out=counts.fan_out[kept],
-        n_all_groundings=counts.n_groundings[kept],
+        fan_out=fan_out[kept],
+        n_all_groundings=n_all_groundings[kept],
         walk=_walk_probability(firings, kept),
         link_label=link_label,
     )
@@ -528,30 +513,30 @@ def rule_confidence(
 
 def _count_by_rule(
     firings: Groundings, is_answer: Bool[Tensor, "n"], n_rules: int
-) -> _RuleCounts:
-    """What each firing's rule derives for its question in all."""
+) -> tuple[Bool[Tensor, "n"], I64[Tensor, "n"], I64[Tensor, "n"]]:
+    """Count what the rule of each firing derives for its question.
+
+    Returns:
+      Whether it derives the answer that is left out, its candidates, and its groundings for all of these.
+    """
     _, pair = unique_inverse(firings.question * (n_rules + 1) + firings.rule)
     fan_out = torch.bincount(pair)
     zero = torch.zeros_like(fan_out)
     n_groundings = zero.index_add(0, pair, firings.n_groundings)
     n_answers = zero.index_add(0, pair, is_answer.long())
-    return _RuleCounts(
-        is_left_out=n_answers[pair] > 0,
-        fan_out=fan_out[pair],
-        n_groundings=n_groundings[pair],
-    )
+    return n_answers[pair] > 0, fan_out[pair], n_groundings[pair]
 
 
 def _base_score(
     kb: KnowledgeBase,
     rule: Tensor,
-    counts: _RuleCounts,
+    is_left_out: Bool[Tensor, "n"],
     row: Tensor,
     n_candidates: int,
 ) -> F32[Tensor, "L"]:
     """-log(1 - noisy-or of the cubed confidences) of each candidate."""
-    confidence = rule_confidence(kb, rule, counts.is_left_out).double()
-    chance = (confidence**NOISY_OR_POWER).clamp_max(1 - 1e-6)
+    confidence = rule_confidence(kb, rule, is_left_out).double()
+    chance = (confidence**3.0).clamp_max(1 - 1e-6)
 
     # Integers add up to the same number in any order, which a GPU does not keep.
     added = (-torch.log1p(-chance) / BASE_SCORE_UNIT).round().long()
@@ -612,8 +597,12 @@ def _list_candidates(
     base_score: F32[Tensor, "L"],
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
-) -> _Listing:
-    """Choose the candidates to list: the best ones, a sample of the others, and the answer."""
+) -> tuple[Bool[Tensor, "L"], F32[Tensor, "L"]]:
+    """Choose the candidates to list: the best ones, a sample of the others, and the answer.
+
+    Returns:
+      Which are listed, and the log of the chance of each to be.
+    """
     question, is_answer = candidates.question, candidates.is_answer
     is_candidate = torch.ones_like(is_answer)
     if true_triples is not None:
@@ -621,7 +610,7 @@ def _list_candidates(
         is_candidate = is_answer | ~is_true
     certain = torch.zeros_like(base_score)
     if cfg.n_best is None:
-        return _Listing(is_candidate, certain)
+        return is_candidate, certain
 
     score = torch.where(is_candidate, base_score, -1.0)
     is_best = _place_in_question(question, -score) < cfg.n_best
@@ -636,12 +625,9 @@ def _list_candidates(
         0, question, is_other.long()
     )
     chance = (cfg.n_sampled / n_others.clamp_min(1)).clamp_max(1.0)
-    return _Listing(
-        is_listed=is_candidate & (is_best | is_drawn | is_answer),
-        log_listed=torch.where(
-            is_drawn & ~is_answer, torch.log(chance)[question], certain
-        ),
-    )
+    is_listed = is_candidate & (is_best | is_drawn | is_answer)
+    log_chance = torch.log(chance)[question]
+    return is_listed, torch.where(is_drawn & ~is_answer, log_chance, certain)
 
 
 def _priority(

@@ -30,14 +30,8 @@ from funcppo.kg.logic.derive import LeftOut, Questions
 from funcppo.kg.logic.triple_index import HEAD
 from funcppo.kg.scores.question_config import EmbeddingConfig
 
-# deviation of the initial numbers
-INITIAL_DEVIATION = 0.1
-# added to the square of a modulus, whose root has no gradient at 0
-MIN_SQUARE = 1e-12
 # questions whose priors are computed at once
 PRIOR_ROWS = 1 << 17
-# of the key that divides the facts
-FOLD_SEED = 0
 
 
 class Params(NamedTuple):
@@ -72,7 +66,7 @@ def init(
 
     def draw(key: I64[Tensor, "2"], n: int) -> F32[Tensor, "M n 2 D"]:
         shape = (n_models, n, 2, cfg.rank)
-        return INITIAL_DEVIATION * random.normal(key, shape)
+        return 0.1 * random.normal(key, shape)
 
     return Params(
         entity=draw(entity_key, n_entities + 1),
@@ -104,7 +98,7 @@ def fold_of(
         predicate = torch.zeros_like(predicate)
         head, tail = torch.minimum(head, tail), torch.maximum(head, tail)
 
-    words = random.key(FOLD_SEED, predicate.device)
+    words = random.key(0, predicate.device)
     for data in (predicate, head, tail):
         words = random.fold_in(words, data)
     return random.integer_from_key(words, n_folds)
@@ -209,4 +203,5 @@ def _multiply(
 
 def _cubed_modulus(x: F32[Tensor, "... 2 D"]) -> F32[Tensor, "..."]:
     """The sum of the cubed moduli of complex numbers."""
-    return ((x * x).sum(-2) + MIN_SQUARE).pow(1.5).sum(-1)
+    # The root of a modulus has no gradient at 0.
+    return ((x * x).sum(-2) + 1e-12).pow(1.5).sum(-1)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from funcppo.core.types import F32, F64, I32, I64, Bool
+from funcppo.core.types import F32, F64, I32, Bool
 from funcppo.kg.logic import fixpoint, row_index
 from funcppo.kg.logic.fixpoint import Derivations, LeastModel
 from funcppo.kg.logic.kb import KnowledgeBase, rule_confidence
@@ -119,29 +118,12 @@ def noisy_or_of_best(
 
     Source: Betz et al. 2024, "PyClause: Simple and efficient rule handling for knowledge graphs" (noisy-or top-h).
     """
-    rules = _rules_by_atom(rule_confidences(kb), derivations, n_atoms)
-    best = _best_rules(rules, n_best)
-    return noisy_or(kb, [best], n_atoms, power)
-
-
-class _RulesByAtom(NamedTuple):
-    """The rules that derive each atom, the most confident first."""
-
-    rule: I64[Tensor, "n"]  # those of the first atom, of the second, ...
-    start: I64[Tensor, "L"]  # where the rules of each atom begin
-    n_rules: I64[Tensor, "L"]  # how many there are
-
-
-def _rules_by_atom(
-    confidence: F64[Tensor, "R"],
-    derivations: Iterable[Derivations],
-    n_atoms: int,
-) -> _RulesByAtom:
-    """The rules of a confidence above 0 that derive each atom."""
+    confidence = rule_confidences(kb)
     by_confidence = torch.argsort(confidence, descending=True, stable=True)
     ids = torch.arange(len(confidence), device=confidence.device)
     place = torch.empty_like(by_confidence).scatter(0, by_confidence, ids)
 
+    # The rules of a confidence above 0 of the first atom, of the second, ..., the most confident first.
     base = max(len(confidence), 1)
     keys = [place[:0]]
     for part in derivations:
@@ -149,19 +131,11 @@ def _rules_by_atom(
         row, rule = part.atom_row[is_counted], part.rule[is_counted]
         keys.append(row * base + place[rule])
     key = row_index.sort_values(torch.cat(keys))
-
-    atom = torch.arange(n_atoms + 1, device=confidence.device)
-    bounds = torch.searchsorted(key, atom * base)
-    return _RulesByAtom(by_confidence[key % base], bounds[:-1], bounds.diff())
-
-
-def _best_rules(rules: _RulesByAtom, n_best: int) -> Derivations:
-    """The derivations by the most confident rules of each atom."""
-    atom_row = torch.repeat_interleave(rules.n_rules)
-    number = torch.arange(len(atom_row), device=atom_row.device)
-    place = number - rules.start[atom_row]
-    is_best = place < n_best
-    return Derivations(atom_row[is_best], rules.rule[is_best])
+    row = key // base
+    number = torch.arange(len(key), device=key.device)
+    is_best = number - torch.searchsorted(row, row) < n_best
+    best = Derivations(row[is_best], by_confidence[key % base][is_best])
+    return noisy_or(kb, [best], n_atoms, power)
 
 
 def is_derived(

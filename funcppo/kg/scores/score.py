@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -238,19 +237,8 @@ class OtherFacts(Score):
 # -- names
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """A form that the name of a score may have."""
-
-    text: str  # for people
-    pattern: re.Pattern[str]
-    make: Callable[[re.Match[str]], Score]
-
-
-class _Registry:
-    """The forms that names have, in the order of errors."""
-
-    forms: ClassVar[dict[str, _Form]] = {}
+# The forms that names have, in the order of errors: a pattern of the whole name, and what makes a score of its match.
+_FORMS: dict[str, tuple[re.Pattern[str], Callable[[re.Match[str]], Score]]] = {}
 
 
 def register(
@@ -263,7 +251,7 @@ def register(
       pattern: a regular expression for the whole name.
       make: gets the match of a name and returns its score.
     """
-    _Registry.forms |= {form: _Form(form, re.compile(pattern), make)}
+    _FORMS.update({form: (re.compile(pattern), make)})
 
 
 def parse(name: str, trained: Mapping[str, Score] | None = None) -> Score:
@@ -278,11 +266,11 @@ def parse(name: str, trained: Mapping[str, Score] | None = None) -> Score:
     if trained and name in trained:
         return trained[name]
     base = name.removesuffix(OTHER_FACTS)
-    for form in _Registry.forms.values():
-        match = form.pattern.fullmatch(base)
+    for pattern, make in _FORMS.values():
+        match = pattern.fullmatch(base)
         if match is None:
             continue
-        score = form.make(match)
+        score = make(match)
         if base == name:
             return score
         if score.takes_other_facts:
@@ -298,7 +286,7 @@ def describe_names(trained: Iterable[str] = ()) -> str:
     Args:
       trained: those of a trained run.
     """
-    forms = ", ".join([*trained, *_Registry.forms])
+    forms = ", ".join([*trained, *_FORMS])
     without = "" if trained else "; a trained run has others"
     return (
         f"{forms}; H, N and P from 1, P to 99; at its end {OTHER_FACTS} or not (all but exists@H and those of a "

@@ -185,9 +185,7 @@ class RuleCount(Score):
 
 
 def test_a_new_score_is_one_object_that_evaluate_ranks_by(monkeypatch):
-    monkeypatch.setattr(
-        score_module._Registry, "forms", dict(score_module._Registry.forms)
-    )
+    monkeypatch.setattr(score_module, "_FORMS", dict(score_module._FORMS))
     register("rule-count", "rule-count", lambda name: RuleCount(name.string))
     dataset = loaders.load("family_tree:30:0")
     task = prover_task.build_task(dataset, ONE_STEP)
